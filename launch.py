@@ -26,13 +26,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from engine.cli import argument_types, command_arguments
-from engine.cli.end_signals import EndSignals, Interrupted, interrupt
-from engine.cli.streams import OutputError, open_closed_streams, show, write_any_name
 from engine.config.export_choice import EXPORT_DTYPES, EXPORT_FORMS, EXPORT_FROM, ExportChoice
 from engine.errors import ConfigError, HostMemoryError, RamstreamError
 from engine.machine.primitive_cache import bound_kept_kernels
 from engine.paths import program_command
+from engine.tools.cli import argument_types, command_arguments
+from engine.tools.cli.end_signals import EndSignals, Interrupted, interrupt
+from engine.tools.cli.streams import OutputError, open_closed_streams, show, write_any_name
 
 DEFAULT_RUNS = "runs"
 TORCHRUN = "TORCHELASTIC_RUN_ID"
@@ -101,9 +101,9 @@ def _refuse_little_memory(run: Callable[[argparse.Namespace], int]) -> None:
 
 def _app(arguments: argparse.Namespace) -> int:
     from app.main import serve
+    from app.server.address import Address, plain_host
     from app.session.data_in import DataOptions
     from app.session.uploads import UploadLimits
-    from app.web.address import Address, plain_host
 
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise ConfigError("--tls-cert, --tls-key", "both files are needed to serve by https.")
@@ -125,7 +125,7 @@ def _app(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from engine.cli.train import TrainCommand, run_in_terminal
+    from engine.tools.cli.train import TrainCommand, run_in_terminal
 
     if arguments.resume is not None and arguments.from_run is not None:
         raise ConfigError(
@@ -140,14 +140,14 @@ def _train(arguments: argparse.Namespace) -> int:
         arguments.from_run,
     )
     if TORCHRUN in os.environ:
-        from engine.cli.launched import train_launched
+        from engine.tools.cli.launched import train_launched
 
         return train_launched(command, arguments.gpus)
     return run_in_terminal(command)
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from engine.cli.check import CheckedJob, NamedMachine, check, check_table
+    from engine.tools.cli.check import CheckedJob, NamedMachine, check, check_table
 
     gpus = arguments.gpus
     overrides = [*arguments.set, *([] if gpus is None else [f"engine.gpus={gpus}"])]
@@ -187,7 +187,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from engine.checkpoints.export import export_run
+    from engine.training.export.export import export_run
 
     choice = ExportChoice(arguments.checkpoint, arguments.dtype, arguments.weights, arguments.form)
     checkpoint = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, choice)
@@ -198,21 +198,21 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _push(arguments: argparse.Namespace) -> int:
-    from engine.cli.push_folder import push_folder
+    from engine.tools.cli.push_folder import push_folder
 
     show(push_folder(arguments.folder, arguments.repository, arguments.public))
     return 0
 
 
 def _runs(arguments: argparse.Namespace) -> int:
-    from engine.cli.runs import runs_as_text
+    from engine.tools.cli.runs import runs_as_text
 
     show(runs_as_text(arguments.runs_dir, arguments.json))
     return 0
 
 
 def _link(arguments: argparse.Namespace) -> int:
-    from app.login.links import LINK_SECONDS, new_link
+    from app.server.links import LINK_SECONDS, new_link
     from engine.paths import named_folder
 
     show(new_link(named_folder(os.fspath(arguments.runs_dir)), arguments.port))
@@ -225,13 +225,13 @@ def _link(arguments: argparse.Namespace) -> int:
 
 
 def _track(arguments: argparse.Namespace) -> int:
-    from engine.cli.track import track
+    from engine.tools.cli.track import track
 
     return track(arguments.runs_dir, arguments.run_id, arguments.to)
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    from engine.runs.trace import write_trace
+    from engine.runs.record.trace import write_trace
 
     path = write_trace(arguments.runs_dir, arguments.run_id, arguments.step, arguments.out)
     show(f"Wrote {path}: open it in ui.perfetto.dev or chrome://tracing")
@@ -239,8 +239,8 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _eval(given: argparse.Namespace) -> int:
-    from engine.benchmarks.harness import AskedTasks
-    from engine.cli.evaluate import evaluate
+    from engine.tools.cli.evaluate import evaluate
+    from engine.tools.evaluate.harness import AskedTasks
 
     names = [name.strip() for text in given.tasks for name in text.split(",")]
     asked = AskedTasks(
@@ -258,11 +258,11 @@ def _eval(given: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
     if arguments.disk is not None:
-        from engine.bench.disk_bench import bench_disk
+        from engine.tools.bench.disk_bench import bench_disk
 
         show(bench_disk(arguments.disk, arguments.json, lambda text: print(text, file=sys.stderr)))
         return 0
-    from engine.cli.bench import Measuring, Trainings, bench
+    from engine.tools.cli.bench import Measuring, Trainings, bench
 
     trainings = Trainings(arguments.preset, arguments.set, arguments.then)
     how = Measuring(

@@ -15,26 +15,26 @@ from typing import Any
 
 import uvicorn
 
+from app.application import build_app
 from app.form.presets import FIRST_PRESET, read_presets
-from app.login.announcement import announce
-from app.login.clients import Proxies
-from app.login.links import publish, withdraw
-from app.login.login import resolve_login, tls_options
-from app.pages.checker import Checker
-from app.pages.page import build_page
-from app.pages.theme import css_variables, make_theme
+from app.pages.frame.opening import read_ahead
+from app.pages.frame.page import build_page
+from app.pages.new.checker import Checker
+from app.server.address import Address, refuse_unusable
+from app.server.announcement import announce
+from app.server.clients import Proxies
+from app.server.connections import Connection, server_config
+from app.server.guard import GuardPolicy
+from app.server.links import publish, withdraw
+from app.server.login import resolve_login, tls_options
 from app.session.containers import ends_with_this_process, stop_detached, wait_for_end
 from app.session.data_in import DataIn, DataOptions
 from app.session.session import Session
-from app.web.address import Address, refuse_unusable
-from app.web.connections import Connection, server_config
-from app.web.guard import GuardPolicy
-from app.web.opening import read_ahead
-from app.web.server import build_app
-from engine.cli.end_signals import EndSignals, tell
+from app.shared.theme import css_variables, make_theme
 from engine.errors import RamstreamError
 from engine.paths import named_folder
-from engine.runs import runs_folder
+from engine.runs.record import runs_root
+from engine.tools.cli.end_signals import EndSignals, tell
 
 LOGIN_KEY_FILE = ".login.key"
 WARM_UP_PAUSE = 5.0
@@ -52,8 +52,8 @@ def serve(
     open_browser: bool = True,
     data_options: DataOptions | None = None,
 ) -> None:
-    """Serves the app until a signal ends it (`engine.cli.end_signals`). A run that is active then
-    is stopped and saved; a second Ctrl-C ends the program at once.
+    """Serves the app until a signal ends it (`engine.tools.cli.end_signals`). A run that is active
+    then is stopped and saved; a second Ctrl-C ends the program at once.
 
     `login` is as for `resolve_login`. Raises RamstreamError if other machines can reach the
     address, directly or by way of a proxy, and there is no password, if the address cannot be used,
@@ -63,7 +63,7 @@ def serve(
     encryption: dict[str, Any] = {} if address.tls is None else tls_options(*address.tls)
     runs = named_folder(os.fspath(runs_dir))
     proxies = Proxies.named(address.proxies)
-    runs_folder.refuse_unusable(runs)
+    runs_root.refuse_unusable(runs)
     resolved = resolve_login(
         login, address.host, runs / LOGIN_KEY_FILE, address.port, bool(proxies)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from engine.runs.events import EXPORT_FAILED
+from engine.runs.record.events import EXPORT_FAILED
 from engine.words import GIB
 
 STATE_WORDS = {

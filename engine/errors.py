@@ -39,16 +39,16 @@ class FitError(RamstreamError):
 class GpuMemoryError(FitError):
     """The GPU ran out of memory.
 
-    `in_use` says in words how much memory was in use. `account` says how much each item took, and
+    `in_use` says in words how much memory was in use. `breakdown` says how much each item took, and
     how much the plan gives to each buffer. `first` names what to try before changing a setting.
     `is_least` says that the leanest plan was tried, so no setting of the plan helps.
     """
 
     def __init__(
-        self, in_use: str = "", account: str = "", first: str = "", is_least: bool = False
+        self, in_use: str = "", breakdown: str = "", first: str = "", is_least: bool = False
     ):
         self.in_use = in_use
-        self.account = account
+        self.breakdown = breakdown
         amount = f" ({in_use})" if in_use else ""
         remedy = (
             "lower train.micro_batch_size or set engine.save_level to boundary_host and resume, or "
@@ -60,7 +60,7 @@ class GpuMemoryError(FitError):
                 "no plan takes less; start a new run with a lower data.max_seq_len (from this "
                 "run's weights, if any are saved), or use a GPU with more memory."
             )
-        super().__init__(f"The GPU ran out of memory{amount}{account}; {first}{remedy}")
+        super().__init__(f"The GPU ran out of memory{amount}{breakdown}; {first}{remedy}")
 
 
 class DeviceError(RamstreamError):

@@ -41,19 +41,23 @@ def body_checksum(body: dict[str, Any]) -> str:
 
 
 def code_digest(rooms: Iterable[str]) -> str:
-    """Returns a digest of the names and contents of the files of these packages of the engine, and
-    of its single files. What is kept under it is not found by a version that makes it otherwise.
+    """Returns a digest of the names and contents of the files of these packages of the engine and
+    of the packages in them, and of its single files. What is kept under it is not found by a
+    version that makes it otherwise.
 
     Raises OSError if a file cannot be read.
     """
     engine = Path(__file__).parent
     found = new_digest()
-    for folder in (engine, *(engine / room for room in sorted(rooms))):
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.name.endswith(".py"))
-        for name in names:
-            content = (folder / name).read_bytes()
-            found.update(f"{folder.name}/{name} {len(content)}\n".encode() + content)
+    names: list[str] = []
+    for folder in (engine, *(engine / room for room in rooms)):
+        for place, folders, files in os.walk(folder):
+            if folder == engine:
+                folders.clear()
+            names += [str(Path(place, name)) for name in files if name.endswith(".py")]
+    for name in sorted(names):
+        content = Path(name).read_bytes()
+        found.update(f"{name[len(str(engine)) :]} {len(content)}\n".encode() + content)
     return found.hexdigest()
 
 

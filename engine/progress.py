@@ -15,7 +15,7 @@ class Progress(Protocol):
     def __call__(self, done: float, total: float, message: str = "", /) -> None: ...
 
 
-def untold(done: float, total: float, message: str = "") -> None:
+def no_progress(done: float, total: float, message: str = "") -> None:
     """Ignores the progress, for work that nobody follows."""
 
 

@@ -20,16 +20,16 @@ import yaml
 import launch
 from app.form.presets import FIRST_PRESET, read_presets
 from app.form.settings_form import settings, shown_values
-from app.pages.checker import Checker
-from app.pages.page import build_page
+from app.pages.frame.page import build_page
+from app.pages.new.checker import Checker
 from app.session.session import Session
 from engine.config.data_settings import DataConfig, DataFormat
 from engine.config.settings import TrainConfig
 from engine.config.tree import build
-from engine.data.preview import preview
-from engine.fit.model_table import columns, counts_in_words, rows_of
+from engine.data.batches.preview import preview
 from engine.machine.read_machine import read_machine
 from engine.paths import PROGRAM_ROOT
+from engine.planning.fit.model_table import columns, counts_in_words, rows_of
 from engine.words import GIB
 from tests.support import references as reference
 

@@ -15,28 +15,28 @@ import pytest
 import launch
 from app.session.run_list import ORDERS
 from app.verdict import divergence, learning, memory_rules, speed
-from engine.bench import disk_bench
-from engine.checkpoints.export import FILE_BYTES
-from engine.fit import checkpoint_needs, choose, planner, pool_times, sizes
-from engine.fit.needs import TRACKERS_BYTES
-from engine.graphs.block_graphs import MOST_SHAPES
-from engine.home.commands import _RANKS, _USUAL_RANK
-from engine.host.host_threads import SHARE
 from engine.machine import disk_rates
 from engine.machine.known_machines import machines
-from engine.model.catalog import catalog
 from engine.paths import PROGRAM_ROOT
-from engine.plan.spilled_boundaries import DISK_RINGS
-from engine.plan.spilled_updates import STATE_RINGS
-from engine.planes import moments
-from engine.planes.spilled import SPILL_NUMEL
-from engine.runs import evaluations
-from engine.runs.event_tables import ROWS
-from engine.runs.held_out import NEWEST_ROWS
-from engine.runtime.forward_passes import SWEEP_TOKENS
-from engine.tiles.tile_sizes import LONG_ROW, TILES
-from engine.trackers import attached, feed
-from engine.train import dry_run, evaluation, replanning, skipping
+from engine.planning.fit import checkpoint_sizes, choose, device_memory, planner, pool_times
+from engine.planning.fit.requirements import TRACKERS_BYTES
+from engine.planning.layout import moments
+from engine.planning.layout.spilled import SPILL_NUMEL
+from engine.planning.schedule.offloaded_activations import DISK_RINGS
+from engine.planning.schedule.offloaded_updates import STATE_RINGS
+from engine.planning.shape.catalog import catalog
+from engine.planning.shape.tile_sizes import LONG_ROW, TILES
+from engine.runs.record import evaluations
+from engine.runs.record.event_tables import ROWS
+from engine.runs.record.held_out import NEWEST_ROWS
+from engine.runs.trackers import attached, feed
+from engine.runtime.device.block_graphs import MOST_SHAPES
+from engine.runtime.optimizer.host_threads import SHARE
+from engine.runtime.step.inference_passes import SWEEP_TOKENS
+from engine.tools.bench import disk_bench
+from engine.training.export.export import FILE_BYTES
+from engine.training.export.serve_commands import _RANKS, _USUAL_RANK
+from engine.training.loop import evaluation, oom_recovery, step_loop
 from engine.words import GIB, MIB
 
 FAMILIES = (PROGRAM_ROOT / "docs" / "families.md").read_text(encoding="utf-8")
@@ -81,7 +81,11 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
         r"may be (\d+) % slower for more of them, and (\d+) % for the whole",
         ((planner.SETTLING_COST - 1) * 100, (planner.WHOLE_COST - 1) * 100),
     ),
-    ("planner.md", r"less than (\d+) GiB, units live there only", (sizes.SMALL_GPU_BYTES / GIB,)),
+    (
+        "planner.md",
+        r"less than (\d+) GiB, units live there only",
+        (device_memory.SMALL_GPU_BYTES / GIB,),
+    ),
     ("planner.md", r"shorter by (\d+) %", ((1 - choose.PARKING_GAIN) * 100,)),
     (
         "planner.md",
@@ -89,19 +93,19 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
         (LONG_ROW, *TILES),
     ),
     ("planner.md", r"with (\d+) GiB more of a memory", (pool_times.FURTHER_GIB,)),
-    ("planner.md", r"and ([\d.]+) GiB for NCCL", (sizes.EXCHANGE_BYTES / GIB,)),
-    ("record.md", r"fills RAM to (\d+) %", (checkpoint_needs.FILLED_SHARE * 100,)),
-    ("record.md", r"of less than (\d+) MiB, the last", (checkpoint_needs.SMALL_BYTES / MIB,)),
-    ("record.md", r"in pieces of (\d+) MiB", (checkpoint_needs.COPY_PIECE_BYTES / MIB,)),
+    ("planner.md", r"and ([\d.]+) GiB for NCCL", (device_memory.EXCHANGE_BYTES / GIB,)),
+    ("record.md", r"fills RAM to (\d+) %", (checkpoint_sizes.FILLED_SHARE * 100,)),
+    ("record.md", r"of less than (\d+) MiB, the last", (checkpoint_sizes.SMALL_BYTES / MIB,)),
+    ("record.md", r"in pieces of (\d+) MiB", (checkpoint_sizes.COPY_PIECE_BYTES / MIB,)),
     ("record.md", r"Of more than (\d+), consecutive", (evaluation.MOST_ROW_LOSSES,)),
     ("record.md", r"rows of the newest (\w+)\s", (NEWEST_ROWS,)),
     (
         "record.md",
         r"at most (\d+) in a\s+row and (\d+) in a run",
-        (skipping.MOST_IN_A_ROW, skipping.MOST_SKIPPED),
+        (step_loop.MOST_IN_A_ROW, step_loop.MOST_SKIPPED),
     ),
-    ("record.md", r"planned anew with less, at most (\w+) times", (replanning.MOST_ATTEMPTS,)),
-    ("architecture.md", r"one of fewer than (\w+) steps, begins", (dry_run.LEAST_STEPS,)),
+    ("record.md", r"planned anew with less, at most (\w+) times", (oom_recovery.MOST_ATTEMPTS,)),
+    ("architecture.md", r"one of fewer than (\w+) steps, begins", (step_loop.LEAST_STEPS,)),
     ("runs.md", r"sorted by (\w+) orders", (len(ORDERS),)),
     ("trackers.md", r"takes up to (\d+) MiB of RAM", (TRACKERS_BYTES / MIB,)),
     ("trackers.md", r"trackers have (\d+) seconds", (attached.FINISH_SECONDS,)),
@@ -322,7 +326,7 @@ def predictions() -> dict[str, Prediction]:
 def test_a_prediction_is_what_check_says(capsys, monkeypatch, tmp_path, name):
     asked = predictions()[name]
     # A folder of tests may be in RAM, where no disk is planned with.
-    monkeypatch.setattr("engine.machine.spill_folder.mount_of", lambda _folder: None)
+    monkeypatch.setattr("engine.machine.offload_folder.mount_of", lambda _folder: None)
     arguments = [each.replace(DISK, str(tmp_path)) for each in asked.arguments]
     launch.main(["check", *arguments, "--json", "--runs-dir", str(Path(tmp_path) / "runs")])
     report = json.loads(capsys.readouterr().out)

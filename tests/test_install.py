@@ -179,13 +179,13 @@ import json
 from pathlib import Path
 from app.form.presets import FIRST_PRESET, read_presets
 from app.session.detached import train_command
-from app.web.page_files import BROWSER_FILES, page_files
+from app.server.page_files import APP, page_files
 from engine.paths import resolve_source
-from engine.runs.folder import RunFolder
+from engine.runs.record.run_folder import RunFolder
 
 first = read_presets()[FIRST_PRESET].config
 print(json.dumps({
-    "pages": [str(BROWSER_FILES / name) for name in page_files()],
+    "pages": [str(APP / name) for name in page_files()],
     "presets": sorted(read_presets()),
     "model": str(resolve_source(first.model.source)),
     "data": str(resolve_source(first.data.source)),

@@ -13,18 +13,24 @@ import pytest
 from engine.paths import PROGRAM_ROOT
 
 ROOMS = (
-    *("engine/runs", "engine/summaries", "engine/trackers", "engine/train", "engine/benchmarks"),
-    *("engine/home", "engine/talk", "engine/cli", "engine/stored"),
-    *("app/watch", "app/session", "app/pages"),
+    *("engine/runs", "engine/training/export", "engine/training/loop"),
+    *("engine/tools/evaluate", "engine/tools/chat", "engine/tools/cli"),
+    *("app/session", "app/pages", "app/shared"),
 )
 """The files of these rooms get to know paths of such folders."""
 
-FILES = (
-    *("checkpoint", "frozen_files", "manifest", "own_folders", "plane_snapshot", "restore"),
-    *("same_model", "saved_steps", "start_from", "unit_files"),
-    *("export", "export_adapter", "export_parts", "untouched_weights", "weight_files"),
-)
-"""So do these of `engine/checkpoints`; the others read a model that a person has named."""
+FILES = {
+    "training/checkpoints": (
+        *("checkpoint", "frozen_files", "manifest", "own_folders", "plane_snapshot", "restore"),
+        *("same_model", "saved_on_disk", "unit_files"),
+    ),
+    "training/weights": ("start_from", "multimodal_weights"),
+    "model/hub": ("torch_pickle", "dequantize", "tensor_files"),
+    "data/tokens": ("token_cache",),
+    "planning/shape": ("shape_cache",),
+}
+"""So do these of other packages of the engine; their others read a model that a person has named.
+"""
 
 METHODS = {
     *("open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "truncate"),
@@ -37,11 +43,11 @@ OTHERS = {"re", "webbrowser", "contextlib", "safe_files", "ast"}
 """What these modules open is no file."""
 
 ALLOWED: dict[str, dict[str, str]] = {
-    "engine/benchmarks/task_code.py": {
+    "engine/tools/evaluate/task_code.py": {
         "folder.rglob": "a folder of tasks that a person names",
         "path.read_text": "a file of that folder",
     },
-    "engine/checkpoints/export.py": {
+    "engine/training/export/export.py": {
         "target.iterdir": "a folder that a person names",
         "folder.parent.mkdir": "the folder in which a person wants the export",
         "parent.rmdir": "it removes an empty folder and no link",
@@ -50,42 +56,52 @@ ALLOWED: dict[str, dict[str, str]] = {
         "folder.rmdir": "it removes an empty folder and no link",
         "folder.glob": "the names in the new folder of this export",
     },
-    "engine/checkpoints/export_adapter.py": {"folder.mkdir": "the new folder of this export"},
-    "engine/checkpoints/export_parts.py": {
+    "engine/training/export/export_adapter.py": {"folder.mkdir": "the new folder of this export"},
+    "engine/training/export/export_parts.py": {
         "part.iterdir": "what a library has just written into the new folder of this export"
     },
-    "engine/checkpoints/untouched_weights.py": {
+    "engine/training/weights/multimodal_weights.py": {
         "self.folder.iterdir": "a model that a person has named",
         "shutil.copyfile": "a file of that model, into the new folder of this export",
         "config.read_text": "a file that a library has just written into that new folder",
     },
-    "engine/checkpoints/weight_files.py": {
+    "engine/training/export/weight_files.py": {
         "(self._folder / INDEX).unlink": "it removes a name in the new folder of this export",
         "file.unlink": "it removes a name in that folder",
         "piece.file.unlink": "it removes a name in that folder",
         "piece.file.open": "weights that a library has just written into that folder",
         "made.open": "a new name in that folder",
     },
-    "engine/stored/tensor_files.py": {"folder.iterdir": "a model that a person has named"},
-    "engine/cli/streams.py": {"os.open": "the null device, in place of a stream that is closed"},
-    "engine/cli/end_signals.py": {"os.open": "the null device, in place of a terminal"},
-    "engine/cli/train.py": {"os.open": "the null device, in place of a terminal"},
-    "engine/cli/bench.py": {"Planes.open": "planes in memory"},
-    "engine/cli/launched.py": {
+    "engine/model/hub/tensor_files.py": {"folder.iterdir": "a model that a person has named"},
+    "engine/tools/cli/streams.py": {
+        "os.open": "the null device, in place of a stream that is closed"
+    },
+    "engine/tools/cli/end_signals.py": {"os.open": "the null device, in place of a terminal"},
+    "engine/tools/cli/train.py": {"os.open": "the null device, in place of a terminal"},
+    "engine/tools/cli/bench.py": {"Planes.open": "planes in memory"},
+    "engine/tools/cli/launched.py": {
         "Path(f'/proc/{process}/stat').read_text": "the system's own file",
         "self._file.parent.rmdir": "it removes an empty folder and no link",
     },
-    "engine/data/token_cache.py": {"root.mkdir": "the folder of the cache is the owner's"},
-    "engine/model/kept_shapes.py": {"file.parent.mkdir": "the folder of the cache is the owner's"},
-    "engine/runs/folder.py": {"runs.mkdir": "the folder of runs is the owner's"},
-    "engine/train/webhook.py": {
+    "engine/data/tokens/token_cache.py": {"root.mkdir": "the folder of the cache is the owner's"},
+    "engine/planning/shape/shape_cache.py": {
+        "file.parent.mkdir": "the folder of the cache is the owner's"
+    },
+    "engine/runs/record/run_folder.py": {"runs.mkdir": "the folder of runs is the owner's"},
+    "engine/training/loop/webhook.py": {
         "urllib.request.build_opener(_NoRedirect).open": "an address of the network"
     },
-    "app/pages/panels.py": {"(TEMPLATES / f'{name}.html').read_text": "a file of the program"},
-    "app/pages/draft.py": {"self._folder.mkdir": "the folder of runs is the owner's"},
+    "app/shared/template.py": {
+        "APP.rglob": "files of the program",
+        "_templates()[name].read_text": "a file of the program",
+    },
+    "app/pages/new/draft.py": {"self._folder.mkdir": "the folder of runs is the owner's"},
+    "engine/training/loop/memory_watch.py": {
+        "Path('/proc/self/clear_refs').write_text": "the system's own file",
+        "Path('/proc/self/status').read_text": "the system's own file",
+    },
     "app/session/containers.py": {
         "Path('/proc/1/comm').read_text": "the system's own file",
-        "Path(f'/proc/{process}/cmdline').read_bytes": "the system's own file",
     },
     "app/session/data_folders.py": {
         "os.scandir": "a folder that the owner has named; it keeps to its own rules about links"
@@ -116,9 +132,11 @@ def openings(source: str) -> Iterator[str]:
 
 def found() -> set[tuple[str, str]]:
     paths = [path for room in ROOMS for path in (PROGRAM_ROOT / room).rglob("*.py")]
-    paths += [PROGRAM_ROOT / "engine" / "checkpoints" / f"{name}.py" for name in FILES]
-    caches = ("model/kept_shapes.py", "data/token_cache.py")
-    paths += [PROGRAM_ROOT / "engine" / name for name in caches]
+    paths += [
+        PROGRAM_ROOT / "engine" / package / f"{name}.py"
+        for package, names in FILES.items()
+        for name in names
+    ]
     return {
         (str(path.relative_to(PROGRAM_ROOT)), call)
         for path in paths

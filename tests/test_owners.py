@@ -23,54 +23,56 @@ READ_HERE = "how this thread reads weights; both are of this file"
 HANDED_ON = "a step under way is where an op leaves what the next ones take"
 
 REASONS: dict[str, dict[str, str]] = {
-    "app/pages/page.py": {
+    "app/pages/frame/page.py": {
         "os.environ is changed": "Gradio reads there that it must not report its use"
     },
-    "app/pages/talk.py": {"self._idle.daemon is set": "a timer of Python takes it in no other way"},
-    "app/web/gradio_streams.py": {
+    "app/pages/chat/talk.py": {
+        "self._idle.daemon is set": "a timer of Python takes it in no other way"
+    },
+    "app/server/gradio_streams.py": {
         "page._queue is private": "Gradio tells in no other way which sessions it knows"
     },
-    "app/web/requests.py": {
+    "app/server/requests.py": {
         "response.headers is changed": "so Starlette's answers are given headers"
     },
-    "app/web/server.py": {
+    "app/application.py": {
         "page._queue.sleep_when_free is set": "Gradio takes it in no other way",
         "page._queue.progress_update_sleep_when_free is set": "Gradio takes it in no other way",
         "page._queue is private": "Gradio takes it in no other way",
     },
-    "engine/bench/resident.py": {
+    "engine/tools/bench/resident.py": {
         "module._parameters is changed": TORCH_MODULE,
         "module._parameters is private": TORCH_MODULE,
         "module._buffers is private": TORCH_MODULE,
         "module._buffers is changed": TORCH_MODULE,
     },
-    "engine/benchmarks/task_code.py": {
+    "engine/tools/evaluate/task_code.py": {
         "utils.env is set": "the harness renders the texts of tasks with it, without a sandbox",
         "sandbox.filters is changed": "Jinja takes filters in no other way",
     },
-    "engine/cli/streams.py": {
+    "engine/tools/cli/streams.py": {
         "setattr of sys": "Python has no stream there when the program was started without one"
     },
     "engine/machine/primitive_cache.py": {
         "os.environ is changed": "oneDNN and torch read there how many kernels they may keep"
     },
-    "engine/sources/excel.py": {
+    "engine/data/sources/excel.py": {
         "reader.archive is set": "openpyxl would read parts of any size",
         "parser.row_dimensions is changed": "openpyxl keeps the heights of all rows there",
         "book._date_formats is private": "openpyxl hands them to its parser so",
         "book._timedelta_formats is private": "openpyxl hands them to its parser so",
     },
-    "engine/sources/hub_connection.py": {
+    "engine/data/sources/hub_connection.py": {
         "datasets.config.HF_HUB_OFFLINE is set": "datasets takes it in no other way at run time"
     },
-    "engine/checkpoints/export.py": {
+    "engine/training/export/export.py": {
         "config.use_cache is set": TRANSFORMERS,
         "whole.generation_config is set": TRANSFORMERS,
         "whole.get_submodule(owner)._parameters is changed": TORCH_MODULE,
         "whole.get_submodule(owner)._parameters is private": TORCH_MODULE,
     },
-    "engine/checkpoints/pouring.py": {"parameter.data is set": TORCH_MODULE},
-    "engine/checkpoints/weights.py": {
+    "engine/training/weights/stream_loader.py": {"parameter.data is set": TORCH_MODULE},
+    "engine/training/weights/weights.py": {
         "model.skeleton.model._init_weights is private": TRANSFORMERS,
         "block.__dict__ is changed": TORCH_MODULE,
         "alone.__dict__ is changed": TORCH_MODULE,
@@ -82,10 +84,10 @@ REASONS: dict[str, dict[str, str]] = {
         "child.__dict__ is private": TORCH_MODULE,
         "owner._parameters is private": TORCH_MODULE,
     },
-    "engine/cli/end_signals.py": {
+    "engine/tools/cli/end_signals.py": {
         "os._exit is private": "a public function of Python, in spite of its name"
     },
-    "engine/cli/train.py": {
+    "engine/tools/cli/train.py": {
         "os._exit is private": "a public function of Python, in spite of its name"
     },
     "engine/config/tree.py": {
@@ -93,25 +95,27 @@ REASONS: dict[str, dict[str, str]] = {
         "_SHORT.maxother is set": "Repr takes them in no other way before Python 3.12",
         "_SHORT.maxlevel is set": "Repr takes them in no other way before Python 3.12",
     },
-    "engine/data/identity.py": {"_code() at import": "the engine's code as this process read it"},
-    "engine/trackers/to_wandb.py": {
+    "engine/data/tokens/cache_key.py": {
+        "_code() at import": "the engine's code as this process read it"
+    },
+    "engine/runs/trackers/to_wandb.py": {
         "self._run.summary is changed": "Weights & Biases takes values of a whole run there"
     },
-    "engine/trackers/helper.py": {
+    "engine/runs/trackers/worker.py": {
         "os._exit is private": "a public function of Python, in spite of its name"
     },
-    "engine/model/activations.py": {
+    "engine/model/build/activations.py": {
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
         "config._attn_implementation is private": TRANSFORMERS,
         "given.kwargs is changed": "the arguments were copied for this trial",
         "func._overloadpacket is private": "torch tells it in no other way",
     },
-    "engine/model/attention_masks.py": {
+    "engine/model/build/attention_masks.py": {
         "_capture.documents is set": ONE_CAPTURE,
         "_capture.kinds is set": ONE_CAPTURE,
         "model.config.get_text_config()._attn_implementation is private": TRANSFORMERS,
     },
-    "engine/model/block_trial.py": {
+    "engine/model/build/block_trial.py": {
         "block.__dict__ is changed": TORCH_MODULE,
         "block.get_submodule(owner)._parameters is changed": TORCH_MODULE,
         "tensor._version is private": "torch tells it in no other way",
@@ -120,46 +124,46 @@ REASONS: dict[str, dict[str, str]] = {
         "module._buffers is private": TORCH_MODULE,
         "buffer._version is private": "torch tells it in no other way",
     },
-    "engine/model/build.py": {
+    "engine/model/build/build.py": {
         "setattr of part": TRANSFORMERS,
         "config.use_cache is set": TRANSFORMERS,
     },
-    "engine/model/probe.py": {
+    "engine/model/build/probe.py": {
         "modules[owner]._parameters is changed": TORCH_MODULE,
         "modules[owner]._parameters is private": TORCH_MODULE,
     },
-    "engine/model/find_shape.py": {
+    "engine/model/build/find_shape.py": {
         "_failures of the module is changed": "a cache of answers, under a lock",
         "_known of the module is changed": "a cache of answers, under a lock",
     },
-    "engine/hub/hub.py": {
+    "engine/model/hub/hub.py": {
         "_fetched of the module is changed": "a cache: files that this process has found whole"
     },
-    "engine/hub/hub_download.py": {
+    "engine/model/hub/hub_download.py": {
         "constants.DOWNLOAD_CHUNK_SIZE is set": "huggingface_hub takes it in no other way",
         "os._exit is private": "a public function of Python, in spite of its name",
     },
-    "engine/graphs/block_graphs.py": {
+    "engine/runtime/device/block_graphs.py": {
         "step.arguments is changed": HANDED_ON,
         "step.graphs is set": HANDED_ON,
         "step.hidden is changed": HANDED_ON,
         "step.saved is changed": HANDED_ON,
     },
-    "engine/graphs/static_arguments.py": {
+    "engine/runtime/device/graph_inputs.py": {
         "torch._foreach_copy_ is private": "torch copies many tensors at once in no other way",
     },
-    "engine/model/kept_shapes.py": {
+    "engine/planning/shape/shape_cache.py": {
         "_sources() at import": "the engine's code as this process read it"
     },
-    "engine/model/pretrained_files.py": {
+    "engine/model/build/pretrained_files.py": {
         "grown.get_text_config().vocab_size is set": TRANSFORMERS,
     },
-    "engine/run_model/rope_scaling.py": {
+    "engine/model/build/rope_scaling.py": {
         "text.head_dim is set": TRANSFORMERS,
         "text.max_position_embeddings is set": TRANSFORMERS,
         "text.rope_parameters is set": TRANSFORMERS,
     },
-    "engine/model/library.py": {
+    "engine/model/build/library.py": {
         "part.dtype is set": TORCH_MODULE,
         "tensor.data is set": TORCH_MODULE,
         "module._buffers is private": TORCH_MODULE,
@@ -174,30 +178,30 @@ REASONS: dict[str, dict[str, str]] = {
         "module.MoeCausalLMOutputWithPast.image_outputs is set": TRANSFORMERS,
         "module.convert_and_load_state_dict_in_model is set": TRANSFORMERS,
     },
-    "engine/model/quantised.py": {"delattr of part": TRANSFORMERS},
-    "engine/model/packing_trial.py": {
+    "engine/planning/shape/quantization.py": {"delattr of part": TRANSFORMERS},
+    "engine/model/build/packing_trial.py": {
         "model.get_submodule(owner)._parameters is changed": TORCH_MODULE,
         "model.get_submodule(owner)._parameters is private": TORCH_MODULE,
     },
-    "engine/model/skeleton.py": {
+    "engine/model/build/skeleton.py": {
         "block.forward is set": TORCH_MODULE,
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
         "view._base is private": "torch tells it in no other way",
     },
-    "engine/model/specimens.py": {
+    "engine/model/build/specimens.py": {
         "block.__dict__ is changed": TORCH_MODULE,
         "block.__dict__ is private": TORCH_MODULE,
     },
-    "engine/runs/folder.py": {
+    "engine/runs/record/run_folder.py": {
         "_held of the module is changed": "the process's own locks, which a forked child must close"
     },
-    "engine/runtime/block_passes.py": {
+    "engine/runtime/step/block_passes.py": {
         "step.state_dtypes is changed": HANDED_ON,
         "step.hidden is changed": HANDED_ON,
         "step.saved is changed": HANDED_ON,
     },
-    "engine/runtime/compute_ops.py": {
-        "step.handed is changed": HANDED_ON,
+    "engine/runtime/step/compute_ops.py": {
+        "step.cross_layer_values is changed": HANDED_ON,
         "step.inputs.caches is changed": HANDED_ON,
         "step.hidden is changed": HANDED_ON,
         "step.shapes is changed": HANDED_ON,
@@ -209,7 +213,7 @@ REASONS: dict[str, dict[str, str]] = {
         "step.likeliest is changed": HANDED_ON,
         "step.logits is changed": HANDED_ON,
     },
-    "engine/runtime/compiled.py": {
+    "engine/runtime/device/compiled.py": {
         "_this_thread.set_up is set": "a mark of each thread, of what it has set up",
         "os.environ is changed": "torch reads there how many helpers it may start",
         "torch._dynamo.config.recompile_limit is set": TORCH_SETTING,
@@ -226,10 +230,10 @@ REASONS: dict[str, dict[str, str]] = {
         "torch._inductor is private": TORCH_SETTING,
         "threading.local() at import": "a mark of each thread, of what it has set up",
     },
-    "engine/runtime/cuda_backend.py": {
+    "engine/runtime/device/cuda_backend.py": {
         "os.environ is changed": "CUDA and torch read there how they are to start"
     },
-    "engine/runtime/device_state.py": {
+    "engine/runtime/step/device_state.py": {
         "template.__dict__ is changed": TORCH_MODULE,
         "template.get_submodule(owner)._parameters is changed": TORCH_MODULE,
         "template.get_submodule(owner)._buffers is changed": TORCH_MODULE,
@@ -242,32 +246,38 @@ REASONS: dict[str, dict[str, str]] = {
         "module._buffers is changed": TORCH_MODULE,
         "module._parameters is private": TORCH_MODULE,
     },
-    "engine/measuring/eager_overhead.py": {
+    "engine/runtime/measure/eager_overhead.py": {
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
         "storage._cdata is private": "torch tells it in no other way",
     },
-    "engine/dividing/word_kernels.py": {
+    "engine/data/dividing/word_kernels.py": {
         "types.void() at import": "a type of numba, made once",
         "types.UniTuple(types.int64, 3)() at import": "a type of numba, made once",
     },
-    "engine/host/host_kernels.py": {"types.void() at import": "a type of numba, made once"},
-    "engine/host/moment_kernels.py": {"types.void() at import": "a type of numba, made once"},
-    "engine/host/two_pass_kernels.py": {"types.void() at import": "a type of numba, made once"},
-    "engine/runtime/registered_buffers.py": {
+    "engine/runtime/optimizer/host_kernels.py": {
+        "types.void() at import": "a type of numba, made once"
+    },
+    "engine/runtime/optimizer/moment_kernels.py": {
+        "types.void() at import": "a type of numba, made once"
+    },
+    "engine/runtime/optimizer/two_pass_kernels.py": {
+        "types.void() at import": "a type of numba, made once"
+    },
+    "engine/runtime/step/pinned_buffers.py": {
         "self._unregister.atexit is set": "a finalizer of Python takes it in no other way"
     },
-    "engine/host/value_kernels.py": {
+    "engine/runtime/optimizer/value_kernels.py": {
         "copy.meminfo is set": "numba takes it in no other way",
         "copy._getvalue is private": "numba gives it in no other way",
     },
-    "engine/checkpoints/mapped_reading.py": {
+    "engine/training/weights/mmap_reader.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
     },
-    "engine/tiles/live_bytes.py": {
+    "engine/model/blocks/live_bytes.py": {
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
         "storage._cdata is private": "torch tells it in no other way",
     },
-    "engine/tiles/tiled_module.py": {
+    "engine/model/blocks/tiled_module.py": {
         "_here.depth is set": "whether a thread is running a tile; both are of this file",
         "threading.local() at import": "whether a thread is running a tile",
         "ctx.how is set": KEPT_FOR_BACKWARD,
@@ -279,35 +289,35 @@ REASONS: dict[str, dict[str, str]] = {
         "part._buffers is private": TORCH_MODULE,
         "each._buffers is private": TORCH_MODULE,
     },
-    "engine/adapters/adapted_linear.py": {
+    "engine/model/lora/adapted_linear.py": {
         "ctx.scaling is set": "torch keeps what is no tensor for a backward in no other way",
         "adapted_linear.register_autograd(_backward, setup_context=_keep) at import": (
             "an operation of torch learns its gradient where it is defined"
         ),
     },
-    "engine/host/mapped_memory.py": {
+    "engine/runtime/host/mapped_memory.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
     },
-    "engine/host/ram_planes.py": {
+    "engine/runtime/host/ram_planes.py": {
         f"{FINALIZER}.atexit is set": "a finalizer of Python takes it in no other way",
     },
-    "engine/runtime/fused_adamw.py": {
+    "engine/runtime/optimizer/fused_adamw.py": {
         f"{each} of the module is set": "Triton looks up the names of a kernel in its module"
         for each in ("tl", "moments_of", "written", "encoded")
     },
-    "engine/ranks/meeting.py": {
+    "engine/runtime/distributed/rendezvous.py": {
         "os.environ is changed": "gloo and NCCL take the network of a group in no other way"
     },
-    "engine/ranks/follower.py": {
+    "engine/runtime/distributed/worker.py": {
         "os._exit is private": "a thread may wait for a rank that will not come, for ever"
     },
-    "engine/runtime/router_balance.py": {
+    "engine/runtime/step/router_aux_loss.py": {
         "ctx.of_probabilities is set": "torch gives it to a function for what its backward needs"
     },
-    "engine/memory/explain.py": {
+    "engine/training/loop/explain.py": {
         "setattr of error": "an error carries a note to whoever explains it"
     },
-    "engine/train/planning.py": {
+    "engine/training/loop/planning.py": {
         "_first_resident of the module is changed": "a cache: RAM of this process at its first run"
     },
 }

@@ -2,7 +2,7 @@
 nested, and a file has one job.
 
 Ruff, mypy and Biome check the rest. Their rules stand in pyproject.toml and biome.json.
-`python -m tests.test_style engine/plan` prints what a folder still has to mend.
+`python -m tests.test_style engine/planning/schedule` prints what a folder still has to mend.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from engine.paths import PROGRAM_ROOT
-from tests.test_rooms import TREES
+from tests.support.house import TREES
 
 LONGEST_FILE = 700
 """A longer file probably has two jobs."""

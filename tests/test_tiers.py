@@ -15,12 +15,11 @@ from engine.paths import PROGRAM_ROOT
 from tests.conftest import PLAIN
 from tests.support.tiers import PLAN_SWEEP
 from tests.support.tiny import MOST_USED
-from tests.test_rooms import TREES, rooms
 
 FP32 = "tests/engine/runtime/test_parity.py::test_streamed_training_equals_plain_training"
 BF16 = f"{FP32.replace('parity.py', 'parity_in_bf16.py')}_in_bf16"
 TESTS = PROGRAM_ROOT / "tests"
-STARTER = "tests/engine/train/test_starter.py::test_the_starter_learns_roman_numerals"
+STARTER = "tests/engine/training/loop/test_starter.py::test_the_starter_learns_roman_numerals"
 TWO_TESTS = """
 import pytest
 
@@ -59,10 +58,9 @@ def plain(request) -> set[str]:
     return {line for line in told(PROGRAM_ROOT, "--collect-only") if "::" in line}
 
 
-def test_a_plain_run_has_tests_of_every_room(plain):
-    listed = [room.replace(".", "/") for tree in TREES for room in rooms(tree)]
-    folders = [room for room in listed if (PROGRAM_ROOT / room).is_dir()]  # others are one file
-    for folder in (*folders, "browser", "gpu"):
+def test_a_plain_run_has_tests_of_every_folder(plain):
+    folders = {file.parent.relative_to(TESTS) for file in TESTS.rglob("test_*.py")}
+    for folder in sorted(path.as_posix() for path in folders - {Path("."), Path("real_files")}):
         assert any(name.startswith(f"tests/{folder}/") for name in plain), folder
 
 

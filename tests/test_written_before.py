@@ -19,8 +19,8 @@ import torch
 import launch
 from engine.config.settings import TrainConfig
 from engine.files import body_checksum
-from engine.runs.following import replay
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.following import replay
+from engine.runs.record.snapshot import RunSnapshot
 
 BEFORE = Path(__file__).parent / "fixtures" / "before"
 EXPECTED = json.loads((BEFORE / "expected.json").read_text(encoding="utf-8"))

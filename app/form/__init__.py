@@ -1,4 +1,1 @@
-"""Settings are turned into a form and read back from it here, and presets are read.
-
-It may import `app.words` and `engine`.
-"""
+"""Settings as a form, and presets."""

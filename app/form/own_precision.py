@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.hub.model_files import read_object
+from engine.model.hub.model_files import read_object
 from engine.paths import resolve_source
 
 

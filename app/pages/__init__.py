@@ -1,4 +1,4 @@
-"""The modules here prepare each page's answers; the page itself and its theme are here too.
+"""A package for each page, and `frame`, which is around all of them.
 
-They may import the rooms before them in `app`, up to `session`, and `engine`.
+A page has its answers, words and routes in Python, its scripts, its style sheets and its templates.
 """

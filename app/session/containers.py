@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 from app.session.detached import process_of_its_own
-from engine.runs.folder import RunFolder
-from engine.summaries.listing import run_ids
+from engine.runs.record.run_folder import RunFolder
+from engine.runs.summaries.listing import run_ids
 
 INITS = {"catatonit", "docker-init", "dumb-init", "podman-init", "tini", "tini-static"}
 """These programs are the first of a container. They start another program, and end with it."""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 def ends_with_this_process() -> bool:
@@ -48,7 +48,7 @@ def stop_detached(runs_dir: Path) -> list[RunFolder]:
 def wait_for_end(folders: list[RunFolder]) -> None:
     """Waits until the processes of these runs have ended."""
     while any(process_of_its_own(folder) is not None for folder in folders):
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _folders(runs_dir: Path) -> list[RunFolder]:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.data.sources.kinds import is_data
 from engine.errors import RamstreamError, RunError
-from engine.sources.kinds import is_data
 
 MOST_ENTRIES = 1000
 """A folder shows at most this many entries; the others are counted."""

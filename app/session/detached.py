@@ -34,10 +34,10 @@ from engine.config.settings import TrainConfig
 from engine.errors import RunError
 from engine.helper_process import signal_name
 from engine.paths import PROGRAM_ROOT
-from engine.runs.control import send_command
-from engine.runs.events import RunEnded
-from engine.runs.folder import RunFolder, create_run, delete_run, lasting_config
-from engine.runs.recorder import RunRecorder
+from engine.runs.record.control import send_command
+from engine.runs.record.events import RunEnded
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import RunFolder, create_run, delete_run, lasting_config
 from engine.safe_files import FileFault
 
 PROCESS_FILE = "detached.json"

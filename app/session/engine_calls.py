@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from engine.checkpoints.usable_start import refuse_out_of_reach
 from engine.config.changes import Change
 from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
-from engine.data.columns import count_rows
-from engine.data.preview import check_first_rows, preview
-from engine.fit.report import FitReport, estimate
-from engine.home.push import push
+from engine.data.batches.preview import check_first_rows, preview
+from engine.data.tokens.column_survey import count_rows
 from engine.machine.read_machine import Machine
-from engine.model.find_shape import adapted_shape
-from engine.run_model.shape_of_run import shape_of_run
-from engine.talk.conversation import Message, Sampling, Source
-from engine.train.run import resume_run, start_run
+from engine.model.build.find_shape import adapted_shape
+from engine.model.build.shape_of_run import shape_of_run
+from engine.planning.fit.report import FitReport, estimate
+from engine.tools.chat.conversation import Message, Sampling, Source
+from engine.training.export.push import push
+from engine.training.loop.run import resume_run, start_run
+from engine.training.weights.usable_start import refuse_out_of_reach
 
 
 def _estimate(config: TrainConfig, machine: Machine) -> FitReport:
@@ -31,7 +31,7 @@ def _estimate(config: TrainConfig, machine: Machine) -> FitReport:
 
 
 class Run(Protocol):
-    """A `Run` has those members of `engine.train.run.Run` that the session uses."""
+    """A `Run` has those members of `engine.training.loop.run.Run` that the session uses."""
 
     id: str
 
@@ -47,21 +47,21 @@ class Run(Protocol):
 
 
 def _export_run(runs_dir: Path, run_id: str, target: Path, **options: Any) -> Any:
-    from engine.checkpoints.export import export_run
+    from engine.training.export.export import export_run
 
     return export_run(runs_dir, run_id, target, **options)
 
 
 def _load_tokenizer(source: str) -> Any:
-    from engine.model.pretrained_files import load_tokenizer
+    from engine.model.build.pretrained_files import load_tokenizer
 
     return load_tokenizer(source)
 
 
 def _warm_up(model: ModelConfig) -> None:
-    from engine.model.build import build_model
-    from engine.model.pretrained_files import load_config
-    from engine.train import prepare  # noqa: F401  it is loaded for the first Start
+    from engine.model.build.build import build_model
+    from engine.model.build.pretrained_files import load_config
+    from engine.training.loop import prepare  # noqa: F401  it is loaded for the first Start
 
     build_model(load_config(model.source), model)
 
@@ -91,11 +91,11 @@ class EngineCalls:
 # ------------------------------------------------------------------ conversations
 
 
-class Talker(Protocol):
-    """A `Talker` has those members of `engine.talk.talkers.Talker` that Talk uses."""
+class ChatEngine(Protocol):
+    """A `ChatEngine` has those members of `engine.tools.chat.talkers.ChatEngine` that Talk uses."""
 
     label: str
-    voice: Any
+    prompt_builder: Any
     held_bytes: int
 
     def answer(self, messages: list[Message], sampling: Sampling) -> Generator[int, None, None]: ...
@@ -104,31 +104,31 @@ class Talker(Protocol):
 
 
 def _voice_of(config: TrainConfig) -> Any:
-    from engine.talk.voice import Voice
+    from engine.tools.chat.voice import PromptBuilder
 
-    return Voice.of(config)
+    return PromptBuilder.of(config)
 
 
 def _folder_of(folder: str, label: str = "") -> Source:
-    from engine.talk.talk_sources import folder_of
+    from engine.tools.chat.talk_sources import folder_of
 
     return folder_of(folder, label)
 
 
 def _fit_together(sources: list[Source]) -> bool:
-    from engine.talk.talk_sources import TOGETHER, how_they_fit
+    from engine.tools.chat.talk_sources import TOGETHER, how_they_fit
 
     return how_they_fit(sources) == TOGETHER
 
 
-def _load(source: Source, progress: Callable[..., None]) -> Talker:
-    from engine.talk.talkers import load
+def _load(source: Source, progress: Callable[..., None]) -> ChatEngine:
+    from engine.tools.chat.talkers import load
 
     return load(source, progress)
 
 
-def _borrow(paused: Any, config: TrainConfig, label: str) -> Talker:
-    from engine.talk.talkers import borrow
+def _borrow(paused: Any, config: TrainConfig, label: str) -> ChatEngine:
+    from engine.tools.chat.talkers import borrow
 
     return borrow(paused, config, label)
 
@@ -144,8 +144,8 @@ class TalkCalls:
     """It returns whether the weights of all sources fit in memory at once. It raises FitError if
     those of one source do not fit even alone.
     """
-    load: Callable[[Source, Callable[..., None]], Talker] = _load
-    borrow: Callable[[Any, TrainConfig, str], Talker] = _borrow
+    load: Callable[[Source, Callable[..., None]], ChatEngine] = _load
+    borrow: Callable[[Any, TrainConfig, str], ChatEngine] = _borrow
     """It lends the weights of a run that is paused in this process; the run's own thread computes
     each token.
     """

@@ -13,15 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from app.shared.run_row import Look
 from app.verdict.held_out import memorizes
-from app.view.run_row import Look
 from engine import safe_files
 from engine.errors import RunError
 from engine.files import bytes_in
-from engine.runs.folder import RunFolder
-from engine.runs.following import replay
-from engine.runs.snapshot import RunSnapshot
-from engine.summaries.glance import Glance, read_glance
+from engine.runs.record.following import replay
+from engine.runs.record.run_folder import RunFolder
+from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.summaries.glance import Sparkline, read_sparkline
 
 GROWN_SECONDS = 5.0
 """A record that grows is read again once its glance is older than this many seconds."""
@@ -132,15 +132,15 @@ class Glances:
 
 def looked_at(folder: RunFolder) -> Look:
     """Returns a new look at a run."""
-    glance = read_glance(folder.events_path)
-    return Look(glance, bytes_in(folder.path), _memorizes(folder.events_path, glance))
+    sparkline = read_sparkline(folder.events_path)
+    return Look(sparkline, bytes_in(folder.path), _memorizes(folder.events_path, sparkline))
 
 
-def _memorizes(path: Path, glance: Glance) -> bool:
+def _memorizes(path: Path, sparkline: Sparkline) -> bool:
     """Returns whether a run that is over memorizes its rows. Its page judges that by the whole
     record, which is read only if the run may be shown in green.
     """
-    if not glance.is_over or glance.held_out is None or glance.worse is not None:
+    if not sparkline.is_over or sparkline.held_out is None or sparkline.worse is not None:
         return False
     snapshot = RunSnapshot()
     try:

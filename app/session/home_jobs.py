@@ -9,7 +9,7 @@ from app.session.jobs import BYTES, Job
 from engine.config.export_choice import ExportChoice
 from engine.errors import RunError
 from engine.paths import named_folder
-from engine.runs.folder import RunFolder
+from engine.runs.record.run_folder import RunFolder
 
 
 def export_work(

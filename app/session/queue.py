@@ -28,7 +28,7 @@ import msgspec
 from engine import safe_files
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError, RunError
-from engine.runs.folder import lasting_config
+from engine.runs.record.run_folder import lasting_config
 from engine.safe_files import FileFault
 
 QUEUE_FILE = "queue.json"
@@ -37,7 +37,7 @@ DAMAGED_FILE = "queue.damaged.json"
 LIMIT = 100
 _LARGEST = 128 << 20
 """Bytes of the file. The settings of a run have at most those of a request."""
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """The queue checks at intervals of this many seconds whether the next run can start: runs of other
 processes do not report their end.
 """
@@ -270,7 +270,7 @@ class RunQueue:
                 if not may_look_at_once:
                     with self._change:
                         if not self._closed:
-                            self._change.wait(LOOK_SECONDS)
+                            self._change.wait(POLL_SECONDS)
         finally:
             # A thread that an exception ended must not count as running.
             with self._change:

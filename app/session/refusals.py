@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from engine.config.changes import CHANGE, Change
 from engine.errors import RunError
-from engine.runs.folder import RunFolder
-from engine.summaries.listing import summarise
+from engine.runs.record.run_folder import RunFolder
+from engine.runs.summaries.listing import summarize
 
 ENDED_AS_ASKED = {"stop": "stopped", "discard": "discarded"}
 """A run that has carried out such a request ends in this state."""
@@ -26,7 +26,7 @@ def refuse_unless_done(folder: RunFolder, command: str | Change) -> None:
     """Checks a request to a run that is over. Raises RunError, which says how the run ended,
     unless it ended as requested.
     """
-    run = summarise(folder)
+    run = summarize(folder)
     if run is None:
         raise RunError(f"Run {folder.id} was deleted meanwhile.")
     asked = name_of(command)

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from app.session.detached import PROCESS_FILE, DetachedRuns, is_starting
 from app.session.glances import Glances
-from app.view.run_row import NOTHING_SEEN, Look, Weights
-from app.view.run_table import ORDERS, Asked, ListedRun, found_runs
+from app.shared.run_row import NOTHING_SEEN, Look, Weights
+from app.shared.run_table import ORDERS, Asked, ListedRun, found_runs
 from engine import safe_files
-from engine.checkpoints.saved_steps import NOTHING_SAVED, saved_steps
-from engine.runs.folder import LOCK_FILE, RunFolder
-from engine.runs.following import EVENTS_FILE
-from engine.summaries.listing import RunSummary, in_words, run_ids, summarise, unreadable
+from engine.runs.record.following import EVENTS_FILE
+from engine.runs.record.run_folder import LOCK_FILE, RunFolder
+from engine.runs.summaries.listing import RunSummary, in_words, run_ids, summarize, unreadable
+from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, saved_steps
 
 NO_WEIGHTS = Weights(can_talk=False, saved=NOTHING_SAVED)
 LIST_SECONDS = 1.0
@@ -193,7 +193,7 @@ class RunList:
         # A run of this process is paused and goes on without a sign in its folder.
         if before is not None and is_same and run_id != self._active_id():
             return before
-        summary = summarise(folder)
+        summary = summarize(folder)
         run = None if summary is None else self._as_it_is(summary, starts)
         return None if run is None else _Entry(folder, state, run, self._weights_of(run), starts)
 
@@ -216,7 +216,7 @@ class RunList:
         if reason is not None:
             return replace(run, state="failed", reason=reason)
         # It may have begun to record meanwhile.
-        return summarise(folder)
+        return summarize(folder)
 
     def _weights_of(self, run: RunSummary) -> Weights:
         folder = RunFolder(Path(run.path))

@@ -18,27 +18,27 @@ from pathlib import Path
 
 from app.session.detached import DetachedRuns, is_starting, request_when_started
 from app.session.engine_calls import EngineCalls, Run
+from app.session.followed_run import FollowedRun
 from app.session.home_jobs import export_work, push_work
 from app.session.jobs import BYTES, Job, Jobs
 from app.session.queue import Queued, RunQueue
 from app.session.refusals import name_of, refuse_if_paused_when_seen, refuse_unless_done
 from app.session.run_list import RunList, RunsToShow
-from app.view.run_bar import actions_in
-from app.view.run_row import Look
-from app.view.run_table import Asked
-from app.watch.run_watch import Watch
-from engine.checkpoints.saved_steps import saved_steps
-from engine.cli.end_signals import tell
+from app.shared.run_bar import actions_in
+from app.shared.run_row import Look
+from app.shared.run_table import Asked
 from engine.config.changes import Change
 from engine.config.export_choice import AS_CONFIGURED, ExportChoice
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RunError
-from engine.runs.control import COMMANDS
-from engine.runs.folder import RunFolder, delete_run, open_run
-from engine.summaries.about import About, read_about, write_about
-from engine.summaries.listing import RunSummary, summarise
+from engine.runs.record.control import COMMANDS
+from engine.runs.record.run_folder import RunFolder, delete_run, open_run
+from engine.runs.summaries.about import About, read_about, write_about
+from engine.runs.summaries.listing import RunSummary, summarize
+from engine.tools.cli.end_signals import tell
+from engine.training.checkpoints.saved_on_disk import saved_steps
 
-KEPT_WATCHES = 8
+KEPT_RUNS = 8
 ENDED_BY_A_PERSON = ("stopped", "discarded")
 JOIN_SECONDS = 0.2
 """The wait for a thread is divided into waits of this many seconds, so that a second Ctrl-C can end
@@ -72,10 +72,10 @@ class Session:
         self._is_urgent = False
         self._stopped: Run | None = None
         """This run was asked to stop, since the server ends. A second request would leave it."""
-        # This lock guards `_watches`, so that each run is followed by only one watch.
-        self._watching = threading.Lock()
-        self._watches: OrderedDict[str, Watch] = OrderedDict()
-        """The most recently requested watch comes last."""
+        # This lock guards `_followed`, so that each run is followed only once.
+        self._following = threading.Lock()
+        self._followed: OrderedDict[str, FollowedRun] = OrderedDict()
+        """The most recently requested run comes last."""
         self._list = RunList(runs_dir, self._detached, lambda: self.active_id)
         self.queue = RunQueue(
             runs_dir,
@@ -185,7 +185,7 @@ class Session:
             self.engine.resume_run(self.runs_dir, folder.id).close()
             self._free_memory()
             self._detached.resume(folder, self._has_ended)
-            self.watch(folder.id).note_begin()
+            self.follow(folder.id).note_begin()
             self._list.forget()
             return folder.id
 
@@ -194,7 +194,7 @@ class Session:
         from 1. Raises RunError if it cannot be resumed, and as `RunQueue.add` does.
         """
         folder = open_run(self.runs_dir, run_id)
-        run = summarise(folder)
+        run = summarize(folder)
         if (
             run is None
             or self._goes_on(folder)
@@ -215,7 +215,7 @@ class Session:
         """
         folder = RunFolder(self.runs_dir / run_id)
         self._detached.settle(folder)
-        run = summarise(folder)
+        run = summarize(folder)
         return run is not None and run.state not in ENDED_BY_A_PERSON
 
     def _refuse_second_run(self) -> None:
@@ -265,8 +265,8 @@ class Session:
         """Runs a run to its end; the worker thread calls this."""
         try:
             self._free_memory()
-            # If the run's folder vanishes, only its watch still tells of the run.
-            with self._watched(run.id):
+            # If the run's folder vanishes, only what was read before still tells of the run.
+            with self._noted(run.id):
                 run.execute()
         except RunError as error:
             # Another process has taken the run meanwhile, so this one must not write its record.
@@ -276,17 +276,17 @@ class Session:
             self._has_ended()
 
     @contextlib.contextmanager
-    def _watched(self, run_id: str) -> Iterator[None]:
-        """Returns a context in which a watch knows that the run is under way in this process."""
-        watch = None
+    def _noted(self, run_id: str) -> Iterator[None]:
+        """Returns a context in which the run is noted to be under way in this process."""
+        followed = None
         with contextlib.suppress(RunError):  # the run itself tells what is wrong
-            watch = self.watch(run_id)
-            watch.note_begin()
+            followed = self.follow(run_id)
+            followed.note_begin()
         try:
             yield
         finally:
-            if watch is not None:
-                watch.note_end()
+            if followed is not None:
+                followed.note_end()
 
     def _has_ended(self) -> None:
         self._list.forget()
@@ -331,10 +331,10 @@ class Session:
         would carry out the request.
         """
         folder = open_run(self.runs_dir, run_id)
-        watch = self.watch(run_id)
+        followed = self.follow(run_id)
         # This is read before the command is sent: a page may read that it was taken right after
         # that.
-        taken = watch.snapshot.requests_taken
+        taken = followed.snapshot.requests_taken
         run = self._active
         if run is not None and run.id == run_id:
             run.request(command)
@@ -350,7 +350,7 @@ class Session:
                     raise
                 refuse_unless_done(folder, command)
                 return run_id
-        watch.note_request(name_of(command), taken)
+        followed.note_request(name_of(command), taken)
         return run_id
 
     @staticmethod
@@ -361,28 +361,28 @@ class Session:
         """Requests a change of an active run's settings and returns the run's id. Raises RunError
         for values that the run would refuse.
         """
-        change.applied(open_run(self.runs_dir, run_id).config, self.watch(run_id).snapshot.step)
+        change.applied(open_run(self.runs_dir, run_id).config, self.follow(run_id).snapshot.step)
         return self.request(run_id, change)
 
     # ------------------------------------------------------------------ what is known of any run
 
-    def watch(self, run_id: str) -> Watch:
-        """Returns the watch that follows a run; all pages that show the run share it. Raises
+    def follow(self, run_id: str) -> FollowedRun:
+        """Returns what follows a run; all pages that show the run share it. Raises
         RunError if there is no such run.
         """
-        with self._watching:
-            watch = self._watches.get(run_id)
-            if watch is None or watch.is_outdated:
+        with self._following:
+            followed = self._followed.get(run_id)
+            if followed is None or followed.is_outdated:
                 folder = open_run(self.runs_dir, run_id)
                 self._detached.settle(folder)
-                watch = Watch(
+                followed = FollowedRun(
                     folder, lambda: self.is_about_to_run(folder), lambda: is_starting(folder)
                 )
-                self._watches[run_id] = watch
-            self._watches.move_to_end(run_id)
-            while len(self._watches) > KEPT_WATCHES:
-                self._watches.popitem(last=False)
-            return watch
+                self._followed[run_id] = followed
+            self._followed.move_to_end(run_id)
+            while len(self._followed) > KEPT_RUNS:
+                self._followed.popitem(last=False)
+            return followed
 
     def is_about_to_run(self, folder: RunFolder) -> bool:
         """Returns whether the run has a process, either this one or its own; that process may not
@@ -426,8 +426,8 @@ class Session:
         if is_starting(open_run(self.runs_dir, run_id)):
             raise RunError(f"The process of run {run_id} is just starting; stop it first.")
         delete_run(self.runs_dir, run_id)
-        with self._watching:
-            self._watches.pop(run_id, None)
+        with self._following:
+            self._followed.pop(run_id, None)
         self._list.forget()
 
     def run_to_open(self) -> str | None:

@@ -34,10 +34,10 @@ import msgspec
 
 from app.words import in_bytes
 from engine import safe_files
+from engine.data.sources.kinds import KINDS, is_data, stem_of, suffixes_of
 from engine.errors import RunError
 from engine.files import FULL, disk_free, is_full_in_words
 from engine.safe_files import FileFault
-from engine.sources.kinds import KINDS, is_data, stem_of, suffixes_of
 from engine.words import GIB
 
 UPLOADS_FOLDER = ".uploads"

@@ -12,7 +12,7 @@ from app.verdict.findings import Finding, Offer
 from app.verdict.losses import NOISE_STEPS, Losses, median, noise, rough_noise
 from app.words import in_digits
 from engine.config.settings import TrainConfig
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.snapshot import RunSnapshot
 from engine.words import counted
 
 FEWEST_STEPS = 30

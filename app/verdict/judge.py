@@ -20,9 +20,9 @@ from app.verdict.losses import losses_of
 from app.verdict.memory_rules import of_grown_memory, of_memory
 from app.verdict.outcome import how_it_can_go_on, how_it_ended, what_it_reached
 from app.verdict.speed import of_speed
-from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
 from engine.config.settings import TrainConfig
-from engine.runs.snapshot import OVER_STATES, RunSnapshot
+from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
+from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 
 ORDER: tuple[Rule, ...] = get_args(Rule)
 """The rules are in this order, the gravest first."""
@@ -63,7 +63,11 @@ def verdict(
         return _of_a_run_that_ended(snapshot, state, saved, config)
     found = _of_the_disk(snapshot, state)
     if len(snapshot.steps):
-        found += [*_learning(snapshot, config), *of_memory(snapshot), *_speed(snapshot, config)]
+        found += [
+            *_early_stopping(snapshot, config),
+            *of_memory(snapshot),
+            *_speed(snapshot, config),
+        ]
     else:
         found.append(_before_the_first_step(snapshot, state))
     headline, *also = sorted(found, key=_rank)
@@ -79,7 +83,7 @@ def _of_a_run_that_ended(
     snapshot: RunSnapshot, state: str, saved: SavedSteps, config: TrainConfig | None
 ) -> Verdict:
     ended, then = how_it_ended(snapshot, state), how_it_can_go_on(state, saved)
-    found = _learning(snapshot, config)
+    found = _early_stopping(snapshot, config)
     if state != "failed":  # how fast it went is no matter where it failed
         found += _speed(snapshot, config)
     alarms = [each for each in found if each.is_alarm]
@@ -88,7 +92,7 @@ def _of_a_run_that_ended(
 
 
 def _of_a_finished_run(snapshot: RunSnapshot, config: TrainConfig | None) -> Verdict:
-    judged = sorted(_learning(snapshot, config), key=_rank)
+    judged = sorted(_early_stopping(snapshot, config), key=_rank)
     if not judged:
         return Verdict(Finding("ended", "calm", what_it_reached(snapshot)))
     first, *others = judged
@@ -112,7 +116,7 @@ def _speed(snapshot: RunSnapshot, config: TrainConfig | None) -> list[Finding]:
     return [] if found is None else [found]
 
 
-def _learning(snapshot: RunSnapshot, config: TrainConfig | None) -> list[Finding]:
+def _early_stopping(snapshot: RunSnapshot, config: TrainConfig | None) -> list[Finding]:
     """Returns what is found of how the run learns; the last one says whether it does."""
     if not len(snapshot.steps):
         return []

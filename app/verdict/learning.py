@@ -14,7 +14,7 @@ from app.verdict.held_out import HeldOut
 from app.verdict.losses import NOISE_STEPS, Losses, block_error, median, median_error, noise
 from app.words import in_digits, in_share
 from engine.config.settings import TrainConfig
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.snapshot import RunSnapshot
 
 FEWEST_STEPS = 100
 """A run is said not to learn only after so many steps, twice its warm-up, and `FEWEST_SHARE` of its

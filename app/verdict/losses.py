@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.snapshot import RunSnapshot
 
 NOISE_STEPS = 50
 """The noise of the loss is taken from this many steps."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from app.verdict.memory_growth import MemoryGrowth, memory_growth
 from app.words import in_bytes
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.snapshot import RunSnapshot
 
 WARM_UP_STEPS = 20
 """Memory is judged by the samples after so many steps of a session."""
@@ -74,9 +74,9 @@ def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
 
 
 def _predicted(snapshot: RunSnapshot, quantity: str) -> float:
-    if snapshot.forecast is None:
+    if snapshot.prediction_check is None:
         return 0.0
-    compared = snapshot.forecast.quantities.get(quantity) or {}
+    compared = snapshot.prediction_check.quantities.get(quantity) or {}
     return compared.get("predicted") or 0.0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from app.verdict.findings import Finding
 from app.verdict.memory_kinds import MemoryKind, full_at, memory_kinds
 from app.words import in_bytes, in_share, in_time
-from engine.runs.snapshot import RECENT_STEPS, RunSnapshot
+from engine.runs.record.snapshot import RECENT_STEPS, RunSnapshot
 from engine.words import GIB
 
 FEWEST_SAMPLES = 30

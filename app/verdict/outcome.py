@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from app.verdict.held_out import held_out
 from app.words import in_digits, in_share, in_time
-from engine.checkpoints.saved_steps import SavedSteps
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.snapshot import RunSnapshot
+from engine.training.checkpoints.saved_on_disk import SavedSteps
 from engine.words import counted
 
 

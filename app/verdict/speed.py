@@ -17,7 +17,7 @@ from app.verdict.step_shares import PART_WORDS, shares
 from app.words import in_share, in_step_time
 from engine.config.limits import LARGEST
 from engine.config.settings import AUTO, TrainConfig
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.snapshot import RunSnapshot
 
 FEWEST_STEPS = 20
 """So many clean steps are needed: without compiling, an evaluation or a checkpoint before them."""

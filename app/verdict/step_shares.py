@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.runs.event_tables import EXPOSED_CAUSES, StepTable
-from engine.runs.snapshot import RECENT_STEPS, RunSnapshot
+from engine.runs.record.event_tables import EXPOSED_CAUSES, StepTable
+from engine.runs.record.snapshot import RECENT_STEPS, RunSnapshot
 
 PART_WORDS = {
     "compute": "compute",

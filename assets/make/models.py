@@ -35,17 +35,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
-from engine.model.activation_sizes import Activations
-from engine.model.catalog import FILE, STARTER_FILE, catalog, starter_shape
-from engine.model.shape import ModelShape
-from engine.model.shape_rows import (
+from engine.paths import PROGRAM_ROOT
+from engine.planning.shape.activation_sizes import Activations
+from engine.planning.shape.catalog import FILE, STARTER_FILE, catalog, starter_shape
+from engine.planning.shape.model_shape import ModelShape
+from engine.planning.shape.serialize import (
     ACTIVATION_FIELDS,
     LOW_RANK,
     AdaptedBlock,
     pack,
     pack_adapters,
 )
-from engine.paths import PROGRAM_ROOT
 
 FACTS = (
     "id",
@@ -72,8 +72,8 @@ def meta_shape(
     """What the engine itself finds for a configuration of transformers. Raises ModelError for a
     model that it refuses.
     """
-    from engine.model.build import build_model
-    from engine.model.measure_shape import shape_of
+    from engine.model.build.build import build_model
+    from engine.model.build.measure_shape import shape_of
 
     built = build_model(config, ModelConfig(source=source, dtype=dtype), adapters)
     blocks = []
@@ -87,7 +87,7 @@ def meta_shape(
 
 def _published(config: dict[str, Any]) -> Any:
     """The facts of a model as a configuration of transformers."""
-    from engine.model.library import transformers
+    from engine.model.build.library import transformers
 
     return transformers().AutoConfig.for_model(**copy.deepcopy(config))
 
@@ -114,7 +114,7 @@ def _rows(config: Any, source: str) -> dict[str, Any]:
 
 def _starter() -> tuple[bytes, Any]:
     """(the bytes of its config.json, its configuration)"""
-    from engine.model.pretrained_files import load_config
+    from engine.model.build.pretrained_files import load_config
 
     content = (PROGRAM_ROOT / STARTER / "config.json").read_bytes()
     return content, load_config(str(PROGRAM_ROOT / STARTER))

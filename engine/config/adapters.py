@@ -1,6 +1,6 @@
 """A run can train adapters (LoRA) beside the weights of a model, which stay as they are.
 
-No torch is imported. `engine.adapters` finds the layers of a model that are meant.
+No torch is imported. `engine.model.lora` finds the layers of a model that are meant.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.config.data_settings import DataConfig, Reading
-from engine.config.regularisation import Regularisation
+from engine.config.regularization import Regularization
 from engine.errors import ConfigError
 
 OBJECTIVE = "preference.objective"
@@ -79,7 +79,7 @@ class PreferenceConfig:
         """Returns how many lines of tokens a row of a batch has: a pair is two."""
         return 2 if self.reads == "pairs" else 1
 
-    def check(self, train_on: str, regularised: Regularisation) -> None:
+    def check(self, train_on: str, regularised: Regularization) -> None:
         """Raises ConfigError for the first rule that is broken. `train_on` is `data.train_on`, and
         `regularised` acts on training steps.
         """

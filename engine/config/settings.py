@@ -22,7 +22,7 @@ from engine.config.gpu_shares import check_shares
 from engine.config.limits import LARGEST, at_least, at_most, between
 from engine.config.output_settings import OutputConfig
 from engine.config.preference_settings import PreferenceConfig, read_as
-from engine.config.regularisation import Regularisation
+from engine.config.regularization import Regularization
 from engine.config.rope_settings import ROPE_SCALING, USUAL_FACTOR, RopeScaling, check_rope
 from engine.config.trained_parts import Parts, check_parts
 from engine.config.tree import assign, build, override, read_preset
@@ -216,7 +216,7 @@ class OptimConfig:
         self._check_batch()
         self._check_adamw()
         check_parts(self.method, self.part_names, self.last_blocks)
-        self.regularisation.check()
+        self.regularization.check()
         if self.method == "lora":
             self._adapters.check()
         at_least("train.patience", self.patience, 0)
@@ -230,8 +230,8 @@ class OptimConfig:
         return Parts(self.part_names, self.last_blocks) if self.method == "parts" else None
 
     @property
-    def regularisation(self) -> Regularisation:
-        return Regularisation(self.label_smoothing, self.neftune_alpha)
+    def regularization(self) -> Regularization:
+        return Regularization(self.label_smoothing, self.neftune_alpha)
 
     @property
     def _adapters(self) -> Adapters:
@@ -397,7 +397,7 @@ class TrainConfig:
         self.model.check()
         self.data.check()
         self.train.check()
-        self.preference.check(self.data.train_on, self.train.regularisation)
+        self.preference.check(self.data.train_on, self.train.regularization)
         if self.preference.is_on and self.train.method == "lora" and self.train.lora_dropout:
             raise ConfigError(
                 "train.lora_dropout",

@@ -1,6 +1,7 @@
 """A run trains the whole model, or the parts of it that its settings name.
 
-No torch is imported. `engine.planes.freezing` finds the parameters of a model that are meant.
+No torch is imported. `engine.planning.layout.freezing` finds the parameters of a model that are
+meant.
 """
 
 from __future__ import annotations

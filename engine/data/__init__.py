@@ -1,7 +1,5 @@
-"""Examples become rows of tokens: chat templates, loss masks, packing, and an order that a resumed
-run can continue. No torch is imported.
+"""A user's rows become micro-batches of tokens. No torch.
 
-The rooms before it are `sources` (data sets as rows) and `examples` (rows as conversations, pairs
-and texts). All code that affects the tokens of a data set is in these three: when one of their
+All code that affects the tokens of a data set is here and in `engine.config`: when one of their
 files changes, cached tokens are made again.
 """

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.settings import TrainConfig
+from engine.machine.offload_folder import disk_name
 from engine.machine.rates import Rates, kept_entry, store_entry
-from engine.machine.spill_folder import disk_name
 
 DRAINED_BYTES = 60 * 10**9
 """Consumer drives cache less than this many bytes."""

@@ -88,8 +88,8 @@ SHARED_MEMORY_SHARE = 0.93
 of 190 GB/s.
 """
 FREE_CORES, MAX_THREADS = 2, 32
-"""`engine.host.host_threads` has the same figures, but is in a later room, which this one may
-not import.
+"""`engine.runtime.optimizer.host_threads` has the same figures, but is in a later room, which this
+one may not import.
 """
 
 
@@ -414,7 +414,7 @@ def _pcie_bandwidth(generation: int, width: int) -> float:
 
 
 def _threads(cores: int) -> int:
-    """Returns the threads of AdamW, as `engine.host.host_threads` chooses them."""
+    """Returns the threads of AdamW, as `engine.runtime.optimizer.host_threads` chooses them."""
     return min(cores - FREE_CORES if cores >= 4 * FREE_CORES else cores, MAX_THREADS)
 
 

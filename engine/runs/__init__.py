@@ -1,5 +1,1 @@
-"""A run's folder and its record are handled in this room: the events, their only writer, their
-readers, and the snapshot built from them. The room does not import torch.
-
-It may import the rooms before it in `engine`, up to `model`.
-"""
+"""A run as its record: its events, its line in a list, its curves for trackers. No torch."""

@@ -1,4 +1,1 @@
-"""The runtime runs a plan: device buffers, lanes, kernels and the streaming engine.
-
-It may import the rooms before it in `engine`, up to `graphs`.
-"""
+"""What computes: it runs the plan of a step on devices and in host memory."""

@@ -25,7 +25,7 @@ import pytest
 
 from app.session.detached import process_of_its_own
 from engine.paths import PROGRAM_ROOT
-from engine.runs.events import (
+from engine.runs.record.events import (
     EvalFinished,
     Event,
     ExportWritten,
@@ -35,11 +35,11 @@ from engine.runs.events import (
     StateChanged,
     StepFinished,
 )
-from engine.runs.folder import RunFolder
-from engine.runs.following import replay
-from engine.runs.recorder import RunRecorder
-from engine.summaries.listing import list_runs, summarise
-from engine.train.run import start_run
+from engine.runs.record.following import replay
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import RunFolder
+from engine.runs.summaries.listing import list_runs, summarize
+from engine.training.loop.run import start_run
 from tests.support.failing import intact, resumes_to_the_end, whole_checkpoints
 from tests.support.folders import make_config
 from tests.support.ports import free_port
@@ -83,7 +83,7 @@ def send_to_itself(number: int) -> None:
 def signal_at(moment: str, number: int) -> None:
     """Sends a signal at a moment of the run that is started."""
     if moment == "in mid step":
-        from engine.runtime.streaming_engine import StreamingEngine
+        from engine.runtime.step.streaming_engine import StreamingEngine
 
         real = StreamingEngine._training_step
 
@@ -127,7 +127,7 @@ def app(moment: str, number: int, preset: str, runs: str) -> None:
     def start(session: Session) -> None:
         if moment == "beside a detached run":
             run_id = session.start_detached(config)
-            wait_until(lambda: summarise(RunFolder(session.runs_dir / run_id)).step >= 3)
+            wait_until(lambda: summarize(RunFolder(session.runs_dir / run_id)).step >= 3)
         elif moment == "between two runs":
             session.queue.add(config)
             session.queue.add(config)
@@ -243,7 +243,7 @@ def test_the_first_process_of_a_container_stops_and_saves_detached_runs(tmp_path
 
 HANDLER = """
 import os, signal, sys, time
-from engine.cli.end_signals import EndSignals
+from engine.tools.cli.end_signals import EndSignals
 with EndSignals(lambda number, urgent: print(number, urgent, flush=True)) as signals:
     for wait, number in {pairs}:
         time.sleep(wait)

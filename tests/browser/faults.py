@@ -8,8 +8,8 @@ import time
 
 from playwright.sync_api import expect
 
-from engine.runs.events import StepFinished
-from engine.runs.following import replay
+from engine.runs.record.events import StepFinished
+from engine.runs.record.following import replay
 from tests.browser.screen import OPENED_RUN, fill, open_other_settings, run_of
 
 STEPS = "document.querySelector('[data-figure=loss]').data[0].x"

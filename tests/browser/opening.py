@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from playwright.sync_api import Playwright, sync_playwright
 
 from engine.config.settings import TrainConfig
-from engine.runs.events import MemorySampled
-from engine.runs.folder import create_run
-from engine.runs.recorder import RunRecorder
+from engine.runs.record.events import MemorySampled
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run
 from tests.browser.conftest import FLAGS, Server, chromium_path
 from tests.browser.pages import SPAN_BLOCKS, UNITS
 from tests.support.ports import free_port

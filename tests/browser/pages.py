@@ -26,9 +26,9 @@ import psutil
 from msgspec.structs import replace
 
 from engine.config.settings import TrainConfig
-from engine.runs.events import MemorySampled, StepFinished
-from engine.runs.folder import RunFolder, create_run
-from engine.runs.recorder import RunRecorder
+from engine.runs.record.events import MemorySampled, StepFinished
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import RunFolder, create_run
 from tests.browser.conftest import FLAGS, Server, chromium_path
 from tests.browser.screen import address
 from tests.support.ports import free_port

@@ -9,8 +9,8 @@ import re
 from playwright.sync_api import Locator, Page, expect
 
 from engine.config.settings import TrainConfig
-from engine.runs.folder import create_run
-from engine.runs.recorder import RunRecorder
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run
 from tests.browser.conftest import Server
 from tests.support.synthetic_run import run_events
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from app.form.presets import FIRST_PRESET, PRESETS
 from app.form.settings_form import shown_values
 from engine.config.settings import TrainConfig
-from engine.runs.events import RunEnded
-from engine.runs.following import EVENTS_FILE, last_of_kind
+from engine.runs.record.events import RunEnded
+from engine.runs.record.following import EVENTS_FILE, last_of_kind
 from tests.browser.conftest import FLAGS, Server, answer, chromium_path
 from tests.support.ports import free_port
 from tests.support.soak import (
@@ -29,7 +29,7 @@ from tests.support.soak import (
 )
 
 WARM_UP_STEPS = 500
-LOOK_SECONDS = 5
+POLL_SECONDS = 5
 
 
 def train_in_the_app(steps: int, folder: Path) -> Path:
@@ -54,7 +54,7 @@ def train_in_the_app(steps: int, folder: Path) -> Path:
                 page.wait_for_timeout(1000)
             record = only_record(server.runs)
             while last_of_kind(record, RunEnded.kind) is None:
-                page.wait_for_timeout(1000 * LOOK_SECONDS)
+                page.wait_for_timeout(1000 * POLL_SECONDS)
             browser.close()
     finally:
         server.end()

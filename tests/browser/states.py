@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from playwright.sync_api import Page, expect, sync_playwright
 
 from engine.config.settings import TrainConfig
-from engine.runs.events import (
+from engine.runs.record.events import (
     DataPrepared,
     EvalFinished,
     Event,
@@ -30,9 +30,9 @@ from engine.runs.events import (
     RunStarted,
     StateChanged,
 )
-from engine.runs.folder import RunFolder, create_run
-from engine.runs.recorder import RunRecorder
-from engine.summaries.benchmark_results import BenchmarkResult, append_benchmarks
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import RunFolder, create_run
+from engine.runs.summaries.benchmark_results import BenchmarkResult, append_benchmarks
 from tests.browser.conftest import (
     FLAGS,
     WAIT_MILLISECONDS,

@@ -12,11 +12,11 @@ from playwright.sync_api import expect
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from app.login.login import Login
-from app.login.login_form import login_routes
+from app.server.login import Login
+from app.server.login_form import login_routes
 from engine.config.settings import TrainConfig
-from engine.runs.folder import create_run
-from engine.runs.recorder import RunRecorder
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import (
     OPENED_RUN,

@@ -10,8 +10,8 @@ import signal
 import pytest
 from playwright.sync_api import expect
 
-from engine.runs.events import SettingsChanged
-from engine.runs.following import EVENTS_FILE, replay
+from engine.runs.record.events import SettingsChanged
+from engine.runs.record.following import EVENTS_FILE, replay
 from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import bar, open_view, press, start_short_run, state
 from tests.support.ports import free_port

@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.config.settings import TrainConfig
-from engine.runs.events import RunStarted, StateChanged, StepFinished
-from engine.runs.folder import create_run
+from engine.runs.record.events import RunStarted, StateChanged, StepFinished
+from engine.runs.record.run_folder import create_run
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS
 from tests.browser.screen import address, open_view
 from tests.support.synthetic_run import records, run_events, step_finished, write_events
@@ -163,7 +163,8 @@ def test_only_what_nobody_would_see_is_drawn_later(live, server):
         figures[1]["layout"] = layout
         return page.evaluate(
             """async ([drawn, newer, shown]) =>
-          (await import('/ramstream/charts/patience.js')).patience(drawn, newer, shown, 500)""",
+          (await import('/ramstream/shared/charts/patience.js'))
+            .patience(drawn, newer, shown, 500)""",
             [*figures, list(shown)],
         )
 

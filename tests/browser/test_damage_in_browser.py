@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from engine.runs.folder import RunFolder
-from engine.summaries.listing import list_runs
+from engine.runs.record.run_folder import RunFolder
+from engine.runs.summaries.listing import list_runs
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.faults import (
     grows,

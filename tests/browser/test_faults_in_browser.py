@@ -14,10 +14,10 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from engine.runs.events import RunEnded, RunStarted
-from engine.runs.folder import RunFolder
-from engine.runs.following import replay
-from engine.summaries.listing import list_runs
+from engine.runs.record.events import RunEnded, RunStarted
+from engine.runs.record.following import replay
+from engine.runs.record.run_folder import RunFolder
+from engine.runs.summaries.listing import list_runs
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.faults import (
     grows,

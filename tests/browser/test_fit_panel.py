@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
-from app.pages.draft import Draft
+from app.pages.new.draft import Draft
 from engine.config.settings import TrainConfig
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server
 from tests.support.ports import free_port
@@ -26,15 +26,15 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 SERVE = """
 import sys
 # Models of the hub could be downloaded, and have the starter's tokenizer.
-import engine.model.pretrained_files as files
-import engine.checkpoints.usable_start as usable_start
+import engine.model.build.pretrained_files as files
+import engine.training.weights.usable_start as usable_start
 load = files.load_tokenizer
 files.load_tokenizer = lambda source: load("assets/starter-model")
 usable_start.refuse_out_of_reach = lambda *given, **named: None
-import app.pages.checker
+import app.pages.new.checker
 from engine.machine.known_machines import named_machine, with_figures
 machine = with_figures(named_machine("H200", 120), disk_gib=2000)
-app.pages.checker.read_machine = lambda folder: machine
+app.pages.new.checker.read_machine = lambda folder: machine
 from app.main import Address, serve
 serve(Address(port=int(sys.argv[1])), runs_dir=sys.argv[2], open_browser=False)
 """

@@ -9,7 +9,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from engine.summaries.about import write_about
+from engine.runs.summaries.about import write_about
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import more_of, recorded_run, row_of
 from tests.support.tiers import BROWSER_FLOWS

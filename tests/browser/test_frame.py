@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.config.settings import TrainConfig
-from engine.runs.folder import create_run
-from engine.runs.recorder import RunRecorder
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import (
     VIEWS,

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 def plain(context, server):
     """A page of the server's with nothing of ours in it."""
     page = context.new_page()
-    page.goto(f"{server.address}/ramstream/common/gradio.js")
+    page.goto(f"{server.address}/ramstream/pages/frame/gradio.js")
     return page
 
 
 # The server goes while it answers, and the next one knows nothing of it.
 BROKEN = """async () => {
-  const {carryGradio} = await import('/ramstream/common/gradio.js');
-  const {Connection} = await import('/ramstream/common/connection.js');
+  const {carryGradio} = await import('/ramstream/pages/frame/gradio.js');
+  const {Connection} = await import('/ramstream/pages/frame/connection.js');
   const isBack = () => connection.answered('two', null);
   const connection = new Connection((isLost) => { if (isLost) setTimeout(isBack, 20); });
   const sent = [], encoder = new TextEncoder();
@@ -81,8 +81,8 @@ def test_an_event_outlives_the_connection_that_it_came_over(plain):
 # Told that the stream ends, Gradio gives it up, by the signal of its Request, though it has not
 # ended yet.
 GIVEN_UP = """async () => {
-  const {carryGradio} = await import('/ramstream/common/gradio.js');
-  const {Connection} = await import('/ramstream/common/connection.js');
+  const {carryGradio} = await import('/ramstream/pages/frame/gradio.js');
+  const {Connection} = await import('/ramstream/pages/frame/connection.js');
   const changes = [], sent = [], given = new AbortController();
   window.fetch = async (request) => {
     sent.push(new URL(request.url).pathname);

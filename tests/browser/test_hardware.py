@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from engine.fit.model_table import HERE
+from engine.planning.fit.model_table import HERE
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import box, open_other_settings
 from tests.support.tiers import BROWSER_FLOWS

@@ -11,9 +11,9 @@ from playwright.sync_api import expect
 
 from app.words import in_digits
 from engine.config.settings import TrainConfig
-from engine.runs.following import EVENTS_FILE, replay
-from engine.runs.snapshot import RunSnapshot
-from engine.train.run import start_run
+from engine.runs.record.following import EVENTS_FILE, replay
+from engine.runs.record.snapshot import RunSnapshot
+from engine.training.loop.run import start_run
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS
 from tests.browser.screen import (
     NEW_FORM,

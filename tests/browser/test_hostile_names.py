@@ -10,10 +10,10 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.config.settings import TrainConfig
-from engine.runs.folder import create_run
-from engine.runs.recorder import RunRecorder
-from engine.summaries.about import write_about
-from engine.summaries.benchmark_results import append_benchmarks
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run
+from engine.runs.summaries.about import write_about
+from engine.runs.summaries.benchmark_results import append_benchmarks
 from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import (
     NEW_FORM,

@@ -11,7 +11,7 @@ import sys
 import pytest
 from playwright.sync_api import expect
 
-from engine.train.run import start_run
+from engine.training.loop.run import start_run
 from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import address, more_of, open_page, open_view, state
 from tests.support.folders import make_config

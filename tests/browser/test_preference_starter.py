@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from engine.runs.following import EVENTS_FILE, replay
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.following import EVENTS_FILE, replay
+from engine.runs.record.snapshot import RunSnapshot
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import OPENED_RUN, bar, open_view, run_of, state, wait_for_points
 from tests.support.tiers import BROWSER_FLOWS

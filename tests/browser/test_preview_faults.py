@@ -18,7 +18,7 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 
 FAULTY = """
 import sys, time
-import engine.data.preview as data
+import engine.data.batches.preview as data
 
 def faulty(function):
     def call(config, *rest, **options):

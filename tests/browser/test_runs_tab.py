@@ -15,9 +15,9 @@ from playwright.sync_api import expect
 
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
-from engine.runs.folder import create_run
-from engine.runs.recorder import RunRecorder
-from engine.summaries.listing import list_runs
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run
+from engine.runs.summaries.listing import list_runs
 from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import (
     NEW_FORM,

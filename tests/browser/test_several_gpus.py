@@ -19,9 +19,9 @@ from playwright.sync_api import Page, expect
 from app.form.settings_form import shown_values
 from app.session.detached import PROCESS_FILE
 from engine.paths import PROGRAM_ROOT
-from engine.runs.events import MemorySampled, RunEnded, StepFinished, StepTimeline
-from engine.runs.following import EVENTS_FILE, replay
-from engine.runs.rank_timelines import of_rank, ranks_in
+from engine.runs.record.events import MemorySampled, RunEnded, StepFinished, StepTimeline
+from engine.runs.record.following import EVENTS_FILE, replay
+from engine.runs.record.timeline_index import of_rank, ranks_in
 from tests.browser.conftest import WAIT_MILLISECONDS, answer
 from tests.browser.screen import OPENED_RUN, bar, open_view, press, run_of, state
 from tests.support.folders import make_config

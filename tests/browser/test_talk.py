@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from engine.train.run import start_run
+from engine.training.loop.run import start_run
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import address, ask, open_page, row_of
 from tests.support.folders import make_config

@@ -12,8 +12,8 @@ from playwright.sync_api import expect
 
 from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
-from engine.runs.events import PlanBuilt, StepFinished, StepTimeline
-from engine.runs.folder import create_run
+from engine.runs.record.events import PlanBuilt, StepFinished, StepTimeline
+from engine.runs.record.run_folder import create_run
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import address
 from tests.support.planned_steps import measured, plan_of, simulated

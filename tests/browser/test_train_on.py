@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from engine.runs.events import LogLine, RunEnded, RunStarted, StepFinished
-from engine.runs.folder import open_run
-from engine.runs.following import replay
+from engine.runs.record.events import LogLine, RunEnded, RunStarted, StepFinished
+from engine.runs.record.following import replay
+from engine.runs.record.run_folder import open_run
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import (
     NEW_FORM,

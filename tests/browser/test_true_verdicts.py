@@ -15,8 +15,8 @@ from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
 from engine.config.settings import TrainConfig
-from engine.runs.folder import create_run
-from engine.runs.recorder import RunRecorder
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run
 from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.support.folders import make_data
 from tests.support.ports import free_port

@@ -9,8 +9,8 @@ from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
 from app.words import in_digits
-from engine.runs.following import EVENTS_FILE, replay
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.following import EVENTS_FILE, replay
+from engine.runs.record.snapshot import RunSnapshot
 from tests.browser.conftest import WAIT_MILLISECONDS, answer
 from tests.browser.screen import OPENED_RUN, ask, bar, open_view, run_of, state, wait_for_points
 from tests.support.overfitting import by_heart

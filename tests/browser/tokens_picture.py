@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 from playwright.sync_api import sync_playwright
 
-from app.view.drawing import BLUE, GREEN, ORANGE
+from app.shared.charts.drawing import BLUE, GREEN, ORANGE
 from tests.browser.conftest import FLAGS, ROOT, chromium_path
 
 DOCUMENT = ROOT / "docs" / "performance.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.train.run import start_run
+from engine.training.loop.run import start_run
 from tests.support.counted_once import counting_once
 from tests.support.folders import make_config
 from tests.support.trained_runs import execute

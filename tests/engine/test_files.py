@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.files import bytes_in
-from engine.runs.folder import create_run
+from engine.runs.record.run_folder import create_run
 from engine.safe_files import write_whole
 from tests.support.run_folders import CONFIG, named
 

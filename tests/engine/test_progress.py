@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.progress import Progress, saying, untold
+from engine.progress import Progress, no_progress, saying
 
 
 def test_work_that_says_nothing_is_told_under_a_name():
@@ -15,4 +15,4 @@ def test_work_that_says_nothing_is_told_under_a_name():
     progress(1, 2)
     progress(2, 2, "unheard")
     assert told == [(1, 2, "Reading"), (2, 2, "Reading")]
-    assert untold(1, 2) is None and untold(1, 2, "heard by nobody") is None
+    assert no_progress(1, 2) is None and no_progress(1, 2, "heard by nobody") is None

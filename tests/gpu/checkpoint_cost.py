@@ -20,9 +20,9 @@ from pathlib import Path
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.settings import TrainConfig
-from engine.fit import checkpoint_needs
 from engine.paths import PROGRAM_ROOT
-from engine.runs.events import (
+from engine.planning.fit import checkpoint_sizes
+from engine.runs.record.events import (
     CheckpointWritten,
     EvalFinished,
     ForecastChecked,
@@ -30,8 +30,8 @@ from engine.runs.events import (
     Record,
     StepFinished,
 )
-from engine.runs.following import EVENTS_FILE, replay
-from engine.train.run import start_run
+from engine.runs.record.following import EVENTS_FILE, replay
+from engine.training.loop.run import start_run
 from engine.words import GIB
 from tests.support.folders import make_data, make_tokenizer
 from tests.support.soak import only_record
@@ -171,9 +171,9 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.folder is not None:
         if chosen.copies is not None:
-            whole = checkpoint_needs._in_pieces
+            whole = checkpoint_sizes._in_pieces
             most = int(chosen.copies * GIB)
-            checkpoint_needs._in_pieces = lambda *job: min(most, whole(*job))
+            checkpoint_sizes._in_pieces = lambda *job: min(most, whole(*job))
         measure(
             Job(
                 chosen.folder,

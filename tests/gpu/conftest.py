@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from engine.runtime import cuda_backend
+from engine.runtime.device import cuda_backend
 from tests.support.lanes import ImmediateStreams, Lanes, lanes_without_a_gpu
 
 # Read when cuBLAS starts; without it its results may differ from call to call.

@@ -16,14 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import copy, rmtree
 
-from engine.cli.runs import forecast_of
 from engine.config.settings import TrainConfig
-from engine.model.catalog import entry_of
 from engine.paths import PROGRAM_ROOT
-from engine.runs.events import FitReported
-from engine.runs.following import replay
-from engine.train import planning
-from engine.train.run import start_run
+from engine.planning.shape.catalog import entry_of
+from engine.runs.record.events import FitReported
+from engine.runs.record.following import replay
+from engine.tools.cli.runs import prediction_check_of
+from engine.training.loop import planning
+from engine.training.loop.run import start_run
 from engine.words import in_gib
 from tests.support.trained_runs import execute
 
@@ -57,7 +57,7 @@ def folder_of(model: str, place: Path) -> Path:
     return place
 
 
-def forecast(
+def prediction_check(
     model: str, rows: int, tokens: int, steps: int, place: Path, **changes
 ) -> tuple[str, dict, list[str]]:
     """How a run of a few steps ended, what it recorded, and what its predictions were made of."""
@@ -87,7 +87,7 @@ def forecast(
         for part in ("host", "gpu")
         if reports and reports[0].get(part)
     ]
-    return ended.reason, forecast_of(run.folder.path), items
+    return ended.reason, prediction_check_of(run.folder.path), items
 
 
 def main(asked: list[str]) -> None:
@@ -102,7 +102,7 @@ def main(asked: list[str]) -> None:
         return
     model, rows, tokens, steps = asked[0], int(asked[1]), int(asked[2]), int(asked[3])
     place = Path(tempfile.mkdtemp())
-    ended, found, items = forecast(model, rows, tokens, steps, place)
+    ended, found, items = prediction_check(model, rows, tokens, steps, place)
     rmtree(place)
     print(f"{model} {rows} x {tokens}: {ended}", *items, sep="\n  ")
     for name, values in found.items():

@@ -1,11 +1,12 @@
 """A Qwen2 model is trained here with all states on the device, by the engine's own optimizers.
 
 - Weights are in the engine's planes: `weight_high`, with which the device computes, and
-  `weight_low`. Moments are in fp32, in bf16 or in 8 bits, where `engine.planes.moments` puts them.
+  `weight_low`. Moments are in fp32, in bf16 or in 8 bits, where `engine.planning.layout.moments`
+  puts them.
 - Gradients are those of one micro-batch, as the engine has them: of blocks in bf16, of embedding
   and head summed in fp32, and all rounded to bf16 before the update. Norms are of the sums.
-- `engine.runtime.device_adamw` and `engine.runtime.device_moments` update the states, and
-  `engine.runtime.loss` computes the loss in chunks.
+- `engine.runtime.optimizer.device_adamw` and `engine.runtime.optimizer.device_moments` update the
+  states, and `engine.runtime.step.cross_entropy` computes the loss in chunks.
 - Blocks are written anew, since query, key and value are neighbours in their plane, as are gate
   and up: each group is one matrix product. All blocks share one compiled graph.
 - On a GPU, forward, backward and clip factor are one CUDA graph. The update is launched after it,
@@ -21,31 +22,31 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.checkpoints.weights import initialise
 from engine.config.settings import ModelConfig, OptimConfig, Optimizer
-from engine.host.host_adamw import AdamWSettings, HostAdamW
-from engine.host.host_store import HostStore
-from engine.model.build import build_model
-from engine.model.units import TORCH_DTYPES
-from engine.plan.buffers import EMBED, HEAD
-from engine.planes.layout import WEIGHT_PLANES, UnitLayout
-from engine.planes.moments import FP32_MOMENTS, MOMENTS
-from engine.runtime.compiled import CompiledFunction, functions_try_again, set_up_compiler
-from engine.runtime.device_adamw import StepFactors, clip_of, update
-from engine.runtime.device_moments import (
+from engine.model.build.build import build_model
+from engine.model.build.units import TORCH_DTYPES
+from engine.planning.layout.layout import WEIGHT_PLANES, UnitLayout
+from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
+from engine.planning.schedule.buffers import EMBED, HEAD
+from engine.runtime.device.compiled import CompiledFunction, functions_try_again, set_up_compiler
+from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.optimizer.device_adamw import StepFactors, clip_of, update
+from engine.runtime.optimizer.device_moments import (
     RoundedPlanes,
     RoundedStep,
     moment_tables,
     update_rounded,
 )
-from engine.runtime.loss import (
+from engine.runtime.step.cross_entropy import (
     LossChunks,
     LossTargets,
     TailGradients,
     chunked_loss,
     loss_without_gradients,
 )
-from engine.train.schedule import learning_rate
+from engine.training.loop.lr_schedule import learning_rate
+from engine.training.weights.weights import initialize
 
 JOINED = (
     ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
@@ -173,7 +174,7 @@ def joined(layout: UnitLayout, plane: torch.Tensor, names: Sequence[str]) -> tor
 class UnitStates:
     """A `UnitStates` has the planes of a unit on the device."""
 
-    def __init__(self, layout: UnitLayout, store: HostStore, device: torch.device):
+    def __init__(self, layout: UnitLayout, store: HostStates, device: torch.device):
         self.layout = layout
         self._store = store
         names = [name for name in store.planes if name in WEIGHT_PLANES]
@@ -238,9 +239,9 @@ class InMemoryTraining:
         )
         if not model.tied:
             raise ValueError("only a model with a tied head can be trained here")
-        self._store = HostStore(model.layouts, settings.dtype)
+        self._store = HostStates(model.layouts, settings.dtype)
         self._store.allocate_weights()
-        initialise(model, self._store, 0, torch.device("cpu"))
+        initialize(model, self._store, 0, torch.device("cpu"))
         self.config = model.config
         self.states = {
             layout.unit: UnitStates(layout, self._store, device) for layout in model.layouts
@@ -342,7 +343,7 @@ class InMemoryTraining:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # the compiler raises many kinds
-                self._block.give_up(error)
+                self._block.abort(error)
                 print(f"the block is not compiled: {self._block.problem}", flush=True)
         if not self.settings.graph:
             return

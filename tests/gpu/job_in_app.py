@@ -27,12 +27,12 @@ from shutil import rmtree
 
 import yaml
 
-from engine.cli.runs import forecast_of
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
-from engine.runs.events import CheckpointWritten, RunEnded, SettingsChanged, StepFinished
-from engine.runs.following import replay
-from engine.train import planning
+from engine.runs.record.events import CheckpointWritten, RunEnded, SettingsChanged, StepFinished
+from engine.runs.record.following import replay
+from engine.tools.cli.runs import prediction_check_of
+from engine.training.loop import planning
 from engine.words import in_gib
 from tests.gpu.forecasts import STARTER_TOKENS, folder_of
 from tests.gpu.watchers import start_app
@@ -203,7 +203,7 @@ def in_the_app(config: TrainConfig, steps: int, place: Path) -> tuple[Path, list
 def memory_of(folder: Path) -> list[str]:
     """Returns lines of what a run predicted, beside what was measured."""
     lines = []
-    for name, values in forecast_of(folder).items():
+    for name, values in prediction_check_of(folder).items():
         predicted, measured = values["predicted"], values["measured"]
         if name.endswith("bytes") and predicted and measured:
             error = 100 * (measured / predicted - 1)

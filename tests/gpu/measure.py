@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.bench.steps import Planes, RunSettings, random_rows, run_steps
-from engine.data.rows import MicroBatch
-from engine.plan.choices import PlanChoices
-from engine.runtime.backend import Backend
-from engine.runtime.streaming_engine import StreamingEngine
+from engine.data.batches.rows import MicroBatch
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.backend import Backend
+from engine.runtime.step.streaming_engine import StreamingEngine
+from engine.tools.bench.steps import Planes, RunSettings, random_rows, run_steps
 
 
 def qwen_7b():

@@ -36,7 +36,7 @@ from transformers import AutoConfig
 
 from engine.config.settings import OptimConfig
 from engine.paths import PROGRAM_ROOT
-from engine.runtime.compiled import uncompiled_functions
+from engine.runtime.device.compiled import uncompiled_functions
 from tests.gpu.in_memory import InMemoryTraining, Moments, TrainingSettings
 from tests.gpu.token_file import Tokens, read_tokens
 

@@ -24,13 +24,13 @@ from typing import Any
 import psutil
 import torch
 
-from engine.bench.steps import Planes, RunFigures, RunSettings, random_rows, run_steps
 from engine.machine.cgroups import sample_host_memory
-from engine.plan.choices import PlanChoices
-from engine.runtime.backend import Backend
-from engine.runtime.engine_settings import EngineSettings
-from engine.runtime.open_backend import open_backend
-from engine.runtime.streaming_engine import StreamingEngine
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.backend import Backend
+from engine.runtime.device.open_backend import open_backend
+from engine.runtime.step.engine_settings import EngineSettings
+from engine.runtime.step.streaming_engine import StreamingEngine
+from engine.tools.bench.steps import Planes, RunFigures, RunSettings, random_rows, run_steps
 from tests.gpu.measure import llama, peak_at_depth, qwen_7b, synchronizations
 
 GIB = 2**30

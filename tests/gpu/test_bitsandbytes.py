@@ -1,6 +1,7 @@
 """AdamW with moments in 8 bits, on the host and on the device, beside the kernel of bitsandbytes
-for CUDA (without that library these tests are skipped). tests/engine/host/test_bitsandbytes.py has
-its optimizer for the CPU, and says what `tests.support.blockwise` compares.
+for CUDA (without that library these tests are skipped).
+tests/engine/runtime/host/test_bitsandbytes.py has its optimizer for the CPU, and says what
+`tests.support.blockwise` compares.
 
 Where version 0.50.2 differs from ours on CUDA:
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.planes.moments import BLOCK
+from engine.planning.layout.moments import BLOCK
 from tests.support.blockwise import (
     RATE,
     SIZES,

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from engine.checkpoints import copies, piece_files, unit_files
 from engine.errors import NonFiniteError
-from engine.fit import checkpoint_needs, needs
-from engine.plan.ops import OpKind
-from engine.runs.events import CheckpointWritten, PlanBuilt, StepSkipped
-from engine.runtime import block_ops
-from engine.train import planning
-from engine.train.run import Run, start_run
+from engine.planning.fit import checkpoint_sizes, requirements
+from engine.planning.schedule.ops import OpKind
+from engine.runs.record.events import CheckpointWritten, PlanBuilt, StepSkipped
+from engine.runtime.step import copy_ops
+from engine.training.checkpoints import piece_files, staging, unit_files
+from engine.training.loop import planning
+from engine.training.loop.run import Run, start_run
 from tests.gpu.test_whole_job import gpu_config
 from tests.support.trained_runs import events_of, execute, files_of
 
@@ -35,17 +35,17 @@ VALUES = {
 @pytest.fixture
 def small(monkeypatch):
     """Even this model is written beside training, in small pieces, more slowly than it trains."""
-    monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 0)
-    for place, name in ((checkpoint_needs, "COPY_PIECE_BYTES"), (copies, "PIECE_BYTES")):
+    monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
+    for place, name in ((checkpoint_sizes, "COPY_PIECE_BYTES"), (staging, "CHUNK_BYTES")):
         monkeypatch.setattr(place, name, 64 << 10)
     monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 64 << 10)
-    write = piece_files.PieceFile.write
+    write = piece_files.ChunkFile.write
 
     def slowly(self, piece, offset):
         time.sleep(0.003)
         write(self, piece, offset)
 
-    monkeypatch.setattr(piece_files.PieceFile, "write", slowly)
+    monkeypatch.setattr(piece_files.ChunkFile, "write", slowly)
 
 
 @pytest.fixture(
@@ -54,7 +54,7 @@ def small(monkeypatch):
 )
 def homes(request, monkeypatch):
     """Optimizers of these units run on the device, or so many units live there."""
-    choose, (units, settled) = needs.choose, request.param
+    choose, (units, settled) = requirements.choose, request.param
 
     def with_homes(job, target, *quick):
         chosen = choose(job, target, *quick)
@@ -69,7 +69,7 @@ def homes(request, monkeypatch):
         )
         return replace(chosen, choices=choices)
 
-    for planner in (needs, planning):
+    for planner in (requirements, planning):
         monkeypatch.setattr(planner, "choose", with_homes)
     return units
 
@@ -86,11 +86,11 @@ def test_each_is_that_of_a_run_that_stood_still(
     deterministic, tmp_path, monkeypatch, small, homes, room
 ):
     with monkeypatch.context() as standing:
-        standing.setattr(checkpoint_needs, "SMALL_BYTES", 1 << 40)
+        standing.setattr(checkpoint_sizes, "SMALL_BYTES", 1 << 40)
         standing.setattr(time, "sleep", lambda seconds: None)
         still = files_of(trained(tmp_path))
-    whole = checkpoint_needs._in_pieces
-    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda *job: min(room, whole(*job)))
+    whole = checkpoint_sizes._in_pieces
+    monkeypatch.setattr(checkpoint_sizes, "_in_pieces", lambda *job: min(room, whole(*job)))
     run = trained(tmp_path)
     (built,) = events_of(run, PlanBuilt)
     assert tuple(built.choices["device_homes"]) == homes
@@ -106,16 +106,16 @@ def test_a_step_that_is_skipped_just_before_its_checkpoint_leaves_no_one_waiting
     deterministic, tmp_path, monkeypatch, small, homes
 ):
     """The checkpoint of step 5 is asked for while that step runs, and then the step fails."""
-    clip = block_ops._clip
+    clip = copy_ops._clip
 
     def failing(context, op, step):
         if step.inputs.number == 5:
             raise NonFiniteError("The loss of step 5 is not a finite number.", 5, "loss")
         clip(context, op, step)
 
-    monkeypatch.setitem(block_ops.WORK, OpKind.CLIP, failing)
+    monkeypatch.setitem(copy_ops.WORK, OpKind.CLIP, failing)
     with monkeypatch.context() as standing:
-        standing.setattr(checkpoint_needs, "SMALL_BYTES", 1 << 40)
+        standing.setattr(checkpoint_sizes, "SMALL_BYTES", 1 << 40)
         standing.setattr(time, "sleep", lambda seconds: None)
         still = files_of(trained(tmp_path, **{"train.nonfinite": "skip"}))
     run = trained(tmp_path, **{"train.nonfinite": "skip", "output.checkpoint_every": 5})

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.bench.steps import Planes, RunSettings, random_rows, run_steps
 from engine.errors import FitError
-from engine.plan.choices import PlanChoices
-from engine.plan.waits import seconds_by_cause, waits_of
-from engine.runtime.cuda_backend import CudaBackend
-from tests.engine.plan.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.stalls import seconds_by_cause, waits_of
+from engine.runtime.device.cuda_backend import CudaBackend
+from engine.tools.bench.steps import Planes, RunSettings, random_rows, run_steps
+from tests.engine.planning.schedule.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.gpu.measure import llama, peak_at_depth, synchronizations
 from tests.support.bf16_parity import Rows, compare_in_bf16
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config

@@ -7,11 +7,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.fit.needs import Verdict
-from engine.train import planning
-from engine.train.run import start_run
+from engine.planning.fit.requirements import Verdict
+from engine.training.loop import planning
+from engine.training.loop.run import start_run
 from engine.words import GIB, MIB
-from tests.engine.train.test_edges import judged_under_a_limit
+from tests.engine.training.loop.test_edges import judged_under_a_limit
 from tests.support.folders import make_config, make_data, make_model
 
 pytestmark = pytest.mark.gpu

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch._inductor.utils import fresh_cache
 
-from engine.plan.choices import PlanChoices
-from engine.plan.ops import Lane
-from engine.runtime.compiled import CompiledBlock
-from engine.runtime.cuda_backend import CudaBackend
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import Lane
+from engine.runtime.device.compiled import CompiledBlock
+from engine.runtime.device.cuda_backend import CudaBackend
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from engine.plan.choices import PlanChoices
-from engine.runtime.cuda_backend import CudaBackend
-from tests.engine.plan.test_laws import assert_same_bits
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.cuda_backend import CudaBackend
+from tests.engine.planning.schedule.test_laws import assert_same_bits
 from tests.support.families import tiny_family_config
 from tests.support.tiny import plain_model, random_batches, streamed
 

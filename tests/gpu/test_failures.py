@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoints.restore import newest_checkpoint
-from engine.runs.events import EvalFinished, LogLine, PlanBuilt, PlannedAnew, StepFinished
-from engine.runtime.block_ops import BlockOps
-from engine.summaries.listing import list_runs
-from engine.train.run import resume_run, start_run
+from engine.runs.record.events import EvalFinished, LogLine, PlanBuilt, PlannedAnew, StepFinished
+from engine.runs.summaries.listing import list_runs
+from engine.runtime.step.copy_ops import BlockOps
+from engine.training.checkpoints.restore import newest_checkpoint
+from engine.training.loop.run import resume_run, start_run
 from tests.support.folders import make_config, make_data, make_model
 from tests.support.trained_runs import events_of, execute
 
@@ -100,7 +100,7 @@ import sys
 sys.path.insert(0, {root!r})
 import torch
 import launch
-from engine.runtime.block_ops import BlockOps
+from engine.runtime.step.copy_ops import BlockOps
 
 real = BlockOps.work
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.model.attention_masks import forward
-from engine.plan.choices import PlanChoices
-from engine.runtime.cuda_backend import CudaBackend
+from engine.model.build.attention_masks import forward
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.cuda_backend import CudaBackend
 from tests.support.bf16_parity import distance, plain_gradients
 from tests.support.tiny import plain_model, random_batches, streamed
 

@@ -8,9 +8,9 @@ import dataclasses
 
 import pytest
 
-from engine.plan.ops import Lane
-from tests.engine.plan.test_laws import assert_same_bits
-from tests.engine.plan.test_plans_of_parts import BASE, PARTS, planes_after
+from engine.planning.schedule.ops import Lane
+from tests.engine.planning.schedule.test_laws import assert_same_bits
+from tests.engine.planning.schedule.test_plans_of_parts import BASE, PARTS, planes_after
 
 pytestmark = pytest.mark.computing
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.adapter_weights import initialise_adapters
 from engine.config.adapters import Adapters
-from engine.runtime.cuda_backend import CudaBackend, cuda_available
-from tests.engine.graphs.test_block_graphs import FRAMES, WHOLE
-from tests.engine.plan.test_laws import assert_same_bits
+from engine.runtime.device.cuda_backend import CudaBackend, cuda_available
+from engine.training.weights.adapter_weights import initialize_adapters
+from tests.engine.planning.schedule.test_laws import assert_same_bits
+from tests.engine.runtime.device.test_block_graphs import FRAMES, WHOLE
 from tests.engine.runtime.test_settled_units import kept_planes
 from tests.support.tiny import VOCAB, Batch, plain_model, streamed, tiny_config
 
@@ -63,7 +63,7 @@ def planes_after(choices, graphs, family="qwen3", shapes=((2, 32),), documents=0
     how = dict(backend=backend, dtype="bfloat16", max_grad_norm=0.5, tokens=128, parts=parts)
     run = streamed(plain, choices, **how)
     if parts is not None:
-        initialise_adapters(run.model, run.store, seed=7)
+        initialize_adapters(run.model, run.store, seed=7)
     reserved = []
     for step in range(1, STEPS * len(shapes) + 1):
         shape = shapes[step % len(shapes)]

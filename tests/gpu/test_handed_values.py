@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.runtime.backend import Backend
-from engine.runtime.cuda_backend import CudaBackend
+from engine.runtime.device.backend import Backend
+from engine.runtime.device.cuda_backend import CudaBackend
+from tests.engine.model.blocks.test_handed_models import BASE, HANDING, PLANS, planes_after
 from tests.engine.model.test_families import AMPLIFIES
-from tests.engine.passing.test_handed_models import BASE, HANDING, PLANS, planes_after
-from tests.engine.plan.test_laws import assert_same_bits
+from tests.engine.planning.schedule.test_laws import assert_same_bits
 from tests.support.bf16_parity import distance, plain_gradients
 from tests.support.families import tiny_family_config
 from tests.support.tiny import plain_model, random_batches, streamed

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from engine.errors import NonFiniteError
-from engine.plan.choices import PlanChoices
-from engine.plan.ops import UPDATE_LANES, Lane
-from engine.runtime.block_ops import BlockOps
-from tests.engine.plan.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import UPDATE_LANES, Lane
+from engine.runtime.step.copy_ops import BlockOps
+from tests.engine.planning.schedule.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.support.lanes import Event, find_missing_waits
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.train.run import start_run
-from tests.engine.cli.test_train_launched import figures, trained
+from engine.training.loop.run import start_run
+from tests.engine.tools.cli.test_train_launched import figures, trained
 from tests.support.folders import make_config
 from tests.support.launches import SETTINGS, preset_of
 

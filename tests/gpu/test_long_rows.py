@@ -10,16 +10,16 @@ import torch
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.bench.steps import Planes, RunSettings, random_rows, run_steps
 from engine.config.settings import ModelConfig, TrainConfig
-from engine.fit.job import Job
-from engine.fit.memory_items import MemoryItem
-from engine.fit.sizes import DeviceMemory, Sizer
-from engine.model.measure_shape import shape_of
-from engine.model.shape import ModelShape
-from engine.plan.choices import PlanChoices
-from engine.runtime.cuda_backend import CudaBackend
-from engine.tiles.attention_room import returned_bytes
+from engine.model.build.measure_shape import shape_of
+from engine.planning.fit.device_memory import DeviceMemory, Sizer
+from engine.planning.fit.job import Job
+from engine.planning.fit.memory_items import MemoryItem
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.shape.model_shape import ModelShape
+from engine.planning.shape.saved_attention_sizes import returned_bytes
+from engine.runtime.device.cuda_backend import CudaBackend
+from engine.tools.bench.steps import Planes, RunSettings, random_rows, run_steps
 from engine.words import GIB
 from tests.support.attention_calls import AttentionCalls
 from tests.support.tiny import plain_model, random_batches, streamed

@@ -9,11 +9,11 @@ import dataclasses
 import pytest
 
 from engine.config.adapters import Adapters
-from engine.plan.ops import Lane
-from engine.runs.events import StepFinished
-from engine.train.run import resume_run, start_run
-from tests.engine.adapters.test_plans_with_adapters import BASE, planes_after
-from tests.engine.plan.test_laws import assert_same_bits
+from engine.planning.schedule.ops import Lane
+from engine.runs.record.events import StepFinished
+from engine.training.loop.run import resume_run, start_run
+from tests.engine.model.lora.test_plans_with_adapters import BASE, planes_after
+from tests.engine.planning.schedule.test_laws import assert_same_bits
 from tests.support.folders import make_config
 from tests.support.made_pairs import marked_config, pair_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.settings import OptimConfig
-from engine.host.host_adamw import AdamWSettings, HostAdamW
-from engine.planes.moments import MOMENTS, MomentKind
-from engine.train.schedule import learning_rate
+from engine.planning.layout.moments import MOMENTS, MomentKind
+from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.training.loop.lr_schedule import learning_rate
 from tests.gpu import moment_quality
 from tests.gpu.in_memory import InMemoryTraining, Moments, TrainingSettings
 from tests.gpu.token_file import read_tokens, write_tokens

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from engine.fit import needs
-from engine.host.host_adamw import AdamWSettings, HostAdamW
-from engine.plan.ops import UPDATE_LANES, Lane
-from engine.planes.moments import MOMENTS, MomentKind
-from engine.runs.events import PlanBuilt
-from engine.runtime.compiled import uncompiled_functions
-from engine.runtime.cuda_backend import CudaBackend
-from engine.train import planning
-from engine.train.run import resume_run, start_run
-from tests.engine.host.test_moment_kernels import made_store, set_gradient
-from tests.engine.plan.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
+from engine.planning.fit import requirements
+from engine.planning.layout.moments import MOMENTS, MomentKind
+from engine.planning.schedule.ops import UPDATE_LANES, Lane
+from engine.runs.record.events import PlanBuilt
+from engine.runtime.device.compiled import uncompiled_functions
+from engine.runtime.device.cuda_backend import CudaBackend
+from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.training.loop import planning
+from engine.training.loop.run import resume_run, start_run
+from tests.engine.planning.schedule.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
+from tests.engine.runtime.host.test_moment_kernels import made_store, set_gradient
 from tests.engine.runtime.test_rounded_moments import ROUNDED, assert_rounded_alike, trained
 from tests.support.blockwise import RATE, update_on
 from tests.support.device_homes import HOMES, SUMS, at_home
@@ -46,7 +46,7 @@ CLIP = 0.7
 @pytest.fixture(autouse=True)
 def tiny_is_not_small(monkeypatch):
     """The matrices of a tiny model are kept in 8 bits, and its norms in fp32."""
-    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+    monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
 
 
 # ---------------------------------------------------------------- single units
@@ -185,7 +185,7 @@ def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, optimiz
 def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
     deterministic, monkeypatch, tmp_path, optimizer, homes, gradients
 ):
-    choose = needs.choose
+    choose = requirements.choose
 
     def with_homes(job, target, *quick):
         chosen = choose(job, target, *quick)
@@ -194,7 +194,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
         choices = dataclasses.replace(chosen.choices, **places, **buffers)
         return dataclasses.replace(chosen, choices=choices)
 
-    for planner in (needs, planning):
+    for planner in (requirements, planning):
         monkeypatch.setattr(planner, "choose", with_homes)
     values = {"train.optimizer": optimizer, "engine.gradients": gradients, "engine.device": DEVICE}
     values |= {"engine.kernels": "eager", "model.dtype": "bfloat16"}

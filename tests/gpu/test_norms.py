@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from engine.plan.choices import PlanChoices
-from engine.runtime.cuda_backend import CudaBackend
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.cuda_backend import CudaBackend
 from tests.support.norms import CLOSE, gradient_like, norm_in_float64, squares_of
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed, tiny_config
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.model.activation_sizes import DOCUMENTS
-from engine.plan.choices import PlanChoices
-from engine.runtime.cuda_backend import CudaBackend
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.shape.activation_sizes import DOCUMENTS
+from engine.runtime.device.cuda_backend import CudaBackend
 from tests.gpu.measure import synchronizations
 from tests.support.tiny import Batch, plain_model, streamed
 

@@ -9,8 +9,8 @@ import dataclasses
 
 import pytest
 
-from engine.plan.ops import Lane
-from tests.engine.plan.test_laws import BASE, assert_same_bits, planes_after
+from engine.planning.schedule.ops import Lane
+from tests.engine.planning.schedule.test_laws import BASE, assert_same_bits, planes_after
 from tests.engine.runtime.test_parked_gradients import FRAMES, OUTERS, run
 from tests.support.device_homes import HOMES, at_home
 from tests.support.lanes import Lanes, find_missing_waits
@@ -55,7 +55,7 @@ def test_the_bits_are_those_of_a_plane_on_the_host(lanes, name, dtype):
 @pytest.mark.parametrize("name", ["vertical", "host boundaries", "all at once"])
 def test_delays_on_the_way_to_the_host_change_nothing(lanes, monkeypatch, name, optimizer):
     # The matrices of a tiny model are kept in 8 bits.
-    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+    monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
     choices = dataclasses.replace(BASE, **PLANS[name])
     expected = run(choices, backend=lanes(), optimizer=optimizer)
     framed = dataclasses.replace(choices, **FRAMES["both"])

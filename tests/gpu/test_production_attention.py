@@ -13,8 +13,8 @@ import gc
 import pytest
 import torch
 
-from engine.plan.choices import PlanChoices
-from engine.runtime.cuda_backend import CudaBackend
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.cuda_backend import CudaBackend
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu

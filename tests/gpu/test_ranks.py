@@ -15,12 +15,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.checkpoints.restore import newest_checkpoint
-from engine.runs.events import EvalFinished, MemorySampled, PlanBuilt, RunStarted, StepFinished
-from engine.runtime.streaming_engine import StreamingEngine
-from engine.train.run import Run, resume_run, start_run
-from tests.engine.train.test_rank_runs import assert_close, planes
-from tests.engine.train.test_settled_runs import figures, settle  # noqa: F401  a fixture
+from engine.runs.record.events import (
+    EvalFinished,
+    MemorySampled,
+    PlanBuilt,
+    RunStarted,
+    StepFinished,
+)
+from engine.runtime.step.streaming_engine import StreamingEngine
+from engine.training.checkpoints.restore import newest_checkpoint
+from engine.training.loop.run import Run, resume_run, start_run
+from tests.engine.training.loop.test_rank_runs import assert_close, planes
+from tests.engine.training.loop.test_settled_runs import figures, settle  # noqa: F401  a fixture
 from tests.support.crews import followers_of
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute, files_of
@@ -122,16 +128,16 @@ def test_a_rank_that_is_killed_ends_the_run_with_one_sentence(folder, settle, se
 
 
 def test_a_rank_without_memory_ends_the_run_with_one_sentence(folder, monkeypatch):
-    plain = StreamingEngine.train_share
+    plain = StreamingEngine.train_shard
     steps: list[int] = []
 
-    def train_share(self, *given):
+    def train_shard(self, *given):
         steps.append(1)
         if len(steps) == 5:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
         return plain(self, *given)
 
-    monkeypatch.setattr(StreamingEngine, "train_share", train_share)
+    monkeypatch.setattr(StreamingEngine, "train_shard", train_shard)
     run = start(folder, 2, **{"train.steps": 30})
     began = time.monotonic()
     ended = run.execute()

@@ -9,8 +9,8 @@ import dataclasses
 import pytest
 import torch
 
-from engine.embedding.embedding_noise import RowNoise, StepNoise
-from tests.engine.plan.test_laws import assert_same_bits
+from engine.runtime.step.neftune import RowNoise, StepNoise
+from tests.engine.planning.schedule.test_laws import assert_same_bits
 from tests.engine.runtime.test_regularisation import BASE, BOTH, NOISY, planes_after
 from tests.support.regularised import PlainStep
 from tests.support.tiny import random_batches

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.passing.block_arguments import BlockArguments
-from engine.plan.choices import PlanChoices
-from engine.runtime.cuda_backend import CudaBackend
-from engine.sampling.generate import AnswerLimits
+from engine.model.blocks.block_inputs import BlockArguments
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.cuda_backend import CudaBackend
+from engine.runtime.sampling.generate import AnswerLimits
 from tests.support.tiny import FAMILIES, VOCAB, plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu

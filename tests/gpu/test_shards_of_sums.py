@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.bench.steps import RANDOM, Planes, RunSettings, Trained, random_rows, run_steps
-from engine.plan.choices import PlanChoices
-from engine.plan.ops import GradientSum
-from engine.runtime.open_backend import open_backend
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import GradientSum
+from engine.runtime.device.open_backend import open_backend
+from engine.tools.bench.steps import RANDOM, Planes, RunSettings, Trained, random_rows, run_steps
 from tests.support.tiny import tiny_config
 
 pytestmark = [

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from engine.config.settings import TrainConfig
-from engine.model.catalog import entry_of
+from engine.planning.shape.catalog import entry_of
 from tests.gpu import side_by_side
 from tests.gpu.side_by_side import TOPICS
 

@@ -11,9 +11,9 @@ import os
 import pytest
 
 from engine.errors import SpillError
-from engine.plan.ops import DISK_LANES, Lane
-from engine.planes import spilled
-from tests.engine.plan.test_laws import assert_same_bits
+from engine.planning.layout import spilled
+from engine.planning.schedule.ops import DISK_LANES, Lane
+from tests.engine.planning.schedule.test_laws import assert_same_bits
 from tests.engine.runtime.test_settled_units import kept_planes
 from tests.engine.runtime.test_spilled_boundaries import (
     FRAMES,

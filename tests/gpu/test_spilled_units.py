@@ -10,9 +10,9 @@ import dataclasses
 import pytest
 
 from engine.errors import SpillError
-from engine.plan.ops import DISK_LANES, Lane
-from engine.planes import spilled
-from tests.engine.plan.test_laws import BASE, assert_same_bits
+from engine.planning.layout import spilled
+from engine.planning.schedule.ops import DISK_LANES, Lane
+from tests.engine.planning.schedule.test_laws import BASE, assert_same_bits
 from tests.engine.runtime.test_settled_units import FRAMES, UNITS
 from tests.engine.runtime.test_spilled_units import planes_after, run_of
 from tests.support.lanes import find_missing_waits

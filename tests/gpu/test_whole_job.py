@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.checkpoints.export import export_run
-from engine.checkpoints.restore import newest_checkpoint
-from engine.runs.events import ForecastChecked, MemorySampled, RunStarted, StepFinished
-from engine.runtime.streaming_engine import StreamingEngine
-from engine.train.run import resume_run, start_run
+from engine.runs.record.events import ForecastChecked, MemorySampled, RunStarted, StepFinished
+from engine.runtime.step.streaming_engine import StreamingEngine
+from engine.training.checkpoints.restore import newest_checkpoint
+from engine.training.export.export import export_run
+from engine.training.loop.run import resume_run, start_run
 from engine.words import MIB
 from tests.support.asking import ask_run
 from tests.support.folders import WORDS, make_config, make_model, make_tokenizer
@@ -70,7 +70,7 @@ def test_a_run_with_a_dry_run_equals_one_without_to_the_bit(
     # the allocator keeps its own segments, of 20 MiB each (two of them and a small one on an H200).
     assert measured - 3 * 20 * MIB <= peak["measured"] <= measured <= peak["predicted"]
     assert last.quantities["step_seconds"]["measured"] > 0
-    monkeypatch.setattr("engine.train.submit_steps.LEAST_STEPS", 13)
+    monkeypatch.setattr("engine.training.loop.step_loop.LEAST_STEPS", 13)
     without = start_run(config, tmp_path / "runs")
     assert execute(without).state == "finished"
     assert [event.moment for event in events_of(without, ForecastChecked)] == ["running", "end"]

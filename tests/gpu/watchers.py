@@ -22,14 +22,14 @@ from shutil import rmtree
 
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
-from engine.runs.events import StepFinished
-from engine.runs.following import replay
+from engine.runs.record.events import StepFinished
+from engine.runs.record.following import replay
 from tests.gpu.forecasts import folder_of
 from tests.support.ports import free_port
 
 WATCHERS = 10
 FOLLOWING_SECONDS = 1.0
-"""FOLLOWING of app/browser/run/run_page.js."""
+"""FOLLOWING of app/pages/run/run_page.js."""
 WARM_UP_SECONDS = 40
 SETTLE_SECONDS = 0.5
 """After each change of hands: the answers under way come to an end."""
@@ -45,7 +45,7 @@ class Period:
 
 
 def page(address: str, on: threading.Event) -> None:
-    """One watcher: reads as app/browser/run/run_page.js does, at the same pauses."""
+    """One watcher: reads as app/pages/run/run_page.js does, at the same pauses."""
     seq = 0
     while on.wait():
         with urllib.request.urlopen(f"{address}?since={seq}&axis=step") as response:
@@ -67,12 +67,12 @@ def start_app(runs: Path, port: int):
     """The app on a thread of this process, and its session."""
     import uvicorn
 
-    from app.pages.checker import Checker
-    from app.pages.page import build_page
-    from app.pages.theme import css_variables, make_theme
+    from app.application import build_app
+    from app.pages.frame.page import build_page
+    from app.pages.new.checker import Checker
+    from app.server.guard import GuardPolicy
     from app.session.session import Session
-    from app.web.guard import GuardPolicy
-    from app.web.server import build_app
+    from app.shared.theme import css_variables, make_theme
 
     session = Session(runs)
     checker = Checker(session)

@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.checkpoints.export import export_run
 from engine.config.settings import TrainConfig
-from engine.data.loader import prepare_data
-from engine.data.preview import preview
-from engine.dividing.piece import Piece
-from engine.dividing.word_tokens import WordTokens
-from engine.model.pretrained_files import load_tokenizer
-from engine.runs.events import DataPrepared, EvalFinished, StepFinished
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.preview import preview
+from engine.data.dividing.piece import Piece
+from engine.data.dividing.word_tokens import WordTokens
+from engine.model.build.pretrained_files import load_tokenizer
+from engine.runs.record.events import DataPrepared, EvalFinished, StepFinished
+from engine.training.export.export import export_run
 from tests.support.published import PUBLISHED
 from tests.support.trained_runs import events_of, trained
 

@@ -14,8 +14,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from engine.config.settings import TrainConfig
-from engine.data.loader import prepare_data
-from engine.data.rows import rows_of_step
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.rows import rows_of_step
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def marked_of_step(config: TrainConfig, step: int) -> list[dict[str, Any]]:
     rows = data.grouped_by_length(config.train.batch_size).train
     found = []
     for answer in rows_of_step(rows, config.train.batch_size, step):
-        (line,), (stranger,) = rows.lines(answer), rows.strangers.lines(answer)
+        (line,), (stranger,) = rows.lines(answer), rows.kl_completions.lines(answer)
         begin = int(line.answer.argmax()) + 1  # the mark stands on the token before the answer
         assert begin == int(stranger.answer.argmax()) + 1
         ids = line.input_ids.tolist()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.runs.folder import open_run
-from engine.talk.conversation import Sampling, checkpoint_of
-from engine.talk.talkers import load
+from engine.runs.record.run_folder import open_run
+from engine.tools.chat.conversation import Sampling, checkpoint_of
+from engine.tools.chat.talkers import load
 
 
 def ask_run(
@@ -18,14 +18,16 @@ def ask_run(
     on_text: Callable[[str], None] = lambda text: None,
 ) -> str:
     """The greedy answer; `on_text` gets what there is of it, token by token."""
-    talker = load(
+    chat_engine = load(
         checkpoint_of(runs_dir, run_id, open_run(runs_dir, run_id).config, None, "newest")
     )
     try:
         ids: list[int] = []
-        for token in talker.answer([{"role": "user", "content": prompt}], Sampling(max_new_tokens)):
+        for token in chat_engine.answer(
+            [{"role": "user", "content": prompt}], Sampling(max_new_tokens)
+        ):
             ids.append(token)
-            on_text(talker.voice.text(ids))
-        return talker.voice.text(ids).strip()
+            on_text(chat_engine.prompt_builder.text(ids))
+        return chat_engine.prompt_builder.text(ids).strip()
     finally:
-        talker.close()
+        chat_engine.close()

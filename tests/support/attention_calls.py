@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.tiles.kept_attention import KERNELS
+from engine.model.blocks.saved_attention import KERNELS
 
 
 class AttentionCalls(TorchDispatchMode):

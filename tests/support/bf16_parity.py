@@ -11,10 +11,10 @@ import torch
 from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import cross_entropy
 
-from engine.config.regularisation import NO_REGULARISATION, Regularisation
-from engine.model.attention import KERNELS
-from engine.plan.choices import PlanChoices
-from engine.runtime.backend import Backend
+from engine.config.regularization import NO_REGULARIZATION, Regularization
+from engine.model.build.attention import KERNELS
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.backend import Backend
 from tests.support.checkpoints_of_families import bf16_model, kept_in_fp32
 from tests.support.regularised import PLAIN, PlainStep
 from tests.support.tiny import Streamed, plain_model, random_batches, streamed
@@ -50,7 +50,7 @@ def compare_in_bf16(
     choices: PlanChoices,
     backend: Backend | None = None,
     bounds: Bounds = Bounds(),
-    regularisation: Regularisation = NO_REGULARISATION,
+    regularization: Regularization = NO_REGULARIZATION,
     steps: int = STEPS,
     made=random_batches,
 ) -> None:
@@ -77,7 +77,7 @@ def compare_in_bf16(
         dtype="bfloat16",
         tokens=rows.count * rows.length,
         loss_chunk=rows.loss_chunk,
-        regularisation=regularisation,
+        regularization=regularization,
     )
     device = run.backend.device
     masters, truth = masters.to(device), copy.deepcopy(masters).to(device)
@@ -91,7 +91,7 @@ def compare_in_bf16(
     resident.load_state_dict(masters.state_dict())
     optimizer, exact_optimizer = decoupled_adamw(masters, run), decoupled_adamw(truth, run)
     for step in range(1, steps + 1):
-        how = PlainStep(regularisation, step)
+        how = PlainStep(regularization, step)
         batches, homes = made(2, rows.count, rows.length, seed=step), []
         run.engine.train_step(step, batches, RATE, homes.append)
         run.engine.drain()

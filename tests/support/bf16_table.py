@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from engine.checkpoints.weights import load_pretrained
-from engine.host.host_store import HostStore
-from engine.model.attention import KERNELS
-from engine.model.pretrained_files import load_config
-from engine.model.units import StreamedModel
-from engine.plan.choices import PlanChoices
-from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.engine_settings import EngineSettings
-from engine.runtime.streaming_engine import StreamingEngine
+from engine.model.build.attention import KERNELS
+from engine.model.build.pretrained_files import load_config
+from engine.model.build.units import StreamedModel
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.step.engine_settings import EngineSettings
+from engine.runtime.step.streaming_engine import StreamingEngine
+from engine.training.weights.weights import load_pretrained
 from tests.support.checkpoints_of_families import (
     bf16_model,
     kept_in_fp32,
@@ -115,7 +115,7 @@ def streamed_logits(
     """Returns the logits [rows, tokens, vocabulary] of the streamed model with the weights in
     `folder`, with the whole tail at once, and the attention that it had.
     """
-    store = HostStore(model.layouts, "bfloat16", threads=1)
+    store = HostStates(model.layouts, "bfloat16", threads=1)
     store.allocate_weights()
     load_pretrained(model, str(folder), store)
     settings = EngineSettings(PlanChoices(slots=2, prefetch_depth=1), ids.numel())

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.host.host_adamw import AdamWSettings, HostAdamW
-from engine.host.host_store import HostStore
-from engine.host.moment_codes import moment_map
-from engine.planes.layout import ParameterSpec, lay_out
-from engine.planes.moments import BLOCK, BLOCK_BYTES, MAXIMUM_BYTES, MOMENTS
-from engine.runtime.device_adamw import StepFactors
-from engine.runtime.device_moments import (
+from engine.planning.layout.layout import ParameterSpec, lay_out
+from engine.planning.layout.moments import BLOCK, BLOCK_BYTES, MAXIMUM_BYTES, MOMENTS
+from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.optimizer.device_adamw import StepFactors
+from engine.runtime.optimizer.device_moments import (
     RoundedPlanes,
     RoundedStep,
     moment_tables,
     update_rounded,
 )
-from tests.engine.host.test_moment_kernels import gradients
+from engine.runtime.optimizer.moment_codes import moment_map
+from tests.engine.runtime.host.test_moment_kernels import gradients
 
 UNIT = "block 0"
 SETTINGS = AdamWSettings(0.9, 0.999, 1e-8, 0.1)
@@ -184,7 +184,7 @@ class Ours:
         self.numel = numel
         self._device, self._compiled = device, compiled
         layout = lay_out(UNIT, [ParameterSpec("w", "w", (numel,), True)])
-        self.store = HostStore([layout], "float32", threads=1)
+        self.store = HostStates([layout], "float32", threads=1)
         self.store.allocate_weights()
         self.store.allocate_states(optimizer="adamw_8bit")
         self._adamw = HostAdamW(self.store, SETTINGS, threads=2)
@@ -228,7 +228,7 @@ class Ours:
 
 
 def update_on(
-    device: str, store: HostStore, adamw: HostAdamW, step: int, compiled: bool, clip: float = 1.0
+    device: str, store: HostStates, adamw: HostAdamW, step: int, compiled: bool, clip: float = 1.0
 ) -> None:
     """Updates the unit of a store on a device, and copies its planes back."""
     (unit,) = store.layouts

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.config.settings import ModelConfig
-from engine.model.build import build_model
-from engine.model.library import no_progress_bars
-from engine.model.units import StreamedModel
+from engine.model.build.build import build_model
+from engine.model.build.library import no_progress_bars
+from engine.model.build.units import StreamedModel
 from tests.support.families import tiny_family_config
 from tests.support.tiny import plain_model
 

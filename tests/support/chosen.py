@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from engine.config.settings import TrainConfig
-from engine.fit.choose import choose
-from engine.fit.job import Job, Target
 from engine.machine.rates import Rates
-from engine.model.activation_sizes import Activations
-from engine.model.shape import ModelShape
-from engine.model.unit_shape import UnitShape
+from engine.planning.fit.choose import choose
+from engine.planning.fit.job import Job, Target
+from engine.planning.shape.activation_sizes import Activations
+from engine.planning.shape.model_shape import ModelShape
+from engine.planning.shape.unit_shape import UnitShape
 from engine.words import GIB
 
 QUICK = Rates(50e9, 50e9, 6e14, 5e14, 4e12, 4e9, 3e9, 45e9, 45e9, 3e14)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from engine.model import activations, measure_shape
-from engine.model.activations import Counted
-from engine.model.units import StreamedModel
-from engine.tiles.tile_sizes import TiledBlock
+from engine.model.build import activations, measure_shape
+from engine.model.build.activations import Counted
+from engine.model.build.units import StreamedModel
+from engine.planning.shape.tile_sizes import TiledBlock
 
 _counted: dict[Any, list[Counted] | None] = {}
 _in_tiles: dict[Any, list[TiledBlock | None]] = {}

@@ -17,29 +17,30 @@ from unittest import mock
 
 import pytest
 
-from engine.checkpoints.adapter_weights import initialise_adapters
-from engine.checkpoints.weights import load_pretrained
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
-from engine.exchange.place import Place
-from engine.host.host_adamw import AdamWSettings, HostAdamW
-from engine.host.host_store import HostStore
-from engine.host.shared_memory import OwnedMemory
-from engine.model.build import build_model
-from engine.model.pretrained_files import load_config
-from engine.model.units import StreamedModel
-from engine.plan.choices import PlanChoices, settled_of
-from engine.ranks import members, plane_copies
-from engine.ranks.build_engine import LeadersParts, build_engines, lead
-from engine.ranks.crew import Crew, CrewPlan
-from engine.ranks.follower import run
-from engine.ranks.gathering import Gathering, follow
-from engine.ranks.hello import hello
-from engine.ranks.leading_engine import LeadingEngine
-from engine.ranks.shared_secret import VARIABLE
-from engine.ranks.torchrun import Launched
-from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.engine_settings import EngineSettings
+from engine.model.build.build import build_model
+from engine.model.build.pretrained_files import load_config
+from engine.model.build.units import StreamedModel
+from engine.planning.schedule.choices import PlanChoices, settled_of
+from engine.runtime.collectives.rank import RankInfo
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.distributed import plane_copies
+from engine.runtime.distributed import processes as members
+from engine.runtime.distributed.build_engine import LeaderComponents, build_engines, lead
+from engine.runtime.distributed.handshake import handshake
+from engine.runtime.distributed.launched_group import LaunchedGroup, follow
+from engine.runtime.distributed.leader_engine import LeaderEngine
+from engine.runtime.distributed.shared_secret import VARIABLE
+from engine.runtime.distributed.torchrun import Launched
+from engine.runtime.distributed.worker import run
+from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
+from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.shared_memory import OwnedMemory
+from engine.runtime.step.engine_settings import EngineSettings
+from engine.training.weights.adapter_weights import initialize_adapters
+from engine.training.weights.weights import load_pretrained
 from tests.support.folders import make_model
 from tests.support.forked_processes import (
     SERVES,
@@ -58,10 +59,10 @@ PATIENCE = 90
 class Led:
     """A crew, and the engine of the rank that leads it."""
 
-    crew: Crew
-    engine: LeadingEngine
+    workers: WorkerGroup
+    engine: LeaderEngine
     model: StreamedModel
-    store: HostStore
+    store: HostStates
     logged: list[str]
     source: Path
     batches: int
@@ -69,7 +70,7 @@ class Led:
 
     @property
     def pids(self) -> list[int]:
-        return [member.pid for member in self.crew._members]
+        return [member.pid for member in self.workers._processes]
 
     def train(self, *numbers: int) -> None:
         for number in numbers:
@@ -94,19 +95,21 @@ def led(
     model = build_model(load_config(how.source), how, trained)
     backend, logged = CpuBackend(), []
     with contextlib.ExitStack() as parts:
-        gathering = parts.enter_context(gathered(Place(0, ranks, hosts))) if hosts > 1 else None
-        plan = CrewPlan(ranks, "cpu", 1, hosts=hosts)
-        crew = Crew(plan, OwnedMemory(), logged.append, gathering)
-        parts.callback(crew.close)
-        store = HostStore(model.layouts, "float32", threads=1)
+        launched_group = (
+            parts.enter_context(gathered(RankInfo(0, ranks, hosts))) if hosts > 1 else None
+        )
+        plan = WorkerGroupPlan(ranks, "cpu", 1, hosts=hosts)
+        workers = WorkerGroup(plan, OwnedMemory(), logged.append, launched_group)
+        parts.callback(workers.close)
+        store = HostStates(model.layouts, "float32", threads=1)
         parts.callback(store.close)
         span = choices.get("span", 1)
-        lead(store, crew, span)
+        lead(store, workers, span)
         store.settle(settled, backend)
         store.allocate_weights()
         load_pretrained(model, how.source, store)
         if isinstance(trained, Adapters):
-            initialise_adapters(model, store, seed=7)
+            initialize_adapters(model, store, seed=7)
         store.allocate_states()
         settings = AdamWSettings(eps=1e-5)
         adamw = HostAdamW(store, settings, threads=1)
@@ -115,13 +118,13 @@ def led(
         of_copy = dict(ranks=ranks * span, hosts=hosts // span)
         planned = PlanChoices(micro_batches=own, **of_copy, **choices)
         engine = build_engines(
-            crew,
-            LeadersParts(model, store, backend, adamw),
+            workers,
+            LeaderComponents(model, store, backend, adamw),
             (how, settings),
             EngineSettings(planned, 24, 7, 1.0, 0),
         )
         parts.callback(engine.close)
-        yield Led(crew, engine, model, store, logged, folder, batches)
+        yield Led(workers, engine, model, store, logged, folder, batches)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -153,23 +156,23 @@ _forking: Any = SimpleNamespace(
 
 LOOPBACK = "127.0.0.1"
 SECRET = "a secret that only the hosts of these tests have"
-PIECE_BYTES = 5000
+CHUNK_BYTES = 5000
 FOLLOWER = "from tests.support.crews import follow_as; follow_as({}, {}, {}, {})"
 
 
 @contextlib.contextmanager
-def gathered(place: Place) -> Iterator[Gathering]:
+def gathered(place: RankInfo) -> Iterator[LaunchedGroup]:
     """Gives the processes of all ranks but `place`, as torchrun would start them on its hosts. All
     hosts are this machine. Planes are sent to them in many pieces.
     """
     with (
-        mock.patch.object(plane_copies, "PIECE_BYTES", PIECE_BYTES),
+        mock.patch.object(plane_copies, "CHUNK_BYTES", CHUNK_BYTES),
         mock.patch.dict(os.environ, {VARIABLE: SECRET}),
     ):
         yield from _gathered(place)
 
 
-def _gathered(place: Place) -> Iterator[Gathering]:
+def _gathered(place: RankInfo) -> Iterator[LaunchedGroup]:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
     processes = [
@@ -177,32 +180,32 @@ def _gathered(place: Place) -> Iterator[Gathering]:
             [sys.executable, "-c", FOLLOWER.format(rank, place.ranks, place.hosts, port)],
             env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", VARIABLE: SECRET},
         )
-        for rank in range(1, place.all_ranks)
+        for rank in range(1, place.world_size)
     ]
-    gathering = None
+    launched_group = None
     try:
-        gathering = Gathering(launched_as(place, port), hello(place, {}))
-        yield gathering
+        launched_group = LaunchedGroup(launched_as(place, port), handshake(place, {}))
+        yield launched_group
     finally:
-        if gathering is not None:
-            gathering.end(0)
+        if launched_group is not None:
+            launched_group.end(0)
         for process in processes:
             try:
-                process.wait(PATIENCE if gathering is not None else 0)
+                process.wait(PATIENCE if launched_group is not None else 0)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
 
-def launched_as(place: Place, port: int) -> Launched:
+def launched_as(place: RankInfo, port: int) -> Launched:
     return Launched(place, LOOPBACK, port, has_store=False, run="a test")
 
 
 def follow_as(rank: int, ranks: int, hosts: int, port: int) -> None:
     """Follows the leader of a test, as this rank."""
-    place = Place(rank, ranks, hosts)
-    plane_copies.PIECE_BYTES = PIECE_BYTES
-    run(follow(launched_as(place, port), hello(place, {})))
+    place = RankInfo(rank, ranks, hosts)
+    plane_copies.CHUNK_BYTES = CHUNK_BYTES
+    run(follow(launched_as(place, port), handshake(place, {})))
 
 
 # --------------------------------------------------------------------- who is left
@@ -241,7 +244,7 @@ def _follows(process: Path) -> bool:
     """Tells whether a process follows, or was forked to follow."""
     command = (process / "cmdline").read_bytes()
     is_forked = SERVES in command and not is_server(int(process.name))
-    return is_forked or b"engine.ranks.follower" in command
+    return is_forked or b"engine.runtime.distributed.worker" in command
 
 
 # --------------------------------------------------------------------- faults
@@ -266,15 +269,15 @@ def plant(patch: pytest.MonkeyPatch, folder: Path, rank: int, message: str, deed
 
 def break_followers(rank: int, kind: str, deed: str) -> None:
     """Breaks the follower that this process is, if it gets this rank."""
-    from engine.ranks.follower import Follower
+    from engine.runtime.distributed.worker import Worker
 
-    own, plain = [], Follower._do
+    own, plain = [], Worker._do
 
-    def do(self: Follower, message: Any) -> None:
+    def do(self: Worker, message: Any) -> None:
         if type(message).__name__ == "Open":
             own.append(message.place.rank)
         if type(message).__name__ == kind and own == [rank]:
             exec(deed, {"os": os, "follower": self, "message": message})
         plain(self, message)
 
-    Follower._do = do  # type: ignore[method-assign]
+    Worker._do = do  # type: ignore[method-assign]

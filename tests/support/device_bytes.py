@@ -6,27 +6,27 @@ from collections.abc import Iterable
 
 import torch
 
-from engine.fit.buffer_sizes import fixed_items, update_buffer
-from engine.host.host_store import HostStore
-from engine.model.measure_shape import shape_of
-from engine.model.units import StreamedModel
-from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
-from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.device_state import DeviceBuffers, DeviceState
+from engine.model.build.measure_shape import shape_of
+from engine.model.build.units import StreamedModel
+from engine.planning.fit.buffer_sizes import fixed_items, update_buffer
+from engine.planning.schedule.build import build_step_plan
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes, settled_of
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.step.device_state import DeviceBuffers, DeviceState
 
 TOKENS = 24
 
 
-def filled_store(model: StreamedModel) -> HostStore:
+def filled_store(model: StreamedModel) -> HostStates:
     """Returns a store with the planes of a model."""
-    store = HostStore(model.layouts, model.dtype, threads=1)
+    store = HostStates(model.layouts, model.dtype, threads=1)
     store.allocate_weights()
     store.allocate_states()
     return store
 
 
-def agreeing_plans(model: StreamedModel, store: HostStore, plans: Iterable[PlanChoices]) -> int:
+def agreeing_plans(model: StreamedModel, store: HostStates, plans: Iterable[PlanChoices]) -> int:
     """Asserts that the fixed buffers of each of `plans` that the model takes are predicted to the
     byte, and returns how many it takes. store: has its planes, divided as `plans` say.
     """

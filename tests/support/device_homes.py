@@ -6,10 +6,10 @@ import dataclasses
 
 import torch
 
-from engine.plan.choices import PlanChoices
-from engine.plan.ops import UPDATE_LANES, Lane
-from engine.planes.layout import PLANE_ITEM_BYTES
-from tests.engine.plan.test_laws import (
+from engine.planning.layout.layout import PLANE_ITEM_BYTES
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import UPDATE_LANES, Lane
+from tests.engine.planning.schedule.test_laws import (
     BASE,
 )
 

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from engine.config.settings import TrainConfig
-from engine.model.library import no_progress_bars
-from engine.runs.events import ExactMatchMeasured
+from engine.model.build.library import no_progress_bars
+from engine.runs.record.events import ExactMatchMeasured
 from tests.support.tiny import tiny_config
 from tests.support.trained_runs import events_of, trained
 

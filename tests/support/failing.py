@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import launch
-from engine.checkpoints.restore import newest_checkpoint
 from engine.config.settings import TrainConfig
 from engine.machine.read_machine import read_machine
-from engine.runs.events import Record, RunEnded, StepFinished
-from engine.runs.folder import RunFolder, open_run
-from engine.runs.following import replay
-from engine.runs.recorder import RunRecorder
-from engine.runs.snapshot import RunSnapshot
-from engine.summaries.listing import list_runs
+from engine.runs.record.events import Record, RunEnded, StepFinished
+from engine.runs.record.following import replay
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import RunFolder, open_run
+from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.summaries.listing import list_runs
+from engine.training.checkpoints.restore import newest_checkpoint
 from tests.support.trained_runs import planes_on_disk
 
 RUN_FILES = {

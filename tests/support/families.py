@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import (
 
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
-from engine.model.build import build_model
+from engine.model.build.build import build_model
 
 TEXT_FAMILIES = tuple(
     family

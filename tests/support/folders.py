@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine.config.settings import TrainConfig
-from engine.model.library import no_progress_bars
+from engine.model.build.library import no_progress_bars
 from tests.support.tiny import tiny_config
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "say", "after"]

@@ -25,7 +25,7 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.model import library
+from engine.model.build import library
 from engine.paths import PROGRAM_ROOT
 
 SERVER = "from tests.support.forked_processes import serve_first; serve_first({})"
@@ -33,10 +33,10 @@ SERVES = b"serve_first"
 """The command of a forked process has this word, since it is that of the server."""
 SERVER_NAME = "forks"
 MODULES = (
-    "engine.cli.launched",
-    "engine.cli.train",
-    "engine.ranks.follower",
-    "engine.train.trainer",
+    "engine.tools.cli.launched",
+    "engine.tools.cli.train",
+    "engine.runtime.distributed.worker",
+    "engine.training.loop.trainer",
     "tests.support.launches",
     "torch.distributed.run",
     "transformers.models.llama.modeling_llama",

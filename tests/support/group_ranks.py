@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from engine.exchange.exchange import GroupExchange
-from engine.exchange.place import Place
+from engine.runtime.collectives.process_groups import ProcessGroupCollectives
+from engine.runtime.collectives.rank import RankInfo
 
 PATIENCE = 120
 """Seconds after which the processes are given up."""
 
 
 def in_processes(
-    ranks: int, work: Callable[[GroupExchange], object], folder: Path, hosts: int = 1
+    ranks: int, work: Callable[[ProcessGroupCollectives], object], folder: Path, hosts: int = 1
 ) -> list:
     """Does `work`, a function of a module, in a process for each rank. Returns what each returned,
     which must be something that `torch.save` writes and `torch.load` reads.
@@ -27,7 +27,7 @@ def in_processes(
     context.set_forkserver_preload([__name__])  # one process imports torch, and all are its forks
     processes = [
         context.Process(
-            target=_serve, args=(Place(rank, ranks // hosts, hosts), work, folder), daemon=True
+            target=_serve, args=(RankInfo(rank, ranks // hosts, hosts), work, folder), daemon=True
         )
         for rank in range(ranks)
     ]
@@ -41,14 +41,16 @@ def in_processes(
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 
-def _serve(place: Place, work: Callable[[GroupExchange], object], folder: Path) -> None:
+def _serve(
+    place: RankInfo, work: Callable[[ProcessGroupCollectives], object], folder: Path
+) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
         init_method=(folder / "meeting").as_uri(),
-        world_size=place.all_ranks,
+        world_size=place.world_size,
         rank=place.rank,
         timeout=timedelta(seconds=PATIENCE),
     )
-    torch.save(work(GroupExchange(place)), folder / f"{place.rank}.pt")
+    torch.save(work(ProcessGroupCollectives(place)), folder / f"{place.rank}.pt")
     distributed.destroy_process_group()

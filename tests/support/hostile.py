@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from engine.runs.events import Event, JobProgressed, PromptsAnswered, SettingsChanged
+from engine.runs.record.events import Event, JobProgressed, PromptsAnswered, SettingsChanged
 from tests.support.synthetic_run import run_events
 
 HOSTILE = (

@@ -31,9 +31,17 @@ def imported_by(*modules: str) -> set[str]:
     return found
 
 
-def rooms_of(modules: set[str]) -> set[str]:
-    """Returns the packages of the engine in which modules are that are no single files."""
-    return {module.split(".")[1] for module in modules if module.count(".") > 1}
+def packages_of(modules: set[str]) -> set[str]:
+    """Returns the packages of the engine, as paths such as `data/tokens`, in which modules are that
+    are no single files.
+    """
+    return {
+        "/".join(module.split(".")[1:-1])
+        for module in modules
+        if (file := _file_of(module)) is not None
+        and file.name != "__init__.py"
+        and module.count(".") > 1
+    }
 
 
 def _file_of(module: str) -> Path | None:

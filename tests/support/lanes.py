@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import torch
 
 from engine.errors import NonFiniteError
-from engine.plan.ops import DISK_LANES, Lane
-from engine.runtime import cuda_backend
+from engine.planning.schedule.ops import DISK_LANES, Lane
+from engine.runtime.device import cuda_backend
 
 
 class Lanes(cuda_backend.CudaBackend):

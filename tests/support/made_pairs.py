@@ -34,9 +34,9 @@ def made_answers(count: int, seed: int = 2) -> list[dict[str, Any]]:
     draw = random.Random(seed)
     found = []
     for row in rows:
-        good = draw.random() < 0.6
-        answer = row["chosen"] if good else row["rejected"]
-        found.append({"prompt": row["prompt"], "completion": answer, "label": good})
+        desirable = draw.random() < 0.6
+        answer = row["chosen"] if desirable else row["rejected"]
+        found.append({"prompt": row["prompt"], "completion": answer, "label": desirable})
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.summaries.benchmark_results import BenchmarkResult
+from engine.runs.summaries.benchmark_results import BenchmarkResult
 
 
 def measured(task: str = "arc_easy", **changes) -> BenchmarkResult:

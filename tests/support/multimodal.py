@@ -13,8 +13,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
 from engine.config.settings import ModelConfig
-from engine.model.build import build_model
-from engine.model.library import no_progress_bars
+from engine.model.build.build import build_model
+from engine.model.build.library import no_progress_bars
 from tests.support.families import verdict
 from tests.support.folders import make_tokenizer
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
-from engine.runtime.gradient_sums import add_squares
+from engine.runtime.step.gradient_accumulation import add_squares
 
 CLOSE = 1e-6
 """A norm is at most this far from that of float64."""

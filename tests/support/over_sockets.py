@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import uvicorn
 
-from app.web import connections
+from app.server import connections
 
 WAIT_SECONDS = 60
 HERE = "127.0.0.1"

@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from engine.config.adapters import Adapters
-from engine.model.units import StreamedModel
+from engine.model.build.units import StreamedModel
 from tests.support.tiny import Streamed
 
 ADAPTERS = Adapters(rank=4, alpha=6.0)

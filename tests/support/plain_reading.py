@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
-from engine.runs.events import (
+from engine.runs.record.events import (
     LineDamaged,
     LogLine,
     Record,
     RunStarted,
 )
-from engine.runs.following import Follower, catch_up
-from engine.runs.recorder import RunRecorder
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.following import Follower, catch_up
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.snapshot import RunSnapshot
 from tests.support.synthetic_run import run_events
 
 

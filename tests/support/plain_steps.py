@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.runtime.streaming_engine import StreamingEngine
+from engine.runtime.step.streaming_engine import StreamingEngine
 from tests.support.tiny import Batch, plain_loss
 
 

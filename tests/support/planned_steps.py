@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import random
 
-from engine.plan.assign_slots import slot_of
-from engine.plan.buffers import Buffer, BufferKind
-from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.plan.host_updates import Update
-from engine.plan.ops import (
+from engine.planning.schedule.assign_slots import slot_of
+from engine.planning.schedule.buffers import Buffer, BufferKind
+from engine.planning.schedule.build import build_step_plan
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.ops import (
     DeviceUpdate,
     FetchStates,
     GradientSum,
@@ -21,11 +20,12 @@ from engine.plan.ops import (
     Op,
     Prefetch,
     Summary,
+    Update,
 )
-from engine.plan.simulate import Simulated, simulate
-from engine.plan.step_plan import Span, StepPlan
-from engine.plan.waits import as_records, first_start, waits_as_records, waits_of
-from engine.runs.events import PlanSimulated, StepTimeline
+from engine.planning.schedule.schedule import Span, StepPlan
+from engine.planning.schedule.simulate import Simulated, simulate
+from engine.planning.schedule.stalls import as_records, first_start, waits_as_records, waits_of
+from engine.runs.record.events import PlanSimulated, StepTimeline
 
 
 def plan_of(blocks: int = 12, micro_batches: int = 4, rounds: int = 1) -> StepPlan:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoints.weights import load_pretrained
-from engine.host.host_store import HostStore
-from engine.model.pretrained_files import load_config
-from engine.model.units import StreamedModel
+from engine.model.build.pretrained_files import load_config
+from engine.model.build.units import StreamedModel
+from engine.runtime.host.host_states import HostStates
+from engine.training.weights.weights import load_pretrained
 from tests.support.checkpoints_of_families import bf16_model
 
 
@@ -18,9 +18,9 @@ def poured():
     """Returns a function that reads a folder into planes, for a model that computes in bf16."""
     stores = []
 
-    def pour(folder: Path) -> tuple[StreamedModel, HostStore]:
+    def pour(folder: Path) -> tuple[StreamedModel, HostStates]:
         model = bf16_model(folder, load_config(str(folder)))
-        store = HostStore(model.layouts, "bfloat16", threads=1)
+        store = HostStates(model.layouts, "bfloat16", threads=1)
         stores.append(store)
         store.allocate_weights()
         load_pretrained(model, str(folder), store)

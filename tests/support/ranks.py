@@ -10,14 +10,14 @@ from typing import TypeVar
 
 import torch
 
-from engine.exchange.place import Place
+from engine.runtime.collectives.rank import RankInfo
 
 T = TypeVar("T")
 PATIENCE = 60
 """Seconds after which a rank gives up waiting for the others."""
 
 
-class Meeting:
+class Rendezvous:
     """The ranks meet here with what they have. Each of them gets what all of them have brought."""
 
     def __init__(self, ranks: int):
@@ -25,7 +25,7 @@ class Meeting:
         self._brought: list[torch.Tensor] = [torch.empty(0)] * ranks
         self._barrier = threading.Barrier(ranks, timeout=PATIENCE)
 
-    def exchange(self, rank: int, brought: torch.Tensor, take: Callable[[list], None]) -> None:
+    def collectives(self, rank: int, brought: torch.Tensor, take: Callable[[list], None]) -> None:
         self._brought[rank] = brought.clone()
         self._barrier.wait()
         take(self._brought)
@@ -36,11 +36,11 @@ class Meeting:
 
 
 class ThreadExchange:
-    """An `Exchange` between threads, which sums in the order of ranks, and then of hosts."""
+    """An `Collectives` between threads, which sums in the order of ranks, and then of hosts."""
 
-    def __init__(self, meeting: Meeting, rank: int, hosts: int = 1):
-        self._meeting = meeting
-        self.place = Place(rank, meeting.ranks // hosts, hosts)
+    def __init__(self, rendezvous: Rendezvous, rank: int, hosts: int = 1):
+        self._rendezvous = rendezvous
+        self.place = RankInfo(rank, rendezvous.ranks // hosts, hosts)
         self.rank = rank
         """It is the number among all ranks."""
 
@@ -55,23 +55,23 @@ class ThreadExchange:
             for part, other in zip(parts, self._of_host(brought)):
                 part.copy_(other)
 
-        self._meeting.exchange(self.rank, parts[self.place.on_host], take)
+        self._rendezvous.collectives(self.rank, parts[self.place.local_rank], take)
 
     def reduce_scatter(self, sums: torch.Tensor) -> None:
-        own = sums.view(self.place.ranks, -1)[self.place.on_host]
+        own = sums.view(self.place.ranks, -1)[self.place.local_rank]
 
         def take(brought: list[torch.Tensor]) -> None:
-            parts = [other.view(self.place.ranks, -1)[self.place.on_host] for other in brought]
+            parts = [other.view(self.place.ranks, -1)[self.place.local_rank] for other in brought]
             own.copy_(added(added(host) for host in self._by_host(parts)))
 
-        self._meeting.exchange(self.rank, sums, take)
+        self._rendezvous.collectives(self.rank, sums, take)
 
     def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
         assert gradients.dtype == torch.bfloat16 and room.shape == gradients.shape
         sums = gradients.float()
         self.reduce_scatter(sums)
         room.fill_(float("nan"))
-        own.copy_(sums.view(self.place.ranks, -1)[self.place.on_host])
+        own.copy_(sums.view(self.place.ranks, -1)[self.place.local_rank])
 
     def _by_host(self, brought: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         size = self.place.ranks
@@ -79,22 +79,24 @@ class ThreadExchange:
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(values)
-        self._meeting.exchange(
+        self._rendezvous.collectives(
             self.rank, values, lambda brought: total.copy_(added(self._of_host(brought)))
         )
         return total
 
-    def sum_of_hosts(self, values: torch.Tensor) -> torch.Tensor:
-        total, own = torch.zeros_like(values), slice(self.place.on_host, None, self.place.ranks)
-        self._meeting.exchange(self.rank, values, lambda brought: total.copy_(added(brought[own])))
+    def sum_of_nodes(self, values: torch.Tensor) -> torch.Tensor:
+        total, own = torch.zeros_like(values), slice(self.place.local_rank, None, self.place.ranks)
+        self._rendezvous.collectives(
+            self.rank, values, lambda brought: total.copy_(added(brought[own]))
+        )
         return total
 
     def broadcast(self, piece: torch.Tensor) -> None:
-        self._meeting.exchange(self.rank, piece, lambda brought: piece.copy_(brought[0]))
+        self._rendezvous.collectives(self.rank, piece, lambda brought: piece.copy_(brought[0]))
 
     def abort(self) -> None:
         """Ends the waits of all ranks, those in their lanes too: this one has failed."""
-        self._meeting.abort()
+        self._rendezvous.abort()
 
 
 def added(parts: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -110,17 +112,17 @@ def on_ranks(ranks: int, work: Callable[[ThreadExchange], T], hosts: int = 1) ->
     """Does `work` on every rank at once, and returns what each returned. Raises the first error.
     ranks: those of all hosts together.
     """
-    meeting = Meeting(ranks)
+    rendezvous = Rendezvous(ranks)
     results: list = [None] * ranks
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(ThreadExchange(meeting, rank, hosts))
+            results[rank] = work(ThreadExchange(rendezvous, rank, hosts))
         except BaseException as error:
             if not isinstance(error, threading.BrokenBarrierError):
                 errors.append(error)
-            meeting.abort()
+            rendezvous.abort()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
     for thread in threads:

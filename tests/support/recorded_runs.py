@@ -20,10 +20,10 @@ from typing import Any
 from engine.config.changes import Change
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
-from engine.runs.events import Record, StepFinished
-from engine.runs.following import replay
-from engine.train import observe
-from engine.train.run import start_run
+from engine.runs.record.events import Record, StepFinished
+from engine.runs.record.following import replay
+from engine.training.loop import measurements
+from engine.training.loop.run import start_run
 from tests.support.runs_to_record import SETS, SETTINGS, Recorded
 
 FOLDER = PROGRAM_ROOT / "tests" / "fixtures" / "verdict"
@@ -152,10 +152,10 @@ def config_of(made: Recorded, place: Path) -> TrainConfig:
 
 def _make(made: Recorded, place: Path) -> Iterator[Record]:
     """Runs it, and yields its records."""
-    limit, seconds = observe.host_limit, observe.LOOK_SECONDS
+    limit, seconds = measurements.host_limit, measurements.POLL_SECONDS
     if made.limit:
-        observe.host_limit = lambda: made.limit
-    observe.LOOK_SECONDS = 0.02  # these steps take milliseconds
+        measurements.host_limit = lambda: made.limit
+    measurements.POLL_SECONDS = 0.02  # these steps take milliseconds
     held: list[bytearray] = []
     run = start_run(config_of(made, place), place / "runs")
 
@@ -176,7 +176,7 @@ def _make(made: Recorded, place: Path) -> Iterator[Record]:
     try:
         run.execute()
     finally:
-        observe.host_limit, observe.LOOK_SECONDS = limit, seconds
+        measurements.host_limit, measurements.POLL_SECONDS = limit, seconds
     yield from replay(run.folder.events_path)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from engine.graphs.graph_recorder import Recording
-from engine.runtime.cpu_backend import CpuBackend
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.device.graph_recorder import Recording
 
 
 class Again:

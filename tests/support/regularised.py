@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers.trainer_pt_utils import LabelSmoother
 
-from engine.config.regularisation import NO_REGULARISATION, Regularisation
+from engine.config.regularization import NO_REGULARIZATION, Regularization
 from tests.support.tiny import Batch
 
 
@@ -23,7 +23,7 @@ from tests.support.tiny import Batch
 class PlainStep:
     """What a step of plain training does to the loss and to the embeddings."""
 
-    regularisation: Regularisation = NO_REGULARISATION
+    regularization: Regularization = NO_REGULARIZATION
     number: int = 0
     seed: int = 0
 
@@ -31,15 +31,15 @@ class PlainStep:
         """Returns the loss of a micro-batch, a share of that of the step, whose `total` tokens
         have a label: for float32 logits [n, vocabulary] and labels [n].
         """
-        if not self.regularisation.label_smoothing:
+        if not self.regularization.label_smoothing:
             return F.cross_entropy(logits, labels, reduction="sum") / total
-        smoother = LabelSmoother(epsilon=self.regularisation.label_smoothing)
+        smoother = LabelSmoother(epsilon=self.regularization.label_smoothing)
         return smoother((logits,), labels, num_items_in_batch=total)
 
     @contextlib.contextmanager
     def noisy(self, model: torch.nn.Module, batch: Batch) -> Iterator[None]:
         """Gives a scope in which the model's embeddings have the noise of a micro-batch."""
-        if not self.regularisation.neftune_alpha:
+        if not self.regularization.neftune_alpha:
             yield
             return
 
@@ -68,7 +68,7 @@ class PlainStep:
             words = lowbias32(columns + first, second)
             signed = words.view(np.int32) >> 8
             numbers = (signed.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
-            alpha = self.regularisation.neftune_alpha
+            alpha = self.regularization.neftune_alpha
             scale = np.float32(alpha / np.sqrt(batch.lengths[row]))
             found[row] = numbers * (scale * np.float32(1 / np.sqrt(width)))
         return found

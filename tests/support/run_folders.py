@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engine.config.settings import TrainConfig
-from engine.runs.folder import RunFolder
-from engine.runs.recorder import RunRecorder
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import RunFolder
+from engine.runs.record.snapshot import RunSnapshot
 
 CONFIG = TrainConfig.from_dict(
     {"name": "My Run!", "model": {"source": "models/m"}, "data": {"source": "d.jsonl"}}

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.login.cookies import login_cookie
-from app.login.login import Login
-from app.pages.checker import Checker
-from app.pages.page import build_page
-from app.pages.theme import css_variables, make_theme
+from app.application import build_app
+from app.pages.frame.page import build_page
+from app.pages.new.checker import Checker
+from app.server.cookies import login_cookie
+from app.server.guard import GuardPolicy
+from app.server.login import Login
 from app.session.session import Session
-from app.web.guard import GuardPolicy
-from app.web.server import build_app
+from app.shared.theme import css_variables, make_theme
 
 PORT = 7860
 ADDRESS = f"http://127.0.0.1:{PORT}"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 
+from app.pages.frame.job_routes import job_routes
+from app.pages.run.run_routes import run_routes
+from app.pages.runs.list_routes import list_routes
+from app.pages.runs.queue_routes import queue_routes
 from app.session.engine_calls import EngineCalls
-from app.web.job_routes import job_routes
-from app.web.queue_routes import queue_routes
-from app.web.run_routes import run_routes
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.runs.events import ControlReceived, RunEnded, RunStarted, StateChanged
-from engine.runs.folder import create_run, open_run
-from engine.runs.recorder import RunRecorder
+from engine.runs.record.events import ControlReceived, RunEnded, RunStarted, StateChanged
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run, open_run
 from tests.support.routes import send_all
 from tests.support.synthetic_run import run_events, step_finished
 
@@ -25,7 +26,7 @@ def named(name):
 
 
 class FakeRun:
-    """Steps when told to; obeys like `engine.train.run.Run`."""
+    """Steps when told to; obeys like `engine.training.loop.run.Run`."""
 
     def __init__(self, folder):
         self.id, self.folder = folder.id, folder
@@ -100,7 +101,12 @@ def call(session, *requests):
     """Answers of (method, path, json) requests to the session's routes, one after the other in one
     event loop.
     """
-    routes = run_routes(session) + queue_routes(session) + job_routes(session.jobs)
+    routes = (
+        run_routes(session)
+        + list_routes(session)
+        + queue_routes(session)
+        + job_routes(session.jobs)
+    )
     return send_all(routes, *requests)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from engine.runs.events import Event, MemorySampled, PlanBuilt, StepTimeline
-from engine.runs.memory_events import RankSample
+from engine.runs.record.events import Event, MemorySampled, PlanBuilt, RankSample, StepTimeline
 from tests.support.synthetic_run import GIB, span, timeline
 
 

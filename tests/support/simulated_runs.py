@@ -15,9 +15,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from app.verdict.judge import verdict
-from engine.runs.evaluations import RowLosses
-from engine.runs.events import EvalFinished, Event, Record, RunStarted, StateChanged, StepFinished
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.evaluations import RowLosses
+from engine.runs.record.events import (
+    EvalFinished,
+    Event,
+    Record,
+    RunStarted,
+    StateChanged,
+    StepFinished,
+)
+from engine.runs.record.snapshot import RunSnapshot
 
 EVERY = 5
 """Runs are judged after every so many steps and every evaluation. An alarm about losses lasts at

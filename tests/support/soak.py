@@ -24,10 +24,10 @@ from pathlib import Path
 import psutil
 
 from engine.paths import PROGRAM_ROOT
-from engine.runs.events import MemorySampled, StepFinished
-from engine.runs.following import EVENTS_FILE, replay
-from engine.runs.snapshot import RunSnapshot
-from engine.train.run import Run, start_run
+from engine.runs.record.events import MemorySampled, StepFinished
+from engine.runs.record.following import EVENTS_FILE, replay
+from engine.runs.record.snapshot import RunSnapshot
+from engine.training.loop.run import Run, start_run
 from tests.support.folders import make_config
 
 STEADY_SHARE = 0.01

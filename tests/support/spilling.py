@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from engine.fit import needs
-from engine.planes import spilled
-from engine.train import planning
-from engine.train.run import Run, start_run
+from engine.planning.fit import requirements
+from engine.planning.layout import spilled
+from engine.training.loop import planning
+from engine.training.loop.run import Run, start_run
 from tests.support.folders import make_config
 from tests.support.trained_runs import execute
 
@@ -23,7 +23,7 @@ def spill(count: int, patch: Any) -> None:
     """Makes the planner keep the moments of this many units on the disk, from now on. `patch` is
     pytest's `monkeypatch`, or anything with its `setattr`.
     """
-    plain = getattr(needs.choose, "plain", needs.choose)
+    plain = getattr(requirements.choose, "plain", requirements.choose)
 
     def chosen(job, target, *quick):
         found = plain(job, target, *quick)
@@ -31,7 +31,7 @@ def spill(count: int, patch: Any) -> None:
         return dataclasses.replace(found, choices=choices)
 
     chosen.plain = plain
-    for planner in (needs, planning):
+    for planner in (requirements, planning):
         patch.setattr(planner, "choose", chosen)
     patch.setattr(spilled, "SPILL_NUMEL", PIECE)
 

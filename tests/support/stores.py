@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.host.host_store import HostStore
-from engine.planes.layout import ParameterSpec, lay_out
+from engine.planning.layout.layout import ParameterSpec, lay_out
+from engine.runtime.host.host_states import HostStates
 
 
 def layouts(blocks: int = 3, width: int = 24, prefix: str = "model"):
@@ -37,7 +37,7 @@ def planes_of(store) -> list[str]:
     return [plane for plane in store.planes if plane != "grad"]
 
 
-def fill(store: HostStore, seed: int) -> None:
+def fill(store: HostStates, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for unit in store.layouts:
         for plane in store.planes:
@@ -45,7 +45,7 @@ def fill(store: HostStore, seed: int) -> None:
             array[:] = np.frombuffer(rng.bytes(array.nbytes), array.dtype)
 
 
-def content(store: HostStore) -> dict[tuple[str, str], bytes]:
+def content(store: HostStates) -> dict[tuple[str, str], bytes]:
     return {
         (unit, plane): store.array(unit, plane).tobytes()
         for unit in store.layouts

@@ -16,20 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.pages.talk import Talk
+from app.pages.chat.talk import Talk
+from app.pages.chat.talk_routes import talk_routes
+from app.pages.run.run_routes import run_routes
+from app.pages.run.timeline_routes import timeline_routes
+from app.pages.runs.list_routes import list_routes
 from app.session.session import Session
-from app.web.run_routes import run_routes
-from app.web.talk_routes import talk_routes
-from app.web.timeline_routes import timeline_routes
-from engine.checkpoints.export import export_run
-from engine.checkpoints.restore import newest_checkpoint
-from engine.cli.runs import runs_as_text
 from engine.errors import RamstreamError
-from engine.runs.control import send_command
-from engine.runs.folder import RunFolder, open_run
-from engine.summaries.about import write_about
-from engine.summaries.benchmark_results import RESULTS_FILE
-from engine.train.run import resume_run, start_run
+from engine.runs.record.control import send_command
+from engine.runs.record.run_folder import RunFolder, open_run
+from engine.runs.summaries.about import write_about
+from engine.runs.summaries.benchmark_results import RESULTS_FILE
+from engine.tools.cli.runs import runs_as_text
+from engine.training.checkpoints.restore import newest_checkpoint
+from engine.training.export.export import export_run
+from engine.training.loop.run import resume_run, start_run
 from tests.support.folders import make_config
 from tests.support.routes import send_all
 
@@ -363,7 +364,12 @@ def ask_everything(runs: Path, hurt: str, good: str, place: Path, exports: bool)
 
 def _ask_the_app(asked: Asked, session: Session, hurt: str, good: str) -> None:
     talk = Talk(session)
-    routes = [*run_routes(session), *timeline_routes(session), *talk_routes(talk)]
+    routes = [
+        *run_routes(session),
+        *list_routes(session),
+        *timeline_routes(session),
+        *talk_routes(talk),
+    ]
     paths = [
         "/api/recent",
         f"/api/live/{hurt}",

@@ -21,10 +21,10 @@ def never_stuck(computing: float = 5.0) -> Iterator[None]:
     for a busy machine does not matter.
     """
 
-    def give_up(*_: Any) -> None:
+    def abort(*_: Any) -> None:
         pytest.fail(f"it is stuck: it has not ended after {PATIENCE} s")
 
-    before = signal.signal(signal.SIGALRM, give_up)
+    before = signal.signal(signal.SIGALRM, abort)
     signal.alarm(PATIENCE)
     began = _computed()
     try:

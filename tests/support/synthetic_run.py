@@ -6,8 +6,8 @@ import json
 import math
 from pathlib import Path
 
-from engine.fit.predicted import compared
-from engine.runs.events import (
+from engine.planning.fit.predictions import compared
+from engine.runs.record.events import (
     CheckpointWritten,
     DataPrepared,
     EvalFinished,
@@ -27,7 +27,7 @@ from engine.runs.events import (
     StepTimeline,
     UnitNorms,
 )
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.snapshot import RunSnapshot
 
 GIB = 1 << 30
 START = 1_760_000_000.0

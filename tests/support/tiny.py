@@ -15,20 +15,20 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.adapters import Adapters
-from engine.config.regularisation import NO_REGULARISATION, Regularisation
+from engine.config.regularization import NO_REGULARIZATION, Regularization
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
-from engine.exchange.exchange import Exchange
-from engine.host.host_adamw import AdamWSettings, HostAdamW
-from engine.host.host_store import HostStore
-from engine.model.build import build_model
-from engine.model.units import StreamedModel
-from engine.plan.choices import PlanChoices
-from engine.runtime.backend import Backend
-from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.engine_settings import EngineSettings
-from engine.runtime.streaming_engine import StreamingEngine
-from engine.sampling.generate import Sampler
+from engine.model.build.build import build_model
+from engine.model.build.units import StreamedModel
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.collectives.process_groups import Collectives
+from engine.runtime.device.backend import Backend
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.sampling.generate import Sampler
+from engine.runtime.step.engine_settings import EngineSettings
+from engine.runtime.step.streaming_engine import StreamingEngine
 
 FAMILIES = (
     "llama",
@@ -177,7 +177,7 @@ def weighted_loss(model: torch.nn.Module, batches: list[Batch]) -> torch.Tensor:
     return loss
 
 
-def pour(plain: torch.nn.Module, model: StreamedModel, store: HostStore) -> None:
+def pour(plain: torch.nn.Module, model: StreamedModel, store: HostStates) -> None:
     parameters = dict(plain.named_parameters())
     for unit in model.units:
         for spec in unit.layout.parameters:
@@ -190,7 +190,7 @@ class Streamed:
     """An engine over planes poured from a plain model."""
 
     model: StreamedModel
-    store: HostStore
+    store: HostStates
     engine: StreamingEngine
     backend: Backend
     adamw: HostAdamW
@@ -232,18 +232,18 @@ def streamed(
     config=None,
     optimizer: str = "adamw",
     disk: Path | None = None,
-    exchange: Exchange | None = None,
+    collectives: Collectives | None = None,
     parts: Parts | Adapters | None = None,
-    regularisation: Regularisation = NO_REGULARISATION,
+    regularization: Regularization = NO_REGULARIZATION,
 ) -> Streamed:
     """The same model, streamed. `config`: where the model was made from a part of it. `disk`: the
-    folder of moments that are on the disk. `exchange`: what reaches the other ranks. `parts`: those
-    that are trained, None for all. `regularisation`: what changes the steps.
+    folder of moments that are on the disk. `collectives`: what reaches the other ranks. `parts`:
+    those that are trained, None for all. `regularization`: what changes the steps.
     """
     backend = backend or CpuBackend()
     model = build_model(config or plain.config, ModelConfig(source="tiny", dtype=dtype), parts)
     on_device = backend.device.type != "cpu"
-    store = HostStore(
+    store = HostStates(
         model.layouts,
         dtype,
         backend.register if on_device else None,
@@ -251,7 +251,7 @@ def streamed(
         threads=2,
     )
     if disk is not None:
-        store.spill_to(disk)
+        store.offload_to_disk(disk)
     store.allocate_weights()
     pour(plain, model, store)
     store.allocate_states(optimizer=optimizer, gradients=not choices.parked_gradients)
@@ -261,7 +261,9 @@ def streamed(
         model,
         store,
         backend,
-        EngineSettings(choices, tokens, loss_chunk, max_grad_norm, seed, exchange, regularisation),
+        EngineSettings(
+            choices, tokens, loss_chunk, max_grad_norm, seed, collectives, regularization
+        ),
         adamw,
     )
     return Streamed(model, store, engine, backend, adamw)

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from engine.runtime import compiled
+from engine.runtime.device import compiled
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

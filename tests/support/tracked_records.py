@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.runs.events import (
+from engine.runs.record.events import (
     EvalFinished,
     ExactMatchMeasured,
     MemorySampled,
@@ -12,9 +12,9 @@ from engine.runs.events import (
     StateChanged,
     StepFinished,
 )
-from engine.runs.recorder import RunRecorder
-from engine.trackers.points import Point
-from engine.trackers.tracker import TrackedRun
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.trackers.points import Point
+from engine.runs.trackers.tracker import TrackedRun
 
 
 def tracked(folder: Path, known_as: str = "") -> TrackedRun:

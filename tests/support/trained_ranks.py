@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from engine.checkpoints.adapter_weights import initialise_adapters
 from engine.config.adapters import Adapters
-from engine.plan.choices import PlanChoices
-from engine.plan.ops import Lane
-from engine.planes.moments import FP32_MOMENTS, MOMENTS
-from engine.runtime.backend import Backend
-from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.engine_settings import AppliedStep
+from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import Lane
+from engine.runtime.device.backend import Backend
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.step.engine_settings import AppliedStep
+from engine.training.weights.adapter_weights import initialize_adapters
 from tests.support.families import tiny_family_config
 from tests.support.ranks import ThreadExchange, on_ranks
 from tests.support.tiny import Batch, Streamed, plain_model, random_batches, streamed, tiny_config
@@ -89,7 +89,7 @@ def _plain(family: str, exact: bool, changes: tuple) -> tuple[torch.nn.Module, A
 
 
 def open_rank(
-    job: Job, choices: PlanChoices, exchange: ThreadExchange, backend: Backend | None = None
+    job: Job, choices: PlanChoices, collectives: ThreadExchange, backend: Backend | None = None
 ) -> Streamed:
     """Returns the engine of one rank. With one rank alone, it is an engine like any other."""
     with _alone:
@@ -100,11 +100,11 @@ def open_rank(
             backend=backend,
             dtype=job.dtype,
             config=config,
-            exchange=exchange if exchange.place.all_ranks > 1 else None,
+            collectives=collectives if collectives.place.world_size > 1 else None,
             **job.engine,
         )
         if isinstance(run.model.parts, Adapters):
-            initialise_adapters(run.model, run.store, seed=7)
+            initialize_adapters(run.model, run.store, seed=7)
         return run
 
 
@@ -146,9 +146,9 @@ def train(
     own = job.micro_batches // (hosts * ranks)
     planned = PlanChoices(micro_batches=own, ranks=ranks, hosts=hosts, **choices)
 
-    def work(exchange: ThreadExchange) -> tuple[list[tuple[float, float]], dict]:
-        backend = backends(exchange.rank) if backends else None
-        run = open_rank(job, planned, exchange, backend)
+    def work(collectives: ThreadExchange) -> tuple[list[tuple[float, float]], dict]:
+        backend = backends(collectives.rank) if backends else None
+        run = open_rank(job, planned, collectives, backend)
         applied: list[AppliedStep] = []
         try:
             for step in range(1, job.steps + 1):
@@ -157,7 +157,7 @@ def train(
             run.engine.drain()
             shards = shards_of(run)
         except BaseException:
-            exchange.abort()  # else lanes of other ranks would wait for this one
+            collectives.abort()  # else lanes of other ranks would wait for this one
             with contextlib.suppress(Exception):
                 run.engine.drain()
             raise

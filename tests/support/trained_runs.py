@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from engine.checkpoints.restore import newest_checkpoint
 from engine.config.settings import TrainConfig
-from engine.planes.layout import WEIGHT_PLANES
-from engine.runs.events import RunEnded, StepFinished
-from engine.runs.following import replay
-from engine.train.run import Run, resume_run, start_run
+from engine.planning.layout.layout import WEIGHT_PLANES
+from engine.runs.record.events import RunEnded, StepFinished
+from engine.runs.record.following import replay
+from engine.training.checkpoints.restore import newest_checkpoint
+from engine.training.loop.run import Run, resume_run, start_run
 
 
 def execute(run: Run, at_step: dict[int, str] | None = None) -> RunEnded:

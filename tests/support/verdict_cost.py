@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 from app.verdict.judge import verdict
-from engine.runs.events import EvalFinished, MemorySampled, Record, RunStarted, StepFinished
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.events import EvalFinished, MemorySampled, Record, RunStarted, StepFinished
+from engine.runs.record.snapshot import RunSnapshot
 
 STEPS = (300, 5_000, 50_000)
 TIMES = 50

@@ -18,7 +18,7 @@ from app.form.settings_form import (
     settings,
     shown_values,
 )
-from app.pages.panels import component
+from app.pages.new.panels import component
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from app.pages.new.folder_routes import folder_routes
 from app.session.data_folders import MOST_ENTRIES, DataFolders
-from app.web.folder_routes import folder_routes
 from engine.errors import RamstreamError
 from tests.support.routes import send
 

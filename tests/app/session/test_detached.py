@@ -29,9 +29,9 @@ from app.session.detached import (
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.runs.folder import create_run, open_run
-from engine.runs.following import replay
-from engine.summaries.listing import list_runs
+from engine.runs.record.following import replay
+from engine.runs.record.run_folder import create_run, open_run
+from engine.runs.summaries.listing import list_runs
 from tests.support.clocks import DAYS_40
 from tests.support.folders import make_config
 from tests.support.routes import wait_for
@@ -50,10 +50,10 @@ HOLDS = """
 import sys
 import time
 from pathlib import Path
-from engine.runs.control import CommandReader
-from engine.runs.events import ControlReceived, RunEnded, RunStarted, StateChanged
-from engine.runs.folder import RunFolder
-from engine.runs.recorder import RunRecorder
+from engine.runs.record.control import CommandReader
+from engine.runs.record.events import ControlReceived, RunEnded, RunStarted, StateChanged
+from engine.runs.record.run_folder import RunFolder
+from engine.runs.record.recorder import RunRecorder
 
 folder = RunFolder(Path(sys.argv[1]))
 time.sleep(1)

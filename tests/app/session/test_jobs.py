@@ -9,17 +9,17 @@ import time
 
 import pytest
 
-from app.pages.talk import Choice, Talk
+from app.pages.chat.talk import Choice, Talk
+from app.pages.frame.job_routes import job_routes
 from app.session.jobs import BYTES, Cancelled, Job, Jobs
 from app.session.session import Session
-from app.web.job_routes import job_routes
-from engine.checkpoints.export import export_run
 from engine.errors import RunError
-from engine.host.host_store import HostStore
-from engine.talk.conversation import Sampling, checkpoint_of
-from engine.talk.talkers import load
-from engine.train.run import start_run
-from tests.app.pages.test_talk_page import FakeTalk
+from engine.runtime.host.host_states import HostStates
+from engine.tools.chat.conversation import Sampling, checkpoint_of
+from engine.tools.chat.talkers import load
+from engine.training.export.export import export_run
+from engine.training.loop.run import start_run
+from tests.app.pages.chat.test_talk_page import FakeTalk
 from tests.support.folders import make_config
 from tests.support.routes import send, wait_for
 
@@ -192,13 +192,13 @@ def test_an_export_into_an_empty_folder_leaves_that_folder_when_it_is_cancelled(
 
 
 def test_loading_that_is_cancelled_gives_its_memory_back(run, tmp_path, monkeypatch):
-    closed, close = [], HostStore.close
+    closed, close = [], HostStates.close
 
     def noted(store):
         close(store)
         closed.append(store.allocated_bytes)
 
-    monkeypatch.setattr(HostStore, "close", noted)
+    monkeypatch.setattr(HostStates, "close", noted)
     config = make_config(run[0].parent)
 
     def progress(done, total):
@@ -220,7 +220,7 @@ class SlowTalk(FakeTalk):
 
 
 def test_talking_that_is_cancelled_while_it_loads_keeps_no_weights(tmp_path):
-    from engine.runs.folder import create_run
+    from engine.runs.record.run_folder import create_run
 
     session, fake = Session(tmp_path / "runs"), SlowTalk()
     folder = create_run(session.runs_dir, make_config(tmp_path))

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from app.session.session import Session
-from engine.runs.events import RunStarted, StateChanged
-from engine.runs.folder import create_run
-from engine.runs.recorder import RunRecorder
+from engine.runs.record.events import RunStarted, StateChanged
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run
 from tests.support.folders import make_config
 from tests.support.routes import wait_for
 from tests.support.sessions import CONFIG, finished_run, get, post

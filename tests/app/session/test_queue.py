@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
+from app.pages.runs.queue_routes import queue_routes, queue_rows
 from app.session.engine_calls import EngineCalls
 from app.session.queue import DAMAGED_FILE, QUEUE_FILE, RunQueue
 from app.session.session import Session
-from app.web.queue_routes import queue_routes, queue_rows
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
 from tests.support.routes import send, wait_for
@@ -78,7 +78,7 @@ def test_runs_start_in_turn_as_the_one_before_ends(queue, place):
 
 
 def test_a_run_of_another_process_that_ends_makes_room_too(queue, place, monkeypatch):
-    monkeypatch.setattr("app.session.queue.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("app.session.queue.POLL_SECONDS", 0.02)
     queue.add(named("a"))
     place.free = True  # without a notification
     wait_for(lambda: place.started == ["a"])
@@ -303,7 +303,7 @@ def test_a_slow_start_holds_up_nobody_and_is_waited_for_at_the_end(tmp_path):
 
 
 def test_a_look_that_fails_is_told_and_tried_again(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("app.session.queue.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("app.session.queue.POLL_SECONDS", 0.02)
     place, broken = Place(), threading.Event()
     broken.set()
 

@@ -11,11 +11,11 @@ import pytest
 from app.session.engine_calls import EngineCalls
 from app.session.session import Session
 from engine.errors import RunError
-from engine.runs.control import CommandReader
-from engine.runs.events import ControlReceived, RunEnded
-from engine.runs.folder import create_run
-from engine.runs.following import replay
-from engine.runs.recorder import RunRecorder
+from engine.runs.record.control import CommandReader
+from engine.runs.record.events import ControlReceived, RunEnded
+from engine.runs.record.following import replay
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run
 from tests.support.routes import wait_for
 from tests.support.sessions import CONFIG, at_once, call, finished_run, get, post
 from tests.support.synthetic_run import run_events
@@ -121,7 +121,7 @@ def ends_of(folder):
 
 def test_twenty_who_press_stop_at_once_end_a_run_once(session, engine):
     run_id = session.start(CONFIG)
-    wait_for(session.watch(run_id).folder.is_running)
+    wait_for(session.follow(run_id).folder.is_running)
     assert at_once(20, lambda _: session.request(run_id, "stop")) == [run_id] * 20
     wait_for(lambda: session.active_id is None)
     assert at_once(20, lambda _: session.request(run_id, "stop")) == [run_id] * 20, (
@@ -152,7 +152,7 @@ def test_twenty_who_press_start_at_once_start_one_run(session, engine):
 
 def test_different_wishes_at_once_have_one_outcome(session, engine):
     run_id = session.start(CONFIG)
-    wait_for(session.watch(run_id).folder.is_running)
+    wait_for(session.follow(run_id).folder.is_running)
     commands = ("stop", "pause", "discard", "resume")
     answers = at_once(20, lambda number: session.request(run_id, commands[number % 4], "paused"))
     assert all(answer == run_id or str(answer).endswith(".") for answer in answers)
@@ -211,11 +211,11 @@ def test_a_command_that_is_read_as_taken_before_it_is_noted_is_not_shown(
     run = engine.runs[0]
     page = f"/api/live/{run_id}"
     wait_for(lambda: get(session, page).json()["bar"]["state"] == "running")
-    watch = session.watch(run_id)
+    followed = session.follow(run_id)
 
     def taken_at_once(command):
         recorder.emit(ControlReceived(command=command))
-        watch._read_at = 0.0
+        followed.has_news = True
         get(session, page)
 
     recorder = RunRecorder(run.folder.path, run_id)

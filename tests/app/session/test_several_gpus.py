@@ -18,9 +18,9 @@ from app.session.engine_calls import EngineCalls
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.runs.events import RunEnded, RunStarted
-from engine.runs.folder import create_run, open_run
-from engine.runs.following import replay
+from engine.runs.record.events import RunEnded, RunStarted
+from engine.runs.record.following import replay
+from engine.runs.record.run_folder import create_run, open_run
 from tests.support.routes import wait_for
 from tests.support.sessions import get
 from tests.support.synthetic_run import records, step_finished, write_events

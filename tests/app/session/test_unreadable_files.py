@@ -10,11 +10,11 @@ import json
 import pytest
 
 from app.form.settings_form import shown_values
-from app.login.login_sessions import LoginSessions
-from app.pages.draft import DRAFT_FILE, Draft
+from app.pages.new.draft import DRAFT_FILE, Draft
+from app.pages.runs.queue_routes import queue_rows
+from app.server.login_sessions import LoginSessions
 from app.session.queue import QUEUE_FILE
 from app.session.session import Session
-from app.web.queue_routes import queue_rows
 from engine.config.settings import TrainConfig
 from tests.support.no_files import KINDS, put
 from tests.support.over_sockets import ask, serving

@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 
 from engine.config.settings import TrainConfig
-from engine.runs.events import EvalFinished, MemorySampled, RunStarted, StateChanged, StepFinished
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.events import (
+    EvalFinished,
+    MemorySampled,
+    RunStarted,
+    StateChanged,
+    StepFinished,
+)
+from engine.runs.record.snapshot import RunSnapshot
 from tests.support.synthetic_run import GIB, records
 
 CONFIG = TrainConfig.from_dict(

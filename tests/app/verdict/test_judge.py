@@ -6,15 +6,20 @@ import math
 
 import pytest
 
+from app.pages.run.run_figures import alarms, summaries
+from app.shared.run_bar import ShownRun, run_bar, sentence
 from app.verdict.findings import Finding, Offer, Verdict
 from app.verdict.judge import verdict
-from app.view.run_bar import ShownRun, run_bar, sentence
-from app.view.run_figures import alarms, summaries
 from app.words import in_digits
-from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
-from engine.runs.events import ExactMatchMeasured, PlanBuilt, RunEnded, StateChanged
-from engine.runs.fault_events import StepSkipped
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.events import (
+    ExactMatchMeasured,
+    PlanBuilt,
+    RunEnded,
+    StateChanged,
+    StepSkipped,
+)
+from engine.runs.record.snapshot import RunSnapshot
+from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 from tests.app.verdict.made_runs import CONFIG, OVERFIT, evaluated, falling, fold, growing, steps
 
 

@@ -19,8 +19,8 @@ from app.verdict.held_out import (
 from app.verdict.learning import learning, of_learning, of_low_rate
 from app.verdict.losses import block_error, losses_of, noise
 from app.words import in_digits
-from engine.runs.evaluations import RowLosses, paired_error
-from engine.runs.events import (
+from engine.runs.record.evaluations import RowLosses, paired_error
+from engine.runs.record.events import (
     DataPrepared,
     EvalFinished,
     RunEnded,
@@ -28,7 +28,7 @@ from engine.runs.events import (
     SettingsChanged,
     StepFinished,
 )
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.snapshot import RunSnapshot
 from tests.app.verdict.made_runs import CONFIG, OVERFIT, evaluated, falling, fold, steps
 from tests.support.synthetic_run import records, run_events
 

@@ -7,7 +7,13 @@ import pytest
 
 from app.verdict.memory_kinds import full_at, memory_kinds
 from app.verdict.memory_rules import in_danger, of_grown_memory, of_memory
-from engine.runs.events import ForecastChecked, MemorySampled, RunEnded, RunStarted, StepFinished
+from engine.runs.record.events import (
+    ForecastChecked,
+    MemorySampled,
+    RunEnded,
+    RunStarted,
+    StepFinished,
+)
 from tests.app.verdict.made_runs import fold, growing, steps
 from tests.support.synthetic_run import GIB
 

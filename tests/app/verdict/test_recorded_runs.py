@@ -15,8 +15,8 @@ from app.verdict.findings import Verdict
 from app.verdict.held_out import held_out
 from app.verdict.judge import verdict
 from engine.paths import PROGRAM_ROOT
-from engine.runs.events import EvalFinished, StepFinished
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.events import EvalFinished, StepFinished
+from engine.runs.record.snapshot import RunSnapshot
 from tests.support.recorded_runs import read
 from tests.support.runs_to_record import SETS, Recorded
 

@@ -11,7 +11,7 @@ from app.verdict.speed import CAUSES, FEWEST_STEPS, of_speed
 from app.verdict.step_shares import PART_WORDS
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
-from engine.runs.events import (
+from engine.runs.record.events import (
     CheckpointWritten,
     EvalFinished,
     FitReported,
@@ -19,7 +19,7 @@ from engine.runs.events import (
     StateChanged,
     StepFinished,
 )
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.record.snapshot import RunSnapshot
 from tests.support.synthetic_run import records
 
 CONFIG = TrainConfig.from_dict(
@@ -179,8 +179,8 @@ def test_every_cause_has_a_sentence_and_offers_load(cause):
 
 def test_what_is_said_of_a_run_needs_neither_gradio_nor_plotly():
     code = (
-        "import sys, app.pages.checker, app.verdict.judge, app.watch.run_words, "
-        "app.watch.run_watch\nprint(sorted({'gradio', 'plotly', 'torch'} & set(sys.modules)))"
+        "import sys, app.pages.new.checker, app.verdict.judge, app.pages.run.run_words, "
+        "app.pages.run.run_watch\nprint(sorted({'gradio', 'plotly', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=PROGRAM_ROOT, capture_output=True, text=True, check=True

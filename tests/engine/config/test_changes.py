@@ -7,10 +7,10 @@ import pytest
 from engine.config.changes import Change
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.runs.control import CommandReader, send_command
-from engine.runs.events import ControlReceived, LogLine, SettingsChanged, StepFinished
-from engine.train.run import resume_run, start_run
-from engine.train.schedule import learning_rate
+from engine.runs.record.control import CommandReader, send_command
+from engine.runs.record.events import ControlReceived, LogLine, SettingsChanged, StepFinished
+from engine.training.loop.lr_schedule import learning_rate
+from engine.training.loop.run import resume_run, start_run
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute
 

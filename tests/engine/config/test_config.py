@@ -383,7 +383,8 @@ def test_every_setting_is_documented():
 
 def test_no_torch_is_imported():
     code = (
-        "import sys, engine.config.settings, engine.runs.folder, engine.checkpoints.checkpoint; "
+        "import sys, engine.config.settings, engine.runs.record.run_folder, "
+        "engine.training.checkpoints.checkpoint; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config.doubts import doubts
+from engine.config.setting_warnings import doubts
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
 

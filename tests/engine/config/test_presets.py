@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 import launch
 from engine.config.settings import TrainConfig
-from engine.model.catalog import entry_of
-from engine.model.library import no_progress_bars
-from engine.runs.following import EVENTS_FILE
-from engine.summaries.listing import list_runs
+from engine.model.build.library import no_progress_bars
+from engine.planning.shape.catalog import entry_of
+from engine.runs.record.following import EVENTS_FILE
+from engine.runs.summaries.listing import list_runs
 from tests.support.families import tiny_family_config
 from tests.support.folders import make_data, make_tokenizer
 

@@ -20,13 +20,13 @@ import pytest
 
 from engine.config.data_settings import DataColumns, DataConfig, DataSource
 from engine.config.preference_settings import PairedData
-from engine.data import identity, token_cache, tokenise
-from engine.data.encode import Encoder
-from engine.data.loader import prepare_data
-from engine.data.tokenise import Execution
+from engine.data.batches.loader import prepare_data
+from engine.data.tokens import cache_key, token_cache, tokenize
+from engine.data.tokens.encode import Encoder
+from engine.data.tokens.tokenize import Execution
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
-from tests.support.imported import imported_by, rooms_of
+from tests.support.imported import imported_by, packages_of
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_second_preparation_reads_and_encodes_nothing_and_is_the_same_to_the_b
         raise AssertionError("something was read or encoded again")
 
     monkeypatch.setattr(Encoder, "encode", refuse)
-    monkeypatch.setattr(tokenise, "open_source", refuse)
+    monkeypatch.setattr(tokenize, "open_source", refuse)
     for source, before in zip(every, first):
         told = []
         settings = DataConfig(
@@ -145,7 +145,7 @@ def test_tokens_are_mapped_and_read_only(tmp_path, tokenizer):
 @pytest.mark.parametrize("by_content", [True, False])
 def test_a_changed_file_is_never_served_stale(tmp_path, tokenizer, monkeypatch, by_content):
     if not by_content:
-        monkeypatch.setattr(identity, "_BYTES_HASHED", 0)
+        monkeypatch.setattr(cache_key, "_BYTES_HASHED", 0)
     path = write(tmp_path / "a.jsonl")
     before, times = prepared(path, tokenizer), path.stat()
     write(path, word="jello")
@@ -185,7 +185,7 @@ def test_whatever_determines_tokens_is_in_the_key(tmp_path, tokenizer, monkeypat
         prepared(path, used).fingerprint == before.fingerprint
         and prepared(path, used).summary["cached"]
     )
-    monkeypatch.setattr(identity, "PROGRAM", ["another version"])
+    monkeypatch.setattr(cache_key, "PROGRAM", ["another version"])
     assert not prepared(path, tokenizer).summary["cached"]
 
 
@@ -224,11 +224,11 @@ def test_a_killed_writer_leaves_nothing_that_is_read_and_its_rest_goes(
     code = (
         "import os, sys\n"
         "from engine.config.data_settings import DataConfig\n"
-        "from engine.data.loader import prepare_data\n"
+        "from engine.data.batches.loader import prepare_data\n"
         "from tests.support import data_tokenizers as made\n"
         "config = DataConfig(sys.argv[1], max_seq_len=128, eval_fraction=0.1)\n"
         "tokenizer = made.byte_level_tokenizer(made.CHATML)\n"
-        "from engine.data.tokenise import Execution\n"
+        "from engine.data.tokens.tokenize import Execution\n"
         "die = Execution(lambda *_: os.kill(os.getpid(), 9))\n"
         "prepare_data(config, tokenizer, 1, execution=die)\n"
     )
@@ -410,11 +410,14 @@ def test_the_cache_is_where_the_user_expects_it(monkeypatch, tmp_path):
 
 
 def test_a_change_of_any_file_that_makes_tokens_makes_kept_ones_old():
-    modules = imported_by("engine.data.tokenise", "engine.data.encode", "engine.data.processes")
-    assert {"config", "examples", "dividing", "sources"} < rooms_of(modules)
+    modules = imported_by(
+        "engine.data.tokens.tokenize", "engine.data.tokens.encode", "engine.data.tokens.workers"
+    )
+    found = packages_of(modules)
+    assert {"config", "data/formats", "data/dividing", "data/sources", "data/tokens"} <= found
     # How many processes divide the work, and what is said where memory is short, is no matter of
     # what they make.
-    assert rooms_of(modules) - {"machine"} <= set(identity.ROOMS)
+    assert {each.partition("/")[0] for each in found} - {"machine"} <= set(cache_key.ROOMS)
     assert {name for name in modules if name.startswith("engine.machine.")} == {
         "engine.machine.cgroups",
         "engine.machine.short_memory",
@@ -446,7 +449,7 @@ def test_every_setting_of_data_is_part_of_the_key_or_known_to_change_no_token(to
     assert fields == OTHER_VALUES.keys() | OF_THE_SOURCE | AFTERWARDS
 
     def key(config):
-        return identity.key_of(["files"], config, tokenizer)
+        return cache_key.key_of(["files"], config, tokenizer)
 
     plain = DataConfig(source="a.jsonl")
     for name, value in OTHER_VALUES.items():
@@ -466,17 +469,17 @@ def test_every_setting_of_data_is_part_of_the_key_or_known_to_change_no_token(to
 
 
 def test_the_program_is_its_code_its_libraries_and_its_python(monkeypatch):
-    before = identity._code()
-    assert before == identity.PROGRAM
+    before = cache_key._code()
+    assert before == cache_key.PROGRAM
     seen = {json.dumps(before)}
-    for library in identity.LIBRARIES:
+    for library in cache_key.LIBRARIES:
         other = {library: "0.1"}
         version = importlib.metadata.version
         monkeypatch.setattr(
             importlib.metadata, "version", lambda name: other.get(name) or version(name)
         )
-        seen.add(json.dumps(identity._code()))
+        seen.add(json.dumps(cache_key._code()))
         monkeypatch.undo()
-    monkeypatch.setattr(identity, "code_digest", lambda rooms: "of other code")
-    seen.add(json.dumps(identity._code()))
-    assert len(seen) == len(identity.LIBRARIES) + 2
+    monkeypatch.setattr(cache_key, "code_digest", lambda rooms: "of other code")
+    seen.add(json.dumps(cache_key._code()))
+    assert len(seen) == len(cache_key.LIBRARIES) + 2

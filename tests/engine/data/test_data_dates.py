@@ -9,8 +9,8 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from engine.config.data_settings import DataConfig
-from engine.data.dates import fixed_date
-from engine.data.loader import prepare_data
+from engine.data.batches.loader import prepare_data
+from engine.data.tokens.template import fixed_date
 from tests.support import data_tokenizers as made
 
 TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "an"}]

@@ -9,9 +9,9 @@ import json
 import plotly.graph_objects as go
 import pytest
 
-from app.view.data_figures import lengths_figure, lengths_words
+from app.pages.new.data_figures import lengths_figure, lengths_words
 from engine.config.data_settings import DataConfig
-from engine.data.preview import preview
+from engine.data.batches.preview import preview
 from tests.support.folders import make_tokenizer
 
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from engine.config.data_settings import DataConfig, DataSource
-from engine.data import mapped
-from engine.data.documents import TextRows
-from engine.data.encode import Encoder
-from engine.data.loader import prepare_data
-from engine.data.render import Skipped
-from engine.data.rendered import Handling
-from engine.examples.formats import map_columns
-from engine.sources.open_source import open_source
+from engine.data.batches.loader import prepare_data
+from engine.data.formats.formats import map_columns
+from engine.data.sources.open_source import open_source
+from engine.data.tokens import mapped_arrays
+from engine.data.tokens.documents import TextRows
+from engine.data.tokens.encode import Encoder
+from engine.data.tokens.render import Skipped
+from engine.data.tokens.rendered import Handling
 from tests.support import data_tokenizers as made
 
 SEED_OF_THE_SPLIT = 20_010_911
@@ -154,7 +154,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_fingerprint_is_what_it_was(files, tokenizer, name, monkeypatch):
-    monkeypatch.setattr(mapped, "_PIECE", 1000)  # every array is read in several pieces
+    monkeypatch.setattr(mapped_arrays, "_PIECE", 1000)  # every array is read in several pieces
     source, changes = CASES[name]
     source = (
         files[source]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from engine.config.data_settings import DataConfig
-from engine.data.loader import prepare_data
-from engine.data.packing import Rows
-from engine.data.rows import DocumentTokens, Order, RowSet, one_pass
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.packing import Rows
+from engine.data.batches.rows import DocumentTokens, Order, RowSet, one_pass
 from tests.support import data_tokenizers as made
 
 LIMIT = 16

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import AddedToken
 
 from engine.config.data_settings import DataConfig
-from engine.data.encode import Encoder
-from engine.data.loader import prepare_data
-from engine.data.preview import preview
-from engine.data.rendered import Handling
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.preview import preview
+from engine.data.tokens.encode import Encoder
+from engine.data.tokens.rendered import Handling
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
 

@@ -10,17 +10,17 @@ import sys
 
 import pytest
 
-from engine.fit.report import estimate
 from engine.machine.read_machine import Machine
-from engine.model.find_shape import shape_from_source
+from engine.model.build.find_shape import shape_from_source
+from engine.planning.fit.report import estimate
 from tests.support.folders import make_config
 
 PREPARE = """
 import json, resource, sys
 from engine.config.data_settings import DataConfig
-from engine.data.loader import prepare_data
-from engine.data.rows import batches
-from engine.data.tokenise import Execution
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.rows import batches
+from engine.data.tokens.tokenize import Execution
 from tests.support import data_tokenizers as made
 
 config = DataConfig(sys.argv[1], max_seq_len=512)

@@ -13,8 +13,8 @@ import yaml
 from app.form.settings_form import read_config, shown_values
 from engine.config.data_settings import DataConfig
 from engine.config.settings import TrainConfig
-from engine.data.loader import prepare_data
-from engine.data.preview import preview
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.preview import preview
 from engine.errors import ConfigError, DataError
 from engine.paths import lasting_sources
 from tests.support import data_tokenizers as made

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from engine.config.data_settings import DataConfig
-from engine.data import encoded, identity, processes, tokenise
-from engine.data.loader import prepare_data
-from engine.data.tokenise import Execution
+from engine.data.batches.loader import prepare_data
+from engine.data.tokens import cache_key, encoded, tokenize, workers
+from engine.data.tokens.tokenize import Execution
 from engine.errors import DataError
 from tests.engine.data.test_data_cache import assert_same
 from tests.support import data_tokenizers as made
@@ -40,7 +40,7 @@ def others() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # the process may have ended in the meantime
-            if "engine.data.processes" in " ".join(child.cmdline()):
+            if "engine.data.tokens.workers" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 
@@ -111,13 +111,13 @@ def test_going_on_in_processes_makes_the_same_bits(
         asked.append((done, total))
         return 2 if len(asked) == 3 else None
 
-    monkeypatch.setattr(tokenise, "_worth", worth)
+    monkeypatch.setattr(tokenize, "_worth", worth)
     assert_same(prepare_data(config(path), tokenizer, 1), alone)
     assert asked == [(16, 200), (32, 200), (48, 200)]
 
 
 @pytest.mark.parametrize(
-    ("cores", "free", "done", "total", "seconds", "processes"),
+    ("cores", "free", "done", "total", "seconds", "workers"),
     [
         (8, 64 << 30, 512, 2_000, 0.4, None),
         (8, 64 << 30, 512, 1_000_000, 0.4, 8),
@@ -131,11 +131,11 @@ def test_going_on_in_processes_makes_the_same_bits(
     ],
 )
 def test_processes_are_started_where_they_pay(
-    monkeypatch, cores, free, done, total, seconds, processes
+    monkeypatch, cores, free, done, total, seconds, workers
 ):
-    monkeypatch.setattr(tokenise, "usable_cores", lambda: cores)
-    monkeypatch.setattr(tokenise, "sample_host_memory", lambda: (0, free))
-    assert tokenise._worth(done, total, seconds) == processes
+    monkeypatch.setattr(tokenize, "usable_cores", lambda: cores)
+    monkeypatch.setattr(tokenize, "sample_host_memory", lambda: (0, free))
+    assert tokenize._worth(done, total, seconds) == workers
 
 
 def text_file(folder):
@@ -159,11 +159,11 @@ def test_processes_start_early_for_large_texts_alone(
     tmp_path, tokenizer, monkeypatch, name, changes, starts
 ):
     started = []
-    monkeypatch.setattr(tokenise, "_LARGE_TEXT", changes.get("large", 20_000))
-    monkeypatch.setattr(tokenise, "usable_cores", lambda: changes.get("cores", 2))
-    monkeypatch.setattr(tokenise, "sample_host_memory", lambda: (0, 8 << 30))
+    monkeypatch.setattr(tokenize, "_LARGE_TEXT", changes.get("large", 20_000))
+    monkeypatch.setattr(tokenize, "usable_cores", lambda: changes.get("cores", 2))
+    monkeypatch.setattr(tokenize, "sample_host_memory", lambda: (0, 8 << 30))
     monkeypatch.setattr(
-        tokenise,
+        tokenize,
         "EncodingProcesses",
         lambda _, count, *how, **more: (
             started.append((count, *how, more)) or contextlib.ExitStack()
@@ -171,7 +171,7 @@ def test_processes_start_early_for_large_texts_alone(
     )
     path = text_file(tmp_path) if name != "a.jsonl" else write(tmp_path / name, rows())
     (tmp_path / "b.md").write_text("an\n")
-    found = tokenise._early(config(tmp_path / name), tokenizer, changes.get("processes"))
+    found = tokenize._early(config(tmp_path / name), tokenizer, changes.get("processes"))
     wanted = tmp_path.name if name == "." else path.name
     assert started == [(2, wanted, {"long_texts": True})] * starts
     with found as early:
@@ -184,8 +184,8 @@ def test_processes_that_start_early_make_the_same_bits_and_end_with_an_error(
     path = text_file(tmp_path)
     alone = prepare_data(config(path), tokenizer, 1, execution=Execution(processes=0))
     in_a_cache(tmp_path_factory, monkeypatch)
-    monkeypatch.setattr(tokenise, "_LARGE_TEXT", 1)
-    monkeypatch.setattr(tokenise, "usable_cores", lambda: 2)
+    monkeypatch.setattr(tokenize, "_LARGE_TEXT", 1)
+    monkeypatch.setattr(tokenize, "usable_cores", lambda: 2)
     running = []
     how = Execution(lambda *_: running.append(len(others())))
     assert_same(prepare_data(config(path), tokenizer, 1, execution=how), alone)
@@ -234,7 +234,7 @@ def test_a_process_that_dies_is_one_sentence(tmp_path, tokenizer):
 
 def test_a_process_that_cannot_start_is_one_sentence(tmp_path, tokenizer, monkeypatch):
     path = write(tmp_path / "a.jsonl", rows(60))
-    monkeypatch.setattr(processes, "_PROGRAM", "raise SystemExit(3)")
+    monkeypatch.setattr(workers, "_PROGRAM", "raise SystemExit(3)")
     with pytest.raises(
         DataError, match=r"^A process that tokenises a\.jsonl ended \(exit code 3\); "
     ):
@@ -242,7 +242,7 @@ def test_a_process_that_cannot_start_is_one_sentence(tmp_path, tokenizer, monkey
 
 
 def test_a_program_that_was_changed_while_it_ran_is_one_sentence(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(identity, "PROGRAM", ["an earlier version"])
+    monkeypatch.setattr(cache_key, "PROGRAM", ["an earlier version"])
     with pytest.raises(
         DataError, match=r"^The program was changed on the disk while it ran; start it again\.$"
     ):
@@ -259,9 +259,9 @@ def test_a_fault_of_the_program_keeps_its_name_and_its_trace(
 ):
     path = write(tmp_path / "a.jsonl", rows(60))
     monkeypatch.setattr(
-        processes,
+        workers,
         "_PROGRAM",
-        "import engine.data.processes as p; p.encode_batch = lambda *_: 1 / 0; p.serve()",
+        "import engine.data.tokens.workers as p; p.encode_batch = lambda *_: 1 / 0; p.serve()",
     )
     with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
         prepare_data(config(path), tokenizer, 1, execution=Execution(processes=2))
@@ -287,8 +287,8 @@ def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
         "import os, sys, psutil\n"
         "from engine.config.data_settings import DataConfig\n"
         "from engine.data import encoded\n"
-        "from engine.data.loader import prepare_data\n"
-        "from engine.data.tokenise import Execution\n"
+        "from engine.data.batches.loader import prepare_data\n"
+        "from engine.data.tokens.tokenize import Execution\n"
         "from tests.support import data_tokenizers as made\n"
         "encoded._ROWS = 16\n"
         "def die(*_):\n"

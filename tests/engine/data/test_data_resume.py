@@ -9,9 +9,9 @@ import shutil
 
 import pytest
 
-from engine.checkpoints.restore import newest_checkpoint
-from engine.runs.events import DataPrepared, RunStarted
-from engine.train.run import resume_run, start_run
+from engine.runs.record.events import DataPrepared, RunStarted
+from engine.training.checkpoints.restore import newest_checkpoint
+from engine.training.loop.run import resume_run, start_run
 from tests.support.folders import WORDS, make_config, make_data
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from engine.config.data_settings import DataConfig
-from engine.data.loader import prepare_data
-from engine.data.packing import pack
-from engine.data.rows import batches, micro_batch_bounds, one_pass
-from engine.data.tokenise import Execution
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.packing import pack
+from engine.data.batches.rows import batches, micro_batch_bounds, one_pass
+from engine.data.tokens.tokenize import Execution
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
 
@@ -262,7 +262,7 @@ def test_the_data_side_needs_no_torch():
     import sys
 
     code = (
-        "import sys, engine.data.loader, engine.data.preview; sys.exit('torch' in sys.modules or "
-        "'datasets' in sys.modules)"
+        "import sys, engine.data.batches.loader, engine.data.batches.preview; "
+        "sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from engine.config.data_settings import DataConfig
-from engine.data.loader import prepare_data
+from engine.data.batches.loader import prepare_data
 from engine.errors import DataError
 from tests.support import references as reference
 from tests.support.data_tokenizers import CHATML, byte_level_tokenizer

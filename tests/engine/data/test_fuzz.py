@@ -22,8 +22,8 @@ import pytest
 from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
 
-from engine.data.loader import PreparedData, prepare_data
-from engine.data.preview import check_first_rows, preview
+from engine.data.batches.loader import PreparedData, prepare_data
+from engine.data.batches.preview import check_first_rows, preview
 from engine.errors import RamstreamError
 from tests.support import data_tokenizers as made
 from tests.support.invented.data_set import DataSet, invented

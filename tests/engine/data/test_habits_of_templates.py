@@ -11,13 +11,13 @@ import pytest
 from trl.data_utils import prepare_multimodal_messages
 
 from engine.config.data_settings import DataConfig
-from engine.data.encode import Encoder
-from engine.data.preview import preview
-from engine.data.rendered import Handling, Skipped
-from engine.examples.calls import read_tools
-from engine.examples.example import Conversation
-from engine.examples.turns import Said, conversation, read_turns
-from engine.talk.voice import Voice
+from engine.data.batches.preview import preview
+from engine.data.formats.calls import read_tools
+from engine.data.formats.example import Conversation
+from engine.data.formats.turns import Said, conversation, read_turns
+from engine.data.tokens.encode import Encoder
+from engine.data.tokens.rendered import Handling, Skipped
+from engine.tools.chat.voice import PromptBuilder
 from tests.support.data_tokenizers import CHATML, byte_level_tokenizer
 from tests.support.references.trl_pairs import as_published, as_trained
 
@@ -343,10 +343,10 @@ def test_conversations_that_share_messages_keep_their_own_ids():
 
 
 def test_benchmarks_ask_in_the_form_that_the_template_wants():
-    streamed_lm = pytest.importorskip("engine.benchmarks.streamed_lm")
+    streamed_lm = pytest.importorskip("engine.tools.evaluate.streamed_lm")
     tokenizer = as_published("smolvlm")
     model = streamed_lm.StreamedLM.__new__(streamed_lm.StreamedLM)
-    model._talker = SimpleNamespace(voice=SimpleNamespace(tokenizer=tokenizer))
+    model._chat_engine = SimpleNamespace(prompt_builder=SimpleNamespace(tokenizer=tokenizer))
     asked = model.apply_chat_template([USER])
     assert asked == tokenizer.apply_chat_template(
         prepare_multimodal_messages([USER]), tokenize=False, add_generation_prompt=True
@@ -355,14 +355,14 @@ def test_benchmarks_ask_in_the_form_that_the_template_wants():
 
 def test_a_chat_goes_on_without_the_reasoning_of_earlier_answers():
     tokenizer = as_published("deepseek_r1_distill")
-    voice = Voice.__new__(Voice)
-    voice.tokenizer, voice.longest = tokenizer, None
-    voice._encoder = Encoder(tokenizer, Handling(), 512)
+    prompt_builder = PromptBuilder.__new__(PromptBuilder)
+    prompt_builder.tokenizer, prompt_builder.longest = tokenizer, None
+    prompt_builder._encoder = Encoder(tokenizer, Handling(), 512)
     again = {"role": "user", "content": "And 3+3?"}
     wanted = tokenizer.apply_chat_template([USER, RAW, again], add_generation_prompt=True)
-    assert voice.prompt([USER, RAW, again]) == wanted["input_ids"]
+    assert prompt_builder.prompt([USER, RAW, again]) == wanted["input_ids"]
     parts = as_published("smolvlm")
-    voice.tokenizer, voice._encoder = parts, Encoder(parts, Handling(), 512)
-    assert parts.decode(voice.prompt([USER])) == parts.apply_chat_template(
+    prompt_builder.tokenizer, prompt_builder._encoder = parts, Encoder(parts, Handling(), 512)
+    assert parts.decode(prompt_builder.prompt([USER])) == parts.apply_chat_template(
         prepare_multimodal_messages([USER]), tokenize=False, add_generation_prompt=True
     )

@@ -8,13 +8,13 @@ import re
 
 import pytest
 
-from engine.data import columns, token_cache
-from engine.data.columns import whole_survey
+from engine.data.sources.open_source import open_source
+from engine.data.tokens import column_survey, token_cache
+from engine.data.tokens.column_survey import whole_survey
 from engine.files import body_checksum
 from engine.machine import rates
-from engine.model import kept_shapes
 from engine.paths import PROGRAM_ROOT
-from engine.sources.open_source import open_source
+from engine.planning.shape import shape_cache
 from tests.engine.data.test_data_cache import kept, prepared, write
 from tests.support import data_tokenizers as made
 from tests.support.no_files import KINDS, put
@@ -95,7 +95,7 @@ def _with(**values):
         _with(rows=1e400),
         _with(ends="abc"),
         _with(skipped={"a": "b"}),
-        _with(columns={"unknown": 1}),
+        _with(column_survey={"unknown": 1}),
     ],
 )
 def test_a_forged_manifest_counts_as_damage(tmp_path, tokenizer, own_cache, change):
@@ -163,11 +163,11 @@ def test_other_kept_files_that_are_no_files_count_as_missing(
         (own_cache / "shapes").mkdir()
         key = "a" * 64
         replace(own_cache / "shapes" / f"{key}.json", kind, outside)
-        assert kept_shapes.kept_shape(key, "float32", "m") is None
+        assert shape_cache.kept_shape(key, "float32", "m") is None
         replace(own_cache / "rates.json", kind, outside)
         assert rates.kept_entry("disk") is None
-        monkeypatch.setattr(columns, "_LEAST_KEPT", 0)
-        config = columns.DataConfig(source=str(write(tmp_path / "a.jsonl")))
+        monkeypatch.setattr(column_survey, "_LEAST_KEPT", 0)
+        config = column_survey.DataConfig(source=str(write(tmp_path / "a.jsonl")))
         source = open_source(config)
         survey = whole_survey(config, source)
         (name,) = os.listdir(own_cache / "columns")
@@ -176,12 +176,12 @@ def test_other_kept_files_that_are_no_files_count_as_missing(
 
 
 def test_no_file_of_another_is_removed_to_keep_a_cache_small(own_cache, monkeypatch):
-    monkeypatch.setattr(kept_shapes, "MOST_FILES", 2)
+    monkeypatch.setattr(shape_cache, "MOST_FILES", 2)
     (own_cache / "shapes").mkdir()
     (own_cache / "shapes" / "notes.txt").write_text("a note")
     for number in range(4):
         (own_cache / "shapes" / f"{number:064x}.json").write_text("{}")
-    kept_shapes._remove_oldest(own_cache / "shapes")
+    shape_cache._remove_oldest(own_cache / "shapes")
     left = sorted(os.listdir(own_cache / "shapes"))
     assert len(left) == 3 and left[-1] == "notes.txt"
 
@@ -195,7 +195,7 @@ def test_what_is_read_from_files_is_never_code():
                 if "allow_pickle=False" not in call and "weights_only=True" not in call:
                     found.setdefault(str(file.relative_to(PROGRAM_ROOT)), set()).add(call[:12])
     assert found == {
-        "app/pages/gains.py": {"pickle.loads"},
-        "engine/data/processes.py": {"pickle.loads"},
-        "engine/data/template_process.py": {"pickle.loads"},
+        "app/pages/new/gains.py": {"pickle.loads"},
+        "engine/data/tokens/workers.py": {"pickle.loads"},
+        "engine/data/tokens/template_process.py": {"pickle.loads"},
     }

@@ -7,10 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.data.length_groups import padded_length
-from engine.data.packing import one_each
-from engine.data.rows import DocumentTokens, Order, RowSet, batches, one_pass
-from engine.graphs.block_graphs import MOST_SHAPES
+from engine.data.batches.length_bucketing import padded_length
+from engine.data.batches.packing import one_each
+from engine.data.batches.rows import DocumentTokens, Order, RowSet, batches, one_pass
+from engine.runtime.device.block_graphs import MOST_SHAPES
 
 SEED = 3
 

@@ -15,16 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.view.data_figures import lengths_words
+from app.pages.new.data_figures import lengths_words
 from engine.config.data_settings import DataConfig, DataSource
-from engine.data.loader import prepare_data
-from engine.data.preview import preview
-from engine.data.rows import IGNORED
-from engine.data.text_tokens import TextTokens, pieces
-from engine.data.tokenise import Execution
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.preview import preview
+from engine.data.batches.rows import IGNORED
+from engine.data.formats.example import Text
+from engine.data.sources.text_files import CONTEXT, cut_place, passages
+from engine.data.tokens.text_tokens import TextTokens, pieces
+from engine.data.tokens.tokenize import Execution
 from engine.errors import ConfigError
-from engine.examples.example import Text
-from engine.sources.text_files import CONTEXT, cut_place, passages
 from tests.support import data_tokenizers as made
 
 LIMIT = 16
@@ -179,8 +179,8 @@ def invented(seed):
 @pytest.mark.parametrize(("name", "few"), [("bytes", 0), ("bytes", 1 << 20), ("trimmed", 0)])
 def test_nothing_of_a_text_is_lost_where_it_is_divided(monkeypatch, seed, name, few):
     """Words here may be longer than the context: then tokens may be others, but none is missing."""
-    monkeypatch.setattr("engine.data.text_tokens._LONGEST_PIECE", 50)
-    monkeypatch.setattr("engine.data.text_tokens._FEW_CHARACTERS", few)
+    monkeypatch.setattr("engine.data.tokens.text_tokens._LONGEST_PIECE", 50)
+    monkeypatch.setattr("engine.data.tokens.text_tokens._FEW_CHARACTERS", few)
     tokenizer, text = TOKENIZERS[name], Text(invented(seed))
     assert "".join(piece.text for piece in pieces(text)) == text.text
     (ids,) = TextTokens(tokenizer, None, LIMIT).whole([text])
@@ -189,8 +189,8 @@ def test_nothing_of_a_text_is_lost_where_it_is_divided(monkeypatch, seed, name, 
 
 @pytest.mark.parametrize(("name", "few"), [*((name, 0) for name in TOKENIZERS), ("bytes", 1 << 20)])
 def test_tokens_are_those_of_the_whole_text(monkeypatch, name, few):
-    monkeypatch.setattr("engine.data.text_tokens._LONGEST_PIECE", 90)
-    monkeypatch.setattr("engine.data.text_tokens._FEW_CHARACTERS", few)
+    monkeypatch.setattr("engine.data.tokens.text_tokens._LONGEST_PIECE", 90)
+    monkeypatch.setattr("engine.data.tokens.text_tokens._FEW_CHARACTERS", few)
     tokenizer = TOKENIZERS[name]
     text = BOOK.replace("\r\n", "\n")
     texts = [text, "hello an " * 70, "日本。" * 90, "an", ""]

@@ -9,12 +9,12 @@ import json
 import pytest
 
 from engine.config.data_settings import DataConfig
-from engine.data.encode import Encoder
-from engine.data.loader import prepare_data
-from engine.data.preview import preview
-from engine.data.rendered import Handling, Skipped
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.preview import preview
+from engine.data.formats.example import Conversation, Preference, Segments, Tokens
+from engine.data.tokens.encode import Encoder
+from engine.data.tokens.rendered import Handling, Skipped
 from engine.errors import DataError
-from engine.examples.example import Conversation, Preference, Segments, Tokens
 from tests.support import data_tokenizers as made
 
 WITH_THE_LAST_QUESTION = (  # as Mistral's: the system turn stands before the last question

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.data.encode import Encoder, Kept
-from engine.data.rendered import Handling, Skipped
-from engine.examples.example import Conversation
+from engine.data.formats.example import Conversation
+from engine.data.tokens.encode import Encoder, Kept
+from engine.data.tokens.rendered import Handling, Skipped
 from tests.support.references import FAMILIES, INVENTED, tokenizer
 from tests.support.references.drawn import drawn
 from tests.support.references.expected import Expected, expected

@@ -13,10 +13,10 @@ from collections import Counter
 import pytest
 from jinja2.exceptions import TemplateError
 
-from engine.data.encode import Encoder, Kept
-from engine.data.rendered import Handling, Skipped
-from engine.examples.calls import read_tools
-from engine.examples.turns import Said, conversation, read_turns
+from engine.data.formats.calls import read_tools
+from engine.data.formats.turns import Said, conversation, read_turns
+from engine.data.tokens.encode import Encoder, Kept
+from engine.data.tokens.rendered import Handling, Skipped
 from tests.support.references.trl_masks import COMMON, HARD, Asked, Message, of_trl
 from tests.support.references.trl_pairs import PAIRS, as_published
 

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from engine.config.data_settings import DataConfig
-from engine.data.loader import prepare_data
-from engine.data.preview import preview
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.preview import preview
 from engine.errors import DataError
 from tests.support.data_tokenizers import CHATML, SPECIAL, byte_level_tokenizer
 

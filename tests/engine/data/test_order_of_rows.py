@@ -22,12 +22,12 @@ from pyarrow import feather, parquet
 
 from engine.config.data_settings import DataConfig, DataSource
 from engine.config.preference_settings import read_as
-from engine.data import columns as columns_room
-from engine.data.loader import prepare_data
-from engine.data.preview import check_first_rows, preview
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.preview import check_first_rows, preview
+from engine.data.formats.survey import survey_of
+from engine.data.sources import open_source as opening
+from engine.data.tokens import column_survey as columns_room
 from engine.errors import DataError
-from engine.examples.survey import survey_of
-from engine.sources import open_source as opening
 from tests.support import references as reference
 from tests.support.tiers import in_tiers
 

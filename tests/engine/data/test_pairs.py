@@ -11,11 +11,11 @@ import pytest
 
 from engine.config.data_settings import DataColumns, DataConfig, DataSource
 from engine.config.preference_settings import PreferenceConfig, read_as
-from engine.data.loader import prepare_data
-from engine.data.preview import preview
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.preview import preview
+from engine.data.formats.formats import map_columns
+from engine.data.sources.open_source import open_source
 from engine.errors import DataError
-from engine.examples.formats import map_columns
-from engine.sources.open_source import open_source
 from tests.support.folders import make_tokenizer
 from tests.support.made_pairs import write_rows
 
@@ -54,9 +54,9 @@ def said(line) -> str:
     return make_tokenizer().decode(line.labels[line.labels >= 0].tolist())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_both_answers_of_every_form_are_read(tmp_path, form):
-    rows = prepared(write_rows(tmp_path / "rows.jsonl", [FORMS[form]])).train
+@pytest.mark.parametrize("preference_config", FORMS)
+def test_both_answers_of_every_form_are_read(tmp_path, preference_config):
+    rows = prepared(write_rows(tmp_path / "rows.jsonl", [FORMS[preference_config]])).train
     chosen, rejected = rows.lines(0)
     assert make_tokenizer().decode(chosen.input_ids.tolist()) == EXPECTED[0]
     assert (said(chosen), said(rejected)) == EXPECTED[1:]
@@ -108,14 +108,14 @@ def test_a_ranking_of_a_registry_is_read_as_pairs(tmp_path):
 
 
 def test_what_is_wrong_with_a_pair_is_counted_and_told(tmp_path):
-    good = FORMS["texts"]
+    desirable = FORMS["texts"]
     rows = [
-        good,
-        good | {"rejected": "two"},
-        good | {"rejected": ""},
-        good | {"chosen": "two " * 30},
-        good | {"prompt": "one " * 40},
-        good | {"chosen": "two " * 40, "rejected": "two " * 50},
+        desirable,
+        desirable | {"rejected": "two"},
+        desirable | {"rejected": ""},
+        desirable | {"chosen": "two " * 30},
+        desirable | {"prompt": "one " * 40},
+        desirable | {"chosen": "two " * 40, "rejected": "two " * 50},
     ]
     summary = prepared(write_rows(tmp_path / "rows.jsonl", rows), max_seq_len=24).summary
     assert summary["train_rows"] == 2
@@ -148,10 +148,14 @@ def test_a_stranger_is_a_prompt_with_the_answer_before_it(tmp_path):
         )
     ]
     found = prepared(write_rows(tmp_path / "rows.jsonl", rows), "labels").train
-    assert found.good.tolist() == [False, True, False]
-    strangers = [found.strangers.lines(i)[0] for i in range(3)]
-    assert [said(line) for line in strangers] == ["seven <end>", "two <end>", "four five <end>"]
-    for own, stranger in zip((found.lines(i)[0] for i in range(3)), strangers):
+    assert found.desirable.tolist() == [False, True, False]
+    kl_completions = [found.kl_completions.lines(i)[0] for i in range(3)]
+    assert [said(line) for line in kl_completions] == [
+        "seven <end>",
+        "two <end>",
+        "four five <end>",
+    ]
+    for own, stranger in zip((found.lines(i)[0] for i in range(3)), kl_completions):
         begin = int(np.argmax(own.answer)) + 1
         assert own.input_ids[:begin].tolist() == stranger.input_ids[:begin].tolist()
 

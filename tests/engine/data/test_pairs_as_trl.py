@@ -12,7 +12,7 @@ import pytest
 
 from engine.config.data_settings import DataConfig
 from engine.config.preference_settings import PreferenceConfig, read_as
-from engine.data.loader import prepare_data
+from engine.data.batches.loader import prepare_data
 from engine.errors import DataError
 from tests.support.made_pairs import write_rows
 from tests.support.references import tokenizer

@@ -8,8 +8,8 @@ import pytest
 
 from engine.config.data_settings import DataConfig
 from engine.config.settings import TrainConfig
-from engine.data import columns
-from engine.data.columns import count_rows
+from engine.data.tokens import column_survey
+from engine.data.tokens.column_survey import count_rows
 
 ROW = json.dumps({"prompt": "a", "completion": "b"})
 
@@ -43,5 +43,5 @@ def test_what_is_not_known_before_a_run_is_none(files, monkeypatch):
     assert count_rows(data("someone/of-the-hub")) is None
     (files / "broken.json").write_text("[{", encoding="utf-8")
     assert count_rows(data(str(files / "broken.json"))) is None
-    monkeypatch.setattr(columns, "LARGEST_COUNTED", 10)
+    monkeypatch.setattr(column_survey, "LARGEST_COUNTED", 10)
     assert count_rows(data(str(files / "lines.jsonl"))) is None

@@ -12,13 +12,13 @@ import psutil
 import pytest
 
 from engine.config.data_settings import DataConfig
-from engine.data import template_process
-from engine.data.encode import Encoder
-from engine.data.loader import prepare_data
-from engine.data.rendered import Handling, Skipped
-from engine.data.template_process import Asked, Chat, Refusal, TemplateProcess
+from engine.data.batches.loader import prepare_data
+from engine.data.formats.example import Conversation
+from engine.data.tokens import template_process
+from engine.data.tokens.encode import Encoder
+from engine.data.tokens.rendered import Handling, Skipped
+from engine.data.tokens.template_process import Asked, Chat, Refusal, TemplateProcess
 from engine.errors import DataError
-from engine.examples.example import Conversation
 from engine.paths import PROGRAM_ROOT
 from tests.support import data_tokenizers as made
 from tests.support.stuck import never_stuck
@@ -81,7 +81,7 @@ def test_a_limit_is_one_sentence_and_the_next_template_is_written(
 ):
     if template == LOOPS:
         process = fresh
-        program = "import engine.data.template_process as p; p.MOST_SECONDS = 1.0; p.serve()"
+        program = "import engine.data.tokens.template_process as p; p.MOST_SECONDS = 1.0; p.serve()"
         monkeypatch.setattr(template_process, "_PROGRAM", program)
     with never_stuck(computing=20), pytest.raises(DataError, match=sentence) as caught:
         written(process, template, [TURNS, TURNS])
@@ -138,7 +138,7 @@ def sleeps(child: psutil.Process) -> bool:
 
 def test_a_process_that_is_silent_is_ended(fresh, monkeypatch):
     program = (
-        "import time, engine.data.template_process as p; "
+        "import time, engine.data.tokens.template_process as p; "
         "p._text = lambda *_: time.sleep(600); p.serve()"
     )
     with monkeypatch.context() as patch:
@@ -162,7 +162,7 @@ def test_it_ends_when_nothing_is_asked_of_it(fresh, monkeypatch):
     monkeypatch.setattr(
         template_process,
         "_PROGRAM",
-        "import engine.data.template_process as p; p._IDLE_SECONDS = 0.2; p.serve()",
+        "import engine.data.tokens.template_process as p; p._IDLE_SECONDS = 0.2; p.serve()",
     )
     written(fresh, PLAIN)
     assert fresh._process.wait() == 0
@@ -229,7 +229,10 @@ def test_templates_are_rendered_nowhere_else():
         if renders.search(file.read_text(encoding="utf-8"))
     }
     # The harness calls the method of this name, which asks the process.
-    assert found == {"engine/data/template_process.py", "engine/benchmarks/streamed_lm.py"}
+    assert found == {
+        "engine/data/tokens/template_process.py",
+        "engine/tools/evaluate/streamed_lm.py",
+    }
 
 
 def test_no_yaml_is_read_by_a_loader_that_makes_objects():

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from engine.config.data_settings import DataConfig
-from engine.data.documents import Document, Documents, Kept, TextRows
-from engine.data.encoded import Encoded, divided
-from engine.data.rendered import Skipped
-from engine.sources.text_files import Passage, lengths_of_passages, passages
+from engine.data.sources.text_files import Passage, lengths_of_passages, passages
+from engine.data.tokens.documents import Document, Documents, Kept, TextRows
+from engine.data.tokens.encoded import Encoded, divided
+from engine.data.tokens.rendered import Skipped
 
 pytestmark = pytest.mark.computing
 
@@ -104,9 +104,9 @@ def test_a_batch_gives_the_documents_of_its_passages(monkeypatch, seed, limit, o
 def test_texts_that_do_not_go_on_are_taken_one_by_one(choice):
     texts = TextRows(DataConfig("a.txt", max_seq_len=3, long_texts=choice))
     passage = document([1, 2], [False, True])
-    goes_on, ends = Passage("x", "", "x"), Passage("x", "x", "")
+    continues, ends = Passage("x", "", "x"), Passage("x", "x", "")
     assert texts.of_passages(Documents.joined([[passage]])) is None
-    assert texts.of_row(goes_on, Kept([passage], False, None)).documents == []
+    assert texts.of_row(continues, Kept([passage], False, None)).documents == []
     found = texts.of_row(ends, Kept([passage], False, None))
     if choice == "skip":
         assert found == Skipped("the text is longer than data.max_seq_len")

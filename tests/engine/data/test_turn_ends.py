@@ -9,14 +9,14 @@ import json
 import pytest
 
 from engine.config.data_settings import DataConfig
-from engine.data.encode import Encoder
-from engine.data.loader import prepare_data
-from engine.data.preview import preview
-from engine.data.render import ChatRenderer
-from engine.data.rendered import Handling
-from engine.data.trained_ends import ENDS
-from engine.examples.example import Conversation
-from engine.run_model.added_tokens import add_tokens
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.preview import preview
+from engine.data.formats.example import Conversation
+from engine.data.tokens.encode import Encoder
+from engine.data.tokens.render import ChatRenderer
+from engine.data.tokens.rendered import Handling
+from engine.data.tokens.trained_ends import ENDS
+from engine.model.build.added_tokens import add_tokens
 from tests.support.data_tokenizers import CHATML, NO_END, SPECIAL, byte_level_tokenizer
 from tests.support.ended_answers import OWN_END, rows, tokenizer_for
 from tests.support.published import template

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.config.data_settings import DataConfig
-from engine.data.loader import prepare_data
+from engine.data.batches.loader import prepare_data
 from engine.errors import DataError
 from tests.support import references as reference
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from engine.config.data_settings import DataConfig, DataSource
-from engine.data import token_cache
-from engine.data.loader import prepare_data
-from engine.data.preview import preview
-from engine.data.rows import batches, one_pass
-from engine.data.tokenise import Execution
+from engine.data.batches.loader import prepare_data
+from engine.data.batches.preview import preview
+from engine.data.batches.rows import batches, one_pass
+from engine.data.tokens import token_cache
+from engine.data.tokens.tokenize import Execution
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
 

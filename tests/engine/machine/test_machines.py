@@ -15,12 +15,6 @@ import pytest
 
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
-from engine.fit import choose as choosing
-from engine.fit.choose import choose
-from engine.fit.cost import MicroBatch
-from engine.fit.job import Job, Target
-from engine.fit.predict import predicted_seconds
-from engine.host import host_threads
 from engine.machine import known_machines as known
 from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import (
@@ -33,6 +27,12 @@ from engine.machine.known_machines import (
 from engine.machine.rates import UPDATE_BYTES
 from engine.machine.read_machine import Machine
 from engine.paths import PROGRAM_ROOT
+from engine.planning.fit import choose as choosing
+from engine.planning.fit.choose import choose
+from engine.planning.fit.cost_model import MicroBatch
+from engine.planning.fit.job import Job, Target
+from engine.planning.fit.simulate_step import predicted_seconds
+from engine.runtime.optimizer import host_threads
 from engine.words import GIB, MIB
 from tests.support.chosen import big_shape
 

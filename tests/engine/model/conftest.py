@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from engine.model import find_shape as shapes
-from engine.model import kept_shapes
+from engine.model.build import find_shape as shapes
+from engine.planning.shape import shape_cache
 
 
 @pytest.fixture
 def unedited(monkeypatch):
     """The engine is what this process read, also while somebody edits it."""
-    monkeypatch.setattr(kept_shapes, "_sources", lambda: kept_shapes._SOURCES)
+    monkeypatch.setattr(shape_cache, "_sources", lambda: shape_cache._SOURCES)
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ compute. `docs/precision.md` has the table.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
-from engine.model.build import build_model
+from engine.model.build.build import build_model
+from engine.paths import PROGRAM_ROOT
 from tests.engine.model.test_families import SUPPORTED
 from tests.support.bf16_table import BOUND, OTHER_ORDER, REFUSED, UNMEASURED, compare
 from tests.support.families import tiny_family_config
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.computing
 A_FEW = ("llama", "ernie4_5_moe", "deepseek_v3", "apertus", "gptj", "minimax", "xglm")
 """Each of these was once computed in another way, but for the first."""
 COMPARED = [family for family in SUPPORTED if family not in {*REFUSED, *UNMEASURED}]
-PAGE = Path(__file__).parents[3] / "docs/precision.md"
+PAGE = PROGRAM_ROOT / "docs/precision.md"
 
 
 def named_as_equal() -> set[str]:

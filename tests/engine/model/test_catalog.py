@@ -16,11 +16,11 @@ import pytest
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
-from engine.hub.hub_cache import cached_config
-from engine.model.catalog import catalog, catalog_shape, entry_of, starter_shape
-from engine.model.find_shape import shape_from_source
-from engine.model.shape_rows import ACTIVATION_FIELDS
+from engine.model.build.find_shape import shape_from_source
+from engine.model.hub.hub_cache import cached_config
 from engine.paths import PROGRAM_ROOT
+from engine.planning.shape.catalog import catalog, catalog_shape, entry_of, starter_shape
+from engine.planning.shape.serialize import ACTIVATION_FIELDS
 
 UNITS = {"M": 10**6, "B": 10**9}
 
@@ -166,7 +166,7 @@ def test_gemma_2_9b_by_hand():
 
 
 def _meta_config(entry):
-    from engine.model.library import transformers
+    from engine.model.build.library import transformers
 
     return transformers().AutoConfig.for_model(**entry.config_of(entry.id))
 
@@ -183,8 +183,8 @@ def _meta_config(entry):
     ],
 )
 def test_bundled_shapes_are_the_meta_device_s_field_by_field(model_id, dtype):
-    from engine.model.build import build_model
-    from engine.model.measure_shape import shape_of
+    from engine.model.build.build import build_model
+    from engine.model.build.measure_shape import shape_of
 
     built = shape_of(
         build_model(_meta_config(entry_of(model_id)), ModelConfig(source=model_id, dtype=dtype)),
@@ -204,8 +204,8 @@ def test_bundled_shapes_with_adapters_are_the_meta_device_s(model_id, dtype):
     """One that shares embeddings, one with windows, one of which routers stay in fp32, and one
     whose activations are estimated; with a rank that is not stored.
     """
-    from engine.model.build import build_model
-    from engine.model.measure_shape import shape_of
+    from engine.model.build.build import build_model
+    from engine.model.build.measure_shape import shape_of
 
     adapters, entry = Adapters(rank=24), entry_of(model_id)
     settings = ModelConfig(source=model_id, dtype=dtype)
@@ -239,9 +239,9 @@ def test_the_starter_s_shape_is_the_meta_device_s_field_by_field(dtype):
     """Found by what its configuration says, wherever it lies; `assets/make/models.py
     assets/starter-model` writes it.
     """
-    from engine.model.build import build_model
-    from engine.model.measure_shape import shape_of
-    from engine.model.pretrained_files import load_config
+    from engine.model.build.build import build_model
+    from engine.model.build.measure_shape import shape_of
+    from engine.model.build.pretrained_files import load_config
 
     folder = PROGRAM_ROOT / "assets" / "starter-model"
     content = (folder / "config.json").read_bytes()
@@ -263,7 +263,7 @@ def test_the_starter_s_shape_is_the_meta_device_s_field_by_field(dtype):
 def test_counts_are_those_of_the_library_s_own_model(entry):
     import torch
 
-    from engine.model.library import empty_model
+    from engine.model.build.library import empty_model
 
     model, shape = empty_model(_meta_config(entry), torch.bfloat16), entry.shape()
     whole = shape.parameter_count + shape.untouched_numel - entry.unread
@@ -302,7 +302,7 @@ def test_only_what_is_bundled_is_answered():
 def test_a_large_model_is_checked_without_torch_and_without_a_network(tmp_path):
     script = """
 import sys
-from engine.cli.check import CheckedJob, NamedMachine, check
+from engine.tools.cli.check import CheckedJob, NamedMachine, check
 job = CheckedJob(model="meta-llama/Llama-3.1-405B")
 machine = NamedMachine(ram_gib=8192, gpu_gib=141, disk_gib=20000)
 text, code = check(job, machine, sys.argv[1])
@@ -350,7 +350,7 @@ def _into_cache(hub: Path, model_id: str) -> Path:
 def test_a_configuration_in_the_hub_cache_is_the_truth(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "engine.model.find_shape._build",
+        "engine.model.build.find_shape._build",
         lambda model, parts: asked.append(model.source) or "from the configuration",
     )
     for name, hub in (
@@ -362,7 +362,7 @@ def test_a_configuration_in_the_hub_cache_is_the_truth(tmp_path, monkeypatch):
         for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
             monkeypatch.delenv(variable, raising=False)
         monkeypatch.setenv(name, str(hub))
-        monkeypatch.setattr("engine.model.find_shape._known", {})
+        monkeypatch.setattr("engine.model.build.find_shape._known", {})
         folder = hub / {"HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}.get(name, "")
         assert shape_from_source(ModelConfig(source="Qwen/Qwen3-8B")) == catalog_shape(
             "Qwen/Qwen3-8B"

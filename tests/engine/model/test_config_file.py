@@ -7,7 +7,7 @@ import json
 import pytest
 
 from engine.errors import ModelError
-from engine.model.pretrained_files import load_config
+from engine.model.build.pretrained_files import load_config
 from engine.paths import PROGRAM_ROOT
 
 STARTER = json.loads((PROGRAM_ROOT / "assets/starter-model/config.json").read_text("utf-8"))

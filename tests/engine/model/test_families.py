@@ -6,7 +6,6 @@ name before anything is allocated.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +14,12 @@ import torch.nn.functional as F
 import launch
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
-from engine.fit.buffer_sizes import fixed_items, host_boundary_bytes
-from engine.model.build import build_model
-from engine.model.measure_shape import shape_of
-from engine.model.skeleton import find_layers
-from engine.plan.choices import PlanChoices
+from engine.model.build.build import build_model
+from engine.model.build.measure_shape import shape_of
+from engine.model.build.skeleton import find_layers
+from engine.paths import PROGRAM_ROOT
+from engine.planning.fit.buffer_sizes import fixed_items, host_boundary_bytes
+from engine.planning.schedule.choices import PlanChoices
 from tests.engine.model.test_packing import NOT_PACKED, PACKED, WHY_NOT_PACKED
 from tests.support.families import TEXT_FAMILIES, VOCAB, Verdict, table, tiny_family_config, verdict
 from tests.support.library_version import (
@@ -132,7 +132,7 @@ def law_one(
             for u in run.model.units
             for s, o in zip(u.layout.parameters, u.layout.offsets)
         }
-        # tests/engine/passing says how exact those of Gemma 3n and Gemma 4 can be.
+        # tests/engine/model/blocks says how exact those of Gemma 3n and Gemma 4 can be.
         amplifies = resync and run.model.handing is not None
         named = plain.named_parameters()
         parameters = {name: p for name, p in named if p.requires_grad or name in names}
@@ -336,7 +336,7 @@ def test_the_page_of_families_has_the_table_of_today():
         else Verdict(unpacked="" if family in PACKED else WHY_NOT_PACKED)
         for family in INSTALLED
     }
-    page = (Path(__file__).parents[3] / "docs/families.md").read_text()
+    page = (PROGRAM_ROOT / "docs/families.md").read_text()
     assert f"transformers {RECORDED}" in page
     inside = page.split("<!-- families -->")[1].split("<!-- /families -->")[0].strip()
     assert inside == table(found), (

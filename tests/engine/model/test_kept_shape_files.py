@@ -13,12 +13,12 @@ import pytest
 
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
-from engine.model import kept_shapes
-from engine.model.activation_sizes import Activations
-from engine.model.find_shape import shape_from_source
-from engine.model.kept_shapes import keep_shape, kept_shape
-from engine.model.shape import ModelShape
-from engine.model.unit_shape import UnitShape
+from engine.model.build.find_shape import shape_from_source
+from engine.planning.shape import shape_cache
+from engine.planning.shape.activation_sizes import Activations
+from engine.planning.shape.model_shape import ModelShape
+from engine.planning.shape.shape_cache import keep_shape, kept_shape
+from engine.planning.shape.unit_shape import UnitShape
 from tests.support.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("unedited")
@@ -164,7 +164,7 @@ def test_a_file_with_values_of_another_kind_counts_as_not_there_whatever_its_che
 ):
     found = json.loads(file.read_text())
     row = found["shape"] | changes
-    file.write_text(json.dumps(found | {"shape": row, "sha256": kept_shapes._checksum(row)}))
+    file.write_text(json.dumps(found | {"shape": row, "sha256": shape_cache._checksum(row)}))
     assert kept_shape(KEY, "bfloat16", "any") is None
 
 
@@ -184,7 +184,7 @@ def test_a_file_with_values_of_another_kind_counts_as_not_there_whatever_its_che
 def test_a_file_that_lacks_something_counts_as_not_there(file, missing):
     found = json.loads(file.read_text())
     row = {name: value for name, value in found["shape"].items() if name != missing}
-    file.write_text(json.dumps(found | {"shape": row, "sha256": kept_shapes._checksum(row)}))
+    file.write_text(json.dumps(found | {"shape": row, "sha256": shape_cache._checksum(row)}))
     assert kept_shape(KEY, "bfloat16", "any") is None
 
 
@@ -228,7 +228,7 @@ def test_what_would_not_be_read_again_is_not_kept(own_cache, changes):
 
 
 def test_nothing_is_kept_of_an_engine_that_was_edited_meanwhile(own_cache, monkeypatch):
-    monkeypatch.setattr(kept_shapes, "_sources", lambda: "of an edited engine")
+    monkeypatch.setattr(shape_cache, "_sources", lambda: "of an edited engine")
     keep_shape(KEY, SHAPE)
     assert not (own_cache / "shapes").exists()
 
@@ -262,7 +262,7 @@ def test_a_full_disk_leaves_nothing_behind(own_cache, monkeypatch):
 
 
 def test_the_oldest_go_and_what_is_in_use_stays(own_cache, monkeypatch):
-    monkeypatch.setattr(kept_shapes, "MOST_FILES", 5)
+    monkeypatch.setattr(shape_cache, "MOST_FILES", 5)
     keys = [f"{k:064x}" for k in range(7)]
     for age, key in enumerate(keys[:5]):
         keep_shape(key, SHAPE)

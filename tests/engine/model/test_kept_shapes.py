@@ -16,19 +16,19 @@ import pytest
 
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.files import code_digest
-from engine.fit.report import estimate
 from engine.machine.gpus import GpuInfo
 from engine.machine.read_machine import Machine
-from engine.model import kept_shapes
-from engine.model.build import build_model
-from engine.model.find_shape import shape_from_source
-from engine.model.kept_shapes import shape_key
-from engine.model.measure_shape import shape_of
-from engine.model.pretrained_files import load_config
+from engine.model.build.build import build_model
+from engine.model.build.find_shape import shape_from_source
+from engine.model.build.measure_shape import shape_of
+from engine.model.build.pretrained_files import load_config
 from engine.paths import PROGRAM_ROOT
+from engine.planning.fit.report import estimate
+from engine.planning.shape import shape_cache
+from engine.planning.shape.shape_cache import shape_key
 from engine.words import GIB
 from tests.support.folders import make_model
-from tests.support.imported import imported_by, rooms_of
+from tests.support.imported import imported_by, packages_of
 from tests.support.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("unedited")
@@ -50,10 +50,10 @@ MACHINES = (
 SCRIPT = """
 import json, sys
 from engine.config.settings import TrainConfig
-from engine.fit.report import estimate
+from engine.planning.fit.report import estimate
 from engine.machine.gpus import GpuInfo
 from engine.machine.read_machine import Machine
-from engine.run_model.shape_of_run import shape_of_run
+from engine.model.build.shape_of_run import shape_of_run
 data = json.loads(sys.argv[1])
 config = TrainConfig.from_dict(data["config"])
 reports = []
@@ -203,10 +203,10 @@ def test_what_a_key_depends_on(monkeypatch):
         shape_key(content, "float32", "auto"),
         shape_key(content, "bfloat16", "eager"),
     }
-    monkeypatch.setattr(kept_shapes, "_versions", lambda: ["2.0", "5.0", None, None])
+    monkeypatch.setattr(shape_cache, "_versions", lambda: ["2.0", "5.0", None, None])
     others.add(shape_key(content, "bfloat16", "auto"))
     monkeypatch.undo()
-    monkeypatch.setattr(kept_shapes, "_SOURCES", "of an edited engine")
+    monkeypatch.setattr(shape_cache, "_SOURCES", "of an edited engine")
     others.add(shape_key(content, "bfloat16", "auto"))
     assert len(others | {key}) == 6 and None not in others
     # Another file has a say in it, or it is no configuration.
@@ -237,30 +237,35 @@ def test_a_configuration_that_names_other_files_is_read_each_time(tmp_path, forg
 
 
 def test_a_change_of_any_file_that_decides_a_shape_makes_kept_ones_old():
-    modules = imported_by("engine.model.measure_shape", "engine.model.build")
-    assert {"planes", "adapters", "passing", "tiles"} < rooms_of(modules)
+    modules = imported_by("engine.model.build.measure_shape", "engine.model.build.build")
+    found = packages_of(modules)
+    assert {"planning/layout", "model/lora", "model/blocks", "planning/shape"} < found
     # What is said where memory is short decides no shape.
     said = {name for name in modules if name.startswith("engine.machine.")}
     assert said <= {"engine.machine.cgroups", "engine.machine.short_memory"}
-    assert rooms_of(modules) - {"machine"} <= set(kept_shapes.ROOMS) - {"run_model"}
+    wings = {each.partition("/")[0] for each in shape_cache.ROOMS if "/" not in each}
+    others = {each for each in found if each.partition("/")[0] not in wings}
+    assert others - {"machine"} <= set(shape_cache.ROOMS)
     # How a run changes the model before it is built.
-    assert rooms_of(imported_by("engine.run_model.read_model")) >= {"run_model"}
-    assert "run_model" in kept_shapes.ROOMS
+    assert "model/build" in packages_of(imported_by("engine.model.build.read_model"))
+    assert "model" in wings
 
 
-@pytest.mark.parametrize("room", ["", "planes", "adapters", "passing", "run_model"])
+@pytest.mark.parametrize(
+    "room", ["", "planning/layout", "model/lora", "model/blocks", "model/build"]
+)
 def test_code_with_other_content_has_another_digest(tmp_path, monkeypatch, room):
     """Also of the same size, and written at the same time."""
     shutil.copytree(PROGRAM_ROOT / "engine", tmp_path / "engine")
     monkeypatch.setattr("engine.files.__file__", str(tmp_path / "engine" / "files.py"))
-    before = code_digest(kept_shapes.ROOMS)
-    assert before == kept_shapes._SOURCES, "a copy of the same code"
+    before = code_digest(shape_cache.ROOMS)
+    assert before == shape_cache._SOURCES, "a copy of the same code"
     file = max((tmp_path / "engine" / room).glob("*.py"))
     content, stamp = file.read_bytes(), file.stat()
     file.write_bytes(content.replace(b"e", b"E", 1))
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert file.read_bytes() != content and code_digest(kept_shapes.ROOMS) != before
+    assert file.read_bytes() != content and code_digest(shape_cache.ROOMS) != before
     file.write_bytes(content)
-    assert code_digest(kept_shapes.ROOMS) == before
+    assert code_digest(shape_cache.ROOMS) == before
     file.rename(file.with_name("renamed.py"))
-    assert code_digest(kept_shapes.ROOMS) != before
+    assert code_digest(shape_cache.ROOMS) != before

@@ -6,8 +6,8 @@ import pytest
 from transformers import Trainer
 
 from engine.config.settings import ModelConfig
-from engine.model.build import build_model
-from engine.planes.layout import ALIGN_ELEMENTS, ParameterSpec, lay_out
+from engine.model.build.build import build_model
+from engine.planning.layout.layout import ALIGN_ELEMENTS, ParameterSpec, lay_out
 from tests.support.tiny import plain_model, tiny_config
 
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.model.library import _DefaultDtype, empty_model, hub_is_cut_off, weights_read_by
-from engine.model.pretrained_files import load_config
+from engine.model.build.library import _DefaultDtype, empty_model, hub_is_cut_off, weights_read_by
+from engine.model.build.pretrained_files import load_config
 from engine.paths import PROGRAM_ROOT
 from tests.support.tiny import FAMILIES, tiny_config
 
 AT_ONCE = """
 import sys, threading
 from engine.config.settings import ModelConfig
-from engine.sampling.generate import end_tokens
-from engine.model.build import build_model
-from engine.model.pretrained_files import load_config, load_tokenizer
+from engine.runtime.sampling.generate import end_tokens
+from engine.model.build.build import build_model
+from engine.model.build.pretrained_files import load_config, load_tokenizer
 
 source, errors = sys.argv[1], []
 
@@ -141,14 +141,16 @@ def test_a_hub_without_a_name_is_not_asked(monkeypatch):
         raise socket.gaierror("Temporary failure in name resolution")
 
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
-    monkeypatch.setattr("engine.model.library.getproxies", dict)
-    monkeypatch.setattr("engine.model.library.socket.getaddrinfo", unknown)
+    monkeypatch.setattr("engine.model.build.library.getproxies", dict)
+    monkeypatch.setattr("engine.model.build.library.socket.getaddrinfo", unknown)
     asked = []
     monkeypatch.setattr(
         "transformers.AutoConfig.from_pretrained",
         lambda *_, **given: asked.append(given) or "config",
     )
     assert hub_is_cut_off() and load_config("nobody/nothing") == "config"
-    monkeypatch.setattr("engine.model.library.getproxies", lambda: {"https": "http://proxy:3128"})
+    monkeypatch.setattr(
+        "engine.model.build.library.getproxies", lambda: {"https": "http://proxy:3128"}
+    )
     assert not hub_is_cut_off() and load_config("nobody/nothing") == "config"
     assert [given["local_files_only"] for given in asked] == [True, False]

@@ -4,16 +4,15 @@ transformers is, whose other weights are frozen.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from engine.config.settings import ModelConfig
-from engine.model.build import build_model
-from engine.plan.choices import PlanChoices
-from engine.sampling.generate import AnswerLimits
+from engine.model.build.build import build_model
+from engine.paths import PROGRAM_ROOT
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.sampling.generate import AnswerLimits
 from tests.engine.model.test_families import law_one
-from tests.engine.sampling.test_generate import PROMPTS, plain_answer
+from tests.engine.runtime.sampling.test_generate import PROMPTS, plain_answer
 from tests.support.library_version import AS_RECORDED, NOT_AS_RECORDED
 from tests.support.multimodal import (
     CONFIGS,
@@ -84,7 +83,7 @@ def test_the_architecture_decides_which_class_a_configuration_has():
 @pytest.mark.everything(FAMILY_SWEEP)
 @pytest.mark.skipif(not AS_RECORDED, reason=NOT_AS_RECORDED)
 def test_the_page_of_families_has_the_table_of_today():
-    page = (Path(__file__).parents[3] / "docs/families.md").read_text()
+    page = (PROGRAM_ROOT / "docs/families.md").read_text()
     inside = page.split("<!-- multimodal -->")[1].split("<!-- /multimodal -->")[0].strip()
     assert inside == multimodal_table(), (
         "run python -m tests.support.multimodal and put its output into docs/families.md"

@@ -14,15 +14,15 @@ from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.settings import ModelConfig
-from engine.model.activation_sizes import DOCUMENTS
-from engine.model.attention import Heads, group_by_group
-from engine.model.attention_documents import Documents, Pattern
-from engine.model.build import build_model
-from engine.model.catalog import entry_of
-from engine.model.packing_trial import Packing, packing_of
-from engine.model.tiny_config import shrunk
-from engine.passing.block_arguments import tensors_in
-from engine.plan.choices import PlanChoices
+from engine.model.blocks.block_inputs import tensors_in
+from engine.model.build.attention import Heads, group_by_group
+from engine.model.build.attention_documents import Documents, Pattern
+from engine.model.build.build import build_model
+from engine.model.build.packing_trial import Packing, packing_of
+from engine.model.build.tiny_config import shrunk
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.shape.activation_sizes import DOCUMENTS
+from engine.planning.shape.catalog import entry_of
 from tests.support.families import tiny_family_config
 from tests.support.library_version import (
     AS_RECORDED,
@@ -443,7 +443,7 @@ def test_short_rows_are_the_same_under_a_mask_as_document_by_document(family, mo
     )
     packed, _ = packed_and_apart()
     at_once, gradient = gradients(plain, packed)
-    monkeypatch.setattr("engine.model.attention._MASKED_AT_ONCE", 0)
+    monkeypatch.setattr("engine.model.build.attention._MASKED_AT_ONCE", 0)
     apart, gradient_apart = gradients(plain, packed)
     assert at_once == pytest.approx(apart, rel=1e-5)
     assert (gradient - gradient_apart).abs().max() < 1e-4 * gradient_apart.abs().max()

@@ -10,12 +10,12 @@ import pytest
 
 from engine.config.adapters import Adapters
 from engine.config.settings import TrainConfig
-from engine.fit.memory_items import MemoryItem, PartName, items_of
-from engine.fit.model_table import as_csv, as_dicts, as_text, columns, rows_of
-from engine.fit.report import estimate
 from engine.machine.known_machines import named_machine
-from engine.model.catalog import catalog, catalog_shape, entry_of
-from engine.model.shape import ModelShape
+from engine.planning.fit.memory_items import MemoryItem, PartName, items_of
+from engine.planning.fit.model_table import as_csv, as_dicts, as_text, columns, rows_of
+from engine.planning.fit.report import estimate
+from engine.planning.shape.catalog import catalog, catalog_shape, entry_of
+from engine.planning.shape.model_shape import ModelShape
 
 pytestmark = pytest.mark.computing
 

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
-from engine.model.attention import KERNELS
-from engine.plan.choices import PlanChoices
-from engine.runtime.engine_settings import AppliedStep
+from engine.model.build.attention import KERNELS
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.step.engine_settings import AppliedStep
 from tests.support.bf16_parity import (
     RATE,
     Tensors,

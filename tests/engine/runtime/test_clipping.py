@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from engine.errors import NonFiniteError
-from engine.plan.ops import OpKind
-from engine.plan.step_plan import StepPlan
-from engine.runtime.block_ops import WORK
-from engine.runtime.step import StepInputs, StepUnderWay
+from engine.planning.schedule.ops import OpKind
+from engine.planning.schedule.schedule import StepPlan
+from engine.runtime.step.copy_ops import WORK
+from engine.runtime.step.step import StepInputs, StepUnderWay
 
 UNITS = ([3e-6, 0.0], [0.0, 4e-6, 0.0])
 """Two units have these gradients. Their norm is 5e-6, so 1e-6 beside it is not lost."""

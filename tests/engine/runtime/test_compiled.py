@@ -12,19 +12,20 @@ import pytest
 import torch
 
 from engine.config.settings import ModelConfig
-from engine.model import activations, attention
-from engine.model.activation_sizes import DOCUMENTS
-from engine.model.activations import count_activations
-from engine.model.build import build_model
-from engine.model.library import transformers
-from engine.model.specimens import arguments_on_meta, on_meta
-from engine.passing.block_arguments import tensors_in
-from engine.plan.assign_slots import slot_of
-from engine.runtime import compiled, loss
-from engine.runtime.compiled import CompiledBlock, CompiledFunction, set_up_compiler
-from engine.runtime.loss import LossChunks, LossTargets, TailGradients, chunked_loss
+from engine.model.blocks.block_inputs import tensors_in
+from engine.model.build import activations, attention
+from engine.model.build.activations import count_activations
+from engine.model.build.build import build_model
+from engine.model.build.library import transformers
+from engine.model.build.specimens import arguments_on_meta, on_meta
+from engine.planning.schedule.assign_slots import slot_of
+from engine.planning.shape.activation_sizes import DOCUMENTS
+from engine.runtime.device import compiled
+from engine.runtime.device.compiled import CompiledBlock, CompiledFunction, set_up_compiler
+from engine.runtime.step import cross_entropy as loss
+from engine.runtime.step.cross_entropy import LossChunks, LossTargets, TailGradients, chunked_loss
 from tests.engine.model.test_packing import packed_and_apart
-from tests.engine.plan.test_laws import BASE, assert_same_bits, planes_after
+from tests.engine.planning.schedule.test_laws import BASE, assert_same_bits, planes_after
 from tests.support.device_homes import at_home, states
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
@@ -85,7 +86,7 @@ def test_an_evaluation_is_compiled_where_training_is(monkeypatch):
         eager.engine.evaluate(batches[:1]), rel=1e-6
     )
     for block in alone:
-        block.give_up(RuntimeError("no compiler"))
+        block.abort(RuntimeError("no compiler"))
     assert run.engine.evaluate(batches) == pytest.approx(expected, rel=1e-6)
     assert not any(block.problem for block in run.engine.state.compiled.values())
     assert any("no compiler" in problem for problem in run.engine.state.compiling[1])
@@ -125,7 +126,7 @@ def test_a_block_is_compiled_once_for_rows_however_they_are_packed(monkeypatch):
     monkeypatch.setattr(
         compiled.torch, "compile", functools.partial(torch.compile, backend="eager")
     )
-    monkeypatch.setattr("engine.runtime.loss.compiled_function", lambda_of)
+    monkeypatch.setattr("engine.runtime.step.cross_entropy.compiled_function", lambda_of)
     counted, graphs = torch._dynamo.utils.counters, []
     run = streamed(
         plain_model(tiny_config("llama")), dataclasses.replace(COMPILED, micro_batches=1), tokens=48
@@ -178,8 +179,8 @@ def test_a_backward_that_cannot_be_compiled_runs_as_it_is(monkeypatch, kept):
                 block(hidden, *args, **kwargs)
             )
 
-    monkeypatch.setattr("engine.runtime.device_state.CompiledBlock", Broken)
-    monkeypatch.setattr("engine.runtime.loss.compiled_function", lambda_of)
+    monkeypatch.setattr("engine.runtime.step.device_state.CompiledBlock", Broken)
+    monkeypatch.setattr("engine.runtime.step.cross_entropy.compiled_function", lambda_of)
     choices = dataclasses.replace(BASE, compiled=True, kept_blocks=kept)
     for ours, theirs in zip(
         planes_after(choices), planes_after(BASE)
@@ -228,7 +229,7 @@ def tail():
     for unit in ("embed", "head"):
         plane = run.store.tensor(unit, "weight_high")
         run.engine.state.slots[slot_of(unit)][: plane.numel()].copy_(plane)
-    yield run.model.skeleton, run.engine.state.outer_parameters["head"]
+    yield run.model.skeleton, run.engine.state.embed_and_head_parameters["head"]
     run.close()
 
 

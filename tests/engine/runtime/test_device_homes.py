@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from engine.errors import NonFiniteError
-from engine.host.host_adamw import AdamWSettings, HostAdamW
-from engine.host.host_store import HostStore
-from engine.plan.ops import UPDATE_LANES, Lane
-from engine.planes.layout import PLANE_ITEM_BYTES, ParameterSpec, lay_out
-from engine.runtime.block_ops import BlockOps
-from engine.runtime.device_adamw import StepFactors, clip_of, update
-from tests.engine.plan.test_laws import (
+from engine.planning.layout.layout import PLANE_ITEM_BYTES, ParameterSpec, lay_out
+from engine.planning.schedule.ops import UPDATE_LANES, Lane
+from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.optimizer.device_adamw import StepFactors, clip_of, update
+from engine.runtime.step.copy_ops import BlockOps
+from tests.engine.planning.schedule.test_laws import (
     BASE,
     DelayedBackend,
     assert_same_bits,
@@ -225,7 +225,7 @@ def test_a_loss_that_is_not_finite_applies_nothing(late, gradient_sum):
 # ---------------------------------------------------------------------- the arithmetic
 
 
-def one_unit(dtype: str) -> HostStore:
+def one_unit(dtype: str) -> HostStates:
     layout = lay_out(
         "unit",
         [
@@ -233,7 +233,7 @@ def one_unit(dtype: str) -> HostStore:
             ParameterSpec("norm", "norm", (640,), False),
         ],
     )
-    store = HostStore([layout], dtype, threads=1)
+    store = HostStates([layout], dtype, threads=1)
     store.allocate_weights()
     store.allocate_states()
     return store

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.plan.choices import PlanChoices
-from engine.runtime.cpu_backend import CpuBackend
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.cpu_backend import CpuBackend
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing

@@ -13,15 +13,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.plan.build_step import build_forward_plan
-from engine.plan.choices import PlanChoices
-from engine.plan.ops import Lane
-from engine.plan.step_plan import StepPlan
-from engine.plan.validate import PlanError, validate
-from engine.runtime import forward_passes
-from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.loss import cross_entropies
-from engine.sampling.generate import AnswerLimits
+from engine.planning.schedule.build import build_forward_plan
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import Lane
+from engine.planning.schedule.schedule import StepPlan
+from engine.planning.schedule.validate import PlanError, validate
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.sampling.generate import AnswerLimits
+from engine.runtime.step import inference_passes
+from engine.runtime.step.cross_entropy import cross_entropies
 from tests.support.tiny import Streamed, plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -171,7 +171,7 @@ def test_rows_have_the_same_bits_in_other_micro_batches_and_sweeps(monkeypatch):
     run = opened(PlanChoices(micro_batches=2))
     batches = uneven_batches()
     whole = run.engine.evaluate_rows(batches)
-    monkeypatch.setattr(forward_passes, "SWEEP_MICRO_BATCHES", 1)
+    monkeypatch.setattr(inference_passes, "SWEEP_MICRO_BATCHES", 1)
     apart = run.engine.evaluate_rows(iter(batches))
     assert whole.sums.tobytes() == apart.sums.tobytes()
     assert whole.loss == apart.loss == run.engine.evaluate(batches)
@@ -240,7 +240,7 @@ def test_the_bits_are_those_of_one_micro_batch_at_a_time(dtype):
 
 
 def test_more_sweeps_than_one_keep_what_has_its_own_slot(monkeypatch):
-    monkeypatch.setattr(forward_passes, "SWEEP_MICRO_BATCHES", 2)
+    monkeypatch.setattr(inference_passes, "SWEEP_MICRO_BATCHES", 2)
     run = opened(PlanChoices(micro_batches=2, resident_blocks=3))
     run.backend.fetches()
     loss = run.engine.evaluate(random_batches(5, seed=4))
@@ -252,10 +252,10 @@ def test_more_sweeps_than_one_keep_what_has_its_own_slot(monkeypatch):
 
 def test_a_long_sweep_is_divided_by_its_tokens(monkeypatch):
     batches = random_batches(4, rows=2, length=8)
-    monkeypatch.setattr(forward_passes, "SWEEP_TOKENS", 32)
-    assert [len(sweep) for sweep in forward_passes.sweeps(batches)] == [2, 2]
-    monkeypatch.setattr(forward_passes, "SWEEP_TOKENS", 1)
-    assert [len(sweep) for sweep in forward_passes.sweeps(batches)] == [1, 1, 1, 1]
+    monkeypatch.setattr(inference_passes, "SWEEP_TOKENS", 32)
+    assert [len(sweep) for sweep in inference_passes.sweeps(batches)] == [2, 2]
+    monkeypatch.setattr(inference_passes, "SWEEP_TOKENS", 1)
+    assert [len(sweep) for sweep in inference_passes.sweeps(batches)] == [1, 1, 1, 1]
 
 
 def test_an_evaluation_after_a_step_has_the_new_weights():
@@ -292,7 +292,7 @@ def test_rows_without_a_cache_share_one_sweep(monkeypatch):
     run = opened(PlanChoices())
     rows = [[3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13], [14] * 6]
     alone = torch.cat([run.engine.last_logits([row]) for row in rows])
-    monkeypatch.setattr(forward_passes, "PASS_TOKENS", 8)
+    monkeypatch.setattr(inference_passes, "PASS_TOKENS", 8)
     run.backend.fetches()
     together = run.engine.last_logits(rows)
     assert run.backend.fetches() == 8
@@ -324,7 +324,7 @@ def test_a_pass_whose_plan_lacks_a_wait_does_not_run(monkeypatch):
         return dataclasses.replace(plan, ops=ops)
 
     run = opened(PlanChoices(micro_batches=2))
-    monkeypatch.setattr(forward_passes, "build_forward_plan", without_waits)
+    monkeypatch.setattr(inference_passes, "build_forward_plan", without_waits)
     with pytest.raises(PlanError):
         run.engine.evaluate(random_batches(2))
     with pytest.raises(PlanError):

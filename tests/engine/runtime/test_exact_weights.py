@@ -9,14 +9,14 @@ import dataclasses
 import pytest
 import torch
 
-from engine.fit.buffer_sizes import fixed_items
-from engine.model.measure_shape import shape_of
-from engine.model.shape_rows import pack, unpack
-from engine.plan.assign_slots import slot_of
-from engine.plan.choices import PlanChoices
-from engine.plan.ops import Lane
-from engine.planes.layout import ParameterSpec, lay_out
-from tests.engine.plan.test_laws import BASE, DelayedBackend, assert_same_bits
+from engine.model.build.measure_shape import shape_of
+from engine.planning.fit.buffer_sizes import fixed_items
+from engine.planning.layout.layout import ParameterSpec, lay_out
+from engine.planning.schedule.assign_slots import slot_of
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import Lane
+from engine.planning.shape.serialize import pack, unpack
+from tests.engine.planning.schedule.test_laws import BASE, DelayedBackend, assert_same_bits
 from tests.engine.runtime.test_settled_units import kept_planes
 from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
 from tests.support.device_homes import HOMES, at_home

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.plan.choices import PlanChoices
-from engine.runtime.loss import LossChunks, LossTargets, TailGradients, chunked_loss
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.step.cross_entropy import LossChunks, LossTargets, TailGradients, chunked_loss
 from tests.support.norms import CLOSE, gradient_like, norm_in_float64, squares_of
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed, tiny_config
 

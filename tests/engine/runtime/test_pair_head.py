@@ -7,14 +7,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.bench.random_pairs import AnswersOfSteps, random_answers
-from engine.bench.steps import Planes
 from engine.config.preference_settings import PreferenceConfig
 from engine.config.settings import ModelConfig
-from engine.model.skeleton import Skeleton
-from engine.plan.choices import PlanChoices
-from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.engine_settings import EngineSettings
+from engine.model.build.skeleton import Skeleton
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.step.engine_settings import EngineSettings
+from engine.tools.bench.random_pairs import AnswersOfSteps, random_answers
+from engine.tools.bench.steps import Planes
 from tests.support.tiny import VOCAB, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -24,7 +24,7 @@ CHUNKS = {"all": 1000, "two": 2 * OF_PAIR + 3, "one": OF_PAIR, "half": OF_PAIR /
 HOW = ModelConfig(source="random", init="random", dtype="float32")
 
 
-def step_with(chunk: int, form: PreferenceConfig, monkeypatch):
+def step_with(chunk: int, preference_config: PreferenceConfig, monkeypatch):
     """The applied step, the trained weights, and how many positions the head computed in it."""
     passed: list[int] = []
     plain = Skeleton.logits
@@ -34,7 +34,7 @@ def step_with(chunk: int, form: PreferenceConfig, monkeypatch):
         return plain(self, hidden)
 
     planes = Planes.open(tiny_config("llama"), CpuBackend(), HOW)
-    answers = AnswersOfSteps(random_answers(form, PAIRS, LENGTH, VOCAB), PAIRS)
+    answers = AnswersOfSteps(random_answers(preference_config, PAIRS, LENGTH, VOCAB), PAIRS)
     engine = planes.engine(EngineSettings(PlanChoices(), 2 * PAIRS * LENGTH, chunk, 1.0))
     applied = []
     try:
@@ -52,14 +52,18 @@ def step_with(chunk: int, form: PreferenceConfig, monkeypatch):
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])
 def test_a_pair_that_fits_passes_once(monkeypatch, objective):
-    form = PreferenceConfig(objective)
-    found = {name: step_with(chunk, form, monkeypatch) for name, chunk in CHUNKS.items()}
+    preference_config = PreferenceConfig(objective)
+    found = {
+        name: step_with(chunk, preference_config, monkeypatch) for name, chunk in CHUNKS.items()
+    }
     whole, weights, _ = found["all"]
     for name, (applied, trained, passed) in found.items():
         assert sum(passed) == PAIRS * OF_PAIR * (2 if name == "half" else 1), name
         assert max(passed) <= CHUNKS[name], name
         assert applied.loss == pytest.approx(whole.loss, rel=1e-5), name
         assert applied.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4), name
-        torch.testing.assert_close(torch.tensor(applied.line_sums), torch.tensor(whole.line_sums))
+        torch.testing.assert_close(
+            torch.tensor(applied.sequence_sums), torch.tensor(whole.sequence_sums)
+        )
         torch.testing.assert_close(trained, weights, rtol=1e-4, atol=1e-5)
     assert [len(passed) for _, _, passed in found.values()] == [1, 3, 5, 20]

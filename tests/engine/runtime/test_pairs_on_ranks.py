@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from engine.config.preference_settings import PreferenceConfig
-from engine.data.packing import one_each, two_each
-from engine.data.pair_rows import MarkedRows, PairRows
-from engine.data.rows import DocumentTokens, Order, batches
-from engine.plan.choices import PlanChoices
+from engine.data.batches.packing import one_each, two_each
+from engine.data.batches.pair_rows import MarkedRows, PairRows
+from engine.data.batches.rows import DocumentTokens, Order, batches
+from engine.planning.schedule.choices import PlanChoices
 from tests.support.ranks import on_ranks
 from tests.support.tiny import VOCAB
 from tests.support.trained_ranks import RATE, Job, open_rank
@@ -45,8 +45,8 @@ def trained(objective: str, ranks: int, hosts: int, dtype: str) -> list:
     rows, own = rows_of(objective), ROWS // (ranks * hosts)
     choices = PlanChoices(micro_batches=own, ranks=ranks, hosts=hosts)
 
-    def work(exchange):
-        run = open_rank(Job(dtype=dtype), choices, exchange)
+    def work(collectives):
+        run = open_rank(Job(dtype=dtype), choices, collectives)
         applied = []
         try:
             for step in (1, 2):
@@ -54,13 +54,13 @@ def trained(objective: str, ranks: int, hosts: int, dtype: str) -> list:
                 run.engine.train_step(step, made, RATE, applied.append)
             run.engine.drain()
         except BaseException:
-            exchange.abort()  # else lanes of other ranks would wait for this one
+            collectives.abort()  # else lanes of other ranks would wait for this one
             with contextlib.suppress(Exception):
                 run.engine.drain()
             raise
         finally:
             run.close()
-        return [(each.loss, each.grad_norm, each.line_sums) for each in applied]
+        return [(each.loss, each.grad_norm, each.sequence_sums) for each in applied]
 
     return on_ranks(ranks * hosts, work, hosts)
 

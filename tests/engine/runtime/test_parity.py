@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.config.regularisation import NO_REGULARISATION, Regularisation
-from engine.plan.choices import PlanChoices
+from engine.config.regularization import NO_REGULARIZATION, Regularization
+from engine.planning.schedule.choices import PlanChoices
 from tests.support.regularised import PlainStep, regularised_loss
 from tests.support.tiny import (
     FAMILIES,
@@ -53,14 +53,14 @@ def compare(
     choices: PlanChoices,
     made=None,
     tokens: int = 24,
-    regularisation: Regularisation = NO_REGULARISATION,
+    regularization: Regularization = NO_REGULARIZATION,
     config=None,
     loss_of=plain_loss,
 ) -> None:
     """`loss_of` is that of plain training without regularisation."""
     config = config or tiny_config(family, tie_word_embeddings=tied)
     plain = plain_model(config)
-    run = streamed(plain, choices, tokens=tokens, regularisation=regularisation)
+    run = streamed(plain, choices, tokens=tokens, regularization=regularization)
     assert run.model.tied == tied
     decay = {s.full_name for layout in run.model.layouts for s in layout.parameters if s.decay}
     optimizer = plain_optimizer(plain, decay)
@@ -76,8 +76,8 @@ def compare(
         run.engine.train_step(step, batches, RATE, homes.append)
         run.engine.drain()
         loss = loss_of(plain, batches)
-        if regularisation != NO_REGULARISATION:
-            loss = regularised_loss(plain, batches, PlainStep(regularisation, step))
+        if regularization != NO_REGULARIZATION:
+            loss = regularised_loss(plain, batches, PlainStep(regularization, step))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e9)
         scale = min(1.0, 1.0 / (float(norm) + 1e-6))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.plan.choices import PlanChoices
+from engine.planning.schedule.choices import PlanChoices
 from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
 from tests.support.tiny import MOST_USED, tiny_config
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from engine.errors import NonFiniteError
-from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlaneSizes
-from engine.plan.ops import Lane, OffloadParked, Prefetch
-from engine.plan.step_buffers import GRADIENT_RINGS
-from engine.plan.validate import validate
-from tests.engine.plan.test_laws import (
+from engine.planning.schedule.build import build_step_plan
+from engine.planning.schedule.choices import PlaneSizes
+from engine.planning.schedule.ops import Lane, OffloadParked, Prefetch
+from engine.planning.schedule.step_buffers import GRADIENT_RINGS
+from engine.planning.schedule.validate import validate
+from tests.engine.planning.schedule.test_laws import (
     BASE,
     SAME_BITS,
     DelayedBackend,

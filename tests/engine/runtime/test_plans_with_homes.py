@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.plan.ops import DISK_LANES, Lane
-from engine.plan.text import grid
-from engine.plan.validate import validate
-from tests.engine.plan.test_laws import (
+from engine.planning.schedule.build import build_step_plan
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.ops import DISK_LANES, Lane
+from engine.planning.schedule.text import grid
+from engine.planning.schedule.validate import validate
+from tests.engine.planning.schedule.test_laws import (
     find_dropped_waits,
 )
 from tests.support.device_homes import SUMS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.config.settings import ModelConfig
-from engine.model.build import build_model
+from engine.model.build.build import build_model
 from tests.engine.runtime.test_parity import plain_optimizer
 from tests.support.tiers import FAMILY_SWEEP, in_tiers
 from tests.support.tiny import MOST_USED, plain_loss, plain_model, random_batches, tiny_config
@@ -41,7 +41,7 @@ def test_ranks_with_one_micro_batch_have_the_bits_of_one_rank(family, dtype, ran
 @pytest.mark.parametrize("ranks, optimizer", [(2, "adamw_bf16"), (3, "adamw_8bit")])
 def test_so_they_have_where_moments_are_rounded(optimizer, ranks, monkeypatch):
     """No shard cuts a block of codes, and random bits depend on the place in the whole unit."""
-    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+    monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
     job = Job("qwen3", "bfloat16", 3, ranks, UNTIED, IN_ORDER | {"optimizer": optimizer})
     train(ranks, job).assert_same_bits(train(1, job))
 
@@ -64,7 +64,7 @@ AT_HOME = {
 @pytest.mark.parametrize("homes", AT_HOME)
 def test_so_they_have_where_optimizers_run_on_the_device(homes, optimizer, monkeypatch):
     """A shard is updated in pieces of its own, each with its part of the sum."""
-    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+    monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
     job = Job("qwen3", "bfloat16", 2, 2, UNTIED, IN_ORDER | {"optimizer": optimizer})
     several, one = (train(ranks, job, **AT_HOME[homes]) for ranks in (2, 1))
     several.assert_same_bits(one)

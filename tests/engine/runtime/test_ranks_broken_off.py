@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from engine.errors import NonFiniteError
-from engine.plan.choices import PlanChoices
-from engine.plan.ops import GradientSum
-from engine.runtime import cuda_backend
-from engine.runtime.cpu_backend import CpuBackend
-from tests.engine.plan.test_laws import DelayedBackend
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import GradientSum
+from engine.runtime.device import cuda_backend
+from engine.runtime.device.cpu_backend import CpuBackend
+from tests.engine.planning.schedule.test_laws import DelayedBackend
 from tests.engine.runtime.test_ranks_same_bits import HOMES, LATE
 from tests.support.lanes import ImmediateStreams, lanes_without_a_gpu
-from tests.support.ranks import Meeting, ThreadExchange, on_ranks
+from tests.support.ranks import Rendezvous, ThreadExchange, on_ranks
 from tests.support.tiers import PLAN_SWEEP, in_tiers
 from tests.support.tiny import random_batches
 from tests.support.trained_ranks import RATE, Job, open_rank, shards_of
@@ -43,8 +43,8 @@ STATES = ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
 class Spoilt(ThreadExchange):
     """Has a number that is not finite in what one rank brings, as if its rows had made it."""
 
-    def __init__(self, meeting: Meeting, rank: int, what: str, number: float):
-        super().__init__(meeting, rank)
+    def __init__(self, rendezvous: Rendezvous, rank: int, what: str, number: float):
+        super().__init__(rendezvous, rank)
         self._what, self._number = what, number
         self.spoils = False
 
@@ -99,20 +99,20 @@ def test_all_ranks_give_up_the_same_step_and_can_skip_it(monkeypatch, bad, culpr
     choices = PlanChoices(micro_batches=2, ranks=2, **PLANS[name])
     backend = lanes_without_a_gpu if in_threads else CpuBackend
 
-    def work(exchange: ThreadExchange) -> tuple[bool, dict, dict]:
-        spoilt = Spoilt(exchange._meeting, exchange.rank, what, number)
+    def work(collectives: ThreadExchange) -> tuple[bool, dict, dict]:
+        spoilt = Spoilt(collectives._rendezvous, collectives.rank, what, number)
         run = open_rank(JOB, choices, spoilt, backend())
         step(run, 1)
         run.engine.drain()
         before = states(run)
-        spoilt.spoils = exchange.rank == culprit
+        spoilt.spoils = collectives.rank == culprit
         with pytest.raises(NonFiniteError, match=f"The {what} of step {BAD_STEP} is not a finite"):
             step(run, BAD_STEP)
         with contextlib.suppress(NonFiniteError):  # lanes with threads raise it again
             run.engine.drain()
         unchanged = all_equal(states(run), before)
         spoilt.spoils = False
-        run.store.held.give_up()
+        run.store.held.abort()
         run.store.held.skip(BAD_STEP)
         step(run, 3)
         run.engine.drain()
@@ -120,8 +120,8 @@ def test_all_ranks_give_up_the_same_step_and_can_skip_it(monkeypatch, bad, culpr
         run.close()
         return unchanged, before, after
 
-    def without(exchange: ThreadExchange) -> dict:
-        run = open_rank(JOB, choices, exchange)
+    def without(collectives: ThreadExchange) -> dict:
+        run = open_rank(JOB, choices, collectives)
         step(run, 1)
         run.store.held.skip(BAD_STEP)
         step(run, 3)
@@ -140,12 +140,12 @@ def test_it_is_raised_by_the_call_that_submits_the_step_however_late_a_lane_is(l
     """Else one rank would be in the next step, where it would wait for a rank that is not."""
     choices = PlanChoices(micro_batches=2, ranks=2)
 
-    def work(exchange: ThreadExchange) -> bool:
-        spoilt = Spoilt(exchange._meeting, exchange.rank, "loss", math.nan)
-        backend = DelayedBackend(LATE[late] if exchange.rank == 1 else ())
+    def work(collectives: ThreadExchange) -> bool:
+        spoilt = Spoilt(collectives._rendezvous, collectives.rank, "loss", math.nan)
+        backend = DelayedBackend(LATE[late] if collectives.rank == 1 else ())
         run = open_rank(JOB, choices, spoilt, backend)
         before = states(run)
-        spoilt.spoils = exchange.rank == 1
+        spoilt.spoils = collectives.rank == 1
         with pytest.raises(NonFiniteError):
             step(run, 1)
         return all_equal(states(run), before)
@@ -161,8 +161,8 @@ def test_ranks_that_break_a_step_off_together_change_no_state():
     """`check` asks every rank before each op; a stop reaches all of them at the same op."""
     choices = PlanChoices(micro_batches=2, ranks=2)
 
-    def work(exchange: ThreadExchange) -> list[bool]:
-        run = open_rank(JOB, choices, exchange)
+    def work(collectives: ThreadExchange) -> list[bool]:
+        run = open_rank(JOB, choices, collectives)
         calls, stop_at, found = 0, 0, []
 
         def check() -> None:
@@ -195,8 +195,8 @@ def test_ranks_that_break_a_step_off_together_change_no_state():
 def test_a_dry_run_of_all_ranks_changes_no_state():
     choices = PlanChoices(micro_batches=2, ranks=2)
 
-    def work(exchange: ThreadExchange) -> bool:
-        run = open_rank(JOB, choices, exchange)
+    def work(collectives: ThreadExchange) -> bool:
+        run = open_rank(JOB, choices, collectives)
         before = states(run)
         run.engine.dry_run(random_batches(JOB.micro_batches, seed=1))
         unchanged = all_equal(states(run), before)

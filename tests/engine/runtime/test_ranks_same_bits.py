@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.plan.ops import UPDATE_LANES, Lane
-from engine.runtime import cuda_backend
-from engine.runtime.cpu_backend import CpuBackend
-from tests.engine.plan.test_laws import LATE_MOMENTS, SAME_BITS, DelayedBackend
+from engine.planning.schedule.ops import UPDATE_LANES, Lane
+from engine.runtime.device import cuda_backend
+from engine.runtime.device.cpu_backend import CpuBackend
+from tests.engine.planning.schedule.test_laws import LATE_MOMENTS, SAME_BITS, DelayedBackend
 from tests.support.lanes import ImmediateStreams, find_missing_waits, lanes_without_a_gpu
 from tests.support.tiers import PLAN_SWEEP, in_tiers
 from tests.support.trained_ranks import Job, Trained, train
@@ -52,7 +52,7 @@ FIRST_PLANS += ("parked gradients", "shared outer slot, parked")
 @pytest.fixture(autouse=True)
 def tiny_is_not_small(monkeypatch):
     """Where moments are rounded, the matrices of a tiny model are kept in 8 bits."""
-    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+    monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
 
 
 @pytest.fixture(scope="module")

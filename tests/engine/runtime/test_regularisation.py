@@ -11,18 +11,18 @@ import pytest
 import torch
 from transformers.trainer_pt_utils import LabelSmoother
 
-from engine.config.regularisation import NO_REGULARISATION, Regularisation
+from engine.config.regularization import NO_REGULARIZATION, Regularization
 from engine.config.trained_parts import Parts
-from engine.data.packing import one_each
-from engine.data.rows import DocumentTokens, Order, RowSet, batches
-from engine.embedding.embedding_noise import RowNoise, StepNoise
+from engine.data.batches.packing import one_each
+from engine.data.batches.rows import DocumentTokens, Order, RowSet, batches
 from engine.errors import ModelError
-from engine.plan.choices import PlanChoices
-from engine.plan.ops import EmbedBackward
-from engine.runtime.compiled import compiled_function
-from engine.runtime.loss import IGNORED, smoothed
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import EmbedBackward
+from engine.runtime.device.compiled import compiled_function
+from engine.runtime.step.cross_entropy import IGNORED, smoothed
+from engine.runtime.step.neftune import RowNoise, StepNoise
 from tests.engine.model.test_families import SUPPORTED
-from tests.engine.plan.test_laws import SAME_BITS, assert_same_bits
+from tests.engine.planning.schedule.test_laws import SAME_BITS, assert_same_bits
 from tests.engine.runtime.test_compiled import needs_compiler
 from tests.engine.runtime.test_parity import compare, uneven
 from tests.engine.runtime.test_parked_gradients import OUTER, TALL
@@ -45,8 +45,8 @@ from tests.support.trained_ranks import Job, train
 
 pytestmark = pytest.mark.computing
 
-SMOOTHED, NOISY = Regularisation(label_smoothing=0.1), Regularisation(neftune_alpha=5.0)
-BOTH = Regularisation(0.2, 8.0)
+SMOOTHED, NOISY = Regularization(label_smoothing=0.1), Regularization(neftune_alpha=5.0)
+BOTH = Regularization(0.2, 8.0)
 KINDS = {"smoothed": SMOOTHED, "noisy": NOISY, "both": BOTH}
 FEW = ("llama", "gemma3_text", "gpt2")
 BASE = PlanChoices(micro_batches=2)
@@ -59,12 +59,12 @@ BASE = PlanChoices(micro_batches=2)
 @pytest.mark.parametrize("family", in_tiers(FAMILIES, FEW, FAMILY_SWEEP))
 def test_training_in_float32_equals_plain_training(family, tied):
     """Gemma scales what it looks up, before the noise; GPT-2 adds positions, after it."""
-    compare(family, tied, 2, BASE, regularisation=BOTH)
+    compare(family, tied, 2, BASE, regularization=BOTH)
 
 
 @pytest.mark.parametrize("kind", ["smoothed", "noisy"])
 def test_each_alone_equals_plain_training(kind):
-    compare("qwen2", True, 2, BASE, regularisation=KINDS[kind])
+    compare("qwen2", True, 2, BASE, regularization=KINDS[kind])
 
 
 def test_rows_of_several_lengths_have_noise_of_their_own_strength():
@@ -90,7 +90,7 @@ def test_rows_of_several_lengths_have_noise_of_their_own_strength():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", in_tiers(FEW, ("llama",), FAMILY_SWEEP))
 def test_training_in_bf16_equals_plain_training(family, kind):
-    compare_in_bf16(tiny_config(family), Rows(2, 12, 7), BASE, regularisation=KINDS[kind], steps=10)
+    compare_in_bf16(tiny_config(family), Rows(2, 12, 7), BASE, regularization=KINDS[kind], steps=10)
 
 
 # ------------------------------------------------------------------ the smoothed loss
@@ -135,9 +135,9 @@ def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s(monkeypatch):
     without_kernels(monkeypatch)
     compiled = dataclasses.replace(BASE, compiled=True)
     plain, losses = plain_model(tiny_config("llama")), {}
-    for name, regularisation in {"plain": NO_REGULARISATION, **KINDS}.items():
+    for name, regularization in {"plain": NO_REGULARIZATION, **KINDS}.items():
         for choices in (BASE, compiled) if name in KINDS else (BASE,):
-            run = streamed(plain, choices, regularisation=regularisation)
+            run = streamed(plain, choices, regularization=regularization)
             applied = []
             run.engine.train_step(1, random_batches(2), 0.0, applied.append)
             run.engine.drain()
@@ -153,10 +153,10 @@ def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s(monkeypatch):
 
 
 def planes_after(
-    choices, regularisation, dtype="float32", parts=None, vocabulary=VOCAB, backend=None
+    choices, regularization, dtype="float32", parts=None, vocabulary=VOCAB, backend=None
 ):
     plain = plain_model(tiny_config("qwen3", vocab_size=vocabulary, tie_word_embeddings=False))
-    how = dict(backend=backend, dtype=dtype, parts=parts, regularisation=regularisation)
+    how = dict(backend=backend, dtype=dtype, parts=parts, regularization=regularization)
     run = streamed(plain, choices, **how)
     for step in (1, 2):
         batches = random_batches(choices.micro_batches, seed=step, vocabulary=vocabulary)
@@ -196,7 +196,7 @@ def test_a_frozen_embedding_gets_noise_too():
 
 @pytest.mark.parametrize("dtype, ranks", [("float32", 2), ("bfloat16", 3)])
 def test_ranks_have_the_bits_of_one_rank(dtype, ranks):
-    job = Job("llama", dtype, 3, ranks, UNTIED, IN_ORDER | {"regularisation": BOTH})
+    job = Job("llama", dtype, 3, ranks, UNTIED, IN_ORDER | {"regularization": BOTH})
     several, one = train(ranks, job), train(1, job)
     several.assert_same_bits(one)
     assert [loss for loss, _ in several.steps] == [loss for loss, _ in one.steps]
@@ -289,7 +289,7 @@ def test_noise_in_pieces_is_that_of_numpy_to_the_bit(monkeypatch, dtype):
     vectors = torch.randn(3, 10, 33).to(dtype)
     of_rows = torch.from_numpy(StepNoise(8.0, 2**32 - 1, 17).of_rows(batch))
     for numel in (1, 100, 1 << 22):
-        monkeypatch.setattr("engine.embedding.embedding_noise._PIECE_NUMEL", numel)
+        monkeypatch.setattr("engine.runtime.step.neftune._CHUNK_NUMEL", numel)
         assert torch.equal(RowNoise(of_rows).added_to(vectors), vectors + expected)
 
 
@@ -298,8 +298,8 @@ def test_noise_in_pieces_is_that_of_numpy_to_the_bit(monkeypatch, dtype):
 
 def test_evaluations_scores_and_samples_are_without():
     plain, found = plain_model(tiny_config("llama")), []
-    for regularisation in (NO_REGULARISATION, BOTH):
-        run = streamed(plain, BASE, regularisation=regularisation)
+    for regularization in (NO_REGULARIZATION, BOTH):
+        run = streamed(plain, BASE, regularization=regularization)
         evaluated = run.engine.evaluate_rows(random_batches(3, seed=5))
         logits = run.engine.last_logits([[5, 6, 7], [8, 9]])
         found.append((evaluated.loss, evaluated.sums.tolist(), logits))
@@ -308,7 +308,7 @@ def test_evaluations_scores_and_samples_are_without():
 
 
 def test_a_dry_run_has_noise_and_changes_nothing():
-    run = streamed(plain_model(tiny_config("llama")), BASE, regularisation=BOTH)
+    run = streamed(plain_model(tiny_config("llama")), BASE, regularization=BOTH)
     before = [run.store.tensor(unit.name, "weight_high").clone() for unit in run.model.units]
     run.engine.dry_run(random_batches(2))
     after = [run.store.tensor(unit.name, "weight_high") for unit in run.model.units]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.host.host_store import HostStore
-from engine.host.moment_conversion import read_moments
-from engine.planes.moments import MOMENTS
-from tests.engine.plan.test_laws import (
+from engine.planning.layout.moments import MOMENTS
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.optimizer.moment_conversion import read_moments
+from tests.engine.planning.schedule.test_laws import (
     BASE,
     SAME_BITS,
     DelayedBackend,
@@ -31,10 +31,10 @@ ROUNDED = ["adamw_bf16", "adamw_8bit"]
 @pytest.fixture(autouse=True)
 def tiny_is_not_small(monkeypatch):
     """The matrices of a tiny model are kept in 8 bits, and its norms in fp32."""
-    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+    monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
 
 
-def moments_of(store: HostStore, unit: str) -> dict[str, np.ndarray]:
+def moments_of(store: HostStates, unit: str) -> dict[str, np.ndarray]:
     """Both moments of a unit in fp32."""
     ranges = store.layouts[unit].moment_ranges(store.optimizer)
     return {
@@ -88,7 +88,7 @@ def test_neither_buffers_nor_delays_change_a_bit(optimizer, gradient_sum, reside
             assert_same_bits(run(3, late), expected)
 
 
-def assert_rounded_alike(device: HostStore, host: HostStore, unit: str) -> None:
+def assert_rounded_alike(device: HostStates, host: HostStates, unit: str) -> None:
     """After one step, nearly every byte is equal. Where a moment differs in its last bit, it may be
     rounded to the next number.
     """

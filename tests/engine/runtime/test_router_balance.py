@@ -13,10 +13,10 @@ import torch.nn.functional as F
 
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
-from engine.model.build import _BALANCED, build_model
-from engine.plan.choices import PlanChoices
+from engine.model.build.build import _BALANCED, build_model
+from engine.planning.schedule.choices import PlanChoices
 from tests.engine.model.test_families import law_one
-from tests.engine.plan.test_laws import SAME_BITS, assert_same_bits
+from tests.engine.planning.schedule.test_laws import SAME_BITS, assert_same_bits
 from tests.engine.runtime.test_parity import compare
 from tests.engine.runtime.test_ranks import IN_ORDER
 from tests.support.families import tiny_family_config

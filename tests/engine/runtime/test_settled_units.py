@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from engine.errors import NonFiniteError
-from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlaneSizes
-from engine.plan.ops import Lane, Prefetch
-from engine.plan.shards import WHOLE
-from engine.runtime.step import StepShare
-from tests.engine.plan.test_laws import BASE, DelayedBackend, assert_same_bits
+from engine.planning.schedule.build import build_step_plan
+from engine.planning.schedule.choices import PlaneSizes
+from engine.planning.schedule.ops import Lane, Prefetch
+from engine.planning.schedule.shards import WHOLE
+from engine.runtime.step.step import StepShard
+from tests.engine.planning.schedule.test_laws import BASE, DelayedBackend, assert_same_bits
 from tests.support.device_homes import LATE, at_home
 from tests.support.tiers import PLAN_SWEEP, in_tiers
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -150,7 +150,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_neither_does_the_next():
 
     def of_norms(name: str, value: float) -> None:
         norms.fill_(value)
-        share = StepShare.of(random_batches(2, seed=1), WHOLE)
+        share = StepShard.of(random_batches(2, seed=1), WHOLE)
         step = run.engine._training_step(1, share, 1e-2)
         ops = run.engine._train.ops
         for op in run.engine.plan.ops:

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from engine.errors import SpillError
-from engine.machine.spill_folder import mount_of
-from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlaneSizes, boundaries_on_disk
-from engine.plan.ops import DISK_LANES, GradientSum, Lane, OpKind
-from engine.plan.spilled_boundaries import DISK_RINGS
-from engine.planes import spilled
-from engine.planes.spilled import PAGE
-from tests.engine.host.test_disk_planes import counted
-from tests.engine.plan.test_laws import BASE, DelayedBackend, assert_same_bits
+from engine.machine.offload_folder import mount_of
+from engine.planning.layout import spilled
+from engine.planning.layout.spilled import PAGE
+from engine.planning.schedule.build import build_step_plan
+from engine.planning.schedule.choices import PlaneSizes, boundaries_on_disk
+from engine.planning.schedule.offloaded_activations import DISK_RINGS
+from engine.planning.schedule.ops import DISK_LANES, GradientSum, Lane, OpKind
+from tests.engine.planning.schedule.test_laws import BASE, DelayedBackend, assert_same_bits
+from tests.engine.runtime.host.test_disk_planes import counted
 from tests.engine.runtime.test_settled_units import kept_planes
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
@@ -130,7 +130,9 @@ def test_boundaries_on_the_disk_are_spread_over_the_pass(tmp_path):
     read = [(op.unit, op.micro_batch) for op in ops if op.kind == OpKind.READ_BOUNDARY]
     assert read == [(f"block {4 - block}", turn) for block in range(LAYERS) for turn in (1, 3)]
     assert len(run.engine.plan.disk_rings) == DISK_RINGS
-    assert run.engine.boundaries.file_bytes == 10 * PAGE  # 24 x 32 floats are less than a page
+    assert (
+        run.engine.saved_block_inputs.file_bytes == 10 * PAGE
+    )  # 24 x 32 floats are less than a page
     run.close()
 
 
@@ -173,7 +175,7 @@ def test_what_was_written_is_counted_in_whole_pages(tmp_path):
     assert run.store.written_bytes == (0, 3 * PAGE)
     run.engine.evaluate(random_batches(2, seed=1))
     assert run.store.written_bytes == (0, 3 * PAGE)
-    assert run.engine.boundaries.file_bytes > 3 * 50 * PAGE
+    assert run.engine.saved_block_inputs.file_bytes > 3 * 50 * PAGE
     assert list(tmp_path.iterdir()) == []
     run.close()
 
@@ -238,7 +240,7 @@ def test_a_folder_is_needed():
 
 
 def test_an_engine_that_cannot_be_built_frees_its_file(tmp_path, monkeypatch):
-    from engine.runtime import streaming_engine
+    from engine.runtime.step import streaming_engine
 
     def short(*_):
         raise MemoryError

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from engine.errors import SpillError
-from engine.host.spill_file import SpillFile
-from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlaneSizes
-from engine.plan.ops import DISK_LANES, Lane, OpKind
-from engine.plan.spilled_updates import STATE_RINGS
-from engine.planes import spilled
-from engine.planes.spilled import PAGE
-from tests.engine.plan.test_laws import BASE, DelayedBackend, assert_same_bits
+from engine.planning.layout import spilled
+from engine.planning.layout.spilled import PAGE
+from engine.planning.schedule.build import build_step_plan
+from engine.planning.schedule.choices import PlaneSizes
+from engine.planning.schedule.offloaded_updates import STATE_RINGS
+from engine.planning.schedule.ops import DISK_LANES, Lane, OpKind
+from engine.runtime.host.disk_file import DiskFile
+from tests.engine.planning.schedule.test_laws import BASE, DelayedBackend, assert_same_bits
 from tests.engine.runtime.test_settled_units import FRAMES, UNITS, kept_planes
 from tests.support.tiers import PLAN_SWEEP, in_tiers
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -205,7 +205,7 @@ def test_a_full_disk_is_told_before_training(tmp_path, monkeypatch):
 
 
 def test_a_file_that_ends_too_early_is_told(tmp_path):
-    file = SpillFile(tmp_path, 2 * PAGE)
+    file = DiskFile(tmp_path, 2 * PAGE)
     memory = memoryview(spilled_memory())
     file.read(memory[: 2 * PAGE], 0)
     with pytest.raises(SpillError, match="the file ends too early"):
@@ -214,7 +214,7 @@ def test_a_file_that_ends_too_early_is_told(tmp_path):
 
 
 def spilled_memory():
-    from engine.host.mapped_memory import map_memory
+    from engine.runtime.host.mapped_memory import map_memory
 
     return map_memory(4 * PAGE)
 

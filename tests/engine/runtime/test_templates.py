@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.plan.choices import PlanChoices
+from engine.planning.schedule.choices import PlanChoices
 from tests.support.families import tiny_family_config
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.config.trained_parts import Parts
-from engine.plan.choices import PlanChoices
+from engine.planning.schedule.choices import PlanChoices
 from tests.support.families import tiny_family_config
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed, tiny_config
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from engine.runs.events import LogLine
-from engine.runtime import compiled
-from engine.train.run import start_run
-from tests.engine.plan.test_laws import BASE
+from engine.runs.record.events import LogLine
+from engine.runtime.device import compiled
+from engine.training.loop.run import start_run
+from tests.engine.planning.schedule.test_laws import BASE
 from tests.support.folders import WORDS, make_config
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 from tests.support.trained_runs import events_of, execute
@@ -46,7 +46,7 @@ def compiler(monkeypatch):
         monkeypatch.setattr(compiled, "_this_thread", threading.local())
         monkeypatch.setattr(compiled, "_functions", [])
         monkeypatch.setattr(
-            "engine.runtime.loss.compiled_function",
+            "engine.runtime.step.cross_entropy.compiled_function",
             functools.cache(compiled.compiled_function.__wrapped__),
         )
         torch._dynamo.reset()

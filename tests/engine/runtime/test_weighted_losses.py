@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config.regularisation import Regularisation
-from engine.plan.choices import PlanChoices
-from engine.runtime.compiled import compiled_function
-from engine.runtime.loss import IGNORED, weighted
-from tests.engine.plan.test_laws import SAME_BITS, assert_same_bits
+from engine.config.regularization import Regularization
+from engine.planning.schedule.choices import PlanChoices
+from engine.runtime.device.compiled import compiled_function
+from engine.runtime.step.cross_entropy import IGNORED, weighted
+from tests.engine.planning.schedule.test_laws import SAME_BITS, assert_same_bits
 from tests.engine.runtime.test_compiled import needs_compiler
 from tests.engine.runtime.test_parity import compare
 from tests.engine.runtime.test_parity_in_bf16 import DENSE, MIXTURE, ROWS
@@ -165,9 +165,9 @@ def test_any_plan_gives_the_same_bits(dtype):
 
 
 def test_a_smoothed_loss_is_weighted_too():
-    smoothed = Regularisation(label_smoothing=0.2)
-    _, both = after(BASE, weighted_batches, regularisation=smoothed)
-    _, unweighted = after(BASE, random_batches, regularisation=smoothed)
+    smoothed = Regularization(label_smoothing=0.2)
+    _, both = after(BASE, weighted_batches, regularization=smoothed)
+    _, unweighted = after(BASE, random_batches, regularization=smoothed)
     _, unsmoothed = after(BASE, weighted_batches)
     for other in (unweighted, unsmoothed):
         assert both[0] != pytest.approx(other[0], rel=1e-4)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-PARITY = "tests/engine/adapters/test_parity_with_peft.py"
-RUNS = "tests/engine/adapters/test_runs_of_adapters.py"
-PLANS = "tests/engine/adapters/test_plans_with_adapters.py"
-FROZEN = "tests/engine/checkpoints/test_frozen_files.py"
+PARITY = "tests/engine/model/lora/test_parity_with_peft.py"
+RUNS = "tests/engine/model/lora/test_runs_of_adapters.py"
+PLANS = "tests/engine/model/lora/test_plans_with_adapters.py"
+FROZEN = "tests/engine/training/checkpoints/test_frozen_files.py"
 
 ADAPTER_CHANGES = (
     Change(
         "adapters-not-scaled",
-        "engine/adapters/lora_layer.py",
+        "engine/model/lora/lora_layer.py",
         "second.t(), alpha=self.lora_scaling)",
         "second.t())",
         "What an adapter adds is not multiplied by alpha / rank.",
@@ -20,7 +20,7 @@ ADAPTER_CHANGES = (
     ),
     Change(
         "merged-the-other-way",
-        "engine/adapters/lora_layer.py",
+        "engine/model/lora/lora_layer.py",
         "(product if isinstance(layer, nn.Linear) else product.t())",
         "product.reshape(weight.shape)",
         "An adapter of a transposed layer is merged as if it were none.",
@@ -28,7 +28,7 @@ ADAPTER_CHANGES = (
     ),
     Change(
         "experts-one-after-the-other-in-both-factors",
-        "engine/adapters/factors.py",
+        "engine/planning/layout/adapter_layout.py",
         "second.reshape(second.shape[0], -1, self.experts).permute(2, 0, 1)",
         "second.reshape(second.shape[0], self.experts, -1).permute(1, 0, 2)",
         "Adapters of stacked experts take the columns of others, and PEFT reads them otherwise.",
@@ -36,7 +36,7 @@ ADAPTER_CHANGES = (
     ),
     Change(
         "stacks-of-transposed-experts",
-        "engine/adapters/stacked_experts.py",
+        "engine/model/lora/parametrized.py",
         'bool(getattr(module, "is_transposed", False))',
         "False",
         "Families whose experts have their features the other way round get other adapters.",
@@ -44,7 +44,7 @@ ADAPTER_CHANGES = (
     ),
     Change(
         "patterns-as-parts-of-names",
-        "engine/adapters/choose_layers.py",
+        "engine/model/lora/targets.py",
         'return fnmatchcase(name, target) if "*" in target else is_named(name, target)',
         'return target in name if "*" in target else is_named(name, target)',
         "A pattern of layers is taken for a part of their names.",
@@ -52,7 +52,7 @@ ADAPTER_CHANGES = (
     ),
     Change(
         "adapters-begin-alike",
-        "engine/checkpoints/adapter_weights.py",
+        "engine/training/weights/adapter_weights.py",
         "bound = 1.0 / math.sqrt(spec.shape[1])",
         "bound = 1.0 / math.sqrt(spec.shape[0])",
         "The first weights of an adapter are bounded by its rank.",
@@ -60,7 +60,7 @@ ADAPTER_CHANGES = (
     ),
     Change(
         "frozen-files-of-another-size",
-        "engine/checkpoints/frozen_files.py",
+        "engine/training/checkpoints/frozen_files.py",
         "if _size_of(file) == entry.bytes:",
         "if _size_of(file):",
         "A checkpoint shares a file that is cut off.",
@@ -68,15 +68,15 @@ ADAPTER_CHANGES = (
     ),
     Change(
         "frozen-weights-not-verified",
-        "engine/checkpoints/frozen_files.py",
-        "if piece_checksum(piece.data) != checksum:",
+        "engine/training/checkpoints/frozen_files.py",
+        "if chunk_checksum(piece.data) != checksum:",
         "if not checksum:",
         "Damage in weights that are not trained is not found.",
         (FROZEN,),
     ),
     Change(
         "other-adapters-after-a-resume",
-        "engine/train/resume.py",
+        "engine/training/loop/resume.py",
         "return tuple((name, settings[name]) for name in _OF_ADAPTERS)",
         "return ((_OF_ADAPTERS[0], 0),)",
         "A resume that is to train other adapters is not refused by name.",

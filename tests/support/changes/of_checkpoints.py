@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-WEIGHTS = "engine/checkpoints/weights.py"
-RESTORE = "engine/checkpoints/restore.py"
-MANIFESTS = "engine/checkpoints/manifest.py"
-SAME_MODEL = "engine/checkpoints/same_model.py"
-WRITE = "engine/checkpoints/checkpoint.py"
-EXPORT = "engine/checkpoints/export.py"
-RESUME = "engine/train/resume.py"
+WEIGHTS = "engine/training/weights/weights.py"
+RESTORE = "engine/training/checkpoints/restore.py"
+MANIFESTS = "engine/training/checkpoints/manifest.py"
+SAME_MODEL = "engine/training/checkpoints/same_model.py"
+WRITE = "engine/training/checkpoints/checkpoint.py"
+EXPORT = "engine/training/export/export.py"
+RESUME = "engine/training/loop/resume.py"
 FILES = "engine/safe_files.py"
-SAVING = "engine/train/saving.py"
-SNAPSHOT = "engine/checkpoints/plane_snapshot.py"
-HELD = "engine/host/held_step.py"
-PICKLED = "engine/stored/pickled.py"
-LAYOUT = "engine/planes/layout.py"
-READ_AHEAD = "tests/engine/checkpoints/test_read_ahead.py"
-DEQUANTISED = "engine/stored/dequantised.py"
-DEQUANTISED_TESTS = "tests/engine/stored/test_dequantised.py"
-MAPPED = "engine/checkpoints/mapped_reading.py"
-PICKLED_TESTS = "tests/engine/stored/test_pickled.py"
-WEIGHT_TESTS = "tests/engine/checkpoints/test_weights.py"
-CHECKPOINTS = "tests/engine/checkpoints/test_checkpoint.py"
-FORGED = "tests/engine/checkpoints/test_forged_manifests.py"
-KEPT = "tests/engine/checkpoints/test_kept_checkpoints.py"
-EDGES = "tests/engine/train/test_run_edges.py"
-TRAINER = "tests/engine/train/test_trainer.py"
-CHANGED = "tests/engine/train/test_changed_settings.py"
-ALONE = "tests/engine/checkpoints/test_weights_alone.py"
-KINDS = "tests/engine/train/test_kinds_of_checkpoints.py"
-SNAPSHOTS = "tests/engine/checkpoints/test_plane_snapshot.py"
-BESIDE = "tests/engine/train/test_beside.py"
+SAVING = "engine/training/loop/saving.py"
+SNAPSHOT = "engine/training/checkpoints/plane_snapshot.py"
+HELD = "engine/runtime/host/plane_version.py"
+PICKLED = "engine/model/hub/torch_pickle.py"
+LAYOUT = "engine/planning/layout/layout.py"
+READ_AHEAD = "tests/engine/training/checkpoints/test_read_ahead.py"
+DEQUANTISED = "engine/model/hub/dequantize.py"
+DEQUANTISED_TESTS = "tests/engine/model/hub/test_dequantised.py"
+MAPPED = "engine/training/weights/mmap_reader.py"
+PICKLED_TESTS = "tests/engine/model/hub/test_pickled.py"
+WEIGHT_TESTS = "tests/engine/training/checkpoints/test_weights.py"
+CHECKPOINTS = "tests/engine/training/checkpoints/test_checkpoint.py"
+FORGED = "tests/engine/training/checkpoints/test_forged_manifests.py"
+KEPT = "tests/engine/training/checkpoints/test_kept_checkpoints.py"
+EDGES = "tests/engine/training/loop/test_run_edges.py"
+TRAINER = "tests/engine/training/loop/test_trainer.py"
+CHANGED = "tests/engine/training/loop/test_changed_settings.py"
+ALONE = "tests/engine/training/checkpoints/test_weights_alone.py"
+KINDS = "tests/engine/training/loop/test_kinds_of_checkpoints.py"
+SNAPSHOTS = "tests/engine/training/checkpoints/test_plane_snapshot.py"
+BESIDE = "tests/engine/training/loop/test_beside.py"
 COPYING = """\
             self._copying += 1
         try:
@@ -94,7 +94,7 @@ CHECKPOINT = (
     ),
     Change(
         "pickled-weights-before-safetensors",
-        "engine/hub/hub_cache.py",
+        "engine/model/hub/hub_cache.py",
         "LISTED = (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX)",
         "LISTED = (PICKLED, PICKLED_INDEX, WEIGHTS, INDEX)",
         "Where a folder has both forms, the pickled one is read.",
@@ -134,7 +134,7 @@ CHECKPOINT = (
     ),
     Change(
         "fp8-read-without-its-scales",
-        "engine/host/host_store.py",
+        "engine/runtime/host/host_states.py",
         "if not tensor.is_floating_point() or tensor.itemsize < 2:",
         "if not tensor.is_floating_point():",
         "Weights in fp8 are read as if their scales were 1.",
@@ -142,7 +142,7 @@ CHECKPOINT = (
     ),
     Change(
         "exports-said-to-be-quantised",
-        "engine/model/quantised.py",
+        "engine/planning/shape/quantization.py",
         "            delattr(part, FIELD)\n",
         "            pass\n",
         "The configuration of an export says that its weights are quantised.",
@@ -206,12 +206,12 @@ CHECKPOINT = (
     ),
     Change(
         "linked-checkpoints-resumed",
-        "engine/checkpoints/own_folders.py",
+        "engine/training/checkpoints/own_folders.py",
         "if found is None or stat.S_ISDIR(found.st_mode):",
         "if found is None or not stat.S_ISFIFO(found.st_mode):",
         "A run is resumed whose folder of checkpoints is a link, and deletes elsewhere.",
         (
-            "tests/engine/train/test_strange_runs.py::"
+            "tests/engine/training/loop/test_strange_runs.py::"
             "test_a_resume_is_refused_where_a_folder_of_weights_is_a_link",
         ),
     ),
@@ -349,7 +349,7 @@ CHECKPOINT = (
         "if total_steps < step:",
         "if total_steps < 0:",
         "A run that has more steps than its settings ask for is resumed.",
-        ("tests/engine/runs/test_faults.py",),
+        ("tests/engine/runs/record/test_faults.py",),
     ),
     Change(
         "buffers-not-exported",
@@ -365,6 +365,6 @@ CHECKPOINT = (
         "            safe_files.remove_tree(partial, folder.parent)\n",
         "            pass\n",
         "An export that failed leaves gigabytes beside its folder.",
-        ("tests/engine/train/test_export_edges.py", TRAINER),
+        ("tests/engine/training/loop/test_export_edges.py", TRAINER),
     ),
 )

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-ENCODE = "engine/data/encode.py"
-ROWS = "engine/data/rows.py"
-PACKING = "engine/data/packing.py"
-LOADER = "engine/data/loader.py"
-TOKENISE = "engine/data/tokenise.py"
+ENCODE = "engine/data/tokens/encode.py"
+ROWS = "engine/data/batches/rows.py"
+PACKING = "engine/data/batches/packing.py"
+LOADER = "engine/data/batches/loader.py"
+TOKENISE = "engine/data/tokens/tokenize.py"
 LABELS = "tests/engine/data/test_data_labels.py"
 MASKS = "tests/engine/data/test_data_masks.py"
 ROW_TESTS = "tests/engine/data/test_data_rows.py"
 FINGERPRINT = "tests/engine/data/test_data_fingerprint.py"
 MIX = "tests/engine/data/test_data_mix.py"
-AUTOMATON = "tests/engine/dividing/test_automaton.py"
-WORDS = "tests/engine/dividing/test_word_tokens.py"
-MARKED = "engine/dividing/marked_spaces.py"
-MARKS = "tests/engine/dividing/test_marked_spaces.py"
+AUTOMATON = "tests/engine/data/dividing/test_automaton.py"
+WORDS = "tests/engine/data/dividing/test_word_tokens.py"
+MARKED = "engine/data/dividing/marked_spaces.py"
+MARKS = "tests/engine/data/dividing/test_marked_spaces.py"
 HABITS = "tests/engine/data/test_habits_of_templates.py"
 TRL_MASKS = "tests/engine/data/test_masks_of_trl.py"
 LONG = "tests/engine/data/test_long_texts.py"
 TURN_ENDS = "tests/engine/data/test_turn_ends.py"
-ENDED = "tests/engine/train/test_ended_answers.py"
+ENDED = "tests/engine/training/loop/test_ended_answers.py"
 PROGRAMS = "tests/engine/data/test_turns_of_programs.py"
-FLAGS = "tests/engine/examples/test_flags.py"
+FLAGS = "tests/engine/data/formats/test_flags.py"
 
 DATA = (
     Change(
         "roles-in-capital-letters",
-        "engine/examples/roles.py",
+        "engine/data/formats/roles.py",
         "    plain = plain_name(name)\n",
         "    plain = name\n",
         "Roles are known in small letters alone.",
@@ -37,7 +37,7 @@ DATA = (
     ),
     Change(
         "calls-apart-from-their-answer",
-        "engine/examples/turns.py",
+        "engine/data/formats/turns.py",
         "    return is_answer and (turn.is_call or ",
         "    return is_answer and (turn.is_call and ",
         "Calls in turns of their own are not joined to the calls before them.",
@@ -45,7 +45,7 @@ DATA = (
     ),
     Change(
         "masked-means-trained",
-        "engine/examples/flags.py",
+        "engine/data/formats/flags.py",
         "return float(not value) if name in UNTRAINED else float(value)",
         "return float(value)",
         "A turn that is masked is trained, and others are not.",
@@ -53,7 +53,7 @@ DATA = (
     ),
     Change(
         "one-mask-for-turns-and-answers",
-        "engine/examples/flags.py",
+        "engine/data/formats/flags.py",
         "    of_all = len(values) == len(is_answer)\n",
         "    of_all = True\n",
         "A list of one number for each answer is read as one for each turn.",
@@ -61,7 +61,7 @@ DATA = (
     ),
     Change(
         "flags-of-parts-unseen",
-        "engine/examples/unknown_flags.py",
+        "engine/data/formats/unknown_flags.py",
         "            if isinstance(part, dict):\n                yield from _unread(part)\n",
         "            if not isinstance(part, dict):\n                yield from _unread(part)\n",
         "Keys of the parts of a turn that may be flags are passed over.",
@@ -69,7 +69,7 @@ DATA = (
     ),
     Change(
         "nulls-of-json-lines-kept",
-        "engine/examples/formats.py",
+        "engine/data/formats/formats.py",
         "{column: without_nulls(value) for",
         "{column: value for",
         "Nulls that datasets fills into calls and schemas are trained.",
@@ -85,7 +85,7 @@ DATA = (
     ),
     Change(
         "repeated-tokens-trained-again",
-        "engine/data/documents.py",
+        "engine/data/tokens/documents.py",
         "        self._trained[: self._repeated] = False\n",
         "        self._trained[:1] = False\n",
         "Where a text goes on, the tokens that are repeated as context are trained once more.",
@@ -93,7 +93,7 @@ DATA = (
     ),
     Change(
         "next-row-without-its-predecessor",
-        "engine/data/documents.py",
+        "engine/data/tokens/documents.py",
         "self._repeated = max(1, config.overlap)",
         "self._repeated = config.overlap",
         "Where a text goes on, the first token of a row is not predicted by any row.",
@@ -101,7 +101,7 @@ DATA = (
     ),
     Change(
         "tokens-of-the-context-kept",
-        "engine/data/text_tokens.py",
+        "engine/data/tokens/text_tokens.py",
         "end if piece.after else None)",
         "None)",
         "Tokens of the text behind a piece come twice.",
@@ -109,7 +109,7 @@ DATA = (
     ),
     Change(
         "word-by-the-last-alternative",
-        "engine/dividing/automaton.py",
+        "engine/data/dividing/automaton.py",
         "waiting = places[::-1]",
         "waiting = places[:]",
         "Of several alternatives of a pattern, the last one divides a text.",
@@ -117,7 +117,7 @@ DATA = (
     ),
     Change(
         "word-with-tokens-of-another",
-        "engine/dividing/word_kernels.py",
+        "engine/data/dividing/word_kernels.py",
         "if place == end:",
         "if place >= begin:",
         "A word gets the tokens of one of its length that has its slot.",
@@ -125,7 +125,7 @@ DATA = (
     ),
     Change(
         "word-divided-at-any-character",
-        "engine/dividing/byte_level.py",
+        "engine/data/dividing/byte_level.py",
         "if is_alike else OTHER",
         "if there else OTHER",
         "Characters at which the tokenizer divides a text otherwise are divided by the table.",
@@ -141,23 +141,23 @@ DATA = (
     ),
     Change(
         "word-over-the-border-of-a-piece",
-        "engine/dividing/runs_first.py",
+        "engine/data/dividing/runs_first.py",
         "if kind is None or (not is_first and kind[1] != state.runs):",
         "if kind is None:",
         "A text that is divided around digits first has words that reach over them.",
-        ("tests/engine/dividing/test_runs_first.py", WORDS),
+        ("tests/engine/data/dividing/test_runs_first.py", WORDS),
     ),
     Change(
         "runs-one-character-longer",
-        "engine/dividing/runs_first.py",
-        "if goes_on and state.count != self._most[state.runs]:",
-        "if goes_on and state.count <= (self._most[state.runs] or 0):",
+        "engine/data/dividing/runs_first.py",
+        "if continues and state.count != self._most[state.runs]:",
+        "if continues and state.count <= (self._most[state.runs] or 0):",
         "Digits that a tokenizer divides into threes are divided into fours.",
-        ("tests/engine/dividing/test_runs_first.py", WORDS),
+        ("tests/engine/data/dividing/test_runs_first.py", WORDS),
     ),
     Change(
         "space-before-a-text-left-out",
-        "engine/dividing/word_tokens.py",
+        "engine/data/dividing/word_tokens.py",
         "own = (own[0] + more if own[0] else 0, own[1] + more)",
         "own = (own[0] + more, own[1] + more)",
         "A text begins without the space that the tokenizer puts before it.",
@@ -165,7 +165,7 @@ DATA = (
     ),
     Change(
         "added-token-over-a-border-kept",
-        "engine/dividing/word_tokens.py",
+        "engine/data/dividing/word_tokens.py",
         "if token is None or first < own[0] or own[1] < behind:",
         "if token is None:",
         "A token that reaches over the border of two pieces is in both.",
@@ -221,7 +221,7 @@ DATA = (
     ),
     Change(
         "open-turns-stay-open",
-        "engine/data/render.py",
+        "engine/data/tokens/render.py",
         "        if ahead and not is_followed:\n",
         "        if ahead and not is_followed and not ahead:\n",
         "An answer that the chat template leaves open is trained without what ends it.",
@@ -229,7 +229,7 @@ DATA = (
     ),
     Change(
         "calls-end-as-answers",
-        "engine/data/turn_ends.py",
+        "engine/data/tokens/turn_ends.py",
         '            return self.next_turns.get("tool", "")\n',
         '            return self.next_turns.get("user", "")\n',
         "A call that the chat template leaves open ends as an answer does.",
@@ -237,7 +237,7 @@ DATA = (
     ),
     Change(
         "exports-without-their-ends",
-        "engine/checkpoints/export.py",
+        "engine/training/export/export.py",
         "    ends = list(dict.fromkeys([*own, *ids_of(trained.tokenizer, trained.ends)]))\n",
         "    ends = list(dict.fromkeys(own))\n",
         "An export does not say what was trained to end an answer.",
@@ -245,7 +245,7 @@ DATA = (
     ),
     Change(
         "answers-do-not-end-as-trained",
-        "engine/train/evaluation.py",
+        "engine/training/loop/evaluation.py",
         "        trained = prepared.data.ends\n",
         "        trained = ()\n",
         "The answers of a run go on behind what was trained to end them.",
@@ -305,7 +305,7 @@ DATA = (
         "places.sort(key=lambda place: rows.row_length(chosen[place]), reverse=True)",
         "places.sort(key=lambda place: rows.row_length(chosen[place]))",
         "The longest rows come in the last micro-batch, which may be the smaller one.",
-        (ROW_TESTS, "tests/engine/train/test_dry_run.py"),
+        (ROW_TESTS, "tests/engine/training/loop/test_dry_run.py"),
     ),
     Change(
         "larger-micro-batches-last",
@@ -321,7 +321,7 @@ DATA = (
         "for start in range(0, len(rows), micro_batch_size):",
         "for start in range(0, len(rows) - micro_batch_size + 1, micro_batch_size):",
         "An evaluation leaves out the rows that do not fill a micro-batch.",
-        (LABELS, "tests/engine/train/test_evaluation_loss.py", ROW_TESTS),
+        (LABELS, "tests/engine/training/loop/test_evaluation_loss.py", ROW_TESTS),
     ),
     Change(
         "exact-fit-not-used",
@@ -389,7 +389,7 @@ DATA = (
     ),
     Change(
         "weights-of-the-tokens-before",
-        "engine/data/rows.py",
+        "engine/data/batches/rows.py",
         "weights = np.append(each[1:], np.float32(0))",
         "weights = each.copy()",
         "A label has the weight of the token that predicts it, not its own.",
@@ -397,7 +397,7 @@ DATA = (
     ),
     Change(
         "weights-begin-with-the-first",
-        "engine/data/token_cache.py",
+        "engine/data/tokens/token_cache.py",
         "self._write_ones(self._tokens)",
         "self._write_ones(0)",
         "Weights that come late belong to the first tokens of a source.",
@@ -405,7 +405,7 @@ DATA = (
     ),
     Change(
         "parts-for-everybody",
-        "engine/data/habits.py",
+        "engine/data/tokens/template_habits.py",
         "        form = self._first(turns, forms, _ASKED, _ANSWERED) or forms[0]\n",
         "        form = forms[1]\n",
         "Every template gets content as parts, which many write as Python shows a list.",
@@ -413,7 +413,7 @@ DATA = (
     ),
     Change(
         "arguments-as-the-program-writes-them",
-        "engine/data/message_forms.py",
+        "engine/data/tokens/message_forms.py",
         "arguments.text if isinstance(arguments, Arguments) else None",
         "None",
         "Arguments that a row gives as text are trained with other white space.",
@@ -421,7 +421,7 @@ DATA = (
     ),
     Change(
         "reasoning-only-in-the-templates-tags",
-        "engine/data/habits.py",
+        "engine/data/tokens/template_habits.py",
         "for opening, closing in (own, _THINK):",
         "for opening, closing in (own,):",
         "<think> in an answer is text in templates with other tags.",
@@ -429,7 +429,7 @@ DATA = (
     ),
     Change(
         "empty-block-is-given",
-        "engine/data/answers.py",
+        "engine/data/tokens/answer_spans.py",
         "texts.before[len(begun) :].isspace()",
         "not texts.before[len(begun) :]",
         "The end of an empty block of reasoning is not trained, though no prompt has it.",
@@ -437,7 +437,7 @@ DATA = (
     ),
     Change(
         "tools-known-by-their-names",
-        "engine/data/kept_turns.py",
+        "engine/data/tokens/dropped_turns.py",
         "return any(map(written.holds, told)) or writes_tools()",
         "return True",
         "Tools that a template leaves out are not told where an answer calls them.",

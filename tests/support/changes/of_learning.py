@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-BEST_WEIGHTS = "engine/train/best_weights.py"
-LEARNING = "engine/train/learning.py"
-HELD_OUT = "engine/runs/held_out.py"
-ROWS = "engine/losses/document_losses.py"
-BEST = "tests/engine/train/test_best_weights.py"
-FOLD = "tests/engine/runs/test_held_out.py"
+BEST_WEIGHTS = "engine/training/loop/best_weights.py"
+LEARNING = "engine/training/loop/early_stopping.py"
+HELD_OUT = "engine/runs/record/held_out.py"
+ROWS = "engine/runtime/step/per_document.py"
+BEST = "tests/engine/training/loop/test_best_weights.py"
+FOLD = "tests/engine/runs/record/test_held_out.py"
 EVALUATION = "tests/engine/runtime/test_evaluation.py"
 
 LEARNED = (

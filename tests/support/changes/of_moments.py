@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-PLACES = "engine/planes/moments.py"
-HOST = "engine/host/host_adamw.py"
-KERNELS = "engine/host/moment_kernels.py"
-VALUES = "engine/host/value_kernels.py"
-DEVICE = "engine/runtime/device_moments.py"
-OPS = "engine/runtime/block_ops.py"
-RINGS = "engine/runtime/registered_buffers.py"
-WRITE = "engine/plan/unit_ops.py"
-PLACE_TESTS = "tests/engine/planes/test_moments.py"
-KERNEL_TESTS = "tests/engine/host/test_moment_kernels.py"
+PLACES = "engine/planning/layout/moments.py"
+HOST = "engine/runtime/host/host_adamw.py"
+KERNELS = "engine/runtime/optimizer/moment_kernels.py"
+VALUES = "engine/runtime/optimizer/value_kernels.py"
+DEVICE = "engine/runtime/optimizer/device_moments.py"
+OPS = "engine/runtime/step/copy_ops.py"
+RINGS = "engine/runtime/step/pinned_buffers.py"
+WRITE = "engine/planning/schedule/unit_ops.py"
+PLACE_TESTS = "tests/engine/planning/layout/test_moments.py"
+KERNEL_TESTS = "tests/engine/runtime/host/test_moment_kernels.py"
 ROUNDED = "tests/engine/runtime/test_rounded_moments.py"
 ON_DEVICE = "tests/gpu/test_moments.py::test_the_same_moments_are_rounded_to_the_same_bits"
 PARKED = "tests/engine/runtime/test_parked_gradients.py"
@@ -88,9 +88,9 @@ MOMENT_CHANGES = (
     Change(
         "parked-gradients-not-clipped",
         OPS,
-        "    update(op.unit, count, rate, result.clip_factor, _portion(context, op))\n",
+        "    update(op.unit, count, rate, result.clip_factor, _chunk(context, op))\n",
         "    factor = result.clip_factor if op.ring is None else 1.0\n"
-        "    update(op.unit, count, rate, factor, _portion(context, op))\n",
+        "    update(op.unit, count, rate, factor, _chunk(context, op))\n",
         "The clip factor is not applied to gradients that were parked.",
         (PARKED_BITS,),
     ),
@@ -112,7 +112,7 @@ MOMENT_CHANGES = (
     ),
     Change(
         "every-piece-gets-the-first-rows",
-        "engine/runtime/compute_ops.py",
+        "engine/runtime/step/compute_ops.py",
         "    first = start // width\n",
         "    first = 0 * start // width\n",
         "Rows of embed get the gradients of other rows.",
@@ -120,7 +120,7 @@ MOMENT_CHANGES = (
     ),
     Change(
         "padding-gets-a-gradient-in-pieces",
-        "engine/embedding/embed_rows.py",
+        "engine/runtime/step/embedding_grad.py",
         "elsewhere = (local < 0) | (local >= rows) | (self.ids == self.padding)",
         "elsewhere = (local < 0) | (local >= rows)",
         "The row of the padding token receives a gradient.",
@@ -128,7 +128,7 @@ MOMENT_CHANGES = (
     ),
     Change(
         "norm-of-embed-as-a-whole",
-        "engine/runtime/gradient_sums.py",
+        "engine/runtime/step/gradient_accumulation.py",
         "size = context.plan.embed_piece if unit == EMBED else 0",
         "size = 0",
         "The norm of embed depends on whether a plan sums it in pieces.",
@@ -136,7 +136,7 @@ MOMENT_CHANGES = (
     ),
     Change(
         "slot-of-parts-as-a-whole",
-        "engine/plan/device_updates.py",
+        "engine/planning/schedule/device_updates.py",
         "        parts = self._slot_parts.get(slot, 1)\n",
         "        parts = 1 if self.placed(unit) is None else len(self._bounds[unit])\n",
         "A prefetch into a slot that is updated in parts does not wait for the block before.",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-HOST = "engine/host/host_adamw.py"
-KERNELS = "engine/host/host_kernels.py"
-DEVICE = "engine/runtime/device_adamw.py"
-STORE = "engine/host/host_store.py"
-SCHEDULE = "engine/train/schedule.py"
-LAYOUT = "engine/planes/layout.py"
-BUILD = "engine/model/build.py"
-ADAMW_TESTS = "tests/engine/host/test_adamw.py"
-STORE_TESTS = "tests/engine/host/test_host_store.py"
+HOST = "engine/runtime/host/host_adamw.py"
+KERNELS = "engine/runtime/optimizer/host_kernels.py"
+DEVICE = "engine/runtime/optimizer/device_adamw.py"
+STORE = "engine/runtime/host/host_states.py"
+SCHEDULE = "engine/training/loop/lr_schedule.py"
+LAYOUT = "engine/planning/layout/layout.py"
+BUILD = "engine/model/build/build.py"
+ADAMW_TESTS = "tests/engine/runtime/host/test_adamw.py"
+STORE_TESTS = "tests/engine/runtime/host/test_host_store.py"
 HOMES = "tests/engine/runtime/test_device_homes.py"
-SCHEDULE_TESTS = "tests/engine/train/test_schedule.py"
+SCHEDULE_TESTS = "tests/engine/training/loop/test_schedule.py"
 BF16 = "tests/engine/runtime/test_bf16_reference.py"
 
 OPTIMIZER = (
@@ -148,7 +148,7 @@ OPTIMIZER = (
     ),
     Change(
         "planes-copied-into-children",
-        "engine/host/mapped_memory.py",
+        "engine/runtime/host/mapped_memory.py",
         "for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):",
         "for advice in (mmap.MADV_HUGEPAGE,):",
         "A forked child inherits the planes, and copies them page by page.",
@@ -156,7 +156,7 @@ OPTIMIZER = (
     ),
     Change(
         "all-planes-registered",
-        "engine/host/plane_places.py",
+        "engine/runtime/host/placement.py",
         'DMA_PLANES = ("weight_high", "grad")',
         'DMA_PLANES = ("weight_high", "exp_avg", "grad")',
         "Planes that the device never copies are pinned.",
@@ -180,7 +180,7 @@ OPTIMIZER = (
     ),
     Change(
         "biases-decay",
-        "engine/model/parameter_names.py",
+        "engine/model/build/parameter_names.py",
         'spared = [r"bias", ',
         "spared = [",
         "Biases decay, other than in transformers' Trainer.",
@@ -216,6 +216,6 @@ OPTIMIZER = (
         "most = total_steps // 2",
         "most = total_steps",
         "A short run may spend all of its steps warming up.",
-        (SCHEDULE_TESTS, "tests/engine/train/test_edges.py"),
+        (SCHEDULE_TESTS, "tests/engine/training/loop/test_edges.py"),
     ),
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-LOSSES = "engine/losses/pair_losses.py"
-HEAD = "engine/runtime/pair_loss.py"
-ROWS = "engine/data/pair_rows.py"
-REFERENCES = "engine/train/references.py"
-TRL = "tests/engine/train/test_pairs_as_trl.py"
+LOSSES = "engine/runtime/step/preference.py"
+HEAD = "engine/runtime/step/preference_head.py"
+ROWS = "engine/data/batches/pair_rows.py"
+REFERENCES = "engine/training/loop/reference_logps.py"
+TRL = "tests/engine/training/loop/test_pairs_as_trl.py"
 TOKENS = "tests/engine/data/test_pairs_as_trl.py"
-RUNS = "tests/engine/train/test_pair_runs.py"
+RUNS = "tests/engine/training/loop/test_pair_runs.py"
 
 PAIRS = (
     Change(
@@ -79,8 +79,8 @@ PAIRS = (
     ),
     Change(
         "pairs-of-one-rank-in-the-figures",
-        "engine/runtime/exchange_ops.py",
-        "of_host = context.exchange.all_reduce(sums)",
+        "engine/runtime/step/collective_ops.py",
+        "of_host = context.collectives.all_reduce(sums)",
         "of_host = sums",
         "Figures of pairs have zeros for the answers of other ranks.",
         ("tests/engine/runtime/test_pairs_on_ranks.py",),
@@ -95,7 +95,7 @@ PAIRS = (
     ),
     Change(
         "pairs-without-the-line-end",
-        "engine/data/render.py",
+        "engine/data/tokens/render.py",
         "before = [chat.until(context) for chat, context in todo]\n        texts = zip(full, ",
         "before = [chat.until(context) for chat, context in todo]\n"
         "        full = [one.rstrip() if isinstance(one, str) else one for one in full]\n"
@@ -105,7 +105,7 @@ PAIRS = (
     ),
     Change(
         "pairs-whose-prompt-ends-with-a-character",
-        "engine/data/encode.py",
+        "engine/data/tokens/encode.py",
         "trained = np.arange(len(tokens)) >= begin",
         "trained &= np.arange(len(tokens)) >= begin",
         "The prompt of a pair ends elsewhere than TRL's where a token reaches over its end.",
@@ -113,7 +113,7 @@ PAIRS = (
     ),
     Change(
         "pairs-without-the-system-turn",
-        "engine/data/render.py",
+        "engine/data/tokens/render.py",
         "in_prompt.context >= in_text.context or not is_next",
         "True or not is_next",
         "Answers of a pair stand behind a prompt without the system turn that the model is asked "
@@ -125,7 +125,7 @@ PAIRS = (
     ),
     Change(
         "pairs-with-marks",
-        "engine/examples/formats.py",
+        "engine/data/formats/formats.py",
         'if reads == "labels" and made.read_pair is not None:',
         "if False:",
         "KTO trains the chosen answer of a pair with the mark of its row, good or bad.",

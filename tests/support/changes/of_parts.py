@@ -5,14 +5,14 @@ from __future__ import annotations
 from tests.support.changes.record import Change
 
 PARITY = "tests/engine/runtime/test_trained_parts.py"
-PLANS = "tests/engine/plan/test_plans_of_parts.py"
-SIZES = "tests/engine/fit/test_sizes_of_parts.py"
-RUNS = "tests/engine/train/test_runs_of_parts.py"
+PLANS = "tests/engine/planning/schedule/test_plans_of_parts.py"
+SIZES = "tests/engine/planning/fit/test_sizes_of_parts.py"
+RUNS = "tests/engine/training/loop/test_runs_of_parts.py"
 
 PART_CHANGES = (
     Change(
         "frozen-weights-not-fetched",
-        "engine/runtime/block_ops.py",
+        "engine/runtime/step/copy_ops.py",
         "(0, layout.high_numel) if is_whole",
         "(0, layout.numel) if is_whole",
         "A prefetch leaves out the weights that are not trained.",
@@ -20,7 +20,7 @@ PART_CHANGES = (
     ),
     Change(
         "one-template-for-other-parts",
-        "engine/model/units.py",
+        "engine/model/build/units.py",
         "kinds.setdefault((unit.kind, frozen), len(kinds))",
         "kinds.setdefault((unit.kind, ()), len(kinds))",
         "Blocks share a template, though other parameters of them are trained.",
@@ -28,7 +28,7 @@ PART_CHANGES = (
     ),
     Change(
         "frozen-fp32-weights-decay",
-        "engine/planes/layout.py",
+        "engine/planning/layout/layout.py",
         "if spec.decay and not spec.frozen]",
         "if spec.decay]",
         "Weights that stay in fp32 and are not trained decay.",
@@ -36,7 +36,7 @@ PART_CHANGES = (
     ),
     Change(
         "frozen-weights-rounded-away-from-zero",
-        "engine/host/host_store.py",
+        "engine/runtime/host/host_states.py",
         "content = piece.to(dtype).view(torch.uint8).numpy()",
         "content = (piece * (1 + 2**-9)).to(dtype).view(torch.uint8).numpy()",
         "A frozen weight is rounded otherwise than transformers rounds it.",
@@ -44,7 +44,7 @@ PART_CHANGES = (
     ),
     Change(
         "backward-below-what-is-trained",
-        "engine/plan/trained_units.py",
+        "engine/planning/schedule/rounds.py",
         "self.forward_only = units[:first]",
         "self.forward_only = units[: first // 2]",
         "Units below the first trained one have a backward.",
@@ -52,7 +52,7 @@ PART_CHANGES = (
     ),
     Change(
         "no-backward-through-frozen-units",
-        "engine/plan/trained_units.py",
+        "engine/planning/schedule/rounds.py",
         "if block not in self.forward_only]",
         "if block not in self._frozen]",
         "A frozen block above a trained one has no backward.",
@@ -60,7 +60,7 @@ PART_CHANGES = (
     ),
     Change(
         "boundaries-below-what-is-trained",
-        "engine/plan/unit_ops.py",
+        "engine/planning/schedule/unit_ops.py",
         "if block in self.trained.forward_only:\n            return Keeps.NOTHING",
         "if block in self.trained.forward_only:\n            return Keeps.BOUNDARY",
         "Blocks without a backward keep their input.",
@@ -68,7 +68,7 @@ PART_CHANGES = (
     ),
     Change(
         "frozen-weights-keep-inputs",
-        "engine/model/activations.py",
+        "engine/model/build/activations.py",
         "parameters[name].requires_grad_(not is_frozen)",
         "parameters[name].requires_grad_(True)",
         "The report counts activations for gradients of frozen weights.",
@@ -76,7 +76,7 @@ PART_CHANGES = (
     ),
     Change(
         "flops-of-frozen-weights",
-        "engine/planes/active_parameters.py",
+        "engine/planning/shape/active_parameters.py",
         "return (forward + inputs + trained) // 3",
         "return (forward + inputs + inputs) // 3",
         "The rate that is shown counts gradients of frozen weights as work.",
@@ -84,7 +84,7 @@ PART_CHANGES = (
     ),
     Change(
         "slots-without-frozen-weights",
-        "engine/planes/block_sizes.py",
+        "engine/planning/shape/block_sizes.py",
         "numel = max(self._weights[start:stop], default=0)",
         "numel = max(self._numels[start:stop], default=0)",
         "The report counts slots without the weights that are not trained.",
@@ -92,7 +92,7 @@ PART_CHANGES = (
     ),
     Change(
         "other-parts-after-a-resume",
-        "engine/train/resume.py",
+        "engine/training/loop/resume.py",
         "if before and _parts(before) != _parts(now):",
         "if not before:",
         "A resume that is to train other parts is not refused by name.",

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-WAITS = "engine/plan/derive_waits.py"
-VALIDATE = "engine/plan/validate.py"
-SLOTS = "engine/plan/assign_slots.py"
-WRITE = "engine/plan/write_ops.py"
-UPDATES = "engine/plan/device_updates.py"
-SIZES = "engine/fit/sizes.py"
-COST = "engine/fit/cost.py"
-CHOOSE = "engine/fit/choose.py"
-FILL = "engine/fit/fill_memory.py"
-NEEDS = "engine/fit/needs.py"
-LAWS = "tests/engine/plan/test_laws.py"
+WAITS = "engine/planning/schedule/derive_waits.py"
+VALIDATE = "engine/planning/schedule/validate.py"
+SLOTS = "engine/planning/schedule/assign_slots.py"
+WRITE = "engine/planning/schedule/write_ops.py"
+UPDATES = "engine/planning/schedule/device_updates.py"
+SIZES = "engine/planning/fit/device_memory.py"
+COST = "engine/planning/fit/cost_model.py"
+CHOOSE = "engine/planning/fit/choose.py"
+FILL = "engine/planning/fit/fill_memory.py"
+NEEDS = "engine/planning/fit/requirements.py"
+LAWS = "tests/engine/planning/schedule/test_laws.py"
 VALIDATOR = f"{LAWS}::test_dropping_any_single_wait_is_found"
 GRID = f"{LAWS}::test_every_plan_of_a_size_grid_validates"
-GOLDEN = "tests/engine/plan/test_golden_plans.py"
+GOLDEN = "tests/engine/planning/schedule/test_golden_plans.py"
 HOMES = "tests/engine/runtime/test_plans_with_homes.py"
-GPU_TESTS = "tests/engine/fit/test_several_gpus.py"
-SIZE_TESTS = "tests/engine/fit/test_sizes.py"
-CHOOSE_TESTS = "tests/engine/fit/test_choose.py"
+GPU_TESTS = "tests/engine/planning/fit/test_several_gpus.py"
+SIZE_TESTS = "tests/engine/planning/fit/test_sizes.py"
+CHOOSE_TESTS = "tests/engine/planning/fit/test_choose.py"
 CONTINUED = "test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices"
-LIMIT_TESTS = "tests/engine/fit/test_choose_limits.py"
-ITEM_TESTS = "tests/engine/fit/test_memory_items.py"
-POOL, POOL_TIMES = "engine/fit/pool.py", "engine/fit/pool_times.py"
-POOL_TESTS = "tests/engine/fit/test_pool.py"
-POOL_TIMES_TESTS = "tests/engine/fit/test_pool_times.py"
+LIMIT_TESTS = "tests/engine/planning/fit/test_choose_limits.py"
+ITEM_TESTS = "tests/engine/planning/fit/test_memory_items.py"
+POOL, POOL_TIMES = "engine/planning/fit/pool.py", "engine/planning/fit/pool_times.py"
+POOL_TESTS = "tests/engine/planning/fit/test_pool.py"
+POOL_TIMES_TESTS = "tests/engine/planning/fit/test_pool_times.py"
 
 PLANS = (
     Change(
         "pass-before-a-step-not-counted",
-        "engine/fit/predict.py",
+        "engine/planning/fit/simulate_step.py",
         "    if not micro_batch.has_pass:\n",
         "    if micro_batch is not None:\n",
         "The pass that KTO makes before each step is not in the seconds of a step.",
-        ("tests/engine/fit/test_extra_pass.py",),
+        ("tests/engine/planning/fit/test_extra_pass.py",),
     ),
     Change(
         "slot-overwritten-while-it-is-read",
@@ -64,7 +64,7 @@ PLANS = (
     ),
     Change(
         "ring-of-a-pair-not-read-by-its-backward",
-        "engine/plan/unit_ops.py",
+        "engine/planning/schedule/unit_ops.py",
         "self._backward(first, micro_batch, round_, ring, recomputes=False)",
         "self._backward(first, micro_batch, round_, recomputes=False)",
         "The next boundary overwrites what the backward of a pair still reads.",
@@ -153,7 +153,7 @@ PLANS = (
     ),
     Change(
         "piece-beyond-its-plane",
-        "engine/plan/pieces.py",
+        "engine/planning/schedule/shards.py",
         "return [(begin, min(begin + piece_numel, stop)) for begin in starts]",
         "return [(begin, begin + piece_numel) for begin in starts]",
         "The last piece of a plane reaches beyond it.",
@@ -177,7 +177,7 @@ PLANS = (
     ),
     Change(
         "rings-of-one-direction",
-        "engine/fit/buffer_sizes.py",
+        "engine/planning/fit/buffer_sizes.py",
         "return 2 * choices.boundary_rings if",
         "return choices.boundary_rings if",
         "The report forgets the rings through which boundaries come back.",
@@ -185,15 +185,15 @@ PLANS = (
     ),
     Change(
         "totals-of-other-sums",
-        "engine/fit/sizes.py",
+        "engine/planning/fit/device_memory.py",
         "key = (rows, apart, not",
         "key = (rows, not",
         "The total of a plan is that of another one, whose sums are smaller.",
-        ("tests/engine/fit/test_totals.py",),
+        ("tests/engine/planning/fit/test_totals.py",),
     ),
     Change(
         "boundaries-of-kept-blocks",
-        "engine/fit/buffer_sizes.py",
+        "engine/planning/fit/buffer_sizes.py",
         "without = choices.kept_blocks + len(seconds_of_pairs(blocks, choices))",
         "without = len(seconds_of_pairs(blocks, choices))",
         "The report counts boundaries of blocks that keep their activations.",
@@ -219,7 +219,7 @@ PLANS = (
     ),
     Change(
         "one-copy-of-the-gradient-staged",
-        "engine/fit/buffer_sizes.py",
+        "engine/planning/fit/buffer_sizes.py",
         "waiting + 2 * shape.block_sizes.largest_from(blocks)",
         "waiting + shape.block_sizes.largest_from(blocks)",
         "The report counts one of two staging buffers.",
@@ -227,7 +227,7 @@ PLANS = (
     ),
     Change(
         "slots-of-ranks-not-padded",
-        "engine/fit/buffer_sizes.py",
+        "engine/planning/fit/buffer_sizes.py",
         "    shape = shape.padded(choices.ranks)\n    sums = 4 * (_sum_numel",
         "    sums = 4 * (_sum_numel",
         "The report counts slots and sums without the padding of shards.",
@@ -235,7 +235,7 @@ PLANS = (
     ),
     Change(
         "boundaries-of-one-rank-alone",
-        "engine/fit/fill_memory.py",
+        "engine/planning/fit/fill_memory.py",
         "return ranks * host_boundary_bytes",
         "return host_boundary_bytes",
         "The report counts the boundaries of one of several GPUs.",
@@ -243,8 +243,8 @@ PLANS = (
     ),
     Change(
         "every-rank-has-all-rows",
-        "engine/fit/job.py",
-        "return self.config.train.batch_size // self.all_ranks",
+        "engine/planning/fit/job.py",
+        "return self.config.train.batch_size // self.world_size",
         "return self.config.train.batch_size",
         "Each of several GPUs is planned to compute the whole step.",
         (GPU_TESTS,),
@@ -291,31 +291,37 @@ PLANS = (
     ),
     Change(
         "attention-not-halved",
-        "engine/model/shape.py",
+        "engine/planning/shape/model_shape.py",
         "return 2.0 * rows * row_length * seen * self.attention_width",
         "return 4.0 * rows * row_length * seen * self.attention_width",
         "Attention costs as much as if every token saw the later ones too.",
-        ("tests/engine/plan/test_simulate.py", CHOOSE_TESTS),
+        ("tests/engine/planning/schedule/test_simulate.py", CHOOSE_TESTS),
     ),
     Change(
         "parameters-counted-with-recompute",
-        "engine/planes/active_parameters.py",
+        "engine/planning/shape/active_parameters.py",
         "return 6 * active_parameters * tokens",
         "return 8 * active_parameters * tokens",
         "The rate that is shown counts the recompute as work.",
-        ("tests/engine/plan/test_simulate.py", "tests/engine/bench/test_bench.py"),
+        (
+            "tests/engine/planning/schedule/test_simulate.py",
+            "tests/engine/tools/bench/test_bench.py",
+        ),
     ),
     Change(
         "tied-head-without-backward",
-        "engine/planes/active_parameters.py",
+        "engine/planning/shape/active_parameters.py",
         "[*layouts[:1], *layouts[first:]] if tied and first else layouts[first:]",
         "layouts[first:]",
         "FLOPs of adapters leave out the gradient that passes through a tied head.",
-        ("tests/engine/bench/test_step_flops.py::test_they_are_those_of_the_products_that_run",),
+        (
+            "tests/engine/tools/bench/test_step_flops.py"
+            "::test_they_are_those_of_the_products_that_run",
+        ),
     ),
     Change(
         "slowest-plan-taken",
-        "engine/fit/planner.py",
+        "engine/planning/fit/planner.py",
         'return min(best, key=attrgetter("seconds"))',
         'return max(ways, key=attrgetter("seconds"))',
         "Of the plans that are simulated, the slowest is taken.",
@@ -323,7 +329,7 @@ PLANS = (
     ),
     Change(
         "whole-model-preferred-with-long-units",
-        "engine/fit/planner.py",
+        "engine/planning/fit/planner.py",
         "is_short = way.seconds < SHORT_UNIT_SECONDS * uses",
         "is_short = True",
         "A whole model on the GPUs is preferred where units are long, and activations lack room.",
@@ -331,7 +337,7 @@ PLANS = (
     ),
     Change(
         "first-plan-that-fits-taken",
-        "engine/fit/planner.py",
+        "engine/planning/fit/planner.py",
         'return sorted(without_doubles, key=attrgetter("seconds"))',
         "return list(without_doubles)",
         "The plans are not sorted by their time.",
@@ -339,7 +345,7 @@ PLANS = (
     ),
     Change(
         "inexact-sums-without-asking",
-        "engine/fit/planner.py",
+        "engine/planning/fit/planner.py",
         "if exact and candidate.choices.gradient_sum == GradientSum.HOST:",
         "if exact and not candidate.choices.gradient_sum:",
         "Sums that are rounded once a round are chosen although nobody asked for them.",
@@ -366,11 +372,11 @@ PLANS = (
     ),
     Change(
         "frozen-blocks-settle-side-by-side",
-        "engine/plan/choices.py",
+        "engine/planning/schedule/choices.py",
         "    if not choices.settled_apart:\n        return range(count)\n",
         "    if choices:\n        return range(count)\n",
         "Blocks of a frozen base that live on the device are the first ones.",
-        ("tests/engine/fit/test_settled_apart.py",),
+        ("tests/engine/planning/fit/test_settled_apart.py",),
     ),
     Change(
         "one-kept-block-too-few",
@@ -386,7 +392,7 @@ PLANS = (
         "        if self.total > self.limit:\n            return Verdict.DOES_NOT_FIT\n",
         "",
         "A job that does not fit is called tight.",
-        ("tests/engine/fit/test_verdicts.py",),
+        ("tests/engine/planning/fit/test_verdicts.py",),
     ),
     Change(
         "loading-without-what-is-read",
@@ -394,6 +400,6 @@ PLANS = (
         "loading = weights + ahead\n",
         "loading = weights\n",
         "The report forgets the weights that are read ahead of their planes.",
-        ("tests/engine/fit/test_loading.py",),
+        ("tests/engine/planning/fit/test_loading.py",),
     ),
 )

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-OPS = "engine/runtime/exchange_ops.py"
+OPS = "engine/runtime/step/collective_ops.py"
 RANKS = "tests/engine/runtime/test_ranks.py"
 SAME_BITS = "tests/engine/runtime/test_ranks_same_bits.py"
-PLANS = "tests/engine/plan/test_plans_of_ranks.py"
-REPORTS = "tests/engine/ranks/test_reports.py"
-EXCHANGE = "tests/engine/exchange/test_exchange.py"
+PLANS = "tests/engine/planning/schedule/test_plans_of_ranks.py"
+REPORTS = "tests/engine/runtime/distributed/test_reports.py"
+EXCHANGE = "tests/engine/runtime/collectives/test_exchange.py"
 HOSTS = "tests/engine/runtime/test_ranks_of_hosts.py"
-HOST_PROCESSES = "tests/engine/ranks/test_hosts.py::test_hosts_train_what_one_host_trains"
+HOST_PROCESSES = (
+    "tests/engine/runtime/distributed/test_hosts.py::test_hosts_train_what_one_host_trains"
+)
 DIVIDED = (
-    "tests/engine/ranks/test_hosts.py::test_hosts_that_divide_planes_have_the_bits_of_one_host"
+    "tests/engine/runtime/distributed/test_hosts.py"
+    "::test_hosts_that_divide_planes_have_the_bits_of_one_host"
 )
 FROZEN = (
-    "tests/engine/adapters/test_adapters_on_ranks.py"
+    "tests/engine/model/lora/test_adapters_on_ranks.py"
     "::test_ranks_with_one_micro_batch_have_the_bits_of_one_rank"
 )
 ONE_EACH = f"{RANKS}::test_ranks_with_one_micro_batch_have_the_bits_of_one_rank"
@@ -26,7 +29,7 @@ RANK_CHANGES = (
     Change(
         "weights-not-gathered",
         OPS,
-        "        context.exchange.all_gather(slot[: shards.padded(layout.numel)])\n",
+        "        context.collectives.all_gather(slot[: shards.padded(layout.numel)])\n",
         "        pass\n",
         "A rank computes with its own shard and what a slot held before.",
         (ONE_EACH,),
@@ -41,7 +44,7 @@ RANK_CHANGES = (
     ),
     Change(
         "several-terms-added-in-bf16",
-        "engine/plan/choices.py",
+        "engine/planning/schedule/choices.py",
         "    is_one = choices.micro_batches == choices.rounds and not is_summed_later\n",
         "    is_one = not is_summed_later\n",
         "A rank adds the gradients of its micro-batches in bf16 before they are exchanged.",
@@ -49,23 +52,26 @@ RANK_CHANGES = (
     ),
     Change(
         "gradients-of-ranks-added-in-bf16",
-        "engine/exchange/exchange.py",
+        "engine/runtime/collectives/process_groups.py",
         "            _add_in_order(shards, own)\n",
         "            own.copy_(shards.sum(dim=0))\n",
-        "What ranks exchange in bf16 is added in bf16.",
+        "What ranks collectives in bf16 is added in bf16.",
         (f"{EXCHANGE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
     ),
     Change(
         "moments-updated-from-the-next-gradient",
-        "engine/plan/write_ops.py",
+        "engine/planning/schedule/write_ops.py",
         "        self._emit(UpdateMoments, unit, {CLIP: READY} | gradient, {}, piece=piece)\n",
         "        self._emit(UpdateMoments, unit, {CLIP: READY}, {}, piece=piece)\n",
         "The next gradient may arrive before late moments are updated from this one.",
-        (f"{SAME_BITS}::test_no_delay_changes_a_bit", "tests/engine/plan/test_golden_plans.py"),
+        (
+            f"{SAME_BITS}::test_no_delay_changes_a_bit",
+            "tests/engine/planning/schedule/test_golden_plans.py",
+        ),
     ),
     Change(
         "late-moments-of-gradients-that-are-not-clipped",
-        "engine/host/two_pass_kernels.py",
+        "engine/runtime/optimizer/two_pass_kernels.py",
         "    grad, exp_avg, exp_avg_sq = planes\n"
         "    for i in range(grad.size):\n"
         "        g = widen(grad[i]) * scalars[0]\n",
@@ -73,20 +79,23 @@ RANK_CHANGES = (
         "    for i in range(grad.size):\n"
         "        g = widen(grad[i])\n",
         "Moments that are updated late forget the clip factor.",
-        ("tests/engine/host/test_adamw.py::test_moments_may_be_updated_after_the_weights",),
+        ("tests/engine/runtime/host/test_adamw.py::test_moments_may_be_updated_after_the_weights",),
     ),
     Change(
         "rank-0-of-a-bench-takes-all-cores",
-        "engine/bench/steps.py",
-        "            threads = None if self.crew is None else self.crew.plan.threads\n",
+        "engine/tools/bench/steps.py",
+        "            threads = None if self.workers is None else self.workers.plan.threads\n",
         "            threads = None\n",
         "A bench measures ranks that do not have what they have in a run.",
-        ("tests/engine/bench/test_bench_ranks.py::test_each_rank_has_its_share_of_the_cores",),
+        (
+            "tests/engine/tools/bench/test_bench_ranks.py"
+            "::test_each_rank_has_its_share_of_the_cores",
+        ),
     ),
     Change(
         "frozen-weights-not-gathered",
         OPS,
-        "        context.exchange.all_gather(slot[layout.numel : layout.numel + frozen])\n",
+        "        context.collectives.all_gather(slot[layout.numel : layout.numel + frozen])\n",
         "        pass\n",
         "Of the weights beside adapters, a rank has its own part alone.",
         (FROZEN,),
@@ -94,14 +103,14 @@ RANK_CHANGES = (
     Change(
         "exact-weights-not-gathered",
         OPS,
-        "exact.low.copy_(context.exchange.all_reduce(low))",
-        "context.exchange.all_reduce(low)",
+        "exact.low.copy_(context.collectives.all_reduce(low))",
+        "context.collectives.all_reduce(low)",
         "A router has the low bits of this rank's shard alone.",
         (f"{RANKS}::test_so_they_have_where_weights_stay_in_fp32",),
     ),
     Change(
         "norm-of-one-rank",
-        "engine/runtime/block_ops.py",
+        "engine/runtime/step/copy_ops.py",
         "norms = state.totals if context.plan.is_shared else state.norms",
         "norms = state.norms",
         "Each rank clips by the norm of its own shards.",
@@ -119,15 +128,15 @@ RANK_CHANGES = (
     Change(
         "shards-rounded-before-they-are-added",
         OPS,
-        "        context.exchange.reduce_scatter(total)\n",
+        "        context.collectives.reduce_scatter(total)\n",
         "        total.copy_(total.to(context.state.dtype))\n"
-        "        context.exchange.reduce_scatter(total)\n",
+        "        context.collectives.reduce_scatter(total)\n",
         "The sum of each rank is rounded to bf16, and the sum over the ranks once more.",
         (f"{RANKS}::test_in_bf16_a_gradient_differs_by_its_last_bit_alone",),
     ),
     Change(
         "first-micro-batch-of-every-rank-alike",
-        "engine/runtime/streaming_engine.py",
+        "engine/runtime/step/streaming_engine.py",
         "            first=share.first,\n",
         "",
         "The rows of all ranks are masked alike by dropout.",
@@ -135,7 +144,7 @@ RANK_CHANGES = (
     ),
     Change(
         "tokens-of-one-rank",
-        "engine/runtime/step.py",
+        "engine/runtime/step/step.py",
         "own, weight = batches[first : first + count], loss_weight_of(batches)",
         "own, weight = batches[first : first + count], loss_weight_of(batches[first:][:count])",
         "Each rank takes the mean over its own tokens.",
@@ -143,7 +152,7 @@ RANK_CHANGES = (
     ),
     Change(
         "staged-shard-read-as-a-whole-unit",
-        "engine/runtime/update_ops.py",
+        "engine/runtime/step/optimizer_ops.py",
         "grad = context.state.stagings[op.staging][start - first : stop - first]",
         "grad = context.state.stagings[op.staging][start : start + (stop - start)]",
         "The device takes a gradient from where it is in the unit, not in the shard.",
@@ -151,7 +160,7 @@ RANK_CHANGES = (
     ),
     Change(
         "sent-shard-read-as-a-whole-unit",
-        "engine/runtime/block_ops.py",
+        "engine/runtime/step/copy_ops.py",
         "gradient = context.state.stagings[op.staging][start - first : stop - first]",
         "gradient = context.state.stagings[op.staging][start + 0 * first : stop]",
         "A parked gradient is taken from where it is in the unit, not in the shard.",
@@ -159,7 +168,7 @@ RANK_CHANGES = (
     ),
     Change(
         "shards-cut-blocks-of-codes",
-        "engine/plan/shards.py",
+        "engine/planning/schedule/shards.py",
         "SHARD_ELEMENTS = 256\n",
         "SHARD_ELEMENTS = 64\n",
         "A shard begins within a block of 8-bit codes.",
@@ -167,7 +176,7 @@ RANK_CHANGES = (
     ),
     Change(
         "weights-updated-in-the-slot-of-one-rank",
-        "engine/plan/device_updates.py",
+        "engine/planning/schedule/device_updates.py",
         "            self._slots = {}  # the other ranks need the updated weights, too\n",
         "            pass\n",
         "A rank updates its shard in a slot, and the others keep the old weights there.",
@@ -175,7 +184,7 @@ RANK_CHANGES = (
     ),
     Change(
         "sum-taken-again-while-it-is-exchanged",
-        "engine/plan/unit_ops.py",
+        "engine/planning/schedule/unit_ops.py",
         "        writes = {grad: Content(ContentKind.SHARD, unit)}\n",
         "        reads.pop(grad)\n        writes = {}\n",
         "The sum over the ranks does not wait for the backward, nor the next backward for it.",
@@ -183,7 +192,7 @@ RANK_CHANGES = (
     ),
     Change(
         "gather-not-in-the-plan",
-        "engine/plan/write_ops.py",
+        "engine/planning/schedule/write_ops.py",
         "        self._emit(Prefetch, unit, planes, shard, slot=slot)\n"
         "        self._emit(AllGather, unit, shard, writes, slot=slot)",
         "        self._emit(Prefetch, unit, planes, writes, slot=slot)\n"
@@ -193,7 +202,7 @@ RANK_CHANGES = (
     ),
     Change(
         "sums-added-in-another-order",
-        "engine/exchange/exchange.py",
+        "engine/runtime/collectives/process_groups.py",
         "        _add_in_order(shards.view(self.place.ranks, -1), own)\n",
         "        shards = shards.view(self.place.ranks, -1).roll(self.place.on_host, 0)\n"
         "        _add_in_order(shards, own)\n",
@@ -202,7 +211,7 @@ RANK_CHANGES = (
     ),
     Change(
         "a-rank-gives-up-later-than-the-others",
-        "engine/runtime/streaming_engine.py",
+        "engine/runtime/step/streaming_engine.py",
         "            self._train.wait_for(OpKind.CLIP)\n",
         "            pass\n",
         "A rank is in the next step when it hears that this one has failed.",
@@ -210,7 +219,7 @@ RANK_CHANGES = (
     ),
     Change(
         "spans-of-no-rank",
-        "engine/plan/waits.py",
+        "engine/planning/schedule/stalls.py",
         'return {"rank": rank} if rank else {}',
         "return {}",
         "The record has the ops of all ranks as those of one.",
@@ -218,7 +227,7 @@ RANK_CHANGES = (
     ),
     Change(
         "spans-on-a-clock-of-each-rank",
-        "engine/train/observe.py",
+        "engine/training/loop/measurements.py",
         "spans += records_of(timeline.ops, begin, rank)",
         "spans += records_of(timeline.ops, timeline.ops[0].start, rank)",
         "The first op of every rank is drawn at 0, whenever it began.",
@@ -226,11 +235,11 @@ RANK_CHANGES = (
     ),
     Change(
         "memory-of-other-ranks-left-out",
-        "engine/memory/memory_watch.py",
+        "engine/training/loop/memory_watch.py",
         "            rss += sum(self._of_ranks().values())\n",
         "",
         "What the other processes of a run hold counts as that of other programs.",
-        ("tests/engine/memory/test_shortage.py",),
+        ("tests/engine/training/loop/test_shortage.py",),
     ),
     Change(
         "several-gpus-resumed-in-the-server",
@@ -242,8 +251,8 @@ RANK_CHANGES = (
     ),
     Change(
         "hosts-keep-their-own-sums",
-        "engine/exchange/exchange.py",
-        "            piece.copy_(self.sum_of_hosts(piece))\n",
+        "engine/runtime/collectives/process_groups.py",
+        "            piece.copy_(self.sum_of_nodes(piece))\n",
         "            piece.clone()\n",
         "Each host updates its planes with the gradients of its own rows.",
         (f"{EXCHANGE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
@@ -251,7 +260,7 @@ RANK_CHANGES = (
     Change(
         "hosts-report-their-own-loss",
         OPS,
-        "    totals[-1:] = context.exchange.sum_of_hosts(totals[-1:])\n",
+        "    totals[-1:] = context.collectives.sum_of_nodes(totals[-1:])\n",
         "",
         "The loss is that of the rows of one host.",
         (f"{HOSTS}::test_hosts_with_one_rank_have_the_bits_of_one_host",),
@@ -259,14 +268,14 @@ RANK_CHANGES = (
     Change(
         "hosts-count-the-norm-of-each",
         OPS,
-        "    totals[-1:] = context.exchange.sum_of_hosts(totals[-1:])\n",
-        "    totals = context.exchange.sum_of_hosts(totals)\n",
+        "    totals[-1:] = context.collectives.sum_of_nodes(totals[-1:])\n",
+        "    totals = context.collectives.sum_of_nodes(totals)\n",
         "Every host has the whole norm, and all of them are added.",
         (f"{HOSTS}::test_hosts_that_clip_have_the_bits_of_one_host",),
     ),
     Change(
         "hosts-get-a-part-of-the-planes",
-        "engine/ranks/plane_copies.py",
+        "engine/runtime/distributed/plane_copies.py",
         "        if keeps(unit):\n",
         "        if keeps(unit) and begin == 0:\n",
         "Of each plane, another host gets the first piece alone.",
@@ -274,7 +283,7 @@ RANK_CHANGES = (
     ),
     Change(
         "hosts-get-weights-without-moments",
-        "engine/ranks/plane_copies.py",
+        "engine/runtime/distributed/plane_copies.py",
         "        if keeps(unit):\n",
         '        if keeps(unit) and not plane.startswith("exp"):\n',
         "A run that goes on has moments on the first host alone.",
@@ -282,15 +291,15 @@ RANK_CHANGES = (
     ),
     Change(
         "hosts-start-with-other-settings",
-        "engine/ranks/hello.py",
+        "engine/runtime/distributed/handshake.py",
         "        if own != found:\n",
         "        if own is found is None:\n",
         "Hosts that were started with other settings compute the same run.",
-        ("tests/engine/ranks/test_hello.py::test_what_differs_is_told",),
+        ("tests/engine/runtime/distributed/test_hello.py::test_what_differs_is_told",),
     ),
     Change(
         "hosts-hold-whole-planes",
-        "engine/host/divided_planes.py",
+        "engine/runtime/host/cross_host_planes.py",
         "        return self._held(key)\n",
         "        return 0, nbytes\n",
         "Planes are divided among hosts, and each of them has RAM for all.",
@@ -298,7 +307,7 @@ RANK_CHANGES = (
     ),
     Change(
         "losses-that-fill-an-evaluation-counted",
-        "engine/ranks/leading_engine.py",
+        "engine/runtime/distributed/leader_engine.py",
         "        return _joined(own, answers)[: len(batches)]\n",
         "        return _joined(own, answers)\n",
         "Rows that are evaluated twice, so that all hosts have as many, count twice.",
@@ -306,7 +315,7 @@ RANK_CHANGES = (
     ),
     Change(
         "planes-of-other-hosts-left-out",
-        "engine/host/divided_planes.py",
+        "engine/runtime/host/cross_host_planes.py",
         "                found = self._others.read(host, key, first, last)\n",
         "                found = super().read(key, first, last)\n",
         "A checkpoint has zeros where other hosts have planes.",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-NOISE = "engine/embedding/embedding_noise.py"
+NOISE = "engine/runtime/step/neftune.py"
 TESTS = "tests/engine/runtime/test_regularisation.py"
-BALANCE = "engine/runtime/router_balance.py"
+BALANCE = "engine/runtime/step/router_aux_loss.py"
 BALANCED = "tests/engine/runtime/test_router_balance.py"
-RUNS = "tests/engine/train/test_regularised_runs.py"
+RUNS = "tests/engine/training/loop/test_regularised_runs.py"
 
 REGULARISED = (
     Change(
         "smoothing-left-out",
-        "engine/runtime/compute_ops.py",
+        "engine/runtime/step/compute_ops.py",
         "scale, smoothing = inputs.loss_scale, inputs.label_smoothing",
         "scale, smoothing = inputs.loss_scale, 0.0",
         "The loss of a step is a plain cross-entropy whatever the settings say.",
@@ -21,15 +21,15 @@ REGULARISED = (
     ),
     Change(
         "smoothing-not-told-to-other-ranks",
-        "engine/ranks/follower.py",
-        "            message.regularisation,\n",
+        "engine/runtime/distributed/worker.py",
+        "            message.regularization,\n",
         "",
         "Ranks that follow compute their rows without smoothing and noise.",
         (RUNS,),
     ),
     Change(
         "noise-by-the-place-in-the-micro-batch",
-        "engine/data/rows.py",
+        "engine/data/batches/rows.py",
         "np.array(range(count) if places is None else places, dtype=np.int64)",
         "np.array(range(count), dtype=np.int64)",
         "A row has other noise in another micro-batch.",
@@ -37,7 +37,7 @@ REGULARISED = (
     ),
     Change(
         "noise-of-padded-lengths",
-        "engine/data/rows.py",
+        "engine/data/batches/rows.py",
         "lengths=np.array([len(part.input_ids) for part in parts], dtype=np.int64)",
         "lengths=np.array([length for part in parts], dtype=np.int64)",
         "The strength of the noise depends on the padding of the micro-batch.",
@@ -77,7 +77,7 @@ REGULARISED = (
     ),
     Change(
         "padding-balanced",
-        "engine/runtime/step.py",
+        "engine/runtime/step/step.py",
         "            if batch.lengths is not None:\n                places = torch",
         "            if batch.lengths is None:\n                places = torch",
         "The padding of rows counts in the loss that balances experts.",
@@ -85,7 +85,7 @@ REGULARISED = (
     ),
     Change(
         "balance-of-every-micro-batch-whole",
-        "engine/runtime/step.py",
+        "engine/runtime/step/step.py",
         "weight = batch.loss_weight * self.inputs.loss_scale",
         "weight = 1.0",
         "The loss that balances experts is added up over micro-batches.",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-ROWS = "engine/checkpoints/new_rows.py"
-SPECIAL = "engine/data/special.py"
-ROPE = "engine/run_model/rope_scaling.py"
-ROW_TESTS = "tests/engine/run_model/test_new_rows.py"
-ROPE_TESTS = "tests/engine/run_model/test_rope_scaling.py"
+ROWS = "engine/training/weights/resize_embeddings.py"
+SPECIAL = "engine/data/tokens/special_tokens.py"
+ROPE = "engine/model/build/rope_scaling.py"
+ROW_TESTS = "tests/engine/model/test_new_rows.py"
+ROPE_TESTS = "tests/engine/model/test_rope_scaling.py"
 
 RUN_MODELS = (
     Change(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-UPDATES = "engine/plan/spilled_updates.py"
-DISK = "engine/host/disk_planes.py"
+UPDATES = "engine/planning/schedule/offloaded_updates.py"
+DISK = "engine/runtime/host/disk_planes.py"
 SPILLED = "tests/engine/runtime/test_spilled_units.py"
 BITS = f"{SPILLED}::test_the_bits_are_those_of_moments_in_ram"
 LATE = f"{SPILLED}::test_a_late_lane_changes_nothing"
 
-BOUNDARIES = "engine/plan/spilled_boundaries.py"
-KEPT = "engine/runtime/registered_buffers.py"
+BOUNDARIES = "engine/planning/schedule/offloaded_activations.py"
+KEPT = "engine/runtime/step/pinned_buffers.py"
 WITH_BOUNDARIES = "tests/engine/runtime/test_spilled_boundaries.py"
 SAME_BOUNDARIES = f"{WITH_BOUNDARIES}::test_the_bits_are_those_of_boundaries_in_ram"
 LATE_BOUNDARIES = f"{WITH_BOUNDARIES}::test_a_late_lane_changes_nothing"
@@ -43,7 +43,7 @@ SPILL_CHANGES = (
     ),
     Change(
         "step-over-before-it-is-on-the-disk",
-        "engine/plan/write_ops.py",
+        "engine/planning/schedule/write_ops.py",
         "            states |= self.spilled.states()\n",
         "",
         "A step counts as applied while its moments are still being written.",
@@ -76,7 +76,7 @@ SPILL_CHANGES = (
     ),
     Change(
         "boundaries-of-other-micro-batches-on-the-disk",
-        "engine/plan/choices.py",
+        "engine/planning/schedule/choices.py",
         "        for place in range(together)\n",
         "        for place in reversed(range(together))\n",
         "Other boundaries than those that the plan spreads evenly go to the disk.",
@@ -85,17 +85,17 @@ SPILL_CHANGES = (
     Change(
         "boundaries-written-are-not-counted",
         KEPT,
-        "        self._disk.count_boundary(len(pages))\n",
+        "        self._disk.count_block_input(len(pages))\n",
         "",
         "The wear of the drive by boundaries is not counted.",
         (f"{WITH_BOUNDARIES}::test_what_was_written_is_counted_in_whole_pages",),
     ),
     Change(
         "buffers-of-boundaries-not-in-the-report",
-        "engine/fit/buffer_sizes.py",
+        "engine/planning/fit/buffer_sizes.py",
         "    return in_ram + disk_rings_bytes(shape, choices, tokens)\n",
         "    return in_ram\n",
         "The report leaves out the buffers that boundaries pass through.",
-        ("tests/engine/fit/test_overflow.py::test_the_bytes_are_the_engine_s",),
+        ("tests/engine/planning/fit/test_overflow.py::test_the_bytes_are_the_engine_s",),
     ),
 )

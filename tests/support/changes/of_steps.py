@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-OPS = "engine/runtime/compute_ops.py"
-PASSES = "engine/runtime/block_passes.py"
-SUMS = "engine/runtime/gradient_sums.py"
-BLOCK_OPS = "engine/runtime/block_ops.py"
-LOSS = "engine/runtime/loss.py"
-ENGINE = "engine/runtime/streaming_engine.py"
-STATE = "engine/runtime/device_state.py"
-EXECUTOR = "engine/runtime/executor.py"
+OPS = "engine/runtime/step/compute_ops.py"
+PASSES = "engine/runtime/step/block_passes.py"
+SUMS = "engine/runtime/step/gradient_accumulation.py"
+BLOCK_OPS = "engine/runtime/step/copy_ops.py"
+LOSS = "engine/runtime/step/cross_entropy.py"
+ENGINE = "engine/runtime/step/streaming_engine.py"
+STATE = "engine/runtime/step/device_state.py"
+EXECUTOR = "engine/runtime/step/executor.py"
 BF16 = "tests/engine/runtime/test_bf16_reference.py"
 PARITY = "tests/engine/runtime/test_parity.py"
-LAWS = "tests/engine/plan/test_laws.py"
+LAWS = "tests/engine/planning/schedule/test_laws.py"
 DROPOUT = "tests/engine/runtime/test_dropout.py"
 CLIPPING = "tests/engine/runtime/test_clipping.py"
 FAMILIES = "tests/engine/model/test_families.py"
@@ -72,11 +72,11 @@ STEPS = (
         "                    total += float(loss) / max(1, int(batch.loss_tokens))\n"
         "                weight += len(sweep)\n",
         "An evaluation is the mean of its micro-batches' means, not of its tokens.",
-        (BF16, "tests/engine/train/test_evaluation_loss.py"),
+        (BF16, "tests/engine/training/loop/test_evaluation_loss.py"),
     ),
     Change(
         "clipping-without-its-1e-6",
-        "engine/runtime/device_adamw.py",
+        "engine/runtime/optimizer/device_adamw.py",
         "(max_grad_norm / (norm + 1e-6))",
         "(max_grad_norm / norm)",
         "The clip factor leaves out the 1e-6 that torch adds to the norm.",
@@ -101,8 +101,8 @@ STEPS = (
     Change(
         "sum-of-the-head-not-zeroed",
         OPS,
-        "sum_of(context, owner, op, HEAD).zero_()",
-        "sum_of(context, owner, op, HEAD)",
+        "main_grad(context, owner, op, HEAD).zero_()",
+        "main_grad(context, owner, op, HEAD)",
         "The head adds its gradient to the sum of the step before.",
         (BF16, PARITY),
     ),
@@ -132,7 +132,7 @@ STEPS = (
     ),
     Change(
         "first-token-id-has-no-loss",
-        "engine/runtime/step.py",
+        "engine/runtime/step/step.py",
         "np.flatnonzero(labels >= 0)",
         "np.flatnonzero(labels > 0)",
         "A label that is token 0 is taken for one without a loss.",
@@ -201,33 +201,33 @@ STEPS = (
         "    return total * targets.scale",
         "    return total",
         "Without gradients, the scale of the loss is ignored.",
-        (BF16, "tests/engine/train/test_evaluation_loss.py"),
+        (BF16, "tests/engine/training/loop/test_evaluation_loss.py"),
         survives="Passes without gradients are always given the scale 1: an evaluation divides by "
         "its tokens at the end.",
     ),
     Change(
         "scored-from-the-first-position",
-        "engine/benchmarks/scoring.py",
+        "engine/tools/evaluate/scoring.py",
         "positions.append(np.arange(end - len(tokens), end))",
         "positions.append(np.arange(end - len(one.row), end - len(one.row) + len(tokens)))",
         "A benchmark scores an answer where its question begins.",
-        ("tests/engine/benchmarks/test_scoring.py",),
+        ("tests/engine/tools/evaluate/test_scoring.py",),
     ),
     Change(
         "greedy-if-any-token-is",
-        "engine/benchmarks/scoring.py",
+        "engine/tools/evaluate/scoring.py",
         "bool(of.likeliest[part].all())",
         "bool(of.likeliest[part].any())",
         "An answer counts as the likeliest one if one of its tokens is.",
-        ("tests/engine/benchmarks/test_scoring.py",),
+        ("tests/engine/tools/evaluate/test_scoring.py",),
     ),
     Change(
         "answers-after-their-end",
-        "engine/sampling/generate.py",
+        "engine/runtime/sampling/generate.py",
         "if self.limits.is_over is not None and self.limits.is_over(self.new[row]):",
         "if self.limits.is_over is not None and self.limits.is_over(self.new[row][:-1]):",
         "An answer goes on for a token after the text that ends it.",
-        ("tests/engine/benchmarks/test_scoring.py",),
+        ("tests/engine/tools/evaluate/test_scoring.py",),
     ),
     Change(
         "blocks-share-their-buffers",
@@ -243,7 +243,7 @@ STEPS = (
         "template.get_submodule(name).layer_idx = index",
         "template.get_submodule(name).layer_idx = 0",
         "Every block believes that it is the first, which a cache goes by.",
-        ("tests/engine/sampling/test_generate.py",),
+        ("tests/engine/runtime/sampling/test_generate.py",),
     ),
     Change(
         "slot-filled-in-part",
@@ -255,15 +255,15 @@ STEPS = (
     ),
     Change(
         "shared-gradient-of-one-call",
-        "engine/runtime/gradient_sums.py",
+        "engine/runtime/step/gradient_accumulation.py",
         "            total[offset : offset + spec.numel].view(spec.shape).add_(gradient)\n",
         "            total[offset : offset + spec.numel].view(spec.shape).copy_(gradient)\n",
         "Weights that blocks share have the gradient of the lowest block that calls them.",
-        ("tests/engine/passing/test_shared_blocks.py::test_blocks_of_any_family_may_share",),
+        ("tests/engine/model/blocks/test_shared_blocks.py::test_blocks_of_any_family_may_share",),
     ),
     Change(
         "states-of-a-piece-not-sent-back",
-        "engine/runtime/update_ops.py",
+        "engine/runtime/step/optimizer_ops.py",
         'if plane not in ("weight_high", "grad")]',
         'if plane not in ("weight_high", "exp_avg_sq", "grad")]',
         "The second moments that the device has updated stay there.",
@@ -283,11 +283,14 @@ STEPS = (
         "            if op.kind == OpKind.SUMMARY:\n                check = None\n",
         "",
         "A request to stop may end a step of which some updates are applied.",
-        ("tests/engine/runtime/test_broken_off.py", "tests/engine/train/test_interruptions.py"),
+        (
+            "tests/engine/runtime/test_broken_off.py",
+            "tests/engine/training/loop/test_interruptions.py",
+        ),
     ),
     Change(
         "weighted-sum-over-a-count",
-        "engine/runtime/step.py",
+        "engine/runtime/step/step.py",
         "int(batch.loss_tokens) if weights is None else sum_of_weights(weights)",
         "int(batch.loss_tokens)",
         "Weighted losses are divided by the number of tokens, not by the sum of their weights.",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-MODULE = "engine/tiles/tiled_module.py"
-TRIAL = "engine/tiles/token_wise.py"
-KEPT = "engine/tiles/kept_attention.py"
-KEPT_TESTS = "tests/engine/tiles/test_kept_attention.py"
-MODULE_TESTS = "tests/engine/tiles/test_tiled_module.py"
-LONG_ROWS = "tests/engine/fit/test_long_rows.py"
+MODULE = "engine/model/blocks/tiled_module.py"
+TRIAL = "engine/model/blocks/tokenwise_modules.py"
+KEPT = "engine/model/blocks/saved_attention.py"
+KEPT_TESTS = "tests/engine/model/blocks/test_kept_attention.py"
+MODULE_TESTS = "tests/engine/model/blocks/test_tiled_module.py"
+LONG_ROWS = "tests/engine/planning/fit/test_long_rows.py"
 
 TILES: tuple[Change, ...] = (
     Change(
@@ -43,7 +43,7 @@ TILES: tuple[Change, ...] = (
         "if _keeps_more_than_input(part):",
         "Modules with dropout run in tiles, which draw other numbers in backward.",
         (
-            "tests/engine/tiles/test_token_wise.py"
+            "tests/engine/model/blocks/test_token_wise.py"
             "::test_the_largest_ones_that_keep_more_than_their_input_run_in_tiles",
         ),
     ),
@@ -54,13 +54,13 @@ TILES: tuple[Change, ...] = (
         "whole = whole[:2]",
         "A trial does not compare the gradients of parameters.",
         (
-            "tests/engine/tiles/test_token_wise.py"
+            "tests/engine/model/blocks/test_token_wise.py"
             "::test_gradients_of_parameters_must_add_up_over_tiles",
         ),
     ),
     Change(
         "tiles-where-memory-suffices",
-        "engine/fit/choose.py",
+        "engine/planning/fit/choose.py",
         "return (0, *tiles_for(job.row_length))",
         "return (*tiles_for(job.row_length), 0)",
         "Long rows run in tiles although whole rows fit.",
@@ -68,7 +68,7 @@ TILES: tuple[Change, ...] = (
     ),
     Change(
         "resumed-without-tiles",
-        "engine/fit/choose.py",
+        "engine/planning/fit/choose.py",
         'return (job.rounding.get("tile_tokens", 0),)',
         "return (0,)",
         "A resumed run forgets its tiles, and rounds otherwise.",
@@ -76,7 +76,7 @@ TILES: tuple[Change, ...] = (
     ),
     Change(
         "tiles-computed-again-for-nothing",
-        "engine/fit/cost.py",
+        "engine/planning/fit/cost_model.py",
         "+ self._run_again(unit)",
         "",
         "Predictions leave out that backward computes tiles again.",
@@ -100,7 +100,7 @@ TILES: tuple[Change, ...] = (
     ),
     Change(
         "kept-attention-without-ram",
-        "engine/fit/buffer_sizes.py",
+        "engine/planning/fit/buffer_sizes.py",
         " + choices.attention_blocks * choices.micro_batches * more",
         "",
         "The report leaves out the RAM of what attention returned.",
@@ -108,7 +108,7 @@ TILES: tuple[Change, ...] = (
     ),
     Change(
         "kept-attention-saves-nothing",
-        "engine/fit/cost.py",
+        "engine/planning/fit/cost_model.py",
         "again -= choices.attention_blocks * cost.attention",
         "again -= 0.0",
         "The closed form counts attention that does not run again.",

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from engine.config.data_settings import DataColumns, DataConfig
-from engine.examples.all_formats import FORMATS as READ
+from engine.data.formats.all_formats import FORMATS as READ
 from tests.support.invented.changes import changed
 from tests.support.invented.files import DAMAGE, KINDS, MOVES_TEXTS, TABLES, damaged, made_file
 from tests.support.invented.rows import FORMATS, Rows, with_tokens

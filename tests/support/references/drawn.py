@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from engine.examples.example import Conversation
+from engine.data.formats.example import Conversation
 from tests.support.references.family import Family, Refused
 
 _FRAGMENTS = [

@@ -1,0 +1,1 @@
+"""Chat: messages to the model before training and to the tuned one."""

@@ -1,0 +1,95 @@
+"""Talk keeps loaded weights in memory between two messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
+
+from app.session.engine_calls import ChatEngine, TalkCalls
+from engine.errors import FitError
+from engine.tools.chat.conversation import Message, Sampling, Source
+
+
+class LoadedWeights:
+    """Keeps the weights of each side that are in memory.
+
+    Only one thread at a time may load, use or release weights; the caller ensures that. Any thread
+    may read the labels and bytes while it holds the lock that `changing` takes: they change only
+    inside of `changing()`.
+    """
+
+    def __init__(self, engine: TalkCalls, changing: Callable[[], AbstractContextManager[None]]):
+        self._engine = engine
+        self._changing = changing
+        self._talkers: dict[str, ChatEngine] = {}
+        self._sources: dict[str, Source] = {}
+
+    def labels(self) -> list[str]:
+        """Returns the names of the weights in memory."""
+        return [chat_engine.label for chat_engine in self._talkers.values()]
+
+    def held_bytes(self) -> int:
+        """Returns the bytes of RAM that all weights occupy; borrowed ones are counted as 0."""
+        return sum(chat_engine.held_bytes for chat_engine in self._talkers.values())
+
+    def has(self, side: str) -> bool:
+        """Returns whether the weights of `side` are in memory."""
+        return side in self._talkers
+
+    def text(self, side: str, ids: list[int]) -> str:
+        """Returns the text of token ids int[T], as the weights of `side` write it."""
+        return self._talkers[side].prompt_builder.text(ids)
+
+    def answer(
+        self, side: str, messages: list[Message], sampling: Sampling
+    ) -> Generator[int, None, None]:
+        """Yields the token ids of the answer of `side` as they are drawn (`ChatEngine.answer`)."""
+        return self._talkers[side].answer(messages, sampling)
+
+    def make_room(self, sources: Mapping[str, Source]) -> bool:
+        """Returns whether the weights of all `sources` fit in memory at once.
+
+        Some may already be there. If not even one more fits in addition to those, all are released
+        and the check is repeated. Raises FitError if one does not fit even alone.
+        """
+        missing = [source for side, source in sources.items() if not self.has(side)]
+        try:
+            return not missing or self._engine.fit_together(missing)
+        except FitError:
+            if len(missing) == len(sources):
+                raise
+        self.give_back_all()
+        return self._engine.fit_together(list(sources.values()))
+
+    def load(self, side: str, source: Source, progress: Callable[..., None]) -> None:
+        """Brings the weights of `source` into memory, which can take minutes.
+
+        Raises RamstreamError if they cannot be loaded. An exception from `progress` is re-raised
+        unchanged.
+        """
+        self._keep(side, source, self._engine.load(source, progress))
+
+    def borrow(self, side: str, source: Source, paused: object) -> None:
+        """Uses the weights of the run that `paused` lends without copying them."""
+        self._keep(side, source, self._engine.borrow(paused, source.config, source.label))
+
+    def give_back_all(self) -> None:
+        """Releases the memory of all weights."""
+        self.give_back(list(self._talkers))
+
+    def give_back_others(self, wanted: Mapping[str, Source]) -> None:
+        """Releases the memory of all weights that are not those of `wanted`."""
+        self.give_back([side for side in self._talkers if wanted.get(side) != self._sources[side]])
+
+    def give_back(self, sides: Iterable[str]) -> None:
+        """Releases the memory of these sides, after removing their weights from the state."""
+        for side in sides:
+            with self._changing():
+                chat_engine = self._talkers.pop(side)
+                del self._sources[side]
+            chat_engine.close()
+
+    def _keep(self, side: str, source: Source, chat_engine: ChatEngine) -> None:
+        with self._changing():
+            self._talkers[side] = chat_engine
+            self._sources[side] = source

@@ -1,0 +1,393 @@
+// Talk: the model before training and the tuned one get the same messages. The server keeps
+// the chat itself.
+
+import { copyText, el, field, send, setText } from "../../shared/dom.js";
+import { JobView } from "../../shared/jobs.js";
+
+const WRITING_WAIT = 150; // ms until an unfinished answer is read again
+const HIDDEN_WAIT = 5000; // the same, while the page is hidden
+const CHOICES_WAIT = 2000; // ms between reads of the list of runs
+const AT_END = 40; // the log scrolls along with new text if it is at most this many px from its end
+const FOLDER = ":folder";
+const SIDES = ["base", "tuned"];
+const NO_WEIGHTS = "No run has saved weights yet: save a checkpoint of one, or name a folder.";
+const NO_TEMPLATE =
+    "This model has no chat template: it goes on with the text as it stands, " +
+    "and a message is added to what was written before.";
+const NUMBERS = ["max_new_tokens", "temperature", "top_p", "seed"];
+
+export class Talk {
+    constructor(element) {
+        this.root = element;
+        this.version = 0; // of the chat that is shown
+        this.server = null; // the server's start that this version belongs to
+        this.turns = [];
+        this.runs = null; // the runs with weights, by id; null before they are known
+        this.run = null; // the run whose view this is
+        this.lacks = false; // whether that run has no weights
+        this.choice = null; // the weights that the chat is with
+        this.minutes = 10;
+        this.readAt = Number.NEGATIVE_INFINITY;
+        this.asked = ""; // the choice that the shown description is about
+        this.working = false;
+        this.who = this.part("who").elements;
+        this.how = this.part("how").elements;
+        this.message = this.part("say").elements.message;
+        this.listen();
+        this.sayHow();
+    }
+
+    part(name) {
+        return this.root.querySelector(`[data-part="${name}"]`);
+    }
+
+    listen() {
+        const on = (name, event, act) => this.part(name).addEventListener(event, act);
+        for (const name of ["who", "how"]) on(name, "submit", (event) => event.preventDefault());
+        on("who", "change", ({ target }) => {
+            if (target.name === "run") this.showWeights();
+            this.tellWhom();
+        });
+        on("how", "input", () => this.sayHow());
+        on("say", "submit", (event) => {
+            event.preventDefault();
+            this.say();
+        });
+        this.message.addEventListener("keydown", (event) => {
+            if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+            event.preventDefault();
+            this.say();
+        });
+        on("stop", "click", () => this.ask("stop"));
+        on("new", "click", () => this.ask("new").then(() => this.message.focus()));
+        on("unload", "click", () => this.ask("unload"));
+        document.addEventListener("visibilitychange", () => {
+            if (!document.hidden && this.working) this.read().catch(() => {});
+        });
+    }
+
+    // -------------------------------------------------------------- whom to talk to
+
+    // run: the run whose view this is, or null. The page moves there before the next refresh.
+    setRun(run) {
+        this.run = run;
+    }
+
+    // asked: the run whose newest weights were requested, or null.
+    async refresh(run, asked = null) {
+        this.setRun(run);
+        if (!asked && (this.working || performance.now() - this.readAt < CHOICES_WAIT)) return;
+        this.readAt = performance.now();
+        try {
+            const [choices] = await Promise.all([send("/api/talk/choices"), this.read()]);
+            this.minutes = choices.idle_minutes;
+            // An answer may come after the person has left that view and chosen other weights.
+            if (run === this.run) this.list(choices.runs, run, asked);
+        } catch (error) {
+            // The run bar reports that the server does not answer.
+            if (!error.unreachable) this.showError(error.message);
+        }
+    }
+
+    list(runs, run, asked) {
+        const isFirst = this.runs === null;
+        this.listRuns(runs, isFirst);
+        if (isFirst && this.choice) this.choose(this.choice);
+        this.lacks = run !== null && !this.runs.has(run);
+        if (run !== null && !this.lacks && this.who.run.value !== run) this.choose({ run_id: run });
+        this.part("none").hidden = !this.lacks;
+        this.part("who").hidden = this.lacks;
+        if (asked !== null && this.runs.has(asked)) {
+            this.choose({ run_id: asked });
+            this.message.focus();
+        }
+        this.tellWhom();
+    }
+
+    // A choice is kept when the list is rebuilt.
+    listRuns(runs, isFirst) {
+        const text = JSON.stringify(runs);
+        if (text === this.listed) return;
+        const before = this.chosen();
+        this.listed = text;
+        this.runs = new Map(runs.map((found) => [found.id, found]));
+        const options = runs.map(({ id, name }) => el("option", { value: id }, `${name} (${id})`));
+        const folder = el("option", { value: FOLDER }, "A folder on this machine");
+        this.who.run.replaceChildren(...options, folder);
+        if (!isFirst) this.who.run.value = before.folder === undefined ? before.run_id : FOLDER;
+        chooseOne(this.who.run);
+        this.showWeights(before.weights);
+    }
+
+    choose(choice) {
+        this.who.run.value = choice.folder ? FOLDER : choice.run_id;
+        chooseOne(this.who.run);
+        if (choice.folder) this.who.folder.value = choice.folder;
+        this.showWeights(choice.weights);
+    }
+
+    showWeights(wanted) {
+        const run = this.runs?.get(this.who.run.value);
+        const select = this.who.weights;
+        select.replaceChildren(
+            ...(run?.weights ?? []).map(({ value, label }) => el("option", { value }, label)),
+        );
+        if (wanted) select.value = wanted;
+        chooseOne(select);
+        this.part("weights").hidden = !run;
+        this.part("folder").hidden = Boolean(run);
+        this.who.compare.disabled = !run;
+    }
+
+    // The choice in the form.
+    chosen() {
+        if (this.who.run.value === FOLDER) return { folder: this.who.folder.value.trim() };
+        return { run_id: this.who.run.value, weights: this.who.weights.value };
+    }
+
+    // Shows what a person should know about these weights before they are loaded.
+    async tellWhom() {
+        const choice = this.chosen();
+        const asked = JSON.stringify(choice);
+        if (asked === this.asked) return;
+        this.asked = asked;
+        const said = field(this.root, "about");
+        if (choice.folder === "") {
+            said.textContent = this.runs?.size ? "" : NO_WEIGHTS;
+            return;
+        }
+        try {
+            const about = await send("/api/talk/about", { choice });
+            if (asked !== this.asked) return;
+            said.textContent = this.aboutWeights(about, choice);
+            this.part("system").hidden = !about.system;
+        } catch (error) {
+            if (asked !== this.asked) return;
+            setText(said, error.message);
+            this.asked = ""; // what is in the way may end: the next refresh asks again
+        }
+    }
+
+    aboutWeights({ template, system }, choice) {
+        const sentences = [template ? aboutTemplate(system) : NO_TEMPLATE];
+        if (choice.folder)
+            sentences.push("A folder does not say what it was trained from, so it answers alone.");
+        const goesOn = !this.turns.length || !this.choice || isSameChoice(choice, this.choice);
+        if (!goesOn) sentences.push("Other weights begin a new chat with the next message.");
+        return sentences.join(" ");
+    }
+
+    sayHow() {
+        const [tokens, temperature, top, seed] = NUMBERS.map((name) =>
+            Number(this.how[name].value),
+        );
+        const how =
+            temperature > 0
+                ? `temperature ${temperature}, top-p ${top}, seed ${seed}`
+                : "the likeliest token each time";
+        field(this.root, "how").textContent = `${how}, ${tokens} tokens at most`;
+    }
+
+    // -------------------------------------------------------------- talking
+
+    async say() {
+        if (this.working || this.lacks || !this.message.value.trim()) return;
+        if (!this.part("how").reportValidity()) return;
+        const numbers = NUMBERS.map((name) => [name, Number(this.how[name].value)]);
+        const body = {
+            choice: this.chosen(),
+            message: this.message.value,
+            ...Object.fromEntries(numbers),
+            compare: this.who.compare.checked && !this.who.compare.disabled,
+            system: this.part("system").hidden ? "" : this.how.system.value,
+        };
+        this.part("send").disabled = true;
+        if (await this.ask("say", body)) {
+            this.message.value = "";
+            this.asked = "";
+            this.tellWhom();
+        }
+        this.part("send").disabled = this.working;
+    }
+
+    async ask(what, body = {}) {
+        try {
+            await send(`/api/talk/${what}`, body);
+            await this.read();
+            return true;
+        } catch (error) {
+            this.showError(error.message, true);
+            return false;
+        }
+    }
+
+    // Reads the chat, and repeats that until the answer is complete.
+    async read() {
+        clearTimeout(this.timer);
+        try {
+            const state = await send(`/api/talk?since=${this.version}`);
+            // Of two reads, either may reach the server first, and either answer may come first.
+            if (state.server === this.server && state.version < this.version) return;
+            this.server = state.server;
+            this.working = state.working;
+            if (state.turns) this.show(state);
+        } finally {
+            const wait = document.hidden ? HIDDEN_WAIT : WRITING_WAIT;
+            if (this.working) this.timer = setTimeout(() => this.read().catch(() => {}), wait);
+        }
+    }
+
+    // -------------------------------------------------------------- the conversation
+
+    show(state) {
+        this.version = state.version;
+        this.choice = state.choice;
+        const count = state.first + state.turns.length;
+        this.showTurns(state, count);
+        this.showNote(state);
+        this.showError(state.error);
+        this.part("send").hidden = state.working;
+        this.part("send").disabled = false;
+        this.part("stop").hidden = !state.working;
+        this.part("new").disabled = !count;
+        this.part("unload").hidden = !state.loaded.length;
+        field(this.root, "memory").textContent = this.memoryWords(state);
+    }
+
+    // count: the number of turns in the whole chat; the state has those from `first` on. A log that
+    // is scrolled to its end follows new text.
+    showTurns({ working, job_id, first, turns }, count) {
+        const log = this.part("log");
+        const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - AT_END;
+        const hasMore = count > this.turns.length;
+        log.setAttribute("aria-busy", String(working));
+        log.dataset.job = job_id ?? "";
+        while (this.turns.length > count) this.turns.pop().node.remove();
+        for (const [place, turn] of turns.entries()) this.showTurn(first + place, turn);
+        this.part("nothing").hidden = count > 0;
+        log.hidden = count === 0;
+        if (isAtEnd || hasMore) log.scrollTop = log.scrollHeight;
+    }
+
+    showTurn(index, turn) {
+        const sides = SIDES.filter((side) => turn.answers[side]);
+        const shown = this.turns[index];
+        const isSame = shown?.message === turn.message && shown.sides === sides.join();
+        if (!isSame) this.place(index, turn, sides);
+        const { answers } = this.turns[index];
+        for (const side of sides) this.write(answers[side], turn.answers[side], side);
+    }
+
+    memoryWords({ loaded, held }) {
+        if (!loaded.length) return "";
+        if (!held) return "Nothing is copied: the paused run answers.";
+        return `${held} of RAM in use, given back after ${this.minutes} idle minutes.`;
+    }
+
+    // Creates the nodes of a turn, in place of the old ones.
+    place(index, turn, sides) {
+        const answers = Object.fromEntries(sides.map((side) => [side, this.answer(side)]));
+        const node = el(
+            "article",
+            { class: "rs-talk-turn", "aria-label": `Message ${index + 1}` },
+            el(
+                "p",
+                { class: "rs-talk-message" },
+                el("span", { class: "rs-hidden" }, "You: "),
+                turn.message,
+            ),
+            el(
+                "div",
+                { class: `rs-talk-answers${sides.length > 1 ? " rs-talk-both" : ""}` },
+                ...sides.map((side) => answers[side].node),
+            ),
+        );
+        const old = this.turns[index];
+        if (old) old.node.replaceWith(node);
+        else this.part("log").append(node);
+        this.turns[index] = { message: turn.message, sides: sides.join(), node, answers };
+    }
+
+    answer(side) {
+        const weights = el("strong");
+        const text = el("p", { class: "rs-talk-text" });
+        const said = el("span", { class: "rs-hint" });
+        const copy = el(
+            "button",
+            { type: "button", class: "rs-small", click: () => copyText(copy, text) },
+            "Copy",
+        );
+        const node = el(
+            "section",
+            { class: "rs-talk-answer", "data-side": side },
+            el("header", {}, weights),
+            text,
+            el("footer", {}, said, copy),
+        );
+        return { node, weights, text, said, copy };
+    }
+
+    write(nodes, answer, side) {
+        const nothing = {
+            waiting: "…",
+            writing: "…",
+            done: "(nothing: it ended at once)",
+            stopped: "(no answer)",
+            failed: answer.problem,
+        };
+        setText(nodes.weights, answer.weights);
+        setText(nodes.text, answer.text || nothing[answer.state]);
+        setText(nodes.said, aboutAnswer(answer));
+        nodes.node.dataset.state = answer.state;
+        nodes.text.classList.toggle("rs-off", !answer.text && answer.state !== "failed");
+        nodes.text.classList.toggle("rs-error", answer.state === "failed");
+        nodes.copy.hidden = !answer.text || answer.state === "writing";
+        nodes.copy.setAttribute(
+            "aria-label",
+            `Copy the answer ${side === "base" ? "before training" : "of the tuned model"}`,
+        );
+    }
+
+    showNote(state) {
+        this.loading ??= new JobView(this.part("loading"));
+        this.loading.show(state.job);
+        this.part("note").hidden = !state.note || Boolean(state.job);
+        setText(field(this.root, "note"), state.note);
+    }
+
+    // Which run is active has changed: what was refused because of a run may be possible now.
+    activeChanged() {
+        if (this.refused) this.showError("");
+    }
+
+    showError(text, refused = false) {
+        this.refused = refused;
+        const node = field(this.root, "error");
+        node.hidden = !text;
+        setText(node, text);
+    }
+}
+
+// If the value of a select is not in its list, selects the first one.
+function chooseOne(select) {
+    if (select.selectedIndex < 0) select.selectedIndex = 0;
+}
+
+function aboutTemplate(takesSystem) {
+    const end = takesSystem ? "." : ", which takes no system message.";
+    return `Messages are written by the model’s own chat template${end}`;
+}
+
+// given: from the form; kept: from the server, with every name filled in.
+function isSameChoice(given, kept) {
+    if (kept.folder) return given.folder === kept.folder;
+    return given.run_id === kept.run_id && given.weights === kept.weights;
+}
+
+function aboutAnswer({ tokens, rate, state }) {
+    const said = [];
+    if (tokens) said.push(tokens === 1 ? "1 token" : `${tokens.toLocaleString("en")} tokens`);
+    if (rate) said.push(rate);
+    if (state === "stopped") said.push("stopped");
+    return said.join(" · ");
+}

@@ -1,0 +1,80 @@
+// Starts using the places that Gradio has created.
+
+import { JobStrip } from "../../shared/jobs.js";
+import { Talk } from "../chat/talk.js";
+import { Hardware } from "../hardware/hardware.js";
+import { DataFiles } from "../new/data_files.js";
+import { fill, leadToMachines, mountTrain } from "../new/train.js";
+import { RunPage } from "../run/run_page.js";
+import { Timeline } from "../run/timeline.js";
+import { RunList } from "../runs/runs.js";
+import { Account } from "./account.js";
+import { NotifySwitch } from "./notify.js";
+import { closeRun, draw, go, openRun, setAxis, setStep, talkTo } from "./router.js";
+import { RunBar } from "./runbar.js";
+import { wake } from "./schedule.js";
+import { Sidebar } from "./sidebar.js";
+import { page, places } from "./state.js";
+
+const mounts = {
+    sidebar: (place) => {
+        mountTrain(place);
+        const wayIn = document.querySelector('meta[name="ramstream-login"]')?.content;
+        if (wayIn) new Account(place.element, wayIn === "session");
+        places.sidebar = new Sidebar(place.element, go);
+        draw();
+    },
+    run_bar: (place) => {
+        places.bar = new RunBar(place, {
+            wake,
+            go,
+            open: () => openRun(page.active),
+            opened: openRun,
+        });
+        const notify = place.element.querySelector('[data-part="notify"]');
+        new NotifySwitch(notify, (text) => places.bar.tell(text, "warn"));
+        draw();
+        wake();
+    },
+    run: (place) => {
+        const node = place.element.querySelector(".rs-timeline");
+        const timeline = new Timeline(node, page.place.step, setStep);
+        places.run = new RunPage(place.element, timeline, { go, setAxis, talkTo, wake });
+        page.seen = 0;
+        draw();
+        wake();
+    },
+    hardware: (place) => {
+        places.hardware = new Hardware(place.element, () => go({ page: "new" }), fill);
+        leadToMachines((model) => {
+            go({ page: "hardware" });
+            places.hardware.offer(model);
+        });
+        wake();
+    },
+    jobs: (place) => {
+        new JobStrip(place.element);
+    },
+    files: (place) => {
+        new DataFiles(place);
+    },
+    talk: (place) => {
+        places.talk = new Talk(place.element);
+        wake();
+    },
+    runs: (place) => {
+        const changed = () => places.sidebar?.changed();
+        places.runs = new RunList(place.element, { openRun, closeRun, talkTo, changed });
+        wake();
+    },
+    queued: (place) => {
+        mountTrain(place);
+        place.watch("value", () => places.sidebar?.changed());
+    },
+};
+
+// Starts using a place that Gradio has created.
+export function mount(place) {
+    const mountHere = mounts[place.name] ?? mountTrain;
+    mountHere(place);
+}

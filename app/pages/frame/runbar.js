@@ -1,0 +1,312 @@
+// The line over a run, which stays in view, with the links to the run's views; and the progress in
+// the page's title and icon.
+
+import { addressOf, followLinks, markCurrent } from "../../shared/address.js";
+import { el, field, send, setText } from "../../shared/dom.js";
+
+const COUNTERPARTS = { pause: "resume", resume: "pause" };
+const SELDOM = ["save", "change", "discard"];
+const BESIDE = 60; // px of the views before the current one that are shown
+const SHOWN = 8000; // ms for which a refusal, or a report after an outage, is shown
+
+// ---------------------------------------------------------------- title and icon
+
+const TONES = {
+    busy: "#3b7de0",
+    good: "#2f9e6e",
+    warn: "#d19a1f",
+    bad: "#d64550",
+    calm: "#8a93a3",
+};
+
+// The page's title shows the run's progress, and its icon is a ring that fills.
+export function showProgress(bar) {
+    document.title = bar.title;
+    const share = bar.tone === "good" ? 1 : bar.progress;
+    const length = 2 * Math.PI * 12;
+    const ring =
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">' +
+        '<g fill="none" stroke-width="7">' +
+        '<circle cx="16" cy="16" r="12" stroke="#8a93a3" stroke-opacity=".35"/>' +
+        `<circle cx="16" cy="16" r="12" ` +
+        `stroke="${TONES[bar.tone]}" stroke-dasharray="${(share * length).toFixed(1)} 99" ` +
+        `transform="rotate(-90 16 16)"/></g></svg>`;
+    const address = `data:image/svg+xml,${encodeURIComponent(ring)}`;
+    let icon = document.querySelector('link[rel~="icon"]');
+    if (!icon) {
+        icon = el("link", { rel: "icon" });
+        document.head.append(icon);
+    }
+    if (icon.href !== address) icon.href = address;
+}
+
+// ---------------------------------------------------------------- the bar
+
+export class RunBar {
+    // wake(): reads the run again at once.
+    // go(place): shows another place.
+    // open(): shows the active run here.
+    // opened(run): is called when Start has answered with its run.
+    constructor({ element, props, trigger, watch }, { wake, go, open, opened }) {
+        this.wake = wake;
+        this.root = element.querySelector(".rs-bar");
+        this.trigger = trigger;
+        this.dialog = element.querySelector('[data-part="discard"]');
+        const change = element.querySelector('[data-part="change"]');
+        this.change = new ChangeDialog(change, (values) => this.post("change", values), wake);
+        this.run = null;
+        this.toldUntil = 0;
+        this.buttons = [...element.querySelectorAll("[data-command]")];
+        this.more = element.querySelector('[data-part="more"]');
+        this.more.addEventListener("click", () => this.showMore(!this.isMore));
+        this.how = field(element, "stop-how");
+        this.resume = this.buttons.find((button) => button.dataset.command === "resume");
+        this.actions = element.querySelector(".rs-actions");
+        for (const button of this.buttons)
+            button.addEventListener("click", () => this.press(button.dataset.command));
+        this.dialog.addEventListener("close", () => {
+            if (this.dialog.returnValue === "discard") this.command("discard");
+        });
+        this.name = field(element, "name");
+        this.views = [...element.querySelectorAll("a[data-view]")];
+        followLinks(this.root, "a[data-view]", ({ dataset }) => go({ view: dataset.view }));
+        followLinks(this.root, 'a[data-field="name"]', () => {
+            if (this.run) go({ page: "run", run: this.run, view: "overview" });
+        });
+        this.nav = element.querySelector(".rs-views");
+        this.nav.addEventListener("scroll", () => this.showCut(), { passive: true });
+        new ResizeObserver(() => this.measure()).observe(this.root);
+        this.other = field(element, "other");
+        this.other.querySelector("button").addEventListener("click", open);
+        watch("value", () => {
+            if (props.value?.open) opened(props.value.open);
+        });
+    }
+
+    // place: what the page shows.
+    mark(place) {
+        for (const link of this.views) {
+            link.href = addressOf({ ...place, page: "run", view: link.dataset.view });
+        }
+        markCurrent(this.views, ({ dataset }) => dataset.view === place.view);
+        const current = this.views.find(({ dataset }) => dataset.view === place.view);
+        if (!current || this.nav.scrollWidth <= this.nav.clientWidth) return;
+        // The link of the view that is shown is in view, with a part of those beside it.
+        this.nav.scrollLeft = current.offsetLeft - this.nav.offsetLeft - BESIDE;
+    }
+
+    // On a phone, what stands above the state scrolls away.
+    measure() {
+        const top = (node) => node.getBoundingClientRect().top;
+        const row = [field(this.root, "word"), this.actions].filter((node) => node.offsetHeight);
+        const above = Math.min(...row.map(top)) - top(this.root);
+        const { style } = this.root.closest("#rs-run_bar");
+        style.setProperty("--rs-scrolls", `${Math.floor(above)}px`);
+        this.showCut();
+    }
+
+    // Shows whether there are views beyond the right edge.
+    showCut() {
+        const { scrollLeft, clientWidth, scrollWidth } = this.nav;
+        this.nav.classList.toggle("rs-cut", scrollLeft + clientWidth < scrollWidth - 1);
+    }
+
+    show(bar, active) {
+        this.run = bar.run_id;
+        this.shown = bar;
+        this.root.dataset.tone = bar.tone;
+        // Other pages show only a run that goes on.
+        this.root.classList.toggle("rs-going", bar.tone === "busy" || bar.state === "paused");
+        this.root.classList.toggle("rs-none", !bar.run_id);
+        this.root.classList.toggle("rs-timed", bar.left !== "–");
+        const place = { page: "run", view: "overview", run: bar.run_id, step: null };
+        this.name.href = addressOf(place);
+        for (const name of ["word", "name", "sentence", "step", "left", "rate"])
+            setText(field(this.root, name), bar[name]);
+        setText(
+            field(this.root, "about"),
+            [bar.note, ...(bar.remarks ?? [])].filter(Boolean).join(" · "),
+        );
+        const progress = this.root.querySelector(".rs-progress");
+        const percent = Math.round(100 * bar.progress);
+        progress.setAttribute("aria-valuenow", percent);
+        progress.firstElementChild.style.width = `${100 * bar.progress}%`;
+        for (const button of this.buttons) button.disabled = false;
+        const saves = bar.stop_saves !== false;
+        setText(this.how, saves ? " and save" : " without saving");
+        this.how.classList.toggle("rs-usual", saves);
+        this.resume.textContent = bar.begins_anew ? "Start again" : "Resume";
+        this.showActions(bar.actions);
+        this.announce(bar);
+        if (this.dialog.open && !bar.actions.includes("discard")) this.dialog.close("keep");
+        const elsewhere = Boolean(active) && active !== bar.run_id;
+        this.other.hidden = !elsewhere;
+        if (elsewhere)
+            this.other.firstElementChild.textContent = `Another run is under way here: ${active}.`;
+    }
+
+    // Shows the buttons with these names. If a button with the focus disappears, the focus moves to
+    // its counterpart, or to the group until the counterpart appears.
+    showActions(names) {
+        const focused = this.buttons.find((button) => button === document.activeElement);
+        if (focused && !names.includes(focused.dataset.command)) this.hold(focused);
+        for (const button of this.buttons) button.hidden = !names.includes(button.dataset.command);
+        this.more.hidden = !names.some((name) => SELDOM.includes(name));
+        if (document.activeElement !== this.actions) return;
+        const next = [this.held, COUNTERPARTS[this.held]].find((name) => names.includes(name));
+        this.buttons.find((button) => button.dataset.command === next)?.focus();
+    }
+
+    // A phone shows the buttons that are seldom needed on request.
+    showMore(isMore) {
+        this.isMore = isMore;
+        this.actions.classList.toggle("rs-more", isMore);
+        this.more.setAttribute("aria-expanded", String(isMore));
+        this.more.setAttribute("aria-label", isMore ? "Less" : "More");
+    }
+
+    hold(button) {
+        this.held = button.dataset.command;
+        this.actions.focus({ preventScroll: true });
+    }
+
+    // Nothing can be requested of the run until the next `show`.
+    disable() {
+        const focused = this.buttons.find((button) => button === document.activeElement);
+        if (focused) this.hold(focused);
+        for (const button of this.buttons) button.disabled = true;
+    }
+
+    // A new state of the run is read aloud, but not each step and each percentage.
+    announce({ run_id, state, name, word, tone, sentence }) {
+        const now = `${run_id} ${state}`;
+        const isFirst = this.announced === undefined;
+        if (now === this.announced) return;
+        this.announced = now;
+        if (isFirst || !run_id) return;
+        const more = tone === "busy" ? "" : ` ${sentence}`;
+        field(this.root, "announced").textContent = `${name}: ${word}.${more}`;
+    }
+
+    clear() {
+        this.show(
+            {
+                run_id: null,
+                tone: "calm",
+                word: "No run",
+                name: "Nothing is running",
+                progress: 0,
+                actions: [],
+                sentence: "Choose a preset in New and press Start.",
+                step: "–",
+                left: "–",
+                rate: "–",
+            },
+            null,
+        );
+        document.title = "Ramstream";
+    }
+
+    // The run of the address cannot be shown; its page says why.
+    miss(run) {
+        this.clear();
+        setText(field(this.root, "word"), "Not shown");
+        setText(this.name, run);
+        setText(field(this.root, "sentence"), "");
+        this.note("");
+    }
+
+    // Shows a note below the bar; "" removes it. `aside` changes constantly and is not read aloud.
+    note(text, { loggedOut = false, aside = "", tone = "warn" } = {}) {
+        const node = field(this.root, "note");
+        if (!text && performance.now() < this.toldUntil) return;
+        node.hidden = !text;
+        node.dataset.tone = tone;
+        if (node.firstChild?.textContent !== text)
+            node.replaceChildren(text, el("span", { "aria-hidden": "true" }));
+        const beside = node.querySelector("span");
+        if (beside) beside.textContent = aside && ` ${aside}`;
+        if (loggedOut && !node.querySelector("a"))
+            node.append(" ", el("a", { href: "/login" }, "Log in again"));
+    }
+
+    // Shows what happened, for long enough to read it.
+    tell(text, tone = "good") {
+        this.toldUntil = performance.now() + SHOWN;
+        this.note(text, { tone });
+    }
+
+    press(command) {
+        if (command === "change") this.change.open(this.shown);
+        else if (command === "discard") {
+            this.dialog.returnValue = "keep";
+            this.dialog.showModal();
+        } else this.command(command);
+    }
+
+    post(what, body) {
+        return send(`/api/runs/${encodeURIComponent(this.run)}/${what}`, body);
+    }
+
+    async command(command) {
+        this.disable();
+        try {
+            await this.post("control", { command, seen: this.shown.state ?? "" });
+            this.wake();
+        } catch (error) {
+            this.tell(error.message, "warn");
+            for (const button of this.buttons) button.disabled = false;
+        }
+    }
+
+    activeChanged() {
+        this.trigger("change"); // whether Start is enabled depends on it
+    }
+}
+
+// ---------------------------------------------------------------- changing what goes on
+
+// Requests a new learning rate or number of steps; the run applies them before its next step.
+class ChangeDialog {
+    constructor(dialog, post, wake) {
+        this.dialog = dialog;
+        this.post = post;
+        this.wake = wake;
+        this.rate = dialog.querySelector("[name=rate]");
+        this.steps = dialog.querySelector("[name=steps]");
+        this.problem = field(dialog, "problem");
+        dialog.querySelector("form").addEventListener("submit", (event) => {
+            event.preventDefault();
+            this.send();
+        });
+        dialog.querySelector('[data-part="leave"]').addEventListener("click", () => dialog.close());
+    }
+
+    open({ settings }) {
+        this.before = settings;
+        this.rate.value = settings.learning_rate;
+        this.steps.value = settings.steps;
+        this.steps.min = Math.max(1, settings.done);
+        this.problem.textContent = "";
+        this.dialog.showModal();
+    }
+
+    async send() {
+        const values = {};
+        if (Number(this.rate.value) !== this.before.learning_rate)
+            values["train.learning_rate"] = Number(this.rate.value);
+        if (Number(this.steps.value) !== this.before.steps)
+            values["train.steps"] = Number(this.steps.value);
+        if (!Object.keys(values).length) {
+            this.dialog.close();
+            return;
+        }
+        try {
+            await this.post({ values });
+            this.dialog.close();
+            this.wake();
+        } catch (error) {
+            this.problem.textContent = error.message;
+        }
+    }
+}

@@ -1,0 +1,132 @@
+// The sidebar: the pages, and below Runs those that are going on, those that are queued, and the
+// latest ones.
+
+import { addressOf, followLinks, markCurrent } from "../../shared/address.js";
+import { el, field, send, setText } from "../../shared/dom.js";
+
+const READ_AGAIN = 60000; // ms until the list is read again; each poll tells which run goes on
+const SOON = 300; // ms after what changed it
+const LOOKED_AT = 2000; // ms until the server has looked at the records of new runs
+
+export class Sidebar {
+    // go(place) shows a place.
+    constructor(element, go) {
+        this.root = element;
+        this.list = element.querySelector('[data-part="recent"]');
+        this.place = null;
+        this.bar = null;
+        this.shown = "";
+        this.readAt = Number.NEGATIVE_INFINITY;
+        this.timer = 0;
+        followLinks(element, "a[data-page], a[data-run]", ({ dataset }) =>
+            go(
+                dataset.run
+                    ? { page: "run", run: dataset.run, view: "overview" }
+                    : { page: dataset.page },
+            ),
+        );
+    }
+
+    // place: what the page shows.
+    mark(place) {
+        this.place = place;
+        markCurrent(
+            this.root.querySelectorAll(".rs-nav > a"),
+            ({ dataset }) => dataset.page === place.page,
+        );
+        this.markRuns();
+    }
+
+    markRuns() {
+        const { page, run } = this.place ?? {};
+        markCurrent(
+            this.list.querySelectorAll("a"),
+            ({ dataset }) => page === "run" && dataset.run === run,
+        );
+    }
+
+    // Something has changed the list.
+    changed(delay = SOON) {
+        clearTimeout(this.timer);
+        this.timer = setTimeout(() => this.read(), delay);
+    }
+
+    // Is called after each answer of the server.
+    refresh() {
+        if (performance.now() - this.readAt > READ_AGAIN) this.changed();
+    }
+
+    async read() {
+        this.readAt = performance.now();
+        try {
+            this.show(await send("/api/recent"));
+        } catch {
+            // The line over the run reports that the server does not answer.
+        }
+    }
+
+    show({ runs, queued, is_complete }) {
+        if (!is_complete) this.changed(LOOKED_AT);
+        const text = JSON.stringify([runs, queued]);
+        if (text !== this.shown) {
+            this.shown = text;
+            const going = runs.filter(({ continues }) => continues);
+            const over = runs.filter(({ continues }) => !continues);
+            this.list.replaceChildren(
+                ...going.map(runEntry),
+                ...queued.map(queuedEntry),
+                ...over.map(runEntry),
+            );
+            this.list.hidden = !this.list.children.length;
+        }
+        this.markRuns();
+        if (this.bar) this.follow(this.bar);
+    }
+
+    // The run that the page follows is known better than the list.
+    follow(bar) {
+        const isNews = this.bar?.run_id === bar.run_id && this.bar.state !== bar.state;
+        this.bar = bar;
+        if (isNews) this.changed();
+        const link = [...this.list.querySelectorAll("a")].find(
+            ({ dataset }) => dataset.run === bar.run_id,
+        );
+        if (!link) return;
+        link.dataset.tone = bar.tone;
+        setText(field(link, "run-name"), bar.name);
+        setText(field(link, "run-state"), stateWords(bar));
+    }
+}
+
+function stateWords({ word, tone, progress }) {
+    return tone === "busy" && progress ? `${word} · ${Math.floor(100 * progress)} %` : word;
+}
+
+function runEntry(run) {
+    const place = { page: "run", view: "overview", run: run.id, step: null };
+    return el(
+        "li",
+        {},
+        el(
+            "a",
+            { href: addressOf(place), "data-run": run.id, "data-tone": run.tone },
+            el("i", { class: "rs-dot", "aria-hidden": "true" }),
+            el("span", { "data-field": "run-name" }, run.name),
+            el("small", { "data-field": "run-state" }, stateWords(run)),
+        ),
+    );
+}
+
+function queuedEntry({ name, problem }) {
+    return el(
+        "li",
+        {},
+        el(
+            "a",
+            { href: "?show=runs", "data-page": "runs" },
+            el("i", { class: "rs-dot", "aria-hidden": "true" }),
+            el("span", {}, name),
+            el("small", {}, problem ? "Not started" : "Queued"),
+        ),
+    );
+}

@@ -1,0 +1,445 @@
+"""Hardware gets its data here: the current state of this machine, the models that it and
+known machines can train, the machines for a model, and the measurement of this machine.
+
+Answers are plain data for `hardware.js`, and are cached by the values that they depend on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from app.form.settings_form import describe_error
+from app.pages.hardware.hardware_words import (
+    and_gpu_memory,
+    cell_detail,
+    cell_words,
+    free_memory_words,
+    gpu_memory_words,
+    in_billions,
+    known_in_words,
+    machine_facts,
+    moments_words,
+    rates_in_words,
+    rounded_rate,
+    speed_words,
+)
+from app.pages.hardware.measuring import probe
+from app.session.jobs import Job
+from app.session.session import Session
+from app.words import in_bytes
+from engine.config.settings import TrainConfig
+from engine.errors import ConfigError, RunError
+from engine.machine.known_machines import KnownMachine, known_machine, known_rates, machines
+from engine.machine.rates import Rates, measured_at, stored_rates
+from engine.machine.read_machine import Machine, read_machine
+from engine.planning.fit.model_table import (
+    BEST,
+    HERE,
+    SHOWN,
+    Cell,
+    Column,
+    Row,
+    as_csv,
+    as_dicts,
+    columns,
+    method_in_words,
+    own_parameters,
+    rows_of,
+    table_shape,
+)
+from engine.planning.fit.offers import Offer, largest_model, machines_for
+from engine.planning.fit.requirements import Verdict
+from engine.planning.shape.catalog import CatalogEntry, catalog, entry_of
+from engine.planning.shape.model_shape import ModelShape
+
+DEFAULTS = {
+    "method": "full",
+    "rows": 32,
+    "tokens": 1024,
+    "dtype": "bfloat16",
+    "optimizer": "adamw",
+}
+FIELDS = {
+    "method": "train.method",
+    "rows": "train.batch_size",
+    "tokens": "data.max_seq_len",
+    "dtype": "model.dtype",
+    "optimizer": "train.optimizer",
+}
+MOST_ROWS = 1 << 16
+"""The table's settings have at most this many rows per step: with more, a column takes minutes."""
+RAM_GRAIN, GPU_GRAIN = 256 << 20, 64 << 20
+"""Free memory is rounded down to a multiple of this many bytes, so that the table is not rebuilt
+whenever some program allocates a page of memory.
+"""
+GPU_WORK_STATES = ("preparing", "running", "pausing", "paused", "stopping", "saving")
+MOST_MACHINES = 12
+"""One table shows at most this many machines in addition to this one."""
+
+
+def choices() -> dict[str, Any]:
+    """Returns the models and machines that can be chosen on the page.
+
+    They come with the sources of the machines' figures, and the initial settings.
+    """
+    return {
+        "here": HERE,
+        "defaults": DEFAULTS,
+        "most_rows": MOST_ROWS,
+        "most_machines": MOST_MACHINES,
+        "shown": [known.name for known in _supported() if known.name in SHOWN],
+        "machines": [known_in_words(known) for known in _supported()],
+        "models": [_model_choice(entry) for entry in catalog()],
+    }
+
+
+def _model_choice(entry: CatalogEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "title": entry.title,
+        "family": entry.family,
+        "published": entry.published,
+        "also": list(entry.also),
+    }
+
+
+class Hardware:
+    """Prepares the page’s answers for one session. Any thread may call; some calls take seconds."""
+
+    def __init__(
+        self,
+        session: Session,
+        read: Callable[..., Machine] = read_machine,
+        measure: Callable[..., str] = probe,
+    ):
+        """Takes the functions that read and measure this machine; tests pass their own."""
+        self._session = session
+        self._read = read
+        self._measure = measure
+        self._job: Job | None = None
+        """This job does the latest measurement."""
+        self._kept: Machine | None = None
+        """The table is based on this reading of the machine."""
+        self._rows = functools.lru_cache(maxsize=256)(_rows_of)
+        self._largest = functools.lru_cache(maxsize=64)(_largest_of)
+        self._offers = functools.lru_cache(maxsize=64)(machines_for)
+
+    # ------------------------------------------------------------------ this machine
+
+    def about(self) -> dict[str, Any]:
+        """Returns the current state of this machine, and the measurement in progress, if any.
+
+        From this call on, the table is based on the same reading.
+        """
+        machine = self._read(self._session.runs_dir)
+        self._kept = _settled(machine)
+        job = self._job
+        why_not = self.why_not_measure()
+        return {
+            "machine": machine_facts(machine, bool(why_not)),
+            "rates": _rates(machine),
+            "why_not_measure": why_not,
+            "job": job.to_dict() if job is not None and job.state == "working" else None,
+        }
+
+    def why_not_measure(self) -> str:
+        """Says why this machine cannot be measured now; the text is empty if it can."""
+        working = self._others_at_work()
+        if not working:
+            return ""
+        return (
+            f"{working} is under way: it shares the processor and the memory that would be "
+            "measured. Measure when it is over."
+        )
+
+    def measure(self) -> Job:
+        """Starts the job that measures this machine in about ten seconds and stores its rates.
+
+        Raises RunError while a run or another job is active. A run that starts meanwhile ends the
+        measurement.
+        """
+        reason = self.why_not_measure()
+        if reason:
+            raise RunError(reason)
+
+        def go_on(job: Job) -> None:
+            job.check()
+            if self._session.active_id is not None:
+                raise RunError(
+                    "A run was started, so the measurement was given up; the rates are as they "
+                    "were."
+                )
+
+        job = self._session.jobs.start(
+            "The measurement of this machine", lambda job: self._measure(job, lambda: go_on(job))
+        )
+        self._job = job
+        return job
+
+    def _others_at_work(self) -> str:
+        """Returns the id of the run that is active on this machine, in this process or another.
+
+        It is empty if no run is active.
+        """
+        if self._session.active_id is not None:
+            return self._session.active_id
+        return next((run.id for run in self._session.runs() if run.state in GPU_WORK_STATES), "")
+
+    # ------------------------------------------------------------------ models x machines
+
+    def column(self, settings: Mapping[str, Any], name: str, timed: bool) -> dict[str, Any]:
+        """Returns one machine's column of the table: its cells by model id, with speeds if `timed`.
+
+        Raises ConfigError for an unknown machine and for settings that no run could have, and
+        RunError for an unknown setting.
+        """
+        (column,) = self._columns([name])
+        job = read_settings(settings), wants_any_optimizer(settings)
+        rows = self._rows(*job, column, timed, _measured(column.machine))
+        cells = {}
+        counts = {}
+        for row, plain in zip(rows, as_dicts(rows, (column,))):
+            counts[row.entry.id] = {
+                "parameters": row.parameters,
+                "active": row.active_parameters,
+                "whole": row.whole_parameters,
+            }
+            words = {"words": cell_words(row.cells[0]), "detail": cell_detail(row.cells[0])}
+            for cell in plain["cells"].values():
+                cells[plain["id"]] = cell | words
+        return {
+            "name": name,
+            "memory": free_memory_words(column.machine),
+            "cells": cells,
+            "counts": counts,
+        }
+
+    def csv(self, settings: Mapping[str, Any], names: Sequence[str], models: Sequence[str]) -> str:
+        """Returns the rows of `models`, in this order, on the machines `names`, as the text of a
+        CSV file.
+
+        Raises as `column` does, and RunError for a model that the table does not have.
+        """
+        job = read_settings(settings), wants_any_optimizer(settings)
+        shown = self._columns(names)
+        by_machine = []
+        for column in shown:
+            found_rows = self._rows(*job, column, True, _measured(column.machine))
+            by_machine.append({row.entry.id: row for row in found_rows})
+        rows = []
+        for model in models:
+            if any(model not in found for found in by_machine):
+                raise RunError(f"{model!r} is no row of this table.")
+            first = by_machine[0][model]
+            cells = tuple(found[model].cells[0] for found in by_machine)
+            rows.append(replace(first, cells=cells))
+        return as_csv(rows, shown)
+
+    def largest(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the largest model that this machine can train, as a sentence and an id.
+
+        The id is None if it can train none.
+        """
+        config = read_settings(settings)
+        any_optimizer = wants_any_optimizer(settings)
+        found = self._largest(config, any_optimizer, self._here(), _measured(self._here()))
+        rows, tokens = config.train.batch_size, config.data.max_seq_len
+        job = f"{rows:,} rows of {tokens:,} tokens a step in {config.model.dtype}"
+        if config.train.method != "full":
+            job += f", {method_in_words(config)},"
+        if found is None:
+            sentence = (
+                f"No model of the catalog fits this machine with {job}. Fewer or shorter rows take "
+                "less; the bundled starter fits anywhere."
+            )
+            return {"id": None, "sentence": sentence}
+        entry, cell = found
+        shape = _shape(entry, config)
+        tight = ", only just" if cell.verdict == Verdict.TIGHT else ""
+        sentence = (
+            f"{entry.title} ({_counted(shape, config)} parameters): {job} take "
+            f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)} "
+            f"{moments_words(cell)}{tight}{_and_speed(cell)}."
+        )
+        return {"id": entry.id, "sentence": sentence}
+
+    def offers(self, settings: Mapping[str, Any], model: str) -> dict[str, Any]:
+        """Returns the known machines that could train `model`, which is an id or a title of the
+        catalog.
+
+        Raises RunError for an unknown model.
+        """
+        config = read_settings(settings)
+        entry = _entry(model)
+        shape = _shape(entry, config)
+        try:
+            found = self._offers(config, shape, any_optimizer=wants_any_optimizer(settings))
+        except ConfigError as error:
+            raise RunError(describe_error(error)) from None
+        return {
+            "id": entry.id,
+            "title": entry.title,
+            "parameters": _counted(shape, config),
+            "source": entry.source,
+            "offers": [_offer_words(offer) for offer in found],
+        }
+
+    def _columns(self, names: Sequence[str]) -> tuple[Column, ...]:
+        """Returns the columns of the machines `names`, in this order. Raises RunError for unknown
+        ones.
+        """
+        if not 0 < len(names) <= MOST_MACHINES + 1:
+            raise RunError(
+                f"{len(names)} machines are asked for; a table shows up to {MOST_MACHINES} beside "
+                "this one."
+            )
+        unknown = set(names) - {HERE, *(known.name for known in machines())}
+        if unknown:
+            raise RunError(f"{min(unknown)!r} is not a known machine; choose one of the list.")
+        found = columns([name for name in names if name != HERE], self._here())
+        by_name = {column.name: column for column in found}
+        return tuple(by_name[name] for name in names)
+
+    def _here(self) -> Machine:
+        """Returns this machine as last read for the table."""
+        if self._kept is None:
+            self._kept = _settled(self._read(self._session.runs_dir))
+        return self._kept
+
+
+def read_settings(settings: Mapping[str, Any]) -> TrainConfig:
+    """Returns the job that the table is about: `method`, `rows` per step, `tokens` per row, `dtype`
+    and `optimizer`. The optimizer means nothing if the table is about any (`wants_any_optimizer`).
+
+    DEFAULTS replace missing settings. Raises RunError for settings that no run could have.
+    """
+    values = {name: settings.get(name, default) for name, default in DEFAULTS.items()}
+    if wants_any_optimizer(settings):
+        values["optimizer"] = DEFAULTS["optimizer"]
+    if isinstance(values["rows"], int) and values["rows"] > MOST_ROWS:
+        raise RunError(
+            f"Rows a step: {values['rows']:,} is too many for a table; at most {MOST_ROWS:,}."
+        )
+    tree: dict[str, Any] = {
+        "name": "table",
+        "model": {"source": "any model"},
+        "data": {"source": "any data set"},
+    }
+    by_field = {FIELDS[name]: value for name, value in values.items()}
+    try:
+        return TrainConfig.from_dict(tree).with_values(by_field)
+    except ConfigError as error:
+        raise RunError(describe_error(error)) from None
+
+
+def wants_any_optimizer(settings: Mapping[str, Any]) -> bool:
+    """Returns whether each cell of the table is about the first optimizer that fits."""
+    return settings.get("optimizer") == BEST
+
+
+# These two functions take rates only as part of the key of their cached answers: the engine reads
+# the rates itself.
+
+
+def _rows_of(
+    config: TrainConfig, any_optimizer: bool, column: Column, timed: bool, _rates: Rates | None
+) -> list[Row]:
+    return list(rows_of(config, (column,), timed=timed, any_optimizer=any_optimizer))
+
+
+def _largest_of(
+    config: TrainConfig, any_optimizer: bool, machine: Machine, _rates: Rates | None
+) -> tuple[CatalogEntry, Cell] | None:
+    return largest_model(config, machine, any_optimizer)
+
+
+def _rates(machine: Machine) -> dict[str, Any]:
+    """Returns the rates that plans use, in words."""
+    device = machine.gpus[0].name if machine.gpus else "CPU"
+    measured = stored_rates(device)
+    if measured is not None:
+        return rates_in_words(machine, measured, measured_at(device), None, None)
+    estimated = known_rates(machine)
+    known = known_machine(machine) if estimated is not None else None
+    return rates_in_words(machine, None, None, estimated, known)
+
+
+def _measured(machine: Machine) -> Rates | None:
+    """Returns the rates measured on this machine, or None for any other machine.
+
+    Speeds depend on these rates, so a cached answer must not outlive them.
+    """
+    return stored_rates(machine.gpus[0].name) if machine.here and machine.gpus else None
+
+
+def _entry(model: str) -> CatalogEntry:
+    wanted = model.strip()
+    with_title = (entry for entry in catalog() if entry.title.lower() == wanted.lower())
+    found = entry_of(wanted) or next(with_title, None)
+    if found is None:
+        raise RunError(f"{wanted!r} is not in the catalog; choose one of the list.")
+    return found
+
+
+def _shape(entry: CatalogEntry, config: TrainConfig) -> ModelShape:
+    shape = table_shape(entry, config)
+    if shape is None:
+        raise RunError(
+            f"{entry.title} is too large to be counted in {config.model.dtype}; choose bfloat16."
+        )
+    return shape
+
+
+def _counted(shape: ModelShape, config: TrainConfig) -> str:
+    """Returns how many parameters the model of a table has, in billions."""
+    own = own_parameters(shape, config)
+    return in_billions(own, own + shape.untouched_numel)
+
+
+def _and_speed(cell: Cell) -> str:
+    if cell.tokens_per_second is None:
+        return ""
+    estimated = " (estimated)" if cell.estimated else ""
+    return f", at about {rounded_rate(cell.tokens_per_second)} tokens/s{estimated}"
+
+
+def _offer_words(offer: Offer) -> dict[str, Any]:
+    return {
+        "name": offer.known.name,
+        "ram": f"{offer.ram_gib:,} GiB",
+        "gpu": gpu_memory_words(offer.known),
+        "speed": speed_words(offer.cell),
+        "tight": offer.cell.verdict == Verdict.TIGHT,
+        "moments": moments_words(offer.cell) if offer.cell.any_optimizer else "",
+        "note": offer.known.note,
+    }
+
+
+def _supported() -> list[KnownMachine]:
+    return [known for known in machines() if known.supported]
+
+
+def _settled(machine: Machine) -> Machine:
+    """Returns `machine` without values that change with each reading but affect no answer."""
+    gpus = tuple(
+        replace(
+            gpu,
+            free=gpu.free // GPU_GRAIN * GPU_GRAIN,
+            temperature=None,
+            power=None,
+            pcie_generation=None,
+            pcie_width=None,
+        )
+        for gpu in machine.gpus
+    )
+    return replace(
+        machine,
+        ram_available=machine.ram_available // RAM_GRAIN * RAM_GRAIN,
+        gpus=gpus,
+        disk_free=0,
+        disk_path="",
+        notes=(),
+    )

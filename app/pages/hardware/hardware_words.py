@@ -1,0 +1,259 @@
+"""Machines, their rates and what they can train are described in words here for Hardware.
+All functions are pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.words import GIB, in_bytes
+from engine.machine.gpus import GpuInfo
+from engine.machine.known_machines import KnownMachine
+from engine.machine.rates import UPDATE_BYTES, Rates
+from engine.machine.read_machine import Machine
+from engine.planning.fit.model_table import PAIRS, PARKED, Cell, speed_in_words
+from engine.planning.fit.requirements import Verdict
+from engine.planning.layout.moments import KINDS
+from engine.words import counted, in_seconds
+
+VERDICT_WORDS = {
+    Verdict.FITS: ("good", "fits"),
+    Verdict.TIGHT: ("warn", "just fits"),
+    Verdict.DOES_NOT_FIT: ("bad", "too large"),
+}
+WAY_SENTENCES = {
+    PARKED: "Gradients wait on the GPU until they are applied.",
+    PAIRS: "Only every second block keeps a boundary.",
+}
+FIGURE_NAMES = {
+    "memory_mib": "Memory",
+    "memory_bandwidth": "Its bandwidth",
+    "bf16_flops": "bf16 matrix products, peak",
+    "best_bf16_flops": "Best that others measured",
+    "link": "Link to the host",
+    "host_bandwidth": "Bandwidth of RAM",
+    "ram_gib": "RAM",
+    "cpu_cores": "CPU cores",
+    "power_watts": "Power",
+}
+MEASURED = "Measured on this machine."
+MEASURED_ON_CPU = (
+    "Measured on this machine, for the times of steps in float32; on the CPU nothing is chosen by "
+    "speed."
+)
+UNKNOWN = (
+    "Not known: this card is not among the known ones. The first run, or Measure, measures them."
+)
+UNKNOWN_ON_CPU = (
+    "Not measured. Once they are, times of steps in float32 are predicted; nothing is chosen by "
+    "speed on the CPU."
+)
+
+
+def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
+    """Returns `pairs` of a name and a text, and `notes`, which are sentences."""
+    pairs = [
+        ["Processor", f"{machine.cpu_name}, {counted(machine.cpu_cores, 'core')} usable"],
+        ["RAM", _ram_in_words(machine)],
+    ]
+    for gpu in machine.gpus:
+        name = f"GPU {gpu.index}" if len(machine.gpus) > 1 else "GPU"
+        pairs.append([name, _gpu_in_words(gpu)])
+    if not machine.gpus:
+        pairs.append(["GPU", "none: blocks compute on the CPU"])
+    pairs.append(["Disk", f"{in_bytes(machine.disk_free)} free in {machine.disk_path}"])
+    notes = list(machine.notes)
+    if len(machine.gpus) > 1:
+        notes.append(
+            f"A run computes on the first GPU alone, the {machine.gpus[0].name}, unless "
+            "its setting engine.gpus asks for more."
+        )
+    if busy:
+        notes.append(
+            "A run is under way: what it holds of RAM and GPU memory does not count as free."
+        )
+    return {"pairs": pairs, "notes": notes}
+
+
+def _ram_in_words(machine: Machine) -> str:
+    is_limited = machine.ram_limit < machine.ram_total
+    limit = "a limit of its control group" if is_limited else "all that is built in"
+    used = max(0, machine.ram_limit - machine.ram_available)
+    return (
+        f"{in_bytes(machine.ram_available)} free of {in_bytes(machine.ram_limit)} ({limit}); "
+        f"{in_bytes(used)} in use; swap is not counted"
+    )
+
+
+def _gpu_in_words(gpu: GpuInfo) -> str:
+    words = [f"{gpu.name}, {in_bytes(gpu.free)} free of {in_bytes(gpu.total)}"]
+    if gpu.driver:
+        words.append(f"driver {gpu.driver}")
+    now = _bus(gpu.pcie_generation, gpu.pcie_width)
+    most = _bus(gpu.pcie_generation_max, gpu.pcie_width_max)
+    if now or most:
+        words.append(f"{now or most} now, {most or now} at most")
+    return "; ".join(words)
+
+
+def _bus(generation: int | None, width: int | None) -> str:
+    return f"PCIe {generation}.0 x{width}" if generation and width else ""
+
+
+def rates_in_words(
+    machine: Machine,
+    measured: Rates | None,
+    measured_at: float | None,
+    estimated: Rates | None,
+    known: KnownMachine | None,
+) -> dict[str, Any]:
+    """Returns the rates that plans use, measured ones if available. `origin` is measured, estimated
+    or unknown; `at` is the Unix time of the last measurement. The `estimated` rates follow from the
+    specification of the `known` machine.
+    """
+    has_gpu = bool(machine.gpus)
+    if measured is not None:
+        return {
+            "origin": "measured",
+            "said": MEASURED if has_gpu else MEASURED_ON_CPU,
+            "at": measured_at,
+            "pairs": _rate_pairs(measured, has_gpu),
+        }
+    if estimated is not None and known is not None:
+        return {
+            "origin": "estimated",
+            "said": f"Estimated from the specification of the {known.name}. The first run, or "
+            "Measure, replaces them by measured ones.",
+            "at": None,
+            "pairs": _rate_pairs(estimated, True),
+        }
+    return {
+        "origin": "unknown",
+        "said": UNKNOWN if has_gpu else UNKNOWN_ON_CPU,
+        "at": None,
+        "pairs": [],
+    }
+
+
+def _rate_pairs(rates: Rates, has_gpu: bool) -> list[list[str]]:
+    """Returns pairs of a name and a rate. Rates are in units per second: bytes, operations or
+    parameters.
+    """
+    host = UPDATE_BYTES["adamw"] * rates.adamw
+    update = [
+        "AdamW on the host, moments in fp32",
+        f"{rates.adamw / 1e9:,.3g} billion parameters/s ({host / 1e9:,.3g} GB/s of RAM)",
+    ]
+    if not has_gpu:
+        memory = f"{rates.device_memory / 1e9:,.3g} GB/s, read and written"
+        return [
+            ["Matrix products", f"{rates.matmul / 1e9:,.3g} GFLOPS in fp32"],
+            ["Norms, activations, sums", memory],
+            update,
+        ]
+    bus = f"{rates.h2d / 1e9:,.3g} GB/s to the GPU, {rates.d2h / 1e9:,.3g} GB/s back"
+    return [
+        ["Bus, both ways at once", bus],
+        ["Matrix products", f"{rates.matmul / 1e12:,.3g} TFLOPS in bf16"],
+        ["GPU memory", f"{rates.device_memory / 1e9:,.4g} GB/s"],
+        update,
+        ["AdamW beside a busy bus", f"{rates.adamw_busy / 1e9:,.3g} billion parameters/s"],
+    ]
+
+
+def known_in_words(known: KnownMachine) -> dict[str, Any]:
+    """Returns a known machine with its figures, each with its sources."""
+    values = {
+        "memory_mib": gpu_memory_words(known),
+        "memory_bandwidth": f"{known.memory_bandwidth / 1e9:,.4g} GB/s",
+        "bf16_flops": f"{known.bf16_flops / 1e12:,.4g} TFLOPS",
+        "link": f"{known.link}, {known.link_bandwidth / 1e9:,.3g} GB/s one way",
+        "host_bandwidth": f"{known.host_bandwidth / 1e9:,.3g} GB/s, {known.host}",
+        "ram_gib": f"{known.ram_gib:g} GiB",
+        "cpu_cores": str(known.cpu_cores),
+        "power_watts": f"{known.power_watts} W",
+    }
+    if known.best_bf16_flops is not None:
+        values["best_bf16_flops"] = f"{known.best_bf16_flops / 1e12:,.4g} TFLOPS"
+    figures = [
+        {"name": FIGURE_NAMES[name], "value": value, "sources": list(known.sources.get(name, ()))}
+        for name, value in values.items()
+    ]
+    return {
+        "name": known.name,
+        "maker": known.maker,
+        "memory": f"{known.ram_gib:g} GiB RAM",
+        "note": known.note,
+        "figures": figures,
+    }
+
+
+def gpu_memory_words(known: KnownMachine) -> str:
+    """Returns the GPU memory of a known machine in words."""
+    return "shared with RAM" if known.unified else f"{known.memory_mib / 1024:,.4g} GiB"
+
+
+def free_memory_words(machine: Machine) -> str:
+    """Returns the free RAM and GPU memory, for the head of a column."""
+    card = f", {machine.gpus[0].free / GIB:,.0f} GPU" if machine.gpus else ", no GPU"
+    return f"{machine.ram_available / GIB:,.0f} GiB RAM{card}"
+
+
+def cell_words(found: Cell) -> dict[str, str]:
+    """Returns the verdict as a word, with its tone, and the speed. Where the cell is about any
+    optimizer, the word says how the first that fits keeps its moments, as in "fits, bf16", and
+    `ways` what else its plan does to take less RAM, as in "parked, pairs".
+    """
+    tone, word = VERDICT_WORDS[found.verdict]
+    if found.any_optimizer and found.verdict != Verdict.DOES_NOT_FIT:
+        word = f"{word}, {KINDS[found.optimizer]}"
+    ways = ", ".join(found.ways) if found.any_optimizer else ""
+    return {"tone": tone, "word": word, "speed": speed_words(found), "ways": ways}
+
+
+def speed_words(found: Cell) -> str:
+    """Returns the tokens per second that are estimated for a cell, or an empty text if unknown."""
+    if found.tokens_per_second is None:
+        return ""
+    return f"about {rounded_rate(found.tokens_per_second)} tokens/s"
+
+
+def in_billions(count: int, whole: int) -> str:
+    """Returns a count of parameters in billions, as in 7.62 billion; with those of the whole
+    checkpoint where it has more, as in 7.62 of 8.29 billion.
+    """
+    of_whole = f" of {whole / 1e9:,.3g}" if whole > count else ""
+    return f"{count / 1e9:,.3g}{of_whole} billion"
+
+
+def rounded_rate(rate: float) -> str:
+    """Returns a rate as a whole number with at most three digits that are not zero."""
+    return f"{float(f'{rate:.3g}'):,.0f}"
+
+
+def cell_detail(found: Cell) -> str:
+    """Returns a few sentences about one cell."""
+    takes = (
+        f"Takes {in_bytes(found.host_bytes)} of RAM{and_gpu_memory(found)} at least, "
+        f"{moments_words(found)}."
+    )
+    if found.missing:
+        return f"{takes} Missing: {found.missing}."
+    if found.tokens_per_second is not None:
+        origin = "estimated from the specification" if found.estimated else "from measured rates"
+        takes += f" {speed_in_words(found)}, {origin}."
+    if found.step_seconds is not None:
+        takes += f" A step takes about {in_seconds(found.step_seconds)}."
+    return " ".join([takes, *(WAY_SENTENCES[way] for way in found.ways)])
+
+
+def moments_words(found: Cell) -> str:
+    """Returns how the moments of a cell are kept, as a text to follow what it takes."""
+    return f"with AdamW's moments in {KINDS[found.optimizer]}"
+
+
+def and_gpu_memory(found: Cell) -> str:
+    """Returns the GPU memory that a cell needs, as a text to follow its RAM; the text is empty if
+    no GPU computes.
+    """
+    return "" if found.gpu_bytes is None else f" and {in_bytes(found.gpu_bytes)} of GPU memory"

@@ -1,0 +1,89 @@
+// The machines for a model: the known ones that could train it, with their figures and sources.
+
+import { el, field, send } from "../../shared/dom.js";
+
+export class Offers {
+    constructor(root) {
+        this.root = root;
+        this.form = root.querySelector('[data-part="ask"]');
+        this.table = root.querySelector('[data-part="offers"]');
+        this.said = field(root, "offered");
+        this.asked = null; // the request whose answer is shown or awaited
+    }
+
+    // Sets the model, as if a person had typed it.
+    choose(id) {
+        const box = this.form.elements.model;
+        box.value = id;
+        this.form.scrollIntoView({ block: "nearest" });
+        box.focus();
+    }
+
+    // machines: known machines with their figures; settings: those of the table.
+    async ask(machines, settings) {
+        const asked = { model: this.form.elements.model.value, settings };
+        this.asked = asked;
+        this.say("Looking through the machines …");
+        try {
+            const found = await send("/api/hardware/offers", asked);
+            if (asked === this.asked) this.show(found, machines);
+        } catch (error) {
+            if (asked !== this.asked) return;
+            this.table.hidden = true;
+            this.say(error.message, "rs-error");
+        }
+    }
+
+    say(text, style = "rs-hint") {
+        this.said.className = style;
+        this.said.textContent = text;
+    }
+
+    show({ title, parameters, offers }, machines) {
+        const count = offers.length;
+        this.table.hidden = !count;
+        this.said.textContent = count
+            ? `${title}, ${parameters} parameters: ${count} known machines, least RAM first.`
+            : `No known machine holds ${title} with these settings. ` +
+              "Fewer or shorter rows take less.";
+        const rows = offers.flatMap((offer) => {
+            const { figures } = machines.find(({ name }) => name === offer.name);
+            return [offerRow(offer), figuresRow(offer, figures)];
+        });
+        this.table.querySelector("tbody").replaceChildren(...rows);
+    }
+}
+
+function offerRow({ name, note, ram, tight, moments, gpu, speed }) {
+    const remarks = [moments, tight ? "only just" : ""].filter(Boolean);
+    return el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, name, note ? el("small", {}, note) : null),
+        el("td", { class: "rs-number" }, ram, ...remarks.map((text) => el("small", {}, text))),
+        el("td", { class: "rs-number" }, gpu),
+        el("td", { class: "rs-number" }, speed || "not known"),
+    );
+}
+
+function figuresRow({ name }, figures) {
+    const facts = figures.flatMap((figure) => [
+        el("dt", {}, figure.name),
+        el("dd", {}, figure.value, ...figure.sources.map(sourceNode)),
+    ]);
+    const details = el(
+        "details",
+        {},
+        el("summary", {}, `The figures of the ${name} and their sources`),
+        el("dl", { class: "rs-facts" }, ...facts),
+    );
+    return el("tr", {}, el("td", { colspan: 4 }, details));
+}
+
+// Turns a source that begins with an address into a link.
+function sourceNode(text) {
+    const [address, ...rest] = text.split(" ");
+    if (!address.startsWith("https://")) return el("small", {}, text);
+    const link = el("a", { href: address, target: "_blank", rel: "noreferrer" }, address);
+    return el("small", {}, link, ` ${rest.join(" ")}`);
+}

@@ -1,0 +1,1 @@
+"""New: the form of a training, its data, and whether it fits."""

@@ -1,0 +1,430 @@
+"""The form requests checks of a draft here before its start: whether it is valid, whether it
+fits, and what its data look like.
+
+Answers are plain data for `train.js`. No user input raises an exception here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+from app.form.presets import PresetShelf
+from app.form.settings_form import as_labelled, describe_error, read_config, settings
+from app.form.settling import default_values, settled, with_even_rows
+from app.pages.new.data_figures import lengths_figure, lengths_words
+from app.pages.new.draft import Draft
+from app.pages.new.effort_words import Effort, Sample, effort, effort_words
+from app.pages.new.faults import unforeseen
+from app.pages.new.gains import Gains
+from app.pages.new.verdict import Beside, shown_remedies, unchecked, verdict_of
+from app.session.session import Session
+from app.shared.pool_words import gain_of
+from engine.config.data_settings import DataConfig
+from engine.config.preference_settings import OBJECTIVE
+from engine.config.setting_warnings import doubts
+from engine.config.settings import TrainConfig
+from engine.errors import ConfigError, DataError, RamstreamError
+from engine.machine.offload_folder import check_spill_folder
+from engine.machine.rates import rates_file
+from engine.machine.read_machine import Machine, read_machine
+from engine.model.build.added_tokens import add_tokens
+from engine.model.build.find_shape import adapted_shape
+from engine.model.build.shape_of_run import shape_of_run
+from engine.planning.fit.offers import smaller_models
+from engine.planning.fit.pool_times import Costs, costs_of
+from engine.planning.fit.report import FitReport, with_times
+from engine.planning.fit.requirements import Verdict
+from engine.planning.shape.catalog import catalog_shape
+from engine.runs.record import runs_root
+from engine.runs.trackers.known_trackers import destinations
+from engine.training.weights.usable_start import refuse_unusable
+
+MACHINE_SECONDS = 10
+"""Free memory is read again after this many seconds; estimates are repeated if it has changed."""
+PREVIEW_ROWS = 5
+PREVIEW_CHARACTERS = 1200
+"""A row of the preview shows at most this many characters."""
+SMALLER_SHOWN = 3
+"""Instead of a model that does not fit, so many smaller ones are offered."""
+SAMPLES_KEPT = 32
+"""What was measured of so many data sets is kept."""
+NO_TOKENIZER = "The tokenizer of the model is missing."
+UNKNOWN_COLUMNS = (
+    "A run would refuse the names of these columns: say which one is what, in the preview of the "
+    "data."
+)
+UNUSED_FLAGS = "data.unused_flags"
+TAKEN_OVER = (
+    "source",
+    "format",
+    "format_detected",
+    "rows_measured",
+    "rows_cut",
+    "rows_skipped",
+    "percent_trained",
+    "ends",
+    "endless",
+    "warnings",
+)
+"""The page shows these parts of the engine's preview unchanged."""
+
+
+class Checker:
+    """Checks the drafts of one session, and keeps the latest draft.
+
+    Estimates and previews are cached by the values that they depend on. All pages share one
+    checker, and so share these results.
+    """
+
+    def __init__(self, session: Session):
+        self.draft = Draft(session.runs_dir)
+        self.presets = PresetShelf(session.runs_dir)
+        self._session = session
+        self._read: tuple[float, Machine | None] = (0.0, None)
+        """The machine was last read at this time of the monotonic clock."""
+        self._folder = (-math.inf, "")
+        """The folder of all runs was last looked at then, and could not be written for this reason.
+        """
+        self._estimate = functools.lru_cache(maxsize=128)(self._estimate_now)
+        self._costs = functools.lru_cache(maxsize=128)(self._costs_now)
+        self._gains = Gains()
+        self._gained: dict[tuple[TrainConfig, Machine, int], dict[str, Any]] = {}
+        self._timed = functools.lru_cache(maxsize=128)(self._timed_now)
+        self._preview = functools.lru_cache(maxsize=16)(self._preview_now)
+        self._smaller = functools.lru_cache(maxsize=64)(_smaller_than)
+        self._samples: dict[tuple[str, DataConfig], Sample] = {}
+        self._rows: dict[DataConfig, float | None] = {}
+        """These data have so many rows; None if that is not known before a run."""
+
+    def check(
+        self, preset: str | None, shown: dict[str, Any], keep: bool, timed: bool = False
+    ) -> dict[str, Any]:
+        """Returns the verdict of a draft; `keep` makes it the session's draft. timed: as for
+        `verdict`.
+        """
+        # Nobody looks at the gains of the draft before, and this one should not wait for them.
+        self._gains.give_up()
+        if keep:
+            self.draft.remember(preset, shown)
+        return self.verdict(shown, timed)
+
+    def verdict(self, shown: dict[str, Any], timed: bool = False) -> dict[str, Any]:
+        """Returns the verdict on component values by dotted name; see `app.pages.new.verdict`.
+        timed: it says how long a step takes with each remedy, and which smaller models fit, which
+        may take as long again as the verdict.
+        """
+        shown, notes = with_even_rows(shown)
+        try:
+            config = read_config(shown)
+            asked = self._asked(config)
+            report = self._timed(*asked) if timed else self._estimate(*asked)
+        except ConfigError as error:
+            sentence = as_labelled(describe_error(error))
+            field = _component_id(error.field)
+            return unchecked("A setting needs your attention.", sentence, field)
+        except RamstreamError as error:
+            return unchecked("This cannot be checked yet.", as_labelled(str(error)))
+        except Exception as error:  # noqa: BLE001  the page shows any fault of the program
+            return unchecked("This cannot be checked.", unforeseen(error))
+        found = self._effort(config)
+        remarks = [*notes, *(as_labelled(doubt.text) for doubt in doubts(config))]
+        if found is not None and found.doubt:
+            remarks.append(found.doubt)
+        said = effort_words(config, found, report.time["run_seconds"], report.time["step_seconds"])
+        # These are asked outside the cached estimate: a package may be installed meanwhile.
+        tracked = destinations(config.output.trackers, self._session.runs_dir)
+        lacks = timed and report.verdict == Verdict.DOES_NOT_FIT
+        smaller = self._smaller(config, asked[1]) if lacks else ()
+        costs = self._costs(*asked) if timed else None
+        beside = Beside(remarks, tracked, said, smaller, costs, self._lacks(config))
+        return verdict_of(report, self._session.why_not_start(), beside)
+
+    def gains(self, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns `gains`: what more of each part of memory would save (`gain_of`), by the part's
+        name. There are none for a draft without times. Returns None in their place where another
+        draft was checked meanwhile. It takes seconds.
+        """
+        try:
+            config = read_config(with_even_rows(shown)[0])
+            asked = self._asked(config)
+            if asked not in self._gained:
+                step = self._estimate(*asked).time["step_seconds"]
+                found = self._gains.find(config, asked[1]) if step else {}
+                if found is None:
+                    return {"gains": None}
+                said = {name.value: gain_of(name, saved, step) for name, saved in found.items()}
+                _keep(self._gained, asked, said)
+        except RamstreamError:
+            return {"gains": {}}  # the verdict says what is wrong
+        return {"gains": self._gained[asked]}
+
+    def settle(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the `changes` of other settings that follow from what a person changed, and
+        `notes`, the sentences about them.
+        """
+        names = {preset.name for preset in self.presets.listed().values()}
+        found = settled(before, after, names, date.today())
+        return {"changes": found.changes, "notes": list(found.notes)}
+
+    def count_rows(self, shown: dict[str, Any]) -> None:
+        """Counts the rows of the form's data, of which later verdicts tell. It reads all of them,
+        and takes about a second for 100 MB; rows that cannot be read are not counted.
+        """
+        try:
+            data = read_config(with_even_rows(shown)[0]).data
+            sample = next((one for (_, of), one in self._samples.items() if of == data), None)
+            if data not in self._rows and sample is not None and not sample.is_all:
+                _keep(self._rows, data, self._session.engine.count_rows(data))
+                # The count looked at the columns of all rows, which the next preview shows.
+                self._preview.cache_clear()
+        except RamstreamError:
+            return  # the verdict and the preview say what is wrong
+
+    def _effort(self, config: TrainConfig) -> Effort | None:
+        sample = self._samples.get((config.model.source, config.read_data))
+        if sample is None:
+            return None
+        return effort(config, sample, self._rows.get(config.data))
+
+    def preview(self, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns the first rows with the trained parts marked, and how the data were interpreted.
+
+        If the rows cannot be read, `error` says why. In both cases, `given` holds the component
+        values that the preview was made from, and `finding` says whether a run could train on the
+        data: None, or its `text` and whether it `blocks` a start. `confirm` is there where a person
+        may say that keys are no flags.
+        """
+        given = {
+            name: value
+            for name, value in shown.items()
+            if name in ("model.source", OBJECTIVE) or name.startswith("data.")
+        }
+        try:
+            # What is wrong with other settings says nothing about the data.
+            config = read_config({**default_values(), **given})
+            found = self._preview(config.model.source, config.read_data)
+        except ConfigError as error:
+            return _unread(describe_error(error)) | {"given": given}
+        except DataError as error:
+            return _unread(str(error)) | {"given": given}
+        except RamstreamError as error:
+            # The tokenizer cannot be read, which says nothing about the data.
+            text = as_labelled(str(error))
+            finding = {"text": text, "blocks": True, "headline": NO_TOKENIZER}
+            return {"error": text, "finding": finding, "given": given}
+        except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
+            return _unread(unforeseen(error)) | {"given": given}
+        if found["finding"] is not None:
+            # The file must be read again once it is corrected.
+            self._preview.cache_clear()
+            self._rows.pop(config.data, None)
+        return found | {"given": given}
+
+    def read_trainable(self, shown: dict[str, Any]) -> TrainConfig:
+        """Returns the config for component values by dotted name. Raises RamstreamError for an
+        invalid value, for something that the run needs and lacks, and for a tokenizer or data that
+        a run would refuse at once: in the words in which the page says it.
+        """
+        config = read_config(with_even_rows(shown)[0])
+        engine = self._session.engine
+        runs_root.refuse_unusable(self._session.runs_dir.absolute())
+        refuse_unusable(config)
+        engine.refuse_out_of_reach(config)
+        engine.check_data(config.read_data)
+        try:
+            finding = self._preview(config.model.source, config.read_data)["finding"]
+        except RamstreamError:
+            raise
+        except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
+            raise DataError(unforeseen(error)) from None
+        if finding is not None and finding["blocks"]:
+            self._preview.cache_clear()  # the file is read again once it is corrected
+            raise DataError(finding["text"])
+        return config
+
+    def _lacks(self, config: TrainConfig) -> str:
+        """Returns a sentence on what a run needs and lacks now, or an empty text."""
+        looked_at, lacks = self._folder
+        if time.monotonic() - looked_at >= MACHINE_SECONDS:
+            lacks = _refusal(lambda: runs_root.refuse_unusable(self._session.runs_dir.absolute()))
+            self._folder = (time.monotonic(), lacks)
+        engine = self._session.engine
+        return lacks or _refusal(lambda: engine.refuse_out_of_reach(config, waits=False))
+
+    def _asked(self, config: TrainConfig) -> tuple[TrainConfig, Machine, int]:
+        """Returns what estimates of a config depend on. Raises ConfigError for a folder of this
+        machine that cannot take moments, and ModelError for weights of this machine with which no
+        run could begin.
+        """
+        refuse_unusable(config)
+        machine = self._machine()
+        if config.engine.disk is not None and machine.here:
+            check_spill_folder(config.engine.disk)
+        return config, machine, _rates_written()
+
+    def _machine(self) -> Machine:
+        """Returns this machine as last read, at most `MACHINE_SECONDS` ago."""
+        read_at, machine = self._read
+        if machine is None or time.monotonic() - read_at >= MACHINE_SECONDS:
+            machine = read_machine(self._session.runs_dir)
+            self._read = (time.monotonic(), machine)
+        return machine
+
+    def _estimate_now(self, config: TrainConfig, machine: Machine, _rates: int) -> FitReport:
+        return self._session.engine.estimate(config, machine)
+
+    def _timed_now(self, config: TrainConfig, machine: Machine, rates: int) -> FitReport:
+        report = self._estimate(config, machine, rates)
+        shown = replace(report, remedies=shown_remedies(report.remedies))
+        shape = shape_of_run(config)
+        return with_times(shown, config, machine, shape, quick=True, adapted=adapted_shape)
+
+    def _costs_now(self, config: TrainConfig, machine: Machine, rates: int) -> Costs | None:
+        report = self._estimate(config, machine, rates)
+        if report.verdict == Verdict.DOES_NOT_FIT:
+            return None
+        shape = shape_of_run(config)
+        return costs_of(report.chosen, config, machine, shape)
+
+    def _preview_now(self, model: str, data: DataConfig) -> dict[str, Any]:
+        engine = self._session.engine
+        tokenizer = engine.load_tokenizer(model)
+        add_tokens(tokenizer, data.add_tokens)
+        found = engine.preview(data, tokenizer, rows=PREVIEW_ROWS)
+        mapping = _as_in_form(found.get("mapping"))
+        if "error" in found:
+            unread = _unread(found["error"]) | {"mapping": mapping}
+            return unread | _to_confirm(data, found.get("unused_flags"))
+        _keep(self._samples, (model, data), Sample.of(found))
+        columns = dict(found["columns"])
+        return {name: found[name] for name in TAKEN_OVER} | {
+            "mapping": mapping,
+            "finding": _finding(found),
+            "columns": [[str(name), str(meaning)] for name, meaning in columns.items()],
+            "rows": [_shortened(row) for row in found["rows"]],
+            "lengths": lengths_figure(found),
+            "said": lengths_words(found),
+        }
+
+
+def _refusal(check: Callable[[], None]) -> str:
+    """Returns in words why `check` refuses something, or an empty text if it does not."""
+    try:
+        check()
+    except RamstreamError as error:
+        return as_labelled(str(error))
+    return ""
+
+
+def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[str, ...]:
+    """Returns the ids of smaller models of the catalog that fit; none where no table is about the
+    settings.
+    """
+    shape = catalog_shape(config.model.source, config.model.dtype)
+    if shape is None:
+        return ()
+    try:
+        smaller = smaller_models(config, shape, machine, SMALLER_SHOWN)
+    except ConfigError:
+        return ()
+    return tuple(entry.id for entry in smaller)
+
+
+def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Adds an entry to `known`, which loses its oldest one where it has `SAMPLES_KEPT`."""
+    while len(known) >= SAMPLES_KEPT:
+        known.pop(next(iter(known)), None)
+    known[key] = value
+
+
+def _rates_written() -> int:
+    """Returns when rates of this machine were last stored (ns), or 0. Estimates depend on them."""
+    try:
+        return rates_file().stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _unread(error: str) -> dict[str, Any]:
+    """Returns a preview of rows that cannot be read."""
+    text = as_labelled(error)
+    return {"error": text, "finding": {"text": text, "blocks": True}}
+
+
+def _to_confirm(data: DataConfig, names: list[str] | None) -> dict[str, Any]:
+    """Returns `confirm` for keys that may be flags: how many are new, and what the form shows of
+    `data.unused_flags` once a person has confirmed that they are none.
+    """
+    if names is None:
+        return {}
+    (setting,) = (setting for setting in settings() if setting.dotted == UNUSED_FLAGS)
+    new = len(names) - len(data.unused_flags)
+    return {"confirm": {"new": new, "shown": setting.show(tuple(names))}}
+
+
+def _finding(found: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns what stands against training on the data of an engine's preview, or None."""
+    if (found["mapping"] or {}).get("refused"):
+        return {"text": UNKNOWN_COLUMNS, "blocks": True}
+    if not found["untrainable"]:
+        return _endless(found["endless"])
+    # Rows that were not read may have something to train on.
+    return {"text": as_labelled(found["untrainable"]), "blocks": not found["has_more"]}
+
+
+def _endless(said: str) -> dict[str, Any] | None:
+    """Returns what stands against training answers that end with no token, or None."""
+    if not said:
+        return None
+    headline = "Answers will not end by themselves."
+    return {"text": as_labelled(said), "blocks": False, "headline": headline}
+
+
+def _component_id(field: str) -> str | None:
+    """Returns the id of the component that shows `field`, or None if there is no such component."""
+    name = field.partition("[")[0]  # one component shows the whole list
+    return next((setting.elem_id for setting in settings() if setting.dotted == name), None)
+
+
+def _as_in_form(mapping: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Returns the engine's mapping of columns with the form's values added.
+
+    The `shown` value of each column is what its setting shows if the column is chosen.
+    """
+    if mapping is None:
+        return None
+    setting = next(setting for setting in settings() if setting.dotted == "data.columns.prompt")
+    columns = [column | {"shown": setting.show(column["name"])} for column in mapping["columns"]]
+    return mapping | {"why": as_labelled(mapping["why"]), "columns": columns}
+
+
+def _shortened(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row with its documents joined, and cut off after `PREVIEW_CHARACTERS`."""
+    pieces: list[dict[str, Any]] = []
+    left = PREVIEW_CHARACTERS
+    for document in row["documents"]:
+        if any("answer" in piece for piece in document):
+            left = PREVIEW_CHARACTERS // 2  # both answers of a pair are seen
+        for piece in document:
+            if left > 0:
+                pieces.append(piece | {"text": piece["text"][:left]})
+            left -= len(piece["text"])
+        if left < 0 and "answer" in pieces[-1]:
+            pieces.append({"text": " …", "trained": False})
+            left = 0
+    if left < 0:
+        pieces.append({"text": " …", "trained": False})
+    return {
+        "where": row["where"],
+        "tokens": row["tokens"],
+        "trained_tokens": row["trained_tokens"],
+        "cut": row["cut"],
+        "skipped": row["skipped"],
+        "pieces": pieces,
+    }

@@ -1,0 +1,97 @@
+"""The lengths of a data set's examples are presented here, as a figure and in words. All functions
+are pure and need no Plotly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from app.shared.charts.drawing import BLUE, GREY, Figure, vertical_line
+from engine.words import counted
+
+LIMIT_COLOUR = "--rs-text"
+"""The page replaces this name by the theme's colour, for light or dark."""
+
+
+def lengths_figure(preview: Mapping[str, Any]) -> Figure:
+    """Returns a histogram of tokens per example; `preview` is a preview from `engine.data`.
+    Examples that are cut are grey, and a dotted line marks the cut.
+    """
+    histogram = preview["histogram"]
+    longest = preview["max_seq_len"]
+    spans = list(itertools.pairwise(histogram["edges"]))
+    bars = {
+        "type": "bar",
+        "x": [(low + high - 1) / 2 for low, high in spans],
+        "y": histogram["counts"],
+        "width": [high - low for low, high in spans],
+        "marker": {
+            "color": [_bar_colour(low, longest) for low, _ in spans],
+            "line": {"width": 0},
+        },
+        "customdata": [_bar_words(low, high) for low, high in spans],
+        "hovertemplate": "%{customdata} tokens: %{y} examples<extra></extra>",
+    }
+    cut_line = {"color": LIMIT_COLOUR, "width": 1, "dash": "dot"}
+    cut = [vertical_line(longest, cut_line)] if preview["rows_cut"] else []
+    layout = {
+        "bargap": 0.06,
+        "showlegend": False,
+        "hovermode": "closest",
+        "dragmode": False,
+        "shapes": cut,
+        "margin": {"l": 34, "r": 6, "t": 4, "b": 30},
+        "xaxis": {
+            "title": {"text": "tokens of an example", "standoff": 4},
+            "fixedrange": True,
+            "zeroline": False,
+            "nticks": 6,
+            "tickformat": ",d",
+        },
+        "yaxis": {"fixedrange": True, "zeroline": False, "nticks": 3, "rangemode": "tozero"},
+    }
+    return {"data": [bars], "layout": layout}
+
+
+def _bar_colour(low: int, longest: int) -> str:
+    is_cut = low > longest
+    return GREY if is_cut else BLUE
+
+
+def _bar_words(low: int, high: int) -> str:
+    """Returns the range of token counts that a bar covers, without `high`."""
+    return f"{low:,}" if high - low == 1 else f"{low:,} to {high - 1:,}"
+
+
+def lengths_words(preview: Mapping[str, Any]) -> str:
+    """Returns a sentence about the lengths and, if rows are packed, how full they are. It is empty
+    if there are no examples.
+    """
+    lengths = preview["lengths"]
+    if not lengths:
+        return ""
+    if min(lengths) < max(lengths):
+        said = (
+            f"Examples have {min(lengths):,} to {max(lengths):,} tokens, "
+            f"with a median of {statistics.median(lengths):,.0f}"
+        )
+    else:
+        said = f"Every example has {lengths[0]:,} tokens"
+    rows = preview["packed_rows"]
+    if rows is not None:
+        verb = "fills" if len(lengths) == 1 else "fill"
+        said += (
+            f"; packed, {counted(len(lengths), 'example')} {verb} {counted(rows, 'row')} of "
+            f"{preview['max_seq_len']:,} tokens to {preview['percent_filled']:g} %"
+        )
+    cut = preview["rows_cut"]
+    if cut:
+        verb = "is" if cut == 1 else "are"
+        said += (
+            f"; {counted(cut, 'example')} of more than {preview['max_seq_len']:,} tokens {verb} cut"
+        )
+    texts = preview.get("text_rows")
+    return f"{said}. {texts}" if texts else f"{said}."

@@ -1,0 +1,197 @@
+// The files of a person below the data source: what is uploaded, by a button or by dropping, what
+// was uploaded before, and the folders of the server that may be browsed.
+
+import { el, field, isShown, send } from "../../shared/dom.js";
+import { FolderPicker } from "./folder_picker.js";
+import { inBytes, sendFile } from "./send_file.js";
+
+export class DataFiles {
+    constructor(place) {
+        this.place = place;
+        this.root = place.element.querySelector(".rs-data-files");
+        this.isSending = false;
+        const input = this.part("input");
+        this.part("choose").addEventListener("click", () => input.click());
+        input.addEventListener("change", () => {
+            this.take([...input.files]);
+            input.value = ""; // the same file may be chosen again
+        });
+        this.part("stored").addEventListener("toggle", () => this.showStored());
+        if (place.props.value?.has_folders)
+            new FolderPicker(this.root, (path) => this.choose([path]));
+        this.listenForDrops();
+        window.addEventListener("beforeunload", (event) => {
+            if (this.isSending) event.preventDefault();
+        });
+    }
+
+    part(name) {
+        return this.root.querySelector(`[data-part="${name}"]`);
+    }
+
+    say(text) {
+        field(this.root, "said").textContent = text;
+    }
+
+    // Files may be dropped on the whole page. Otherwise the browser would open a file that misses a
+    // small area, and what was typed would be lost.
+    listenForDrops() {
+        const takesFiles = ({ dataTransfer }) =>
+            isShown(this.root) && [...(dataTransfer?.types ?? [])].includes("Files");
+        const mark = (isOver) => this.root.classList.toggle("rs-data-files-over", isOver);
+        document.addEventListener("dragover", (event) => {
+            if (!takesFiles(event)) return;
+            event.preventDefault();
+            mark(true);
+        });
+        document.addEventListener("dragleave", ({ relatedTarget }) => {
+            if (!relatedTarget) mark(false);
+        });
+        const drop = (event) => {
+            mark(false);
+            if (!takesFiles(event)) return;
+            event.preventDefault();
+            event.stopPropagation();
+            this.take([...event.dataTransfer.files]);
+        };
+        // Gradio's boxes must not take the files first.
+        document.addEventListener("drop", drop, { capture: true });
+    }
+
+    // -------------------------------------------------------------- uploading
+
+    // Uploads files one after the other, then makes those that arrived the data of the form.
+    async take(files) {
+        if (!files.length) return;
+        if (this.isSending) {
+            this.say("Files are being uploaded; add more when they have arrived.");
+            return;
+        }
+        this.isSending = true;
+        this.say("");
+        this.part("choose").disabled = true;
+        const rows = files.map((file) => new SentFile(file));
+        this.part("sending").replaceChildren(...rows.map(({ node }) => node));
+        const paths = [];
+        for (const row of rows) {
+            const upload = await row.send();
+            if (upload) paths.push(upload.path);
+        }
+        this.isSending = false;
+        this.part("choose").disabled = false;
+        if (paths.length) this.choose(paths);
+        await this.showStored();
+    }
+
+    // Makes these paths the data source of the form. Gradio does that, since it owns the form.
+    choose(paths) {
+        const mix = paths.map((source) => ({ source }));
+        const source = paths.length === 1 ? paths[0] : JSON.stringify(mix);
+        this.place.props.value = {
+            ...this.place.props.value,
+            changes: { "data.source": source },
+        };
+        this.place.trigger("input");
+        this.say(
+            paths.length === 1
+                ? `The data set is now ${nameOf(paths[0])}.`
+                : `The data set is now a mix of ${paths.length} files.`,
+        );
+    }
+
+    // -------------------------------------------------------------- what was uploaded before
+
+    async showStored() {
+        if (!this.part("stored").open) return;
+        await this.tryStored(() => send("/api/uploads"));
+    }
+
+    // Shows the list that `ask` answers with, or why it cannot.
+    async tryStored(ask) {
+        let said = "";
+        try {
+            const { uploads, problem } = await ask();
+            this.part("uploads").replaceChildren(...uploads.map((each) => this.storedRow(each)));
+            said = problem || (uploads.length ? "" : "Nothing was uploaded yet.");
+        } catch (error) {
+            said = error.message;
+        }
+        field(this.root, "stored-said").textContent = said;
+    }
+
+    storedRow(upload) {
+        const { name, path, bytes, uploaded } = upload;
+        const when = new Date(uploaded * 1000).toLocaleString();
+        return el(
+            "li",
+            {},
+            el(
+                "span",
+                { class: "rs-data-files-name" },
+                name,
+                el("small", {}, `${inBytes(bytes)} · ${when}`),
+            ),
+            el("button", { type: "button", click: () => this.choose([path]) }, "Use"),
+            el("button", { type: "button", click: () => this.remove(upload) }, "Remove"),
+        );
+    }
+
+    remove({ id, name }) {
+        const dialog = this.part("remove");
+        field(this.root, "remove-name").textContent = name;
+        dialog.returnValue = "keep";
+        const closed = () => {
+            if (dialog.returnValue !== "remove") return;
+            this.tryStored(() => send(`/api/uploads/${id}`, {}, undefined, "DELETE"));
+        };
+        dialog.addEventListener("close", closed, { once: true });
+        dialog.showModal();
+    }
+}
+
+// One file under way: its name, how much of it has arrived, and Cancel.
+class SentFile {
+    constructor(file) {
+        this.file = file;
+        this.stop = new AbortController();
+        this.bar = el("progress", { max: 1, value: 0, "aria-label": `Upload of ${file.name}` });
+        this.said = el("small", {}, "waiting");
+        const cancel = () => {
+            this.stop.abort();
+            this.end("cancelled");
+        };
+        this.button = el("button", { type: "button", click: cancel }, "Cancel");
+        const name = el("span", { class: "rs-data-files-name" }, file.name, this.said);
+        this.node = el("li", {}, name, this.bar, this.button);
+    }
+
+    // Returns the upload, or null if it was cancelled or refused.
+    async send() {
+        if (this.stop.signal.aborted) return null;
+        try {
+            const upload = await sendFile(this.file, this.stop.signal, (sent) => this.draw(sent));
+            this.end(`${inBytes(upload.bytes)}, uploaded`);
+            return upload;
+        } catch (error) {
+            if (!this.stop.signal.aborted) this.end(error.message, true);
+            return null;
+        }
+    }
+
+    draw(sent) {
+        const { size } = this.file;
+        this.bar.value = size ? sent / size : 1;
+        this.said.textContent =
+            sent < size ? `${inBytes(sent)} of ${inBytes(size)}` : "waiting for the disk";
+    }
+
+    end(text, isError = false) {
+        this.said.textContent = text;
+        this.said.classList.toggle("rs-error", isError);
+        if (isError) this.said.setAttribute("role", "alert");
+        this.bar.remove();
+        this.button.remove();
+    }
+}
+
+const nameOf = (path) => path.slice(path.lastIndexOf("/") + 1);

@@ -1,0 +1,111 @@
+"""What the length of a run means: passes over the data, steps and hours. All functions are pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config.data_settings import DataConfig
+from engine.config.setting_warnings import doubt_about_passes
+from engine.config.settings import TrainConfig
+from engine.words import counted, in_hours
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A `Sample` is what a preview measured of the first rows of the data."""
+
+    rows: int
+    skipped: int
+    """So many of the rows give nothing to train on."""
+    lengths: tuple[int, ...]
+    """Each document has this many tokens, before it is cut."""
+    percent_filled: float | None
+    """This percentage of a packed row's positions are tokens. It is None without packing."""
+    is_all: bool
+    """No rows follow."""
+
+    @classmethod
+    def of(cls, preview: Mapping[str, Any]) -> Sample:
+        """Takes it from a preview of `engine.data`."""
+        return cls(
+            rows=preview["rows_measured"],
+            skipped=preview["rows_skipped"],
+            lengths=tuple(preview["lengths"]),
+            percent_filled=preview["percent_filled"],
+            is_all=not preview["has_more"],
+        )
+
+
+@dataclass(frozen=True)
+class Effort:
+    """An `Effort` is the length of a run in passes and in steps."""
+
+    passes: float
+    steps: float
+    rows: int
+    """So many rows of the data are trained on."""
+
+    @property
+    def doubt(self) -> str | None:
+        return doubt_about_passes(self.passes, self.rows)
+
+
+def effort(config: TrainConfig, sample: Sample, rows: float | None) -> Effort | None:
+    """Returns the length of a run. rows: the data have so many rows in all, if that is known.
+
+    The first rows stand for the others: how many are skipped, and how long their documents are.
+    Returns None where the number of rows is not known, or no row can be trained on.
+    """
+    rows = sample.rows if sample.is_all else rows
+    data, train = config.data, config.train
+    if rows is None or not sample.lengths:
+        return None
+    trained = rows * (1 - sample.skipped / sample.rows) * (1 - data.eval_fraction)
+    of_a_pass = trained * _batch_rows_of_a_row(sample, data) / config.preference.lines
+    steps_of_a_pass = max(1.0, of_a_pass / train.batch_size)
+    if trained < 1:
+        return None
+    if train.steps is not None:
+        return Effort(train.steps / steps_of_a_pass, train.steps, round(trained))
+    passes = train.epochs or 0.0
+    return Effort(passes, passes * steps_of_a_pass, round(trained))
+
+
+def _batch_rows_of_a_row(sample: Sample, data: DataConfig) -> float:
+    """Returns how many rows of a batch one row of the data becomes."""
+    documents = len(sample.lengths) / max(1, sample.rows - sample.skipped)
+    if sample.percent_filled is None:
+        return documents
+    kept: Sequence[int] = [min(length, data.max_seq_len) for length in sample.lengths]
+    filled = data.max_seq_len * sample.percent_filled / 100
+    return documents * statistics.fmean(kept) / filled if filled else documents
+
+
+def effort_words(
+    config: TrainConfig, found: Effort | None, run_seconds: float | None, step_seconds: float | None
+) -> str:
+    """Returns one sentence for the line below Steps and Epochs, or an empty text. Times are
+    predicted, and None where no rates are known.
+    """
+    if found is None:
+        return ""
+    seconds = run_seconds or (step_seconds * found.steps if step_seconds else None)
+    time = f", about {in_hours(max(1, seconds))}" if seconds else ""
+    rows = counted(found.rows, "row")
+    if config.train.steps is not None:
+        steps = counted(config.train.steps, "step")
+        verb = "is" if config.train.steps == 1 else "are"
+        return f"{steps} {verb} about {_in_passes(found.passes)} over {rows}{time}."
+    steps = counted(max(1, round(found.steps)), "step")
+    verb = "is" if found.passes == 1 else "are"
+    return f"{_in_passes(found.passes)} over {rows} {verb} about {steps}{time}."
+
+
+def _in_passes(passes: float) -> str:
+    if passes < 0.01:
+        return "less than 0.01 passes"
+    number = f"{passes:,.0f}" if passes >= 20 else f"{float(f'{passes:.2g}'):g}"
+    return f"{number} {'pass' if number == '1' else 'passes'}"

@@ -1,0 +1,75 @@
+// What is wrong with a setting stands at its box, and the verdict leads there. The box may be in
+// the folded section, which is then opened.
+
+import { el } from "../../shared/dom.js";
+
+const FOLDED = ".rs-rest > button";
+const LOOK = 50; // ms until a box that Gradio is making is looked for again
+const LOOKS = 60;
+
+export class FieldLink {
+    constructor(button) {
+        this.button = button;
+        this.field = null;
+        this.opened = null; // the setting for which the section was opened
+        this.said = el("p", { class: "rs-field-error", id: "rs-field-error" });
+        button.addEventListener("click", () => this.look((box) => this.lead(box)));
+    }
+
+    // field: the id of the component that is wrong, or null; sentence: what is wrong with it.
+    show(field, sentence) {
+        this.button.hidden = !field;
+        if (field !== this.field || !field) this.clear();
+        this.field = field;
+        this.said.textContent = sentence;
+        if (field) this.look((box) => this.mark(box));
+    }
+
+    clear() {
+        for (const node of document.querySelectorAll(".rs-wrong")) {
+            node.classList.remove("rs-wrong");
+            for (const box of node.querySelectorAll("[aria-invalid]")) {
+                box.removeAttribute("aria-invalid");
+                box.removeAttribute("aria-describedby");
+            }
+        }
+        this.said.remove();
+    }
+
+    // Calls `found` with the box of the setting once it is shown. Gradio makes the boxes of the
+    // folded section when it is first opened.
+    look(found, looks = LOOKS) {
+        const box = document.getElementById(this.field)?.querySelector("input, textarea");
+        if (box?.offsetParent) {
+            found(box);
+            return;
+        }
+        if (looks === LOOKS && isFolded()) document.querySelector(FOLDED)?.click();
+        const { field } = this;
+        if (looks > 0) {
+            setTimeout(() => {
+                if (this.field === field) this.look(found, looks - 1);
+            }, LOOK);
+        }
+    }
+
+    mark(box) {
+        const node = document.getElementById(this.field);
+        node.classList.add("rs-wrong");
+        box.setAttribute("aria-invalid", "true");
+        box.setAttribute("aria-describedby", this.said.id);
+        if (this.said.parentNode !== node) node.append(this.said);
+    }
+
+    lead(box) {
+        this.mark(box);
+        const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+        box.scrollIntoView({ block: "center", behavior: calm ? "auto" : "smooth" });
+        box.focus({ preventScroll: true });
+    }
+}
+
+// Whether the section of all other settings is closed.
+function isFolded() {
+    return document.querySelector(FOLDED)?.getAttribute("aria-expanded") !== "true";
+}

@@ -1,0 +1,117 @@
+"""These figures compare what a job needs with what is free. All functions are pure and do not need
+Plotly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from app.shared.charts.drawing import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    TEAL,
+    VIOLET,
+    Figure,
+    escaped,
+    rounded,
+    vertical_line,
+)
+from app.words import GIB, in_bytes
+from engine.planning.fit.memory_items import MemoryItem
+from engine.planning.fit.requirements import Part
+
+PART_COLOURS = {
+    MemoryItem.WEIGHT_HIGH: BLUE,
+    MemoryItem.WEIGHT_LOW: TEAL,
+    MemoryItem.EXP_AVG: GREEN,
+    MemoryItem.EXP_AVG_SQ: VIOLET,
+    MemoryItem.GRAD: ORANGE,
+    MemoryItem.GRADIENT_RING: ORANGE,
+    MemoryItem.STATES_RING: VIOLET,
+    MemoryItem.SPILLED_MOMENTS: VIOLET,
+    MemoryItem.HOST_BOUNDARIES: AMBER,
+    MemoryItem.DISK_RINGS: AMBER,
+    MemoryItem.SPILLED_BOUNDARIES: AMBER,
+    MemoryItem.LOADING_PEAK: PINK,
+    MemoryItem.CHECKPOINT_COPIES: BLUE,
+    MemoryItem.RESIDENT_BLOCKS: BLUE,
+    MemoryItem.SETTLED_UNITS: TEAL,
+    MemoryItem.BLOCK_SLOTS: TEAL,
+    MemoryItem.OUTER_SLOTS: PINK,
+    MemoryItem.GRADIENT_SUMS: ORANGE,
+    MemoryItem.PARKED_GRADIENTS: GREEN,
+    MemoryItem.OPTIMIZER_STATES: VIOLET,
+    MemoryItem.KEPT_ACTIVATIONS: AMBER,
+    MemoryItem.BOUNDARIES: AMBER,
+    MemoryItem.WORKING_SET: GREEN,
+    MemoryItem.BEST: TEAL,
+    MemoryItem.CHECKPOINTS: BLUE,
+    MemoryItem.EXPORT: GREEN,
+}
+"""Items with the same meaning have the same colour everywhere. The small ones, which every run has,
+are not listed here and are grey.
+"""
+FREE_COLOUR = "--rs-free"
+LIMIT_COLOUR = "--rs-text"
+"""The page replaces both names by the theme's colours, for light or dark."""
+
+
+def item_colour(kind: MemoryItem) -> str:
+    """Returns the colour of an item of host memory, GPU memory or disk."""
+    return PART_COLOURS.get(kind, GREY)
+
+
+def fit_figure(part: Part) -> Figure:
+    """Returns one stacked bar in GiB: a segment for each item, then the free rest. The limit is
+    drawn as a line if it is known.
+    """
+    total = part.total / GIB
+    data = [
+        _segment(item.words, item.bytes, item_colour(item.kind))
+        for item in part.items
+        if item.bytes
+    ]
+    limit_line = []
+    end = total
+    if part.limit is not None:
+        limit = part.limit / GIB
+        if limit > total:
+            free = _segment("free", part.limit - part.total, FREE_COLOUR)
+            data.append(free | {"meta": "free"})
+        limit_line = [vertical_line(limit, {"color": LIMIT_COLOUR, "width": 2})]
+        end = max(total, limit)
+    hidden = {"visible": False, "fixedrange": True}
+    layout = {
+        "barmode": "stack",
+        "bargap": 0,
+        "showlegend": False,
+        "hovermode": "closest",
+        "dragmode": False,
+        "shapes": limit_line,
+        "uirevision": "kept",
+        "margin": {"l": 0, "r": 0, "t": 0, "b": 0},
+        # The range is one percent longer than the longest value, so that a line at the end is
+        # visible.
+        "xaxis": hidden | {"range": [0, 1.01 * end]},
+        "yaxis": hidden | {"range": [-0.5, 0.5]},
+    }
+    return {"data": data, "layout": layout}
+
+
+def _segment(name: str, nbytes: int, colour: str) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [0],
+        "x": rounded(np.array([nbytes / GIB]), 6),
+        "width": 0.7,
+        "marker": {"color": colour, "line": {"width": 0}},
+        "hovertemplate": f"{escaped(name)}: {in_bytes(nbytes)}<extra></extra>",
+    }

@@ -1,0 +1,73 @@
+// One part of the pool of memory, beside the form: GPU memory, RAM or disk. A bar shows what the
+// part holds and which units live there; below it stand what that costs a step, what more memory
+// would save, and, once unfolded, every item.
+
+import { SmallFigure } from "../../shared/charts/small_figure.js";
+import { el } from "../../shared/dom.js";
+
+export class FitPart {
+    constructor({ name, label }) {
+        this.text = el("span");
+        this.pool = el("span", { class: "rs-pool-bar", role: "img", "data-pool": name });
+        this.cost = el("span", { class: "rs-pool-said", "data-said": "cost" });
+        this.gain = el("span", { class: "rs-pool-said", "data-said": "gain" });
+        const plot = el("div", { class: "rs-fit-bar", role: "img", "data-fit": name });
+        this.bar = new SmallFigure(plot);
+        this.rows = el("tbody");
+        this.note = el("p", { class: "rs-hint" });
+        this.root = el(
+            "details",
+            { class: "rs-fit" },
+            el("summary", {}, el("span", {}, label), this.text, this.pool, this.cost, this.gain),
+            this.note,
+            plot,
+            el("table", {}, this.rows),
+        );
+    }
+
+    show(bar) {
+        this.bar.show(bar.figure, bar.said);
+        this.root.dataset.tone = bar.tone;
+        this.text.textContent = bar.text;
+        this.note.textContent = bar.note;
+        this.rows.replaceChildren(...bar.items.map(itemRow));
+        this.pool.ariaLabel = bar.held;
+        this.pool.replaceChildren(...bar.pool.segments.map(segment), ...limit(bar.pool));
+        say(this.cost, bar.cost);
+    }
+
+    // gain: what more of this memory would save; null where that is not known yet.
+    showGain(gain) {
+        say(this.gain, gain?.text ?? null);
+        if (gain) this.gain.toggleAttribute("data-saves", gain.saves);
+    }
+}
+
+// The sentence before stays until the new one is known, so that nothing jumps.
+function say(place, text) {
+    place.toggleAttribute("data-old", text === null);
+    if (text !== null) place.textContent = text;
+}
+
+function segment({ held, share, label, text }) {
+    const node = el("i", { "data-held": held, title: text }, label && el("span", {}, label));
+    node.style.flexGrow = share;
+    return node;
+}
+
+// The end of the memory that there is, where more is needed.
+function limit({ limit }) {
+    if (limit === null) return [];
+    const node = el("b");
+    node.style.left = `${100 * limit}%`;
+    return [node];
+}
+
+function itemRow({ name, text, note, colour }) {
+    const key = el("i");
+    key.style.background = colour;
+    const small = note ? el("small", {}, note) : null;
+    return el("tr", {}, el("th", { scope: "row" }, key, name, small), el("td", {}, text));
+}
+
+export const legendRow = ({ held, text }) => el("li", {}, el("i", { "data-held": held }), text);

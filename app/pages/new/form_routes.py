@@ -1,0 +1,135 @@
+"""These routes answer the form of a new run. They bypass Gradio's events: their queue, and the
+copies that Gradio's page makes of an answer, took longer than the answers themselves.
+
+In each body, `shown` has the value of every component of the form by dotted name.
+
+POST /api/check {preset, shown, keep, timed}
+    Answers with the verdict on the form, which is kept as the draft unless `keep` is false. If
+    `timed` is true, the verdict says how long a step takes with each remedy, and what it costs that
+    units live where they do; the page asks for that once the verdict stands.
+POST /api/gains {shown}
+    Answers with `gains`: what more of each memory would save of a step, as a `text`, and whether it
+    `saves` anything, by the name of the memory. They are null where a verdict was asked for
+    meanwhile. It takes seconds, and the page asks for it once nothing has changed for a while.
+POST /api/settle {before, after}
+    Answers with the changes of other settings that follow from what a person changed.
+POST /api/rows {shown}
+    Counts the rows of the data, and answers when later verdicts tell of them.
+GET /api/presets
+    Answers with the component values of each preset.
+POST /api/presets {name, shown}
+    Keeps the form as a person's own preset, and answers with its `file`.
+POST /api/presets/remove {file}
+    Deletes one of a person's own presets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import date
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from app.form.settings_form import as_labelled, describe_error, read_config, settings, shown_values
+from app.form.settling import with_even_rows
+from app.pages.new.checker import Checker
+from app.server.requests import Handler, answering_errors, json_body, object_of, switch_of, text_of
+from engine.errors import ConfigError, RunError
+
+
+def form_routes(checker: Checker) -> list[Route]:
+    """Returns the routes that answer the form, with `checker`, which all pages share."""
+    return [*_verdict_routes(checker), *_preset_routes(checker)]
+
+
+def _post(path: str, handler: Handler) -> Route:
+    return Route(path, answering_errors(handler), methods=["POST"])
+
+
+def _verdict_routes(checker: Checker) -> list[Route]:
+    async def check(request: Request) -> Response:
+        body = await json_body(request)
+        preset = text_of(body, "preset") if body.get("preset") is not None else None
+        keep = switch_of(body, "keep") if "keep" in body else True
+        timed = switch_of(body, "timed") if "timed" in body else False
+        shown = _shown(body)
+        return JSONResponse(await asyncio.to_thread(checker.check, preset, shown, keep, timed))
+
+    async def gains(request: Request) -> Response:
+        shown = _shown(await json_body(request))
+        return JSONResponse(await asyncio.to_thread(checker.gains, shown))
+
+    async def settle(request: Request) -> Response:
+        body = await json_body(request)
+        before, after = _shown(body, "before"), _shown(body, "after")
+        return JSONResponse(await asyncio.to_thread(checker.settle, before, after))
+
+    async def rows(request: Request) -> Response:
+        shown = _shown(await json_body(request))
+        await asyncio.to_thread(checker.count_rows, shown)
+        return JSONResponse({})
+
+    return [
+        _post("/api/check", check),
+        _post("/api/gains", gains),
+        _post("/api/settle", settle),
+        _post("/api/rows", rows),
+    ]
+
+
+def _preset_routes(checker: Checker) -> list[Route]:
+    shelf = checker.presets
+
+    def listed() -> dict[str, Any]:
+        return {
+            preset.file: {"is_own": preset.is_own, "shown": shown_values(preset.config)}
+            for preset in shelf.listed().values()
+            if preset.config is not None
+        }
+
+    def keep(name: str, shown: dict[str, Any]) -> str:
+        try:
+            config = read_config(with_even_rows(shown)[0])
+        except ConfigError as error:
+            raise RunError(as_labelled(describe_error(error))) from None
+        return shelf.save(name, config, date.today()).file
+
+    async def show_presets(_: Request) -> Response:
+        return JSONResponse({"presets": await asyncio.to_thread(listed)})
+
+    async def save(request: Request) -> Response:
+        body = await json_body(request)
+        name, shown = text_of(body, "name"), _shown(body)
+        return JSONResponse({"file": await asyncio.to_thread(keep, name, shown)})
+
+    async def remove(request: Request) -> Response:
+        file = text_of(await json_body(request), "file")
+        await asyncio.to_thread(shelf.remove, file)
+        return JSONResponse({})
+
+    return [
+        Route("/api/presets", answering_errors(show_presets), methods=["GET"]),
+        _post("/api/presets", save),
+        _post("/api/presets/remove", remove),
+    ]
+
+
+def _shown(body: dict[str, Any], key: str = "shown") -> dict[str, Any]:
+    """Returns the value of every component of the form by dotted name.
+
+    Raises RunError if one is missing, unknown, or of the wrong type.
+    """
+    shown = object_of(body, key)
+    known = {setting.dotted: setting for setting in settings()}
+    for name in [*known, *shown]:
+        if name not in shown:
+            raise RunError(f"{key}: {name} is missing.")
+        if name not in known:
+            raise RunError(f"{key}: {name!r} is not a setting.")
+        if not known[name].holds(shown[name]):
+            expected = "true or false" if known[name].kind == "switch" else "a text"
+            raise RunError(f"{key}: {name} is not {expected}.")
+    return shown

@@ -1,0 +1,32 @@
+"""These functions describe the models of the catalog and this machine in words."""
+
+from __future__ import annotations
+
+import functools
+
+from app.words import in_bytes
+from engine.machine.read_machine import Machine
+from engine.planning.shape.catalog import catalog
+from engine.words import counted
+
+
+def machine_words(machine: Machine) -> str:
+    """Returns one line that describes a machine, without what changes while a page is open."""
+    cores = counted(machine.cpu_cores, "CPU core")
+    gpus = ", ".join(f"{gpu.name} ({in_bytes(gpu.total)})" for gpu in machine.gpus)
+    return (
+        f"{cores} · {in_bytes(machine.ram_limit)} of RAM · "
+        f"{gpus or 'no GPU, so blocks compute on the CPU'}"
+    )
+
+
+@functools.cache
+def known_models() -> list[list[str]]:
+    """Returns the hub id and the title of every model whose shape is bundled.
+
+    A verdict on such a model needs no request to the hub.
+    """
+    named = [[entry.id, entry.title] for entry in catalog()]
+    # An entry's title is that of its first model. Others of the same shape go by their id.
+    alike = [[name, name.rpartition("/")[2]] for entry in catalog() for name in entry.also]
+    return sorted([*named, *alike], key=lambda each: each[0].lower())

@@ -1,0 +1,60 @@
+// When a person has changed the model, the data or the batch, other settings follow: the server
+// says which, and this script fills them in.
+
+import { send } from "../../shared/dom.js";
+
+const FOLLOWED = ["model.source", "data.source", "train.batch_size"];
+
+export class Settling {
+    // nameOf: returns the dotted name of the setting that a box shows. form: returns the form as
+    // last checked. fill: changes settings. note: shows sentences.
+    constructor({ nameOf, form, fill, note }) {
+        Object.assign(this, { nameOf, form, fill, note });
+        this.preset = undefined;
+        this.known = {}; // the values of `FOLLOWED` that the other settings belong to
+        document.addEventListener("focusout", ({ target }) => this.left(target));
+        document.addEventListener("keydown", ({ key, target }) => {
+            if (key === "Enter") this.left(target);
+        });
+        document.addEventListener("input", ({ target, inputType }) => {
+            // A suggestion was chosen.
+            if (inputType === "insertReplacementText") this.left(target);
+        });
+    }
+
+    // Takes each form that is checked: one that a preset has filled in belongs together. A value
+    // that arrived otherwise, such as a file that was uploaded, is settled; one that is being typed
+    // is not.
+    took({ preset, shown }) {
+        // A check may come between the choice of a preset and its values, which have another name.
+        const isNew = preset !== this.preset || this.preset === undefined;
+        const isFilled = isNew || shown.name !== this.name;
+        this.preset = preset;
+        this.name = shown.name;
+        const typed = document.activeElement && this.nameOf(document.activeElement);
+        for (const name of FOLLOWED) {
+            if (isFilled) this.known[name] = shown[name];
+            else if (name !== typed && shown[name] !== this.known[name])
+                this.settle(name, shown[name]);
+        }
+    }
+
+    left(box) {
+        const name = box.matches?.(".rs-train input, .rs-train textarea") && this.nameOf(box);
+        const form = this.form();
+        if (!FOLLOWED.includes(name) || !form || this.known[name] === undefined) return;
+        if (box.value !== this.known[name]) this.settle(name, box.value);
+    }
+
+    async settle(name, value) {
+        const shown = this.form().shown;
+        const before = { ...shown, [name]: this.known[name] };
+        this.known[name] = value;
+        const after = { ...shown, [name]: value };
+        // An answer that does not arrive changes nothing: a run would still say what is wrong.
+        const answer = await send("/api/settle", { before, after }).catch(() => null);
+        if (!answer || this.known[name] !== value) return;
+        this.note(answer.notes);
+        if (Object.keys(answer.changes).length) this.fill(answer.changes);
+    }
+}

@@ -1,0 +1,399 @@
+// Draws the places of New: the machine, the verdict next to Start, and the preview of the
+// data; and requests a verdict whenever the form has changed.
+
+import { el, field, isShown, send } from "../../shared/dom.js";
+import { FieldLink } from "./field_link.js";
+import { differ, findingOn, isOf, withFinding } from "./finding.js";
+import { FitPart, legendRow } from "./fit_part.js";
+import { Intro } from "./intro.js";
+import { drawPreview, give } from "./preview.js";
+import { SettingsTools } from "./settings_tools.js";
+import { Settling } from "./settling.js";
+import { isKnown, MODEL, Suggestions } from "./suggestions.js";
+
+// Times in ms until a verdict is requested, by the reason for the request.
+const TYPING_PAUSE = 80; // a letter was typed
+const TIMES_PAUSE = 250; // a verdict stands, and its remedies have no times yet
+const GAINS_PAUSE = 1500; // nothing has changed for a while, and gains take seconds to be found
+const AT_ONCE = 20; // something was chosen or pasted
+const TOGETHER = 5; // Gradio has handed the form over, which it may do again
+const RETRY = 2000; // the server did not answer
+const BEHIND = 100; // Gradio has not yet received what the boxes show
+const TIMES_BEHIND = 50; // this many attempts
+const TIMES_OLDER = 3; // at most this many repeated requests for a preview of an older form
+const AWAY = "The server does not answer; what you type is kept here and checked when it does.";
+const BOX = '[data-testid="textbox"]';
+const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
+
+const draw = {
+    sidebar: (place, value) => drawText(place, "machine", value),
+    about: (place, value) => drawText(place, "about", value),
+    why_not: (place, value) => drawText(place, "why_not", value),
+    queued: (place, value) => drawText(place, "queued", value),
+    effort: () => {}, // the verdict and what was settled are written into it
+    settings_tools: mountTools,
+    preview: takePreview,
+};
+const places = {}; // by name, as received from Gradio
+let hasRuns = null; // not known yet
+let showMachines = null; // shows the machines for a model, on another page
+
+export function leadToMachines(show) {
+    showMachines = show;
+}
+
+export function mountTrain(place) {
+    places[place.name] = place;
+    if (place.name === "verdict") {
+        mountVerdict(place);
+        return;
+    }
+    if (place.name === "intro") {
+        place.shown = new Intro(place.element, place.props.value);
+        if (hasRuns !== null) place.shown.tellRuns(hasRuns);
+        return;
+    }
+    const show = () => draw[place.name]?.(place, place.props.value ?? {});
+    place.watch("value", show);
+    show();
+}
+
+function drawText({ element }, name, value) {
+    field(element, name).textContent = value[name] ?? "";
+}
+
+function takePreview(place, preview) {
+    drawPreview(place, preview);
+    if (preview.pending) return;
+    place.read = preview;
+    if (!preview.error) countRows();
+    places.intro?.shown.read(preview);
+    const { verdict } = places;
+    if (!verdict?.said) return;
+    // Otherwise nothing changes, and what Start has answered stays.
+    if (differ(verdict.finding, findingOn(verdict.form, preview))) judge(verdict);
+    // Answers may arrive out of order, so the preview may be of an earlier form. A box in use
+    // requests a new preview when it loses the focus.
+    place.older = isOf(verdict.form, preview) ? 0 : (place.older ?? 0) + 1;
+    const isTyped = document.activeElement?.matches(`.rs-train ${BOX}`);
+    if (place.older && place.older <= TIMES_OLDER && !isTyped) place.trigger("submit");
+}
+
+// Is called when the page is shown, and when its form was filled. Once both have happened, the
+// first preview of the data is requested.
+// `again`: another page was shown meanwhile, in which rates may have been measured.
+export function trainShown(again = false) {
+    const { verdict, preview } = places;
+    if (again && verdict?.form) verdict.ask(AT_ONCE);
+    if (!verdict?.form || !preview || verdict.wasLookedAt || !isShown(verdict.element)) return;
+    verdict.wasLookedAt = true;
+    preview.trigger("submit");
+}
+
+// Is called with whether there is any run, as far as the server knows.
+export function runsFound(isAny) {
+    hasRuns = isAny;
+    places.intro?.shown.tellRuns(hasRuns);
+}
+
+// Is called with whether the server answers. Text typed during an outage is checked, and thereby
+// stored, as soon as the server answers again.
+export function serverAnswers(isAnswering) {
+    const { verdict, why_not } = places;
+    document.getElementById("preset")?.toggleAttribute("inert", !isAnswering);
+    if (isAnswering) verdict?.ask(AT_ONCE);
+    else if (verdict && why_not) {
+        verdict.props.value = { ...verdict.props.value, can_start: false, can_queue: false };
+        draw.why_not(why_not, { why_not: AWAY });
+    }
+}
+
+// ---------------------------------------------------------------- what is typed
+
+function mountVerdict(place) {
+    place.models = place.props.value.models;
+    place.parts = new Map();
+    place.link = new FieldLink(place.element.querySelector('[data-part="to-field"]'));
+    askAfterPauses(place);
+    listenToBoxes(place);
+    new Suggestions(place.models);
+    place.settling = new Settling({
+        nameOf: settingOf,
+        form: () => place.form,
+        fill,
+        note: (notes) => writeEffort("settled", notes.join(" ")),
+    });
+    takeForms(place);
+}
+
+function mountTools(place) {
+    if (place.tools) return;
+    place.tools = new SettingsTools(place, fill);
+    // Gradio makes this place when the section is first opened, after the form was checked.
+    if (places.verdict?.form) place.tools.took(places.verdict.form);
+}
+
+// Changes settings of the form. Gradio does that, since it owns the form.
+export function fill(changes) {
+    if (places.preview) give(places.preview, changes);
+}
+
+function writeEffort(name, text) {
+    if (places.effort) field(places.effort.element, name).textContent = text;
+}
+
+// Has the rows of the form's data counted, of which the verdict then tells. Reading them may take a
+// while, and nothing waits for it.
+async function countRows() {
+    const { verdict } = places;
+    if (!verdict?.form) return;
+    const { shown } = verdict.form;
+    const answer = await send("/api/rows", { shown }).catch(() => null);
+    if (answer && verdict.form) verdict.ask(AT_ONCE);
+}
+
+// Gives the place two functions that request a verdict after a pause; a later call restarts the
+// pause.
+function askAfterPauses(place) {
+    let pause;
+    const edited = new Set();
+    // Makes Gradio pass on the form.
+    place.ask = (wait) => {
+        clearTimeout(pause);
+        pause = setTimeout(() => {
+            edited.clear();
+            place.trigger("input");
+        }, wait);
+    };
+    // Requests a verdict with the text in a box, which is known here well before Gradio has
+    // received it and passed on the form.
+    place.askFor = (box, wait) => {
+        if (!place.form) {
+            place.ask(wait);
+            return;
+        }
+        edited.add(box);
+        clearTimeout(pause);
+        pause = setTimeout(() => {
+            const typed = [...edited].map((each) => [settingOf(each), each.value]);
+            edited.clear();
+            const shown = { ...place.form.shown, ...Object.fromEntries(typed) };
+            check(place, { ...place.form, shown });
+        }, wait);
+    };
+}
+
+function listenToBoxes(place) {
+    document.addEventListener("input", ({ target, inputType }) => {
+        // Gradio itself handles checkboxes and lists.
+        if (!target.matches(`.rs-train ${BOX}`)) return;
+        // The hub is not queried for each beginning of a name: unbundled sources are checked when
+        // the box loses the focus or Enter is pressed.
+        if (target.matches(SOURCES) && !isKnown(place.models, target)) return;
+        const isTyped = /^(insertText|delete)/.test(inputType);
+        place.askFor(target, isTyped ? TYPING_PAUSE : AT_ONCE);
+    });
+    const leave = ({ target }) => {
+        if (!target.matches(SOURCES)) return;
+        if (place.form?.shown[settingOf(target)] !== target.value) place.ask(AT_ONCE);
+    };
+    document.addEventListener("focusout", leave);
+    document.addEventListener("keydown", (event) => {
+        if (event.key === "Enter") leave(event);
+    });
+}
+
+// Gradio passes the form on by a push. It does so twice within a millisecond when an item of a list
+// is chosen, and may have done so before this script ran.
+function takeForms(place) {
+    const given = window.ramstreamForms ?? [];
+    let soon;
+    window.ramstreamForms = {
+        push: (form) => {
+            clearTimeout(soon);
+            soon = setTimeout(() => check(place, form), TOGETHER);
+        },
+    };
+    for (const form of given) window.ramstreamForms.push(form);
+}
+
+// The dotted name of the setting that a box shows.
+const settingOf = (box) =>
+    box.closest('[id^="field-"]')?.id.slice("field-".length).replaceAll("-", ".");
+
+async function check(place, form) {
+    // Only the newest request counts: the one before is aborted, and its answer is not drawn.
+    place.asking?.abort();
+    place.asking = new AbortController();
+    const { signal } = place.asking;
+    place.form = form;
+    place.settling.took(form);
+    places.settings_tools?.tools?.took(form);
+    // A page without any input has nothing to store: what was typed in another page is newer.
+    place.opened ??= JSON.stringify(form);
+    if (JSON.stringify(form) !== place.opened) place.typed = true;
+    trainShown();
+    // On a busy machine, Gradio takes a while to receive what was typed, or to show new values.
+    place.behind = isBehind(form.shown) ? (place.behind ?? 0) + 1 : 0;
+    if (place.behind && place.behind <= TIMES_BEHIND) place.ask(BEHIND);
+    let verdict;
+    try {
+        const keep = Boolean(place.typed);
+        verdict = await send("/api/check", { ...form, keep }, signal);
+    } catch (error) {
+        if (error.unreachable && !signal.aborted) place.ask(RETRY);
+        verdict = { ...UNCHECKED, reasons: [error.message], why_not: error.message };
+    }
+    if (signal.aborted) return;
+    place.said = verdict;
+    judge(place);
+    if (verdict.to_be_timed) await askForTimes(place, form, signal);
+    if (!signal.aborted) askForGains(place, form, signal);
+}
+
+// Draws the verdict again, with the time of a step for each remedy, unless the form has changed
+// meanwhile. To predict these times takes longer than the verdict may take.
+async function askForTimes(place, form, signal) {
+    await new Promise((resolve) => setTimeout(resolve, TIMES_PAUSE));
+    if (signal.aborted) return;
+    const asked = { ...form, keep: false, timed: true };
+    const verdict = await send("/api/check", asked, signal).catch(() => null);
+    if (!verdict || signal.aborted) return; // the verdict stands without times
+    place.said = verdict;
+    judge(place);
+}
+
+const NO_GAIN = { text: "", saves: false };
+
+// Shows what more memory would save, which takes longest to find.
+async function askForGains(place, { shown }, signal) {
+    const show = (gains) => {
+        for (const [name, part] of place.parts) part.showGain(gains && (gains[name] ?? NO_GAIN));
+    };
+    if (!place.said.has_gains) {
+        show({});
+        return;
+    }
+    show(null);
+    let gains = null;
+    while (gains === null) {
+        await new Promise((resolve) => setTimeout(resolve, GAINS_PAUSE));
+        if (signal.aborted) return;
+        if (document.hidden || !isShown(place.element)) continue;
+        // Without an answer, nothing is said.
+        const answer = await send("/api/gains", { shown }, signal).catch(() => ({ gains: {} }));
+        if (signal.aborted) return;
+        gains = answer.gains;
+    }
+    show(gains);
+}
+
+// Shows the server's verdict together with what the preview found about the data.
+function judge(place) {
+    place.finding = findingOn(place.form, places.preview?.read);
+    const verdict = withFinding(place.said, place.finding);
+    drawVerdict(place, verdict);
+    offer(place, verdict);
+    places.intro?.shown.judged(verdict, place.form);
+}
+
+// Shows what can be started. Start and the remedies are Gradio's, and follow these values; Start
+// itself may have said earlier why it failed.
+function offer(place, { can_start, can_queue, remedies, why_not }) {
+    place.props.value = { can_start, can_queue, remedies };
+    places.why_not.props.value = { why_not };
+    draw.why_not(places.why_not, { why_not });
+    // A message about a place in the queue is no longer true.
+    if (!can_queue && places.queued) draw.queued(places.queued, {});
+}
+
+// Whether a box shows a value that differs from the form's. Boxes of a hidden tab do not count:
+// they are not redrawn, and nobody types into them.
+function isBehind(shown) {
+    return [...document.querySelectorAll(`.rs-train ${BOX}`)].some((box) => {
+        const name = settingOf(box);
+        return isShown(box) && name in shown && (shown[name] ?? "") !== box.value;
+    });
+}
+
+// ---------------------------------------------------------------- the verdict
+
+const UNCHECKED = {
+    tone: "bad",
+    headline: "This cannot be checked now.",
+    size: "",
+    help: "",
+    effort: "",
+    smaller: [],
+    model: null,
+    lives: "",
+    lives_more: "",
+    legend: [],
+    bars: [],
+    has_gains: false,
+    time: [],
+    remedies: [],
+    to_be_timed: false,
+    field: null,
+    can_start: false,
+    can_queue: false,
+};
+
+function drawVerdict(place, verdict) {
+    const { element } = place;
+    element.querySelector(".rs-verdict").dataset.tone = verdict.tone;
+    for (const name of ["headline", "lives", "lives_more", "size", "help"])
+        field(element, name).textContent = verdict[name];
+    field(element, "reasons").replaceChildren(
+        ...verdict.reasons.map((reason) => el("li", {}, reason)),
+    );
+    drawParts(place, verdict.bars);
+    field(element, "legend").replaceChildren(...verdict.legend.map(legendRow));
+    field(element, "time").replaceChildren(...verdict.time.map(timeRow));
+    place.link.show(verdict.field, verdict.reasons[0]);
+    writeEffort("effort", verdict.effort);
+    drawInstead(element, verdict);
+}
+
+// Instead of a model that does not fit: smaller ones that do, and machines that would train it.
+function drawInstead(element, { smaller, model }) {
+    const part = (name) => element.querySelector(`[data-part="${name}"]`);
+    part("smaller").hidden = !smaller.length;
+    const use = (id) => () => {
+        const box = document.querySelector(MODEL);
+        box.value = id;
+        box.dispatchEvent(
+            new InputEvent("input", { bubbles: true, inputType: "insertReplacementText" }),
+        );
+    };
+    field(element, "smaller").replaceChildren(
+        ...smaller.map((id) =>
+            el(
+                "button",
+                { type: "button", class: "rs-small", click: use(id) },
+                id.split("/").pop(),
+            ),
+        ),
+    );
+    part("machines").hidden = !model;
+    part("machines").querySelector("button").onclick = () => showMachines?.(model);
+}
+
+function timeRow({ name, text, note }) {
+    const small = note ? el("small", {}, note) : null;
+    return el("div", {}, el("dt", {}, name), el("dd", {}, text, small));
+}
+
+function drawParts({ element, parts }, bars) {
+    // A part keeps its nodes, so that a person's unfolded items stay unfolded.
+    for (const bar of bars) {
+        if (!parts.has(bar.name)) parts.set(bar.name, new FitPart(bar));
+        parts.get(bar.name).show(bar);
+    }
+    const shown = bars.map((bar) => parts.get(bar.name).root);
+    const place = field(element, "bars");
+    const isSame =
+        shown.length === place.children.length &&
+        shown.every((node, index) => node === place.children[index]);
+    if (!isSame) place.replaceChildren(...shown);
+}

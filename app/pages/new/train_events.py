@@ -1,0 +1,249 @@
+"""The events of the page for a new run are connected here, and their answers are computed.
+
+Some events never reach the server: a script in the page handles them. Names in capitals are
+placeholders in such a script, which `_filled_in` replaces by values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from app.form.settings_form import as_labelled, shown_values
+from app.pages.new.checker import Checker
+from app.pages.new.faults import unforeseen
+from app.pages.new.panels import TrainPanel
+from app.pages.new.verdict import REMEDIES_SHOWN
+from app.session.session import Session
+from engine.config.settings import TrainConfig
+
+# Marks that the form holds the draft from now on; what it held before does not count.
+OPENED = "() => { window.ramstreamOpened = true; }"
+# Passes the form to `train.js`, with the values that Gradio would send, including those of boxes
+# that it has not made yet. A backslash at the end of a line joins it to the next one.
+ASK = """(preset, ...values) => {
+  if (!window.ramstreamOpened) return;
+  (window.ramstreamForms ??= []).push({preset, \
+shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
+}"""
+# Shows what a verdict allows: Start, Start detached, Add to queue, and the remedies.
+OFFER = """({can_start, can_queue, remedies}) => [\
+...[1, 2].map(() => ({__type__: 'update', interactive: can_start})),
+  {__type__: 'update', visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
+  {__type__: 'update', value: remedies[number]?.text ?? '', visible: number in remedies}))]"""
+# Fills the form with the columns that a person chose in the preview, or with the files.
+MAP = "({changes}) => FIELDS.map((name) => changes[name])"
+# Fills the form with the changes of a remedy; an undefined value leaves its box unchanged.
+APPLY = "({remedies}) => FIELDS.map((name) => remedies[NUMBER]?.changes[name])"
+
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+AT_ONCE: dict[str, Any] = {"queue": False, "concurrency_limit": None, **QUIET}
+
+
+def in_page(script: str, inputs: Any, outputs: Any = None) -> dict[str, Any]:
+    """Returns the arguments of an event that `script` handles in the page, without the server."""
+    return {"fn": None, "inputs": inputs, "outputs": outputs, "js": script, **QUIET}
+
+
+def _filled_in(script: str, values: Mapping[str, Any]) -> str:
+    """Returns `script` with its placeholders replaced by these values."""
+    for name, value in values.items():
+        script = script.replace(name, json.dumps(value))
+    return script
+
+
+@dataclass(frozen=True)
+class PageParts:
+    """The events of a new run connect these parts of the page."""
+
+    panel: TrainPanel
+    bar: gr.HTML
+
+
+class TrainEvents:
+    """Connects the form to its checker, and the Start buttons to the session."""
+
+    def __init__(self, session: Session, checker: Checker, parts: PageParts):
+        self._session = session
+        self._checker = checker
+        self._presets = checker.presets
+        self._panel = parts.panel
+        self._bar = parts.bar
+        self._names = list(parts.panel.fields)
+        self._fields = list(parts.panel.fields.values())
+        ask = _filled_in(ASK, {"FIELDS": self._names})
+        self._ask = in_page(ask, [parts.panel.preset, *self._fields])
+        self._inputs: set[Any] = {*self._fields, parts.panel.preset}
+        self._previewed: dict[str, Any] = {
+            "inputs": self._inputs,
+            "outputs": parts.panel.preview,
+            "trigger_mode": "always_last",
+            **QUIET,
+        }
+
+    def connect(self, page: gr.Blocks) -> None:
+        """Connects all events. It is called once, inside the page's context."""
+        self._ask_for_verdicts()
+        self._show_data()
+        self._take_presets()
+        self._take_choices()
+        self._open_with_the_draft(page)
+        self._start_and_queue()
+        self._offer_remedies()
+
+    # ------------------------------------------------------------------ which event asks for what
+
+    def _ask_for_verdicts(self) -> None:
+        # `train.js` handles text boxes: it triggers `verdict.input` when typing in one pauses.
+        # Gradio's own events of a text box are not suitable: `.change` fires once per box while a
+        # preset fills the form, and `.input` misses pasted text.
+        chosen = [field.input for field in self._fields if not isinstance(field, gr.Textbox)]
+        gr.on([self._panel.verdict.input, self._bar.change, *chosen], **self._ask)
+
+    def _show_data(self) -> None:
+        fields = self._panel.fields
+        columns = [field.blur for name, field in fields.items() if name.startswith("data.columns.")]
+        shows_data = [
+            # `train.js` triggers this when the form is first shown: who opens another page needs
+            # no preview.
+            self._panel.preview.submit,
+            fields["data.format"].input,
+            fields["data.train_on"].input,
+            fields["preference.objective"].input,
+            fields["data.split"].blur,
+            fields["data.max_seq_len"].blur,
+            fields["data.roles"].blur,
+            fields["data.unused_flags"].blur,
+            # A name on the hub is looked up when it is complete, not at each letter.
+            fields["model.source"].submit,
+            fields["model.source"].blur,
+            fields["data.source"].submit,
+            fields["data.source"].blur,
+            *columns,
+        ]
+        gr.on(shows_data, self.preview, **self._previewed)
+
+    def _take_presets(self) -> None:
+        panel = self._panel
+        # Not `.input`: Gradio sends that too when the list loses the focus, and the preset would
+        # take the place of what a person has typed.
+        loaded = panel.preset.select(
+            self.load_preset, panel.preset, [*self._fields, panel.about], **QUIET
+        )
+        loaded.then(**self._ask).then(self.preview, **self._previewed)
+        # `settings_tools.js` triggers this when a preset was saved or deleted.
+        panel.tools.submit(
+            self.list_presets, panel.tools, [panel.preset, panel.about], **QUIET
+        ).then(**self._ask)
+
+    def _take_choices(self) -> None:
+        """Turns the columns and the files that a person chose into settings."""
+        fill = _filled_in(MAP, {"FIELDS": self._names})
+        for place in (self._panel.preview, self._panel.files):
+            filled = place.input(**in_page(fill, place, [*self._fields]))
+            filled.then(**self._ask).then(self.preview, **self._previewed)
+
+    def _open_with_the_draft(self, page: gr.Blocks) -> None:
+        panel = self._panel
+        opened = page.load(
+            self.open_page, None, [*self._fields, panel.preset, panel.about], **QUIET
+        )
+        opened.then(**in_page(OPENED, None)).then(**self._ask)
+
+    def _start_and_queue(self) -> None:
+        panel = self._panel
+        outputs = [self._bar, panel.why_not]
+        start = self._starting(self._session.start)
+        start_detached = self._starting(self._session.start_detached)
+        panel.start.click(start, self._inputs, outputs, **AT_ONCE)
+        panel.detached.click(start_detached, self._inputs, outputs, **AT_ONCE)
+        panel.queue.click(self.enqueue, self._inputs, panel.queued, **AT_ONCE)
+
+    def _offer_remedies(self) -> None:
+        """Enables the buttons that the verdict allows, and connects each remedy to the form."""
+        panel = self._panel
+        offered = [panel.start, panel.detached, panel.queue, *panel.remedies]
+        offer = _filled_in(OFFER, {"SLOTS": list(range(REMEDIES_SHOWN))})
+        panel.verdict.change(**in_page(offer, panel.verdict, offered))
+        for number, button in enumerate(panel.remedies):
+            fill = _filled_in(APPLY, {"FIELDS": self._names, "NUMBER": number})
+            button.click(**in_page(fill, panel.verdict, [*self._fields])).then(**self._ask)
+
+    # ------------------------------------------------------------------ what an event answers
+
+    def preview(self, values: dict[Any, Any]) -> Iterator[dict[str, Any]]:
+        yield {"pending": True}
+        yield self._checker.preview(self._shown_in(values))
+
+    def load_preset(self, file: str | None) -> dict[Any, Any]:
+        about = self._panel.about
+        if file is None:
+            return {about: gr.skip()}
+        preset = self._presets.get(file)
+        if preset is None:
+            return {about: {"about": "This preset was deleted."}}
+        shown = self._filled(shown_values(preset.config)) if preset.config is not None else {}
+        return shown | {about: {"about": preset.about}}
+
+    def list_presets(self, file: str) -> dict[Any, Any]:
+        """Lists the presets anew, and chooses the one whose settings the form shows already."""
+        panel, chosen = self._panel, self._presets.get(file)
+        choices = [(each.label, each.file) for each in self._presets.listed().values()]
+        about = chosen.about if chosen is not None else ""
+        return {
+            panel.preset: gr.update(choices=choices, value=file if chosen is not None else None),
+            panel.about: {"about": about},
+        }
+
+    def open_page(self) -> dict[Any, Any]:
+        panel = self._panel
+        file, shown = self._checker.draft.recall() or (None, None)
+        preset = self._presets.get(file)
+        choices = [(each.label, each.file) for each in self._presets.listed().values()]
+        updates: dict[Any, Any] = {panel.preset: gr.update(choices=choices)}
+        if preset is not None:
+            updates[panel.preset] = gr.update(choices=choices, value=file)
+            updates[panel.about] = {"about": preset.about}
+        elif shown is not None:  # these settings come from a run, not from a preset
+            updates[panel.preset] = gr.update(choices=choices, value=None)
+            updates[panel.about] = {"about": ""}
+        elif self._checker.draft.problem:
+            updates[panel.about] = {"about": self._checker.draft.problem}
+        if shown is not None:
+            updates |= self._filled(shown)
+        return updates
+
+    def _starting(
+        self, begin: Callable[[TrainConfig], str]
+    ) -> Callable[[dict[Any, Any]], dict[Any, Any]]:
+        """Returns the handler of a Start button that begins a run with `begin`."""
+
+        def start(values: dict[Any, Any]) -> dict[Any, Any]:
+            try:
+                run_id = begin(self._checker.read_trainable(self._shown_in(values)))
+            except Exception as error:  # noqa: BLE001  the page shows any fault of the program
+                return {self._panel.why_not: {"why_not": as_labelled(unforeseen(error))}}
+            return {self._bar: {"open": run_id}}
+
+        return start
+
+    def enqueue(self, values: dict[Any, Any]) -> dict[Any, Any]:
+        queue, queued = self._session.queue, self._panel.queued
+        try:
+            place = queue.add(self._checker.read_trainable(self._shown_in(values)))
+        except Exception as error:  # noqa: BLE001  the page shows any fault of the program
+            return {queued: {"queued": as_labelled(unforeseen(error))}}
+        then = "it is held until you continue it in Runs" if queue.is_held else "Runs shows it"
+        return {queued: {"queued": f"Number {place} in the queue now; {then}."}}
+
+    def _shown_in(self, values: dict[Any, Any]) -> dict[str, Any]:
+        """Converts component values from Gradio, by component, to values by dotted name."""
+        return {name: values[component] for name, component in self._panel.fields.items()}
+
+    def _filled(self, shown: dict[str, Any]) -> dict[Any, Any]:
+        """Converts component values by dotted name to values by component, as Gradio takes them."""
+        return {component: shown[name] for name, component in self._panel.fields.items()}

@@ -1,0 +1,327 @@
+"""These functions turn the estimate of a draft into the words and figures of its verdict.
+
+A verdict is plain data for `train.js`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.form.settings_form import as_labelled, settings
+from app.pages.new.fit_figures import fit_figure, item_colour
+from app.shared.pool_words import (
+    bar_in_words,
+    cost_in_a_sentence,
+    legend,
+    places_in_words,
+    pool_bar,
+)
+from app.words import in_bytes, in_count
+from engine.planning.fit.memory_items import Item, PartName
+from engine.planning.fit.pool import PoolPart
+from engine.planning.fit.pool_times import Costs
+from engine.planning.fit.remedies import Remedy
+from engine.planning.fit.remedy_options import METHOD
+from engine.planning.fit.report import HOST_WATTS, FitReport
+from engine.planning.fit.requirements import Part, Verdict
+from engine.words import counted, in_hours, in_seconds
+
+VERDICTS = {
+    Verdict.FITS: ("good", "It fits this machine."),
+    Verdict.TIGHT: ("warn", "It fits, but only just."),
+    Verdict.DOES_NOT_FIT: ("bad", "It does not fit this machine."),
+}
+"""Each verdict has a tone and a headline."""
+LACKS = "It would fit, but it lacks something that it needs."
+HELP = {
+    Verdict.FITS: "",
+    Verdict.TIGHT: "One click leaves more room:",
+    Verdict.DOES_NOT_FIT: "One click makes it fit:",
+}
+"""This sentence is shown above the remedies."""
+BARS = {PartName.GPU: "GPU memory", PartName.HOST: "RAM", PartName.DISK: "Disk"}
+REMEDIES_SHOWN = 4
+"""The page shows at most this many remedies: three, and the one that trains adapters."""
+
+
+def shown_remedies(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
+    """Returns the first remedies of a report, and the one that trains adapters even if others come
+    before it.
+    """
+    adapters = [remedy for remedy in remedies if METHOD in remedy.changes]
+    others = [remedy for remedy in remedies if remedy not in adapters]
+    shown = [*others[: REMEDIES_SHOWN - 1], *adapters]
+    return tuple(remedy for remedy in remedies if remedy in shown)
+
+
+def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[str, Any]:
+    """Returns the verdict on a draft that has no estimate; `sentence` says why.
+
+    `field` is the id of the component with the invalid value. The keys are those of `verdict_of`.
+    """
+    return {
+        "tone": "bad",
+        "headline": headline,
+        "reasons": [sentence],
+        "lives": "",
+        "lives_more": "",
+        "legend": [],
+        "bars": [],
+        "has_gains": False,
+        "time": [],
+        "remedies": [],
+        "to_be_timed": False,
+        "help": "",
+        "size": "",
+        "effort": "",
+        "smaller": [],
+        "model": None,
+        "field": field,
+        "can_start": False,
+        "can_queue": False,
+        "why_not": sentence,
+    }
+
+
+@dataclass(frozen=True)
+class Beside:
+    """`Beside` is what the verdict says beside the estimate."""
+
+    remarks: Sequence[str] = ()
+    """A person should read these sentences before a start."""
+    tracked: Sequence[str] = ()
+    """These sentences say where curves also go."""
+    effort: str = ""
+    """This says what the length of the run means."""
+    smaller: Sequence[str] = ()
+    """Models with these ids would fit instead."""
+    costs: Costs | None = None
+    """These are the costs of where units live, in a verdict that is timed."""
+    lacks: str = ""
+    """This sentence says what the run needs and lacks now, memory apart."""
+
+
+def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:
+    """Returns the verdict on a draft whose estimate is `report`.
+
+    `busy` says why nothing can be started now, or is None. `remedies` are texts with the component
+    values that each changes, and `help` is shown above them. `to_be_timed` tells whether a verdict
+    with their times, with costs, and with smaller models would say more. `has_gains` tells whether
+    more memory might save time. `why_not` says why Start is disabled.
+    """
+    tone, headline = VERDICTS[report.verdict]
+    if beside.remarks and report.verdict == Verdict.FITS:
+        tone, headline = "warn", "It fits this machine, but look at this:"
+    fits = report.verdict != Verdict.DOES_NOT_FIT
+    why_not = busy if fits else "It would not fit, so it cannot be started."
+    if beside.lacks:
+        why_not = beside.lacks
+        tone, headline = "bad", LACKS if fits else headline
+    shown = shown_remedies(report.remedies)
+    remedies = [_remedy(remedy) for remedy in shown]
+    on_gpu = report.choices["device"] != "cpu"
+    has_times = bool(report.time["step_seconds"])
+    has_costs = fits and has_times and on_gpu
+    lives, more = places_in_words(report.pool.units, on_gpu, fits)
+    # A drive wears: a person should know by how much before a start.
+    spilled = report.spill.sentences() if fits and report.spill is not None else ()
+    is_timed = all(remedy.seconds is not None for remedy in shown)
+    is_timed = is_timed and (beside.costs is not None or not has_costs)
+    return {
+        "tone": tone,
+        "headline": headline,
+        "reasons": [
+            *([beside.lacks] if beside.lacks else []),
+            *map(as_labelled, report.reasons),
+            *beside.remarks,
+            *spilled,
+            *beside.tracked,
+        ],
+        "lives": lives,
+        "lives_more": more,
+        "legend": legend(report.pool),
+        "bars": _bars(report, beside.costs, has_costs),
+        "has_gains": has_costs,
+        "time": _time_rows(report) if fits else [],
+        "remedies": remedies,
+        "to_be_timed": (has_times and not is_timed) or not fits,
+        "help": HELP[report.verdict] if remedies else "",
+        "size": _size_words(report),
+        "effort": beside.effort,
+        "smaller": list(beside.smaller),
+        # Of a model that does not fit, the page offers to look for machines that train it.
+        "model": None if fits else report.model["source"],
+        "field": None,
+        "can_start": fits and not busy and not beside.lacks,
+        # This includes drafts that do not fit: the memory that the active run takes now will be
+        # free when this run's turn comes.
+        "can_queue": busy is not None and not beside.lacks,
+        "why_not": why_not or "",
+    }
+
+
+def _remedy(remedy: Remedy) -> dict[str, Any]:
+    """Returns a remedy with its text for a button. The first line says what changes and what the
+    job then takes, the second one how long a step takes, which units move and what happens to
+    results.
+    """
+    said = remedy.exactness_in_words
+    if remedy.places:
+        said = f"{remedy.places} {said}"
+    if remedy.time_in_words:
+        said = f"{_capital(remedy.time_in_words)}. {said}"
+    return {
+        "text": f"{as_labelled(remedy.text)}\n{said}",
+        "changes": _as_shown(remedy.changes),
+        "exactness": [kind.value for kind in remedy.exactness],
+        "seconds": remedy.seconds,
+    }
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _as_shown(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the component values for config values, both by dotted name."""
+    return {
+        setting.dotted: setting.show(changes[setting.dotted])
+        for setting in settings()
+        if setting.dotted in changes
+    }
+
+
+def _size_words(report: FitReport) -> str:
+    model = report.model
+    trained = ""
+    if model["trained_parameters"] != model["parameters"]:
+        trained = f", {in_count(model['trained_parameters'])} of them trained"
+    return (
+        f"{in_count(model['parameters'])} parameters ({model['model_type']}, {model['blocks']} "
+        f"blocks){trained}, up to {report.time['tokens_per_step']:,} tokens a step"
+    )
+
+
+# ------------------------------------------------------------------ time
+
+
+def _row(name: str, text: str, note: str = "") -> dict[str, str]:
+    return {"name": name, "text": text, "note": note}
+
+
+def _time_rows(report: FitReport) -> list[dict[str, str]]:
+    """Returns rows of `name`, `text` and `note`: a step, the whole run, and electricity."""
+    time = report.time
+    if not time["step_seconds"]:
+        return [_row("Time", "not known yet", _why_no_time(report))]
+    rows = [_step_row(time)]
+    if not time["run_seconds"]:
+        note = "Epochs set its length, not steps."
+        return [*rows, _row("The run", "known once the data are read", note)]
+    length = in_hours(max(1, time["run_seconds"]))
+    rows.append(_row("The run", f"{counted(time['steps'], 'step')}: about {length}"))
+    if time["energy_kwh"] is not None:
+        rows.append(_electricity_row(time))
+    return rows
+
+
+def _why_no_time(report: FitReport) -> str:
+    if report.choices["device"] != "cpu":
+        return "This card's rates are measured when a run starts."
+    if report.model["dtype"] == "float32":
+        return "Measure, in Hardware, makes the times of this CPU known."
+    return "On a CPU, times are predicted in float32 only."
+
+
+def _step_row(time: Mapping[str, Any]) -> dict[str, str]:
+    rate = float(f"{time['tokens_per_second']:.3g}")
+    text = f"about {in_seconds(time['step_seconds'])}, {rate:,.0f} tokens/s"
+    if time["estimated"]:
+        return _row("A step", text, "estimated from the card's specification")
+    return _row("A step", text, "predicted from measured rates")
+
+
+def _electricity_row(time: Mapping[str, Any]) -> dict[str, str]:
+    cost = time["cost"]
+    text = f"{_at_least_a_hundredth(time['energy_kwh'], '.2g')} kWh"
+    note = (
+        f"estimated at {time['watts']:,.0f} W all run long: the card at its rated power, the rest "
+        f"of the machine at {HOST_WATTS:.0f} W"
+    )
+    if cost is None:
+        note += "; a price is set under Output"
+    else:
+        text += f", which cost {_at_least_a_hundredth(cost, '.2f')}"
+    return _row("Electricity", text, note)
+
+
+def _at_least_a_hundredth(value: float, form: str) -> str:
+    return f"about {value:,{form}}" if value >= 0.01 else "less than 0.01"
+
+
+# ------------------------------------------------------------------ memory
+
+
+def _bars(report: FitReport, costs: Costs | None, has_costs: bool) -> list[dict[str, Any]]:
+    """Returns a bar for each part of the pool. The `cost` of a bar that has one is None until costs
+    are known.
+    """
+    bars = []
+    for pooled in report.pool.parts:
+        label, ranks = BARS[pooled.name], report.chosen.choices.ranks
+        if pooled.name == PartName.GPU and ranks > 1:
+            label += f" of each of {ranks} GPUs"
+        bar = _bar(label, pooled, getattr(report, pooled.name))
+        cost: str | None = ""
+        if has_costs and report.pool.living_in(pooled.name):
+            cost = None if costs is None else cost_in_a_sentence(report.pool, pooled.name, costs)
+        bars.append(bar | {"cost": cost})
+    return bars
+
+
+def _bar(label: str, pooled: PoolPart, part: Part) -> dict[str, Any]:
+    """Returns one bar, for GPU memory, RAM or disk: what it holds of the pool, the same in words,
+    and its items with a figure of them.
+    """
+    text = _part_words(part)
+    largest = max(part.items, key=lambda item: item.bytes)
+    return {
+        "name": pooled.name.value,
+        "label": label,
+        "text": text,
+        "tone": VERDICTS[part.verdict][0],
+        "pool": pool_bar(pooled),
+        "held": f"{label}: {bar_in_words(pooled)}.",
+        "items": [_item(item) for item in part.items if item.bytes],
+        "note": _part_note(part),
+        "said": f"{label}: {text}, most of it {largest.words} ({in_bytes(largest.bytes)}).",
+        "figure": fit_figure(part),
+    }
+
+
+def _item(item: Item) -> dict[str, Any]:
+    return {
+        "name": item.words,
+        "text": in_bytes(item.bytes),
+        "note": item.note,
+        "colour": item_colour(item.kind),
+    }
+
+
+def _part_words(part: Part) -> str:
+    total, limit = part.total, part.limit
+    if limit is None:
+        return f"{in_bytes(total)}, free space not known"
+    words = f"{in_bytes(total)} of {in_bytes(limit)} free"
+    if total > limit:
+        words += f": {in_bytes(total - limit)} short"
+    return words
+
+
+def _part_note(part: Part) -> str:
+    """Returns a note that explains a full bar when a leaner plan would fit as well."""
+    if part.least is None or part.verdict != Verdict.FITS:
+        return ""
+    return f"The plan fills free memory to be faster; {in_bytes(part.least)} would do."

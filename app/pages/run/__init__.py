@@ -1,0 +1,1 @@
+"""A run: overview, learning, machine, timeline, settings, log and export."""

@@ -1,0 +1,130 @@
+// Take home: exports the model of a run, pushes it to the hub, and says what to type to use it.
+
+import { el, field, send } from "../../shared/dom.js";
+import { JobView, noticeJobs } from "../../shared/jobs.js";
+import { commandRow } from "./settings_view.js";
+
+export class HomeView {
+    constructor(root) {
+        this.root = root;
+        this.exporting = new HomeJob(root, "export", "exporting", (wanted) =>
+            send(`/api/runs/${encodeURIComponent(this.run)}/export`, wanted),
+        );
+        this.pushing = new HomeJob(root, "push", "pushing", (wanted) =>
+            send(`/api/runs/${encodeURIComponent(this.run)}/push`, wanted),
+        );
+        // What was exported is what a person pushes next.
+        this.exporting.done = ({ folder }) => {
+            this.pushing.form.elements.folder.value = folder;
+        };
+        this.clear();
+    }
+
+    clear() {
+        this.run = null;
+        this.version = null;
+        this.exporting.clear();
+        this.pushing.clear();
+        field(this.root, "home-weights").textContent = "";
+        field(this.root, "home-template").textContent = "";
+        this.showBenchmarks({ rows: [], said: "" });
+        this.root.querySelector('[data-part="home-rows"]').replaceChildren();
+    }
+
+    // Reads what can be exported: again when the state of the run has changed.
+    async refresh({ run_id, bar }) {
+        const version = JSON.stringify([run_id, bar.state, bar.begins_anew]);
+        if (version === this.version) return;
+        this.version = version;
+        this.run = this.exporting.run = this.pushing.run = run_id;
+        try {
+            const { home } = await send(`/api/runs/${encodeURIComponent(run_id)}/details`);
+            if (this.run === run_id) this.show(home);
+        } catch (error) {
+            this.version = null;
+            this.exporting.tell(error.message, true);
+        }
+    }
+
+    show({ folder, can_export, has_adapters, said, rows, pushed, template, benchmarks }) {
+        this.exporting.form.elements.folder.value ||= folder; // what a person has typed stays
+        this.pushing.form.elements.folder.value ||= pushed;
+        field(this.root, "home-weights").textContent = said;
+        field(this.root, "home-template").textContent = template;
+        this.exporting.form.hidden = !can_export;
+        // Of another run, there is one form alone, and none is asked for.
+        this.root.querySelector('[data-part="export-form"]').hidden = !has_adapters;
+        this.exporting.form.elements.form.disabled = !has_adapters;
+        this.pushing.form.hidden = false;
+        const nodes = rows.map(commandRow);
+        this.root.querySelector('[data-part="home-rows"]').replaceChildren(...nodes);
+        this.showBenchmarks(benchmarks);
+    }
+
+    showBenchmarks({ rows, said }) {
+        const card = this.root.querySelector('[data-part="benchmarks"]');
+        card.hidden = !rows.length && !said;
+        card.querySelector("table").hidden = !rows.length;
+        card.querySelector("tbody").replaceChildren(...rows.map(benchmarkRow));
+        field(this.root, "benchmarks-said").textContent = said;
+    }
+}
+
+function benchmarkRow({ task, metric, value, asked, weights, when }) {
+    const labelled = { Task: task, Metric: metric, Value: value, Asked: asked };
+    const cells = Object.entries({ ...labelled, Weights: weights, When: when });
+    return el("tr", {}, ...cells.map(([label, text]) => el("td", { "data-label": label }, text)));
+}
+
+// A form that starts a job of the run, shows its progress, and says what came of it.
+class HomeJob {
+    // begin(wanted) sends the values of the form to the server, and gives the job.
+    constructor(root, name, progress, begin) {
+        this.begin = begin;
+        this.run = null;
+        this.done = () => {};
+        this.form = root.querySelector(`[data-part="${name}"] form`);
+        this.said = field(root, `${name}-said`);
+        this.view = new JobView(root.querySelector(`[data-part="${progress}"]`));
+        this.form.addEventListener("submit", (event) => {
+            event.preventDefault();
+            this.start();
+        });
+    }
+
+    // The form comes back when the run is known: until then a click would ask for no run's.
+    clear() {
+        this.run = null;
+        this.form.reset();
+        this.form.hidden = true;
+        this.tell("");
+        this.view.show(null);
+    }
+
+    async start() {
+        const { run, form } = this;
+        const button = form.querySelector(".rs-primary");
+        button.disabled = true;
+        this.tell("");
+        try {
+            const wanted = Object.fromEntries(new FormData(form));
+            const job = await this.begin(wanted);
+            noticeJobs();
+            const over = await this.view.follow(job);
+            if (over.state === "failed") throw new Error(over.error);
+            if (run === this.run) {
+                this.tell(over.result);
+                if (over.state === "done") this.done(wanted);
+            }
+        } catch (error) {
+            if (run === this.run) this.tell(error.message, true);
+        }
+        this.view.show(null); // the result is shown in its place
+        button.disabled = false;
+    }
+
+    tell(text, isError = false) {
+        this.said.textContent = text;
+        this.said.classList.toggle("rs-error", isError);
+    }
+}

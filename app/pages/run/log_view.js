@@ -1,0 +1,116 @@
+// The log of a run: everything that its record tells of evaluations, checkpoints, changes, states
+// and messages, searchable.
+
+import { el, field, send, setText } from "../../shared/dom.js";
+
+const KINDS = {
+    "": "everything",
+    message: "messages",
+    warning: "warnings and errors",
+    evaluation: "evaluations",
+    checkpoint: "checkpoints and exports",
+    change: "requests and changes",
+    state: "states",
+};
+const AT_ONCE = 500; // entries that are drawn before a person asks for earlier ones
+const READ_AGAIN = 2000; // ms
+
+export class LogView {
+    constructor(root) {
+        this.root = root;
+        this.list = root.querySelector('[data-part="log"]');
+        this.more = root.querySelector('[data-part="log-more"]');
+        this.form = root.querySelector('[data-part="log-search"]');
+        const { kind } = this.form.elements;
+        kind.append(...Object.entries(KINDS).map(([value, text]) => el("option", { value }, text)));
+        this.form.addEventListener("submit", (event) => event.preventDefault());
+        this.form.addEventListener("input", () => {
+            this.most = AT_ONCE;
+            this.draw();
+        });
+        this.more.addEventListener("click", () => {
+            this.most += AT_ONCE;
+            this.draw();
+        });
+        this.clear();
+    }
+
+    clear() {
+        this.run = null;
+        this.entries = [];
+        this.damage = []; // what could not be read of the record
+        this.most = AT_ONCE;
+        this.readAt = Number.NEGATIVE_INFINITY;
+        this.list.replaceChildren();
+        setText(field(this.root, "log-problem"), "");
+        setText(field(this.root, "log-count"), "");
+    }
+
+    // Reads the entries that are new.
+    async refresh({ run_id }) {
+        if (run_id === this.run && performance.now() - this.readAt < READ_AGAIN) return;
+        if (run_id !== this.run) this.clear();
+        this.run = run_id;
+        this.readAt = performance.now();
+        const after = this.entries.length;
+        const address = `/api/runs/${encodeURIComponent(run_id)}/log?after=${after}`;
+        try {
+            const { count, entries, damage } = await send(address);
+            if (this.run !== run_id || this.entries.length !== after) return;
+            setText(field(this.root, "log-problem"), "");
+            // A record that became shorter is another one.
+            if (count < after) this.clear();
+            else if (entries.length || !after || damage.length !== this.damage.length) {
+                this.entries.push(...entries);
+                this.damage = damage;
+                this.draw();
+            }
+        } catch (error) {
+            if (!error.unreachable) setText(field(this.root, "log-problem"), error.message);
+        }
+    }
+
+    // The newest entry comes first.
+    draw() {
+        const found = this.found();
+        const shown = found.slice(-this.most).reverse();
+        this.list.replaceChildren(...shown.map(entryNode));
+        if (!shown.length) this.list.replaceChildren(el("li", {}, "Nothing is found."));
+        this.more.hidden = shown.length === found.length;
+        const all = (this.entries.length + this.damage.length).toLocaleString("en");
+        const count = found.length.toLocaleString("en");
+        setText(
+            field(this.root, "log-count"),
+            count === all ? `${all} entries` : `${count} of ${all} entries`,
+        );
+    }
+
+    found() {
+        const { text, kind } = this.form.elements;
+        const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
+        return [...this.entries, ...this.damage].filter((entry) => {
+            if (!isOfKind(entry, kind.value)) return false;
+            const searched = `step ${entry.step} ${entry.text}`.toLowerCase();
+            return words.every((word) => searched.includes(word));
+        });
+    }
+}
+
+function isOfKind({ kind, level }, wanted) {
+    if (wanted === "warning") return level !== "info";
+    return !wanted || kind === wanted;
+}
+
+const shortTime = (date) =>
+    date.toLocaleString([], { dateStyle: "short", timeStyle: "medium", hourCycle: "h23" });
+
+function entryNode({ time, step, text, level }) {
+    const date = new Date(1000 * time);
+    const when = el("time", { datetime: date.toISOString() }, shortTime(date));
+    const at = el(
+        "span",
+        { class: "rs-log-step" },
+        step ? `step ${step.toLocaleString("en")}` : "",
+    );
+    return el("li", { "data-level": level }, when, at, el("span", {}, text));
+}

@@ -1,0 +1,163 @@
+"""The figures of a run are listed here by name, which is also that of their place on the page, with
+a sentence for each. All functions are pure and take a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from app.pages.run.learning_figures import (
+    accuracy_figure,
+    loss_figure,
+    norms_figure,
+    optimizer_figure,
+)
+from app.pages.run.machine_figures import (
+    memory_figure,
+    power_figure,
+    step_time_figure,
+    tflops_figure,
+    throughput_figure,
+)
+from app.pages.run.preference_figure import preference_figure, preference_words
+from app.pages.run.step_time import PARTS
+from app.shared.charts.axes import Axis
+from app.shared.charts.drawing import Figure
+from app.verdict.memory_kinds import growth_words, memory_kinds
+from app.verdict.memory_rules import in_danger
+from app.verdict.step_shares import recent_shares
+from app.words import GIB, in_digits, in_share, in_step_time
+from engine.runs.record.snapshot import RECENT_STEPS, RunSnapshot
+
+FIGURES: dict[str, Callable[[RunSnapshot, Axis], Figure]] = {
+    "loss": loss_figure,
+    "preference": preference_figure,
+    "accuracy": accuracy_figure,
+    "tflops": tflops_figure,
+    "throughput": throughput_figure,
+    "optimizer": optimizer_figure,
+    "memory": memory_figure,
+    "step_time": step_time_figure,
+    "power": power_figure,
+    "norms": norms_figure,
+}
+"""These figures are drawn on the shared x axis."""
+SHARE_SEEN = 0.005
+"""A part of a step is mentioned only if it takes at least this share of the step's time."""
+
+
+def summaries(snapshot: RunSnapshot) -> dict[str, str]:
+    """Returns a sentence for each figure, for people who cannot or do not want to read it."""
+    said = {}
+    if len(snapshot.steps):
+        said["loss"] = _loss_words(snapshot)
+        said["optimizer"] = _optimizer_words(snapshot)
+        said["tflops"] = _tflops_words(snapshot)
+        said["throughput"] = _throughput_words(snapshot)
+        said["step_time"] = _step_time_words(snapshot)
+    asked = [match for match in snapshot.exact_matches if match.total]
+    if asked:
+        said["accuracy"] = "; ".join(
+            f"{match.correct} of {match.total} at step {match.step:,}" for match in asked[-2:]
+        )
+    pairs = preference_words(snapshot)
+    if pairs:
+        said["preference"] = pairs
+    memory = snapshot.memory
+    if len(memory):
+        said["memory"] = _memory_words(snapshot)
+    if len(memory) and any(memory.power):
+        cards = f"the {len(snapshot.ranks)} cards" if snapshot.ranks else "the card"
+        said["power"] = (
+            f"{float(np.median(memory.power)):,.0f} W in the median sample, "
+            f"{in_digits(memory.energy[-1])} Wh so far; {cards} alone"
+        )
+    if len(snapshot.norms):
+        said["norms"] = _norms_words(snapshot)
+    return said
+
+
+def alarms(snapshot: RunSnapshot) -> set[str]:
+    """Returns the names of the figures that show a problem."""
+    return {"memory"} if in_danger(snapshot) else set()
+
+
+def _loss_words(snapshot: RunSnapshot) -> str:
+    steps, evals = snapshot.steps, snapshot.evals
+    told = (
+        f"{steps.loss[0]:.3g} at step {steps.step[0]:,}, {steps.loss[-1]:.3g} at step "
+        f"{steps.step[-1]:,}"
+    )
+    if len(evals):
+        told += f"; held out {evals.loss[-1]:.3g} at step {evals.step[-1]:,}"
+    return told
+
+
+def _optimizer_words(snapshot: RunSnapshot) -> str:
+    steps = snapshot.steps
+    norm = steps.grad_norm
+    return (
+        f"rate {in_digits(steps.learning_rate[-1])} at step {steps.step[-1]:,}; norm "
+        f"{norm[-1]:.2g}, {np.min(norm):.2g} to {np.max(norm):.2g} so far"
+    )
+
+
+def _memory_words(snapshot: RunSnapshot) -> str:
+    return "; ".join(
+        f"{kind.name} {kind.most / GIB:.2f} GiB at most{growth_words(kind.growth)}"
+        for kind in memory_kinds(snapshot)
+    )
+
+
+def _throughput_words(snapshot: RunSnapshot) -> str:
+    """Returns the measured values, together with the prediction of the plan's simulation and the
+    limit of the machine, where these are known.
+    """
+    steps = snapshot.steps
+    told = f"{float(np.median(steps.tokens_per_second)):,.0f} tokens/s in the median step"
+    predicted = snapshot.plan_choices.get("predicted_seconds")
+    if predicted:
+        seconds = float(np.median(steps.seconds))
+        told += f"; a step takes {in_step_time(seconds)}, {in_step_time(predicted)} were predicted"
+    if snapshot.ceiling_tflops:
+        tflops = float(np.median(steps.tflops))
+        ceiling = snapshot.ceiling_tflops
+        told += (
+            f"; {in_digits(tflops)} TFLOPS, {in_share(tflops / ceiling)} of the "
+            f"{in_digits(ceiling)} that large matrix products reach here"
+        )
+    return told
+
+
+def _tflops_words(snapshot: RunSnapshot) -> str:
+    tflops = float(np.median(snapshot.steps.tflops[-RECENT_STEPS:]))
+    if not snapshot.ceiling_tflops:
+        return f"{in_digits(tflops)} in the latest steps"
+    share = in_share(tflops / snapshot.ceiling_tflops)
+    return f"{in_digits(tflops)} in the latest steps, {share} of this machine’s ceiling"
+
+
+def _step_time_words(snapshot: RunSnapshot) -> str:
+    """Returns the parts of the latest steps whose shares are large enough to be seen."""
+    told = []
+    for name, share in recent_shares(snapshot).items():
+        if share >= SHARE_SEEN:
+            told.append(f"{PARTS[name][0]} {in_share(share)}")
+    return f"of the latest steps: {', '.join(told)}" if told else ""
+
+
+def _norms_words(snapshot: RunSnapshot) -> str:
+    norms = snapshot.norms
+    latest = {unit: values[-1] for unit, values in norms.norms.items() if values[-1] > 0}
+    if not latest:
+        return f"step {norms.step[-1]:,}: no unit has a gradient"
+
+    def said(unit: int) -> str:
+        name = snapshot.units[unit] if unit < len(snapshot.units) else f"unit {unit}"
+        return f"{name} ({in_digits(latest[unit])})"
+
+    most = max(latest, key=latest.__getitem__)
+    least = min(latest, key=latest.__getitem__)
+    return f"step {norms.step[-1]:,}: largest in {said(most)}, smallest in {said(least)}"

@@ -1,0 +1,238 @@
+"""The log of a run holds every evaluation, checkpoint, export, change, request, state and message
+of its record, each with its step and time. None is left out, however long the record is.
+
+The record is scanned once, line by line; lines of steps, memory and timelines are not parsed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from app.shared.run_bar import JOB_WORDS
+from app.words import STATE_WORDS, in_bytes, in_digits, in_share, in_short_time, state_word
+from engine.runs.record.events import (
+    BestKept,
+    CheckpointWritten,
+    ControlReceived,
+    EvalFinished,
+    Event,
+    ExactMatchMeasured,
+    ExportWritten,
+    LogLine,
+    PlannedAnew,
+    PromptsAnswered,
+    RunEnded,
+    RunStarted,
+    SettingsChanged,
+    StateChanged,
+    StepSkipped,
+)
+from engine.runs.record.lines import AddedLines, line_kind, parse_line
+from engine.runs.record.snapshot import LogEntry
+from engine.words import counted
+
+_STEP = re.compile(rb'"step": ?(\d+)')
+_HEAD = 300
+"""The step of a line is within its first bytes, at most this many."""
+
+
+class RunLog:
+    """A `RunLog` reads the log of one record, from where it stopped the last time. Any thread may
+    call.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._path = Path(path)
+        self._lock = threading.Lock()
+        self._added = AddedLines(self._path, self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._step = 0
+        self._lines = 0
+        self._time = 0.0
+        self._entries: list[dict[str, Any]] = []
+        self._messages: set[str] = set()
+
+    def entries(self, after: int = 0, shown: Iterable[LogEntry] = ()) -> dict[str, Any]:
+        """Returns the entries after the first `after` ones, and how many there are now. Raises
+        RunError for a record that cannot be read.
+
+        `shown` is the log of a snapshot. What it says of records that could not be applied stands
+        in no record; it is returned as `damage`.
+        """
+        with self._lock:
+            self._added.read(self._take)
+            damage = [entry for entry in shown if entry.text not in self._messages]
+            return {
+                "count": len(self._entries),
+                "entries": self._entries[after:],
+                "damage": [_entry("message", e.time, 0, e.text, e.level) for e in damage],
+            }
+
+    def _take(self, line: bytes, _: int) -> None:
+        self._lines += 1
+        kind = line_kind(line)
+        if kind == "step_finished":
+            found = _STEP.search(line[:_HEAD])
+            self._step = int(found[1]) if found else self._step
+            return
+        if kind in _SILENT:
+            return
+        try:
+            record = parse_line(line)
+        except ValueError:
+            text = (
+                f"Line {self._lines} of {self._path.name} is damaged: what it recorded is not "
+                "shown."
+            )
+            self._add("message", self._time, text, "warning")
+            return
+        self._time = record.time
+        told = _told(record.event)
+        if told is None:
+            return
+        if isinstance(record.event, RunStarted):
+            self._step = record.event.resumed_step or 0
+        if isinstance(record.event, StepSkipped):
+            self._step = record.event.step
+        # An export or an answer may belong to the best step, an earlier one: the run is not there.
+        step = getattr(record.event, "step", None) or self._step
+        self._add(told[0], record.time, told[1], _level(record.event), step)
+
+    def _add(self, kind: str, time: float, text: str, level: str, step: int | None = None) -> None:
+        self._entries.append(_entry(kind, time, self._step if step is None else step, text, level))
+        if kind == "message":
+            self._messages.add(text)
+
+
+def _entry(kind: str, time: float, step: int, text: str, level: str) -> dict[str, Any]:
+    return {"kind": kind, "time": time, "step": step, "text": text, "level": level}
+
+
+_SILENT = {
+    *("step_timeline", "unit_norms", "memory_sampled", "job_progressed", "plan_simulated"),
+    *("fit_reported", "plan_built", "data_prepared", "forecast_checked"),
+}
+"""Events of these kinds are drawn elsewhere."""
+
+
+def _level(event: Event) -> str:
+    if isinstance(event, LogLine):
+        return event.level
+    if isinstance(event, RunEnded) and event.state == "failed":
+        return "error"
+    if isinstance(event, StateChanged) and event.lacks_space_for not in ("", "found"):
+        return "warning"
+    return "warning" if isinstance(event, (StepSkipped, PlannedAnew)) else "info"
+
+
+def _told(event: Event) -> tuple[str, str] | None:
+    """Returns the kind of an entry and its words, or None for an event that has none."""
+    for event_type, (kind, words) in _WORDS.items():
+        if isinstance(event, event_type):
+            return kind, words(event)
+    return None
+
+
+def _checkpoint(event: CheckpointWritten) -> str:
+    alone = ", weights alone" if event.holds == "weights" else ""
+    return (
+        f"Checkpoint of step {event.step:,}{alone}: {in_bytes(event.bytes)} in "
+        f"{in_short_time(event.seconds)}."
+    )
+
+
+def _evaluation(event: EvalFinished) -> str:
+    tokens = counted(event.loss_tokens, "token")
+    return (
+        f"Held-out loss {in_digits(event.loss)} over {tokens}, in {in_short_time(event.seconds)}."
+    )
+
+
+def _exact(event: ExactMatchMeasured) -> str:
+    share = f" ({in_share(event.correct / event.total)})" if event.total else ""
+    prompts = counted(event.total, "held-out prompt")
+    return f"{event.correct:,} of {prompts} answered exactly as expected{share}."
+
+
+def _best(event: BestKept) -> str:
+    by = f"held-out loss {in_digits(event.loss)}"
+    if event.total:
+        by = f"{event.correct:,} of {event.total:,} answered exactly, {by}"
+    return f"The weights of step {event.step:,} are the best so far and are kept: {by}."
+
+
+def _changed(event: SettingsChanged) -> str:
+    values = ", ".join(f"{name} {_plain(value)}" for name, value in event.values.items())
+    return f"From step {event.step:,} on: {values}."
+
+
+def _asked(event: ControlReceived) -> str:
+    values = ", ".join(f"{name} {_plain(value)}" for name, value in event.values.items())
+    return f"Somebody asked for: {event.command}{f' ({values})' if values else ''}."
+
+
+def _plain(value: Any) -> str:
+    return in_digits(value) if isinstance(value, float) else str(value)
+
+
+def _state(event: StateChanged) -> str:
+    return _with_reason(STATE_WORDS[event.state], event.reason)
+
+
+def _with_reason(word: str, reason: str) -> str:
+    """Returns the word of a state with its reason. A reason that begins with that word says it."""
+    if not reason:
+        return f"{word}."
+    return reason if reason.startswith(word) else f"{word}: {reason}"
+
+
+def _started(event: RunStarted) -> str:
+    if event.resumed_step is None:
+        return f"Everything is prepared; {counted(event.total_steps, 'step')} to go."
+    return f"Resumed after step {event.resumed_step:,}, of {counted(event.total_steps, 'step')}."
+
+
+def _ended(event: RunEnded) -> str:
+    return _with_reason(state_word(event.state, event.export_failed), event.reason)
+
+
+def _planned_anew(event: PlannedAnew) -> str:
+    during = JOB_WORDS.get(event.during, event.during.replace("_", " "))
+    where = f" ({during})" if during else ""
+    changed = ", ".join(f"{name} {_plain(value)}" for name, value in event.after.items())
+    return f"The GPU ran out of memory{where}: planned anew with {changed or 'less'}."
+
+
+_WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
+    LogLine: ("message", lambda event: event.text),
+    EvalFinished: ("evaluation", _evaluation),
+    ExactMatchMeasured: ("evaluation", _exact),
+    PromptsAnswered: (
+        "evaluation",
+        lambda event: f"{counted(len(event.answers), 'sample prompt')} answered.",
+    ),
+    CheckpointWritten: ("checkpoint", _checkpoint),
+    BestKept: ("checkpoint", _best),
+    ExportWritten: (
+        "checkpoint",
+        lambda event: f"Exported step {event.step:,} to {event.path} ({in_bytes(event.bytes)}).",
+    ),
+    SettingsChanged: ("change", _changed),
+    ControlReceived: ("change", _asked),
+    StepSkipped: (
+        "message",
+        lambda event: f"Step {event.step:,} was skipped: its {event.what} was not finite.",
+    ),
+    PlannedAnew: ("message", _planned_anew),
+    StateChanged: ("state", _state),
+    RunStarted: ("state", _started),
+    RunEnded: ("state", _ended),
+}
+"""Events of these types are entries, each with its kind and its words."""

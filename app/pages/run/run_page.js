@@ -1,0 +1,321 @@
+// The page of a run: its views show figures that the server has built, drawn by Plotly in place and
+// linked by their x axis, and everything else that is known of the run.
+
+import { followLinks } from "../../shared/address.js";
+import { LinkedCharts } from "../../shared/charts/plots.js";
+import { el, field, setText } from "../../shared/dom.js";
+import { Diagnosis } from "./diagnosis.js";
+import { HomeView } from "./home_view.js";
+import { LogView } from "./log_view.js";
+import { SamplePrompts } from "./prompts.js";
+import { SettingsView } from "./settings_view.js";
+import { Meters, RankTable, Result, Stage } from "./state_cards.js";
+
+const TITLES = {
+    overview: "Overview",
+    learning: "Learning",
+    machine: "Machine",
+    talk: "Talk",
+    settings: "Settings",
+    log: "Log",
+    home: "Take home",
+};
+const UNREAD = ["talk", "log"]; // these views show nothing of what a poll answers
+
+export class RunPage {
+    // go(place) shows another place, setAxis(axis) reads the figures on another axis, talkTo(run)
+    // opens Talk, wake() reads the run at once.
+    constructor(element, timeline, { go, setAxis, talkTo, wake }) {
+        this.root = element.querySelector(".rs-run");
+        this.go = go;
+        this.setAxis = setAxis;
+        this.timeline = timeline;
+        this.view = "overview";
+        this.prompts = new SamplePrompts(this.part("prompts"));
+        this.isLog = true;
+        this.diagnosis = new Diagnosis((name) => this.part(name));
+        this.stage = new Stage(this.part("stage"), { go, talkTo });
+        this.result = new Result(this.part("result"), { go, talkTo });
+        this.meters = new Meters(this.part("meters"));
+        this.ranks = new RankTable(this.part("ranks"));
+        this.others = {
+            settings: new SettingsView(this.root, wake),
+            log: new LogView(this.root),
+            home: new HomeView(this.root),
+        };
+        this.charts = this.linkedCharts();
+        this.listen();
+    }
+
+    listen() {
+        for (const button of this.root.querySelectorAll("button[data-axis]")) {
+            button.addEventListener("click", () => this.chooseAxis(button.dataset.axis));
+        }
+        this.part("reset").addEventListener("click", () => this.charts.zoom(null));
+        this.part("log-scale").addEventListener("click", () => this.toggleLog());
+        followLinks(this.root, "a[data-page]", ({ dataset }) => this.go({ page: dataset.page }));
+        // The overview fills the window below what is above it.
+        const measure = () => {
+            const { top } = this.root.getBoundingClientRect();
+            this.root.style.setProperty("--rs-above", `${Math.round(top + window.scrollY)}px`);
+        };
+        new ResizeObserver(measure).observe(document.getElementById("rs-run_bar"));
+        new ResizeObserver(measure).observe(document.getElementById("rs-jobs"));
+        window.addEventListener("resize", measure);
+    }
+
+    // -------------------------------------------------------------- which view
+
+    setView(view) {
+        this.view = view;
+        this.root.dataset.view = view;
+        setText(field(this.root, "title"), TITLES[view]);
+        this.charts.schedule();
+        this.timeline.schedule();
+    }
+
+    // Whether the view shows what a poll answers.
+    reads() {
+        return !UNREAD.includes(this.view);
+    }
+
+    // Shows what the view reads by itself; `answer` is that of the poll.
+    showView(answer) {
+        this.showOnly("run");
+        this.others[this.view]?.refresh(answer);
+    }
+
+    // Shows one of: `waiting` for an answer, `empty` without any run, `gone`, and the `run`.
+    showOnly(name) {
+        for (const part of ["waiting", "empty", "gone", "run"])
+            this.part(part).hidden = part !== name;
+    }
+
+    // There is no run at all.
+    showNone() {
+        this.clear();
+        this.showOnly("empty");
+    }
+
+    // The run of the address cannot be shown; `said` says why.
+    miss(said) {
+        this.clear();
+        this.showOnly("gone");
+        setText(field(this.root, "gone"), said);
+    }
+
+    // The address names another step, or none.
+    setStep(step) {
+        const { timeline } = this;
+        if (step === timeline.chosen) return;
+        timeline.chosen = step;
+        if (timeline.latest) timeline.follow();
+    }
+
+    linkedCharts() {
+        const nodes = this.root.querySelectorAll('[data-figure]:not([data-figure="timeline"])');
+        const pairs = [...nodes].map((node) => [node.dataset.figure, node]);
+        return new LinkedCharts(Object.fromEntries(pairs), {
+            maps: ["norms"],
+            adapt: (layout, figure) => this.adapt(layout, figure),
+            zoomed: (isZoomed) => {
+                this.part("reset").hidden = !isZoomed;
+            },
+            clicked: (x) => this.openStep(x),
+        });
+    }
+
+    part(name) {
+        return this.root.querySelector(`[data-part="${name}"]`);
+    }
+
+    clear() {
+        this.showOnly("waiting");
+        for (const view of Object.values(this.others)) view.clear();
+        this.charts.clear();
+        this.timeline.clear();
+    }
+
+    chooseAxis(axis) {
+        for (const button of this.root.querySelectorAll("button[data-axis]")) {
+            button.setAttribute("aria-pressed", String(button.dataset.axis === axis));
+        }
+        this.charts.zoom(null);
+        this.setAxis(axis);
+    }
+
+    toggleLog() {
+        this.isLog = !this.isLog;
+        this.part("log-scale").setAttribute("aria-pressed", String(this.isLog));
+        this.charts.redrawAll();
+    }
+
+    show(answer) {
+        this.showTiles(answer.tiles);
+        this.meters.show(answer.meters);
+        this.ranks.show(answer.ranks);
+        this.part("unevaluated").hidden = answer.evaluates;
+        this.stage.show(answer.stage, answer.run_id);
+        this.result.show(answer.result, answer.run_id);
+        const csv = `/api/runs/${encodeURIComponent(answer.run_id)}/curves.csv`;
+        this.part("curves-csv").setAttribute("href", csv);
+        // Before the first step there is nothing to draw, and the stage says it all.
+        this.root.classList.toggle("rs-undrawn", Boolean(answer.stage));
+        this.root.classList.toggle("rs-over", Boolean(answer.result));
+        this.showDiagnosis(answer);
+        for (const [name, part] of Object.entries(answer.parts)) {
+            if (name === "details") this.showDetails(part);
+            else if (name === "timeline") this.timeline.show(part, answer.run_id);
+            else if (name === "prompts") this.prompts.show(part);
+            else this.showFigure(name, part);
+        }
+    }
+
+    // The line over the run says the headline already. The card is needed only for more than that.
+    showDiagnosis({ diagnosis, bar, run_id, stage }) {
+        this.diagnosis.show(diagnosis, run_id);
+        const says = diagnosis.advice || diagnosis.offer || diagnosis.also.length;
+        const isSaid = bar.sentence.startsWith(diagnosis.text);
+        this.part("diagnosis").classList.toggle("rs-said", isSaid && !says);
+        // A phone says it once.
+        this.part("diagnosis").classList.toggle("rs-headed", isSaid);
+        this.root.classList.toggle("rs-says-headline", Boolean(stage?.actions.length));
+    }
+
+    showFigure(name, part) {
+        const node = this.charts.node(name);
+        const said = this.root.querySelector(`[data-said="${name}"]`);
+        node.closest("figure").hidden = Boolean(part.is_absent);
+        this.charts.set(name, part);
+        if (part.scale) this.showScale(name, part.scale);
+        said.textContent = part.said;
+        said.dataset.tone = part.tone;
+        describe(node, part.said);
+    }
+
+    // The colour scale of a map, as elements of the page: Plotly's own takes a third of the drawing
+    // time.
+    showScale(name, values) {
+        const scale = this.root.querySelector(`[data-scale="${name}"]`);
+        scale.hidden = !values.length;
+        scale.replaceChildren(
+            ...values.map(({ at, text }) => {
+                const value = el("li", {}, text);
+                value.style.bottom = `${100 * at}%`;
+                return value;
+            }),
+        );
+    }
+
+    // Makes axes logarithmic unless a person has chosen otherwise.
+    adapt(layout, { log_axes: axes = [] }) {
+        for (const name of axes) {
+            // A zoom of the linear axis is meaningless on the logarithmic one.
+            layout[name].uirevision += ` log ${this.isLog}`;
+            if (this.isLog) Object.assign(layout[name], { type: "log", rangemode: "normal" });
+        }
+    }
+
+    // A click on a point of a curve opens the timeline of its step, if x counts steps.
+    openStep(x) {
+        const isBySteps = this.root.querySelector('[data-axis="step"]').ariaPressed === "true";
+        if (!isBySteps) return;
+        if (this.view === "learning") this.go({ view: "machine" });
+        this.timeline.openNear(x);
+    }
+
+    // -------------------------------------------------------------- words
+
+    showTiles(tiles) {
+        const list = this.part("tiles");
+        if (list.children.length !== tiles.length) list.replaceChildren(...tiles.map(emptyTile));
+        for (const [index, tile] of tiles.entries()) {
+            const [label, value, note] = list.children[index].children;
+            list.children[index].dataset.tile = tile.label;
+            label.textContent = tile.label;
+            setText(value, tile.value);
+            note.textContent = tile.note;
+        }
+    }
+
+    showDetails(details) {
+        this.part("facts").replaceChildren(...pairs(details.facts));
+        for (const name of ["data", "plan"]) {
+            const part = this.part(name);
+            part.hidden = !details[name].length;
+            part.querySelector("dl").replaceChildren(...pairs(details[name]));
+        }
+        this.part("files").replaceChildren(...details.files.map((file) => el("li", {}, file)));
+        this.part("grid").hidden = !details.grid;
+        this.part("grid").querySelector("pre").textContent = details.grid;
+        this.part("formula").textContent = details.formula ? `TFLOPS: ${details.formula}` : "";
+        this.showAnswers(details.answers);
+        this.showForecast(details.forecast);
+        this.showPlaces(details.places);
+    }
+
+    showPlaces(places) {
+        const card = this.part("places");
+        card.hidden = !places;
+        if (!places) return;
+        field(card, "places-said").textContent = places.said;
+        field(card, "places-more").textContent = places.more;
+        card.querySelector("tbody").replaceChildren(...places.rows.map(placeRow));
+    }
+
+    showForecast(forecast) {
+        const card = this.part("forecast");
+        card.hidden = !forecast;
+        if (!forecast) return;
+        card.querySelector("tbody").replaceChildren(...forecast.rows.map(forecastRow));
+        this.part("forecast-said").textContent = forecast.said;
+    }
+
+    showAnswers(answers) {
+        const card = this.part("answers");
+        card.hidden = !answers;
+        if (!answers) return;
+        const scores = Object.entries(answers.scores).map(
+            ([moment, score]) => `${moment} training ${score}`,
+        );
+        this.part("scores").textContent = `Answered exactly as expected: ${scores.join(", ")}.`;
+        card.querySelector("tbody").replaceChildren(...answers.rows.map(answerRow));
+    }
+}
+
+const pairs = (facts) =>
+    facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+
+const emptyTile = () => el("div", {}, el("dt"), el("dd"), el("dd", { class: "rs-tile-note" }));
+
+function forecastRow({ tone, name, predicted, measured, error }) {
+    const cells = [predicted, measured, error].map((text) => el("td", {}, text));
+    return el("tr", { "data-tone": tone }, el("th", { scope: "row" }, name), ...cells);
+}
+
+function placeRow([units, place, updated]) {
+    const cells = [place, updated].map((text) => el("td", {}, text));
+    return el("tr", {}, el("th", { scope: "row" }, units), ...cells);
+}
+
+function answerRow({ prompt, expected, rejected, before, after }) {
+    const answers = { Before: before, After: after };
+    const given = Object.entries(answers).map(([label, text]) =>
+        el("td", { class: answerTone(text, expected), "data-label": label }, text ?? "–"),
+    );
+    const wanted = el("td", { "data-label": "Expected" }, expected ?? "–");
+    if (rejected) wanted.append(el("small", {}, `rejected: ${rejected}`));
+    return el("tr", {}, el("td", {}, prompt ?? "–"), wanted, ...given);
+}
+
+function answerTone(text, expected) {
+    if (text === undefined) return undefined;
+    return text === expected ? "rs-right" : "rs-off";
+}
+
+// For screen readers, the caption of a drawing is its description.
+function describe(node, said) {
+    const title = node.closest("figure").querySelector("h3").textContent;
+    node.setAttribute("role", "img");
+    node.setAttribute("aria-label", `${title}: ${said || "nothing to show"}.`);
+}

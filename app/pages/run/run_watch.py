@@ -1,0 +1,361 @@
+"""A `Watch` prepares the data for the pages that show a run: its record is read once, and each part
+is serialised once, however many tabs request it.
+
+- A part is a figure, the details, or the timeline. A page reports with `since` what it has seen,
+  and gets the parts that changed after that.
+- The run bar and the latest numbers are always included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+import traceback
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import orjson
+
+from app.pages.run.meters import meters
+from app.pages.run.rank_figure import timeline_part
+from app.pages.run.ranks import rank_table, ranks_in_words
+from app.pages.run.result import result
+from app.pages.run.run_figures import FIGURES, alarms, summaries
+from app.pages.run.run_log import RunLog
+from app.pages.run.run_words import details, prompt_answers, tiles
+from app.pages.run.stage import stage
+from app.session.followed_run import FollowedRun
+from app.session.session import Session
+from app.shared.charts.axes import Axis
+from app.shared.charts.drawing import is_empty, say_empty
+from app.shared.run_bar import ShownRun, run_bar
+from app.verdict.judge import verdict
+from engine.config.export_choice import ExportFrom
+from engine.config.settings import TrainConfig
+from engine.errors import RamstreamError, first_line
+from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.record.timeline_index import TimelineIndex
+from engine.runs.summaries.about import read_about
+from engine.training.checkpoints.saved_on_disk import saved_steps
+from engine.words import counted
+
+T = TypeVar("T")
+
+REBUILD_SECONDS = 0.75
+"""The parts are rebuilt at most once in this many seconds. Pages wait longer between requests, so
+that each request finds new data, if there is any.
+"""
+NO_STEP = "No step was finished."
+NO_SAMPLE = "No step was sampled."
+"""These sentences stand in place of the empty figures of a run that is over."""
+FORGET_AXIS_SECONDS = 30.0
+"""Figures on an axis that no page has requested for this many seconds are no longer built."""
+
+
+class Watch:
+    """A `Watch` draws one run. Any number of requests on one event loop may await `answer`."""
+
+    def __init__(self, run: FollowedRun):
+        self.run = run
+        self.folder = run.folder
+        self.snapshot = run.snapshot
+        self.timelines = TimelineIndex(run.folder.events_path)
+        """A page may request the timeline of an earlier step here."""
+        self._log = RunLog(run.folder.events_path)
+        # One request at a time rebuilds the parts; the waiting ones find them ready. The lock is
+        # one of the event loop, so that waiting blocks no other request.
+        self._lock = asyncio.Lock()
+        self._read_at = -REBUILD_SECONDS
+        self._head = b""
+        self._parts: dict[tuple[str, Axis | None], _Part] = {}
+        self._undrawn_of: dict[tuple[str, Axis | None], Hashable] = {}
+        """These parts cannot be built from these values."""
+        self._undrawn: dict[str, str] = {}
+        """What of this record cannot be shown, and why."""
+        self._asked_at: dict[Axis, float] = {}
+        self._changes = 0
+
+    async def answer(self, since: int, axis: Axis) -> bytes:
+        """Returns the members of a JSON object, without its braces. Raises RunError if the record
+        cannot be read.
+        """
+        async with self._lock:
+            now = time.monotonic()
+            is_new = axis not in self._asked_at
+            self._asked_at[axis] = now
+            if is_new or self.run.has_news or now - self._read_at >= REBUILD_SECONDS:
+                # This runs in a thread, since the first read of a long record takes seconds.
+                await asyncio.to_thread(self._rebuild)
+            changed = [
+                part.body
+                for (_, part_axis), part in self._parts.items()
+                if part.seq > since and part_axis in (axis, None)
+            ]
+            return self._head + b',"parts":{' + b",".join(changed) + b"}"
+
+    def log(self, after: int = 0) -> dict[str, Any]:
+        """Returns the log of the run after its first entries. Any thread may call."""
+        return self._log.entries(after, list(self.snapshot.log))
+
+    # ------------------------------------------------------------------ rebuilding
+
+    def _rebuild(self) -> None:
+        is_running = self.run.read()
+        config = self._config()
+        pending = self.run.pending(is_running)
+        is_over = self.snapshot.is_over or not is_running
+        self._keep_figures(is_over)
+        self._keep_timeline(is_over)
+        self._keep_details()
+        self._keep_prompts()
+        # It comes last, since it says what could not be drawn.
+        self._head = self._head_of(is_running, pending, config)
+        self._read_at = time.monotonic()
+
+    def _head_of(self, is_running: bool, pending: str | None, config: TrainConfig | None) -> bytes:
+        """Returns the members that begin every answer."""
+        snapshot = self.snapshot
+        about = read_about(self.folder.path)
+        run = ShownRun(
+            self.folder.id,
+            about.name or self._name(),
+            is_running,
+            pending,
+            None if config is None else config.train.learning_rate,
+            saved_steps(self.folder.checkpoints_path, self.folder.best_path),
+            config is None or config.output.checkpoint != "none",
+            self.run.is_lost,
+            self.run.is_starting(),
+        )
+        said = self._shown(
+            "the verdict", lambda of: verdict(of, run.state(of.state), run.saved, config)
+        )
+        bar = self._shown("the line over the run", lambda of: run_bar(of, run, said))
+        if self.run.is_lost:  # there is nothing to go on from
+            said = replace(said, headline=replace(said.headline, advice=""))
+        head = {
+            "run_id": self.folder.id,
+            "seq": snapshot.last_seq,
+            "tiles": self._shown("the numbers", tiles),
+            "meters": self._shown("the memory", meters) if is_running else [],
+            "ranks": self._shown("the ranks", rank_table),
+            "stage": self._shown("the stage", lambda of: stage(of, bar["state"], run.saved)),
+            "result": self._shown(
+                "the result",
+                lambda of: result(of, bar["state"], run.saved, _export_from(config)),
+            ),
+            "evaluates": config is None or _evaluates(config) or bool(len(snapshot.evals)),
+            "diagnosis": said.to_dict(),
+        }
+        remarks = self._remarks(is_running)
+        return _serialised(head | {"bar": bar | {"note": about.note, "remarks": remarks}})[1:-1]
+
+    def _shown(self, what: str, build: Callable[[RunSnapshot], T]) -> T:
+        """Returns what `build` makes of the record, or of an empty one where a fault in this
+        program keeps it from being shown: the rest of the run is shown all the same.
+        """
+        try:
+            made = build(self.snapshot)
+            if isinstance(made, dict | list):
+                _serialised(made)
+            return made
+        except Exception as error:  # noqa: BLE001  whatever the fault is
+            self._note_undrawn(what, error)
+            return build(RunSnapshot())
+
+    def _note_undrawn(self, what: str, error: Exception) -> None:
+        """Notes that something of this record cannot be shown. The terminal says where, once."""
+        if what not in self._undrawn:
+            traceback.print_exception(error)
+        self._undrawn[what] = f"{type(error).__name__}: {first_line(error)}"
+
+    def _remarks(self, is_running: bool) -> list[str]:
+        """Returns sentences on what is special about this run or its record."""
+        remarks = []
+        ranks = ranks_in_words(self.snapshot)
+        if is_running and not self.run.is_active():
+            it = f"{ranks} compute it together; it" if ranks else "It"
+            remarks.append(
+                f"{it} runs in a process of its own, which goes on without this program."
+            )
+        if self.snapshot.resumed_step is not None and is_running:
+            remarks.append(f"Resumed after step {self.snapshot.resumed_step:,}.")
+        if self.snapshot.damaged_lines:
+            lines = counted(self.snapshot.damaged_lines, "line")
+            remarks.append(
+                f"{lines} of the record could not be read, so a point of a curve may be missing; "
+                "Log says which."
+            )
+        for what, error in self._undrawn.items():
+            remarks.append(
+                f"Something in the record cannot be shown in {what} ({error}), so that is missing."
+            )
+        return remarks
+
+    def _keep_figures(self, is_over: bool) -> None:
+        snapshot = self.snapshot
+        said = self._shown("the captions", summaries)
+        alarmed = self._shown("the alarms", alarms)
+        curves = (
+            is_over,
+            snapshot.sessions,
+            snapshot.steps.count,
+            snapshot.memory.count,
+            snapshot.evals.count,
+            len(snapshot.exact_matches),
+        )
+        # A map of all units is larger than a curve, and changes only at sampled steps.
+        norms = (is_over, snapshot.sessions, snapshot.norms.count)
+        for axis in self._axes_in_use():
+            for name in FIGURES:
+                words = {
+                    "said": said.get(name, ""),
+                    "tone": "warn" if name in alarmed else "",
+                }
+                build = functools.partial(_figure, name, snapshot, axis, _Told(words, is_over))
+                self._keep(name, axis, norms if name == "norms" else curves, build)
+
+    def _keep_timeline(self, is_over: bool) -> None:
+        snapshot = self.snapshot
+        step = snapshot.timeline.step if snapshot.timeline is not None else None
+        self._keep(
+            "timeline",
+            None,
+            (is_over, snapshot.sessions, step, bool(snapshot.simulated)),
+            lambda: _timeline(snapshot, is_over),
+        )
+
+    def _keep_details(self) -> None:
+        snapshot = self.snapshot
+        prediction_check = snapshot.prediction_check
+        made_of = (
+            snapshot.sessions,
+            snapshot.damaged_lines,
+            len(snapshot.exact_matches),
+            len(snapshot.checkpoints),
+            len(snapshot.exports),
+            snapshot.state,
+            bool(snapshot.data),
+            str(snapshot.plan_choices.get("settled_units")),
+            len(snapshot.units),
+            bool(snapshot.plan_choices),
+            None if prediction_check is None else (prediction_check.step, prediction_check.moment),
+        )
+        self._keep("details", None, made_of, lambda: details(snapshot))
+
+    def _keep_prompts(self) -> None:
+        snapshot = self.snapshot
+        answered = snapshot.prompt_answers
+        latest = answered[-1].step if answered else None
+        made_of = (snapshot.sessions, len(answered), latest)
+        self._keep("prompts", None, made_of, lambda: prompt_answers(snapshot))
+
+    def _keep(
+        self, name: str, axis: Axis | None, made_of: Hashable, build: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Builds and serialises a part, unless the values it is made from are unchanged."""
+        part = self._parts.get((name, axis))
+        if part is None or part.made_of != made_of:
+            if self._undrawn_of.get((name, axis)) == made_of:
+                return
+            try:
+                body = json.dumps(name).encode() + b":" + _serialised(build())
+            except Exception as error:  # noqa: BLE001  whatever the fault is, the others are drawn
+                self._undrawn_of[name, axis] = made_of
+                self._note_undrawn(f"the figure {name}", error)
+                return
+            # Numbers start at 1, so that a page that has seen nothing (since 0) also gets the parts
+            # of an empty record.
+            self._parts[name, axis] = _Part(made_of, max(1, self.snapshot.last_seq), body)
+
+    # ------------------------------------------------------------------ what a rebuild needs
+
+    def _name(self) -> str:
+        """Returns the run's own name. It is read from the configuration until the record contains
+        it, which is the case once everything is prepared.
+        """
+        if self.snapshot.name:
+            return self.snapshot.name
+        try:
+            return self.folder.config.name
+        except RamstreamError:
+            return self.folder.id
+
+    def _config(self) -> TrainConfig | None:
+        """Returns the settings, which a change of the run rewrites, or None if they do not load."""
+        if self._changes != len(self.snapshot.changes):
+            self._changes = len(self.snapshot.changes)
+            self.folder.read_config_again()
+        try:
+            return self.folder.config
+        except RamstreamError:
+            return None
+
+    def _axes_in_use(self) -> list[Axis]:
+        """Returns the axes that pages show, and drops the figures on other axes. All figures are
+        rebuilt together, since a page reports what it has seen with a single `seq`.
+        """
+        now = time.monotonic()
+        for axis, asked_at in list(self._asked_at.items()):
+            if now - asked_at > FORGET_AXIS_SECONDS:
+                del self._asked_at[axis]
+                self._parts = {key: part for key, part in self._parts.items() if key[1] != axis}
+        return list(self._asked_at)
+
+
+def watch_of(session: Session, run_id: str) -> Watch:
+    """Returns the watch of a run; all pages that show the run share it. Raises RunError if there is
+    no such run.
+    """
+    return session.follow(run_id).once(Watch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A `_Part` is one serialised member of the answer."""
+
+    made_of: Hashable
+    """The part was built from these values. It is rebuilt when they change."""
+    seq: int
+    """The part reflects the run's record up to this entry."""
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """`_Told` is what a figure's caption says."""
+
+    words: dict[str, str]
+    is_over: bool
+    """No further step will appear in the figure."""
+
+
+def _export_from(config: TrainConfig | None) -> ExportFrom:
+    return "last" if config is None else config.output.export_from
+
+
+def _evaluates(config: TrainConfig) -> bool:
+    """Returns whether held-out rows are evaluated."""
+    return bool(config.output.eval_every and config.data.eval_fraction)
+
+
+def _figure(name: str, snapshot: RunSnapshot, axis: Axis, told: _Told) -> dict[str, Any]:
+    """Returns a figure with its description."""
+    drawn = FIGURES[name](snapshot, axis)
+    if told.is_over and is_empty(drawn) and not drawn.get("is_absent"):
+        say_empty(drawn["layout"], NO_SAMPLE if name == "norms" else NO_STEP)
+    return drawn | told.words
+
+
+def _timeline(snapshot: RunSnapshot, is_over: bool) -> dict[str, Any]:
+    part = timeline_part(snapshot.timeline, snapshot.simulated)
+    if is_over and snapshot.timeline is None:
+        say_empty(part["layout"], NO_SAMPLE)
+    return part | {"steps": snapshot.timeline_steps}
+
+
+def _serialised(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,285 @@
+"""The numbers and texts of a run are put into words here: the latest numbers, and the details apart
+from its curves. All functions are pure and need neither Plotly nor Gradio.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.pages.run.places import places
+from app.pages.run.ranks import fullest_gpu
+from app.shared.run_bar import recent_median
+from app.words import in_bytes, in_count, in_digits, in_share, in_short_time, in_step_time
+from engine.planning.fit.predictions import QUANTITIES
+from engine.runs.record.events import CheckpointWritten, Comparison, PromptsAnswered
+from engine.runs.record.snapshot import RunSnapshot
+from engine.words import counted
+
+EXCESS_SHOWN = 0.05
+"""A measured value is marked if it exceeds its prediction by more than this share."""
+SAMPLES_SHOWN = 5
+SAMPLES_LOOKED_AT = 20
+"""Power is shown if any of this many latest samples has a value for it."""
+UNITS_NAMED = 4
+"""A list of more units than this is shown as a number of units."""
+MOMENT_WORDS = {
+    "dry_run": "Measured in a dry run of one step, before the first.",
+    "running": "Measured in the first steps; again when the run ends.",
+    "end": "Measured over the whole session.",
+}
+
+
+# ------------------------------------------------------------------ the latest numbers
+
+
+def tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
+    """Returns the latest numbers, each with its label, its value, and a note below it."""
+    shown = [*_training_tiles(snapshot), _host_tile(snapshot)]
+    memory = snapshot.memory
+    if len(memory) and memory.gpu_total[-1]:
+        shown.append(_gpu_tile(snapshot))
+    if any(memory.power[-SAMPLES_LOOKED_AT:]):
+        energy = f"{in_digits(memory.energy[-1])} Wh so far"
+        shown.append(_tile("Power", f"{memory.power[-1]:,.0f} W", energy))
+    return shown
+
+
+def _training_tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
+    steps, evals = snapshot.steps, snapshot.evals
+    loss = rate = norm = tokens = flops = "–"
+    step_note = ""
+    if len(steps):
+        loss = in_digits(steps.loss[-1])
+        rate = in_digits(steps.learning_rate[-1])
+        norm = in_digits(steps.grad_norm[-1])
+        tokens = in_count(recent_median(steps.tokens_per_second))
+        flops = in_digits(recent_median(steps.tflops))
+        step_note = f"{in_step_time(steps.seconds[-1])} a step"
+    held_out_note = f"held out {in_digits(evals.loss[-1])}" if evals.loss else ""
+    return [
+        _tile("Loss", loss, held_out_note),
+        _tile("Learning rate", rate, ""),
+        _tile("Gradient norm", norm, "before clipping"),
+        _tile("Tokens per second", tokens, step_note),
+        _tile("TFLOPS", flops, _ceiling_note(snapshot)),
+    ]
+
+
+def _gpu_tile(snapshot: RunSnapshot) -> dict[str, str]:
+    memory = snapshot.memory
+    used, total = memory.gpu_peak[-1] or memory.gpu_allocated[-1], memory.gpu_total[-1]
+    fullest = fullest_gpu(snapshot)
+    if fullest is None:
+        return _tile("GPU memory", in_bytes(used), f"peak, of {in_bytes(total)}")
+    note = f"peak of rank {fullest['rank']}, the fullest; of {in_bytes(fullest['gpu_total'])}"
+    return _tile("GPU memory", in_bytes(fullest["gpu_peak"]), note)
+
+
+def _host_tile(snapshot: RunSnapshot) -> dict[str, str]:
+    memory = snapshot.memory
+    if not len(memory):
+        return _tile("Host memory", "–", "")
+    pinned = memory.host_pinned[-1]
+    notes = [f"{in_bytes(pinned)} pinned"] if pinned else []
+    if snapshot.ranks:
+        notes.append(f"{len(snapshot.ranks)} processes")
+    note = ", ".join(notes)
+    return _tile("Host memory", in_bytes(memory.host_rss[-1]), note)
+
+
+def _ceiling_note(snapshot: RunSnapshot) -> str:
+    if not len(snapshot.steps):
+        return "of model work"
+    tflops = recent_median(snapshot.steps.tflops)
+    each = ""
+    if snapshot.device == "cuda" and snapshot.rank_count > 1:
+        each = f"{in_digits(tflops / snapshot.rank_count)} a GPU"
+    if not snapshot.ceiling_tflops:
+        return each or "of model work"
+    share = f"{in_share(tflops / snapshot.ceiling_tflops)} of "
+    return f"{each}, {share}the ceiling" if each else f"{share}this machine's ceiling"
+
+
+def _tile(label: str, value: str, note: str) -> dict[str, str]:
+    return {"label": label, "value": value, "note": note}
+
+
+# ------------------------------------------------------------------ what else is known
+
+
+def details(snapshot: RunSnapshot) -> dict[str, Any]:
+    """Returns the details of a run apart from its curves: facts, held-out answers and files."""
+    return {
+        "facts": _facts(snapshot),
+        "data": _listed(snapshot.data),
+        "plan": _listed(_short(snapshot.plan_choices)),
+        "answers": _answers(snapshot),
+        "files": _files(snapshot),
+        "forecast": _prediction_check(snapshot),
+        "places": places(snapshot),
+        "grid": snapshot.plan_grid,
+        "formula": snapshot.flops_formula,
+    }
+
+
+def _facts(snapshot: RunSnapshot) -> list[list[str]]:
+    """Returns pairs of a name and a text; unknown values are left out."""
+    facts = []
+    if snapshot.parameters:
+        parameters = in_count(snapshot.parameters)
+        facts.append(["Model", f"{parameters} parameters in {len(snapshot.units)} units"])
+        if snapshot.trained_parameters is not None:
+            trained = in_count(snapshot.trained_parameters)
+            facts.append(["Trained", f"{trained} of these parameters; the others are frozen"])
+    if snapshot.device:
+        facts.append(["Computes on", snapshot.device_name or snapshot.device.upper()])
+    if snapshot.sessions > 1:
+        resumed = f"resumed at step {snapshot.resumed_step or 0:,}"
+        facts.append(["Sessions", f"{snapshot.sessions} ({resumed})"])
+    if snapshot.damaged_lines:
+        lines = counted(snapshot.damaged_lines, "line")
+        facts.append(
+            [
+                "Record",
+                f"{lines} could not be read, so a point of a curve may be missing; the log says "
+                "which",
+            ]
+        )
+    if snapshot.program_version:
+        facts.append(["Program", snapshot.program_version])
+    return facts
+
+
+def _listed(values: dict[str, Any]) -> list[list[str]]:
+    listed = []
+    for name, value in values.items():
+        text = _plain(value)
+        if text:
+            listed.append([name.replace("_", " ").capitalize(), text])
+    return listed
+
+
+def _short(choices: dict[str, Any]) -> dict[str, Any]:
+    """Returns a plan's choices, with long lists of units replaced by their length."""
+    short = dict(choices)
+    for name, value in choices.items():
+        if isinstance(value, (list, tuple)) and len(value) > UNITS_NAMED:
+            short[name] = f"{len(value)} units"
+    return short
+
+
+def _plain(value: Any) -> str:
+    """Returns a value from the engine's summaries as text; nested ones are `name value` pairs."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(inner)}" for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_plain, value))
+    if value is None:
+        return ""
+    if isinstance(value, bool):  # before int, since a bool is also an int
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return in_digits(value) if isinstance(value, float) else str(value)
+
+
+def _prediction_check(snapshot: RunSnapshot) -> dict[str, Any] | None:
+    """Returns the predictions and measurements, with a row for each quantity: its name, both
+    values, and the error of the prediction as text and tone.
+    """
+    if snapshot.prediction_check is None:
+        return None
+    rows = [
+        _forecast_row(name, pair) for name, pair in snapshot.prediction_check.quantities.items()
+    ]
+    return {"rows": rows, "said": MOMENT_WORDS.get(snapshot.prediction_check.moment, "")}
+
+
+def _forecast_row(name: str, pair: Comparison) -> dict[str, str]:
+    predicted, measured, error = pair.get("predicted"), pair.get("measured"), pair.get("error")
+    words = in_step_time if name.endswith("_seconds") else in_bytes
+    is_excess = error is not None and error > EXCESS_SHOWN
+    return {
+        "name": QUANTITIES.get(name, name.replace("_", " ").capitalize()),
+        "predicted": "–" if predicted is None else words(predicted),
+        "measured": "–" if measured is None else words(measured),
+        "error": "–" if error is None else _signed(100 * error),
+        "tone": "warn" if is_excess else "",
+    }
+
+
+def _signed(percent: float) -> str:
+    """Returns a percentage with a sign, as in +3.2 %, −0.4 % or 0.0 %."""
+    shown = f"{abs(percent):.1f} %"
+    if shown == "0.0 %":
+        return shown
+    return f"+{shown}" if percent > 0 else f"−{shown}"
+
+
+def _answers(snapshot: RunSnapshot) -> dict[str, Any] | None:
+    """Returns held-out prompts with the expected answer and the model's answers before and after
+    training.
+    """
+    by_moment = {
+        match.moment: match for match in snapshot.exact_matches if match.moment != "during"
+    }
+    if not by_moment:
+        return None
+    rows: dict[str, dict[str, str]] = {}
+    for moment, match in by_moment.items():
+        for sample in match.samples[:SAMPLES_SHOWN]:
+            prompt, expected = sample.get("prompt", ""), sample.get("expected", "")
+            row = rows.setdefault(prompt, {"expected": expected})
+            if "rejected" in sample:
+                row["rejected"] = sample["rejected"]
+            row[moment] = sample.get("answer", "")
+    scores = {
+        moment: f"{match.correct} of {match.total} ({in_share(match.correct / match.total)})"
+        for moment, match in by_moment.items()
+        if match.total
+    }
+    return {"scores": scores, "rows": [{"prompt": prompt, **row} for prompt, row in rows.items()]}
+
+
+def prompt_answers(snapshot: RunSnapshot) -> dict[str, Any]:
+    """Returns the sample prompts, the steps at which they were answered, and the answers by prompt
+    and step; an answer is empty if the prompt was not part of that step.
+    """
+    by_step = [_by_prompt(event) for event in snapshot.prompt_answers]
+    rows: dict[str, list[str]] = {}
+    for asked in by_step:
+        for prompt in asked:
+            rows.setdefault(prompt, [])
+    for prompt, answers in rows.items():
+        answers.extend(asked.get(prompt, "") for asked in by_step)
+    return {
+        "steps": [event.step for event in snapshot.prompt_answers],
+        "rows": [{"prompt": prompt, "answers": answers} for prompt, answers in rows.items()],
+    }
+
+
+def _by_prompt(event: PromptsAnswered) -> dict[str, str]:
+    return {pair["prompt"]: pair["answer"] for pair in event.answers}
+
+
+def _files(snapshot: RunSnapshot) -> list[str]:
+    checkpoints = [_checkpoint(written) for written in snapshot.checkpoints]
+    exports = [
+        f"Exported step {written.step:,} to {written.path} ({in_bytes(written.bytes)})"
+        for written in snapshot.exports
+    ]
+    return checkpoints + exports
+
+
+def _checkpoint(written: CheckpointWritten) -> str:
+    """Says how a checkpoint was written. Older records do not say how long training waited."""
+    alone = ", weights alone" if written.holds == "weights" else ""
+    text = f"Checkpoint of step {written.step:,}{alone}: {in_bytes(written.bytes)} in "
+    text += in_short_time(written.seconds)
+    if written.seconds:
+        text += f" ({in_bytes(written.bytes / written.seconds)}/s)"
+    if written.waited_seconds:
+        text += f"; training waited at most {1e3 * written.waited_seconds:,.0f} ms for it"
+    if written.due_step:
+        text += f"; due after step {written.due_step:,}, postponed while another was written"
+    return text

@@ -1,0 +1,115 @@
+// The settings of a run as it ran: its name, note and tags, command lines for it, its YAML, and a
+// new run with the same settings.
+
+import { copyText, el, field, send } from "../../shared/dom.js";
+import { draftOf } from "./state_cards.js";
+
+export class SettingsView {
+    // changed() is called when the name, the note or the tags have changed.
+    constructor(root, changed) {
+        this.root = root;
+        this.changed = changed;
+        this.run = null;
+        this.form = root.querySelector('[data-part="describe"]');
+        this.form.addEventListener("submit", (event) => {
+            event.preventDefault();
+            this.describe();
+        });
+        this.form.addEventListener("input", () => this.say(""));
+        const copy = root.querySelector('[data-copy="config"]');
+        copy.addEventListener("click", () => copyText(copy, field(root, "config")));
+        root.querySelector('[data-part="draft"]').addEventListener("click", ({ target }) =>
+            draftOf(this.run, false, target, field(root, "config-problem")),
+        );
+    }
+
+    // Reads the settings once; a change of the run, or of its state, may change them.
+    async refresh({ run_id, bar }) {
+        const version = JSON.stringify([run_id, bar.state, bar.settings.learning_rate]);
+        if (version === this.version) return;
+        this.version = version;
+        this.run = run_id;
+        try {
+            const details = await send(`/api/runs/${encodeURIComponent(run_id)}/details`);
+            if (this.run === run_id) this.show(details);
+        } catch (error) {
+            this.version = null;
+            field(this.root, "config-problem").textContent = error.message;
+        }
+    }
+
+    clear() {
+        this.version = null;
+        this.run = null;
+        for (const name of ["details-path", "config", "config-problem", "printed"])
+            field(this.root, name).textContent = "";
+        this.root.querySelector('[data-part="command-rows"]').replaceChildren();
+        this.form.reset();
+        this.say("");
+    }
+
+    show(details) {
+        const { name, note, tags } = this.boxes();
+        // What is being typed is not replaced.
+        if (!this.form.contains(document.activeElement)) {
+            name.value = details.name || details.config_name;
+            note.value = details.note;
+            tags.value = details.tags;
+        }
+        name.maxLength = details.name_limit;
+        note.maxLength = details.note_limit;
+        field(this.root, "details-path").textContent = details.path;
+        field(this.root, "config").textContent = details.config;
+        field(this.root, "config-problem").textContent = details.config_problem;
+        this.root.querySelector('[data-part="commands"]').hidden = !details.commands.length;
+        const rows = this.root.querySelector('[data-part="command-rows"]');
+        rows.replaceChildren(...details.commands.map(commandRow));
+        this.root.querySelector('[data-part="printed"]').hidden = !details.printed.length;
+        field(this.root, "printed").textContent = details.printed.join("\n");
+    }
+
+    boxes() {
+        return {
+            name: this.form.elements.namedItem("name"),
+            note: this.form.elements.namedItem("note"),
+            tags: this.form.elements.namedItem("tags"),
+        };
+    }
+
+    async describe() {
+        const { name, note, tags } = this.boxes();
+        try {
+            await send(`/api/runs/${encodeURIComponent(this.run)}/describe`, {
+                name: name.value,
+                note: note.value,
+                tags: tags.value.split(","),
+            });
+            this.say("Saved.");
+            this.changed();
+        } catch (error) {
+            this.say(error.message, true);
+        }
+    }
+
+    say(text, isError = false) {
+        const said = field(this.root, "describe-said");
+        said.textContent = text;
+        said.classList.toggle("rs-error", isError);
+    }
+}
+
+export function commandRow({ label, text }) {
+    const code = el("pre", { tabindex: "0", "aria-label": label }, text);
+    const button = el(
+        "button",
+        {
+            type: "button",
+            class: "rs-small",
+            "aria-label": `Copy: ${label}`,
+            click: () => copyText(button, code),
+        },
+        "Copy",
+    );
+    const head = el("div", { class: "rs-copied" }, el("span", {}, label), button);
+    return el("div", {}, head, code);
+}

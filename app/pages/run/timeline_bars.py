@@ -1,0 +1,244 @@
+"""The bars of the timeline are made here, with their colours and texts: a bar for each span or
+group of merged neighbours, and one for each stretch in which COMPUTE waited. All functions are
+pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from app.pages.run.spans import MergedSpan, longest
+from app.shared.charts.drawing import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    OLIVE,
+    ORANGE,
+    PINK,
+    TEAL,
+    VIOLET,
+    escaped,
+    rounded,
+)
+from app.words import in_short_time
+from engine.planning.schedule.ops import Lane, OpKind
+from engine.runs.record.events import Span, Wait
+
+OP_GROUPS = {
+    "Weights in": (BLUE, (OpKind.PREFETCH,)),
+    "Boundaries, sums": (
+        GREY,
+        (
+            OpKind.STORE_BOUNDARY,
+            OpKind.FETCH_BOUNDARY,
+            OpKind.FETCH_GRAD,
+            OpKind.REDUCE,
+            OpKind.SUMMARY,
+            OpKind.CLIP,
+            OpKind.LEND,
+            OpKind.RECLAIM,
+        ),
+    ),
+    "Forward": (GREEN, (OpKind.EMBED, OpKind.FORWARD, OpKind.LOSS)),
+    "Backward": (VIOLET, (OpKind.RECOMPUTE, OpKind.BACKWARD, OpKind.EMBED_BACKWARD)),
+    "Gradients out": (ORANGE, (OpKind.OFFLOAD, OpKind.OFFLOAD_PARKED)),
+    "States in and out": (
+        TEAL,
+        (OpKind.FETCH_STATES, OpKind.FETCH_GRADIENT, OpKind.OFFLOAD_WEIGHTS, OpKind.OFFLOAD_STATES),
+    ),
+    "Optimizer": (
+        PINK,
+        (
+            OpKind.UPDATE,
+            OpKind.UPDATE_MOMENTS,
+            OpKind.DEVICE_UPDATE,
+            OpKind.UPDATE_IN_PLACE,
+            OpKind.APPLIED,
+        ),
+    ),
+    "Between GPUs": (
+        OLIVE,
+        (OpKind.MEET, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_REDUCE),
+    ),
+    "Disk": (
+        AMBER,
+        (OpKind.READ_STATES, OpKind.WRITE_STATES, OpKind.READ_BOUNDARY, OpKind.WRITE_BOUNDARY),
+    ),
+}
+"""Each colour of the timeline represents these ops, in the order of the legend."""
+
+WAIT_COLOUR = "rgba(214, 69, 80, 0.35)"
+WAITS = {
+    "h2d": (BLUE, "weights (H2D)"),
+    "d2h": (ORANGE, "gradients out (D2H)"),
+    "optimizer": (PINK, "the optimizer"),
+    "disk": (AMBER, "the disk"),
+    "exchange": (OLIVE, "the other GPUs"),
+    "other": (GREY, "other work"),
+}
+"""Stretches in which COMPUTE waited are red, with hatching in the colour of the cause."""
+
+OP_COLOURS: dict[str, str] = {op: colour for colour, ops in OP_GROUPS.values() for op in ops}
+OP_WORDS: dict[str, str] = {
+    OpKind.PREFETCH: "weights in",
+    OpKind.MEET: "until all GPUs have updated it",
+    OpKind.ALL_GATHER: "weights from the other GPUs",
+    OpKind.REDUCE_SCATTER: "sums added up over the GPUs",
+    OpKind.ALL_REDUCE: "loss and norms of all GPUs",
+    OpKind.OFFLOAD: "gradients out",
+    OpKind.OFFLOAD_PARKED: "parked gradients out",
+    OpKind.UPDATE: "optimizer",
+    OpKind.UPDATE_MOMENTS: "optimizer, moments",
+    OpKind.READ_STATES: "moments from the disk",
+    OpKind.WRITE_STATES: "moments to the disk",
+    OpKind.READ_BOUNDARY: "boundary from the disk",
+    OpKind.WRITE_BOUNDARY: "boundary to the disk",
+    OpKind.SUMMARY: "loss and norms out",
+    OpKind.STORE_BOUNDARY: "boundary to host",
+    OpKind.FETCH_BOUNDARY: "boundary from host",
+    OpKind.FETCH_GRAD: "gradient sum from host",
+    OpKind.REDUCE: "norm of the gradient",
+    OpKind.CLIP: "clip factor",
+    OpKind.FETCH_STATES: "optimizer states in",
+    OpKind.FETCH_GRADIENT: "gradient in",
+    OpKind.DEVICE_UPDATE: "optimizer on the GPU",
+    OpKind.UPDATE_IN_PLACE: "optimizer on the GPU, in place",
+    OpKind.OFFLOAD_WEIGHTS: "updated weights out",
+    OpKind.OFFLOAD_STATES: "optimizer states out",
+    OpKind.APPLIED: "everything updated is home",
+    OpKind.LEND: "memory of activations for states",
+    OpKind.RECLAIM: "memory of states for activations",
+}
+
+LANE_WORDS = {
+    Lane.H2D: "H2D",
+    Lane.STATES_IN: "States in",
+    Lane.COMPUTE: "Compute",
+    Lane.UPDATE: "Update",
+    Lane.D2H: "D2H",
+    Lane.STATES_OUT: "States out",
+    Lane.GRADIENTS_OUT: "Gradients",
+    Lane.HOST: "Host",
+    Lane.EXCHANGE: "Exchange",
+    Lane.READ: "Disk read",
+    Lane.WRITE: "Disk write",
+}
+
+SECOND_TONE = 0.74
+"""Every second one of neighbouring bars of the same op has this opacity, so that neighbours can be
+told apart.
+"""
+MAX_WAITS = 400
+"""At most this many stretches of waiting are drawn."""
+
+
+def _bars(name: str, row: str, starts: Sequence[float], ends: Sequence[float]) -> dict[str, Any]:
+    """Returns a trace of bars in a row; `starts` and `ends` are in seconds."""
+    begin = 1000 * np.array(starts, dtype=float)
+    end = 1000 * np.array(ends, dtype=float)
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [row] * len(begin),
+        "base": rounded(begin, 9),
+        "x": rounded(end - begin, 6),
+    }
+
+
+def _bars_of(name: str, row: str, pieces: Sequence[Span | Wait]) -> dict[str, Any]:
+    starts = [piece["start"] for piece in pieces]
+    ends = [piece["end"] for piece in pieces]
+    return _bars(name, row, starts, ends)
+
+
+def lane_bars(lane: Lane, spans: list[MergedSpan], batches: int, row: str = "") -> dict[str, Any]:
+    """Returns a trace with a bar for each span of a lane, in `row` or else in the row of the lane.
+    `batches` is the number of micro-batches of the step.
+    """
+    look = {
+        "width": 0.72,
+        "marker": {
+            "color": [OP_COLOURS.get(span["op"], GREY) for span in spans],
+            "opacity": _tones(spans),
+            "line": {"width": 0},
+        },
+        "customdata": [_span_words(span, batches) for span in spans],
+        "hovertemplate": "%{customdata}<br>%{x:.3~g} ms, from %{base:.4~g} ms<extra></extra>",
+    }
+    return _bars_of(lane, row or LANE_WORDS[lane], spans) | look
+
+
+def _tones(spans: list[MergedSpan]) -> list[float]:
+    """Returns the opacity of each span, which differs between neighbours of the same op."""
+    tones: list[float] = []
+    before: str | None = None
+    for span in spans:
+        is_second = span["op"] == before and tones[-1] == 1
+        tones.append(SECOND_TONE if is_second else 1)
+        before = span["op"]
+    return tones
+
+
+def _span_words(span: MergedSpan, batches: int) -> str:
+    """Returns the text for a bar under the mouse pointer."""
+    what = escaped(OP_WORDS.get(span["op"], span["op"].replace("_", " ")))
+    unit, last = span["unit"], span["last"]
+    if span["count"] > 1:
+        units = unit if unit == last else f"{unit} to {last}"
+        return f"{escaped(units)}: {span['count']} ops, mostly {what}"
+    words = f"{escaped(unit)}: {what}"
+    number = span.get("micro_batch")
+    if batches > 1 and number is not None:
+        words += f", micro-batch {number + 1} of {batches}"
+    if "predicted" in span:
+        words += f"<br>{in_words(span['predicted'])} predicted"
+    return words
+
+
+def wait_bars(
+    waits: list[Wait], row: str = LANE_WORDS[Lane.COMPUTE], limit: int = MAX_WAITS
+) -> list[dict[str, Any]]:
+    """Returns a trace for each cause for which COMPUTE waited, with at most `limit` bars in all."""
+    by_cause: dict[str, list[Wait]] = {cause: [] for cause in WAITS}
+    for wait in longest(waits, limit):
+        cause = wait.get("cause", "other")
+        by_cause[cause if cause in WAITS else "other"].append(wait)
+    return [_bars_of_cause(cause, own, row) for cause, own in by_cause.items() if own]
+
+
+def _bars_of_cause(cause: str, waits: list[Wait], row: str) -> dict[str, Any]:
+    colour, words = WAITS[cause]
+    look = {
+        "width": 0.72,
+        "marker": {
+            "color": WAIT_COLOUR,
+            "line": {"width": 0},
+            "pattern": {"shape": "/", "fgcolor": colour, "size": 6, "solidity": 0.5},
+        },
+        "hovertemplate": (
+            f"Compute waits for {words}<br>%{{x:.3~g}} ms, from %{{base:.4~g}} ms<extra></extra>"
+        ),
+    }
+    return _bars_of(f"waiting: {cause}", row, waits) | look
+
+
+def unknown_waits(gaps: list[tuple[float, float]]) -> dict[str, Any]:
+    """Returns the gaps in a record that does not contain the causes for which COMPUTE waited."""
+    starts = [start for start, _ in gaps]
+    ends = [end for _, end in gaps]
+    look = {
+        "width": 0.5,
+        "marker": {"color": WAIT_COLOUR, "line": {"width": 0}},
+        "hovertemplate": "waiting for %{x:.3~g} ms<extra></extra>",
+    }
+    return _bars("waiting", LANE_WORDS[Lane.COMPUTE], starts, ends) | look
+
+
+def in_words(seconds: float) -> str:
+    """Returns the duration of part of a step, in milliseconds if it is less than a second."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else in_short_time(seconds)

@@ -1,0 +1,296 @@
+"""The timeline of one step is drawn and described here: its spans by lane, its phases, where
+COMPUTE waited and for what, and the prediction.
+
+All functions are pure and need no Plotly. The number of drawn elements is limited, however many
+spans the step has (`app.pages.run.spans`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from app.pages.run.spans import (
+    Phase,
+    TimedSpan,
+    Window,
+    gaps_of,
+    lane_names,
+    lanes_of,
+    phases_of,
+    within,
+)
+from app.pages.run.timeline_bars import (
+    LANE_WORDS,
+    OP_GROUPS,
+    WAIT_COLOUR,
+    WAITS,
+    in_words,
+    lane_bars,
+    unknown_waits,
+    wait_bars,
+)
+from app.shared.charts.drawing import (
+    GREEN,
+    GREY,
+    PINK,
+    VIOLET,
+    Figure,
+    rounded,
+    say_empty,
+    vertical_line,
+)
+from app.words import in_share
+from engine.planning.schedule.ops import Lane
+from engine.runs.record.events import PlanSimulated, Span, StepTimeline, Wait
+
+PHASE_COLOURS = {"Forward": GREEN, "Loss": GREY, "Backward": VIOLET, "Updates": PINK}
+
+MAX_BOXES = 500
+"""At most this many boxes of the prediction are drawn."""
+MAX_BOUNDARIES = 24
+"""The ends of phases are drawn through the lanes if there are at most this many phases."""
+EDGE = 0.004
+"""The x axis extends beyond both ends of the step by this share of the step's length."""
+GHOST_LOW = 0.48
+"""The lower edge of a box of the prediction is this far below the middle of its row, which is 1
+high.
+"""
+GHOST_HIGH = 0.39
+"""The upper edge is this far below the middle."""
+
+
+def timeline_figure(
+    timeline: StepTimeline | None,
+    simulated: PlanSimulated | None = None,
+    window: Window | None = None,
+) -> Figure:
+    """Returns the spans of a step, with one row per lane, in milliseconds from the step's first op.
+    Red marks stretches in which COMPUTE waited; the thin grey line under a lane is the prediction.
+    The figure is empty if there is no step.
+
+    With a `window`, only the part inside it is drawn, on the same axes. `is_whole` is whether each
+    span has a bar of its own; `count` says in words how many bars represent how many spans.
+    """
+    every = timeline.spans if timeline is not None else []
+    all_waits = timeline.waits if timeline is not None else []
+    spans = within(_with_predictions(every, simulated), window)
+    lanes = lanes_of(spans, names=lane_names(every))
+    batches = batches_of(every)
+    data = [lane_bars(lane, own, batches) for lane, own in lanes.items()]
+    if all_waits:
+        data += wait_bars(within(all_waits, window))
+    else:
+        length = max((span["end"] for span in every), default=0.0)
+        data.append(unknown_waits(gaps_of(lanes[Lane.COMPUTE], length, window)))
+    shapes = boundaries(phases_of(every))
+    if every and simulated is not None:
+        shapes = _ghost(simulated, list(lanes), window) + shapes
+    layout = layout_of([LANE_WORDS[lane] for lane in lanes], every, all_waits, shapes)
+    if not every:
+        say_empty(layout, "Appears with the first sampled step.")
+    bars = sum(map(len, lanes.values()))
+    return {
+        "data": data,
+        "layout": layout,
+        "is_whole": bars == len(spans),
+        "count": count_words(bars, len(spans), window),
+    }
+
+
+def layout_of(
+    rows: Sequence[str],
+    spans: Sequence[Span],
+    waits: Sequence[Wait],
+    shapes: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Returns the layout, with axes that show all spans and waits of a step. `rows` are named from
+    top to bottom.
+    """
+    begin = min((piece["start"] for piece in [*spans, *waits]), default=0.0)
+    length = max((span["end"] for span in spans), default=0.0)
+    # At least one microsecond, since Plotly would replace a range of length zero by one of its own.
+    ends = np.array([begin - EDGE * length, (1 + EDGE) * max(length, 1e-6)])
+    from_bottom = list(reversed(rows))  # Plotly counts from the bottom
+    return {
+        "barmode": "overlay",
+        "bargap": 0.2,
+        "showlegend": False,
+        "hovermode": "closest",
+        "margin": {"l": 74, "r": 10, "t": 2, "b": 38},
+        "xaxis": {
+            "title": {"text": "ms from the step's first op"},
+            "zeroline": False,
+            "range": rounded(1000 * ends, 6),
+        },
+        "yaxis": {
+            "categoryorder": "array",
+            "categoryarray": from_bottom,
+            "range": [-0.52, len(rows) - 0.5],
+            "fixedrange": True,
+            "showgrid": False,
+        },
+        "shapes": shapes,
+    }
+
+
+def batches_of(spans: Sequence[Span]) -> int:
+    """Returns the number of micro-batches of a step."""
+    numbers = [span.get("micro_batch") for span in spans]
+    return 1 + max((number for number in numbers if number is not None), default=0)
+
+
+def count_words(bars: int, spans: int, window: Window | None) -> str:
+    """Returns how many bars stand for how many spans, or nothing where that goes without saying."""
+    if bars < spans:
+        return f"Showing {bars:,} of {spans:,} spans; zoom in for all."
+    if window is None:
+        return ""
+    return f"Showing all {spans:,} spans of this stretch."
+
+
+def timeline_phases(timeline: StepTimeline | None) -> list[dict[str, Any]]:
+    """Returns `{label, short, colour, start, end}` of each phase in order of time; the times are in
+    milliseconds.
+    """
+    if timeline is None:
+        return []
+    return [
+        {
+            "label": f"{phase.label}: {in_words(phase.end - phase.start)}",
+            "short": phase.short,
+            "colour": PHASE_COLOURS[phase.name],
+            "start": round(1000 * phase.start, 4),
+            "end": round(1000 * phase.end, 4),
+        }
+        for phase in phases_of(timeline.spans)
+    ]
+
+
+def timeline_legend(
+    timeline: StepTimeline | None, simulated: PlanSimulated | None = None
+) -> list[dict[str, str]]:
+    """Returns entries `{label, colour, kind}` for everything that the timeline shows; `kind` is op,
+    wait or predicted.
+    """
+    if timeline is None or not timeline.spans:
+        return []
+    shown = {span["op"] for span in timeline.spans}
+    legend = [
+        _entry(label, colour, "op")
+        for label, (colour, ops) in OP_GROUPS.items()
+        if shown & set(ops)
+    ]
+    for cause, seconds in _waited(timeline).items():
+        colour, words = WAITS.get(cause, WAITS["other"])
+        legend.append(_entry(f"Compute waits for {words}: {in_words(seconds)}", colour, "wait"))
+    if not timeline.waits:
+        legend.append(_entry("Compute waits", WAIT_COLOUR, "op"))
+    if simulated is not None:
+        legend.append(_entry("As predicted", GREY, "predicted"))
+    return legend
+
+
+def timeline_said(timeline: StepTimeline | None) -> str:
+    """Returns one sentence for people who cannot or do not want to read the figure."""
+    if timeline is None or not timeline.spans:
+        return ""
+    share = in_share(busy_share(timeline))
+    said = f"step {timeline.step:,}, {duration(timeline)}, compute busy {share}"
+    waits = [
+        f"{in_words(seconds)} for {WAITS.get(cause, WAITS['other'])[1]}"
+        for cause, seconds in _waited(timeline).items()
+    ]
+    return f"{said}, waiting {', '.join(waits)}" if waits else said
+
+
+def duration(timeline: StepTimeline) -> str:
+    """Returns in words how long a step took; it has spans."""
+    return in_words(max(span["end"] for span in timeline.spans))
+
+
+def busy_share(timeline: StepTimeline) -> float:
+    """Returns the share of the step in which COMPUTE had work."""
+    length = max((span["end"] for span in timeline.spans), default=0.0)
+    busy = sum(
+        span["end"] - span["start"] for span in timeline.spans if span["lane"] == Lane.COMPUTE
+    )
+    return min(1.0, busy / length) if length > 0 else 0.0
+
+
+def _entry(label: str, colour: str, kind: str) -> dict[str, str]:
+    return {"label": label, "colour": colour, "kind": kind}
+
+
+def _waited(timeline: StepTimeline) -> dict[str, float]:
+    """Returns the seconds of waiting by cause, longest first."""
+    seconds: dict[str, float] = {}
+    for wait in timeline.waits:
+        cause = wait.get("cause", "other")
+        seconds[cause] = seconds.get(cause, 0.0) + wait["end"] - wait["start"]
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+
+
+def boundaries(phases: list[Phase]) -> list[dict[str, Any]]:
+    """Returns lines through all lanes at each end of a phase that another phase follows."""
+    if len(phases) > MAX_BOUNDARIES:
+        return []
+    line = {"color": GREY, "width": 1, "dash": "dot"}
+    look = {"name": "phase", "layer": "below", "opacity": 0.6}
+    starts = rounded(1000 * np.array([phase.start for phase in phases[1:]]), 6)
+    return [vertical_line(start, line) | look for start in starts]
+
+
+# ------------------------------------------------------------------ the prediction
+
+
+def _with_predictions(spans: Sequence[Span], simulated: PlanSimulated | None) -> Sequence[Span]:
+    """Returns each span with the predicted seconds of its op, if the simulated plan is the one that
+    ran.
+    """
+    predicted = simulated.spans if simulated is not None else []
+    if [_op(span) for span in spans] != [_op(span) for span in predicted]:
+        return spans
+    timed: list[TimedSpan] = []
+    for span, other in zip(spans, predicted):
+        timed.append({**span, "predicted": other["end"] - other["start"]})
+    return timed
+
+
+def _op(span: Span) -> tuple[Any, ...]:
+    """Returns the values that identify an op of a plan."""
+    return span["op"], span["unit"], span["lane"], span.get("micro_batch")
+
+
+def _ghost(
+    simulated: PlanSimulated, lanes: list[Lane], window: Window | None
+) -> list[dict[str, Any]]:
+    """Returns the simulated step: one path under the bars of each lane, with a box for each op. A
+    single path is drawn far faster than as many shapes.
+    """
+    shapes = []
+    for lane, own in lanes_of(within(simulated.spans, window), MAX_BOXES).items():
+        if own and lane in lanes:
+            row = len(lanes) - 1 - lanes.index(lane)  # Plotly counts from the bottom
+            boxes = [_box(span, row - GHOST_LOW, row - GHOST_HIGH) for span in own]
+            shapes.append(
+                {
+                    "type": "path",
+                    "name": "predicted",
+                    "path": "".join(boxes),
+                    "xref": "x",
+                    "yref": "y",
+                    "layer": "above",
+                    "fillcolor": "rgba(138, 147, 163, 0.45)",
+                    "line": {"color": GREY, "width": 0.75},
+                }
+            )
+    return shapes
+
+
+def _box(span: Span, low: float, high: float) -> str:
+    """Returns a rectangle as an SVG path."""
+    start, end = f"{1000 * span['start']:.9g}", f"{1000 * span['end']:.9g}"
+    return f"M{start},{low}H{end}V{high}H{start}Z"

@@ -1,0 +1,1 @@
+"""Runs: the queue, the list of runs, and their comparison."""

@@ -1,0 +1,218 @@
+// Compares several runs: their curves on shared axes, key figures, and the settings in which they
+// differ.
+
+import { LinkedCharts } from "../../shared/charts/plots.js";
+import { el, field, send } from "../../shared/dom.js";
+
+export const LEAST = 2,
+    MOST = 6;
+const AGAIN = 4000; // ms between reads of runs that are active
+
+export class Comparison {
+    // changed(ids) is called when the set of compared runs has changed.
+    constructor(root, card, changed) {
+        this.root = root;
+        this.card = card;
+        this.changed = changed;
+        this.ids = [];
+        this.axis = "step";
+        this.isLog = false; // of the loss
+        this.turn = 0; // counts requests; only the newest one counts
+        this.readAt = Number.NEGATIVE_INFINITY;
+        const nodes = [...card.querySelectorAll("[data-compare]")];
+        const byName = Object.fromEntries(nodes.map((node) => [node.dataset.compare, node]));
+        this.charts = new LinkedCharts(byName, {
+            adapt: (layout, figure) => this.adapt(layout, figure),
+            zoomed: (isZoomed) => {
+                this.part("compare-reset").hidden = !isZoomed;
+            },
+        });
+        this.part("compare-reset").addEventListener("click", () => this.charts.zoom(null));
+        for (const button of card.querySelectorAll("button[data-axis]")) {
+            button.addEventListener("click", () => this.chooseAxis(button.dataset.axis));
+        }
+        this.part("compare-log").addEventListener("click", () => this.toggleLog());
+        this.part("compare-close").addEventListener("click", () => this.close());
+    }
+
+    part(name) {
+        return this.card.querySelector(`[data-part="${name}"]`);
+    }
+
+    // -------------------------------------------------------------- which runs
+
+    openAddress() {
+        const asked = named();
+        if (asked.length) this.open(asked, false);
+    }
+
+    // Follows Back and Forward.
+    followAddress() {
+        const asked = named();
+        if (String(asked) === String(this.ids)) return;
+        if (asked.length) this.open(asked, false);
+        else if (!this.card.hidden) this.close();
+    }
+
+    open(ids, scrolls) {
+        this.ids = ids;
+        this.charts.clear();
+        this.card.hidden = false;
+        this.part("compare-body").hidden = true;
+        this.part("compare-runs").replaceChildren();
+        this.writeAddress();
+        this.changed(ids);
+        if (scrolls) {
+            this.card.scrollIntoView({ block: "start" });
+            this.card.querySelector("h3").focus({ preventScroll: true });
+        }
+        this.read();
+    }
+
+    close() {
+        this.ids = [];
+        this.turn += 1;
+        const hadFocus = this.card.contains(document.activeElement);
+        this.card.hidden = true;
+        this.writeAddress();
+        this.changed([]);
+        if (hadFocus) this.root.querySelector('[data-part="compare-open"]').focus();
+    }
+
+    // The run was deleted.
+    without(id) {
+        if (!this.ids.includes(id)) return;
+        const left = this.ids.filter((other) => other !== id);
+        if (left.length >= LEAST) this.open(left, false);
+        else this.close();
+    }
+
+    // Only the page Runs shows a comparison.
+    writeAddress() {
+        if (document.body.dataset.page !== "runs") return;
+        const query = new URLSearchParams(location.search);
+        query.delete("compare");
+        const parts = [query.toString()];
+        // The query string is built by hand, since URLSearchParams would escape the commas.
+        if (this.ids.length) parts.push(`compare=${this.listed()}`);
+        const address = `${location.pathname}?${parts.filter(Boolean).join("&")}`;
+        history.replaceState(null, "", address);
+    }
+
+    listed() {
+        return this.ids.map(encodeURIComponent).join(",");
+    }
+
+    chooseAxis(axis) {
+        this.axis = axis;
+        this.charts.zoom(null);
+        for (const button of this.card.querySelectorAll("button[data-axis]")) {
+            button.setAttribute("aria-pressed", String(button.dataset.axis === axis));
+        }
+        this.read();
+    }
+
+    toggleLog() {
+        this.isLog = !this.isLog;
+        this.part("compare-log").setAttribute("aria-pressed", String(this.isLog));
+        this.read();
+    }
+
+    adapt(layout, { log_axes: axes = [] }) {
+        layout.hoverlabel = { ...layout.hoverlabel, namelength: -1 }; // complete names
+        for (const name of axes) {
+            // A zoom of the linear axis is meaningless on the logarithmic one.
+            layout[name].uirevision = `log ${this.isLog}`;
+            if (this.isLog) layout[name].type = "log";
+        }
+    }
+
+    // -------------------------------------------------------------- reading and showing
+
+    refresh() {
+        const isOld = performance.now() - this.readAt >= AGAIN;
+        if (this.ids.length && this.goingOn && isOld) this.read();
+    }
+
+    async read() {
+        this.turn += 1;
+        const { turn } = this;
+        this.readAt = performance.now();
+        let answer;
+        try {
+            answer = await send(`/api/compare?runs=${this.listed()}&axis=${this.axis}`);
+        } catch (error) {
+            if (turn !== this.turn) return;
+            field(this.card, "compare-problem").textContent = error.message;
+            this.goingOn = Boolean(error.unreachable);
+            return;
+        }
+        if (turn === this.turn) this.show(answer);
+    }
+
+    show(answer) {
+        this.goingOn = answer.going_on;
+        field(this.card, "compare-problem").textContent = aboutUnread(answer.unread);
+        this.part("compare-body").hidden = false;
+        this.showRuns(answer.runs);
+        this.showTable("compare-figures", answer.runs, answer.rows);
+        this.showTable("compare-settings", answer.runs, answer.settings);
+        this.part("compare-settings").hidden = !answer.settings.length;
+        field(this.card, "compare-same").textContent = answer.settings.length
+            ? "All other settings are the same."
+            : "None: all settings of these runs are the same.";
+        field(this.card, "compare-caution").textContent = answer.caution;
+        for (const [name, figure] of Object.entries(answer.figures)) {
+            this.charts.node(name).closest("figure").hidden = Boolean(figure.is_absent);
+            this.charts.set(name, figure);
+            this.charts.node(name).setAttribute("aria-label", answer.said[name]);
+        }
+    }
+
+    showRuns(runs) {
+        const nodes = runs.map(({ colour, name, tone, word }) =>
+            el(
+                "li",
+                {},
+                swatch(colour),
+                el("span", {}, name),
+                el("span", { class: "rs-state", "data-tone": tone }, word),
+            ),
+        );
+        this.part("compare-runs").replaceChildren(...nodes);
+    }
+
+    showTable(name, runs, rows) {
+        const table = this.part(name);
+        const heads = runs.map((run) => el("th", { scope: "col" }, swatch(run.colour), run.name));
+        table.querySelector("thead").replaceChildren(el("tr", {}, el("td"), ...heads));
+        table.querySelector("tbody").replaceChildren(...rows.map(tableRow));
+    }
+}
+
+// The runs that the address compares.
+function named() {
+    const query = new URLSearchParams(location.search);
+    return [...new Set((query.get("compare") ?? "").split(",").filter(Boolean))];
+}
+
+function aboutUnread(names) {
+    if (!names.length) return "";
+    const settings = `The settings of ${names.join(", ")} cannot be read`;
+    return `${settings}, so they are left out of the difference.`;
+}
+
+function tableRow({ name, texts, best }) {
+    const cells = texts.map((text, index) => {
+        if (!best?.includes(index)) return el("td", {}, text);
+        // A screen reader would not convey a colour alone.
+        return el("td", { class: "rs-best" }, text, el("span", { class: "rs-hidden" }, " (best)"));
+    });
+    return el("tr", {}, el("th", { scope: "row" }, name), ...cells);
+}
+
+function swatch(colour) {
+    const node = el("i", { class: "rs-swatch", "aria-hidden": "true" });
+    node.style.background = colour;
+    return node;
+}

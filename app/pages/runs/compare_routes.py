@@ -1,0 +1,39 @@
+"""One route compares several runs.
+
+GET /api/compare?runs=A,B&axis=step|time
+    The curves, key figures and differing settings of 2 to 6 runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from app.pages.runs.compare import Records
+from app.server.requests import answering_errors
+from app.session.session import Session
+from engine.runs.record.run_folder import RunFolder, open_run
+
+
+def compare_routes(session: Session) -> list[Route]:
+    """Returns the route that compares runs of `session`."""
+    records = Records()
+
+    def is_running(folder: RunFolder) -> bool:
+        return folder.is_running() or session.is_about_to_run(folder)
+
+    def comparison_of(names: list[str], axis: str) -> dict[str, Any]:
+        folders = [open_run(session.runs_dir, name) for name in names]
+        return records.compare(folders, "time" if axis == "time" else "step", is_running)
+
+    async def compare(request: Request) -> Response:
+        asked = request.query_params.get("runs", "").split(",")
+        names = list(dict.fromkeys(name for name in asked if name))
+        axis = request.query_params.get("axis", "")
+        return JSONResponse(await asyncio.to_thread(comparison_of, names, axis))
+
+    return [Route("/api/compare", answering_errors(compare), methods=["GET"])]

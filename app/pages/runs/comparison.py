@@ -1,0 +1,247 @@
+"""Runs are compared here side by side, as plain data: curves on shared axes, their key figures, and
+the settings in which they differ.
+
+All functions are pure and take `Compared` values. Names are plain text; they are escaped before
+they go to Plotly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from app.pages.runs.key_figures import NOTHING_YET, is_same_data, key_figures, summaries
+from app.pages.runs.setting_differences import differing_settings
+from app.shared.charts.axes import places_of_steps, x_ticks
+from app.shared.charts.curve_points import downsample, smooth, smoothing_window
+from app.shared.charts.drawing import (
+    AMBER,
+    BLUE,
+    GREEN,
+    PINK,
+    TEAL,
+    VIOLET,
+    Figure,
+    escaped,
+    rounded,
+    say_empty,
+)
+from app.shared.run_bar import shown_tone
+from app.words import GIB, STATE_TONES, state_word
+from engine.runs.record.event_tables import EventTable
+from engine.runs.record.snapshot import RunSnapshot
+
+COLOURS = (BLUE, AMBER, GREEN, VIOLET, PINK, TEAL)
+CURVE_POINTS = 500
+OTHER_DATA = (
+    "The data of these runs differ, or are not known, so no loss and no share of answers is called "
+    "the best."
+)
+NAME_SHOWN = 48
+"""The label of a curve shows this many characters of a run's name; the table next to it shows the
+whole name.
+"""
+
+Axis = Literal["step", "time"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A `Compared` is one of the runs that are compared."""
+
+    id: str
+    name: str
+    state: str
+    snapshot: RunSnapshot
+    settings: dict[str, Any]
+    """These are the settings by dotted name. They are empty if the configuration cannot be read."""
+
+
+def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
+    """Returns the `runs` (id, name, colour, state), `figures` by name, a sentence on each figure
+    (`said`), `rows` of key figures, the `settings` that differ, as text, and a `caution` for runs
+    that cannot be ranked.
+    """
+    names = labels(runs)
+    settings = [run.settings for run in runs]
+    same_data = is_same_data(settings)
+    rows = key_figures([run.snapshot for run in runs], same_data)
+    shown = [
+        {
+            "id": run.id,
+            "name": name,
+            "colour": colour,
+            "word": state_word(run.state, run.snapshot.export_failed),
+            "tone": shown_tone(run.snapshot, run.state),
+        }
+        for run, name, colour in zip(runs, names, COLOURS)
+    ]
+    return {
+        "runs": shown,
+        "figures": {name: build(runs, names, axis) for name, build in FIGURES.items()},
+        "said": summaries(names, rows),
+        "rows": rows,
+        "settings": differing_settings(settings),
+        "caution": "" if same_data else OTHER_DATA,
+        "unread": [name for run, name in zip(runs, names) if not run.settings],
+        "going_on": any(STATE_TONES[run.state] == "busy" for run in runs),
+    }
+
+
+def labels(runs: Sequence[Compared]) -> list[str]:
+    """Returns a name for each run, with the run's id if two runs have the same name."""
+    names = [run.name for run in runs]
+    labelled = []
+    for run in runs:
+        is_shared = names.count(run.name) > 1
+        labelled.append(f"{run.name} ({run.id})" if is_shared else run.name)
+    return labelled
+
+
+# ------------------------------------------------------------------ curves
+
+
+def loss_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
+    """Returns each run's smoothed loss as a curve, and its held-out loss as points."""
+    data = []
+    for run, name, colour in zip(runs, names, COLOURS):
+        steps, evals = run.snapshot.steps, run.snapshot.evals
+        x, loss = _x(run, steps, axis), _smoothed(steps.loss)
+        data.append(_curve(name, x, loss, colour))
+        if len(evals):
+            held_out = np.asarray(evals.loss, dtype=float)
+            points = _trace(f"{name}, held out", _x(run, evals, axis), held_out, colour, "dot")
+            marks = {"mode": "lines+markers", "marker": {"size": 6, "color": colour}}
+            data.append(points | marks)
+    return _figure(data, axis, {"yaxis": _y("loss")}) | {"log_axes": ["yaxis"]}
+
+
+def accuracy_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
+    """Returns the share of held-out prompts that each run answered exactly, in percent."""
+    data = []
+    for run, name, colour in zip(runs, names, COLOURS):
+        asked = sorted(
+            (match for match in run.snapshot.exact_matches if match.total),
+            key=lambda match: match.step,
+        )
+        if asked:
+            shares = np.array([100 * match.correct / match.total for match in asked])
+            x = places_of_steps(run.snapshot, [match.step for match in asked], axis)
+            marks = {"mode": "lines+markers", "marker": {"size": 6, "color": colour}}
+            data.append(_trace(name, x, shares, colour, "solid") | marks)
+    drawn = _figure(data, axis, {"yaxis": _y("%") | {"range": [0, 105], "autorange": False}})
+    return drawn | {"is_absent": not data}
+
+
+def rate_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
+    """Returns a curve of each run's learning rate."""
+    data = []
+    for run, name, colour in zip(runs, names, COLOURS):
+        steps = run.snapshot.steps
+        rates = np.asarray(steps.learning_rate, dtype=float)
+        data.append(_curve(name, _x(run, steps, axis), rates, colour))
+    return _figure(data, axis, {"yaxis": _y("learning rate") | {"tickformat": ".2~e"}})
+
+
+def throughput_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
+    """Returns a smoothed curve of each run's tokens per second."""
+    data = []
+    for run, name, colour in zip(runs, names, COLOURS):
+        steps = run.snapshot.steps
+        x, rates = _x(run, steps, axis), _smoothed(steps.tokens_per_second)
+        data.append(_curve(name, x, rates, colour))
+    y = _y("tokens/s") | {"rangemode": "tozero", "tickformat": "~s"}
+    return _figure(data, axis, {"yaxis": y})
+
+
+def memory_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
+    """Returns the host memory of each run in GiB and, in a lower row, the GPU memory of runs that
+    used a GPU.
+    """
+    data = []
+    has_gpu = False
+    for run, name, colour in zip(runs, names, COLOURS):
+        memory = run.snapshot.memory
+        x = _x(run, memory, axis)
+        host = np.asarray(memory.host_rss, dtype=float) / GIB
+        data.append(_curve(name, x, host, colour))
+        if any(memory.gpu_total):
+            has_gpu = True
+            gpu = np.asarray(memory.gpu_allocated, dtype=float) / GIB
+            data.append(_curve(name, x, gpu, colour) | {"yaxis": "y2"})
+    axes = {"yaxis": _y("host GiB") | {"rangemode": "tozero"}}
+    if has_gpu:
+        axes["yaxis"]["domain"] = [0.56, 1.0]
+        axes["yaxis2"] = _y("GPU GiB") | {"rangemode": "tozero", "domain": [0.0, 0.44]}
+    return _figure(data, axis, axes)
+
+
+FIGURES = {
+    "loss": loss_figure,
+    "accuracy": accuracy_figure,
+    "rate": rate_figure,
+    "throughput": throughput_figure,
+    "memory": memory_figure,
+}
+
+
+def _smoothed(column: Sequence[float]) -> np.ndarray:
+    """Returns the smoothed values[steps] of a column."""
+    values = np.asarray(column, dtype=float)
+    return smooth(values, smoothing_window(len(values)))
+
+
+def _x(run: Compared, table: EventTable, axis: Axis) -> np.ndarray:
+    """Returns x[rows]: the steps of a table, or milliseconds since the run was started."""
+    if axis == "step":
+        return np.asarray(table.step, dtype=float)
+    return 1000 * (np.asarray(table.time, dtype=float) - (run.snapshot.started_time or 0.0))
+
+
+def _curve(name: str, x: np.ndarray, y: np.ndarray, colour: str) -> dict[str, Any]:
+    """Returns a curve x[n], y[n], thinned to few enough points to draw."""
+    return _trace(name, *downsample(x, y, CURVE_POINTS), colour, "solid")
+
+
+def _trace(name: str, x: np.ndarray, y: np.ndarray, colour: str, dash: str) -> dict[str, Any]:
+    is_long = len(name) > NAME_SHOWN
+    shown = f"{name[: NAME_SHOWN - 1]}…" if is_long else name
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": escaped(shown),
+        "x": rounded(x, 12),
+        "y": rounded(y, 5),
+        "line": {"color": colour, "width": 2, "dash": dash},
+        "hovertemplate": "%{y:.5~g}",
+    }
+
+
+def _figure(data: list[dict[str, Any]], axis: Axis, axes: dict[str, Any]) -> Figure:
+    """Returns a figure of traces on the shared axis; `axes` are the y axes."""
+    title = "step" if axis == "step" else "time since the start"
+    x = {"title": {"text": title}, "zeroline": False} | x_ticks(axis, data)
+    if "yaxis2" in axes:
+        x["anchor"] = "y2"
+    layout = {
+        "xaxis": x,
+        "uirevision": "kept",
+        "hovermode": "x unified",
+        "showlegend": False,
+        "margin": {"l": 58, "r": 10, "t": 12, "b": 38},
+    } | axes
+    if not any(trace["x"] for trace in data):
+        say_empty(layout, NOTHING_YET)
+    return {"data": data, "layout": layout}
+
+
+def _y(title: str) -> dict[str, Any]:
+    return {
+        "title": {"text": title, "standoff": 6},
+        "zeroline": False,
+        "nticks": 5,
+        "exponentformat": "e",
+    }

@@ -1,0 +1,177 @@
+"""Runs are compared by these numbers. All functions are pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from app.shared.charts.curve_points import smoothing_window
+from app.words import in_bytes, in_count, in_digits, in_share, in_step_time, in_time
+from engine.runs.record.before_training import worse_than_before
+from engine.runs.record.snapshot import RunSnapshot
+
+NOTHING_YET = "None of these runs has made a step yet."
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """A `KeyFigure` is one number by which runs are compared."""
+
+    name: str
+    read: Callable[[RunSnapshot], float | None]
+    """This returns the run's number, or None if it is not known."""
+    words: Callable[[float], str]
+    better: Literal["least", "most", ""]
+    """This says which number is best, the least or the greatest; if it is empty, neither is.
+    """
+    is_of_data: bool = False
+    """The number depends on the rows that were trained on or held out, so that no run is the best
+    of runs on different data.
+    """
+
+    def row(self, runs: Sequence[RunSnapshot], same_data: bool) -> dict[str, Any]:
+        """Returns the name, a text for each run, and the columns with the best value. Values with
+        the same text are equally good; if all are equal, none is best.
+        """
+        values = [self.read(run) for run in runs]
+        texts = ["–"] * len(values)
+        known: list[float] = []
+        for index, value in enumerate(values):
+            if value is not None:
+                texts[index] = self.words(value)
+                # The least bad of runs that have made their models worse is not the best.
+                if not self.is_of_data or worse_than_before(runs[index]) is None:
+                    known.append(value)
+        best: list[int] = []
+        has_best = bool(self.better) and (same_data or not self.is_of_data)
+        if has_best and known and len(set(texts) - {"–"}) > 1:
+            winner = min(known) if self.better == "least" else max(known)
+            wanted = texts[values.index(winner)]
+            best = [index for index, text in enumerate(texts) if text == wanted]
+        return {"name": self.name, "texts": texts, "best": best}
+
+
+def key_figures(runs: Sequence[RunSnapshot], same_data: bool) -> list[dict[str, Any]]:
+    """Returns one row for each key figure. Without the `same_data`, no loss or share of answers is
+    called the best.
+    """
+    return [figure.row(runs, same_data) for figure in KEY_FIGURES]
+
+
+def _of_data(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns those of a run's settings that decide its rows."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name.startswith("data.") and name not in _SAME_ROWS
+    }
+
+
+def is_same_data(settings: Sequence[dict[str, Any]]) -> bool:
+    """Returns whether runs have the same rows. `settings` are theirs by dotted name; if those of a
+    run are not known, its rows may be others.
+    """
+    told = [_of_data(of) for of in settings]
+    return all(told) and all(other == told[0] for other in told)
+
+
+_SAME_ROWS = ("data.packing",)
+"""Runs that differ in these settings have the same rows."""
+
+
+def _last(values: Sequence[float]) -> float | None:
+    return float(values[-1]) if len(values) else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def _most(values: Sequence[float]) -> float | None:
+    """Returns the greatest value, or None if nothing was measured, which records mark with 0."""
+    return float(max(values)) if len(values) and max(values) else None
+
+
+def _final_loss(snapshot: RunSnapshot) -> float | None:
+    loss = snapshot.steps.loss
+    return float(np.mean(loss[-smoothing_window(len(loss)) :])) if len(loss) else None
+
+
+def _lowest(snapshot: RunSnapshot) -> float | None:
+    """Returns the lowest held-out loss after a step, or None without one."""
+    evals = snapshot.evals
+    return min((loss for step, loss in zip(evals.step, evals.loss) if step > 0), default=None)
+
+
+def _answered(snapshot: RunSnapshot) -> float | None:
+    """Returns the share of held-out prompts answered exactly at the newest measurement after a
+    step, or None.
+    """
+    asked = [match for match in snapshot.exact_matches if match.total and match.step > 0]
+    newest = max(asked, key=lambda match: match.step, default=None)
+    return None if newest is None else newest.correct / newest.total
+
+
+def _tokens(snapshot: RunSnapshot) -> float | None:
+    """Returns the number of tokens trained on, or None for a run too long to keep every step."""
+    steps = snapshot.steps
+    return float(sum(steps.tokens)) if steps.count == len(steps) else None
+
+
+FINAL_LOSS = "Final loss (mean of the last steps)"
+HELD_OUT = "Held-out loss, last"
+LOWEST = "Held-out loss, lowest"
+ANSWERED = "Held-out prompts answered exactly, last"
+RATE = "Learning rate, highest"
+THROUGHPUT = "Tokens per second (median)"
+HOST_MEMORY = "Host memory, peak"
+GPU_MEMORY = "GPU memory, peak"
+KEY_FIGURES = (
+    KeyFigure("Steps", lambda run: float(run.step), lambda value: f"{value:,.0f}", ""),
+    KeyFigure(FINAL_LOSS, _final_loss, in_digits, "least", is_of_data=True),
+    KeyFigure(HELD_OUT, lambda run: _last(run.evals.loss), in_digits, "least", is_of_data=True),
+    KeyFigure(LOWEST, _lowest, in_digits, "least", is_of_data=True),
+    KeyFigure(ANSWERED, _answered, in_share, "most", is_of_data=True),
+    KeyFigure(RATE, lambda run: _most(run.steps.learning_rate), in_digits, ""),
+    KeyFigure(THROUGHPUT, lambda run: _median(run.steps.tokens_per_second), in_count, "most"),
+    KeyFigure(
+        "Time of a step (median)", lambda run: _median(run.steps.seconds), in_step_time, "least"
+    ),
+    KeyFigure("TFLOPS (median)", lambda run: _median(run.steps.tflops), in_digits, "most"),
+    KeyFigure(HOST_MEMORY, lambda run: _most(run.memory.host_rss), in_bytes, "least"),
+    KeyFigure(GPU_MEMORY, lambda run: _most(run.memory.gpu_peak), in_bytes, "least"),
+    KeyFigure("Tokens trained on", _tokens, in_count, ""),
+    KeyFigure("Time at work", lambda run: run.seconds, in_time, ""),
+)
+SUMMARISED = {
+    "loss": (FINAL_LOSS, HELD_OUT),
+    "accuracy": (ANSWERED,),
+    "rate": (RATE,),
+    "throughput": (THROUGHPUT,),
+    "memory": (HOST_MEMORY, GPU_MEMORY),
+}
+"""These key figures describe the content of each figure."""
+
+
+def summaries(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Returns a description of each figure, for people who cannot or do not want to read the
+    curves.
+    """
+    texts = {row["name"]: row["texts"] for row in rows}
+    said = {}
+    for figure, wanted in SUMMARISED.items():
+        sentences = [
+            _key_figure_words(name, names, texts[name])
+            for name in wanted
+            if set(texts[name]) != {"–"}
+        ]
+        said[figure] = " ".join(sentences) or NOTHING_YET
+    return said
+
+
+def _key_figure_words(name: str, runs: Sequence[str], texts: Sequence[str]) -> str:
+    told = [f"{run} {text}" for run, text in zip(runs, texts)]
+    return f"{name}: {', '.join(told)}."

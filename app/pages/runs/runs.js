@@ -1,0 +1,287 @@
+// The page Runs: lists the queue and the runs that are searched for, and offers the actions on
+// them.
+
+import { el, field, send } from "../../shared/dom.js";
+import { Comparison, LEAST, MOST } from "./compare.js";
+import { Deletion } from "./deletion.js";
+import { QueueList } from "./queue.js";
+import { rowOf } from "./rows.js";
+
+const LIST_WAIT = 2000; // ms between reads of the list
+const FIRST = 50; // so many runs are listed at first, and so many more at each press
+const TYPING = 40; // ms after the last key before the search is sent
+const SOON = 400; // ms before the list is read again while the server still looks at its runs
+
+const path = (id, what) => `/api/runs/${encodeURIComponent(id)}/${what}`;
+
+export class RunList {
+    // openRun(id, view) shows a run, closeRun(id) stops showing it, talkTo(id) opens it in Talk.
+    // changed() is called when the queue was changed here.
+    constructor(element, { openRun, closeRun, talkTo, changed }) {
+        this.root = element;
+        this.openRun = openRun;
+        this.closeRun = closeRun;
+        this.talkTo = talkTo;
+        this.rows = new Map(); // the node of each run, the run, and the text of it
+        this.ticked = new Map(); // the runs with a tick, by id
+        this.limit = FIRST;
+        this.turn = 0; // counts requests; only the newest one counts
+        this.readAt = Number.NEGATIVE_INFINITY;
+        this.queue = new QueueList(element, changed);
+        this.deletion = new Deletion(element, (ids) => this.deleted(ids));
+        this.comparison = new Comparison(element, this.part("compare"), (ids) =>
+            this.compared(ids),
+        );
+        this.works = {
+            open: (run) => this.openRun(run.id),
+            resume: (run, button) => this.resume(run, button),
+            queue: (run, button) => this.act(button, () => this.queue.addResume(run.id)),
+            talk: (run) => this.talkTo(run.id),
+            details: (run) => this.openRun(run.id, "settings"),
+            draft: (run, button) => this.draft(run, button),
+            "train-on": (run, button) => this.draft(run, button, true),
+            export: (run) => this.openRun(run.id, "home"),
+            delete: (run, button) => this.delete([run], button),
+        };
+        this.listen();
+        this.comparison.openAddress();
+    }
+
+    listen() {
+        this.part("compare-open").addEventListener("click", () =>
+            this.comparison.open([...this.ticked.keys()], true),
+        );
+        this.part("delete-open").addEventListener("click", ({ target }) =>
+            this.delete([...this.ticked.values()], target),
+        );
+        this.part("more-runs").addEventListener("click", () => {
+            this.limit += FIRST;
+            this.refresh(true);
+        });
+        const filters = this.part("filters");
+        filters.addEventListener("submit", (event) => event.preventDefault());
+        filters.addEventListener("change", () => this.ask());
+        filters.elements.search.addEventListener("input", () => {
+            clearTimeout(this.typing);
+            this.typing = setTimeout(() => this.ask(), TYPING);
+        });
+    }
+
+    part(name) {
+        return this.root.querySelector(`[data-part="${name}"]`);
+    }
+
+    // -------------------------------------------------------------- what is listed
+
+    // Reads the list as the filters say now.
+    ask() {
+        this.limit = FIRST;
+        this.refresh(true);
+    }
+
+    query() {
+        const { search, state, tag, sort } = this.part("filters").elements;
+        return new URLSearchParams({
+            search: search.value,
+            state: state.value,
+            tag: tag.value,
+            sort: sort.value,
+            limit: this.limit,
+        });
+    }
+
+    async refresh(force = false) {
+        if (!force && performance.now() - this.readAt < LIST_WAIT) return;
+        this.turn += 1;
+        const { turn } = this;
+        this.readAt = performance.now();
+        const answer = await send(`/api/runs?${this.query()}`);
+        if (turn !== this.turn) return;
+        for (const name of ["list", "bar", "filters"]) this.part(name).hidden = !answer.total;
+        this.part("empty").hidden = answer.total > 0;
+        this.queue.show(answer.queue);
+        this.showChoices(answer);
+        this.showRuns(answer.runs);
+        this.showCounts(answer);
+        this.comparison.refresh();
+        if (!answer.is_complete) this.readAt = performance.now() - LIST_WAIT + SOON;
+    }
+
+    showChoices({ states, tags, orders }) {
+        const { state, tag, sort } = this.part("filters").elements;
+        options(state, [{ value: "", label: "All states" }, ...states]);
+        options(tag, [{ value: "", label: "All tags" }, ...tags]);
+        options(sort, orders);
+        tag.closest("label").hidden = !tags.length;
+    }
+
+    showCounts({ found, total, runs }) {
+        const isAll = found === total;
+        const words = isAll ? `${number(total)} runs` : `${number(found)} of ${number(total)} runs`;
+        field(this.root, "found").textContent = total === 1 ? "1 run" : words;
+        this.part("none-found").hidden = found > 0;
+        const left = found - runs.length;
+        this.part("more-runs").hidden = left <= 0;
+        this.part("more-runs").textContent = `Show ${Math.min(FIRST, left)} more`;
+    }
+
+    // A row is redrawn only if its content has changed, so that another run's next step does not
+    // take the focus or close an open menu.
+    showRuns(runs) {
+        const known = new Map();
+        for (const run of runs) {
+            const text = JSON.stringify(run);
+            const before = this.rows.get(run.id);
+            if (before?.text === text) {
+                known.set(run.id, before);
+                continue;
+            }
+            const node = rowOf(run, this.works, this.tick(run));
+            if (before) keepPlace(before.node, node);
+            known.set(run.id, { text, node, run });
+        }
+        this.rows = known;
+        const body = this.part("rows");
+        const nodes = [...known.values()].map(({ node }) => node);
+        const isSame =
+            nodes.length === body.children.length &&
+            nodes.every((node, index) => node === body.children[index]);
+        if (!isSame) body.replaceChildren(...nodes);
+        for (const id of this.ticked.keys()) {
+            if (known.has(id)) this.ticked.set(id, known.get(id).run);
+        }
+        this.showTicked();
+    }
+
+    // Moves the focus to a button in a run's row, or in the first row if that row is gone.
+    focus(id, act) {
+        const row = this.rows.get(id)?.node ?? this.part("rows").firstElementChild;
+        (row?.querySelector(`[data-act="${act}"]`) ?? row?.querySelector("button"))?.focus();
+    }
+
+    // -------------------------------------------------------------- runs with a tick
+
+    tick(run) {
+        if (!run.actions.includes("compare") && !run.actions.includes("delete")) return null;
+        const box = el("input", {
+            type: "checkbox",
+            "data-act": "compare",
+            "aria-label": `Select: ${run.name}`,
+            change: () => {
+                if (box.checked) this.ticked.set(run.id, run);
+                else this.ticked.delete(run.id);
+                this.showTicked();
+            },
+        });
+        box.checked = this.ticked.has(run.id);
+        return box;
+    }
+
+    showTicked() {
+        const runs = [...this.ticked.values()];
+        const count = runs.length;
+        const can = (act) => runs.every((run) => run.actions.includes(act));
+        const fits = count >= LEAST && count <= MOST && can("compare");
+        const compare = this.part("compare-open");
+        compare.disabled = !fits;
+        compare.classList.toggle("rs-primary", fits);
+        compare.textContent = count ? `Compare ${count}` : "Compare";
+        const remove = this.part("delete-open");
+        remove.disabled = !count || !can("delete");
+        remove.textContent = count ? `Delete ${count}…` : "Delete…";
+        field(this.root, "ticked").textContent = aboutTicked(count);
+    }
+
+    // The compared runs are the ticked ones. The address may name runs that are not listed yet.
+    compared(ids) {
+        if (ids.length) {
+            const known = ids.map((id) => [
+                id,
+                this.rows.get(id)?.run ?? { id, actions: ["compare"] },
+            ]);
+            this.ticked = new Map(known);
+        }
+        for (const box of this.root.querySelectorAll('[data-act="compare"]')) {
+            box.checked = this.ticked.has(box.closest("tr").dataset.run);
+        }
+        this.showTicked();
+    }
+
+    // -------------------------------------------------------------- actions
+
+    async delete(runs, button) {
+        if (await this.deletion.ask(runs)) {
+            await this.act(button, () => this.deletion.delete(runs));
+        }
+    }
+
+    async deleted(ids) {
+        for (const id of ids) {
+            this.ticked.delete(id);
+            this.comparison.without(id);
+            this.closeRun(id);
+        }
+        await this.refresh(true);
+        if (ids.length) this.focus(ids[0], "open");
+    }
+
+    async resume(run, button) {
+        await this.act(button, async () => {
+            await send(path(run.id, "control"), { command: "resume" });
+            this.openRun(run.id);
+        });
+    }
+
+    // Fills the form with the run's settings; with `trainsOn`, a new run starts from its weights.
+    async draft(run, button, trainsOn = false) {
+        await this.act(button, async () => {
+            await send(path(run.id, "draft"), { changes: {}, trains_on: trainsOn });
+            // A newly opened page shows the form that the server has stored.
+            location.assign("?show=new");
+        });
+    }
+
+    // Does `work` for `button`; if it fails, the place of the button shows the error.
+    async act(button, work) {
+        const place = button.closest("td, .rs-runs-bar");
+        place.querySelector(".rs-error")?.remove();
+        button.disabled = true;
+        try {
+            await work();
+        } catch (error) {
+            place.append(el("small", { class: "rs-error", role: "alert" }, error.message));
+        }
+        button.disabled = false;
+        if (place.matches(".rs-runs-bar")) this.showTicked();
+    }
+}
+
+// Puts a new row in the place of the one before, with the focus and the open menu.
+function keepPlace(before, node) {
+    const focused = before.contains(document.activeElement)
+        ? document.activeElement.dataset.act
+        : null;
+    const isOpen = before.querySelector("details")?.open;
+    if (isOpen) node.querySelector("details").open = true;
+    before.replaceWith(node);
+    if (focused) node.querySelector(`[data-act="${focused}"]`)?.focus();
+}
+
+// Sets the options of a select, and keeps what is chosen while it is still there.
+function options(select, wanted) {
+    const text = JSON.stringify(wanted);
+    if (select.dataset.options === text) return;
+    const chosen = select.value;
+    const nodes = wanted.map(({ value, label }) => el("option", { value }, label));
+    select.replaceChildren(...nodes);
+    if (wanted.some(({ value }) => value === chosen)) select.value = chosen;
+    select.dataset.options = text;
+}
+
+const number = (count) => count.toLocaleString("en");
+
+function aboutTicked(count) {
+    if (count > MOST) return `At most ${MOST} runs are compared: untick ${count - MOST}.`;
+    if (count === 0) return "Tick two to six runs to see them side by side, or any to delete them.";
+    return count < LEAST ? "Tick one more run to compare it." : "";
+}

@@ -1,0 +1,1 @@
+"""Who may ask, and how it is served: guard, login, connections, files of the page, Gradio."""

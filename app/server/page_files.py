@@ -1,0 +1,143 @@
+"""The files of the page: its style sheets and scripts, plotly.js, and those of Gradio.
+
+An address changes with its content, so that a browser keeps what it has loaded, compiled scripts
+included, and asks for nothing twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+from pathlib import Path
+
+from plotly.offline import get_plotlyjs
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from app.server.asgi import App, Message, Receive, Scope, Send
+
+APP = Path(__file__).parent.parent
+FOREVER = "public, max-age=31536000, immutable"
+_TYPES = {".css": "text/css", ".js": "text/javascript"}
+MAIN_SCRIPT = "pages/frame/main.js"
+FIRST_SCRIPT = "pages/frame/frames.js"
+_NAMED_BY_CONTENT = "/assets/"
+"""Gradio's own scripts and styles are below this path. A hash of the content ends each name."""
+
+
+# ------------------------------------------------------------------ our own
+
+
+@functools.cache
+def page_files() -> dict[str, str]:
+    """Returns the media type of each style sheet and script, by its path in `app`.
+
+    They are in the order of their names, and style sheets apply in this order.
+    """
+    files = [path for path in APP.rglob("*") if path.suffix in _TYPES]
+    files.sort(key=lambda path: (path.name, path))
+    return {path.relative_to(APP).as_posix(): _TYPES[path.suffix] for path in files}
+
+
+@functools.cache
+def files_version() -> str:
+    """Returns a name for the content of all page files together, since scripts import others by
+    their relative paths.
+    """
+    found = hashlib.sha256()
+    for name in page_files():
+        content = (APP / name).read_bytes()
+        found.update(f"{name} {len(content)} ".encode() + content)
+    return f"v-{found.hexdigest()[:12]}"
+
+
+def addresses(ending: str) -> list[str]:
+    """Returns the addresses of the style sheets or modules, whose names end with `ending`."""
+    names = [name for name in page_files() if name.endswith(ending) and name != FIRST_SCRIPT]
+    return [f"/ramstream/{files_version()}/{name}" for name in names]
+
+
+def first_script() -> str:
+    """Returns the only script that is no module. The page contains it, so nothing waits for it."""
+    return (APP / FIRST_SCRIPT).read_text(encoding="utf-8")
+
+
+def head() -> str:
+    """Returns the elements by which a page loads its files."""
+    styles = [f'<link rel="stylesheet" href="{address}">' for address in addresses(".css")]
+    return (
+        f'{"".join(styles)}<meta name="ramstream-plotly" content="{plotly_address()}">'
+        f'<script type="module" src="/ramstream/{files_version()}/{MAIN_SCRIPT}"></script>'
+    )
+
+
+@functools.cache
+def _plotly() -> tuple[bytes, str]:
+    """Returns plotly.js of the installed package, compressed, and a name that identifies its
+    version.
+
+    The comment before it is Chromium's explicit compile hint. Nearly all functions of plotly.js are
+    called as it loads, so the browser compiles them on another thread while the file arrives. The
+    page is then blocked for only a seventh of the time.
+    """
+    text = b"//# allFunctionsCalledOnLoad\n" + get_plotlyjs().encode()
+    return gzip.compress(text, 5), hashlib.sha256(text).hexdigest()[:12]
+
+
+def plotly_address() -> str:
+    """Returns the address of plotly.js, which is different for each version."""
+    return f"/ramstream/plotly-{_plotly()[1]}.js"
+
+
+def file_routes() -> list[Route]:
+    """Returns the routes of plotly.js and of our own files."""
+
+    async def plotly(_: Request) -> Response:
+        return Response(
+            _plotly()[0],
+            media_type="text/javascript",
+            headers={"cache-control": FOREVER, "content-encoding": "gzip"},
+        )
+
+    async def page_file(request: Request) -> Response:
+        version, _, name = request.path_params["name"].partition("/")
+        if not version.startswith("v-"):
+            version, name = "", request.path_params["name"]
+        if name not in page_files():
+            return JSONResponse({"error": "There is no such file."}, 404)
+        # A page of another version of the program gets the file of this one, but may not keep it.
+        kept = FOREVER if version == files_version() else "no-cache"
+        return FileResponse(
+            APP / name,
+            media_type=page_files()[name],
+            headers={"cache-control": kept},
+        )
+
+    return [Route(plotly_address(), plotly), Route("/ramstream/{name:path}", page_file)]
+
+
+# ------------------------------------------------------------------ Gradio's
+
+
+class KeptFiles:
+    """It tells browsers to keep Gradio's files. Gradio says nothing about that, so that browsers
+    would ask for some seventy files again each time. The class is ASGI middleware.
+    """
+
+    def __init__(self, app: App):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(_NAMED_BY_CONTENT):
+            await self.app(scope, receive, send)
+            return
+
+        async def send_kept(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                kept = (b"cache-control", FOREVER.encode("ascii"))
+                message = {**message, "headers": [*message["headers"], kept]}
+            await send(message)
+
+        await self.app(scope, receive, send_kept)

@@ -1,0 +1,1 @@
+"""What all charts share: axes, thinned curves, colors, and how they are drawn."""

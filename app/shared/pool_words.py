@@ -1,0 +1,201 @@
+"""These functions show the pool of memory: where units live, what each part holds, what that costs
+a step, and what more of a part would save. All of them are pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from app.words import in_bytes
+from engine.planning.fit.memory_items import PartName
+from engine.planning.fit.pool import Held, Pool, PoolPart, Share, Units, listed, together_in_words
+from engine.planning.fit.pool_times import LEAST_SHARE, Costs, Work, gain_in_words, roughly
+
+HELD_WORDS = {
+    Held.MODEL: "the model",
+    Held.COPY: "its weights, kept through a step",
+    Held.STEP: "a step’s work",
+    Held.FILES: "checkpoints, and weights that are read",
+    Held.PROGRAM: "program, data, reserve",
+}
+FREE = "free"
+ALL_PLANES = 3
+"""Weights, moments and gradients are all that there is of a unit."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment of a bar is what a part holds of one kind, of neighbours together."""
+
+    held: Held
+    units: tuple[Units, ...]
+    bytes: int
+
+    @property
+    def words(self) -> str:
+        """Returns what it is, as in "embed and blocks 0 to 10: weights, moments and gradients"."""
+        if not self.units:
+            return HELD_WORDS[self.held]
+        which = together_in_words(self.units)
+        if self.held == Held.COPY:
+            return f"{which}: weights, kept through a step"
+        return which
+
+
+def pool_bar(part: PoolPart) -> dict[str, Any]:
+    """Returns the bar of a part: `segments` with the share of the bar that each takes, from left to
+    right, and the place of the `limit` where more is needed than there is, or None.
+    """
+    total, limit = part.total, part.limit
+    whole = max(1, total, limit or 0)
+    segments = [_drawn(part.name, segment, whole) for segment in segments_of(part)]
+    if limit is not None and limit > total:
+        text = f"{FREE}: {in_bytes(limit - total)}"
+        free = {"held": FREE, "share": round((limit - total) / whole, 4), "label": "", "text": text}
+        segments.append(free)
+    is_short = limit is not None and total > limit
+    return {"segments": segments, "limit": round((limit or 0) / whole, 4) if is_short else None}
+
+
+def segments_of(part: PoolPart) -> list[Segment]:
+    """Returns the segments of a part. Neighbours of which the same planes live there are one."""
+    found = []
+    for (held, _), run in groupby(part.shares, key=lambda share: _kind(part.name, share)):
+        shares = list(run)
+        units = tuple(share.units for share in shares if share.units is not None)
+        found.append(Segment(held, units, sum(share.bytes for share in shares)))
+    return found
+
+
+def _kind(name: PartName, share: Share) -> tuple[Held, tuple[str, ...]]:
+    units = share.units
+    return share.held, () if units is None else units.placement.planes_in(name)
+
+
+def _drawn(name: PartName, segment: Segment, whole: int) -> dict[str, Any]:
+    share, words, label = segment.bytes / whole, segment.words, ""
+    if segment.held == Held.MODEL and segment.units:
+        planes = segment.units[0].placement.planes_in(name)
+        words = f"{words}: {listed(planes)}"
+        label = _label(segment.units, planes)
+    return {
+        "held": segment.held.value,
+        "share": round(share, 4),
+        "label": label,
+        "text": f"{words}: {in_bytes(segment.bytes)}",
+    }
+
+
+def _label(units: Sequence[Units], planes: Sequence[str]) -> str:
+    """Returns what lives there as a bar has room for it: "embed, blocks 0–10" if all of these
+    units does, else what of them does.
+    """
+    if len(planes) < ALL_PLANES:
+        return ", ".join(planes)
+    return together_in_words(units).replace(" and ", ", ").replace(" to ", "–")
+
+
+def bar_in_words(part: PoolPart) -> str:
+    """Returns the bar of a part in words, for those who cannot see it."""
+    return "; ".join(segment["text"] for segment in pool_bar(part)["segments"])
+
+
+def legend(pool: Pool) -> list[dict[str, str]]:
+    """Returns what the colours of the bars stand for, those that occur."""
+    there = {share.held for part in pool.parts for share in part.shares}
+    found = [{"held": held.value, "text": HELD_WORDS[held]} for held in Held if held in there]
+    return [*found, {"held": FREE, "text": FREE}]
+
+
+# ---------------------------------------------------------------------- sentences
+
+
+def places_in_words(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> tuple[str, str]:
+    """Returns a sentence that says where units live, and further ones. on_gpu: blocks compute on a
+    GPU. fits: the job fits, so that units do live there.
+    """
+    whole = f"The whole model {'lives' if fits else 'would live'}"
+    if not on_gpu:
+        return f"{whole} in RAM, where blocks compute.", ""
+    settled = [each for each in units if each.placement.weights == PartName.GPU]
+    others = [each for each in units if each.placement.weights != PartName.GPU]
+    if not others:
+        return f"{whole} on the GPU.", "A step moves none of it."
+    lives = f"{whole} in RAM."
+    if settled:
+        verb = "lives" if settled[-1].numbers[-1] == 0 else "live"
+        verb = verb if fits else "would live"
+        lives = f"{_capital(together_in_words(settled))} {verb} on the GPU, "
+        lives += f"{together_in_words(others)} in RAM."
+    spilled = [each for each in others if each.placement.moments == PartName.DISK]
+    if spilled:
+        lives = f"{lives[:-1]}, except for moments that are on the disk."
+    passing = "These pass" if settled else "It passes"
+    more = [f"{passing} through the GPU unit by unit in each step."]
+    copied = [each for each in others if each.placement.is_copied]
+    if copied:
+        which = together_in_words(copied)
+        more.append(f"The weights of {which} stay there from forward to backward.")
+    if any(each.placement.gradient == PartName.GPU for each in others):
+        more.append("Gradients wait on the GPU until they are applied.")
+    if spilled:
+        more.append(f"The moments of {together_in_words(spilled)} live on the disk.")
+    return lives, " ".join(more)
+
+
+def _capital(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}"
+
+
+def cost_in_a_sentence(pool: Pool, name: PartName, costs: Costs) -> str:
+    """Returns what it costs a step that units live in a part, or their moments on the disk; an
+    empty text where none do. What the disk costs is told of the disk alone.
+    """
+    units = [each for each in pool.living_in(name) if _settles(each, name)]
+    if not units:
+        return ""
+    cost, step = costs.of(units), costs.step_seconds
+    busy, disk_waited = cost.busy, cost.waited[Work.DISK]
+    if name == PartName.DISK:
+        return _beside_computing([("reads and writes", busy[Work.DISK])], disk_waited, step)
+    on_gpu = busy[Work.GPU_ADAMW]
+    if name == PartName.GPU:
+        return f"A step: AdamW here takes {roughly(on_gpu)}; these units are not moved."
+    bus = busy[Work.TO_GPU] + busy[Work.TO_HOST] + busy[Work.BOUNDARIES]
+    works = [
+        ("copies over the bus", bus),
+        ("AdamW on the host", busy[Work.HOST_ADAMW]),
+        ("AdamW on the GPU", on_gpu),
+    ]
+    return _beside_computing(works, cost.waited_seconds - disk_waited, step)
+
+
+def _settles(units: Units, name: PartName) -> bool:
+    """Tells whether a part is the one whose cost is told of the units: that of their weights, and
+    the disk for their moments.
+    """
+    place = units.placement
+    return name == (place.moments if name == PartName.DISK else place.weights)
+
+
+def _beside_computing(works: Sequence[tuple[str, float]], waited: float, step: float) -> str:
+    """Returns a sentence about work in seconds, for which the GPU waits so many; an empty text
+    where it is hardly anything.
+    """
+    told = [
+        f"{words} {roughly(seconds)}" for words, seconds in works if seconds > LEAST_SHARE * step
+    ]
+    if not told:
+        return ""
+    ending = "the GPU does not wait for that"
+    if waited > LEAST_SHARE * step:
+        ending = f"the GPU waits {roughly(waited)} for that ({100 * waited / step:.2g} %)"
+    return f"A step, beside computing: {listed(told)}; {ending}."
+
+
+def gain_of(name: PartName, saved: float, step_seconds: float) -> dict[str, Any]:
+    """Returns what more of a part would save: a sentence, and whether it saves anything."""
+    return {"text": gain_in_words(name, saved, step_seconds), "saves": saved > 0}

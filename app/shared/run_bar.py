@@ -1,0 +1,237 @@
+"""The run bar is the line over a run. It describes in plain data how a run is doing, or how it
+ended, and which requests are possible. All functions are pure and need neither Plotly nor Gradio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.verdict.findings import Verdict
+from app.verdict.held_out import memorizes
+from app.verdict.judge import verdict
+from app.verdict.outcome import how_it_can_go_on, how_it_ended, how_its_export_failed
+from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time, state_tone, state_word
+from engine.runs.record.before_training import worse_than_before
+from engine.runs.record.run_folder import shown_state
+from engine.runs.record.snapshot import OVER_STATES, RECENT_STEPS, Job, RunSnapshot
+from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
+
+JOB_WORDS = {
+    "download": "Downloading the model",
+    "load_model": "Loading the model",
+    "tokenise": "Reading the data",
+    "allocate": "Reserving host memory",
+    "checkpoint": "Writing a checkpoint",
+    "export": "Exporting",
+    "evaluate": "Evaluating on held-out rows",
+    "reference": "Answers before training",
+    "sample": "Held-out prompts",
+    "prompts": "Sample prompts",
+    "dry_run": "Trying a step",
+}
+PENDING_WORDS = {
+    "stop": "Stop requested: finishing the step, then saving.",
+    "discard": "Discard requested: finishing the step.",
+    "pause": "Pause requested: finishing the step.",
+    "resume": "Resuming.",
+    "save": "Save requested: finishing the step.",
+    "change": "Change requested: made before the next step.",
+}
+PASSING_WORDS = {
+    "preparing": "Getting ready.",
+    "pausing": "Finishing the step, then pausing.",
+    "stopping": "Finishing the step, then saving.",
+    "saving": "Saving.",
+}
+"""A run leaves each of these states after a short time."""
+STARTING = "Its process is starting."
+ACTIONS = {
+    "preparing": ("stop", "discard"),
+    "running": ("pause", "save", "change", "stop", "discard"),
+    "pausing": ("stop", "discard"),
+    "paused": ("resume", "save", "change", "stop", "discard"),
+    "stopped": ("resume",),
+    "failed": ("resume",),
+    "interrupted": ("resume",),
+}
+"""A person can request these actions in each state."""
+ACTIONS_ON_A_FULL_DISK = {
+    "record": ("stop", "discard"),
+    "checkpoint": ("save", "stop", "discard"),
+    "stop": ("save", "stop", "discard"),
+}
+"""A person can request these actions while a run waits for disk space; the key says what the run
+cannot write. The run continues automatically once there is space, so there is no resume.
+"""
+MARKS = {"good": "✓", "bad": "✗", "warn": "‖", "calm": "■"}
+"""The title of a browser's tab begins with one of these marks, chosen by the tone of the state."""
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """A `ShownRun` is what the bar shows about a run that is not in the run's record."""
+
+    run_id: str
+    name: str
+    is_running: bool
+    """A process holds the run's lock."""
+    pending: str | None = None
+    """This command was requested and has not been taken yet."""
+    learning_rate: float | None = None
+    """This is the peak learning rate in the settings, or None if they cannot be read."""
+    saved: SavedSteps = NOTHING_SAVED
+    """These checkpoints of the run are on the disk."""
+    saves: bool = True
+    """The run writes checkpoints."""
+    is_lost: bool = False
+    """The run's folder is gone, so nothing can be requested."""
+    is_starting: bool = False
+    """The run has a process of its own, which has written nothing yet."""
+
+    def state(self, recorded: str) -> str:
+        """Returns the state to show of a run that has `recorded` another."""
+        return "preparing" if self.is_starting else shown_state(recorded, self.is_running)
+
+
+def run_bar(snapshot: RunSnapshot, run: ShownRun, said: Verdict | None = None) -> dict[str, Any]:
+    """Returns the texts and numbers of the bar, and the possible requests to the run. `said` is the
+    verdict, where it is known already.
+    """
+    state = run.state(snapshot.state)
+    tone = shown_tone(snapshot, state)
+    rates = snapshot.steps.tokens_per_second
+    seconds = snapshot.steps.seconds
+    lacks_space_for = snapshot.lacks_space_for if state == "paused" else ""
+    # A run that cannot write its record cannot report that it has taken a request. Its actions stay
+    # available in that case.
+    pending = None if lacks_space_for == "record" else run.pending
+    actions = ACTIONS_ON_A_FULL_DISK.get(lacks_space_for) or actions_in(state, run.saved)
+    if run.is_lost:
+        actions = ()
+    shown = STARTING if run.is_starting else sentence(snapshot, state, run.saved, said)
+    stop_saves = run.saves and lacks_space_for not in ("record", "stop")
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        "state": state,
+        "word": state_word(state, snapshot.export_failed),
+        "tone": tone,
+        "progress": round(snapshot.progress, 4),
+        "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
+        "left": _time_left(snapshot, state),
+        "rate": in_count(recent_median(rates)) if rates else "–",
+        "sentence": _pending(pending, stop_saves) or shown,
+        "actions": [each for each in actions if not pending and (run.saves or each != "save")],
+        "pending": pending,
+        "waits": bool(lacks_space_for),
+        "begins_anew": run.saved.newest is None and state != "paused",
+        "stop_saves": stop_saves,
+        "settings": {
+            "learning_rate": run.learning_rate,
+            "steps": snapshot.total_steps,
+            "done": snapshot.step,
+        },
+        "title": f"{_mark(snapshot, state, tone)} {run.name} · Ramstream",
+        "step_seconds": recent_median(seconds) if seconds else None,
+    }
+
+
+def actions_in(state: str, saved: SavedSteps) -> tuple[str, ...]:
+    """Returns the requests that a person can make to a run in `state`. A run of which weights alone
+    are kept is not resumed. Nor is a failed one with nothing saved: with the same settings it would
+    fail again.
+    """
+    actions = ACTIONS.get(state, ())
+    is_hopeless = state == "failed" and saved.newest is None
+    if is_hopeless or (saved.is_weights_alone and state != "paused"):
+        return tuple(action for action in actions if action != "resume")
+    return actions
+
+
+def recent_median(values: Sequence[float]) -> float:
+    """Returns the median of the latest steps."""
+    return float(np.median(values[-RECENT_STEPS:]))
+
+
+def shown_tone(snapshot: RunSnapshot, state: str) -> str:
+    """Returns the tone of a state. A run that has finished, and has made its model worse or knows
+    its rows by heart and nothing else, is not green.
+    """
+    if STATE_TONES[state] == "good" and worse_than_before(snapshot) is not None:
+        return "bad"
+    tone = state_tone(state, snapshot.export_failed)
+    return "warn" if tone == "good" and memorizes(snapshot) else tone
+
+
+def _mark(snapshot: RunSnapshot, state: str, tone: str) -> str:
+    """Returns the beginning of the tab's title, which stays visible when the browser truncates the
+    title.
+    """
+    if state == "running":
+        return f"{100 * snapshot.progress:.0f} %"
+    if state == "finished" and tone == "warn":
+        return "!"
+    return MARKS.get(tone, STATE_WORDS[state])
+
+
+def _time_left(snapshot: RunSnapshot, state: str) -> str:
+    if state in ("running", "paused", "pausing") and snapshot.seconds_left is not None:
+        return in_time(snapshot.seconds_left)
+    return "–"
+
+
+# ------------------------------------------------------------------ the sentence
+
+
+def _pending(command: str | None, stop_saves: bool) -> str:
+    """Returns what is said while a request waits to be taken; an empty text if none does."""
+    if command == "stop" and not stop_saves:
+        return "Stop requested: finishing the step."
+    return PENDING_WORDS[command] if command else ""
+
+
+def sentence(
+    snapshot: RunSnapshot,
+    state: str,
+    saved: SavedSteps = NOTHING_SAVED,
+    said: Verdict | None = None,
+) -> str:
+    """Returns one sentence on how the run is doing, or how it ended. `saved` are its checkpoints
+    on the disk. `said` is the verdict, where it is known already.
+    """
+    if state in OVER_STATES or state == "interrupted":
+        return _over_sentence(snapshot, state, saved, said)
+    if snapshot.job is not None:
+        return _job_sentence(snapshot.job)
+    if state == "paused":
+        if snapshot.lacks_space_for:
+            return snapshot.reason
+        return f"Paused at step {snapshot.step:,}: Resume continues at once."
+    if state == "running":
+        return (said or verdict(snapshot, state)).headline.text
+    return snapshot.reason or PASSING_WORDS[state]
+
+
+def _over_sentence(
+    snapshot: RunSnapshot, state: str, saved: SavedSteps, said: Verdict | None
+) -> str:
+    if state == "finished" and said is not None and said.headline.is_alarm:
+        # The line is no greener than the verdict.
+        return f"{said.headline.text} {how_its_export_failed(snapshot)}".rstrip()
+    ended = how_it_ended(snapshot, state)
+    # A recorded reason, which an interrupted run lacks, says by itself what can be done.
+    tells_all = snapshot.reason and state != "interrupted"
+    return ended if tells_all else f"{ended} {how_it_can_go_on(state, saved)}".rstrip()
+
+
+def _job_sentence(job: Job) -> str:
+    words = JOB_WORDS.get(job.job, job.job.replace("_", " ").capitalize())
+    if job.total:
+        words += f" {in_share(job.done / job.total)}"
+    if job.message:
+        words += f": {job.message[0].lower()}{job.message[1:].rstrip('.')}"
+    return f"{words}."

@@ -1,0 +1,177 @@
+"""A row of Runs describes one run of the list, and an entry of the sidebar one of the latest. Both
+are plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.shared.run_bar import actions_in
+from app.words import STATE_TONES, in_bytes, in_digits, in_time, state_tone, state_word
+from engine.runs.record.before_training import Worse
+from engine.runs.summaries.glance import NO_SPARKLINE, Sparkline
+from engine.runs.summaries.listing import RunSummary
+from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`Weights` says which weights of a run there are."""
+
+    can_talk: bool = False
+    """There are weights to talk to: a checkpoint, the best, an export, or those of a paused run."""
+    saved: SavedSteps = NOTHING_SAVED
+    """These weights of the run are on the disk."""
+
+
+NO_WEIGHTS = Weights()
+
+
+@dataclass(frozen=True)
+class Look:
+    """A `Look` is what the server finds out about a run after it was listed."""
+
+    sparkline: Sparkline = NO_SPARKLINE
+    folder_bytes: int | None = None
+    """The files of the run's folder have this many bytes; None if they were not counted yet."""
+    memorizes: bool = False
+    """The run is over and memorizes its rows, as its page says."""
+
+
+NOTHING_SEEN = Look()
+RECENT = 6
+"""So many runs stand in the sidebar, and all that go on."""
+
+
+def recent_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Returns the runs of the sidebar: those that go on, then the latest ones. `runs` are all runs,
+    the newest first.
+    """
+    going = [run for run in runs if _goes_on(run)]
+    over = [run for run in runs if not _goes_on(run)]
+    return [*going, *over[: max(0, RECENT - len(going))]]
+
+
+def recent_row(run: RunSummary, look: Look = NOTHING_SEEN) -> dict[str, Any]:
+    """Returns the entry of a run in the sidebar."""
+    return {
+        "id": run.id,
+        "name": run.name,
+        "word": state_word(run.state, run.export_failed),
+        "tone": _tone(run, look),
+        "progress": round(min(1.0, run.step / run.total_steps), 4) if run.total_steps else 0.0,
+        "continues": _goes_on(run),
+    }
+
+
+def _goes_on(run: RunSummary) -> bool:
+    return STATE_TONES[run.state] == "busy" or run.state == "paused"
+
+
+def run_row(
+    run: RunSummary,
+    weights: Weights = NO_WEIGHTS,
+    look: Look = NOTHING_SEEN,
+    is_busy: bool = False,
+) -> dict[str, Any]:
+    """Returns one row. A run that cannot be shown gets a row that says it is unreadable, so that
+    the other runs are still listed. While the server `is_busy` with a run or a queue, a run that
+    can be resumed can only be queued for that.
+    """
+    try:
+        return _run_row(run, weights, look, is_busy)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        unreadable = replace(
+            run,
+            state="unreadable",
+            step=0,
+            total_steps=0,
+            loss=None,
+            seconds=0.0,
+            reason=f"What its record says cannot be shown ({type(error).__name__}: {error}).",
+        )
+        return _run_row(unreadable, NO_WEIGHTS, NOTHING_SEEN, is_busy)
+
+
+def _run_row(run: RunSummary, weights: Weights, look: Look, is_busy: bool) -> dict[str, Any]:
+    sparkline = look.sparkline
+    steps = f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}"
+    return {
+        "id": run.id,
+        "name": run.name,
+        "note": run.note,
+        "state": run.state,
+        "word": state_word(run.state, run.export_failed),
+        # As on its page: a run that made its model worse or memorizes its rows is not green.
+        "tone": _tone(run, look),
+        "steps": steps,
+        "loss": in_digits(run.loss),
+        "curve": [float(f"{loss:.4g}") for loss in sparkline.losses],
+        "curve_tone": _curve_tone(look),
+        "held_out": _held_out(sparkline),
+        "worse": "" if sparkline.worse is None else _worse(sparkline.worse),
+        "accuracy": f"{sparkline.correct:,} of {sparkline.total:,}" if sparkline.total else "",
+        "size": "" if look.folder_bytes is None else in_bytes(look.folder_bytes),
+        "tags": list(run.tags),
+        "model": run.model,
+        "data": run.data,
+        "created": run.created,
+        "at_work": in_time(run.seconds),
+        "reason": run.reason,
+        "actions": _row_actions(run, weights, is_busy),
+        "begins_anew": weights.saved.newest is None,
+        "export_folder": f"{run.path}/export" if run.export_failed else f"exports/{run.id}",
+    }
+
+
+def _tone(run: RunSummary, look: Look) -> str:
+    """Returns the tone that `app.shared.run_bar.shown_tone` gives to the whole record."""
+    if STATE_TONES[run.state] == "good" and look.sparkline.worse is not None:
+        return "bad"
+    tone = state_tone(run.state, run.export_failed)
+    return "warn" if tone == "good" and look.memorizes else tone
+
+
+def _curve_tone(look: Look) -> str:
+    if look.sparkline.worse is not None:
+        return "bad"
+    return "warn" if look.memorizes else "good"
+
+
+def _held_out(sparkline: Sparkline) -> str:
+    """Returns the lowest held-out loss, and that before training where that was no higher."""
+    if sparkline.held_out is None:
+        return ""
+    lowest = in_digits(sparkline.held_out)
+    if sparkline.before is None or sparkline.held_out < sparkline.before:
+        return lowest
+    return f"{lowest}, and {in_digits(sparkline.before)} before training"
+
+
+def _worse(worse: Worse) -> str:
+    now, before = in_digits(worse.now), in_digits(worse.before)
+    return f"Worse than before training: {worse.of} loss {before} → {now}."
+
+
+def _row_actions(run: RunSummary, weights: Weights, is_busy: bool) -> list[str]:
+    """Returns the actions of a row, in the order of its buttons."""
+    asked = actions_in(run.state, weights.saved)
+    is_readable = run.state != "unreadable"
+    # A paused run is resumed in the run bar, which also offers its other actions.
+    can_resume = "resume" in asked and run.state != "paused"
+    can_delete = "stop" not in asked and STATE_TONES[run.state] != "busy"
+    offers = [
+        ("open", is_readable),
+        ("resume", can_resume and not is_busy),
+        ("queue", can_resume and is_busy and weights.saved.full is not None),
+        ("talk", weights.can_talk and is_readable),
+        ("export", is_readable and weights.saved.trained_on is not None),
+        ("details", True),
+        ("draft", is_readable),
+        ("train-on", is_readable and can_delete and weights.saved.trained_on is not None),
+        ("compare", is_readable),
+        ("delete", can_delete),
+    ]
+    return [action for action, is_offered in offers if is_offered]

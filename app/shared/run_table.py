@@ -1,0 +1,126 @@
+"""The page Runs shows some of all runs: those that are searched for, in the order that is asked
+for. All functions are pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.shared.run_row import NO_WEIGHTS, NOTHING_SEEN, Look, Weights
+from app.words import STATE_WORDS, state_word
+from engine.runs.summaries.listing import RunSummary
+
+SHOWN_AT_FIRST = 50
+MOST_SHOWN = 5000
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A `ListedRun` is all that the list knows about one run."""
+
+    run: RunSummary
+    weights: Weights = NO_WEIGHTS
+    look: Look = NOTHING_SEEN
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An `Asked` says which runs a page shows."""
+
+    search: str = ""
+    """Each of these words occurs in a run's name, id, note, tags, model, data or state."""
+    state: str = ""
+    """The runs are in this state; an empty text stands for all states."""
+    tag: str = ""
+    """The runs have this tag; an empty text stands for all runs."""
+    sort: str = "newest"
+    """This is a key of `ORDERS`."""
+    limit: int = SHOWN_AT_FIRST
+    """At most this many runs are shown."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """An `Order` sorts runs by a number or a text."""
+
+    title: str
+    key: Callable[[ListedRun], float | str | None]
+    """Runs for which this is None come last."""
+    falls: bool = False
+    """The greatest comes first."""
+    needs_looks: bool = False
+    """All runs must be looked at before they can be sorted."""
+
+
+ORDERS = {
+    "newest": Order("Newest first", lambda listed: listed.run.created, falls=True),
+    "oldest": Order("Oldest first", lambda listed: listed.run.created),
+    "name": Order("Name", lambda listed: listed.run.name.casefold()),
+    "model": Order("Model", lambda listed: listed.run.model.casefold()),
+    "loss": Order("Lowest loss", lambda listed: listed.run.loss),
+    "held_out": Order("Lowest held-out loss", lambda at: at.look.sparkline.held_out, False, True),
+    "accuracy": Order("Highest accuracy", lambda at: at.look.sparkline.accuracy, True, True),
+    "steps": Order("Most steps", lambda listed: listed.run.step, falls=True),
+    "longest": Order("Longest at work", lambda listed: listed.run.seconds, falls=True),
+    "largest": Order("Largest on the disk", lambda at: at.look.folder_bytes, True, True),
+}
+
+
+def found_runs(runs: Sequence[ListedRun], asked: Asked) -> list[ListedRun]:
+    """Returns the runs that are asked for, in order. `runs` come with the newest first, and runs
+    that are equal keep their order. The limit is not applied.
+    """
+    words = asked.search.casefold().split()
+    found = [
+        listed
+        for listed in runs
+        if asked.state in ("", listed.run.state)
+        and (not asked.tag or asked.tag in listed.run.tags)
+        and _has_all(listed.run, words)
+    ]
+    return _sorted(found, ORDERS.get(asked.sort, ORDERS["newest"]))
+
+
+def _has_all(run: RunSummary, words: Sequence[str]) -> bool:
+    if not words:
+        return True
+    parts = (run.name, run.id, run.note, *run.tags, run.model, run.data)
+    text = "\n".join((*parts, state_word(run.state, run.export_failed))).casefold()
+    return all(word in text for word in words)
+
+
+def _sorted(runs: Sequence[ListedRun], order: Order) -> list[ListedRun]:
+    known: list[tuple[Any, ListedRun]] = []
+    unknown: list[ListedRun] = []
+    for listed in runs:
+        value = order.key(listed)
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            unknown.append(listed)
+        else:
+            known.append((value, listed))
+    known.sort(key=lambda pair: pair[0], reverse=order.falls)
+    return [listed for _, listed in known] + unknown
+
+
+def choices(runs: Sequence[ListedRun]) -> dict[str, Any]:
+    """Returns the `states` and `tags` that occur, each with its number of runs, and all `orders`
+    that can be asked for.
+    """
+    states = Counter(listed.run.state for listed in runs)
+    tags = Counter(tag for listed in runs for tag in listed.run.tags)
+    return {
+        "states": [
+            {"value": state, "label": f"{word} ({states[state]:,})"}
+            for state, word in STATE_WORDS.items()
+            if states[state]
+        ],
+        "tags": [
+            {"value": tag, "label": f"{tag} ({count:,})"}
+            for tag, count in sorted(tags.items(), key=lambda pair: pair[0].casefold())
+        ],
+        "orders": [{"value": name, "label": order.title} for name, order in ORDERS.items()],
+    }

@@ -1,0 +1,231 @@
+"""A `PairRows` has rows of which each is a pair: two lines of tokens, that of the chosen answer
+first. A `MarkedRows` has answers that are marked as good or bad.
+
+The documents of a pair are stored one behind the other, the rejected answer first. Both lines
+travel in one micro-batch, and steps, orders and batch sizes count pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from engine.config.preference_settings import PreferenceConfig
+from engine.data.batches.packing import Rows, one_each
+from engine.data.batches.rows import (
+    IGNORED,
+    DocumentTokens,
+    MicroBatch,
+    Order,
+    PairTargets,
+    Row,
+    RowSet,
+)
+
+
+class PairRows(RowSet):
+    """A `PairRows` holds the pairs of a data set. `learn` says what is learned from them."""
+
+    def __init__(self, documents: DocumentTokens, rows: Rows, pad_id: int, order: Order):
+        super().__init__(documents, rows, pad_id, order)
+        lengths = np.diff(np.asarray(documents.starts)).reshape(-1, 2)
+        self.row_lengths = lengths.max(axis=1, initial=0)
+        """The longer line of pair i has `row_lengths[i]` tokens: int64[pairs]."""
+        self.packed = False
+        self.lines_of_row = 2
+        self.preference_config = PreferenceConfig()
+        told = documents.references.astype(np.float32).reshape(-1, 2)
+        self.references = np.ascontiguousarray(told[:, ::-1])
+        """The chosen and the rejected answer of pair i have `references[i]`, float32[pairs, 2]. It
+        is NaN where the data do not tell it, and `take_references` was not called.
+        """
+
+    @property
+    def told_references(self) -> tuple[np.ndarray, ...]:
+        told = self._documents.references
+        return () if np.isnan(told).all() else (told,)
+
+    @property
+    def lacks_references(self) -> bool:
+        """Returns whether the answers of a pair have nothing that they are compared with."""
+        return bool(np.isnan(self.references).any())
+
+    def learn(self, preference_config: PreferenceConfig) -> None:
+        """Makes the pairs those of this objective."""
+        self.preference_config = preference_config
+        if not preference_config.needs_reference:
+            self.references = np.zeros_like(self.references)
+
+    @property
+    def compared(self) -> list[RowSet]:
+        """Returns the rows whose log-probabilities the references are, column by column."""
+        return [self]
+
+    def take_references(self, found: np.ndarray) -> None:
+        """Takes what the answers are compared with, float32[pairs, 2], chosen answers first."""
+        self.references = found.astype(np.float32)
+
+    def lines(self, i: int) -> list[Row]:
+        """Returns the chosen and the rejected answer of pair `i`."""
+        rejected, chosen = self.rows[i].tolist()
+        return [self._line(chosen, i, 0), self._line(rejected, i, 1)]
+
+    def _line(self, document: int, pair: int, place: int) -> Row:
+        """Returns one answer of a pair behind its prompt. ORPO trains the whole text of a chosen
+        answer, and the loss of any other form is of the answer alone.
+        """
+        inside = slice(int(self.starts[document]), int(self.starts[document + 1]))
+        ids, trained = self.ids[inside], self.trained[inside]
+        whole = self.preference_config.objective == "orpo" and place == 0
+        labels = np.full(len(ids), IGNORED, dtype=np.int32)
+        labels[:-1] = ids[1:] if whole else np.where(trained[1:], ids[1:], IGNORED)
+        answer = np.zeros(len(ids), dtype=bool)
+        answer[:-1] = trained[1:]
+        positions = np.arange(len(ids), dtype=np.int32)
+        return Row(ids, labels, positions, 1, answer, float(self.references[pair, place]))
+
+    def pair_targets(self, lines: list[Row], length: int) -> PairTargets:
+        answer = np.zeros((len(lines), length), dtype=bool)
+        labelled = np.zeros_like(answer)
+        for place, line in enumerate(lines):
+            assert line.answer is not None  # `lines` has made it
+            answer[place, : len(line.answer)] = line.answer
+            labelled[place, : len(line.labels)] = line.labels != IGNORED
+        reference = np.array([line.reference for line in lines], dtype=np.float32)
+        tokens = int(np.count_nonzero(labelled[::2]))
+        return PairTargets(
+            self.preference_config, answer, labelled, reference, len(lines) // 2, tokens
+        )
+
+    def as_step(self, found: list[MicroBatch]) -> list[MicroBatch]:
+        return _of_whole_step(found)
+
+
+class MarkedRows(RowSet):
+    """A `MarkedRows` holds answers of which each is marked as good or bad. `learn` says what is
+    learned from them.
+
+    KTO also asks how likely other answers have become. The stranger of an answer is its prompt with
+    another row's answer, at most as long as the longest row. As with TRL, the rows of the data are
+    divided into batches in their order, and the other row is the one before in the batch, and for
+    the first one the last.
+    """
+
+    def __init__(self, documents: DocumentTokens, rows: Rows, pad_id: int, order: Order):
+        super().__init__(documents, rows, pad_id, order)
+        self.preference_config = PreferenceConfig()
+        self.desirable = documents.references > 0.5
+        """Answer i is good: bool[rows]."""
+        self.references = np.full((len(self), 2), np.nan, dtype=np.float32)
+        """The answer of row i and its stranger are compared with `references[i]`, float32[rows, 2].
+        It is NaN until `take_references` is called.
+        """
+        self.kl_completions = _Strangers(self)
+
+    @property
+    def told_references(self) -> tuple[np.ndarray, ...]:
+        return (self._documents.references,)  # the marks
+
+    @property
+    def lacks_references(self) -> bool:
+        """Returns whether answers have nothing that they are compared with."""
+        return bool(np.isnan(self.references).any())
+
+    def learn(self, preference_config: PreferenceConfig) -> None:
+        """Makes the answers those of this objective."""
+        self.preference_config = preference_config
+
+    @property
+    def compared(self) -> list[RowSet]:
+        """Returns the rows whose log-probabilities the references are, column by column."""
+        return [self, self.kl_completions]
+
+    def take_references(self, found: np.ndarray) -> None:
+        """Takes what answers and strangers are compared with, float32[rows, 2]."""
+        self.references = found.astype(np.float32)
+
+    def line(self, i: int, answer_of: int, column: int) -> Row:
+        """Returns the prompt of row `i` with the answer of row `answer_of`, compared with what
+        stands in this column of the references.
+        """
+        ids, trained = self._tokens(i)
+        begin = int(np.argmax(trained))
+        if answer_of != i:
+            other, of_other = self._tokens(answer_of)
+            first = int(np.argmax(of_other))
+            ids = np.concatenate([ids[:begin], other[first:]])[: self.longest]
+            trained = np.concatenate([np.zeros(begin, bool), of_other[first:]])[: self.longest]
+        labels = np.full(len(ids), IGNORED, dtype=np.int32)
+        labels[:-1] = np.where(trained[1:], ids[1:], IGNORED)
+        positions = np.arange(len(ids), dtype=np.int32)
+        answer = labels != IGNORED
+        return Row(ids, labels, positions, 1, answer, float(self.references[i, column]))
+
+    def row_before(self, i: int) -> int:
+        """Returns the row whose answer the stranger of row `i` has. A row that is alone in its
+        batch takes the answer of the row before in the data.
+        """
+        size = self._order.batch_size or len(self)
+        begin = i - i % size
+        last = min(begin + size, len(self)) - 1
+        if begin == last:
+            return (i - 1) % len(self)
+        return i - 1 if i > begin else last
+
+    def _tokens(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the token ids of row i, int32[T], and the marks of its answer, bool[T]."""
+        inside = slice(int(self.starts[i]), int(self.starts[i + 1]))
+        return self.ids[inside], self.trained[inside]
+
+    def lines(self, i: int) -> list[Row]:
+        return [replace(self.line(i, i, 0), is_good=bool(self.desirable[i]))]
+
+    def pair_targets(self, lines: list[Row], length: int) -> PairTargets:
+        return _targets(self.preference_config, lines, length)
+
+    def as_step(self, found: list[MicroBatch]) -> list[MicroBatch]:
+        return _of_whole_step(found)
+
+
+class _Strangers(RowSet):
+    """A `_Strangers` has the stranger of each row of `base`, in the same order."""
+
+    def __init__(self, base: MarkedRows):
+        documents = DocumentTokens(base.ids, base.trained, base.starts)
+        super().__init__(documents, one_each(len(base)), base.pad_id, Order(0, False))
+        self._base = base
+
+    def order(self, epoch: int) -> np.ndarray:
+        return self._base.order(epoch)
+
+    def lines(self, i: int) -> list[Row]:
+        return [self._base.line(i, self._base.row_before(i), 1)]
+
+    def pair_targets(self, lines: list[Row], length: int) -> PairTargets:
+        return _targets(self._base.preference_config, lines, length)
+
+    def as_step(self, found: list[MicroBatch]) -> list[MicroBatch]:
+        return _of_whole_step(found)
+
+
+def _targets(preference_config: PreferenceConfig, lines: list[Row], length: int) -> PairTargets:
+    """Returns what a micro-batch of answers with marks has, padded to `length`."""
+    answer = np.zeros((len(lines), length), dtype=bool)
+    for place, line in enumerate(lines):
+        assert line.answer is not None  # `MarkedRows.line` has made it
+        answer[place, : len(line.answer)] = line.answer
+    reference = np.array([line.reference for line in lines], dtype=np.float32)
+    desirable = np.array([line.is_good for line in lines])
+    return PairTargets(preference_config, answer, answer, reference, len(lines), 0, desirable)
+
+
+def _of_whole_step(found: list[MicroBatch]) -> list[MicroBatch]:
+    """Returns the micro-batches of a step, which tell how many rows and labels all of them have."""
+    targets = [batch.pairs for batch in found if batch.pairs is not None]
+    pairs = sum(each.pairs for each in targets)
+    tokens = sum(each.chosen_tokens for each in targets)
+    return [
+        replace(batch, pairs=replace(each, pairs=pairs, chosen_tokens=tokens))
+        for batch, each in zip(found, targets)
+    ]

@@ -1,0 +1,1 @@
+"""Texts as words, divided as a tokenizer divides them, in parallel for long texts."""

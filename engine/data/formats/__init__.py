@@ -1,0 +1,1 @@
+"""Rows as conversations, pairs and texts: their formats, columns, roles and flags."""

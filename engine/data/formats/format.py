@@ -1,0 +1,70 @@
+"""A `Format` says by which columns rows of a kind are known, and how a row becomes an example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.data.formats.example import Example, Preference
+from engine.data.formats.row_parts import Parts
+from engine.data.formats.turns import has_turns
+
+Names = tuple[str, ...]
+"""These are the usual names of a column, the likeliest first. Capital letters do not matter."""
+
+TURNS: Names = ("messages", "conversations", "conversation", "chat", "items")
+"""Columns with these names hold the turns of a conversation."""
+SYSTEM: Names = (
+    *("system", "system_prompt", "systemprompt", "system_message", "systemmessage"),
+    *("system_instruction", "systeminstruction"),
+)
+TOOLS: Names = ("tools", "functions")
+
+
+@dataclass(frozen=True)
+class Format:
+    """The family of formats is in `formats.py`. To add one is to add one of these."""
+
+    name: str
+    required: Mapping[str, Names]
+    """A row must have these parts."""
+    read: Callable[[Parts], Example | None]
+    """It returns a row as an example, or None if the row is empty."""
+    looks_like: Callable[[Mapping[str, Any]], bool]
+    """It tells whether values of the required parts are what this format has."""
+    needs: str
+    """This says in words what rows of this format need."""
+    optional: Mapping[str, Names] = field(default_factory=dict)
+    """A row may have these parts."""
+    weak: frozenset[str] = frozenset()
+    """These names say too little: they count only where the values look like this format."""
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    """This says what a part is used for, where it differs from other formats."""
+    note: str = ""
+    """A person must know this. {part} stands for the column of that part."""
+    read_pair: Callable[[Parts], Preference | None] | None = None
+    """It returns both answers of a row, or None if the row is empty. The function is None for a
+    format without pairs.
+    """
+    pair_note: str = ""
+    """A person must know this where both answers are read, in place of `note`."""
+    has_answers: bool = True
+    """Its rows are questions with answers, which a column may mark as good or bad."""
+    is_fixed: bool = False
+    """Its columns cannot be chosen by a person: each has one name."""
+
+    @property
+    def parts(self) -> set[str]:
+        """An example of this format can have these parts."""
+        return {*self.required, *self.optional}
+
+
+def is_text(value: Any) -> bool:
+    """Returns whether a value may belong to a column of text."""
+    return value is None or isinstance(value, str)
+
+
+def is_text_or_turns(value: Any) -> bool:
+    """Returns whether a value may belong to a column of text or of turns."""
+    return is_text(value) or has_turns(value)

@@ -1,0 +1,1 @@
+"""Data sets as rows: files, folders, registries, the hub."""

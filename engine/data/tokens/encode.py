@@ -1,0 +1,418 @@
+"""An `Encoder` turns examples into token ids, with a mark on every token that carries loss."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from engine.config.data_settings import DataConfig
+from engine.data.formats.example import (
+    Conversation,
+    Example,
+    Labelled,
+    Pair,
+    Preference,
+    Segments,
+    Single,
+    Text,
+    Tokens,
+)
+from engine.data.tokens.documents import Document, Kept, answers_of, marked, pair_of
+from engine.data.tokens.render import ChatRenderer
+from engine.data.tokens.rendered import Handling, Rendered, Skipped, common_prefix
+from engine.data.tokens.text_tokens import TextTokens
+from engine.errors import DataError
+
+_FAILED = Skipped("the tokenizer fails on its text")
+_PLAIN_WORDS = "The quick brown fox, 123."
+_Read = list[Rendered] | Skipped | Text | Segments | Tokens
+"""An example is read as texts from a template, or stays as it is."""
+
+
+class Encoder:
+    """Turns examples into documents, in batches.
+
+    The last two arguments are settings of `DataConfig`. Raises DataError when the tokenizer lacks a
+    feature that the data needs.
+    """
+
+    def __init__(self, tokenizer: Any, handling: Handling, max_seq_len: int):
+        self.tokenizer = tokenizer
+        self.settings = (handling, max_seq_len)
+        self.train_on = handling.train_on
+        self.max_seq_len = max_seq_len
+        if not getattr(tokenizer, "is_fast", False):
+            raise DataError(
+                f"The tokenizer {type(tokenizer).__name__} does not tell which characters a token "
+                "covers, so answers cannot be masked; use a model with a fast tokenizer "
+                "(tokenizer.json)."
+            )
+        self.renderer = ChatRenderer(tokenizer, handling)
+        self._tokens = TextTokens(tokenizer, self.renderer, max_seq_len)
+        self._prefix, self._suffix = self._frame()
+
+    @classmethod
+    def of(cls, config: DataConfig, tokenizer: Any) -> Encoder:
+        """Returns the encoder that the settings of a data set ask for."""
+        handling = Handling(
+            config.train_on, config.lost_turns, config.typed_tokens, config.add_tokens
+        )
+        return cls(tokenizer, handling, config.max_seq_len)
+
+    def prepare_for_long_texts(self) -> None:
+        """Prepares for plain texts of many characters before the first one comes."""
+        self._tokens.prepare()
+
+    def encode(self, examples: list[Example]) -> list[Kept | Skipped]:
+        """Returns each example encoded, or the reason why it is skipped. Both answers of a pair are
+        encoded, the rejected one first.
+        """
+        each: list[Single] = []
+        completions: set[int] = set()
+        for example in examples:
+            answers = answers_of(example)
+            if isinstance(example, Preference | Labelled):
+                completions.update(range(len(each), len(each) + len(answers)))
+            each += answers
+        encoded = iter(self._encode(each, completions))
+        found = []
+        for example in examples:
+            first = next(encoded)
+            if isinstance(example, Preference):
+                first = pair_of(example, first, next(encoded))
+            elif isinstance(example, Labelled):
+                first = marked(example, first)
+            found.append(first)
+        return found
+
+    def _encode(self, examples: list[Single], completions: set[int]) -> list[Kept | Skipped]:
+        """Returns each example that is no pair encoded, or the reason why it is skipped. Those at
+        the places `completions` are of preferences: everything behind the prompt counts.
+        """
+        rendered = self._render(examples, completions)
+        texts: list[Rendered] = []
+        for example in rendered:
+            if isinstance(example, list):
+                texts.extend(example)
+        tokenised = self._tokenise(texts)
+        plain_texts = [example for example in examples if isinstance(example, Text)]
+        whole = zip(plain_texts, self._tokens.whole(plain_texts))
+        found = []
+        for example in rendered:
+            if isinstance(example, Text):
+                found.append(self._of_text(*next(whole)))
+            else:
+                found.append(self._encoded(example, tokenised))
+        return found
+
+    def _of_text(self, text: Text, ids: np.ndarray | None) -> Kept | Skipped:
+        """Returns a text with its tokens, int32[T], as one document, however long it is. Only where
+        the text begins and ends does it have begin and end tokens.
+        """
+        if ids is None:
+            return _FAILED
+        if text.before and text.after:
+            document = Document(ids, np.ones(len(ids), dtype=bool), None, len(ids))
+            return Kept([document], cut=False, answer=None)
+        tokens, trained, _ = self._framed(ids, np.ones(len(ids), dtype=bool), None)
+        if text.before:
+            tokens, trained = tokens[len(self._prefix) :], trained[len(self._prefix) :]
+        else:
+            trained[:1] = False
+        if text.after:
+            end = len(tokens) - len(self._suffix)
+            tokens, trained = tokens[:end], trained[:end]
+        document = Document(tokens, trained, None, len(tokens))
+        is_passage = text.before or text.after
+        return Kept([document], cut=False, answer=None) if is_passage else self._kept([document])
+
+    def _encoded(
+        self,
+        example: list[Rendered] | Skipped | Segments | Tokens,
+        tokenised: Iterator[list[Document] | Skipped],
+    ) -> Kept | Skipped:
+        if isinstance(example, Skipped):
+            return example
+        if isinstance(example, Tokens):
+            return self._of_tokens(example)
+        if isinstance(example, Segments):
+            return self._of_segments(example)
+        documents: list[Document] = []
+        skipped = None
+        for _ in example:
+            found = next(tokenised)
+            if isinstance(found, Skipped):
+                skipped = found
+            else:
+                documents.extend(found)
+        return skipped or self._kept(documents)
+
+    def _of_tokens(self, example: Tokens) -> Kept | Skipped:
+        """Returns the tokens of another program as a document."""
+        ids = np.asarray(example.ids, dtype=np.int64)
+        size = len(self.tokenizer)
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+            wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+            return Skipped(
+                f"The tokenizer has no token {wrong:,} (it has {size:,})",
+                "tokenise the rows with the tokenizer of this model, or give their text",
+                refused=True,
+            )
+        return self._kept([self._document(ids, np.asarray(example.trained, dtype=bool))])
+
+    def _of_segments(self, example: Segments) -> Kept | Skipped:
+        """Tokenises each segment by itself, so that no token is in two of them."""
+        ids: list[int] = []
+        trained: list[bool] = []
+        for encoding, (_, is_trained) in zip(
+            self._tokens.plain([text for text, _ in example.parts]),
+            example.parts,
+        ):
+            if encoding is None:
+                return _FAILED
+            ids += encoding[0]
+            trained += [is_trained] * len(encoding[0])
+        return self._kept([self._document(np.array(ids), np.array(trained, dtype=bool))])
+
+    def _document(self, ids: np.ndarray, trained: np.ndarray) -> Document:
+        """Returns a document of complete tokens, int[T] and bool[T], cut to max_seq_len."""
+        trained[:1] = False
+        limit = self.max_seq_len
+        return Document(ids[:limit].astype(np.int32), trained[:limit], None, len(ids))
+
+    @functools.cached_property
+    def _special(self) -> list[int]:
+        """Returns the tokens that are no piece of a text."""
+        return sorted({*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder})
+
+    @functools.cached_property
+    def _is_mute(self) -> bool:
+        """Whether the tokenizer makes no tokens of plain words."""
+        return not self.tokenizer(_PLAIN_WORDS, add_special_tokens=False)["input_ids"]
+
+    def _no_tokens(self) -> Skipped:
+        name = type(self.tokenizer).__name__
+        return Skipped(
+            f"The tokenizer (a {name}) makes no tokens of the text",
+            "its class may not fit its tokenizer.json: write the right tokenizer_class into "
+            "tokenizer_config.json, such as PreTrainedTokenizerFast",
+            refused=True,
+        )
+
+    def _untrained(self, documents: list[Document]) -> Skipped:
+        """Returns why none of the documents of an example has a trained token."""
+        if any(document.cut for document in documents):
+            return Skipped("no trained token is left within max_seq_len")
+        ids = np.concatenate([np.empty(0, np.int32), *(document.ids for document in documents)])
+        if np.isin(ids, self._special).all():
+            return Skipped("the tokenizer makes no tokens of its text")
+        if len(ids) == len(documents):
+            return Skipped("its text is a single token, and nothing predicts the first token")
+        return Skipped("none of its tokens is to be trained")
+
+    def _kept(self, documents: list[Document]) -> Kept | Skipped:
+        """Keeps the documents of one example that have a trained token."""
+        kept = [document for document in documents if document.trained.any()]
+        if self._is_mute and all(np.isin(each.ids, self._special).all() for each in documents):
+            return self._no_tokens()
+        if not kept:
+            return self._untrained(documents)
+        left_out = [document for document in documents if not document.trained.any()]
+        unseen_answers = sum(document.cut for document in left_out)
+        if unseen_answers:
+            warning = "An answer is left out, because it begins after data.max_seq_len tokens"
+            self.renderer.warn(warning, unseen_answers)
+        last_is_kept = kept[-1] is documents[-1]
+        return Kept(
+            kept,
+            cut=any(document.cut for document in documents),
+            answer=kept[-1].answer if last_is_kept else None,
+        )
+
+    def question(self, text: str) -> list[int]:
+        """Returns the ids of a person's question up to where the answer is due. As in training, the
+        chat template is used if there is one. Special tokens in the question are treated as text.
+        Raises DataError if the template refuses the question.
+        """
+        framed = self.renderer.available
+        asked = self.renderer.question(text) if framed else self.renderer.plain(text)
+        if isinstance(asked, Skipped):
+            detail = f" ({asked.detail})" if asked.detail else ""
+            raise DataError(f"This cannot be asked: {asked.reason}{detail}.")
+        if self.renderer.control.stands_in(asked):
+            encoding = self._tokens.typed(asked)
+        else:
+            (encoding,) = self._tokens.plain([asked])
+        if encoding is None:
+            raise DataError(f"This cannot be asked: {_FAILED.reason}.")
+        ids = encoding[0]
+        return ids if framed else [*self._prefix, *ids]
+
+    def template_use(self, data_format: str) -> str:
+        """Returns what wraps the text: `tokenizer` for its chat template, or `none`."""
+        is_written = data_format not in ("text", "segments", "tokens")
+        return "tokenizer" if is_written and self.renderer.available else "none"
+
+    # ------------------------------------------------------------------ text
+
+    def _render(self, examples: list[Single], completions: set[int]) -> list[_Read]:
+        """Returns the texts of each example: one, or one per turn if the template requires it.
+        Those at the places `completions` have one. Plain texts, segments and tokens stay as they
+        are.
+        """
+        chats: dict[int, Conversation] = {}
+        results: list[_Read] = [[]] * len(examples)
+        for place, example in enumerate(examples):
+            if isinstance(example, Text | Segments | Tokens):
+                results[place] = example
+            elif isinstance(example, Conversation):
+                chats[place] = example
+            elif self.renderer.available:
+                chats[place] = example.conversation()
+            else:
+                results[place] = self._join(example, place in completions)
+        if chats and not self.renderer.available:
+            raise DataError(
+                "The tokenizer has no chat template, so conversations cannot be written as its "
+                "model expects; choose an instruct model, or data of format prompt_completion or "
+                "text."
+            )
+        whole = {place: chat for place, chat in chats.items() if place not in completions}
+        for place, documents in zip(whole, self.renderer.render(list(whole.values()))):
+            results[place] = documents
+        behind = {place: chat for place, chat in chats.items() if place in completions}
+        for place, text in zip(behind, self.renderer.render_completions(list(behind.values()))):
+            results[place] = text
+        return results
+
+    def _join(self, pair: Pair, is_completion: bool) -> list[Rendered] | Skipped:
+        """Renders a pair for a tokenizer without a chat template: prompt, separator, completion,
+        and the end of sequence that `_framed` adds. `is_completion` says that it is of a
+        preference.
+        """
+        prompt = f"{pair.system}\n\n{pair.prompt}" if pair.system else pair.prompt
+        whole = self.renderer.plain(prompt + pair.separator + pair.completion)
+        asked = self.renderer.plain(prompt + pair.separator)
+        if isinstance(whole, Skipped):
+            return whole
+        if isinstance(asked, Skipped):
+            return asked
+        # A special token may begin in the prompt and end in the completion. Its stand-in then
+        # represents text from the completion too, so the answer begins where the two texts differ.
+        answer = (len(common_prefix(whole, asked)), len(whole))
+        trained = (0, len(whole)) if self.train_on == "all" else answer
+        typed = self.renderer.control.stands_in(whole)
+        rendered = Rendered(whole, (trained,), answer, framed=False, typed=typed)
+        return [replace(rendered, prompt=asked) if is_completion else rendered]
+
+    # ------------------------------------------------------------------ tokens
+
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """Returns the tokens that the tokenizer puts before a text, and the end-of-sequence token
+        that closes a text.
+        """
+        bare = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        framed = self.tokenizer("a")["input_ids"]
+        start = next((i for i in range(len(framed)) if framed[i : i + len(bare)] == bare), 0)
+        eos = self.tokenizer.eos_token_id
+        return framed[:start], [] if eos is None else [eos]
+
+    def _tokenise(self, texts: list[Rendered]) -> Iterator[list[Document] | Skipped]:
+        """Yields the documents of each text."""
+        plain = iter(self._tokens.plain([text.text for text in texts if not text.typed]))
+        prompts = self._prompts(texts)
+        for rendered in texts:
+            encoding = self._tokens.typed(rendered.text) if rendered.typed else next(plain)
+            prompt = None if rendered.prompt is None else prompts[rendered.prompt]
+            if encoding is None or (rendered.prompt is not None and prompt is None):
+                yield _FAILED
+            else:
+                yield self._documents(rendered, *encoding, prompt)
+
+    def _prompts(self, texts: list[Rendered]) -> dict[str, np.ndarray | None]:
+        """Returns the tokens of each prompt of `texts`, int32[T], or None where the tokenizer
+        fails. The answers of a pair share theirs.
+        """
+        asked = {text.prompt: text.typed for text in texts if text.prompt is not None}
+        plain = iter(self._tokens.plain([prompt for prompt, typed in asked.items() if not typed]))
+        found: dict[str, np.ndarray | None] = {}
+        for prompt, typed in asked.items():
+            encoding = self._tokens.typed(prompt) if typed else next(plain)
+            found[prompt] = None if encoding is None else np.asarray(encoding[0], dtype=np.int32)
+        return found
+
+    def _documents(
+        self,
+        rendered: Rendered,
+        ids: list[int],
+        offsets: list[tuple[int, int]],
+        prompt: np.ndarray | None,
+    ) -> list[Document]:
+        """Returns the text as a document, cut to max_seq_len. `prompt` has the tokens of its
+        prompt, int32[T], if it has one.
+        """
+        tokens = np.asarray(ids, dtype=np.int32)
+        bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
+        bounds = self.renderer.control.without_space(rendered.text, tokens, bounds)
+        trained = np.zeros(len(tokens), dtype=bool)
+        weights = np.ones(len(tokens), np.float32) if rendered.weights else None
+        for place, span in enumerate(rendered.spans):
+            covered = _covered(bounds, span)
+            trained |= covered
+            if weights is not None:  # a text from a template, which needs no frame
+                weights[covered] = rendered.weights[place]
+        answer = None
+        if rendered.answer:
+            places = np.flatnonzero(_covered(bounds, rendered.answer))
+            if len(places):
+                answer = (int(places[0]), int(places[-1]) + 1)
+        if prompt is not None:
+            begin = _shared(tokens, prompt)
+            trained = np.arange(len(tokens)) >= begin
+            answer = (begin, answer[1]) if answer else None
+        if not rendered.framed:
+            tokens, trained, answer = self._framed(tokens, trained, answer)
+        trained[:1] = False
+        limit = self.max_seq_len
+        if answer and answer[1] > limit:
+            answer = None
+        weights = None if weights is None else weights[:limit]
+        return [Document(tokens[:limit], trained[:limit], answer, len(tokens), weights=weights)]
+
+    def _framed(
+        self, tokens: np.ndarray, trained: np.ndarray, answer: tuple[int, int] | None
+    ) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
+        """Puts the begin and end tokens around a text. The end-of-sequence token is trained and
+        belongs to the answer.
+        """
+        tokens = np.concatenate([self._prefix, tokens, self._suffix]).astype(np.int32)
+        before = np.full(len(self._prefix), self.train_on == "all")
+        after = np.ones(len(self._suffix), dtype=bool)
+        trained = np.concatenate([before, trained, after])
+        if answer:
+            answer = (answer[0] + len(self._prefix), len(tokens))
+        return tokens, trained, answer
+
+
+def _shared(ids: np.ndarray, others: np.ndarray) -> int:
+    """Returns how many tokens both texts begin with, int32[T] each."""
+    length = min(len(ids), len(others))
+    differ = np.flatnonzero(ids[:length] != others[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+def _covered(bounds: np.ndarray, span: tuple[int, int]) -> np.ndarray:
+    """Returns bool[T], true for the tokens (character bounds [T, 2]) with a character in `span`.
+
+    Some tokenizers trim white space from the bounds. The bounds of a token of white space alone are
+    then empty and placed at its end: the token counts if that end is in the span.
+    """
+    start, end = span
+    begins, ends = bounds[:, 0], bounds[:, 1]
+    has_character = (begins < ends) & (begins < end)
+    is_space_inside = (begins == ends) & (ends <= end)
+    return (ends > start) & (has_character | is_space_inside)

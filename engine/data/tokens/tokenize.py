@@ -1,0 +1,352 @@
+"""The tokens of a source, stored on disk: found in the cache, or made now, in several processes if
+that is faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from engine.config.data_settings import DataConfig
+from engine.data.sources.folders import files_of
+from engine.data.sources.kinds import PLAIN_TEXT_SUFFIXES, suffixes_of
+from engine.data.sources.open_source import Source, open_source
+from engine.data.sources.registry import registered
+from engine.data.tokens.cache_key import Identity, identity_of, key_of
+from engine.data.tokens.column_survey import map_all, whole_survey
+from engine.data.tokens.documents import Document, Documents, TextRows
+from engine.data.tokens.encode import Encoder
+from engine.data.tokens.encoded import (
+    Encoded,
+    Numbered,
+    divided,
+    encode_batch,
+    example_of,
+    row_batches,
+)
+from engine.data.tokens.rendered import Skipped
+from engine.data.tokens.token_cache import StoredTokens, Tally, TokenWriter, find
+from engine.data.tokens.trained_ends import written_ends
+from engine.data.tokens.workers import EncodingProcesses
+from engine.errors import DataError
+from engine.machine.cgroups import sample_host_memory, usable_cores
+from engine.paths import resolve_source
+from engine.progress import Progress, no_progress, saying
+
+EVAL_SEED = 20_010_911
+"""This seed, not the run's, chooses the held-out examples, so that runs can be compared."""
+
+_SECONDS_SAVED = 6.0
+"""Helper processes are started if they save at least this many seconds. They need about two seconds
+to start.
+"""
+_LARGE_TEXT = 512 << 20
+"""Plain texts of so many bytes take two processes about `_SECONDS_SAVED` less than one, with the
+fastest tokenizers.
+"""
+_MOST_PROCESSES = 16
+_BYTES_A_PROCESS = 1 << 30
+"""A process needs at most this many bytes of host memory. The bound is generous, because the
+processes end before the planes are allocated.
+"""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """An execution says how a data set is prepared: who receives the progress, and how many
+    processes tokenise.
+    """
+
+    progress: Progress = no_progress
+    """This callback receives the progress. An exception from it cancels the work."""
+    processes: int | None = None
+    """This is the number of helper processes that tokenise. With 0, this process tokenises; with
+    None, as many processes start as save time. The tokens are the same in all cases.
+    """
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What is known about the content of a source (`identity_of`)."""
+
+    identity: Identity
+    whole: bool
+    """Whether the identity covers everything, so that a key can be made from it."""
+
+
+def stored_tokens(
+    config: DataConfig, encoder: Encoder, execution: Execution
+) -> tuple[StoredTokens, str | None]:
+    """Returns the tokens of the one source of `config` and their key in the cache. The key is None
+    for a source whose content cannot be identified. Raises DataError when the source cannot be read
+    or has no token to train on.
+    """
+    source = None
+    on_disk = _content_on_disk(config)
+    content = on_disk
+    if not on_disk.whole:  # a data set of the hub must be opened to know its content
+        source = open_source(config, counted=False)
+        identity = [on_disk.identity, source.fingerprint, source.total]
+        content = _Content(identity, source.fingerprint is not None)
+    key = key_of(content.identity, config, encoder.tokenizer) if content.whole else None
+    if key is not None:
+        found = find(key, saying(execution.progress, "Checking the tokens in the cache"))
+        if found is not None:
+            rows = found.tally.rows
+            execution.progress(rows, rows, f"Tokens of {found.tally.name} read from the cache")
+            return found, key
+    with contextlib.ExitStack() as open_now:
+        early = None
+        if source is None:
+            early = open_now.enter_context(_early(config, encoder, execution.processes))
+            source = open_source(config, counted=False)
+        encoding = _Encoding(encoder, execution.processes, early)
+        with TokenWriter(source.name) as writer:
+            tally = _tokenise(source, encoding, config, writer, execution.progress)
+            changed = on_disk.whole and _content_on_disk(config).identity != on_disk.identity
+            if changed:  # while it was being read, so the tokens belong to no key
+                key = None
+            return writer.publish(key, tally), key
+
+
+def _content_on_disk(config: DataConfig) -> _Content:
+    try:
+        return _Content(*identity_of(config))
+    except OSError:  # reading the source will fail too, with a better message
+        return _Content([], False)
+
+
+def _tokenise(
+    source: Source, encoding: _Encoding, config: DataConfig, writer: TokenWriter, progress: Progress
+) -> Tally:
+    survey = whole_survey(config, source, progress)
+    mapped = map_all(config, source, survey)
+    if source.total is None and survey.is_whole:
+        source = replace(source, total=survey.rows)
+    ends = list(written_ends(encoding.encoder, [mapped.format]))
+    tally = Tally(source.name, mapped, ends=ends)
+    sides = _Sides(writer, tally, _held_out(source.total or 0, config.eval_fraction))
+    texts = TextRows(config) if mapped.format == "text" else None
+    with contextlib.closing(encoding.of_source(source, tally)) as batches:
+        for batch, encoded in batches:
+            sides.add(batch, encoded if texts is None else divided(texts, batch, encoded))
+            progress(tally.rows, source.total or 0, f"Tokenising {source.name}")
+    if texts is not None:
+        sides.add_rest(texts.rest())
+    sides.finish(config.eval_fraction > 0)
+    if not writer.train.examples:
+        raise DataError(_nothing_left(tally))
+    progress(tally.rows, tally.rows, f"Tokenised {source.name}")
+    return tally
+
+
+def _held_out(total: int, fraction: float) -> np.ndarray:
+    """Returns bool[total], true for the rows to hold out. With two rows or more, at least one row
+    is held out, but never all.
+    """
+    held_out = np.zeros(total, dtype=bool)
+    if fraction > 0 and total >= 2:
+        count = min(max(1, round(total * fraction)), total - 1)
+        held_out[np.random.default_rng(EVAL_SEED).permutation(total)[:count]] = True
+    return held_out
+
+
+# ---------------------------------------------------------------------- here or elsewhere
+
+
+@dataclass(frozen=True)
+class _Encoding:
+    """An `_Encoding` turns the rows of a source into tokens, here or in helper processes."""
+
+    encoder: Encoder
+    processes: int | None
+    """It is that of `Execution`."""
+    early: EncodingProcesses | None
+    """These were started before the source was opened (`_early`)."""
+
+    def of_source(
+        self, source: Source, tally: Tally
+    ) -> Generator[tuple[list[Numbered], Encoded], None, None]:
+        """Yields every batch of rows with its tokens, in order."""
+        rest = row_batches(source)
+        if self.early is not None:
+            yield from self.early.encode(tally.columns, rest)
+            return
+        processes = self.processes
+        if not processes:
+            began = time.monotonic()
+            done = 0
+            for batch in rest:
+                yield batch, encode_batch(self.encoder, tally.columns, batch)
+                done += len(batch)
+                if processes is None:
+                    processes = _worth(done, source.total, time.monotonic() - began)
+                if processes:
+                    break
+            else:
+                return
+        with EncodingProcesses(self.encoder, processes, source.name) as others:
+            yield from others.encode(tally.columns, rest)
+
+
+def _early(
+    config: DataConfig, encoder: Encoder, processes: int | None
+) -> contextlib.AbstractContextManager[EncodingProcesses | None]:
+    """Starts helper processes for a source that is not open yet, if it is plain text of so many
+    bytes that they will save time. So they are ready when its passages have been counted.
+    """
+    path = resolve_source(config.only_source)
+    if processes is None and path is not None and _is_large_text(path, config):
+        most = _most()
+        if most >= 2:
+            return EncodingProcesses(encoder, most, path.name, long_texts=True)
+    return contextlib.nullcontext()
+
+
+def _is_large_text(path: Path, config: DataConfig) -> bool:
+    if registered(config) is not None:
+        return False
+    files = files_of(path, config)
+    is_text = all(suffixes_of(file)[0] in PLAIN_TEXT_SUFFIXES for file in files)
+    return is_text and sum(file.stat().st_size for file in files) >= _LARGE_TEXT
+
+
+def _most() -> int:
+    """Returns how many helper processes there may be."""
+    memory_available = sample_host_memory()[1]
+    return min(usable_cores(), _MOST_PROCESSES, memory_available // _BYTES_A_PROCESS)
+
+
+def _worth(done: int, total: int | None, seconds: float) -> int | None:
+    """Returns the number of helper processes to use for the remaining rows, or None to continue in
+    this process. `done` of `total` rows took `seconds` here.
+    """
+    most = _most()
+    if most < 2:
+        return None
+    # If the total is unknown, as many rows are expected to follow as have been read.
+    rows_left = done if total is None else total - done
+    seconds_left = seconds * rows_left / done
+    seconds_saved = seconds_left * (1 - 1 / most)
+    return most if seconds_saved > _SECONDS_SAVED else None
+
+
+# ---------------------------------------------------------------------- what becomes of the rows
+
+
+@dataclass(frozen=True)
+class _OneExample:
+    """One row from a batch, with its documents and the token range of its answer (int64[2])."""
+
+    row: Numbered
+    documents: Documents
+    answer: np.ndarray
+
+
+class _Sides:
+    """Writes each row to its side, training or held-out, and counts the rows.
+
+    `held_out` (bool[rows]) marks the rows to hold out; rows beyond it are trained on. The last
+    example of each side is kept back until the next one arrives: if every row of the other side
+    turns out to be skipped, it changes sides.
+    """
+
+    def __init__(self, writer: TokenWriter, tally: Tally, held_out: np.ndarray):
+        self._writer = writer
+        self._tally = tally
+        self._held_out = held_out
+        self._last: _OneExample | None = None
+        self._last_held_out: _OneExample | None = None
+
+    def add(self, batch: list[Numbered], encoded: Encoded) -> None:
+        documents = encoded.documents
+        held_out = self._marks(len(batch))
+        self._count(batch, encoded)
+        has_documents = documents.counts > 0
+        for place in np.flatnonzero(held_out & has_documents).tolist():
+            self._hold_out_last()
+            self._last_held_out = _one_example(batch, encoded, place)
+        to_train = np.flatnonzero(~held_out & has_documents)
+        if not len(to_train):
+            return
+        self._train_on_last()
+        last = int(to_train[-1])
+        self._last = _one_example(batch, encoded, last)
+        now = ~held_out
+        now[last] = False
+        self._writer.train.write(documents.of_rows(now))
+
+    def add_rest(self, documents: list[Document]) -> None:
+        """Trains on documents that end no row: a registry may say that a text is not read whole."""
+        self._writer.train.write(Documents.joined([documents]))
+
+    def finish(self, must_hold_out: bool) -> None:
+        """Writes the last examples. `must_hold_out` says that an example must be held out if there
+        are at least two.
+        """
+        if self._last is None:  # every row meant to be trained on was skipped
+            self._last, self._last_held_out = self._last_held_out, None
+        self._hold_out_last()
+        nothing_held_out = not self._writer.eval.examples
+        others_to_train = self._writer.train.examples > 0
+        if must_hold_out and nothing_held_out and others_to_train and self._last is not None:
+            self._hold_out(self._last)  # every row meant to be held out was skipped
+        else:
+            self._train_on_last()
+
+    def _marks(self, count: int) -> np.ndarray:
+        """Returns bool[count], true for those of the next `count` rows that are to be held out."""
+        marks = np.zeros(count, dtype=bool)
+        known = self._held_out[self._tally.rows : self._tally.rows + count]
+        marks[: len(known)] = known
+        return marks
+
+    def _count(self, batch: list[Numbered], encoded: Encoded) -> None:
+        highest_id = int(encoded.documents.ids.max(initial=-1))
+        self._tally.count(len(batch), encoded.cut, highest_id, encoded.warnings)
+        for place, skipped in encoded.skipped:
+            where = batch[place][2]
+            if skipped.detail:
+                where += f": {skipped.detail}"
+            self._tally.skip(skipped.reason, where)
+
+    def _hold_out_last(self) -> None:
+        if self._last_held_out is not None:
+            self._hold_out(self._last_held_out)
+
+    def _train_on_last(self) -> None:
+        if self._last is not None:
+            self._writer.train.write(self._last.documents)
+
+    def _hold_out(self, example: _OneExample) -> None:
+        self._writer.eval.write(example.documents)
+        start, end = map(int, example.answer)
+        if start > 0:
+            _, content, where = example.row
+            read = example_of(self._tally.columns, content, where)
+            asked = "" if isinstance(read, Skipped) else read.asked
+            self._writer.prompt(self._writer.eval.documents - 1, (start, end), asked)
+
+
+def _one_example(batch: list[Numbered], encoded: Encoded, place: int) -> _OneExample:
+    only = np.arange(len(batch)) == place
+    return _OneExample(batch[place], encoded.documents.of_rows(only), encoded.answers[place])
+
+
+def _nothing_left(tally: Tally) -> str:
+    if not tally.skipped:
+        return (
+            f"{tally.name} has no rows to train on; give more rows or a smaller data.eval_fraction."
+        )
+    reason, _ = tally.skipped.most_common(1)[0]
+    usable = tally.rows - tally.skipped.total()
+    return (
+        f"{tally.name} has no token to train on: {usable} of {tally.rows} rows are usable, mostly "
+        f"because {reason} (first in {tally.first_skipped[reason]}); change the data, data.format "
+        "or data.train_on."
+    )

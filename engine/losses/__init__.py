@@ -1,1 +1,0 @@
-"""Losses of documents and of pairs of answers, and what is said of them, are in this room."""

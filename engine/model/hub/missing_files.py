@@ -1,0 +1,36 @@
+"""Files of a model that are neither on this machine nor to be had are told before a run begins."""
+
+from __future__ import annotations
+
+from engine.data.sources.hub_connection import OFFLINE, why_cut_off, why_cut_off_lately
+from engine.errors import ModelError
+from engine.model.hub.hub import HUB_ID
+from engine.model.hub.hub_cache import cached_config, cached_weights, is_offline
+from engine.paths import resolve_source
+
+
+def refuse_missing_files(source: str, weights: bool, waits: bool = True) -> None:
+    """Raises ModelError for a model of the hub that is not on this machine, its `weights` included
+    if they are needed, while the hub cannot be reached.
+
+    A hub that does not answer is waited for some seconds or, unless this `waits`, for a moment
+    only; then what it said last counts.
+    """
+    if resolve_source(source) is not None or not HUB_ID.fullmatch(source):
+        return
+    has_config = cached_config(source) is not None
+    if has_config and (not weights or cached_weights(source) is not None):
+        return
+    reason = _why_cut_off(waits)
+    if reason is not None:
+        what = f"the weights of {source} are" if has_config else f"{source} is"
+        raise ModelError(
+            f"model.source: {what} not on this machine, and there is no connection to the Hugging "
+            f"Face hub ({reason}); check the connection, or give a folder of this machine."
+        )
+
+
+def _why_cut_off(waits: bool) -> str | None:
+    if is_offline():
+        return OFFLINE
+    return why_cut_off() if waits else why_cut_off_lately()

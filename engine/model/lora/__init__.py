@@ -1,0 +1,1 @@
+"""Adapters in the linear layers of blocks, and PEFT's folders of adapters."""

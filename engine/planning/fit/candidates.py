@@ -1,0 +1,172 @@
+"""A `Spread` is a way to spread a step's rows over micro-batches and rounds. `spreads` yields those
+that the planner tries. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from engine.config.settings import AUTO
+from engine.machine.link_rates import reads_whole
+from engine.planning.fit.job import Job, Target
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.shape.model_shape import ModelShape
+
+# ---------------------------------------------------------------------- frames
+
+# A frame is a way to take less RAM, or less memory of the device, at some cost. The planner fills
+# the rest of the memory within it (`engine.planning.fit.fill_memory`). No torch.
+
+
+def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
+    """Returns the ways to take less RAM, in groups, the usual one first. A group is tried where RAM
+    or the device's memory is too short for those before it. They differ by where gradients wait, by
+    whether embed and head share a slot, and use the memory of parked gradients, and by whether
+    every block or every second one keeps its boundary. With several ranks, embed and head have
+    memory of their own, and every block keeps its boundary. Where units are frozen, every block
+    with a backward keeps its boundary.
+    """
+    parks, level = parking(job, target), job.config.engine.save_level
+    whole = job.span == 1 and reads_whole(target.rates, job.ranks)
+    copies, of_copy = job.hosts // job.span, job.ranks * job.span
+    # What is trained is updated in forward order, so its first blocks are needed first. Frozen ones
+    # can be fetched at any time.
+    apart = job.shape.has_alike_frozen_blocks
+    plain = PlanChoices(
+        ranks=of_copy, hosts=copies, span=job.span, whole_reads=whole, settled_apart=apart
+    )
+    usual = [] if parks else [plain]
+    parked = [] if parks is False else [replace(plain, parked_gradients=True)]
+    if parked and not job.shape.holds_embed:
+        parked.append(replace(parked[0], shared_outer_slot=True))
+    if job.world_size > 1:
+        return [group for group in (usual, parked) if group]
+    if job.shape.frozen_units:  # what has no backward has no boundary, and parks no gradient
+        return [group for group in (usual, parked) if group]
+    outer = []
+    if parked and _can_park_outer(job.shape):
+        outer = [replace(parked[-1], outer_in_parked=True)]
+    slots = (2,) if quick or job.config.engine.slots != AUTO else (2, 4)
+
+    def in_pairs(frames: list[PlanChoices]) -> list[PlanChoices]:
+        return [replace(each, boundary_blocks=2, slots=count) for each in frames for count in slots]
+
+    if level == "boundary_pairs" or job.boundary_blocks == 2:
+        groups = [in_pairs(usual), in_pairs(parked), in_pairs(outer)]
+    elif level == AUTO and job.boundary_blocks is None and target.device != "cpu":
+        groups = [usual, [*parked, *in_pairs(usual)], in_pairs(parked), outer, in_pairs(outer)]
+    else:
+        groups = [usual, parked, outer]
+    return [group for group in groups if group]
+
+
+def _can_park_outer(shape: ModelShape) -> bool:
+    """Tells whether embed can be summed in pieces, and the sum of the head is no larger than the
+    parked gradients of all blocks.
+    """
+    parked = shape.item_bytes * sum(unit.gradient_numel for unit in shape.blocks)
+    return shape.embed_piece > 0 and 4 * shape.head.gradient_numel <= parked
+
+
+def parking(job: Job, target: Target) -> bool | None:
+    """Tells whether gradients are parked on the device, by the settings or by what was decided
+    before; None where that depends on the memory.
+    """
+    asked = job.config.engine.gradients
+    if asked != AUTO:
+        return asked == "parked"
+    if target.device == "cpu":  # there the device's memory is RAM too
+        return False
+    return job.parked_gradients
+
+
+# ---------------------------------------------------------------------- candidates
+
+
+SATURATING_TOKENS = {"cuda": 16384, "cpu": 2048}
+"""A micro-batch of this many tokens keeps the device busy; more tokens only take more memory."""
+LEAST_TOKENS = 4096
+"""A round in which activations are kept has at least this many tokens."""
+MOST_ROUNDS = 32
+"""A step has at most this many rounds, unless the settings request more."""
+
+
+class Spread(NamedTuple):
+    """A spread says how many micro-batches and rounds a step has. `size` is the rows of a
+    micro-batch.
+    """
+
+    size: int
+    micro_batches: int
+    rounds: int
+
+
+def spreads(job: Job, device: str, quick: bool) -> Iterator[Spread]:
+    """Yields the spreads of one rank to try, fewer rounds first. quick: fewer numbers of rounds are
+    tried.
+    """
+    train, asked_rounds = job.config.train, job.config.engine.rounds
+    one_or_asked = 1 if asked_rounds == AUTO else asked_rounds
+    if job.rounding:
+        size = job.rounding["micro_batch_size"]
+        micro_batches = -(-job.rows // size)
+        yield Spread(size, micro_batches, job.rounding.get("rounds", one_or_asked))
+        return
+    for size in _micro_batch_sizes(job, device):
+        yield Spread(size, job.rows // size, one_or_asked)
+    if asked_rounds != AUTO or device == "cpu":
+        return
+    if train.micro_batch_size != AUTO:
+        yield from _rounds_of_asked_size(job.rows, train.micro_batch_size)
+    else:
+        yield from _one_micro_batch_a_round(job, quick)
+
+
+def _rounds_of_asked_size(rows: int, size: int) -> Iterator[Spread]:
+    """Yields spreads whose rounds have equal numbers of micro-batches, of the size that the
+    settings request.
+    """
+    micro_batches = rows // size
+    for rounds in range(2, min(micro_batches, MOST_ROUNDS) + 1):
+        if micro_batches % rounds == 0:
+            yield Spread(size, micro_batches, rounds)
+
+
+def _one_micro_batch_a_round(job: Job, quick: bool) -> Iterator[Spread]:
+    """Yields spreads whose rounds have one micro-batch each, until the micro-batches are too small.
+    The last micro-batches may have a row less than the others. Each of several ranks takes as many
+    of those into which the whole step is cut.
+    """
+    rows, ranks = job.rows, job.world_size
+    most = min(rows, MOST_ROUNDS)
+    numbers: Sequence[int] = range(2, most + 1)
+    if quick:
+        numbers = [2**exponent for exponent in range(1, most.bit_length())]
+    for rounds in numbers:
+        size = -(-rows // rounds)
+        if size * job.row_length < LEAST_TOKENS:
+            return
+        if -(-rows * ranks // size) == rounds * ranks:
+            yield Spread(size, rounds, rounds)
+
+
+def _micro_batch_sizes(job: Job, device: str) -> list[int]:
+    """Returns the micro-batch sizes in rows to try, in order of preference."""
+    asked, asked_rounds = job.config.train.micro_batch_size, job.config.engine.rounds
+    if asked != AUTO:
+        return [asked]
+    target, row_length = SATURATING_TOKENS[device], job.row_length
+    rows = job.rows // (1 if asked_rounds == AUTO else asked_rounds)
+    divisors = [size for size in range(rows, 0, -1) if rows % size == 0]
+    small = [size for size in divisors if size * row_length <= target] or [1]
+    # With fewer micro-batches, gradients are added less often. Batch sizes such as 148 = 4 x 37
+    # have no divisor close below the target.
+    large = [size for size in divisors if target < size * row_length <= 3 * target]
+    if device == "cpu":
+        # The CPU takes the first size that fits, so a larger one comes first only where the others
+        # are far too small.
+        too_small = 2 * small[0] * row_length < target
+        large = large[-1:] if too_small else []
+    return large + small

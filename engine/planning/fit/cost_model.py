@@ -1,0 +1,428 @@
+"""The cost of a step is estimated from the rates of a machine and the shape of a model. No torch.
+
+- `Cost` gives the seconds of a step's parts: matrix products and attention by their FLOPs,
+  everything else by the bytes that it reads and writes.
+- `step_seconds` gives the time of a whole step from them in closed form, fast enough to compare
+  hundreds of choices. `engine.planning.fit.simulate_step` simulates it op by op.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from engine.config.preference_settings import PreferenceConfig
+from engine.config.settings import Optimizer
+from engine.machine.disk_rates import ASSUMED_RATE
+from engine.machine.link_rates import (
+    seconds_between_hosts,
+    seconds_lost,
+    seconds_to_receive_across,
+)
+from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
+from engine.planning.layout.layout import PLANE_ITEM_BYTES
+from engine.planning.layout.moments import MOMENTS
+from engine.planning.schedule.buffers import HEAD
+from engine.planning.schedule.choices import PlanChoices, has_one_term, seconds_of_pairs
+from engine.planning.schedule.ops import (
+    GradientSum,
+    Lane,
+    OpKind,
+)
+from engine.planning.shape.model_shape import ModelShape
+from engine.planning.shape.unit_shape import UnitShape
+
+BUS_SHARE = 0.9
+"""The copies of states reach this share of the bandwidth of the bus to the device, because
+prefetches can run between their parts.
+"""
+GRADIENT_BYTES = 27
+"""For each parameter, a backward takes the time to move this many bytes of device memory, in
+addition to the time that grows with its tokens: the gradient is written, read and added to an fp32
+sum (measured: docs/performance.md).
+"""
+FIRST_GRADIENT_BYTES = 9
+"""The first gradient of a sum is written, read and copied there, so it moves less."""
+BLOCK_CALLS = {OpKind.FORWARD: 320, OpKind.BACKWARD: 200}
+"""Launching one block takes about as long as launching this many operations. In backward, torch
+launches most of them from C++.
+"""
+BLOCK_KERNELS = {OpKind.FORWARD: 30, OpKind.BACKWARD: 58}
+"""A block runs about so many kernels on a GPU."""
+KERNEL_SECONDS = 3.3e-6
+"""Each kernel leaves the GPU idle for so long, while it begins and ends (measured with 0.5B
+parameters and 2,048 to 151,552 tokens: docs/performance.md).
+"""
+GRAPH_CALLS = 6
+"""Launching a block that is a CUDA graph takes about as long as this many operations."""
+HALF_SPEED_TOKENS = 300
+"""At about this many tokens, a block's matrix products reach half of their full speed on a GPU."""
+HALF_SPEED_WIDTH = 400
+"""At about this width of the hidden state, matrix products reach half of the speed that they would
+reach at any width on a GPU (measured with 0.5B and 3.1B parameters).
+"""
+MEASURED_WIDTH = 4096
+"""The rate of matrix products is measured with this inner width
+(`engine.runtime.measure.machine_rates`).
+"""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A micro-batch has `rows` full rows of `row_length` tokens."""
+
+    rows: int
+    row_length: int
+    varlen: bool = False
+    """Attention runs document by document in the variable-length kernel. The estimate assumes one
+    document per row.
+    """
+    tile_tokens: int = 0
+    """A tile of blocks has at most so many tokens; it is 0 without tiles (`PlanChoices`)."""
+    has_pass: bool = False
+    """Before each step, all earlier ones are applied, and as many rows pass without gradients."""
+    lines: int = 1
+    """A row is so many lines of equal length. Tokens attend to those of their own line."""
+    compared: int = 0
+    """Answers are compared, and the head computes so many positions at once; 0 for other rows."""
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.row_length
+
+    @property
+    def line_length(self) -> int:
+        return self.row_length // self.lines
+
+    @property
+    def head_again(self) -> bool:
+        """Tells whether the head computes all positions once more for their gradients, because one
+        row has more of them than it computes at once (`engine.runtime.step.preference_head`).
+        """
+        return 0 < self.compared < self.row_length
+
+    def learning(self, form: PreferenceConfig, loss_chunk: int) -> MicroBatch:
+        """Returns the micro-batch in a training with this objective, whose head computes so many
+        positions at once.
+        """
+        compared = loss_chunk if form.is_on else 0
+        return replace(self, has_pass=form.has_pass, lines=form.lines, compared=compared)
+
+
+def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
+    """Returns an estimate of a step's seconds in closed form: the longest of compute, the two ways
+    of the bus, and what ranks and hosts exchange. It is fast; `simulate` is exact.
+
+    waited: seconds in which the first forward pass waits for updates (`choose_homes`), and blocks
+    for boundaries on the disk (`wait_for_boundaries`).
+    """
+    shape, rates = cost.shape, cost.rates
+    without = len(shape.blocks) - choices.kept_blocks
+    recomputed = without - shape.forward_blocks
+    again = cost.first_forwards[without] - cost.first_forwards[shape.forward_blocks]
+    again -= choices.attention_blocks * cost.attention
+    settled = shape.first_weights[choices.settled_units]
+    updated = shape.first_gradients[choices.settled_units]
+    in_place = cost.in_place(updated // choices.ranks)
+    sums = 1 if choices.gradient_sum == GradientSum.DEVICE else choices.rounds
+    compute = choices.micro_batches * (cost.passes + again + cost.loss()) + in_place
+    compute -= sums * cost.saved_by_first
+    stop = len(shape.blocks) - choices.resident_blocks
+    first = max(settled, shape.embed.weight_numel)
+    # Where the head lives on the device too, all blocks do.
+    streamed = max(0, shape.first_weights[1 + stop] - first)
+    # Blocks without a backward are fetched once a round, the others twice.
+    forward = shape.first_weights[1 + min(stop, shape.forward_blocks)] - first
+    largest = max(unit.weight_numel for unit in shape.blocks)
+    once = shape.first_weights[-1] - streamed - settled
+    fetched = choices.rounds * (2 * streamed - max(0, forward)) + once
+    fetched *= shape.item_bytes
+    # Of several ranks, each copies its shards, and receives those of the others, and their sums.
+    whole = choices.whole_reads
+    carried = fetched if whole else fetched / choices.ranks
+    gathered = updated * shape.item_bytes + (0 if whole else fetched)
+    scattered = choices.rounds if choices.gradient_sum == GradientSum.SHARDS else 1
+    is_half = has_one_term(choices) and shape.item_bytes == 2 and not shape.has_exact
+    of_blocks = 2 if is_half else 4
+    outer = shape.embed.gradient_numel + shape.head.gradient_numel
+    summed = 4 * outer + of_blocks * (shape.gradient_numel - outer)
+    received = (1 - 1 / choices.ranks) * (gathered + scattered * summed)
+    compute += seconds_lost(choices.ranks, received)
+    if choices.host_boundaries:
+        stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
+        attention = choices.attention_blocks * cost.attention_bytes(choices.attention_bytes)
+        carried += choices.micro_batches * (stored * cost.hidden_bytes + attention)
+    # While two blocks are recomputed together, as many others are fetched as there are slots left.
+    pairs = len(seconds_of_pairs(len(shape.blocks), choices))
+    lacking = max(0, 4 - choices.slots) * min(pairs, streamed // max(1, 2 * largest))
+    waited += choices.rounds * lacking * largest * shape.item_bytes / rates.h2d
+    gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
+    returned = gradients * (shape.gradient_numel - updated) * shape.item_bytes / choices.ranks
+    # Ranks add up the sums of all rounds in the last one, or those of each round in it.
+    span = choices.span
+    between = seconds_between_hosts(rates, choices.hosts, 4 * shape.gradient_numel)
+    added = seconds_to_receive_across(rates, span, (1 - 1 / choices.ranks) * summed) + between
+    exchanged = seconds_to_receive_across(rates, span, received) + scattered * between
+    exchanged = max(exchanged, added + compute - compute / choices.rounds)
+    return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
+
+
+ONE_OF_TWO_PASSES = {"bfloat16": 18 / 26, "float32": 20 / 28}
+"""The host updates weights and moments of a unit in one pass over its planes, or one after the
+other in two (`late_moments`). Each of these moves so much of the bytes that one pass moves.
+"""
+
+
+def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
+    """Returns the number of parameters that the host updates in a second. Even while states are
+    streamed, there are no copies on the bus about half of the time (measured: docs/performance.md).
+    """
+    alone = rates.updates(optimizer)
+    return 2 / (1 / alone + 1 / rates.updates(optimizer, busy=True)) if beside_states else alone
+
+
+STACK_TOUCHES = {OpKind.FORWARD: 3, OpKind.BACKWARD: 3}
+"""Stacked experts are read, and their sums with what adapters add written and read, which takes
+longer than the small products. Backward writes the gradients of these sums and reads them twice.
+"""
+ADAPTER_TOUCHES = {OpKind.FORWARD: 2.5, OpKind.BACKWARD: 3.0}
+"""The factors of an adapter are so small that their products take as long as the device's memory
+takes for what they read and write: the features of their layer so many times (measured:
+docs/performance.md).
+"""
+
+
+class _Pass(NamedTuple):
+    """A `_Pass` over a block takes so many times a forward, but for its matrix products."""
+
+    of: OpKind
+    other: float
+    attention: float
+
+
+_FORWARD = _Pass(OpKind.FORWARD, 1.0, 1.0)
+_BACKWARD = _Pass(OpKind.BACKWARD, 2.0, 2.5)
+"""Attention has five matrix products in backward and two in forward."""
+
+
+class Cost:
+    """A `Cost` estimates the seconds of the parts of a step, for one micro-batch."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        rates: Rates,
+        micro_batch: MicroBatch,
+        compiled: bool,
+        graphs: bool = False,
+    ):
+        self.shape = shape
+        self.rates = rates
+        self._graphs = graphs
+        self._micro_batch = micro_batch
+        self._compiled = compiled
+        self._compiles_blocks = compiled and not micro_batch.tile_tokens
+        self.hidden_bytes = micro_batch.tokens * shape.hidden_width * shape.item_bytes
+        self._numel = {unit.name: unit.gradient_numel for unit in shape.units}
+        self._shared = {unit.name: unit.shared_count for unit in shape.blocks}
+        self._moment_bytes = {
+            unit.name: len(MOMENTS) * unit.moment_counts.bytes(shape.optimizer) / max(1, unit.numel)
+            for unit in shape.units
+        }
+        """The moments of an element of each unit take this many bytes, on average."""
+        # On the CPU the overhead already accounts for the slowness of small products.
+        slow = 0 if rates.overhead else HALF_SPEED_WIDTH
+        at_width = shape.hidden_width / (shape.hidden_width + slow)
+        at_measured = MEASURED_WIDTH / (MEASURED_WIDTH + slow)
+        self._matmul = rates.matmul * min(1.0, at_width / at_measured)
+        self._attention, self._unpacking = self._attention_seconds()
+        self._forward = {
+            unit.name: max(
+                self._pass(unit, unit.called_count, _FORWARD),
+                self._launch_block(OpKind.FORWARD),
+            )
+            for unit in shape.blocks
+        }
+        # A backward has a product for the gradient of the inputs of each matrix, and another one
+        # for the gradient of the matrix.
+        self._backward = {
+            unit.name: max(
+                self._pass(
+                    unit,
+                    unit.called_count + _with_gradient(unit) + self._run_again(unit),
+                    _BACKWARD,
+                ),
+                self._launch_block(OpKind.BACKWARD),
+            )
+            for unit in shape.blocks[shape.forward_blocks :]
+        }
+        self.first_forwards = [0.0, *itertools.accumulate(self._forward.values())]
+        """Entry n is the seconds of a forward through the first n blocks."""
+        self.passes = (
+            sum(self._forward.values())
+            + sum(self._backward.values())
+            + sum(self.added(unit.name, GRADIENT_BYTES) for unit in shape.blocks)
+        )
+        """Forward and backward of all blocks take this many seconds."""
+        less = GRADIENT_BYTES - FIRST_GRADIENT_BYTES
+        self.saved_by_first = sum(self.gradient(unit.name, less) for unit in shape.blocks)
+        """They take so much less where a sum begins."""
+
+    def launch(self, kind: OpKind) -> float:
+        """Returns the seconds that launching the operations around the blocks takes. A GPU may
+        finish each operation before the next one is launched, unless blocks are recorded: then
+        launching is far ahead of it.
+        """
+        return 0.0 if self._graphs else BLOCK_CALLS[kind] * self.rates.call
+
+    def _launch_block(self, kind: OpKind) -> float:
+        return (GRAPH_CALLS if self._graphs else BLOCK_CALLS[kind]) * self.rates.call
+
+    def forward(self, block: str) -> float:
+        return self._forward[block]
+
+    def backward(self, block: str) -> float:
+        return self._backward[block]
+
+    @property
+    def attention(self) -> float:
+        """Returns the seconds that a recompute takes less if a block's attention does not run."""
+        return self._attention
+
+    def attention_bytes(self, of_token: int) -> int:
+        """Returns the bytes of what attention returned, which takes so many for each token."""
+        return self._micro_batch.tokens * of_token
+
+    def _attention_seconds(self) -> tuple[float, float]:
+        """Returns the seconds of a block's attention in forward, and of the copies that packed rows
+        need around the variable-length kernel.
+        """
+        shape, rates, micro_batch = self.shape, self.rates, self._micro_batch
+        lines = micro_batch.lines * micro_batch.rows
+        flops = shape.attention_flops(lines, micro_batch.line_length)
+        if not micro_batch.varlen:
+            return flops / rates.attention, 0.0
+        width = shape.attention_width + PACKED_WIDTH * shape.attention_heads
+        features = micro_batch.tokens * width
+        return flops / rates.packed_attention, features * PACKED_BYTES / 3 / rates.device_memory
+
+    def _pass(self, unit: UnitShape, parameters: int, kind: _Pass) -> float:
+        """Returns the seconds of a pass over a block. parameters: a token passes through so many in
+        all matrix products, if it passes through all of the block.
+        """
+        rates, times = self.rates, kind.other
+        tokens = self._micro_batch.tokens
+        slow_tokens = 0 if rates.overhead else HALF_SPEED_TOKENS
+        matmul = self._matmul * tokens / (tokens + slow_tokens)
+        compiled = self._compiles_blocks
+        activations = unit.compiled_activations if compiled else unit.activations
+        lines = self._micro_batch.lines * self._micro_batch.rows
+        kept = activations.of(lines, self._micro_batch.line_length)
+        # Kept tensors are written and read. In a compiled block, recomputed tensors are neither.
+        touched = times * (1 if compiled else 2) * kept
+        adapters = ADAPTER_TOUCHES[kind.of] * unit.adapter_features * tokens
+        adapters += STACK_TOUCHES[kind.of] * unit.adapted_numel
+        return (
+            2 * parameters * self.shape.block_share * tokens / matmul
+            + kind.attention * self._attention
+            + adapters * self.shape.item_bytes / rates.device_memory
+            + times * self._unpacking
+            + touched / rates.device_memory
+            + times * rates.overhead
+            + (0.0 if rates.overhead else BLOCK_KERNELS[kind.of] * KERNEL_SECONDS)
+        )
+
+    def _run_again(self, unit: UnitShape) -> int:
+        """Returns the parameters of the parts of a block that backward runs again in tiles."""
+        if not self._micro_batch.tile_tokens or unit.tiled is None:
+            return 0
+        return round(unit.tiled.parameter_count)
+
+    @property
+    def state_bytes(self) -> float:
+        """Returns the bytes of everything that the optimizer needs for one parameter."""
+        return self.shape.state_item_bytes
+
+    def in_place(self, numel: int) -> float:
+        """Returns the seconds in which so many elements on the device are updated in place."""
+        return numel * 2 * self.state_bytes / self.rates.device_memory
+
+    def carried(self, kind: OpKind, numel: int, early: bool = False) -> float:
+        """Returns the seconds of a copy of states, which shares the bus with other copies. early:
+        the copy begins before the first update.
+        """
+        item = PLANE_ITEM_BYTES[self.shape.dtype]
+        weight, grad = item["weight_high"], item["grad"]
+        h2d = BUS_SHARE * (self.rates.h2d if early else self.rates.h2d_busy)
+        match kind:
+            case OpKind.FETCH_STATES:
+                return numel * (self.state_bytes - grad) / h2d
+            case OpKind.FETCH_GRADIENT:
+                return numel * grad / h2d
+            case OpKind.OFFLOAD_WEIGHTS:
+                return numel * weight / self.rates.d2h_busy
+        return numel * (self.state_bytes - grad - weight) / self.rates.d2h_busy
+
+    def moment_bytes(self, unit: str, numel: int) -> float:
+        """Returns the bytes of the moments of so many elements of a unit."""
+        return numel * self._moment_bytes[unit]
+
+    def on_disk(self, lane: Lane, size: float) -> float:
+        """Returns the seconds in which so many bytes of moments are read from the disk, or written.
+        Both happen at once.
+        """
+        rate = self.rates.disk_read if lane == Lane.READ else self.rates.disk_write
+        return size / (rate or ASSUMED_RATE)
+
+    def boundaries_on_disk(self, lane: Lane, count: int) -> float:
+        """Returns the seconds in which so many boundaries are read from the disk, or written. They
+        are written during forward and read during backward, so each has the disk alone.
+        """
+        rates = self.rates
+        rate = rates.disk_read_alone if lane == Lane.READ else rates.disk_write_alone
+        return count * self.hidden_bytes / (rate or ASSUMED_RATE)
+
+    def gradient(self, unit: str, touches: int) -> float:
+        """Returns the seconds of work on a unit's fp32 sum. touches: bytes that are read or written
+        for each element.
+        """
+        return self._numel[unit] * touches / self.rates.device_memory
+
+    def added(self, block: str, touches: int) -> float:
+        """Returns the seconds that adding a block's gradients to sums takes. touches: as above, for
+        its own sum. What blocks share is added to a sum that another op has begun.
+        """
+        shared = self._shared[block] * GRADIENT_BYTES / self.rates.device_memory
+        return self.gradient(block, touches) + shared
+
+    def loss(self, trains: bool = True) -> float:
+        """Returns the seconds of forward and backward of the head on all tokens. trains: False for
+        a pass without gradients.
+        """
+        shape, tokens = self.shape, float(self._micro_batch.tokens)
+        units = [shape.head, shape.embed] if shape.tied else [shape.head]
+        shared = shape.embed.shared_count if shape.tied else 0  # the head does not use it
+        alone = sum(unit.parameter_count for unit in units) - shared
+        again = trains and self._micro_batch.head_again
+        passed = (1 + trains + again) * alone
+        if trains:
+            passed += sum(unit.trained_count for unit in units) - shared
+        logit_bytes = shape.compiled_logit_bytes if self._compiled else shape.logit_bytes
+        memory = self.rates.device_memory
+        work = (
+            tokens * passed * 2 / self._matmul
+            + tokens * shape.vocab_size * logit_bytes * (1 + trains + again) / memory
+            + (self.gradient(HEAD, 8) if trains else 0.0)
+        )
+        return max(work, self.launch(OpKind.FORWARD))
+
+
+def _with_gradient(unit: UnitShape) -> int:
+    """Returns how many elements have a gradient in a block: stacked experts with adapters, too."""
+    return unit.trained_count + unit.shared_count + unit.adapted_numel
+
+
+def largest_product(shape: ModelShape, tokens: int) -> float:
+    """Returns the FLOPs of the largest matrix product of a block on `tokens` tokens."""
+    return 2.0 * tokens * shape.hidden_size * max(unit.widest for unit in shape.blocks)

@@ -1,0 +1,440 @@
+"""A `Sizer` computes the memory that the choices of a plan take on the device, item by item. Pure
+arithmetic, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
+
+from engine.planning.fit.buffer_sizes import (
+    block_slot_bytes,
+    boundary_count,
+    fixed_bytes,
+    fixed_items,
+    shared_sum_bytes,
+    update_buffer,
+)
+from engine.planning.fit.job import Job
+from engine.planning.fit.memory_items import Item, MemoryItem
+from engine.planning.layout.moments import FP32_MOMENTS
+from engine.planning.schedule.choices import (
+    PlanChoices,
+    recorded_passes,
+    seconds_of_pairs,
+    summed_apart,
+)
+from engine.planning.shape.activation_sizes import Activations
+from engine.planning.shape.block_sizes import BlockBytes
+from engine.planning.shape.unit_shape import UnitShape
+from engine.words import GIB, MIB
+
+COMFORTABLE = {"cuda": 0.95, "small": 0.97, "cpu": 0.88}
+"""Automatic choices fill this share of a limit: of the memory of a GPU, of a small one, of RAM. The
+share of RAM is smaller because other programs use RAM too, while everything on the device is ours
+and is counted. A small GPU is filled further, or it would have no room to update units.
+"""
+CUDA_CONTEXT_BYTES = round(0.6 * GIB)
+EXCHANGE_BYTES = round(0.6 * GIB)
+"""With several GPUs, NCCL takes this much of the memory of each for its buffers. That is assumed
+and has not been measured.
+"""
+RUNTIME_BYTES = {"cuda": round(2.2 * GIB), "cpu": 480 * MIB}
+"""The program and its libraries take this much RAM (measured: docs/performance.md). Kernels are
+compiled in the same process.
+"""
+FOLLOWER_BYTES = {"cuda": round(2.2 * GIB), "cpu": 350 * MIB}
+"""Each further rank is a process, which takes this much RAM for itself. It has no data set and no
+page, and shares the files of libraries (measured on a CPU: 325 MiB; assumed for CUDA).
+"""
+ALLOCATOR_SLACK = 0.02
+"""The allocator leaves gaps, which are this share of all allocated memory."""
+KERNEL_GAPS = 0.15
+"""On the CPU in bf16, kernels for rows of another length are made while activations are in memory,
+and stay among them. That leaves gaps, of this share of the memory that a step allocates and frees
+(measured over 200 steps: 0.16).
+"""
+LIBRARY_BYTES = {"cuda": 320 * MIB, "cpu": 0}
+"""Libraries take this much for themselves, whatever the model is: cuBLAS keeps a workspace of 32
+MiB for each thread that calls it, and the allocator asks the driver for 20 MiB at a time, on each
+stream.
+"""
+UPDATING_BYTES = 80 * MIB
+"""Where the device updates pieces of states, this much more is taken for the streams of their lanes
+and for kernels (measured: 70 MiB on a limit of 23 GiB).
+"""
+ROUNDING_BYTES = 150 * MIB
+"""Some moments in bf16 or in 8 bits take so many bytes in fp32 where no kernel updates them in one
+pass.
+"""
+COMPILER_BYTES = 64 * MIB
+"""While kernels are compiled, variants are timed with a buffer of the size of the GPU's cache (60
+MiB on an H200).
+"""
+GRAPH_BYTES = 1 * MIB
+"""A CUDA graph of one pass over a block takes about this many bytes for itself."""
+LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 768 << 20, "cpu": 256 << 20}
+"""At most this many bytes are taken by the logits of one chunk of the loss."""
+SMALL_GPU_BYTES = 26 * GIB
+"""A GPU is small if it has less memory than this. The chunk of logits has one of two sizes on GPUs
+and is not a share of the free memory, because another size rounds differently, which must not
+happen in a resumed run.
+"""
+LOSS_CHUNKS = (128, 8192)
+"""A chunk of the loss has at least and at most this many positions."""
+STEP_TOKEN_BYTES = 32
+"""This many bytes are the inputs of one token: its id, its position, its loss index and its label,
+int64 each.
+"""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A `DeviceMemory` is the memory that blocks compute in: that of a GPU, or RAM on the CPU."""
+
+    device: str
+    """It is `cpu` or `cuda`."""
+    limit: int
+    """This process may take this many bytes of it."""
+    comfortable: float
+    """Automatic choices may fill this many bytes."""
+    keeping: float
+    """Blocks stay resident and keep their activations only while all items together take at most
+    this many bytes.
+    """
+
+
+def size_of_device(device: str, limit: int) -> str:
+    """Returns `small` for a GPU with little memory, else `device`."""
+    return "small" if device == "cuda" and limit < SMALL_GPU_BYTES else device
+
+
+NOT_FIXED = (
+    "micro_batches",
+    "rounds",
+    "slots",
+    "whole_reads",
+    "prefetch_depth",
+    "resident_blocks",
+    "spilled_units",
+    "spilled_boundaries",
+    "kept_blocks",
+    "compiled",
+    "tile_tokens",
+    "graphs",
+    "late_moments",
+    "device_homes",
+    "spare_blocks",
+)
+"""The bytes of what is kept throughout a run do not depend on these choices, but for the slots of
+blocks, which sums are apart, and whether the device updates any unit.
+"""
+NOT_IN_STEP = (
+    "slots",
+    "whole_reads",
+    "prefetch_depth",
+    "resident_blocks",
+    "settled_units",
+    "spilled_units",
+    "spilled_boundaries",
+    "gradients_in_sums",
+    "shared_outer_slot",
+    "boundary_rings",
+    "gradient_sum",
+    "compiled",
+    "tile_tokens",
+    "attention_blocks",
+    "attention_bytes",
+    "late_moments",
+    "device_homes",
+    "update_buffers",
+    "spare_blocks",
+)
+"""The bytes of what is allocated within a step do not depend on these choices."""
+_CUDA_CONTEXT = Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES)
+
+
+def _values_but(names: Collection[str]) -> Callable[[PlanChoices], tuple[Any, ...]]:
+    """Returns a function that returns the values of all choices but these."""
+    return attrgetter(*(each.name for each in fields(PlanChoices) if each.name not in names))
+
+
+class Sizer:
+    """A `Sizer` computes the device bytes of any choices, for one job and one device's memory.
+    `size` is always the rows of a micro-batch.
+    """
+
+    def __init__(self, job: Job, memory: DeviceMemory, compiled: bool, tile_tokens: int = 0):
+        shape = job.shape
+        self.job = job
+        self.memory = memory
+        self.compiled = compiled
+        self.tile_tokens = tile_tokens
+        """Parts of the blocks run in tiles of so many tokens; 0 where they run on whole rows."""
+        self.shape = shape
+        self.row_length = job.row_length
+        self.packed = job.config.packs and shape.packs
+        self._dense_mask = shape.dense_mask(self.packed, job.row_length)
+        self._masked_blocks = shape.masked_blocks(self.packed, job.row_length, memory.device)
+        logit_bytes = shape.compiled_logit_bytes if compiled else shape.logit_bytes
+        self._position_bytes = shape.vocab_size * logit_bytes
+        self.loss_chunk: int = job.rounding.get("loss_chunk") or self._new_loss_chunk()
+        """The loss is computed for this many positions at a time."""
+        self._by_size: dict[int, BlockBytes] = {}
+        self._fixed_by, self._step_by = _values_but(NOT_FIXED), _values_but(NOT_IN_STEP)
+        self._fixed_sums: dict[tuple[Any, ...], int] = {}
+        self._step_sums: dict[tuple[Any, ...], int] = {}
+
+    @property
+    def device(self) -> str:
+        return self.memory.device
+
+    @property
+    def most_kept(self) -> int:
+        """Returns how many blocks have a backward, for which they may keep activations."""
+        return len(self.shape.blocks) - self.shape.forward_blocks
+
+    def fits(self, size: int, choices: PlanChoices, limit: float | None = None) -> bool:
+        """Tells whether the choices take no more than `limit` bytes, by default those that
+        automatic choices may fill.
+        """
+        if limit is None:
+            limit = self.memory.comfortable
+        return self.total(size, choices) <= limit
+
+    def total(self, size: int, choices: PlanChoices) -> int:
+        """Returns the bytes of all items."""
+        taken = self._fixed_bytes(size, choices) + self._step_bytes(size, choices)
+        return taken + self._slack(taken, choices) + self._gaps_of_kernels(size, choices)
+
+    def items(self, size: int, choices: PlanChoices) -> tuple[Item, ...]:
+        """Returns the items that take memory, with their bytes."""
+        items = [
+            *fixed_items(self.shape, choices, self._boundary_numel(size)),
+            *self._step_items(size, choices),
+            *self._program_items(choices),
+        ]
+        slack = self._slack(sum(item.bytes for item in items), choices)
+        slack += self._gaps_of_kernels(size, choices)
+        items.append(
+            Item(MemoryItem.ALLOCATOR_SLACK, slack, "for gaps, and for libraries to work in")
+        )
+        return tuple(item for item in items if item.bytes)
+
+    def _fixed_bytes(self, size: int, choices: PlanChoices) -> int:
+        """Returns the bytes of what is kept throughout the run, and of what the program takes. But
+        for the blocks' slots, they are computed once for all choices that differ only in what they
+        do not depend on.
+        """
+        # The number of rows matters only for the rings of boundaries, and that of blocks which keep
+        # their activations only for which sums are apart.
+        rows = size if choices.host_boundaries else 0
+        apart = summed_apart(len(self.shape.blocks), choices)
+        key = (rows, apart, not choices.device_homes, self._fixed_by(choices))
+        slots = sum(block_slot_bytes(self.shape, choices))
+        if key not in self._fixed_sums:
+            found = fixed_bytes(self.shape, choices, self._boundary_numel(size))
+            program = sum(item.bytes for item in self._program_items(choices))
+            self._fixed_sums[key] = sum(found.values()) - slots + program
+        return self._fixed_sums[key] + slots
+
+    def _step_bytes(self, size: int, choices: PlanChoices) -> int:
+        """Returns the sum of `_step_items`, which is computed as seldom."""
+        key = (size, self._step_by(choices))
+        if key not in self._step_sums:
+            found = self._step_items(size, choices)
+            self._step_sums[key] = sum(item.bytes for item in found)
+        return self._step_sums[key]
+
+    def _slack(self, taken: int, choices: PlanChoices) -> int:
+        """Returns the bytes of gaps where all items take so much, and those of libraries."""
+        slack = round(ALLOCATOR_SLACK * taken)
+        if self.shape.optimizer != FP32_MOMENTS and (choices.device_homes or choices.settled_units):
+            slack += ROUNDING_BYTES
+        slack += LIBRARY_BYTES[self.device] + (UPDATING_BYTES if choices.device_homes else 0)
+        if self.compiled and self.device == "cuda":
+            slack += COMPILER_BYTES
+        return slack + GRAPH_BYTES * recorded_passes(len(self.shape.blocks), choices)
+
+    def _gaps_of_kernels(self, size: int, choices: PlanChoices) -> int:
+        """Returns the bytes of the gaps that kernels of oneDNN leave among activations."""
+        if self.device != "cpu" or self.shape.dtype != "bfloat16":
+            return 0
+        return round(KERNEL_GAPS * self._step_bytes(size, choices))
+
+    def _boundary_numel(self, size: int) -> int:
+        """Returns the elements of the input of a block."""
+        return size * self.row_length * self.shape.hidden_width
+
+    def _program_items(self, choices: PlanChoices) -> tuple[Item, ...]:
+        """Returns the items of what the program takes whatever it trains."""
+        found = (_CUDA_CONTEXT,) if self.device == "cuda" else ()
+        return (*found, self._exchange(choices)) if choices.world_size > 1 else found
+
+    def _exchange(self, choices: PlanChoices) -> Item:
+        """Returns the item of what one rank exchanges tensors with the others through. On the CPU a
+        sum that is added up has a copy there (`engine.runtime.collectives`).
+        """
+        if self.device == "cuda":
+            # Hosts with copies have groups of all ranks, of those of a host, and between hosts.
+            groups = 1 if choices.hosts == 1 else 2 + (choices.ranks > 1)
+            size = groups * EXCHANGE_BYTES
+            return Item(MemoryItem.EXCHANGE, size, "NCCL; assumed, not measured")
+        units = self.shape.padded(choices.ranks).units
+        size = 4 * max(unit.gradient_numel for unit in units)
+        return Item(MemoryItem.EXCHANGE, size, "the largest sum, from all processes")
+
+    def buffers_over_sums(self, choices: PlanChoices) -> int:
+        """Returns the number of pieces of states that fit in the memory of the fp32 sums."""
+        sums, size = shared_sum_bytes(self.shape, choices), self._piece_bytes(choices)
+        if choices.gradients_in_sums:
+            return sum(each // 2 // size for each in sums)
+        return sum(sums) // size
+
+    def spare_blocks(self, size: int, choices: PlanChoices, buffers: int) -> int | None:
+        """Returns how many of the last blocks must lend the memory of their activations to make
+        space for `buffers` pieces of states, plus one block to allow for gaps. Returns None where
+        too few blocks keep their activations.
+        """
+        needed = buffers * self._piece_bytes(choices)
+        activations = self._blocks(size).activations
+        together = choices.micro_batches // choices.rounds
+        for count in range(1, choices.kept_blocks):
+            needed -= together * activations[-count]
+            if needed <= 0:
+                return count + 1
+        return None
+
+    def _piece_bytes(self, choices: PlanChoices) -> int:
+        """Returns the bytes of an update buffer."""
+        return update_buffer(self.shape, choices).bytes
+
+    def _new_loss_chunk(self) -> int:
+        """Returns the positions of a chunk for a run that does not continue another."""
+        budget = LOGITS_BYTES[size_of_device(self.device, self.memory.limit)]
+        least, most = LOSS_CHUNKS
+        chunk = max(least, min(most, budget // self._position_bytes // least * least))
+        return min(chunk, self.shape.max_position_embeddings or chunk)
+
+    # ------------------------------------------------------------------ within a step
+
+    def _step_items(self, size: int, choices: PlanChoices) -> tuple[Item, ...]:
+        shape, item = self.shape, self.shape.item_bytes
+        tokens = size * self.row_length
+        together = choices.micro_batches // choices.rounds  # micro-batches that exist at once
+        hidden = tokens * shape.hidden_width * item
+        bounded = 0 if choices.host_boundaries else boundary_count(shape, choices)
+        kept = together * self._blocks(size).kept_by_last[choices.kept_blocks]
+        # The part of the kept activations' memory that spare buffers take is not available to a
+        # recompute.
+        freed = max(0, kept - choices.spare_buffers * self._piece_bytes(choices))
+        working, working_note = self._working_set(size, freed, choices)
+        masks = self._mask_bytes(size, together)
+        rotary_rows = size if self.packed else 1  # packed rows each have their own positions
+        per_token = rotary_rows * shape.argument_numel + size * shape.handed_numel
+        rotary = self.row_length * per_token * item
+        return (
+            Item(
+                MemoryItem.BOUNDARIES,
+                together * bounded * hidden,
+                f"inputs of {bounded} blocks, {together * tokens:,} tokens",
+            ),
+            Item(
+                MemoryItem.HIDDEN_STATES,
+                together * hidden,
+                f"{together} micro-batch{'es' if together > 1 else ''} of {tokens:,} tokens",
+            ),
+            Item(
+                MemoryItem.ROTARY_EMBEDDINGS,
+                together * rotary * (2 if choices.graphs else 1),  # graphs read copies
+                "made once for all blocks, with their other inputs",
+            ),
+            Item(
+                MemoryItem.KEPT_ACTIVATIONS,
+                kept,
+                f"{choices.kept_blocks} blocks that are not recomputed",
+            ),
+            Item(MemoryItem.WORKING_SET, working, working_note),
+            Item(
+                MemoryItem.TOKENS_AND_MASKS,
+                together * tokens * STEP_TOKEN_BYTES + masks,
+                "a dense attention mask for every row" if masks else "",
+            ),
+        )
+
+    def _mask_bytes(self, size: int, together: int) -> int:
+        """Returns the bytes of attention masks that are held through a step."""
+        shape, item = self.shape, self.shape.item_bytes
+        pairs = together * size * self.row_length**2 * shape.mask_kinds
+        if self._dense_mask:
+            return pairs * (item if shape.attention == "eager" else 1)
+        if shape.masked_at_once(self.packed, size, self.row_length, self.device):
+            return pairs * item
+        return 0
+
+    def _working_set(self, size: int, freed: int, choices: PlanChoices) -> tuple[int, str]:
+        """Returns the most bytes that any one op needs in addition to the kept tensors, and which
+        op that is.
+
+        When blocks are recomputed, the blocks with kept activations have already freed them,
+        `freed` bytes.
+        """
+        shape, item = self.shape, self.shape.item_bytes
+        tokens = size * self.row_length
+        hidden = tokens * shape.hidden_width * item
+        blocks = self._blocks(size)
+        recomputed = len(shape.blocks) - choices.kept_blocks
+        pairs = seconds_of_pairs(len(shape.blocks), choices)
+        recompute = max(blocks.by_recompute[recomputed], blocks.by_pairs[len(pairs)])
+        block = max(recompute - freed, blocks.by_backward[choices.kept_blocks])
+        # Blocks make the gradients of what they share.
+        embed_numel = shape.embed.gradient_numel - shape.embed.shared_count
+        tail = shape.head.gradient_numel + (embed_numel if shape.tied else 0)
+        chunk = min(self.loss_chunk, tokens)
+        states = 3 if self.compiled else 2
+        loss = chunk * self._position_bytes + tail * item + states * hidden
+        rows = shape.embed_piece if choices.outer_in_parked else embed_numel
+        embed = rows * item + 2 * hidden
+        if choices.graphs:
+            # What graphs need is kept for them, and a buffer is there between blocks and the rest.
+            note = f"backward of one block on {tokens:,} tokens, and logits beside CUDA graphs"
+            return block + max(loss, embed) + hidden, note
+        if block >= max(loss, embed):
+            tiles = f", in tiles of {self.tile_tokens:,}" if self.tile_tokens else ""
+            return block, f"backward of one block on {tokens:,} tokens{tiles}"
+        return max(loss, embed), f"logits of {chunk:,} positions and the head's gradient"
+
+    def _blocks(self, size: int) -> BlockBytes:
+        """Returns what the blocks need for one micro-batch."""
+        if size not in self._by_size:
+            tokens, item = size * self.row_length, self.shape.item_bytes
+            # In a compiled block, a gate's product, its gradient and the gradients of both factors
+            # exist at once.
+            wide = 4 if self.compiled else 2
+            kept, needed, inputs = [], [], []
+            for place, unit in enumerate(self.shape.blocks):
+                goes_back = place >= self.shape.forward_blocks
+                if self.tile_tokens and unit.tiled is not None:
+                    activations = unit.tiled.kept_bytes(tokens)
+                    most = unit.tiled.peak_bytes(tokens, self.tile_tokens)
+                    inputs.append(tokens * self.shape.hidden_width * item)
+                    kept.append(activations + inputs[-1] if goes_back else 0)
+                    needed.append(most - activations)
+                    continue
+                inputs.append(0)
+                activations = self._activations(unit).of(size, self.row_length)
+                activations += unit.adapted_numel * item  # what stacked experts run with
+                kept.append(activations if goes_back else 0)
+                # The gradient of one expert after the other is added to those of all.
+                numel = wide * unit.widest * tokens + unit.gradient_numel + 2 * unit.adapted_numel
+                numel += unit.shared_count
+                needed.append((numel + 2 * tokens * self.shape.hidden_width) * item)
+            self._by_size[size] = BlockBytes.of(kept, needed, inputs)
+        return self._by_size[size]
+
+    def _activations(self, unit: UnitShape) -> Activations:
+        if self._masked_blocks:
+            return unit.masked_activations
+        return unit.compiled_activations if self.compiled else unit.activations

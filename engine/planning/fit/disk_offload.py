@@ -1,0 +1,193 @@
+"""A `Spill` says what a plan keeps on the disk (`engine.disk`), how fast that is, and how it wears
+the drive. No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config.settings import TrainConfig
+from engine.errors import ConfigError
+from engine.files import disk_free
+from engine.machine.disk_rates import RATED_BYTES, DiskRates, disk_rates_of
+from engine.machine.offload_folder import check_spill_folder
+from engine.machine.read_machine import Machine
+from engine.planning.fit.buffer_sizes import (
+    boundary_count,
+    spilled_boundary_bytes,
+    spilled_bytes,
+    spilled_in_words,
+)
+from engine.planning.fit.cost_model import MicroBatch
+from engine.planning.fit.memory_items import MemoryItem
+from engine.planning.fit.planner import Chosen
+from engine.planning.shape.model_shape import ModelShape
+from engine.words import counted, in_gib
+
+_ENOUGH = 1 << 60
+"""A machine that is only estimated is taken to have so many bytes of disk for what spills."""
+
+
+@dataclass(frozen=True)
+class Spilled:
+    """A `Spilled` is one kind of what a plan keeps on the disk: moments or boundaries."""
+
+    kind: MemoryItem
+    words: str
+    """It says which they are: those of some units, or so many."""
+    bytes: int
+    """They take this much of the disk."""
+    step_bytes: int
+    """Each step writes so much of them, and reads as much."""
+
+    @property
+    def what(self) -> str:
+        """Returns the kind in a word."""
+        return "boundaries" if self.kind == MemoryItem.SPILLED_BOUNDARIES else "moments"
+
+
+@dataclass(frozen=True)
+class Spill:
+    """A `Spill` describes the moments and boundaries that one plan keeps on the disk."""
+
+    folder: str
+    kinds: tuple[Spilled, ...]
+    """There is at least one."""
+    steps: int | None
+    """The whole run has this many steps; None where the data are not known."""
+    rates: DiskRates
+
+    @property
+    def step_bytes(self) -> int:
+        """Returns the bytes that each step writes."""
+        return sum(kind.step_bytes for kind in self.kinds)
+
+    @property
+    def run_bytes(self) -> int | None:
+        """Returns the bytes that the whole run writes."""
+        return None if self.steps is None else self.steps * self.step_bytes
+
+    @property
+    def rated_share(self) -> float | None:
+        """Returns the share that the run takes of what a drive is rated for."""
+        return None if self.run_bytes is None else self.run_bytes / RATED_BYTES
+
+    def sentences(self) -> tuple[str, ...]:
+        """Returns what a person should know before such a run starts."""
+        rate = self.rates.write / 1e9
+        found = [
+            f"{kind.words[0].upper()}{kind.words[1:]} are on the disk, in {self.folder}: "
+            f"{in_gib(kind.step_bytes)}, which each step reads and writes once."
+            for kind in self.kinds
+        ]
+        found += [
+            f"{self._wear()} of what a drive rated for {RATED_BYTES / 1e12:.0f} TB lasts.",
+            f"The disk writes {rate:.1f} GB/s while it reads ({self.rates.origin}).",
+        ]
+        return tuple(found)
+
+    def _wear(self) -> str:
+        if self.run_bytes is None or self.rated_share is None:
+            percent = 100 * 1000 * self.step_bytes / RATED_BYTES
+            return f"A thousand steps write {in_tb(1000 * self.step_bytes)}: {percent:.2g} %"
+        share = f"{100 * self.rated_share:.2g} %"
+        steps = counted(self.steps or 0, "step")
+        return f"The run of {steps} writes {in_tb(self.run_bytes)}: {share}"
+
+    @property
+    def in_words(self) -> str:
+        """Returns how much is on the disk and how that wears the drive, in a few words."""
+        each = [f"{in_gib(kind.step_bytes)} of {kind.what}" for kind in self.kinds]
+        written = f"{' and '.join(each)} on the disk, written in each step"
+        percent = 100 * 1000 * self.step_bytes / RATED_BYTES
+        if self.rated_share is None:
+            return f"{written} ({percent:.2g} % of a drive's rated life in 1,000 steps)"
+        return f"{written} ({100 * self.rated_share:.2g} % of a drive's rated life in this run)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, in the form that the record and the screen use."""
+        return {
+            "folder": self.folder,
+            "kinds": [
+                {"what": kind.what, "words": kind.words, "bytes": kind.bytes} for kind in self.kinds
+            ],
+            "step_bytes": self.step_bytes,
+            "run_bytes": self.run_bytes,
+            "rated_share": self.rated_share,
+            "rates": self.rates.to_dict(),
+            "sentences": list(self.sentences()),
+        }
+
+
+def spill_of(
+    config: TrainConfig, shape: ModelShape, chosen: Chosen, typical: MicroBatch, steps: int | None
+) -> Spill | None:
+    """Returns what the plan keeps on the disk; None where that is nothing. typical: the
+    micro-batches of a typical step, which writes less than one with full rows.
+    """
+    choices, kinds = chosen.choices, []
+    if config.engine.disk is None:
+        return None
+    if choices.spilled_units:
+        size, words = spilled_bytes(shape, choices), spilled_in_words(shape, choices)
+        kinds.append(Spilled(MemoryItem.SPILLED_MOMENTS, f"moments of {words}", size, size))
+    if choices.spilled_boundaries:
+        full = chosen.micro_batch_size * config.row_tokens
+        most, usual = (
+            spilled_boundary_bytes(shape, choices, tokens) for tokens in (full, typical.tokens)
+        )
+        count = choices.micro_batches * boundary_count(shape, choices)
+        words = f"{choices.spilled_boundaries} of the {count} boundaries of a step"
+        kinds.append(Spilled(MemoryItem.SPILLED_BOUNDARIES, words, most, usual))
+    if not kinds:
+        return None
+    return Spill(config.engine.disk, tuple(kinds), steps, disk_rates_of(config))
+
+
+def spill_room(config: TrainConfig, machine: Machine) -> int:
+    """Returns how many bytes of the disk moments and boundaries may take; 0 where `engine.disk` is
+    not set.
+    """
+    if config.engine.disk is None:
+        return 0
+    return disk_free(config.engine.disk) if machine.here else _ENOUGH
+
+
+def offered_folder(machine: Machine) -> str | None:
+    """Returns the folder that a report offers for what spills: that of runs, if it can take them. A
+    machine that is only estimated has no folders, so a word stands for one.
+    """
+    if not machine.here:
+        return "FOLDER"
+    if not machine.disk_path:
+        return None
+    folder = _existing(Path(machine.disk_path))
+    try:
+        check_spill_folder(str(folder))
+    except ConfigError:
+        return None
+    return str(folder)
+
+
+def shares_disk_of_runs(config: TrainConfig, machine: Machine) -> bool:
+    """Tells whether what spills takes the space of the disk that runs are written to."""
+    if config.engine.disk is None or not (machine.here and machine.disk_path):
+        return False
+    folders = (_existing(Path(config.engine.disk)), _existing(Path(machine.disk_path)))
+    first, second = (folder.stat().st_dev for folder in folders)
+    return first == second
+
+
+def in_tb(size: int) -> str:
+    """Returns written bytes as the makers of drives count them."""
+    return f"{size / 1e12:,.1f} TB" if size >= 1e11 else f"{size / 1e9:,.1f} GB"
+
+
+def _existing(path: Path) -> Path:
+    """Returns a path or, if it does not exist, its nearest parent that does."""
+    place = path.expanduser().absolute()
+    while not place.exists():
+        place = place.parent
+    return place

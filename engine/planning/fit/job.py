@@ -1,0 +1,221 @@
+"""A plan is made for a `Job` on a `Target`. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.config.gpu_shares import ONE_GPU
+from engine.config.settings import AUTO, TrainConfig
+from engine.errors import ConfigError
+from engine.machine.rates import Rates
+from engine.planning.shape.model_shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job is a model with the settings and the data that it is trained with."""
+
+    shape: ModelShape
+    config: TrainConfig
+    row_length: int
+    """The longest row has this many tokens, those of both lines of a pair."""
+    rounding: Mapping[str, Any] = field(default_factory=dict)
+    """It is the `Chosen.rounding` of the session that this one continues bit for bit; empty for a
+    new run.
+    """
+    parked_gradients: bool | None = None
+    """Gradients are parked or not, as was decided before; None where the planner decides."""
+    boundary_blocks: int | None = None
+    """A boundary is kept for this many blocks, as was decided before; None where the planner
+    decides.
+    """
+    ranks: int = 1
+    """So many ranks of a host compute each step together (`numbers_of_ranks`)."""
+    hosts: int = 1
+    """So many hosts do."""
+    span: int = 1
+    """The planes are divided among so many of them: one, each of which has all, or all of them."""
+
+    @property
+    def world_size(self) -> int:
+        """Returns how many ranks compute each step, those of all hosts together."""
+        return self.hosts * self.ranks
+
+    @property
+    def rows(self) -> int:
+        """Returns the rows of a step that one rank computes."""
+        return self.config.train.batch_size // self.world_size
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target holds the facts that the planner uses about the machine that a job is planned
+    for.
+    """
+
+    device: str
+    """Blocks compute on this device: `cpu` or `cuda`."""
+    gpu_limit: int | None
+    """This process may take this many bytes of GPU memory in total, CUDA context included
+    (engine.gpu_memory_gib lowers it). It is needed for `cuda` only. With several ranks, each may
+    take so much of its GPU.
+    """
+    host_free: int
+    """This many bytes of RAM are free before the planes are allocated."""
+    rates: Rates | None = None
+    """These are the rates of the machine; None where they are not known."""
+    disk_free: int = 0
+    """Moments and boundaries that do not fit in RAM may take this many bytes of the disk; 0 where
+    they may not.
+    """
+    here: bool = True
+    """The target is this machine. Any other is assumed to be able to compile kernels."""
+
+
+def numbers_of_ranks(
+    config: TrainConfig, gpus: int, rounding: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Returns the numbers of ranks that may compute a step, of which the fastest is taken: one, or
+    for `auto` one and every divisor of the rows up to the number of GPUs. gpus: the machine has so
+    many, 0 where blocks compute on the CPU. rounding: as in `Job`. Raises ConfigError where more
+    GPUs are asked for than there are.
+    """
+    asked, train = config.engine.gpus, config.train
+    if asked != AUTO and gpus and asked > gpus:
+        raise ConfigError(
+            "engine.gpus",
+            f"{asked} are asked for, but the machine has {gpus}; choose {gpus} or fewer, or auto.",
+        )
+    if rounding:
+        return (rounding.get("ranks", 1) // rounding.get("span", 1),)
+    if asked != AUTO:
+        return (asked,)
+    most = 1 if config.engine.disk is not None else max(1, gpus)
+    least = 1 if train.micro_batch_size == AUTO else train.micro_batch_size
+    return tuple(
+        ranks
+        for ranks in range(1, most + 1)
+        if ranks == 1 or train.batch_size % (ranks * least) == 0
+    )
+
+
+def spans_of(config: TrainConfig, hosts: int, rounding: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns among how many of `hosts` the planes may be divided (`Job.span`). The fastest way
+    that fits is taken. rounding: as in `Job`.
+    """
+    if rounding:
+        return (rounding.get("span", 1),)
+    across = config.engine.across_hosts
+    if hosts == 1 or across == "copy" or (across == AUTO and config.train.parts is not None):
+        return (1,)
+    return (hosts,) if across == "divide" else (1, hosts)
+
+
+def refuse_contradictions(job: Job) -> None:
+    """Raises ConfigError where settings contradict each other or the model."""
+    shape, engine = job.shape, job.config.engine
+    blocks = len(shape.blocks)
+    positions = shape.max_position_embeddings
+    length = job.row_length // job.config.preference.lines
+    if shape.learned_positions and positions is not None and length > positions:
+        raise ConfigError(
+            "data.max_seq_len",
+            f"{length} is beyond the {positions} positions that this model has; "
+            f"lower it to {positions} or less.",
+        )
+    if engine.residency != AUTO and engine.residency > blocks:
+        raise ConfigError(
+            "engine.residency",
+            f"{engine.residency} blocks cannot stay on the device, since this model has "
+            f"{blocks}; choose 0 to {blocks} or auto.",
+        )
+    if shape.frozen_units and engine.save_level == "boundary_pairs":
+        raise ConfigError(
+            "engine.save_level",
+            "boundary_pairs is for models that are trained whole; choose auto or boundary_host, or "
+            "set train.method to full.",
+        )
+    if engine.rounds != AUTO:
+        _refuse_uneven_rounds(job, engine.rounds)
+    if job.hosts > 1:
+        _refuse_uneven_hosts(job)
+    if job.world_size > 1:
+        _refuse_one_gpu_s(job)
+
+
+def is_possible(job: Job) -> bool:
+    """Tells whether `refuse_contradictions` finds none."""
+    try:
+        refuse_contradictions(job)
+    except ConfigError:
+        return False
+    return True
+
+
+def _refuse_uneven_hosts(job: Job) -> None:
+    """Raises ConfigError where the ranks of all hosts would get unequal shares of a step."""
+    train, ranks = job.config.train, job.world_size
+    if train.batch_size % ranks:
+        raise ConfigError(
+            "train.batch_size",
+            f"{train.batch_size} is no multiple of the {ranks} ranks that {job.hosts} hosts have, "
+            f"which would get unequal shares of a step; choose a multiple of {ranks}.",
+        )
+    size = train.micro_batch_size
+    if size != AUTO and job.rows % size:
+        raise ConfigError(
+            "train.micro_batch_size",
+            f"{size} does not divide the {job.rows} rows that each of {ranks} ranks gets; choose a "
+            f"divisor of {job.rows}.",
+        )
+
+
+def _refuse_uneven_rounds(job: Job, rounds: int) -> None:
+    size, each = job.config.train.micro_batch_size, ""
+    if job.world_size > 1:
+        each = f" that each of {job.world_size} GPUs gets"
+    if size != AUTO:
+        micro_batches = job.rows // size
+        if micro_batches % rounds:
+            raise ConfigError(
+                "engine.rounds",
+                f"{rounds} does not divide the {micro_batches} micro-batches of a step{each} "
+                "(train.batch_size / train.micro_batch_size); choose a divisor or auto.",
+            )
+    elif job.rows % rounds:
+        what = f"the {job.rows} rows of a step{each}"
+        if job.world_size == 1:
+            what = f"train.batch_size {job.rows}"
+        raise ConfigError(
+            "engine.rounds", f"{rounds} does not divide {what}; choose a divisor or auto."
+        )
+
+
+def _refuse_one_gpu_s(job: Job) -> None:
+    """Raises ConfigError for settings that are for one GPU alone, or for one host."""
+    if job.span > 1 and job.config.train.parts is not None:
+        what = "adapters" if job.config.train.method == "lora" else "parts of a model"
+        raise ConfigError(
+            "engine.across_hosts",
+            f"planes are divided among hosts only where a model is trained whole, and here {what} "
+            "are trained; choose auto or copy.",
+        )
+    if job.config.engine.save_level == "boundary_pairs":
+        raise ConfigError(
+            "engine.save_level",
+            f"boundary_pairs is for one GPU, not for {job.world_size}; choose auto or "
+            f"boundary_host, or {_alone(job)}.",
+        )
+    if job.config.engine.disk is not None:
+        raise ConfigError(
+            "engine.disk",
+            f"nothing can be on the disk where {job.world_size} GPUs compute; set engine.disk to "
+            f"null, or {_alone(job)}.",
+        )
+
+
+def _alone(job: Job) -> str:
+    """Returns what a person must do so that one GPU computes."""
+    return f"set {ONE_GPU}" if job.hosts == 1 else "start one process on one host"

@@ -1,0 +1,212 @@
+"""A memory report consists of items. The kind of an item says how it is counted. No torch.
+
+Records and JSON store an item's kind as text, its name. The text is parsed here, and no other code
+depends on its wording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.planning.layout.layout import PLANES, WEIGHT_PLANES
+from engine.planning.schedule.buffers import Word
+
+
+class PartName(Word):
+    """A report has a part with this name for each kind of memory that holds items."""
+
+    HOST = "host"
+    GPU = "gpu"
+    DISK = "disk"
+
+
+MEMORY = (PartName.HOST, PartName.GPU)
+"""A machine must have enough of these; a larger disk is easy to add."""
+
+
+class MemoryItem(Word):
+    """A `MemoryItem` is something that takes memory. The values are the names that reports show and
+    that run records store.
+    """
+
+    # On the host.
+    RUNTIME = "Runtime"
+    """It is the memory of the program and its libraries. If the reporting process itself is about
+    to train, it is the current memory of that process, data included.
+    """
+    LIBRARIES = "Libraries"
+    """This memory is for libraries that the program has yet to load."""
+    KERNELS = "Kernels"
+    """oneDNN keeps the kernels of the latest shapes that it multiplied in bf16, on the CPU."""
+    MARGIN = "Margin"
+    """This memory is reserved."""
+    WEIGHT_HIGH = "weight_high"
+    WEIGHT_LOW = "weight_low"
+    EXP_AVG = "exp_avg"
+    EXP_AVG_SQ = "exp_avg_sq"
+    GRAD = "grad"
+    GRADIENT_RING = "Gradient ring"
+    """Parked gradients pass through it on their way to the optimizer."""
+    STATES_RING = "Moments in transit"
+    """It holds moments that are on the disk while they are updated."""
+    HOST_BOUNDARIES = "Boundaries on the host"
+    DISK_RINGS = "Boundaries in transit"
+    """Boundaries pass through it on their way to the disk and back."""
+    DATA = "Tokenised data"
+    LOADING_PEAK = "Loading peak"
+    """While weights are read, this much more is taken than by the planes and boundaries of
+    training.
+    """
+    CHECKPOINT_COPIES = "Checkpoint copies"
+    """Steps go on while a checkpoint is written; this holds what it has yet to write."""
+    TRACKERS = "Trackers"
+    """A process of its own takes this, which gives curves to trackers."""
+    # On the device, buffers that are kept throughout the run.
+    BLOCK_SLOTS = "Block slots"
+    OUTER_SLOTS = "Embed and head slots"
+    RESIDENT_BLOCKS = "Resident blocks"
+    SETTLED_UNITS = "Units that live on the GPU"
+    """All their planes stay there: weights and moments, which take no RAM."""
+    GRADIENT_SUMS = "Gradient sums"
+    GRADIENT_STAGING = "Gradient staging"
+    PARKED_GRADIENTS = "Parked gradients"
+    OPTIMIZER_STATES = "Optimizer states"
+    BOUNDARY_RINGS = "Boundary rings"
+    # On the device, memory that is allocated and freed within a step.
+    BOUNDARIES = "Boundaries"
+    HIDDEN_STATES = "Hidden states"
+    ROTARY_EMBEDDINGS = "Rotary embeddings"
+    KEPT_ACTIVATIONS = "Kept activations"
+    WORKING_SET = "Working set"
+    TOKENS_AND_MASKS = "Tokens and masks"
+    # On the device, memory that every program takes.
+    CUDA_CONTEXT = "CUDA context"
+    ALLOCATOR_SLACK = "Allocator slack"
+    EXCHANGE = "Exchange buffers"
+    """Several ranks exchange weights and sums through them."""
+    # On the disk.
+    BEST = "Best weights"
+    CHECKPOINTS = "Checkpoints"
+    EXPORT = "Export"
+    RECORD = "Record"
+    SPILLED_MOMENTS = "Moments on the disk"
+    SPILLED_BOUNDARIES = "Boundaries on the disk"
+
+    UNKNOWN = ""
+    """The item is of a kind that only another version of this program knows. It counts as memory
+    that a run takes, and belongs to no special group.
+    """
+
+    @property
+    def is_plane(self) -> bool:
+        """Tells whether the item is a plane of the model's states."""
+        return self.value in PLANES
+
+    @property
+    def is_weights(self) -> bool:
+        """Tells whether the item is a plane of weights."""
+        return self.value in WEIGHT_PLANES
+
+    @property
+    def is_overhead(self) -> bool:
+        """Tells whether the program takes the item whatever it trains."""
+        return self in _OVERHEAD
+
+    @property
+    def is_activation(self) -> bool:
+        """Tells whether the item is allocated and freed within a step. Other buffers on the device
+        are kept throughout the run.
+        """
+        return self in _ACTIVATIONS
+
+    @property
+    def is_there_in_training(self) -> bool:
+        """Tells whether the training process uses the item during steps. It does not use reserved
+        memory, memory that is needed only while weights are read, and that of another process.
+        """
+        others = (MemoryItem.MARGIN, MemoryItem.LOADING_PEAK, MemoryItem.TRACKERS)
+        return self not in others
+
+    @property
+    def is_there_from_the_start(self) -> bool:
+        """Tells whether the item is in host memory before the first plane is allocated."""
+        return self in (MemoryItem.RUNTIME, MemoryItem.DATA)
+
+
+_OVERHEAD = frozenset(
+    (
+        MemoryItem.RUNTIME,
+        MemoryItem.LIBRARIES,
+        MemoryItem.KERNELS,
+        MemoryItem.MARGIN,
+        MemoryItem.CUDA_CONTEXT,
+        MemoryItem.ALLOCATOR_SLACK,
+        MemoryItem.EXCHANGE,
+    )
+)
+_ACTIVATIONS = frozenset(
+    (
+        MemoryItem.BOUNDARIES,
+        MemoryItem.HIDDEN_STATES,
+        MemoryItem.ROTARY_EMBEDDINGS,
+        MemoryItem.KEPT_ACTIVATIONS,
+        MemoryItem.WORKING_SET,
+        MemoryItem.TOKENS_AND_MASKS,
+    )
+)
+
+
+IN_WORDS = {
+    MemoryItem.WEIGHT_HIGH: "Weights",
+    MemoryItem.WEIGHT_LOW: "The rest of their fp32 masters",
+    MemoryItem.EXP_AVG: "AdamW's first moments",
+    MemoryItem.EXP_AVG_SQ: "AdamW's second moments",
+    MemoryItem.GRAD: "Gradients",
+}
+"""These are the words for items that records name as the files of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item is one line of a report."""
+
+    kind: MemoryItem
+    bytes: int
+    note: str = ""
+    unknown_name: str = ""
+    """Where the kind is UNKNOWN, this is the name that another version of this program gave the
+    item.
+    """
+
+    @property
+    def name(self) -> str:
+        """Returns the name for people and for records."""
+        return self.unknown_name or self.kind.value
+
+    @property
+    def words(self) -> str:
+        """Returns the name in words, as a sentence or a screen has it."""
+        return IN_WORDS.get(self.kind, self.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, in the form used in records."""
+        return {"name": self.name, "bytes": self.bytes, "note": self.note}
+
+
+def read_item(values: Mapping[str, Any]) -> Item:
+    """Returns the item whose `to_dict` is `values`, whichever version of this program wrote it."""
+    name, size, note = values["name"], values["bytes"], values.get("note", "")
+    try:
+        return Item(MemoryItem(name), size, note)
+    except ValueError:
+        return Item(MemoryItem.UNKNOWN, size, note, unknown_name=name)
+
+
+def items_of(report: Mapping[str, Any], part: PartName) -> tuple[Item, ...]:
+    """Returns the items of one part of a report that is plain data (`FitReport.to_dict()`). The
+    result is empty where the report has no such part.
+    """
+    values = (report.get(part) or {}).get("items") or ()
+    return tuple(read_item(each) for each in values)

@@ -1,0 +1,316 @@
+"""`costs_of` finds what it costs a step that units live where they do, and `gains` what more of a
+memory would save. Both simulate plans, so they take longer than to say what lies where
+(`engine.planning.fit.pool`). No torch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.config.settings import TrainConfig
+from engine.machine.device import rates_of
+from engine.machine.disk_rates import with_disk
+from engine.machine.read_machine import Machine
+from engine.planning.fit.memory_items import PartName
+from engine.planning.fit.planner import Chosen
+from engine.planning.fit.pool import Units, listed, units_by_place
+from engine.planning.fit.requirements import NOTHING_MORE, PART_WORDS, Needs, SessionFacts, needs_of
+from engine.planning.fit.simulate_step import predicted_step
+from engine.planning.schedule.buffers import Word
+from engine.planning.schedule.ops import Lane, Op, OpKind
+from engine.planning.schedule.schedule import StepPlan
+from engine.planning.schedule.simulate import Simulated
+from engine.planning.shape.model_shape import ModelShape
+from engine.words import GIB
+
+FURTHER_GIB = 8
+"""The planner is asked for so much more, since single gibibytes may be too small for a block."""
+LEAST_GAIN = 0.001
+"""A part of a step's time that is smaller than this is no gain."""
+LEAST_SHARE = 0.0005
+"""Work that takes a smaller part of a step than this is not told of."""
+
+
+# ---------------------------------------------------------------------- what it costs
+
+
+class Work(Word):
+    """A step does this work beside computing, since not everything is in one place."""
+
+    TO_GPU = "to_gpu"
+    """Weights, gradients and states are copied over the bus to the GPU."""
+    TO_HOST = "to_host"
+    """Gradients and states are copied over the bus to RAM."""
+    HOST_ADAMW = "host_adamw"
+    GPU_ADAMW = "gpu_adamw"
+    BOUNDARIES = "boundaries"
+    """Inputs of blocks are copied over the bus, both ways."""
+    EXCHANGE = "exchange"
+    """GPUs gather weights from each other, and add up their sums of gradients."""
+    DISK = "disk"
+    """Moments and boundaries are read from the disk and written there."""
+
+
+_WORK = {
+    OpKind.PREFETCH: Work.TO_GPU,
+    OpKind.FETCH_GRAD: Work.TO_GPU,
+    OpKind.FETCH_STATES: Work.TO_GPU,
+    OpKind.FETCH_GRADIENT: Work.TO_GPU,
+    OpKind.OFFLOAD: Work.TO_HOST,
+    OpKind.OFFLOAD_PARKED: Work.TO_HOST,
+    OpKind.OFFLOAD_WEIGHTS: Work.TO_HOST,
+    OpKind.OFFLOAD_STATES: Work.TO_HOST,
+    OpKind.UPDATE: Work.HOST_ADAMW,
+    OpKind.UPDATE_MOMENTS: Work.HOST_ADAMW,
+    OpKind.DEVICE_UPDATE: Work.GPU_ADAMW,
+    OpKind.UPDATE_IN_PLACE: Work.GPU_ADAMW,
+    OpKind.STORE_BOUNDARY: Work.BOUNDARIES,
+    OpKind.FETCH_BOUNDARY: Work.BOUNDARIES,
+    OpKind.ALL_GATHER: Work.EXCHANGE,
+    OpKind.REDUCE_SCATTER: Work.EXCHANGE,
+    OpKind.READ_STATES: Work.DISK,
+    OpKind.WRITE_STATES: Work.DISK,
+    OpKind.READ_BOUNDARY: Work.DISK,
+    OpKind.WRITE_BOUNDARY: Work.DISK,
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A `Cost` is what some units cost a step, in seconds of the simulated step."""
+
+    busy: Mapping[Work, float]
+    """Lanes do each work for so many seconds. They run beside each other and beside computing, so
+    that a step does not take that much longer.
+    """
+    waited: Mapping[Work, float]
+    """COMPUTE has nothing to do for so many seconds, because it waits for that work. A step would
+    be so much shorter without these waits.
+    """
+
+    @property
+    def waited_seconds(self) -> float:
+        return sum(self.waited.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, in the form that tools use."""
+        busy = {work.value: seconds for work, seconds in self.busy.items() if seconds}
+        return {"busy": busy, "waited": self.waited_seconds}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The `Costs` of a job's plan are those of each of the pool's units, in their order."""
+
+    step_seconds: float
+    by_units: tuple[tuple[Units, Cost], ...]
+
+    def of(self, some: Sequence[Units]) -> Cost:
+        """Returns the cost of some of the units together."""
+        found = [cost for units, cost in self.by_units if units in some]
+        return Cost(_added(cost.busy for cost in found), _added(cost.waited for cost in found))
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Returns plain data, in the form that tools use."""
+        return [{"units": units.words} | cost.to_dict() for units, cost in self.by_units]
+
+
+def costs_of(
+    chosen: Chosen,
+    config: TrainConfig,
+    machine: Machine,
+    shape: ModelShape,
+    facts: SessionFacts = NOTHING_MORE,
+) -> Costs | None:
+    """Returns what it costs a step that units live where `chosen` has them. Returns None without
+    rates, and on the CPU, where all lanes are one.
+    """
+    shape = shape.with_optimizer(config.train.optimizer)
+    facts = replace(facts, rates=facts.rates or rates_of(config, machine))
+    needs = Needs(config, machine, shape, chosen, facts)
+    if facts.rates is None or needs.device != "cuda":
+        return None
+    rates = with_disk(facts.rates, config)
+    # Of a pass that goes before the step, nothing is told.
+    micro_batch = replace(needs.micro_batch, has_pass=False)
+    plan, timing = predicted_step(shape, chosen.choices, rates, micro_batch, needs.device)
+    spans = zip(plan.ops, timing.starts, timing.ends)
+    busy = _by_unit((op, end - start) for op, start, end in spans)
+    waited = _by_unit(_waits(plan, timing))
+    names = [unit.name for unit in shape.units]
+    found = []
+    for units in units_by_place(len(names), chosen.choices):
+        some = [names[number] for number in units.numbers]
+        cost = Cost(_added(busy[name] for name in some), _added(waited[name] for name in some))
+        found.append((units, cost))
+    return Costs(timing.seconds, tuple(found))
+
+
+Seconds = Mapping[Work, float]
+
+
+def _by_unit(times: Iterable[tuple[Op, float]]) -> Mapping[str, Seconds]:
+    """Returns the seconds of each work by the names of units, from those of ops."""
+    found: defaultdict[str, dict[Work, float]] = defaultdict(lambda: dict.fromkeys(Work, 0.0))
+    for op, seconds in times:
+        if op.kind in _WORK:
+            found[op.unit][_WORK[op.kind]] += seconds
+    return found
+
+
+def _added(times: Iterable[Seconds]) -> Seconds:
+    """Returns the sums of seconds by work."""
+    found = dict.fromkeys(Work, 0.0)
+    for each in times:
+        for work in Work:
+            found[work] += each[work]
+    return found
+
+
+def _waits(plan: StepPlan, timing: Simulated) -> Iterator[tuple[Op, float]]:
+    """Yields the ops that COMPUTE waited for, with the seconds. An op that is waited for may itself
+    have waited for another: then each has the seconds in which it ran.
+    """
+    lanes = _Lanes(plan, timing)
+    free = lanes.ended_before
+    for op in plan.ops:
+        if op.lane != Lane.COMPUTE:
+            continue
+        end, current, steps = timing.starts[op.index], op, 0
+        while end > free:
+            current, steps = lanes.limiting(current, steps)
+            if lanes.end(current.index, steps) <= free:
+                break
+            begin = max(free, timing.starts[current.index] - steps * timing.seconds)
+            if begin < end:
+                yield current, end - begin
+                end = begin
+        free = max(free, timing.ends[op.index])
+
+
+class _Lanes:
+    """A `_Lanes` finds what an op of a simulated step had to wait for. All steps are alike, so the
+    times of the step before are those of this one, less the seconds of a step.
+    """
+
+    def __init__(self, plan: StepPlan, timing: Simulated):
+        self._ops = plan.ops
+        self._timing = timing
+        last: dict[Lane, int] = {}
+        self._before: list[int | None] = []
+        for op in plan.ops:
+            self._before.append(last.get(op.lane))
+            last[op.lane] = op.index
+        self._last = last
+
+    @property
+    def ended_before(self) -> float:
+        """Returns when COMPUTE ended its last op of the step before."""
+        return self._timing.ends[self._last[Lane.COMPUTE]] - self._timing.seconds
+
+    def limiting(self, op: Op, steps: int) -> tuple[Op, int]:
+        """Returns the op that ended last of those that `op` waited for, and by how many steps it is
+        before the step that is looked at. steps: by so many `op` itself is before.
+        """
+        before = self._before[op.index]
+        found = [(index, steps) for index in op.waits]
+        found += [(index, steps + 1) for index in op.waits_previous]
+        found.append((self._last[op.lane], steps + 1) if before is None else (before, steps))
+        index, back = max(found, key=lambda each: self.end(*each))
+        return self._ops[index], back
+
+    def end(self, index: int, steps: int) -> float:
+        """Returns when an op ended, so many steps before."""
+        return self._timing.ends[index] - steps * self._timing.seconds
+
+
+def cost_in_words(cost: Cost, step_seconds: float) -> str:
+    """Returns what a cost consists of, as in "bus 0.42 s, AdamW on the host 0.31 s, 0.12 s of it
+    waited for"; an empty text where it is hardly anything.
+    """
+    words = [
+        f"{name} {roughly(seconds)}"
+        for name, seconds in _works(cost)
+        if seconds > LEAST_SHARE * step_seconds
+    ]
+    if not words:
+        return ""
+    waited = cost.waited_seconds
+    if waited > LEAST_SHARE * step_seconds:
+        words.append(f"{roughly(waited)} of it waited for")
+    return ", ".join(words)
+
+
+def roughly(seconds: float) -> str:
+    """Returns a predicted time with two digits, such as "0.034 s", "1.3 s" or "130 s"."""
+    digits = f"{seconds:.2g}"
+    return f"{float(digits):,.0f} s" if seconds >= 10 else f"{digits} s"
+
+
+def _works(cost: Cost) -> list[tuple[str, float]]:
+    busy = cost.busy
+    return [
+        ("bus", busy[Work.TO_GPU] + busy[Work.TO_HOST]),
+        ("AdamW on the host", busy[Work.HOST_ADAMW]),
+        ("AdamW on the GPU", busy[Work.GPU_ADAMW]),
+        ("boundaries", busy[Work.BOUNDARIES]),
+        ("exchange between GPUs", busy[Work.EXCHANGE]),
+        ("disk reads and writes", busy[Work.DISK]),
+    ]
+
+
+# ---------------------------------------------------------------------- what more would save
+
+
+def gains(config: TrainConfig, machine: Machine, shape: ModelShape) -> Mapping[PartName, float]:
+    """Returns the seconds of a step that each further GiB of a memory saves, on average over
+    `FURTHER_GIB` of them. It is 0 where nothing is gained. The result is empty without a GPU and
+    where no time is predicted.
+    """
+    now = needs_of(config, machine, shape).step_seconds
+    if now is None or not machine.gpus:
+        return {}
+    more = FURTHER_GIB * GIB
+    # A card is known by its total.
+    cards = tuple(replace(card, free=card.free + more) for card in machine.gpus)
+    cap = config.engine.gpu_memory_gib
+    uncapped = config.with_values({"engine.gpu_memory_gib": cap and cap + FURTHER_GIB})
+    found: dict[PartName, float] = {}
+    for name, asked, larger in (
+        (PartName.GPU, uncapped, replace(machine, gpus=cards)),
+        (PartName.HOST, config, replace(machine, ram_available=machine.ram_available + more)),
+    ):
+        then = needs_of(asked, larger, shape).step_seconds
+        saved = 0.0 if then is None else now - then
+        found[name] = saved / FURTHER_GIB if saved > LEAST_GAIN * now else 0.0
+    return found
+
+
+def gain_in_words(name: PartName, seconds: float, step_seconds: float) -> str:
+    """Returns a sentence about the gain of a part of memory. seconds: a GiB saves so many.
+    step_seconds: a step takes so many now.
+    """
+    more = f"{FURTHER_GIB} GiB more {PART_WORDS[name]}"
+    if not seconds:
+        return f"{more} would not make a step shorter."
+    saved = FURTHER_GIB * seconds
+    return (
+        f"{more} would make a step about {roughly(saved)} shorter "
+        f"({100 * saved / step_seconds:.2g} %): each GiB about {roughly(seconds)}."
+    )
+
+
+def gains_in_words(found: Mapping[PartName, float], step_seconds: float) -> list[str]:
+    """Returns the sentences about gains, one for each part that gains, and one for all others."""
+    told = [gain_in_words(name, value, step_seconds) for name, value in found.items() if value]
+    without = [PART_WORDS[name] for name, value in found.items() if not value]
+    if without:
+        told.append(f"{FURTHER_GIB} GiB more {_either(without)} would not make a step shorter.")
+    return told
+
+
+def _either(words: Sequence[str]) -> str:
+    return listed(words).replace(" and ", " or ")

@@ -1,0 +1,447 @@
+"""A `Needs` lists the host memory, GPU memory and disk space that one job takes, item by item. No
+torch.
+
+The plan is the one that the run will use (`engine.planning.fit.choose`). The planes are what
+HostStore allocates, to the byte.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from engine.config.settings import TrainConfig
+from engine.machine.device import device_of, gpu_count, gpu_limit, rates_of, with_link
+from engine.machine.disk_rates import with_disk
+from engine.machine.primitive_cache import KEPT_BYTES
+from engine.machine.rates import Rates
+from engine.machine.read_machine import Machine
+from engine.paths import resolve_source
+from engine.planning.fit.buffer_sizes import disk_rings_bytes, plane_items, state_bytes
+from engine.planning.fit.checkpoint_sizes import best_items, copy_bytes, disk_items
+from engine.planning.fit.choose import choose, least_choices
+from engine.planning.fit.cost_model import MicroBatch
+from engine.planning.fit.device_memory import FOLLOWER_BYTES, RUNTIME_BYTES
+from engine.planning.fit.disk_offload import shares_disk_of_runs, spill_of, spill_room
+from engine.planning.fit.job import Job, Target, is_possible, numbers_of_ranks, spans_of
+from engine.planning.fit.memory_items import MEMORY, Item, MemoryItem, PartName
+from engine.planning.fit.planner import Chosen
+from engine.planning.fit.simulate_step import predicted_seconds, rates_of_steps
+from engine.planning.layout.layout import WEIGHT_PLANES
+from engine.planning.schedule.buffers import Word
+from engine.planning.shape.model_shape import ModelShape
+from engine.planning.shape.read_ahead import most_read_ahead_bytes
+from engine.words import MIB, in_gib
+
+TIGHT_SHARE = 0.9
+"""The verdict is `tight` above this share of a limit."""
+
+RUNTIME_GROWTH_BYTES = {"cuda": 1130 * MIB, "cpu": 64 * MIB}
+"""After a run is prepared, libraries still take this much more RAM, for loading and compiling."""
+HOST_MARGIN_BYTES = 256 * MIB
+"""This much RAM is taken by pages of a checkpoint or an export that are written but not synced."""
+TRACKERS_BYTES = 256 * MIB
+"""The process that gives curves to trackers takes at most this much (measured: 217 MiB for
+TensorBoard, 212 for MLflow, 97 for Weights & Biases, 64 for Trackio).
+"""
+DATA_FACTOR = 0.05
+"""The data take this share of the data file's size in memory: about 50 bytes per document of 1,000
+bytes. Tokens stay on disk.
+"""
+DATA_LEAST_BYTES = 32 * MIB
+DATA_UNKNOWN_BYTES = 256 * MIB
+"""A data set on the Hub is assumed to take this much, because its size is unknown before it is
+loaded.
+"""
+
+PART_WORDS = {PartName.HOST: "RAM", PartName.GPU: "GPU memory", PartName.DISK: "disk"}
+
+
+class Verdict(Word):
+    """A verdict says whether a job fits. The members are ordered from the best to the worst, and
+    their values are written to run records.
+    """
+
+    FITS = "fits"
+    TIGHT = "tight"
+    DOES_NOT_FIT = "does_not_fit"
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A `Resident` gives the RAM of this process, for a process that is about to train."""
+
+    now: int
+    """The process has this many bytes of RAM now, data included."""
+    to_come: int
+    """The process has yet to load libraries of this many bytes."""
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    """A session that is about to train has these facts in addition to its settings and its machine.
+    All of them are optional.
+    """
+
+    rounding: Mapping[str, Any] = field(default_factory=dict)
+    """The session continues one with these choices (`Job.rounding`)."""
+    rates: Rates | None = None
+    """These are the measured rates of the machine; None stands for those of `rates_of`."""
+    resident: Resident | None = None
+    """The process that will train is this one, and this is its RAM; None where another process will
+    train.
+    """
+    steps: int | None = None
+    """The whole run has this many steps; None where the data are not known."""
+    typical_length: Callable[[Chosen], int] | None = None
+    """It returns the length of the rows of a typical step, padding included. Where it is None, all
+    rows are taken to be full.
+    """
+    checkpoints_before: int = 0
+    """This many checkpoints of earlier sessions of the run are on the disk."""
+    hosts: int = 1
+    """The run is computed on so many hosts like this machine."""
+    network: float = 0.0
+    """Each of them receives this many bytes a second from the others; 0 where the rates say it."""
+
+
+NOTHING_MORE = SessionFacts()
+"""A job that is only estimated has no such facts."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part says what one kind of memory must hold. `limit` is None where it is not known; such a
+    part is not judged.
+    """
+
+    items: tuple[Item, ...]
+    limit: int | None
+    least: int | None = None
+    """The leanest plan would take this much. It is None where the plan does not deliberately fill
+    the free memory.
+    """
+
+    @property
+    def total(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def known_limit(self) -> int:
+        """Returns the limit of a part that has one. Raises ValueError where the limit is not
+        known.
+        """
+        if self.limit is None:
+            raise ValueError("this part has no limit")
+        return self.limit
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.limit is None:
+            return Verdict.FITS
+        if self.total > self.limit:
+            return Verdict.DOES_NOT_FIT
+        needed = self.total if self.least is None else self.least
+        return Verdict.FITS if needed <= TIGHT_SHARE * self.limit else Verdict.TIGHT
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, in the form that records and the screen use."""
+        return {
+            "items": [item.to_dict() for item in self.items],
+            "total": self.total,
+            "limit": self.limit,
+            "least": self.least,
+        }
+
+
+class Needs:
+    """A `Needs` holds the items of host, GPU and disk for one configuration on one machine, and the
+    plan that they belong to.
+
+    The `rates` and `resident` of the facts are used as given, also where they are None.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        machine: Machine,
+        shape: ModelShape,
+        chosen: Chosen,
+        facts: SessionFacts,
+    ):
+        self.config = config
+        self.machine = machine
+        self.shape = shape
+        self.chosen = chosen
+        self.device = device_of(config, machine)
+        self._facts = facts
+        steps = config.train.steps or facts.steps
+        self.spill = spill_of(config, shape, chosen, self.micro_batch, steps)
+        """These moments and boundaries are on the disk; None where none are."""
+        written = disk_items(config, shape, self.checkpoints_before)
+        limit = machine.disk_free if machine.disk_path else None
+        is_shared = shares_disk_of_runs(config, machine)
+        # What is on another drive takes nothing of a limit that is the runs' drive's.
+        if self.spill is not None and (is_shared or limit is None):
+            which = "freed when the run ends" if is_shared else "on the disk of engine.disk"
+            written += tuple(
+                Item(each.kind, each.bytes, f"{each.words}; {which}") for each in self.spill.kinds
+            )
+        disk = Part(written, limit)
+        best = best_items(config, shape)
+        with_best = replace(disk, items=(*written, *best))
+        self.keeps_best = bool(best) and with_best.verdict != Verdict.DOES_NOT_FIT
+        self.lacks_room_for_best = bool(best) and not self.keeps_best
+        """The best weights are not kept, since the disk has no room for them beside the rest."""
+        if self.keeps_best:
+            disk = with_best
+        self.parts = {PartName.HOST: Part(self._host(), machine.ram_available)}
+        if self.device == "cuda":
+            limit = gpu_limit(config, machine, self.ranks)
+            self.parts[PartName.GPU] = Part(chosen.gpu_items, limit)
+        self.parts[PartName.DISK] = disk
+
+    def compare_with(self, least: Needs, name: PartName) -> None:
+        """Makes the verdict on the part `name` depend on what the leanest plan would take of it."""
+        part = self.parts[name]
+        self.parts[name] = replace(part, least=min(part.total, least.parts[name].total))
+
+    def verdict(self, parts: Collection[PartName] | None = None) -> Verdict:
+        """Returns the worst verdict among these parts, by default among all."""
+        found = {
+            part.verdict for name, part in self.parts.items() if parts is None or name in parts
+        }
+        for bad in (Verdict.DOES_NOT_FIT, Verdict.TIGHT):
+            if bad in found:
+                return bad
+        return Verdict.FITS
+
+    @cached_property
+    def step_seconds(self) -> float | None:
+        """Returns the seconds of a typical step, as the plan's simulation predicts them; None
+        without rates.
+        """
+        if self.device == "cpu" and not self.machine.here:
+            return None
+        shape, row_length = self.shape, self.config.row_tokens
+        rows = self.chosen.micro_batch_size
+        rates = rates_of_steps(shape, rows, self._facts.rates, row_length, self.device)
+        if rates is None:
+            return None
+        choices, rates = self.chosen.choices, with_disk(rates, self.config)
+        return predicted_seconds(shape, choices, rates, self.micro_batch, self.device)
+
+    @property
+    def ranks(self) -> int:
+        """Returns how many ranks of a host compute. The part of GPU memory is that of each."""
+        return self.chosen.choices.ranks_of_host
+
+    @property
+    def hosts(self) -> int:
+        """Returns on how many hosts. The part of RAM is that of each."""
+        return self.chosen.choices.all_hosts
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        """Returns the micro-batches of a typical step."""
+        varlen = self.shape.varlen(self.config.packs, self.device)
+        rows = MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen)
+        return rows.learning(self.config.preference, self.chosen.loss_chunk)
+
+    @property
+    def checkpoints_before(self) -> int:
+        """Returns how many checkpoints of earlier sessions are on the disk."""
+        return self._facts.checkpoints_before
+
+    @property
+    def step_length(self) -> int:
+        """Returns the length of the rows of a typical step, padding included."""
+        typical = self._facts.typical_length
+        return self.config.row_tokens if typical is None else typical(self.chosen)
+
+    def _host(self) -> tuple[Item, ...]:
+        """Returns the items of RAM, first those that every run needs and last those that choices
+        add.
+        """
+        resident = self._facts.resident
+        items = self._program(resident)
+        if self.device == "cpu" and self.shape.dtype == "bfloat16":
+            words = "for products in bf16 of the latest shapes"
+            items.append(Item(MemoryItem.KERNELS, self.ranks * KEPT_BYTES, words))
+        output = self.config.output
+        if output.checkpoint != "none" or output.export or self.keeps_best:
+            words = "pages of checkpoint or export on their way to the disk"
+            items.append(Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, words))
+        items += plane_items(self.shape, self.chosen.choices)
+        items += self._boundaries()
+        if self.device == "cpu":
+            for item in self.chosen.gpu_items:
+                items.append(replace(item, bytes=self.ranks * item.bytes))
+        if resident is None:
+            items.append(
+                Item(MemoryItem.DATA, _data_bytes(self.config), "rows; tokens stay on disk")
+            )
+        if output.trackers:
+            words = "a process of its own, which gives them the curves"
+            items.append(Item(MemoryItem.TRACKERS, TRACKERS_BYTES, words))
+        if self.config.model.init == "pretrained":
+            items.append(self._loading_peak())
+        taken = sum(item.bytes for item in items)
+        copies = copy_bytes(
+            self.config, self.shape, taken, self.machine.ram_available, self.keeps_best
+        )
+        if copies:
+            note = (
+                "copies of weights and moments, so that steps go on while a checkpoint is written"
+            )
+            items.append(Item(MemoryItem.CHECKPOINT_COPIES, copies, note))
+        return tuple(items)
+
+    def _boundaries(self) -> list[Item]:
+        """Returns the items of boundaries in RAM, and of what those on the disk pass through."""
+        full = self.chosen.micro_batch_size * self.config.row_tokens
+        rings = disk_rings_bytes(self.shape, self.chosen.choices, full)
+        kept, words = self.chosen.host_boundary_bytes - rings, "inputs of blocks, for backward"
+        if self.chosen.choices.attention_blocks:
+            words += f"; {self.chosen.choices.attention_blocks} with the result of attention"
+        passing = "inputs of blocks, on their way to the disk and back"
+        both = (MemoryItem.HOST_BOUNDARIES, kept, words), (MemoryItem.DISK_RINGS, rings, passing)
+        return [Item(*values) for values in both if values[1]]
+
+    def _program(self, resident: Resident | None) -> list[Item]:
+        """Returns the items that the program itself takes."""
+        words = "Python, torch and CUDA libraries" if self.device == "cuda" else "Python and torch"
+        others = (self.ranks - 1) * FOLLOWER_BYTES[self.device]
+        if others:
+            words += f" in {self.ranks} processes"
+        if resident is None:
+            return [Item(MemoryItem.RUNTIME, RUNTIME_BYTES[self.device] + others, words)]
+        words = f"{words}, and data: this program as it is"
+        return [
+            Item(MemoryItem.RUNTIME, resident.now + others, words),
+            Item(
+                MemoryItem.LIBRARIES,
+                resident.to_come,
+                "what is still loaded and compiled as it trains",
+            ),
+        ]
+
+    def _loading_peak(self) -> Item:
+        """Returns the memory that reading weights takes beyond that of training."""
+        shape = self.shape
+        planes = shape.plane_bytes(self.chosen.choices.settled_units)
+        weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
+        weights //= self.chosen.choices.span
+        ahead = most_read_ahead_bytes(shape.read_ahead_numel)
+        loading = weights + ahead
+        running = state_bytes(shape, self.chosen.choices) + self.chosen.host_boundary_bytes
+        note = f"weight planes, and at most {in_gib(ahead)} read ahead of them: {in_gib(loading)}"
+        if loading <= running:
+            note += ", less than training takes"
+        return Item(MemoryItem.LOADING_PEAK, max(0, loading - running), note)
+
+
+def needs_of(
+    config: TrainConfig,
+    machine: Machine,
+    shape: ModelShape,
+    facts: SessionFacts = NOTHING_MORE,
+    quick: bool = False,
+) -> Needs:
+    """Returns the needs of a job with the plan that a run would use. quick: as for `choose`. Raises
+    ConfigError for what no machine could run.
+    """
+    shape = shape.with_optimizer(config.train.optimizer)
+    known = facts.rates
+    rates = rates_of(config, machine) if known is None else with_link(known, machine)
+    if rates is not None and facts.network:
+        rates = replace(rates, network=facts.network)
+    job = Job(shape, config, config.row_tokens, facts.rounding, hosts=facts.hosts)
+    facts = replace(facts, rates=rates)
+    found = [
+        Needs(config, machine, shape, choose(each, target, quick), facts)
+        for each, target in _on_ranks(job, machine, rates)
+    ]
+    needs = min(found, key=_slowness)
+    tight = [
+        name
+        for name in MEMORY
+        if name in needs.parts and needs.parts[name].verdict == Verdict.TIGHT
+    ]
+    if tight:
+        # The planner fills the free memory, which is not a reason for a warning.
+        alike = config.with_values({"engine.gpus": needs.ranks})
+        least = least_needs(alike, machine, shape, hosts=facts.hosts)
+        for name in tight:
+            needs.compare_with(least, name)
+    return needs
+
+
+def least_needs(
+    config: TrainConfig,
+    machine: Machine,
+    shape: ModelShape,
+    checkpoints_before: int = 0,
+    hosts: int = 1,
+) -> Needs:
+    """Returns the needs of a job with the leanest plan. Of the plans with boundaries on the host
+    and on the device, it is the one that fits better. `checkpoints_before` and `hosts` are as in
+    `SessionFacts`.
+    """
+    shape = shape.with_optimizer(config.train.optimizer)
+    job = Job(shape, config, config.row_tokens, hosts=hosts)
+    ways: list[Chosen] = []
+    for each, target in _on_ranks(job, machine, None):
+        ways += least_choices(each, target)
+    facts = SessionFacts(checkpoints_before=checkpoints_before)
+    found = [Needs(config, machine, shape, lean, facts) for lean in ways]
+    return min(found, key=lambda needs: tuple(Verdict).index(needs.verdict(MEMORY)))
+
+
+def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job, Target]]:
+    """Returns the job on each number of ranks that may compute its steps, with its target. Settings
+    that contradict a number of several leave it out where there are others.
+    """
+    config = job.config
+    found = []
+    numbers = numbers_of_ranks(config, gpu_count(config, machine), job.rounding)
+    spans = spans_of(config, job.hosts, job.rounding)
+    for ranks, span in itertools.product(numbers, spans):
+        on_ranks = replace(job, ranks=ranks, span=span)
+        if ranks > 1 == numbers[0] and not is_possible(on_ranks):
+            continue
+        target = Target(
+            device=device_of(config, machine),
+            gpu_limit=gpu_limit(config, machine, ranks),
+            host_free=machine.ram_available,
+            rates=rates,
+            disk_free=spill_room(config, machine),
+            here=machine.here,
+        )
+        found.append((on_ranks, target))
+    return found
+
+
+def _slowness(needs: Needs) -> tuple[bool, float, float]:
+    """Orders the same job on several numbers of ranks: those that fit, the fastest first, and then
+    all others, which take less RAM with fewer ranks, and with planes that are divided among hosts.
+    """
+    if needs.verdict(MEMORY) == Verdict.DOES_NOT_FIT:
+        return True, needs.ranks, 1 / needs.chosen.choices.span
+    return False, needs.step_seconds or math.inf, needs.chosen.choices.span
+
+
+def _data_bytes(config: TrainConfig) -> int:
+    """Returns the bytes of memory that the data take, estimated from the sizes of their files."""
+    total = 0
+    for part, weight in config.data.parts():
+        path = resolve_source(part.only_source)
+        if path is None or not path.is_file():
+            total += DATA_UNKNOWN_BYTES
+        else:
+            total += round(DATA_FACTOR * path.stat().st_size * max(1.0, weight))
+    return max(DATA_LEAST_BYTES, total)

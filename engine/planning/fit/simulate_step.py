@@ -1,0 +1,266 @@
+"""To predict how long a step will take, the plan of given choices is simulated with the rates of a
+machine: `op_seconds` says how long each of its ops takes. No torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.machine.link_rates import of_rank, seconds_lost
+from engine.machine.rates import Rates, stored_cpu_rates
+from engine.planning.fit.buffer_sizes import ring_numel, update_buffer
+from engine.planning.fit.collectives import ExchangeTimes
+from engine.planning.fit.cost_model import (
+    FIRST_GRADIENT_BYTES,
+    GRADIENT_BYTES,
+    ONE_OF_TWO_PASSES,
+    Cost,
+    MicroBatch,
+    host_rate,
+    largest_product,
+)
+from engine.planning.layout.layout import PLANE_ITEM_BYTES
+from engine.planning.layout.spilled import SPILL_NUMEL
+from engine.planning.schedule.buffers import EMBED
+from engine.planning.schedule.build import build_forward_plan, build_step_plan
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes, forward_choices
+from engine.planning.schedule.ops import (
+    DISK_LANES,
+    Backward,
+    DeviceUpdate,
+    Embed,
+    EmbedBackward,
+    FetchBoundary,
+    FetchGrad,
+    Forward,
+    Lane,
+    Loss,
+    Offload,
+    OffloadParked,
+    OfPiece,
+    OfSpilled,
+    Op,
+    OpKind,
+    Prefetch,
+    Recompute,
+    Reduce,
+    StoreBoundary,
+    Summary,
+    Update,
+    UpdateInPlace,
+    UpdateMoments,
+)
+from engine.planning.schedule.schedule import StepPlan
+from engine.planning.schedule.simulate import Simulated, simulate
+from engine.planning.shape.model_shape import ModelShape
+
+
+@functools.lru_cache(maxsize=256)
+def predicted_seconds(
+    shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
+) -> float:
+    """Returns the predicted seconds of a step, from one applied step to the next."""
+    return predicted_step(shape, choices, rates, micro_batch, device)[1].seconds
+
+
+def predicted_step(
+    shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
+) -> tuple[StepPlan, Simulated]:
+    """Returns the plan of these choices, and when each of its ops would run. Of several ranks, it
+    is that of the first, whose shards are the largest. A pass that goes before each step counts in
+    the step's seconds; then nothing is left of the step before when an op runs.
+    """
+    buffer = update_buffer(shape, choices)
+    numel = {unit.name: unit.numel for unit in shape.units}
+    sizes = PlaneSizes(
+        numel,
+        buffer.numel,
+        ring_numel(shape, choices.ranks),
+        buffer.bytes,
+        shape.embed_piece,
+        shape.item_bytes,
+        spill_numel=SPILL_NUMEL,
+        frozen=shape.frozen_units,
+        has_exact=shape.has_exact,
+    )
+    blocks = [unit.name for unit in shape.blocks]
+    plan = build_step_plan(blocks, shape.holds_embed, choices, sizes)
+    seconds_of, inline = op_seconds(plan, shape, rates, micro_batch), device == "cpu"
+    if not micro_batch.has_pass:
+        return plan, simulate(plan, seconds_of, inline)
+    before = predicted_pass(shape, choices, rates, micro_batch, device)
+    alone = simulate(plan, seconds_of, inline, steps=1)
+    busy = {lane: alone.busy[lane] + before.busy[lane] for lane in alone.busy}
+    return plan, replace(alone, seconds=before.seconds + alone.seconds, busy=busy)
+
+
+def predicted_pass(
+    shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
+) -> Simulated:
+    """Returns when the ops of a pass without gradients would run, over as many rows as a step has.
+    Of several ranks, each takes its part of them, and weights that it reads whole unless these are
+    divided among hosts. Where boundaries are on the device, all micro-batches fit there at once.
+    """
+    own = forward_choices(choices)
+    is_alike = choices.host_boundaries or choices.span > 1
+    passed = replace(
+        own,
+        micro_batches=choices.micro_batches,
+        rounds=choices.rounds if is_alike else 1,
+        compiled=choices.compiled,
+    )
+    plan = build_forward_plan([unit.name for unit in shape.blocks], shape.holds_embed, passed)
+    if choices.span == 1:
+        rates = of_rank(rates, choices.ranks)
+    seconds_of = op_seconds(plan, shape, rates, micro_batch)
+    return simulate(plan, seconds_of, inline=device == "cpu", steps=1)
+
+
+def op_seconds(
+    plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch
+) -> Callable[[Op], float]:
+    """Returns a function that estimates the seconds of each op of `plan`.
+
+    An op of COMPUTE takes the time of its matrix products, its attention and its other memory
+    traffic. In a forward, each byte that autograd keeps for a block is written once and read once;
+    a backward moves twice as much. Compiled blocks move half of that. On a GPU an op takes at least
+    as long as its launch. With several ranks, the plan is that of one of them.
+    """
+    return _OpSeconds(plan, shape, rates, micro_batch).of
+
+
+class _OpSeconds:
+    """An `_OpSeconds` estimates how long each op of one plan takes."""
+
+    def __init__(self, plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch):
+        rates, shards = of_rank(rates, plan.shards.ranks // plan.span), plan.shards
+        self._rates = rates
+        self._ranks = shards.ranks
+        self._item = shape.item_bytes
+        self._numel = {unit.name: shards.numel(unit.gradient_numel) for unit in shape.units}
+        """So much of each unit has a gradient and is updated: all of it, or a shard."""
+        numels = {unit.name: (unit.numel, unit.weight_numel) for unit in shape.units}
+        self._exchange = ExchangeTimes(plan, numels, self._item, rates)
+        low = PLANE_ITEM_BYTES[shape.dtype].get("weight_low", 0)
+        self._weight_bytes = {
+            unit.name: shards.numel(unit.weight_numel) * self._item
+            + unit.exact_numel * low / shards.ranks
+            for unit in shape.units
+        }
+        """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
+        micro_batch = replace(micro_batch, tile_tokens=plan.tile_tokens)
+        self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
+        self._with_attention = frozenset(plan.with_attention)
+        self._attention_bytes = self._cost.attention_bytes(plan.attention_bytes)
+        self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
+        self._apart = ONE_OF_TWO_PASSES[shape.dtype]
+        self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
+        self._trains = any(isinstance(op, Summary) for op in plan.ops)
+        self._slower = 1.0
+        """COMPUTE takes so many times as long beside exchanges."""
+        received = sum(map(self._exchange.received, plan.ops))
+        lost = seconds_lost(shards.ranks, received)
+        if lost:
+            compute = sum(self._of_compute(op) for op in plan.ops if op.lane == Lane.COMPUTE)
+            self._slower += lost / max(lost, compute)
+
+    def of(self, op: Op) -> float:
+        """Returns the seconds of one op."""
+        if isinstance(op, OfPiece):
+            return self._of_piece(op)
+        if op.lane in DISK_LANES:
+            return self._of_disk(op)
+        if isinstance(op, UpdateInPlace):
+            return self._cost.in_place(self._numel[op.unit])
+        if op.lane == Lane.COMPUTE:
+            return self._slower * self._of_compute(op)
+        if op.lane == Lane.EXCHANGE:
+            return self._exchange.seconds(op)
+        return self._of_host_or_copy(op)
+
+    def _of_piece(self, op: OfPiece) -> float:
+        start, stop = op.piece
+        if isinstance(op, DeviceUpdate):  # every plane is read and written
+            return (stop - start) * 2 * self._cost.state_bytes / self._rates.device_memory
+        return self._cost.carried(op.kind, stop - start, early=op.index < self._summary)
+
+    def _of_disk(self, op: Op) -> float:
+        cost = self._cost
+        if isinstance(op, OfSpilled):
+            return cost.on_disk(op.lane, cost.moment_bytes(op.unit, op.piece[1] - op.piece[0]))
+        return cost.boundaries_on_disk(op.lane, 1)
+
+    def _of_compute(self, op: Op) -> float:
+        cost = self._cost
+        match op:
+            case Forward() | Recompute():
+                return cost.forward(op.unit)
+            case Backward():
+                again = cost.forward(op.unit) if op.recomputes else 0.0
+                again -= cost.attention if op.unit in self._with_attention else 0.0
+                touches = FIRST_GRADIENT_BYTES if op.first else GRADIENT_BYTES
+                return again + cost.backward(op.unit) + cost.added(op.unit, touches)
+            case Loss():
+                return cost.loss(self._trains)
+            case Embed() | EmbedBackward():
+                return self._of_embed(op)
+            case Reduce():
+                return self._part(op.unit, op.piece) * cost.gradient(op.unit, 8 + self._item)
+        return 0.0
+
+    def _part(self, unit: str, piece: tuple[int, int] | None) -> float:
+        """Returns which part of a unit's elements the piece is."""
+        return 1.0 if piece is None else (piece[1] - piece[0]) / self._numel[unit]
+
+    def _of_embed(self, op: Embed | EmbedBackward) -> float:
+        cost, memory = self._cost, self._rates.device_memory
+        if isinstance(op, Embed):
+            return max(2 * cost.hidden_bytes / memory, cost.launch(OpKind.FORWARD))
+        gradient = self._part(EMBED, op.piece) * cost.gradient(EMBED, 8 + self._item)
+        work = 4 * cost.hidden_bytes / memory + gradient
+        return max(work, cost.launch(OpKind.BACKWARD)) if op.captures else work
+
+    def _of_host_or_copy(self, op: Op) -> float:
+        rates, kept_bytes = self._rates, self._cost.hidden_bytes
+        if op.unit in self._with_attention:
+            kept_bytes += self._attention_bytes
+        match op:
+            case Prefetch() | FetchGrad():
+                size: float = self._numel[op.unit] * self._item
+                if isinstance(op, Prefetch):
+                    size = self._weight_bytes[op.unit] * (self._ranks if op.whole else 1)
+                return size / rates.h2d
+            case Offload() | OffloadParked():
+                d2h = rates.d2h if isinstance(op, Offload) else rates.d2h_busy
+                return self._numel_of(op) * self._item / d2h
+            case StoreBoundary():
+                return kept_bytes / rates.d2h
+            case FetchBoundary():
+                return kept_bytes / rates.h2d
+            case Update() | UpdateMoments():
+                apart = isinstance(op, UpdateMoments) or op.late
+                return (self._apart if apart else 1.0) * self._numel_of(op) / self._adamw
+        return 0.0
+
+    def _numel_of(self, op: Offload | OffloadParked | Update | UpdateMoments) -> int:
+        """Returns the number of elements of the op's piece, or of the whole unit."""
+        piece = None if isinstance(op, Offload) else op.piece
+        return self._numel[op.unit] if piece is None else piece[1] - piece[0]
+
+
+def rates_of_steps(
+    shape: ModelShape, rows: int, rates: Rates | None, row_length: int, device: str
+) -> Rates | None:
+    """Returns the rates that determine the times of steps, with so many rows in a micro-batch; None
+    where none are known.
+
+    On a GPU they are `rates`, those of its machine. On the CPU, where choices do not depend on
+    rates, they are the rates measured on this machine, in float32.
+    """
+    if device != "cpu":
+        return rates
+    if shape.dtype != "float32":
+        return None
+    return stored_cpu_rates(largest_product(shape, rows * row_length))

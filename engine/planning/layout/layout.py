@@ -1,0 +1,281 @@
+"""A layout says where each parameter is in its unit's planes, and how many bytes the planes take.
+
+A unit (the embedding, one block, the head) has one plane for each kind of state: high and low
+halves of the weights, both moments, gradients. A plane is one contiguous range of host memory. All
+planes of a unit have the same layout:
+
+- Parameters with weight decay come first, then the others, each group in the model's order. So
+  weight decay applies to one contiguous range of every plane.
+- Each parameter starts at a multiple of `ALIGN_ELEMENTS` elements; the gaps are unused.
+- A parameter has the same offset, counted in elements, in every plane of its unit. So one transfer
+  moves a whole plane, and the optimizer reads all planes by the same index. Moments that are
+  smaller than fp32 take a number of bytes that differs between parameters
+  (`engine.planning.layout.moments`).
+- Parameters that are not trained come after all others, in the plane weight_high alone. So they
+  take the bytes that the device computes with, and nothing else. Those that stay in fp32 in a bf16
+  model are among the others, because the device needs weight_low of them. They get no gradient and
+  no decay, and AdamW changes no bit of a weight whose gradient and moments are zero.
+
+The host store allocates exactly the bytes computed here, and the fit report lists exactly these
+(law 5).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.config.output_settings import CheckpointKind
+from engine.config.settings import Optimizer
+from engine.planning.layout.moments import (
+    FP32_MOMENTS,
+    MOMENTS,
+    MomentCounts,
+    MomentRange,
+    block_count,
+    is_small,
+    moment_ranges,
+)
+from engine.planning.schedule.buffers import EMBED
+
+Dtype = Literal["bfloat16", "float32"]
+
+ALIGN_ELEMENTS = 64
+"""Every parameter starts at a multiple of this many elements: 128 bytes in bf16, an alignment that
+is fast for matrix kernels on GPUs.
+"""
+
+PLANE_ITEM_BYTES = {
+    "bfloat16": {"weight_high": 2, "weight_low": 2, "exp_avg": 4, "exp_avg_sq": 4, "grad": 2},
+    "float32": {"weight_high": 4, "exp_avg": 4, "exp_avg_sq": 4, "grad": 4},
+}
+"""An element takes this many bytes in each plane, with moments in fp32. In `bfloat16`, weight_high
+(what the GPU sees) and weight_low together are the fp32 master; in `float32`, weight_high is the
+fp32 weight itself. DMA transfers only weight_high and grad, and in units with parameters that stay
+in fp32 also weight_low.
+"""
+EXACT_ITEM_BYTES = 6
+"""A parameter that stays in fp32 takes this many bytes of a slot, in addition to those of its
+weight_high: 4 for its value, and 2 into which its weight_low is copied.
+"""
+PLANES = frozenset().union(*PLANE_ITEM_BYTES.values())
+WEIGHT_PLANES = ("weight_high", "weight_low")
+"""These planes hold the weights."""
+NOT_IN_CHECKPOINTS: dict[CheckpointKind, frozenset[str]] = {
+    "full": frozenset({"grad"}),
+    "weights": PLANES - frozenset(WEIGHT_PLANES),
+    "none": PLANES,
+}
+"""A checkpoint of each kind lacks these planes."""
+
+
+def checkpoint_planes(dtype: str, kind: CheckpointKind) -> tuple[str, ...]:
+    """Returns the planes that a checkpoint holds, in file order."""
+    lacks = NOT_IN_CHECKPOINTS[kind]
+    return tuple(plane for plane in PLANE_ITEM_BYTES[dtype] if plane not in lacks)
+
+
+def plane_bytes(
+    dtype: str, optimizer: Optimizer, counts: MomentCounts, high_numel: int
+) -> dict[str, int]:
+    """Returns the bytes of each plane of a unit by the plane's name. high_numel: the number of
+    elements of weight_high.
+    """
+    items = PLANE_ITEM_BYTES[dtype]
+    sizes = {plane: counts.numel * item for plane, item in items.items()}
+    sizes["weight_high"] = high_numel * items["weight_high"]
+    return sizes | dict.fromkeys(MOMENTS, counts.bytes(optimizer))
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """A specification describes one parameter of a unit."""
+
+    name: str
+    """The parameter has this name within its unit."""
+    full_name: str
+    """The parameter has this name in the whole model."""
+    shape: tuple[int, ...]
+    decay: bool
+    """It is true when AdamW's weight decay applies, which is not so for norms and biases."""
+    exact: bool = False
+    """It is true when the device computes with the fp32 master and not with its rounding to bf16,
+    because transformers keeps the parameter in fp32 in a bf16 model.
+    """
+    frozen: bool = False
+    """It is true when the parameter is not trained."""
+    adapter: bool = False
+    """It is true when the parameter is a factor of an adapter, which the model itself lacks."""
+    experts: int = 0
+    """It is a factor with a part for each of so many experts, whose weights are stacked."""
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class ExactPart:
+    """An `ExactPart` is one parameter of a unit, or a part of one, that stays in fp32."""
+
+    start: int
+    """It begins at this element of the unit's planes."""
+    stop: int
+    place: int
+    """It begins at this element of the slot's fp32 weights."""
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class UnitLayout:
+    """A layout says where the parameters of one unit are in each of its planes.
+
+    Decayed parameters come first, so that a plane has two contiguous ranges: one with weight decay,
+    one without. Frozen parameters come last, and only weight_high has elements for them.
+    """
+
+    unit: str
+    parameters: tuple[ParameterSpec, ...]
+    offsets: tuple[int, ...]
+    """Each parameter starts at this element of a plane."""
+    numel: int
+    """A plane has this many elements, alignment included. Only weight_high may have more."""
+    decay_numel: int
+    """The first `decay_numel` elements of a plane are decayed."""
+    high_numel: int
+    """The plane weight_high has this many elements: `numel`, and those of frozen parameters."""
+
+    @property
+    def parameter_count(self) -> int:
+        """The unit has this many parameters, alignment excluded."""
+        return sum(spec.numel for spec in self.parameters)
+
+    @functools.cached_property
+    def trained(self) -> tuple[tuple[ParameterSpec, int], ...]:
+        """Returns the parameters that are trained, in the order of the layout, each with the
+        element at which it starts.
+        """
+        places = zip(self.parameters, self.offsets)
+        return tuple((spec, offset) for spec, offset in places if not spec.frozen)
+
+    @property
+    def trained_count(self) -> int:
+        """So many of the unit's parameters are trained, alignment excluded."""
+        return sum(spec.numel for spec, _ in self.trained)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Tells whether the unit has parameters, none of which is trained."""
+        return bool(self.parameters) and not self.trained
+
+    @property
+    def fills_planes(self) -> bool:
+        """Tells whether every element of a gradient belongs to a parameter that is trained."""
+        return self.trained_count == self.numel
+
+    @functools.cached_property
+    def exact_parts(self) -> tuple[ExactPart, ...]:
+        """Returns where the parameters that stay in fp32 are, in the order of the layout."""
+        parts: list[ExactPart] = []
+        place = 0
+        for spec, offset in zip(self.parameters, self.offsets):
+            if spec.exact:
+                parts.append(ExactPart(offset, offset + spec.numel, place))
+                place += _aligned(spec.numel)
+        return tuple(parts)
+
+    @property
+    def exact_numel(self) -> int:
+        """The fp32 weights of the unit take this many elements of a slot, alignment included."""
+        return sum(_aligned(part.numel) for part in self.exact_parts)
+
+    def exact_within(self, start: int, stop: int) -> list[ExactPart]:
+        """Returns the parts of `exact_parts` between two elements of a plane."""
+        found: list[ExactPart] = []
+        for part in self.exact_parts:
+            first, last = max(start, part.start), min(stop, part.stop)
+            if first < last:
+                found.append(ExactPart(first, last, part.place + first - part.start))
+        return found
+
+    def slot_bytes(self, dtype: str) -> int:
+        """Returns the bytes of a slot that holds this unit alone."""
+        high = self.high_numel * PLANE_ITEM_BYTES[dtype]["weight_high"]
+        return high + self.exact_numel * EXACT_ITEM_BYTES
+
+    def moment_ranges(self, optimizer: Optimizer) -> tuple[MomentRange, ...]:
+        """Returns where the moments of which elements are, and how they are kept."""
+        return moment_ranges(self._places, self.unit, optimizer)
+
+    @property
+    def _places(self) -> list[tuple[int, int, int]]:
+        """Returns for each parameter its first element, the element after its last one (alignment
+        included), and the number of its own elements. Those that are in weight_high alone are left
+        out.
+        """
+        stops = (*self.offsets[1:], self.high_numel)
+        places = zip(self.offsets, stops, self.parameters)
+        return [(start, stop, spec.numel) for start, stop, spec in places if stop <= self.numel]
+
+    def moment_bytes(self, optimizer: Optimizer, start: int, stop: int) -> tuple[int, int]:
+        """Returns where the moments of the elements between two begin and end in their plane, in
+        bytes. Raises ValueError where that would cut a block.
+        """
+        parts = [range_.within(start, stop) for range_ in self.moment_ranges(optimizer)]
+        first, *_, last = [part for part in parts if part is not None] * 2
+        return first.place, last.place + last.bytes
+
+    @functools.cached_property
+    def moment_counts(self) -> MomentCounts:
+        """Returns how many elements are kept in which way, with any optimizer."""
+        large = [(start, stop) for start, stop, numel in self._places if not is_small(numel)]
+        return MomentCounts(
+            self.numel,
+            small=self.numel - sum(stop - start for start, stop in large),
+            blocks=sum(block_count(start, stop) for start, stop in large),
+            is_embed=self.unit == EMBED,
+        )
+
+    def plane_bytes(self, dtype: str, optimizer: Optimizer = FP32_MOMENTS) -> dict[str, int]:
+        """Returns the bytes of each plane by its name."""
+        return plane_bytes(dtype, optimizer, self.moment_counts, self.high_numel)
+
+    def frozen_range(self, dtype: str) -> tuple[int, int]:
+        """Returns where in the plane weight_high the weights begin and end that are in no other
+        plane, in bytes.
+        """
+        item = PLANE_ITEM_BYTES[dtype]["weight_high"]
+        return self.numel * item, self.high_numel * item
+
+    def host_bytes(self, dtype: str, optimizer: Optimizer = FP32_MOMENTS) -> int:
+        """Returns the bytes of all planes together."""
+        return sum(self.plane_bytes(dtype, optimizer).values())
+
+
+def _aligned(numel: int) -> int:
+    """Returns the elements that a parameter of `numel` elements takes, alignment included."""
+    return (numel + ALIGN_ELEMENTS - 1) // ALIGN_ELEMENTS * ALIGN_ELEMENTS
+
+
+def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
+    """Returns the layout of a unit. Within all three groups, the parameters keep their order."""
+    high_only = [spec for spec in parameters if spec.frozen and not spec.exact]
+    whole = [spec for spec in parameters if not spec.frozen or spec.exact]
+    decayed = [spec for spec in whole if spec.decay and not spec.frozen]
+    spared = [spec for spec in whole if spec not in decayed]
+    ordered = [*decayed, *spared, *high_only]
+    stops = list(itertools.accumulate((_aligned(spec.numel) for spec in ordered), initial=0))
+    return UnitLayout(
+        unit,
+        tuple(ordered),
+        tuple(stops[:-1]),
+        numel=stops[len(decayed) + len(spared)],
+        decay_numel=stops[len(decayed)],
+        high_numel=stops[-1],
+    )

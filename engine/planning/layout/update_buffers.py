@@ -1,0 +1,69 @@
+"""An update buffer holds a piece of every plane of a unit, while the device updates it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from engine.config.settings import Optimizer
+from engine.planning.layout.layout import PLANE_ITEM_BYTES
+from engine.planning.layout.moments import BLOCK, FP32_MOMENTS, MOMENTS, MomentCounts
+
+SMALL_PIECE = 1 << 25
+"""A small piece has at most about this many elements. Copying one to the device takes some
+milliseconds.
+"""
+
+
+@dataclass(frozen=True)
+class UpdateBuffer:
+    """An `UpdateBuffer` gives the sizes of the update buffers of one model."""
+
+    numel: int
+    """A piece has at most this many elements."""
+    planes: tuple[tuple[str, int], ...]
+    """Each plane, by its name, has this many bytes in a buffer. They follow each other."""
+
+    has_fp32_moments: bool = True
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self.planes)
+
+    @property
+    def without_gradients(self) -> UpdateBuffer:
+        """Returns the buffer of a plan that parks gradients: they are read where they wait."""
+        planes = tuple(each for each in self.planes if each[0] != "grad")
+        return replace(self, planes=planes)
+
+    @classmethod
+    def of(
+        cls,
+        dtype: str,
+        optimizer: Optimizer,
+        units: Collection[MomentCounts],
+        largest: int,
+        pieces: int = 1,
+    ) -> UpdateBuffer:
+        """Returns the buffer that holds any piece of `units`. largest: the number of elements of
+        the largest block, which is cut into so many equal `pieces`.
+        """
+        numel = -(-largest // pieces)
+        if pieces > 1 or optimizer == "adamw_8bit":  # no piece ends within a block of codes
+            numel = -(-numel // BLOCK) * BLOCK
+        moment = max(counts.most_bytes(optimizer, numel) for counts in units)
+        sizes = {plane: item * numel for plane, item in PLANE_ITEM_BYTES[dtype].items()}
+        sizes |= dict.fromkeys(MOMENTS, _aligned(moment))
+        return cls(numel, tuple(sizes.items()), has_fp32_moments=optimizer == FP32_MOMENTS)
+
+
+def small_pieces(largest: int) -> int:
+    """Returns how many small pieces a block of `largest` elements is cut into."""
+    return max(1, -(-largest // SMALL_PIECE))
+
+
+def _aligned(size: int) -> int:
+    """Returns `size` rounded up, so that the plane after it begins at an address that kernels can
+    read any number from.
+    """
+    return -(-size // 16) * 16

@@ -1,0 +1,520 @@
+"""A training step is a list of ops in order, as plain data. No torch.
+
+- An op runs on one lane. Ops of one lane run in plan order.
+- Ops on different lanes are ordered by `waits` only.
+- Every op declares what it reads and writes. From these declarations `validate` proves, without
+  running anything, that no op reads a buffer before it is filled or overwrites one that is still
+  needed, within a step and across two consecutive steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from engine.planning.schedule.buffers import Buffer, Content, Word
+
+
+class Lane(Word):
+    """A lane runs its ops one after the other, in plan order, while other lanes run theirs."""
+
+    H2D = "H2D"
+    COMPUTE = "COMPUTE"
+    D2H = "D2H"
+    HOST = "HOST"
+    STATES_IN = "STATES IN"
+    UPDATE = "UPDATE"
+    STATES_OUT = "STATES OUT"
+    GRADIENTS_OUT = "GRADIENTS OUT"
+    EXCHANGE = "EXCHANGE"
+    READ = "READ"
+    WRITE = "WRITE"
+
+
+UPDATE_LANES = (Lane.STATES_IN, Lane.UPDATE, Lane.STATES_OUT, Lane.GRADIENTS_OUT)
+"""These lanes serve the optimizers: the first three those on the device, the last one those on the
+host, to which it sends parked gradients. They have no ops in other plans.
+"""
+DISK_LANES = (Lane.READ, Lane.WRITE)
+"""These lanes read moments and boundaries from the disk and write them. They have no ops in other
+plans.
+"""
+RARE_LANES = (*UPDATE_LANES, Lane.EXCHANGE, *DISK_LANES)
+"""These lanes have ops in some plans only. EXCHANGE is that of plans for several ranks."""
+
+
+class OpKind(Word):
+    """The kind of an op says what it does. The values are written to run records."""
+
+    PREFETCH = "prefetch"
+    ALL_GATHER = "all_gather"
+    MEET = "meet"
+    EMBED = "embed"
+    FORWARD = "forward"
+    RECOMPUTE = "recompute"
+    STORE_BOUNDARY = "store_boundary"
+    FETCH_BOUNDARY = "fetch_boundary"
+    WRITE_BOUNDARY = "write_boundary"
+    READ_BOUNDARY = "read_boundary"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    EMBED_BACKWARD = "embed_backward"
+    FETCH_GRAD = "fetch_grad"
+    REDUCE = "reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    OFFLOAD = "offload"
+    OFFLOAD_PARKED = "offload_parked"
+    LEND = "lend"
+    RECLAIM = "reclaim"
+    SUMMARY = "summary"
+    CLIP = "clip"
+    UPDATE = "update"
+    UPDATE_MOMENTS = "update_moments"
+    READ_STATES = "read_states"
+    WRITE_STATES = "write_states"
+    FETCH_STATES = "fetch_states"
+    FETCH_GRADIENT = "fetch_gradient"
+    DEVICE_UPDATE = "device_update"
+    OFFLOAD_WEIGHTS = "offload_weights"
+    OFFLOAD_STATES = "offload_states"
+    UPDATE_IN_PLACE = "update_in_place"
+    APPLIED = "home"
+
+
+class GradientSum(Word):
+    """A `GradientSum` says where the gradients of all rounds are summed, and how often rounded."""
+
+    VERTICAL = "vertical"
+    """There is one round, so each unit has one fp32 sum and one rounding."""
+    DEVICE = "device"
+    """The fp32 sums of all units stay on the device over the rounds and are rounded once."""
+    SHARDS = "shards"
+    """The same in shards: each round adds up the sums of all ranks, and a rank keeps its part."""
+    HOST = "host"
+    """Each round rounds its sums to bf16 and adds them to those on the host."""
+
+
+class Keeps(Word):
+    """A forward keeps this of its block for the backward."""
+
+    NOTHING = "nothing"
+    """The pass has no backward, or the block is recomputed from the block before it."""
+    BOUNDARY = "boundary"
+    ACTIVATIONS = "activations"
+
+
+Uses = tuple[tuple[Buffer, Content], ...]
+"""The type holds the buffers that an op reads or writes, each with the content that it expects or
+leaves there.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An op is one piece of work of one unit on one lane. Each kind has its own class, with the
+    fields that it needs.
+    """
+
+    kind: ClassVar[OpKind]
+    lane: ClassVar[Lane]
+
+    index: int
+    """The op has this position in the plan."""
+    unit: str
+    reads: Uses = ()
+    writes: Uses = ()
+    waits: tuple[int, ...] = ()
+    """These ops of this step, on other lanes, must have finished before the op starts."""
+    waits_previous: tuple[int, ...] = ()
+    """The op also starts only after these ops of the step before. Plans of consecutive steps are
+    equal, so indices into this plan can name them.
+    """
+
+    @property
+    def label(self) -> str:
+        """Returns the op in words, such as `forward block 3[0]`."""
+        at = f"[{self.micro_batch}]" if isinstance(self, OfMicroBatch) else ""
+        return f"{self.kind} {self.unit}{at}"
+
+
+@dataclass(frozen=True, slots=True)
+class OfMicroBatch(Op):
+    """An `OfMicroBatch` is an op on one micro-batch."""
+
+    micro_batch: int = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class OfSum(OfMicroBatch):
+    """An `OfSum` is an op with a backward: it computes from the weights in `slot` and adds the
+    gradient to the sum in `grad`, which is None for a frozen unit.
+    """
+
+    slot: Buffer = field(kw_only=True)
+    grad: Buffer | None = field(kw_only=True, default=None)
+    first: bool = field(kw_only=True)
+    """The op writes the first gradient to `grad` rather than adding to the sum there."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfPiece(Op):
+    """An `OfPiece` is an op on one piece of the planes of a unit whose optimizer runs on the
+    device.
+    """
+
+    piece: tuple[int, int] = field(kw_only=True)
+    """The piece begins at the first of these elements of the planes and ends before the second."""
+    buffer: Buffer = field(kw_only=True)
+    """The piece is fetched, updated and sent back in this update buffer."""
+
+
+# ---------------------------------------------------------------------- the kinds, lane by lane
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch(Op):
+    """A `Prefetch` brings the `weight_high` plane of the unit to its slot. With several ranks it
+    brings the shard of this rank, or all of it (`whole`).
+    """
+
+    kind, lane = OpKind.PREFETCH, Lane.H2D
+    slot: Buffer = field(kw_only=True)
+    whole: bool | None = field(kw_only=True, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBoundary(OfMicroBatch):
+    """A `FetchBoundary` brings a boundary from the host to a ring buffer. One that was on the disk
+    is in the buffer `host` there.
+    """
+
+    kind, lane = OpKind.FETCH_BOUNDARY, Lane.H2D
+    ring: Buffer = field(kw_only=True)
+    host: Buffer | None = field(kw_only=True, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchGrad(Op):
+    """A `FetchGrad` brings the gradient plane to a staging buffer, so that the next round can add
+    to the sum that is kept on the host.
+    """
+
+    kind, lane = OpKind.FETCH_GRAD, Lane.H2D
+    staging: Buffer = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(OfMicroBatch):
+    """An `Embed` is the capture pass: from token ids it computes the first hidden state and the
+    arguments of every block.
+    """
+
+    kind, lane = OpKind.EMBED, Lane.COMPUTE
+    slot: Buffer = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward(OfMicroBatch):
+    """A `Forward` runs a block on its boundary, the block's input. `ring` is the buffer from which
+    a boundary that is kept is sent to the host.
+    """
+
+    kind, lane = OpKind.FORWARD, Lane.COMPUTE
+    slot: Buffer = field(kw_only=True)
+    keeps: Keeps = field(kw_only=True)
+    ring: Buffer | None = field(kw_only=True, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss(OfSum):
+    """A `Loss` runs final norm, head and loss, forward and (in training) backward, in chunks."""
+
+    kind, lane = OpKind.LOSS, Lane.COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute(OfMicroBatch):
+    """A `Recompute` runs a block again on its boundary and keeps all activations. Its output is the
+    boundary of the next block.
+    """
+
+    kind, lane = OpKind.RECOMPUTE, Lane.COMPUTE
+    slot: Buffer = field(kw_only=True)
+    following: str = field(kw_only=True)
+    """This is the next block."""
+    ring: Buffer | None = field(kw_only=True, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Backward(OfSum):
+    """A `Backward` recomputes the block from its boundary if that is all that was kept, then goes
+    backward.
+    """
+
+    kind, lane = OpKind.BACKWARD, Lane.COMPUTE
+    recomputes: bool = field(kw_only=True)
+    ring: Buffer | None = field(kw_only=True, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedBackward(OfSum):
+    """An `EmbedBackward` runs the capture pass again with gradients on, then goes backward.
+
+    Where it has a `piece`, it goes back to the vectors that were looked up, and adds those of some
+    rows of the table to the sum. The ops of later pieces find the gradients of these vectors.
+    """
+
+    kind, lane = OpKind.EMBED_BACKWARD, Lane.COMPUTE
+    piece: tuple[int, int] | None = field(kw_only=True, default=None)
+    """The rows begin at the first of these elements of the unit and end before the second."""
+
+    @property
+    def captures(self) -> bool:
+        """Tells whether the op runs the capture pass."""
+        return self.piece is None or self.piece[0] == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(Op):
+    """A `Reduce` rounds the fp32 sum into a staging buffer."""
+
+    kind, lane = OpKind.REDUCE, Lane.COMPUTE
+    grad: Buffer = field(kw_only=True)
+    staging: Buffer = field(kw_only=True)
+    adds: bool = field(kw_only=True)
+    """The op adds the sum to that of the earlier rounds, which is in the staging buffer."""
+    last: bool = field(kw_only=True)
+    """The op belongs to the last round, so it also computes the norm."""
+    piece: tuple[int, int] | None = field(kw_only=True, default=None)
+    """The sum is that of these elements of the unit, from the first up to the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lend(Op):
+    """A `Lend` turns memory of activations into spare update buffers."""
+
+    kind, lane = OpKind.LEND, Lane.COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim(Op):
+    """A `Reclaim` turns the spare update buffers back into memory for activations."""
+
+    kind, lane = OpKind.RECLAIM, Lane.COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Summary(Op):
+    """A `Summary` computes the clip factor on the device, and copies loss and norms to pinned
+    memory.
+    """
+
+    kind, lane = OpKind.SUMMARY, Lane.COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateInPlace(Op):
+    """An `UpdateInPlace` runs AdamW on the planes of a unit that lives on the device, where they
+    are. It is on COMPUTE, so the next forward pass waits for no other lane.
+    """
+
+    kind, lane = OpKind.UPDATE_IN_PLACE, Lane.COMPUTE
+    slot: Buffer = field(kw_only=True)
+    staging: Buffer = field(kw_only=True)
+    """The rounded gradient is in this buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBoundary(OfMicroBatch):
+    """A `StoreBoundary` sends a boundary from its ring buffer to the host. One that goes on to the
+    disk passes through the buffer `host` there.
+    """
+
+    kind, lane = OpKind.STORE_BOUNDARY, Lane.D2H
+    ring: Buffer = field(kw_only=True)
+    host: Buffer | None = field(kw_only=True, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Offload(Op):
+    """An `Offload` sends a rounded gradient from its staging buffer to the gradient plane."""
+
+    kind, lane = OpKind.OFFLOAD, Lane.D2H
+    staging: Buffer = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadParked(Op):
+    """An `OffloadParked` sends a piece of a parked gradient to a ring buffer on the host. It has a
+    lane of its own, because it waits for that buffer, which no boundary may wait for.
+    """
+
+    kind, lane = OpKind.OFFLOAD_PARKED, Lane.GRADIENTS_OUT
+    piece: tuple[int, int] = field(kw_only=True)
+    """It begins at the first of these elements of the unit and ends before the second."""
+    staging: Buffer = field(kw_only=True)
+    ring: Buffer = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Clip(Op):
+    """A `Clip` reads the clip factor on the host. A loss or norm that is not finite stops the run
+    here.
+    """
+
+    kind, lane = OpKind.CLIP, Lane.HOST
+
+
+@dataclass(frozen=True, slots=True)
+class OfSpilled(Op):
+    """An `OfSpilled` is an op on one piece of a unit whose moments are on the disk."""
+
+    piece: tuple[int, int] = field(kw_only=True)
+    """It begins at the first of these elements of the unit and ends before the second."""
+    states: Buffer = field(kw_only=True)
+    """The moments of the piece are in this buffer on the host while they are updated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStates(OfSpilled):
+    """A `ReadStates` reads the moments of the piece from the disk."""
+
+    kind, lane = OpKind.READ_STATES, Lane.READ
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStates(OfSpilled):
+    """A `WriteStates` writes the updated moments of the piece to the disk."""
+
+    kind, lane = OpKind.WRITE_STATES, Lane.WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class Applied(Op):
+    """An `Applied` does no work: it waits until all updated pieces are on the host."""
+
+    kind, lane = OpKind.APPLIED, Lane.HOST
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStates(OfPiece):
+    """A `FetchStates` brings all planes of the piece except the gradient to its update buffer."""
+
+    kind, lane = OpKind.FETCH_STATES, Lane.STATES_IN
+
+
+@dataclass(frozen=True, slots=True)
+class FetchGradient(OfPiece):
+    """A `FetchGradient` brings the gradient plane of the piece to its update buffer."""
+
+    kind, lane = OpKind.FETCH_GRADIENT, Lane.STATES_IN
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUpdate(OfPiece):
+    """A `DeviceUpdate` runs AdamW in the update buffer. If `staging` still holds the gradient, it
+    is read from there. If the unit is still in a slot, the weights are also written to `slot`.
+    """
+
+    kind, lane = OpKind.DEVICE_UPDATE, Lane.UPDATE
+    staging: Buffer | None = field(kw_only=True, default=None)
+    slot: Buffer | None = field(kw_only=True, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadWeights(OfPiece):
+    """An `OffloadWeights` sends updated weights to their plane on the host. It comes before the
+    copy of the other planes, because a prefetch may wait for the weights.
+    """
+
+    kind, lane = OpKind.OFFLOAD_WEIGHTS, Lane.STATES_OUT
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadStates(OfPiece):
+    """An `OffloadStates` sends the other updated planes to the host."""
+
+    kind, lane = OpKind.OFFLOAD_STATES, Lane.STATES_OUT
+
+
+# ---------------------------------------------------------------------- host updates
+
+# The ops in which the host runs AdamW are here (lane HOST).
+
+
+@dataclass(frozen=True, slots=True)
+class Update(Op):
+    """An `Update` runs AdamW on the planes of the unit. Where gradients are parked, it does so for
+    one `piece`, whose gradient is in `ring`. Where the moments of the unit are on the disk, it does
+    so for one `piece`, whose moments are in `states`.
+    """
+
+    kind, lane = OpKind.UPDATE, Lane.HOST
+    piece: tuple[int, int] | None = field(kw_only=True, default=None)
+    ring: Buffer | None = field(kw_only=True, default=None)
+    states: Buffer | None = field(kw_only=True, default=None)
+    late: bool | None = field(kw_only=True, default=None)
+    """The moments stay as they are, and an `UpdateMoments` follows; None where they do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMoments(Op):
+    """An `UpdateMoments` updates the moments of a unit, or of one `piece`, whose weights are
+    updated already.
+    """
+
+    kind, lane = OpKind.UPDATE_MOMENTS, Lane.HOST
+    piece: tuple[int, int] | None = field(kw_only=True, default=None)
+
+
+# ---------------------------------------------------------------------- rank ops
+
+# These ops exchange weights and sums between ranks, on the lane EXCHANGE. No torch.
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather(Op):
+    """An `AllGather` completes the weights in a slot: every rank of a host has brought its own
+    shard there, and gets those of the others.
+    """
+
+    kind, lane = OpKind.ALL_GATHER, Lane.EXCHANGE
+    slot: Buffer = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Meet(Op):
+    """A `Meet` is over once every rank of a host has updated its shard of a unit. Each rank may
+    then read the unit whole from memory that all of them share.
+    """
+
+    kind, lane = OpKind.MEET, Lane.EXCHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter(Op):
+    """A `ReduceScatter` adds the fp32 sums of all ranks on all hosts, or the gradients in bf16 that
+    take their place (`StepPlan.unsummed`), in fp32. On each host, every rank gets
+    its own shard of the result, rounds it into a staging buffer and computes its norm.
+
+    Where a step adds up sums after each round, a rank adds its shard to that of the earlier rounds,
+    `total`, and rounds the result of the last one alone.
+    """
+
+    kind, lane = OpKind.REDUCE_SCATTER, Lane.EXCHANGE
+    grad: Buffer = field(kw_only=True)
+    staging: Buffer | None = field(kw_only=True, default=None)
+    """It is None in rounds before the last."""
+    total: Buffer | None = field(kw_only=True, default=None)
+    first: bool | None = field(kw_only=True, default=None)
+    """There is no earlier round; None without `total`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Op):
+    """An `AllReduce` adds the losses of all ranks, and the squared norms of those of a host, which
+    have all shards.
+    """
+
+    kind, lane = OpKind.ALL_REDUCE, Lane.EXCHANGE

@@ -1,0 +1,119 @@
+"""A `StepPlan` is one training step: its ops in order, and the device buffers that they use. No
+torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.planning.schedule.buffers import Buffer
+from engine.planning.schedule.ops import Op
+from engine.planning.schedule.shards import WHOLE, Shards
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A `StepPlan` is one step: its ops, and the device buffers that they use. `slots`, `grads` and
+    `stagings` map each buffer to the units that it must be able to hold; `rings` lists the buffers
+    of boundaries.
+    """
+
+    ops: tuple[Op, ...]
+    slots: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
+    grads: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
+    stagings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
+    rings: tuple[Buffer, ...] = ()
+    shards: Shards = WHOLE
+    """It says how planes are divided among ranks, and which of them the plan is of."""
+    hosts: int = 1
+    """This many hosts have a copy of all planes each, or as many groups of `span` hosts do."""
+    span: int = 1
+    """The ranks among which planes are divided are on this many hosts."""
+    gradient_rings: tuple[Buffer, ...] = ()
+    """Pieces of parked gradients pass through these buffers on the host."""
+    graphs: int = 0
+    """Forward and backward of blocks are replayed as CUDA graphs (`engine.runtime.device`), for so
+    many micro-batches that exist at once; 0 where each kernel is launched by itself.
+    """
+    state_rings: tuple[Buffer, ...] = ()
+    """Pieces of the moments that are on the disk are updated in these buffers on the host."""
+    spill_numel: int = 0
+    """Such a piece has at most this many elements."""
+    disk_rings: tuple[Buffer, ...] = ()
+    """Boundaries pass through these buffers on the host on their way to the disk and back."""
+    compiled: bool = False
+    """The kernels of the blocks and of the loss are compiled; of the loss alone if there are
+    tiles.
+    """
+    tile_tokens: int = 0
+    """A tile of parts of the blocks has so many tokens; it is 0 where they run on whole rows."""
+    with_attention: tuple[str, ...] = ()
+    """These blocks keep what attention returned beside their boundary, on the host."""
+    attention_bytes: int = 0
+    """It is how many bytes of that they keep for each token."""
+    device_homes: tuple[str, ...] = ()
+    """The optimizers of these units run on the device."""
+    placed: tuple[tuple[str, Buffer], ...] = ()
+    """These units, with their slots, are updated on the device in the slot that still holds their
+    weights when a step ends. Their weights are fetched before the first step and after every drain;
+    from then on they are updated in the slot.
+    """
+    settled: tuple[tuple[str, Buffer], ...] = ()
+    """These units, with their slots, live on the device: the slot is their plane of weights. They
+    are updated there, and no weights of theirs are ever fetched.
+    """
+    held: tuple[tuple[str, Buffer], ...] = ()
+    """These units, with their slots, are there when a pass without gradients begins, because an
+    earlier pass on the same weights has left them.
+    """
+    update_buffers: tuple[Buffer, ...] = ()
+    spare_buffers: tuple[Buffer, ...] = ()
+    """These update buffers use memory of activations, from `lend` to the next step's `reclaim`."""
+    piece_numel: int = 0
+    """An update buffer holds this many elements of each plane."""
+    ring_numel: int = 0
+    """A ring buffer of gradients holds this many elements of a gradient."""
+    arena: tuple[tuple[Buffer, int], ...] = ()
+    """These fp32 sums are in the memory that they share with update buffers. Each begins at this
+    byte there (`engine.planning.schedule.arena`).
+    """
+    buffer_places: tuple[int, ...] = ()
+    """Each update buffer that is not spare begins at this byte of that memory."""
+    arena_bytes: int = 0
+    unsummed: tuple[str, ...] = ()
+    """In each round, the sum of each of these units has one term, a gradient in bf16. It is in the
+    first half of the sum's memory, and ranks exchange it as it is.
+    """
+    rounded_in_sums: tuple[str, ...] = ()
+    """The rounded gradients of these units take the second half of the memory of their sums."""
+    outer_in_parked: bool = False
+    """The slot of embed and head, and the sum of the head, are in the memory of parked
+    gradients.
+    """
+    frozen: tuple[str, ...] = ()
+    """These units are not trained: they have no gradient and no update."""
+    forward_only: tuple[str, ...] = ()
+    """These units, the first ones, have no backward, since nothing is trained in them or below."""
+    embed_piece: int = 0
+    """The norm of the gradient of embed is that of pieces of this many elements; 0 if it is taken
+    as a whole.
+    """
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Tells whether the kernels of the blocks are compiled."""
+        return self.compiled and not self.tile_tokens
+
+    @property
+    def is_shared(self) -> bool:
+        """Returns whether several ranks compute the step."""
+        return self.hosts * self.shards.ranks > 1
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span says when one op ran, in seconds on the backend's clock."""
+
+    op: Op
+    start: float
+    end: float

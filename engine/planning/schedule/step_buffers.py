@@ -1,0 +1,301 @@
+"""`StepBuffers` determines which buffers the ops of a step use. Rings and staging buffers are used
+in turn. No torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from engine.planning.schedule.assign_slots import block_slots, slot_of
+from engine.planning.schedule.buffers import EMBED, HEAD, Buffer, BufferKind, Content, ContentKind
+from engine.planning.schedule.choices import (
+    PlanChoices,
+    PlaneSizes,
+    seconds_of_pairs,
+    settled_of,
+    summed_apart,
+)
+from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.rounds import TrainedUnits
+
+LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)
+UNIT_SUM = Buffer(BufferKind.SUM, number=0)
+"""This buffer holds the sum of one unit at a time. Units are summed one after the other, on one
+lane, so no op waits for another unit's sum.
+"""
+SECOND_SUM = Buffer(BufferKind.SUM, number=1)
+"""Where two blocks are recomputed together, the sum of the second one is here. With several ranks,
+that of every second block is here, so that a backward need not wait until the sum before is added
+up over the ranks.
+"""
+TOTALS = Buffer(BufferKind.TOTALS)
+BLOCK_STAGINGS = Buffer(BufferKind.STAGING, number=0), Buffer(BufferKind.STAGING, number=1)
+OUTER_STAGING = Buffer(BufferKind.STAGING, number=2)
+GRADIENT_RINGS = 3
+"""Parked gradients pass through this many buffers on the host: one is filled while the optimizer
+reads another, and one more lets either be late.
+"""
+
+
+class StepBuffers:
+    """A `StepBuffers` says which unit uses which slot, sum and staging buffer in one step.
+
+    blocks: unit names in forward order. tied: the head or blocks also use the embed unit's weights.
+    sizes: needed where the memory of parked gradients serves embed and head.
+    """
+
+    def __init__(self, blocks: list[str], tied: bool, choices: PlanChoices, sizes: PlaneSizes):
+        self._blocks = blocks
+        self.trained = TrainedUnits(blocks, sizes.frozen)
+        self._tied = tied
+        self._choices = choices
+        self.settled = settled_of(blocks, choices)
+        """These units live on the device."""
+        resident = {*self.settled, *blocks[len(blocks) - choices.resident_blocks :]}
+        self._streamed = [block for block in blocks if block not in resident]
+        self._resident = [block for block in blocks if block in resident]
+        self.kept = frozenset(blocks[len(blocks) - choices.kept_blocks :])
+        """These blocks keep their activations."""
+        seconds = seconds_of_pairs(len(blocks), choices)
+        self.second_of_pair = {blocks[at]: blocks[at - 1] for at in seconds}
+        """These blocks keep no boundary. Each is recomputed together with the block before it,
+        which it is mapped to.
+        """
+        self._in_second_sum = {blocks[at] for at in summed_apart(len(blocks), choices)}
+        self.slots = block_slots(self._streamed, self._resident, choices.slots)
+        """Each block computes from this slot."""
+        # Gradients in fp32 do not fit into half of their sums.
+        are_small = sizes.item_bytes == 2 and choices.gradient_sum == GradientSum.DEVICE
+        # Several ranks round a sum elsewhere, of which they may own a shard alone.
+        are_small = are_small and choices.world_size == 1
+        trained = self.trained.only
+        self.rounded_in_sums = tuple(trained(self.settled)) if are_small else ()
+        """The rounded gradients of these units are in the memory of their sums."""
+        if choices.gradients_in_sums:
+            self.rounded_in_sums = tuple(trained((EMBED, *blocks, HEAD)))
+        self.under_head: tuple[str, ...] = ()
+        """The sum of the head is in the memory of the parked gradients of these blocks."""
+        if choices.outer_in_parked:
+            self.under_head = _first_blocks(blocks, sizes)
+        self._ring_turn = {BufferKind.STORE_RING: 0, BufferKind.FETCH_RING: 0}
+        self._staging_turn = 0
+        self._gradient_rings = itertools.cycle(self.gradient_rings())
+
+    def lasting_slots(self) -> dict[str, Buffer]:
+        """Returns the blocks that are still in their slot when a step ends, with the slot.
+
+        Backward ends with the first of the streamed blocks, and no other unit is fetched to their
+        slots before the next step. Blocks without a backward are no longer there, but no optimizer
+        looks for them.
+        """
+        lasting = [*self._resident, *self._streamed[: self._choices.slots]]
+        return {block: self.slots[block] for block in lasting}
+
+    def settled_slots(self) -> tuple[tuple[str, Buffer], ...]:
+        """Returns the units that live on the device, each with its slot."""
+        return tuple((unit, slot_of(unit)) for unit in self.settled)
+
+    def own_slots(self) -> tuple[tuple[str, Buffer], ...]:
+        """Returns the units that share their slot with no other, each with its slot."""
+        units = self.slot_units().items()
+        return tuple((names[0], slot) for slot, names in units if len(names) == 1)
+
+    def outer_slot(self, unit: str) -> Buffer:
+        """Returns the slot of embed or head."""
+        return slot_of(EMBED if self._choices.shared_outer_slot else unit)
+
+    def slot_units(self) -> dict[Buffer, tuple[str, ...]]:
+        """Returns every slot with the units that it must be able to hold."""
+        units: dict[Buffer, tuple[str, ...]] = {slot_of(EMBED): (EMBED,), slot_of(HEAD): (HEAD,)}
+        if self._choices.shared_outer_slot:
+            units = {slot_of(EMBED): (EMBED, HEAD)}
+        for number in range(min(self._choices.slots, len(self._streamed))):
+            units[Buffer(BufferKind.SLOT, number=number)] = tuple(self._streamed)
+        for unit in self._resident:
+            units[slot_of(unit)] = (unit,)
+        return units
+
+    def grad(self, unit: str) -> Buffer:
+        """Returns the buffer in which the unit's gradient is summed.
+
+        A sum that is kept throughout the step has its own buffer. This is the case if the sums of
+        all rounds stay on the device, and for the outer units of a tied model, which get gradients
+        at both ends of a pass.
+        """
+        outer = unit in (EMBED, HEAD)
+        lasts_all_step = self._choices.gradient_sum == GradientSum.DEVICE or (outer and self._tied)
+        if lasts_all_step or (unit == HEAD and self._choices.outer_in_parked):
+            return Buffer(BufferKind.SUM, unit)
+        return SECOND_SUM if unit in self._in_second_sum else UNIT_SUM
+
+    def backward_groups(self) -> list[tuple[str, ...]]:
+        """Returns the blocks in the order of backward. Two that are recomputed together are one
+        group.
+        """
+        groups: list[tuple[str, ...]] = []
+        firsts = set(self.second_of_pair.values())
+        for block in reversed(self.trained.blocks_back):
+            if block in self.second_of_pair:
+                groups.append((block, self.second_of_pair[block]))
+            elif block not in firsts:
+                groups.append((block,))
+        return groups
+
+    def grad_units(self) -> dict[Buffer, tuple[str, ...]]:
+        """Returns every buffer of a sum with the units that it must be able to hold. Where embed is
+        summed in pieces, which are no larger than a block, the units are blocks; the sum of the
+        head is then in other memory.
+        """
+        if self._choices.outer_in_parked:
+            return self._summed(self._blocks)
+        units = self.trained.only([EMBED, *self._blocks, HEAD])
+        shards = {total: (unit,) for unit in units if (total := self.shard_sum(unit)) is not None}
+        return self._summed(units) | shards
+
+    def shard_sum(self, unit: str) -> Buffer | None:
+        """Returns the buffer of this rank's shard of the unit's sum over the rounds; None where
+        there is none.
+        """
+        is_kept = self._choices.gradient_sum == GradientSum.SHARDS
+        return Buffer(BufferKind.SHARD_SUM, unit) if is_kept else None
+
+    def _summed(self, names: Iterable[str]) -> dict[Buffer, tuple[str, ...]]:
+        """Returns the buffers of these units' sums, each with its units."""
+        units: dict[Buffer, tuple[str, ...]] = {}
+        for unit in names:
+            grad = self.grad(unit)
+            units[grad] = (*units.get(grad, ()), unit)
+        return units
+
+    def shared_sums(self) -> dict[Buffer, tuple[str, ...]]:
+        """Returns the sums that may share their memory with update buffers, in the order in which
+        they follow each other there. If the sums of all rounds stay on the device, they are those
+        of the blocks, in the order in which backward completes them. The gradients of blocks that
+        live on the device may wait there, so the memory of their sums is not shared.
+        """
+        if self._choices.gradient_sum == GradientSum.DEVICE:
+            trained = self.trained.only(self._blocks)
+            shared = [block for block in trained if block not in self.settled]
+            return {self.grad(block): (block,) for block in reversed(shared)}
+        if self._choices.outer_in_parked:
+            return self._summed([*self._blocks, EMBED])
+        return self._summed(self.trained.only([EMBED, *self._blocks, HEAD]))
+
+    def staging_units(self) -> dict[Buffer, tuple[str, ...]]:
+        """Returns every staging buffer with the units that it must be able to hold."""
+        everything = self.trained.only([EMBED, *self._blocks, HEAD])
+        waiting = self.trained.only(self.settled)
+        if self._choices.parked_gradients:
+            waiting = everything
+        units: dict[Buffer, tuple[str, ...]] = {
+            Buffer(BufferKind.STAGING, unit): (unit,)
+            for unit in waiting
+            if unit not in self.rounded_in_sums
+        }
+        if self._choices.parked_gradients:
+            return units
+        elsewhere = [unit for unit in everything if unit not in self.settled]
+        blocks = tuple(unit for unit in elsewhere if unit not in (EMBED, HEAD))
+        outer = tuple(unit for unit in elsewhere if unit in (EMBED, HEAD))
+        if blocks:
+            units |= dict.fromkeys(BLOCK_STAGINGS, blocks)
+        if outer:
+            units[OUTER_STAGING] = outer
+        return units
+
+    def rings(self) -> tuple[Buffer, ...]:
+        """Returns the ring buffers of both directions. The result is empty where boundaries stay on
+        the device.
+        """
+        if not self._choices.host_boundaries:
+            return ()
+        numbers = range(self._choices.boundary_rings)
+        store = [Buffer(BufferKind.STORE_RING, number=number) for number in numbers]
+        fetch = [Buffer(BufferKind.FETCH_RING, number=number) for number in numbers]
+        return (*store, *fetch)
+
+    def next_ring(self, way: BufferKind) -> Buffer:
+        """Returns the next ring buffer in turn, for a copy to the host or back."""
+        turn = self._ring_turn[way]
+        self._ring_turn[way] = (turn + 1) % self._choices.boundary_rings
+        return Buffer(way, number=turn)
+
+    def next_staging(self, unit: str) -> Buffer:
+        """Returns the staging buffer for the unit's next gradient; blocks use two in turn. A unit
+        whose gradient waits on the device has its own.
+        """
+        if self._choices.parked_gradients or unit in self.settled:
+            return Buffer(BufferKind.STAGING, unit)
+        if unit in (EMBED, HEAD):
+            return OUTER_STAGING
+        self._staging_turn = 1 - self._staging_turn
+        return BLOCK_STAGINGS[self._staging_turn]
+
+    def begun_sum(self, unit: str) -> dict[Buffer, Content]:
+        """Returns what a new sum of the unit overwrites beside the sum itself: parked gradients of
+        the step before, where both share their memory.
+        """
+        content = Content(ContentKind.EARLIER_SUM, unit)
+        if unit in self.rounded_in_sums:
+            return {Buffer(BufferKind.STAGING, unit): content}
+        if unit == HEAD:
+            return {Buffer(BufferKind.STAGING, block): content for block in self.under_head}
+        return {}
+
+    def fetched_over(self, unit: str) -> dict[Buffer, Content]:
+        """Returns what the weights of a unit overwrite beside their slot: the parked gradient of
+        embed, where both share their memory.
+        """
+        if not (self._choices.outer_in_parked and unit in (EMBED, HEAD)):
+            return {}
+        return {Buffer(BufferKind.STAGING, EMBED): Content(ContentKind.WEIGHTS, unit)}
+
+    def parked_over(self, unit: str) -> dict[Buffer, Content]:
+        """Returns what the parked gradient of a unit overwrites beside its own buffer."""
+        content = Content(ContentKind.SUM, unit)
+        if unit in self.under_head:
+            return {self.grad(HEAD): content}
+        if unit == EMBED and self._choices.outer_in_parked:
+            return {self.outer_slot(EMBED): content}
+        return {}
+
+    def gradient_rings(self) -> tuple[Buffer, ...]:
+        """Returns the ring buffers of gradients. There are none where no gradient is parked for an
+        optimizer on the host.
+        """
+        elsewhere = {*self._choices.device_homes, *self.settled}
+        trained = self.trained.only([EMBED, *self._blocks, HEAD])
+        on_host = [unit for unit in trained if unit not in elsewhere]
+        if not (self._choices.parked_gradients and on_host):
+            return ()
+        numbers = range(GRADIENT_RINGS)
+        return tuple(Buffer(BufferKind.GRADIENT_RING, number=number) for number in numbers)
+
+    def next_gradient_ring(self) -> Buffer:
+        """Returns the next ring buffer in turn, for a piece of a parked gradient."""
+        return next(self._gradient_rings)
+
+
+def _first_blocks(blocks: list[str], sizes: PlaneSizes) -> tuple[str, ...]:
+    """Returns the first blocks whose parked gradients take the memory of the head's fp32 sum.
+    Raises ValueError where all of them take less.
+    """
+    needed = 4 * sizes.numel[HEAD]
+    for count, block in enumerate(blocks, 1):
+        needed -= sizes.item_bytes * sizes.numel[block]
+        if needed <= 0:
+            return tuple(blocks[:count])
+    raise ValueError("the sum of the head is larger than the parked gradients of all blocks")
+
+
+def hidden(micro_batch: int) -> Buffer:
+    """Returns the buffer that holds a micro-batch's hidden state and, in backward, the gradient of
+    that state.
+    """
+    return Buffer(BufferKind.HIDDEN, number=micro_batch)
+
+
+def host_gradient(unit: str, round_: int) -> dict[Buffer, Content]:
+    """Returns the plane of a unit's gradient with the sum over all rounds up to `round_`."""
+    return {Buffer(BufferKind.GRADIENT, unit): Content(ContentKind.SUM, number=round_)}

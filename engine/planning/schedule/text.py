@@ -1,0 +1,359 @@
+"""A plan has two text forms: one that can be parsed back, in which a change to the planner shows as
+a diff of lines, and a grid for human readers. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+from engine.planning.schedule.buffers import Buffer, read_buffer, read_content
+from engine.planning.schedule.offloaded_activations import ReadBoundary, WriteBoundary
+from engine.planning.schedule.ops import (
+    RARE_LANES,
+    AllGather,
+    AllReduce,
+    Applied,
+    Backward,
+    Clip,
+    DeviceUpdate,
+    Embed,
+    EmbedBackward,
+    FetchBoundary,
+    FetchGrad,
+    FetchGradient,
+    FetchStates,
+    Forward,
+    Keeps,
+    Lane,
+    Lend,
+    Loss,
+    Meet,
+    Offload,
+    OffloadParked,
+    OffloadStates,
+    OffloadWeights,
+    Op,
+    OpKind,
+    Prefetch,
+    ReadStates,
+    Reclaim,
+    Recompute,
+    Reduce,
+    ReduceScatter,
+    StoreBoundary,
+    Summary,
+    Update,
+    UpdateInPlace,
+    UpdateMoments,
+    Uses,
+    WriteStates,
+)
+from engine.planning.schedule.schedule import StepPlan
+from engine.planning.schedule.shards import Shards
+
+_OF_EVERY_OP = ("index", "unit", "reads", "writes", "waits", "waits_previous")
+_READERS: dict[str, Callable[[str], Any]] = {
+    "micro_batch": int,
+    "piece": lambda text: tuple(map(int, text.split("-"))),
+    "keeps": Keeps,
+    "following": str,
+    **dict.fromkeys(
+        ("first", "adds", "last", "recomputes", "whole", "late"), lambda text: text == "yes"
+    ),
+    **dict.fromkeys(
+        ("slot", "grad", "staging", "total", "ring", "host", "buffer", "states"), read_buffer
+    ),
+}
+"""Each function parses the text of the op field of that name."""
+
+OP_TYPES: dict[OpKind, type[Op]] = {
+    op.kind: op
+    for op in (
+        Prefetch,
+        AllGather,
+        Meet,
+        FetchBoundary,
+        FetchGrad,
+        Embed,
+        Forward,
+        Recompute,
+        Loss,
+        Backward,
+        EmbedBackward,
+        Reduce,
+        ReduceScatter,
+        AllReduce,
+        Lend,
+        Reclaim,
+        Summary,
+        UpdateInPlace,
+        StoreBoundary,
+        WriteBoundary,
+        ReadBoundary,
+        Offload,
+        OffloadParked,
+        Clip,
+        Update,
+        UpdateMoments,
+        ReadStates,
+        WriteStates,
+        Applied,
+        FetchStates,
+        FetchGradient,
+        DeviceUpdate,
+        OffloadWeights,
+        OffloadStates,
+    )
+}
+"""Every kind of op has one class."""
+
+
+def to_text(plan: StepPlan) -> str:
+    """Returns the plan as text: one line for each property, an empty line, and one line for each
+    op.
+    """
+    facts = [
+        f"compiled: {'yes' if plan.compiled else 'no'}",
+        f"homes on the device: {', '.join(plan.device_homes)}",
+        f"placed: {_places_text(plan.placed)}",
+        f"slots: {_units_text(plan.slots)}",
+        f"sums: {_units_text(plan.grads)}",
+        f"stagings: {_units_text(plan.stagings)}",
+        f"rings: {', '.join(map(str, plan.rings))}",
+        f"update buffers: {', '.join(map(str, plan.update_buffers))}",
+        f"spare buffers: {', '.join(map(str, plan.spare_buffers))}",
+        f"elements of a piece: {plan.piece_numel}",
+        f"elements of a ring buffer: {plan.ring_numel}",
+    ]
+    facts += [fact for fact in _rare_facts(plan) if not fact.endswith(": ")]
+    lines = [fact.rstrip() for fact in facts] + ["", *map(_op_text, plan.ops)]
+    return "\n".join(lines) + "\n"
+
+
+def _rare_facts(plan: StepPlan) -> Iterator[str]:
+    """Yields the properties that only some plans have. One that a plan lacks ends with a colon."""
+    if plan.arena:
+        yield f"arena: {'; '.join(f'{buffer} at {start}' for buffer, start in plan.arena)}"
+        yield f"bytes of the arena: {plan.arena_bytes}"
+        yield f"places of update buffers: {', '.join(map(str, plan.buffer_places))}"
+    if plan.shards.ranks > 1:
+        yield f"shard: {plan.shards.rank} of {plan.shards.ranks}"
+    if plan.hosts > 1:
+        yield f"hosts: {plan.hosts}"
+    if plan.span > 1:
+        yield f"divided among hosts: {plan.span}"
+    yield f"gradients in place of sums: {', '.join(plan.unsummed)}"
+    yield f"gradients in their sums: {', '.join(plan.rounded_in_sums)}"
+    if plan.outer_in_parked:
+        yield "embed and head: in parked gradients"
+    yield f"graphs of micro-batches: {plan.graphs or ''}"
+    yield f"elements of a piece of embed: {plan.embed_piece or ''}"
+    yield f"tokens of a tile: {plan.tile_tokens or ''}"
+    if plan.with_attention:
+        yield f"with attention: {', '.join(plan.with_attention)}"
+        yield f"bytes of attention: {plan.attention_bytes}"
+    yield f"gradient rings: {', '.join(map(str, plan.gradient_rings))}"
+    yield f"state rings: {', '.join(map(str, plan.state_rings))}"
+    if plan.state_rings:
+        yield f"elements of a piece on the disk: {plan.spill_numel}"
+    yield f"disk rings: {', '.join(map(str, plan.disk_rings))}"
+    yield f"settled: {_places_text(plan.settled)}"
+    yield f"frozen: {', '.join(plan.frozen)}"
+    yield f"forward only: {', '.join(plan.forward_only)}"
+    yield f"held: {_places_text(plan.held)}"  # only some passes without gradients have such units
+
+
+def from_text(text: str) -> StepPlan:
+    """Returns the plan whose `to_text` is `text`. Raises ValueError for any other text."""
+    try:
+        plan = _read_plan(text)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not the text of a plan: {error}") from None
+    # Parsing ignores labels, lanes and some words, so the whole text is compared.
+    if to_text(plan) != text:
+        raise ValueError("not the text of a plan: written again, it reads otherwise")
+    return plan
+
+
+def _read_plan(text: str) -> StepPlan:
+    head, _, ops = text.partition("\n\n")
+    lines = [line.partition(":") for line in head.splitlines()]
+    facts = {label: value.strip() for label, _, value in lines}
+    return StepPlan(
+        ops=tuple(map(_read_op, ops.splitlines())),
+        slots=_read_units(facts["slots"]),
+        grads=_read_units(facts["sums"]),
+        stagings=_read_units(facts["stagings"]),
+        rings=_read_buffers(facts["rings"]),
+        shards=_read_shards(facts.get("shard", "")),
+        hosts=int(facts.get("hosts", 1)),
+        span=int(facts.get("divided among hosts", 1)),
+        gradient_rings=_read_buffers(facts.get("gradient rings", "")),
+        state_rings=_read_buffers(facts.get("state rings", "")),
+        spill_numel=int(facts.get("elements of a piece on the disk", 0)),
+        disk_rings=_read_buffers(facts.get("disk rings", "")),
+        compiled=facts["compiled"] == "yes",
+        tile_tokens=int(facts.get("tokens of a tile", 0)),
+        with_attention=_words(facts.get("with attention", "")),
+        attention_bytes=int(facts.get("bytes of attention", 0)),
+        device_homes=_words(facts["homes on the device"]),
+        placed=_read_places(facts["placed"]),
+        update_buffers=_read_buffers(facts["update buffers"]),
+        spare_buffers=_read_buffers(facts["spare buffers"]),
+        piece_numel=int(facts["elements of a piece"]),
+        ring_numel=int(facts["elements of a ring buffer"]),
+        arena=_read_arena(facts.get("arena", "")),
+        arena_bytes=int(facts.get("bytes of the arena", 0)),
+        buffer_places=_numbers(facts.get("places of update buffers", "")),
+        unsummed=_words(facts.get("gradients in place of sums", "")),
+        rounded_in_sums=_words(facts.get("gradients in their sums", "")),
+        outer_in_parked="embed and head" in facts,
+        graphs=int(facts.get("graphs of micro-batches", 0)),
+        embed_piece=int(facts.get("elements of a piece of embed", 0)),
+        settled=_read_places(facts.get("settled", "")),
+        held=_read_places(facts.get("held", "")),
+        frozen=_words(facts.get("frozen", "")),
+        forward_only=_words(facts.get("forward only", "")),
+    )
+
+
+def _places_text(places: Sequence[tuple[str, Buffer]]) -> str:
+    return "; ".join(f"{unit} in {slot}" for unit, slot in places)
+
+
+def _read_places(text: str) -> tuple[tuple[str, Buffer], ...]:
+    parts = [each.partition(" in ") for each in _words(text, "; ")]
+    return tuple((unit, read_buffer(slot)) for unit, _, slot in parts)
+
+
+def _read_arena(text: str) -> tuple[tuple[Buffer, int], ...]:
+    parts = [each.partition(" at ") for each in _words(text, "; ")]
+    return tuple((read_buffer(buffer), int(start)) for buffer, _, start in parts)
+
+
+def _read_shards(text: str) -> Shards:
+    rank, _, ranks = text.partition(" of ")
+    return Shards(int(ranks), int(rank)) if text else Shards()
+
+
+def _words(text: str, between: str = ", ") -> tuple[str, ...]:
+    return tuple(text.split(between)) if text else ()
+
+
+def _read_buffers(text: str) -> tuple[Buffer, ...]:
+    return tuple(map(read_buffer, _words(text)))
+
+
+def _units_text(units: dict[Buffer, tuple[str, ...]]) -> str:
+    texts = [f"{buffer} = {', '.join(names)}" for buffer, names in units.items()]
+    return "; ".join(texts)
+
+
+def _read_units(text: str) -> dict[Buffer, tuple[str, ...]]:
+    pairs = [each.partition(" =") for each in _words(text, "; ")]
+    return {read_buffer(buffer): _words(names.strip()) for buffer, _, names in pairs}
+
+
+# ---------------------------------------------------------------------- one op
+
+
+def _op_text(op: Op) -> str:
+    own = [
+        (field.name, getattr(op, field.name))
+        for field in fields(op)
+        if field.name not in _OF_EVERY_OP
+    ]
+    parts = [
+        f"{op.index:4d} {op.lane:10s} {op.kind} of {op.unit}",
+        ", ".join(f"{name}={_value_text(value)}" for name, value in own if value is not None),
+        f"reads {_uses_text(op.reads)}",
+        f"writes {_uses_text(op.writes)}",
+        f"after {', '.join(map(str, op.waits))}",
+        f"after previous {', '.join(map(str, op.waits_previous))}",
+    ]
+    return " | ".join(part.rstrip() for part in parts)
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple) and not isinstance(value, Buffer):
+        return "-".join(map(str, value))
+    return str(value)
+
+
+def _uses_text(uses: Uses) -> str:
+    return "; ".join(f"{buffer}: {content}" for buffer, content in uses)
+
+
+def _read_op(line: str) -> Op:
+    what, own, reads, writes, waits, previous = (part.strip() for part in line.split("|"))
+    index, rest = what.split(maxsplit=1)
+    kind, _, unit = rest.rpartition(" of ")
+    fields_of_kind = [each.partition("=") for each in _words(own)]
+    values = {name: _READERS[name](value) for name, _, value in fields_of_kind}
+    return OP_TYPES[OpKind(kind.split()[-1])](
+        int(index),
+        unit,
+        _read_uses(reads.removeprefix("reads")),
+        _read_uses(writes.removeprefix("writes")),
+        _numbers(waits.removeprefix("after")),
+        _numbers(previous.removeprefix("after previous")),
+        **values,
+    )
+
+
+def _read_uses(text: str) -> Uses:
+    pairs = [each.partition(": ") for each in _words(text.strip(), "; ")]
+    return tuple((read_buffer(buffer), read_content(content)) for buffer, _, content in pairs)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, _words(text.strip())))
+
+
+# ---------------------------------------------------------------------- the grid
+
+
+def grid(plan: StepPlan, limit: int = 400) -> str:
+    """Returns the plan as a grid for human readers: one row for each op, one column for each lane,
+    and at the right what the op waits for. limit: at most this many ops are shown; the others are
+    only counted.
+    """
+    rows = grid_rows(plan, range(min(len(plan.ops), limit)))
+    more = len(plan.ops) - limit
+    if more > 0:
+        rows.append(f"... {more} more ops")
+    return "\n".join(rows)
+
+
+def grid_rows(plan: StepPlan, indices: Iterable[int], marked: int | None = None) -> list[str]:
+    """Returns the rows of some ops under a heading. marked: an arrow points to this op."""
+    ops = [plan.ops[index] for index in indices]
+    texts = [op.label + _target(op) for op in ops]
+    width = max([24, *map(len, texts)]) + 2
+    used = {op.lane for op in plan.ops}
+    lanes: Sequence[Lane] = [lane for lane in Lane if lane in used or lane not in RARE_LANES]
+    rows = ["   op  " + "".join(lane.ljust(width) for lane in lanes) + "waits for"]
+    for op, text in zip(ops, texts):
+        cells = dict.fromkeys(lanes, "·") | {op.lane: text}
+        row = "".join(cell.ljust(width) for cell in cells.values())
+        waits = [str(wait) for wait in op.waits]
+        waits += [f"previous {wait}" for wait in op.waits_previous]
+        arrow = "->" if op.index == marked else "  "
+        rows.append(f"{arrow}{op.index:3d}  {row}{', '.join(waits)}")
+    return rows
+
+
+_SHOWN = (Lane.H2D, Lane.D2H, Lane.GRADIENTS_OUT, Lane.EXCHANGE)
+
+
+def _target(op: Op) -> str:
+    """Returns the device buffer of a copy, as the grid shows it."""
+    for name in ("slot", "staging", "ring"):
+        buffer = getattr(op, name, None)
+        if buffer is not None and op.lane in _SHOWN:
+            return f" >{buffer}"
+    return ""

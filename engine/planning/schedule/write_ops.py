@@ -1,0 +1,287 @@
+"""The second of a plan's three passes writes the ops of one step in program order, with what each
+reads and writes. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+from engine.planning.schedule.assign_slots import assign_slots
+from engine.planning.schedule.buffers import (
+    EMBED,
+    HEAD,
+    READY,
+    Buffer,
+    BufferKind,
+    Content,
+    ContentKind,
+)
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.derive_waits import Draft
+from engine.planning.schedule.ops import (
+    AllGather,
+    AllReduce,
+    Applied,
+    Clip,
+    Meet,
+    Prefetch,
+    Summary,
+    Update,
+    UpdateMoments,
+)
+from engine.planning.schedule.rounds import HostBoundaries, Round
+from engine.planning.schedule.step_buffers import CLIP, LOSS, SUMMARY, TOTALS, host_gradient
+from engine.planning.schedule.unit_ops import UnitOps
+
+STEP = "step"
+"""An op that concerns the whole step has this name in place of a unit."""
+
+
+class StepEnd(Enum):
+    """A step ends with one of these ops."""
+
+    LOSS = "loss"
+    """The pass has no gradients."""
+    LOSS_AGAIN = "loss again"
+    """The pass has no gradients either, and an earlier one has left weights in their slots."""
+    SUMMARY = "summary"
+    """The step is a dry run: no op writes weights or moments."""
+    UPDATES = "updates"
+    """The step is a full training step."""
+
+
+class StepWriter(UnitOps):
+    """A `StepWriter` writes the ops of one step. It can be used once.
+
+    blocks: unit names in forward order. tied: the head or blocks also use the embed unit's weights.
+    end: the kind of op that ends the step.
+    """
+
+    def __init__(
+        self,
+        blocks: list[str],
+        tied: bool,
+        choices: PlanChoices,
+        sizes: PlaneSizes,
+        end: StepEnd,
+    ):
+        training = end in (StepEnd.SUMMARY, StepEnd.UPDATES)
+        super().__init__(blocks, tied, choices, sizes, training)
+        self._end = end
+        self.settled = self.buffers.settled_slots()
+        """These units, with their slots, live on the device."""
+        self.held = self.buffers.own_slots() if end is StepEnd.LOSS_AGAIN else ()
+        """These units, with their slots, are there when the step begins."""
+        there = {
+            slot: unit
+            for unit, slot in (*self.device.placed_units(), *self.settled, *self.held)
+            if unit in self.buffers.slots
+        }
+        back = self.trained.blocks_back if self._training else []
+        passes = [*blocks, *reversed(back)] * choices.rounds
+        self._uses = assign_slots(passes, self.buffers.slots, there)
+        self._current = 0
+        """The block use that is written next has this index in `_uses`."""
+        self._met: set[str] = set()
+        """The ranks have met for these units in this step."""
+        self._next_fetch = 0
+        """The prefetches of all uses before this index of `_uses` are written."""
+
+    # ------------------------------------------------------------------ the step
+
+    def write(self) -> Sequence[Draft]:
+        """Returns every op of the step, in program order."""
+        if self._end is StepEnd.UPDATES:
+            self.spilled.read_first()
+        for round_ in self._rounds():
+            self._forward_pass(round_)
+            for micro_batch in round_.micro_batches:
+                self._loss(micro_batch, round_)
+            if self._training:
+                self._backward_pass(round_)
+        if self._training:
+            self._emit_summary()
+        if self._end is StepEnd.UPDATES:
+            self._emit_updates()
+        return self._drafts
+
+    def _rounds(self) -> Iterator[Round]:
+        rounds, count = self._choices.rounds, self._choices.micro_batches
+        for number in range(rounds):
+            micro_batches = range(number * count // rounds, (number + 1) * count // rounds)
+            yield Round(number, micro_batches, is_last=number == rounds - 1)
+
+    def _forward_pass(self, round_: Round) -> None:
+        """Writes embed and every block of a round."""
+        first_round = round_.number == 0
+        shares = self._choices.shared_outer_slot
+        # After its backward, embed is in the slot that it shares with the head.
+        goes_back = self._training and self.trained.trains(EMBED)
+        if (first_round or (shares and not goes_back)) and not self._is_there(EMBED):
+            self._prefetch(EMBED, self.buffers.outer_slot(EMBED))
+        self._fetch_ahead()
+        for micro_batch in round_.micro_batches:
+            self._embed(micro_batch, round_)
+        for block in self._blocks:
+            self._fetch_ahead()
+            is_last_block = block == self._blocks[-1]
+            if (first_round or shares) and is_last_block and not self._is_there(HEAD):
+                # The head's weights are not prefetched earlier: the head's update comes last, and a
+                # prefetch that waits for it would delay all later copies on the lane.
+                self._prefetch(HEAD, self.buffers.outer_slot(HEAD))
+            if first_round and self._training and self._is_first_lender(block):
+                self.device.reclaim()
+            for micro_batch in round_.micro_batches:
+                self._forward(block, micro_batch, round_)
+            self._current += 1
+        self._fetch_ahead()
+
+    def _is_there(self, unit: str) -> bool:
+        """Tells whether the slot of the embed or the head unit holds it when the step begins."""
+        is_there = any(unit == there for there, _ in (*self.settled, *self.held))
+        return is_there or self.device.placed(unit) is not None
+
+    def _backward_pass(self, round_: Round) -> None:
+        """Writes the backward of every block and of embed, and sends the gradients of all units."""
+        self._finish_gradient(HEAD, round_)
+        finished: set[str] = set()
+        groups = self.buffers.backward_groups()
+        self.on_disk.read_first([group[-1] for group in groups], round_)
+        boundaries = HostBoundaries(iter(()))
+        if groups:
+            boundaries = self._fetch_boundaries(groups[0], round_)
+        for group, following in zip(groups, [*groups[1:], None]):
+            self._fetch_ahead()
+            is_last = following is None and self.trained.trains(EMBED)
+            if is_last and self._choices.shared_outer_slot:
+                # The head was there. The next round, too, finds embed in its slot.
+                self._prefetch(EMBED, self.buffers.outer_slot(EMBED))
+            self._backward_group(group, round_, boundaries)
+            if following is not None:
+                # Boundaries are fetched before the next prefetch, which waits for a slot. In the
+                # opposite order, the first backward of the next block would wait for both.
+                boundaries = self._fetch_boundaries(following, round_)
+            self._current += len(group)
+            if self._choices.ranks == 1:
+                self._fetch_ahead()
+            for block in group:
+                self._finish_gradient(block, round_)
+                finished.add(block)
+                if round_.is_last:
+                    if self._is_first_lender(block):
+                        self.device.lend()
+                    self.device.fetch_first(finished)
+            if self._choices.ranks > 1:
+                # On EXCHANGE the sum is complete, and goes before weights that come from the host.
+                self._fetch_ahead()
+        self._embed_backwards(round_)
+
+    def _is_first_lender(self, block: str) -> bool:
+        """Tells whether this is the first block, in forward order, that lends the memory of its
+        activations. Of the lenders, it is the last in backward.
+        """
+        return self.device.lenders[:1] == [block]
+
+    def _emit_summary(self) -> None:
+        trained = self.trained.only(self._units())
+        reads = {Buffer(BufferKind.NORM, unit): READY for unit in trained}
+        reads[LOSS] = READY
+        if self._choices.world_size > 1:
+            self._emit(AllReduce, STEP, reads, {TOTALS: READY})
+            reads = {TOTALS: READY}
+        self._emit(Summary, STEP, reads, {SUMMARY: READY})
+
+    def _emit_updates(self) -> None:
+        """Writes the clip factor and the updates: those on the device first, then those of moments
+        that were read from the disk ahead, and then all others.
+        """
+        settled = [(unit, slot) for unit, slot in self.settled if self.trained.trains(unit)]
+        for unit, slot in settled:
+            self._update_in_place(unit, slot)
+        self._emit(Clip, STEP, {SUMMARY: READY}, {CLIP: READY})
+        self.device.write()
+        self.spilled.write_first()
+        elsewhere = {*self._choices.device_homes, *self.buffers.settled, *self.spilled.units}
+        for unit in self.trained.only(self._units()):
+            if unit not in elsewhere:
+                self._update_on_host(unit)
+                self.spilled.write_next()
+        self.spilled.write_rest()
+        if self._choices.late_moments:
+            for unit in self.trained.only(self._units()):
+                if unit not in elsewhere:
+                    self._update_moments(unit)
+        if self._choices.device_homes or settled or self.spilled.units:
+            states = {Buffer(BufferKind.STATES, unit): READY for unit, _ in settled}
+            if self._choices.ranks > 1:  # the weights are gathered after the update
+                for unit, slot in settled:
+                    states |= self.device.weights(unit, slot)
+            states |= self.spilled.states()
+            self._emit(Applied, STEP, self.device.all_planes() | states, {})
+
+    def _update_on_host(self, unit: str) -> None:
+        """Writes the update of a unit whose planes are all in RAM."""
+        if self._choices.parked_gradients:
+            self._update_parked(unit)
+            return
+        gradient = host_gradient(unit, self._choices.rounds - 1)
+        weights = {Buffer(BufferKind.WEIGHTS, unit): READY}
+        late = True if self._choices.late_moments else None
+        piece = self._own_piece(unit)
+        self._emit(Update, unit, {CLIP: READY} | gradient, weights, piece=piece, late=late)
+
+    def _update_moments(self, unit: str) -> None:
+        """Writes the update of moments that goes after those of all weights."""
+        gradient = host_gradient(unit, self._choices.rounds - 1)
+        piece = self._own_piece(unit)
+        self._emit(UpdateMoments, unit, {CLIP: READY} | gradient, {}, piece=piece)
+
+    def _own_piece(self, unit: str) -> tuple[int, int] | None:
+        """Returns the elements that this rank updates; None where it updates all of the unit."""
+        return self.shards.bounds(self._numel[unit]) if self._choices.ranks > 1 else None
+
+    def _units(self) -> list[str]:
+        return [EMBED, *self._blocks, HEAD]
+
+    # ------------------------------------------------------------------ weights
+
+    def _fetch_ahead(self) -> None:
+        """Writes the prefetches of the uses up to `prefetch_depth` ahead, in order. It stops at the
+        first use whose slot is still needed.
+        """
+        last = min(self._current + self._choices.prefetch_depth, len(self._uses) - 1)
+        while self._next_fetch <= last:
+            use = self._uses[self._next_fetch]
+            if use.fetch:
+                uses_before = self._uses[self._current : self._next_fetch]
+                if any(earlier.slot == use.slot for earlier in uses_before):
+                    return
+                self._prefetch(use.unit, use.slot)
+            self._next_fetch += 1
+
+    def _prefetch(self, unit: str, slot: Buffer) -> None:
+        writes = self.device.weights(unit, slot) | self.buffers.fetched_over(unit)
+        planes = self.device.planes(unit)
+        if self._choices.ranks == 1:
+            self._emit(Prefetch, unit, planes, writes, slot=slot)
+            return
+        if self._choices.whole_reads:
+            self._prefetch_whole(unit, slot)
+            return
+        shard = dict.fromkeys(writes, Content(ContentKind.SHARD, unit))
+        self._emit(Prefetch, unit, planes, shard, slot=slot)
+        self._emit(AllGather, unit, shard, writes, slot=slot)
+
+    def _prefetch_whole(self, unit: str, slot: Buffer) -> None:
+        """Writes the fetch of a unit from memory that the ranks share. It is preceded by a meeting
+        where ranks may still be updating the unit, which is trained. They update nothing before all
+        of them have sent their norms, and so have read what they need of this step.
+        """
+        reads, met = self.device.planes(unit), Buffer(BufferKind.MET, unit)
+        if self.trained.trains(unit):
+            if unit not in self._met:
+                self._met.add(unit)
+                self._emit(Meet, unit, reads, {met: READY})
+            reads = reads | {met: READY}
+        self._emit(Prefetch, unit, reads, self.device.weights(unit, slot), slot=slot, whole=True)

@@ -1,0 +1,414 @@
+"""A `ModelShape` holds everything that the planner and the fit report need to know about a model.
+
+It is plain data, exact to the byte, and needs no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass, replace
+
+from engine.config.output_settings import CheckpointKind
+from engine.config.settings import Optimizer
+from engine.planning.layout.embed_pieces import piece_of_table
+from engine.planning.layout.layout import (
+    EXACT_ITEM_BYTES,
+    PLANE_ITEM_BYTES,
+    checkpoint_planes,
+    plane_bytes,
+)
+from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
+from engine.planning.layout.update_buffers import UpdateBuffer
+from engine.planning.schedule.rounds import TrainedUnits
+from engine.planning.schedule.shards import Shards, largest_updated
+from engine.planning.shape.activation_sizes import DOCUMENTS, MASK_ELEMENTS
+from engine.planning.shape.block_sizes import BlockSizes
+from engine.planning.shape.quantization import Method
+from engine.planning.shape.read_ahead import read_ahead_numel
+from engine.planning.shape.unit_shape import UnitShape
+
+FP32_LOGIT_BYTES = 12
+"""At its peak the loss holds three fp32 numbers for each logit, whatever the model's dtype."""
+
+MOSTLY_FROZEN = 4
+"""A unit is mostly frozen if it has so many times as many elements that are not trained."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """An instance is a model as the planner sees it. Sizes are elements unless called bytes."""
+
+    model_type: str
+    source: str
+    dtype: str
+    attention: str
+    """The model was built with this implementation of attention."""
+    units: tuple[UnitShape, ...]
+    """The units are in forward order: embed, blocks, head."""
+    tied: bool
+    packs: bool
+    """Several documents may share a row."""
+    hidden_size: int
+    vocab_size: int
+    active_parameters: int
+    """A token goes through this many parameters."""
+    work_parameters: int | None = None
+    """A model that is trained whole and in which a token goes through so many parameters needs as
+    many FLOPs for a step; None where this one is trained whole.
+    """
+    max_position_embeddings: int | None = None
+    learned_positions: bool = False
+    """It is true when positions come from a table, so that rows cannot be longer than the table."""
+    sliding_window: int | None = None
+    mask_kinds: int = 1
+    """The blocks have this many different attention masks, such as sliding and full."""
+    logit_bytes: int = 16
+    """The loss takes this many device bytes for each logit at its peak."""
+    argument_numel: int = 0
+    """In addition to the hidden state, blocks receive this many elements per token, such as rotary
+    embeddings. Rows that are not packed share them.
+    """
+    handed_numel: int = 0
+    """Blocks hand on this many elements per token of each row, gradients included."""
+    optimizer: Optimizer = FP32_MOMENTS
+    """The host keeps the moments of this optimizer."""
+    residual_streams: int = 1
+    """A block's input is as large as this many hidden states per token."""
+    attention_heads: int = 1
+    attention_width: int = 1
+    """All heads together have so many features: the mean of those of queries and of values."""
+    untouched_numel: int = 0
+    """Parts that text does not reach have this many elements. They are copied into an export."""
+    stored_as: Method | None = None
+    """The checkpoint's weights are quantised so."""
+
+    @property
+    def compiled_logit_bytes(self) -> int:
+        """A compiled loss takes this many bytes for each logit: for the logit and its gradient,
+        both in the model's dtype.
+        """
+        return self.logit_bytes - FP32_LOGIT_BYTES + self.item_bytes
+
+    @property
+    def hidden_width(self) -> int:
+        """A block's input has this many elements per token."""
+        return self.hidden_size * self.residual_streams
+
+    @property
+    def embed(self) -> UnitShape:
+        return self.units[0]
+
+    @property
+    def head(self) -> UnitShape:
+        return self.units[-1]
+
+    @property
+    def table_count(self) -> int:
+        """So many parameters of embed are its own: a tied head computes with them, and no block."""
+        return self.embed.parameter_count - self.embed.shared_count
+
+    @property
+    def holds_embed(self) -> bool:
+        """Tells whether the weights of embed are used throughout a pass, by the head or by blocks,
+        and its gradient is summed all the time.
+        """
+        return self.tied or self.embed.shared_count > 0
+
+    @functools.cached_property
+    def blocks(self) -> tuple[UnitShape, ...]:
+        return self.units[1:-1]
+
+    @functools.cached_property
+    def block_sizes(self) -> BlockSizes:
+        """Returns what the first and the last blocks take together."""
+        blocks = self.blocks
+        return BlockSizes(
+            [each.gradient_numel for each in blocks],
+            [each.weight_numel for each in blocks],
+            [each.exact_numel for each in blocks],
+            self.item_bytes,
+        )
+
+    @functools.cached_property
+    def item_bytes(self) -> int:
+        """An element takes this many bytes on the device."""
+        return PLANE_ITEM_BYTES[self.dtype]["weight_high"]
+
+    @functools.cached_property
+    def parameter_count(self) -> int:
+        return sum(unit.parameter_count for unit in self.units)
+
+    @property
+    def trained_count(self) -> int:
+        """So many of the parameters are trained."""
+        return sum(unit.trained_count for unit in self.units)
+
+    @property
+    def counted_parameters(self) -> int:
+        """FLOPs of a step are counted by this many parameters."""
+        return self.active_parameters if self.work_parameters is None else self.work_parameters
+
+    @functools.cached_property
+    def frozen_units(self) -> tuple[str, ...]:
+        """Returns the units without a parameter that is trained, in forward order."""
+        return tuple(unit.name for unit in self.units if unit.is_frozen)
+
+    @functools.cached_property
+    def forward_blocks(self) -> int:
+        """So many blocks, the first ones, have no backward: nothing is trained up to there."""
+        names = [unit.name for unit in self.blocks]
+        return len(names) - len(TrainedUnits(names, self.frozen_units).blocks_back)
+
+    @functools.cached_property
+    def gradient_numel(self) -> int:
+        """The gradients of all units together have this many elements."""
+        return self.first_gradients[-1]
+
+    def plane_bytes(self, settled: int = 0, spilled: int = 0) -> dict[str, int]:
+        """Returns the bytes of each plane in host memory: of all units but the first `settled`,
+        which live on the device, without the moments of the last `spilled`, which are on the disk.
+        """
+        if (settled, spilled) not in self._plane_bytes:
+            found = dict.fromkeys(PLANE_ITEM_BYTES[self.dtype], 0)
+            for unit in self.units[settled:]:
+                sizes = self.unit_bytes(unit)
+                for plane, size in sizes.items():
+                    found[plane] += size
+            for plane in MOMENTS:
+                found[plane] -= self.last_moment_bytes[spilled]
+            self._plane_bytes[settled, spilled] = found
+        return dict(self._plane_bytes[settled, spilled])
+
+    def unit_bytes(self, unit: UnitShape) -> dict[str, int]:
+        """Returns the bytes of each plane of a unit of this model."""
+        counts = unit.moment_counts
+        return plane_bytes(self.dtype, self.optimizer, counts, unit.weight_numel)
+
+    @functools.cached_property
+    def _plane_bytes(self) -> dict[tuple[int, int], dict[str, int]]:
+        return {}
+
+    @functools.cached_property
+    def last_moment_bytes(self) -> list[int]:
+        """Entry n is the bytes that one moment of the last n units takes."""
+        sizes = (unit.moment_counts.bytes(self.optimizer) for unit in reversed(self.units))
+        return list(itertools.accumulate(sizes, initial=0))
+
+    @functools.cached_property
+    def settled_bytes(self) -> list[int]:
+        """Entry n is the bytes that the first n units take if they live on the device: all planes
+        but that of gradients, and the weights that stay in fp32.
+        """
+        found = [0]
+        for unit in self.units:
+            sizes = self.unit_bytes(unit)
+            exact = unit.exact_numel * EXACT_ITEM_BYTES
+            found.append(found[-1] + sum(sizes.values()) - sizes["grad"] + exact)
+        return found
+
+    def settled_on(self, ranks: int) -> list[int]:
+        """Returns `settled_bytes` for the device of one of several ranks: weights whole, with the
+        elements of all shards, and a shard of the rest (`engine.runtime.host.sharded_planes`).
+        Moments that are not in fp32 are estimated by the mean of a unit.
+        """
+        if ranks == 1:
+            return self.settled_bytes
+        if ranks not in self._settled_on:
+            shards, item = Shards(ranks), self.item_bytes
+            found = [0]
+            for unit in self.units:
+                own = min(unit.numel, shards.numel(unit.numel))
+                planes = self.unit_bytes(unit)
+                rest = sum(planes.values()) - planes["grad"] - planes["weight_high"]
+                shard = -(-rest * own // unit.numel) if unit.numel else 0
+                found.append(found[-1] + unit.padded(shards).weight_numel * item + shard)
+            self._settled_on[ranks] = found
+        return self._settled_on[ranks]
+
+    @functools.cached_property
+    def _settled_on(self) -> dict[int, list[int]]:
+        return {}
+
+    @functools.cached_property
+    def has_exact(self) -> bool:
+        """Tells whether any weights stay in fp32 in a bf16 model."""
+        return any(unit.exact_numel for unit in self.units)
+
+    @functools.cached_property
+    def has_alike_frozen_blocks(self) -> bool:
+        """Tells whether all blocks have the same sizes, and by far the most of them is not trained.
+        Then it makes no difference to memory which of them live on the device.
+        """
+        sizes = {(u.numel, u.frozen_numel, u.exact_numel, u.moment_counts) for u in self.blocks}
+        numel, frozen, *_ = next(iter(sizes), (0, 0))
+        return len(sizes) == 1 and MOSTLY_FROZEN * numel <= frozen
+
+    @functools.cached_property
+    def first_gradients(self) -> list[int]:
+        """Entry n is the number of elements of the gradients of the first n units."""
+        return list(itertools.accumulate((unit.gradient_numel for unit in self.units), initial=0))
+
+    @functools.cached_property
+    def first_weights(self) -> list[int]:
+        """Entry n is the number of elements of the weights of the first n units."""
+        return list(itertools.accumulate((unit.weight_numel for unit in self.units), initial=0))
+
+    @functools.cached_property
+    def largest_block(self) -> int:
+        """Returns the number of elements of the largest block, by which pieces are measured."""
+        outer = (self.embed.numel, self.head.numel)
+        return largest_updated([unit.numel for unit in self.blocks], outer)
+
+    @functools.cached_property
+    def block_share(self) -> float:
+        """Returns the share of the blocks' parameters that a token passes through. It is less than
+        1 in a mixture of experts.
+        """
+        blocks = sum(unit.called_count for unit in self.blocks)
+        if not blocks:
+            return 0.0
+        outside = self.head.parameter_count + self.table_count
+        return min(1.0, max(0.0, (self.active_parameters - outside) / blocks))
+
+    def attention_flops(self, rows: int, row_length: int) -> float:
+        """Returns the FLOPs of the attention of one block in a forward pass: two matrix products,
+        halved because attention is causal.
+        """
+        seen = min(row_length, self.sliding_window or row_length)
+        return 2.0 * rows * row_length * seen * self.attention_width
+
+    @functools.cached_property
+    def embed_piece(self) -> int:
+        """Returns the number of elements for which the gradient of embed can be summed at a time; 0
+        where it is summed as a whole (`engine.planning.layout.embed_pieces`).
+        """
+        is_one_table = self.embed.parameter_count == self.vocab_size * self.hidden_size
+        if self.holds_embed or not is_one_table or self.embed.exact_numel:
+            return 0
+        largest = max(unit.weight_numel for unit in self.blocks)
+        return piece_of_table(self.vocab_size, self.hidden_size, largest)
+
+    def update_buffer(self, pieces: int, ranks: int = 1) -> UpdateBuffer:
+        """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
+        many of them are the largest block, or what one of several ranks owns of it.
+        """
+        if (pieces, ranks) not in self._update_buffers:
+            units = [unit.moment_counts for unit in self.units]
+            largest = Shards(ranks).numel(self.largest_block)
+            self._update_buffers[pieces, ranks] = UpdateBuffer.of(
+                self.dtype, self.optimizer, units, largest, pieces
+            )
+        return self._update_buffers[pieces, ranks]
+
+    @functools.cached_property
+    def _update_buffers(self) -> dict[tuple[int, int], UpdateBuffer]:
+        return {}
+
+    def padded(self, ranks: int) -> ModelShape:
+        """Returns the shape whose units have the elements of their slots and sums on the device of
+        one of several ranks: those of all shards together (`engine.planning.schedule.shards`).
+        """
+        if ranks == 1:
+            return self
+        if ranks not in self._padded:
+            units = tuple(unit.padded(Shards(ranks)) for unit in self.units)
+            self._padded[ranks] = replace(self, units=units)
+        return self._padded[ranks]
+
+    @functools.cached_property
+    def _padded(self) -> dict[int, ModelShape]:
+        return {}
+
+    @functools.cached_property
+    def state_item_bytes(self) -> float:
+        """A parameter that is trained takes this many bytes over all planes, on average over the
+        blocks.
+        """
+        units = [unit for unit in self.blocks if unit.numel] or self.units
+        numel = sum(unit.numel for unit in units)
+        moments = 2 * sum(unit.moment_counts.bytes(self.optimizer) for unit in units)
+        items = PLANE_ITEM_BYTES[self.dtype]
+        return sum(item for plane, item in items.items() if plane not in MOMENTS) + moments / numel
+
+    @property
+    def read_ahead_numel(self) -> int:
+        """While a checkpoint is read, at most this many parameters are in memory beside their
+        planes.
+        """
+        counts = [unit.parameter_count for unit in self.units]
+        return read_ahead_numel(counts, self.active_parameters < self.parameter_count)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(self.plane_bytes().values())
+
+    def checkpoint_bytes(self, kind: CheckpointKind = "full") -> int:
+        """Returns the bytes of a checkpoint of this kind, without weights that are not trained."""
+        planes, sizes = checkpoint_planes(self.dtype, kind), self.plane_bytes()
+        sizes["weight_high"] -= self.frozen_bytes
+        return sum(size for plane, size in sizes.items() if plane in planes)
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Returns the bytes of the weights that are not trained."""
+        return self.item_bytes * sum(unit.frozen_numel for unit in self.units)
+
+    def export_bytes(self, dtype: str) -> int:
+        """Returns the bytes of weights in an exported folder whose weights are in `dtype`. Weights
+        that stay in fp32 take the rest of their four bytes.
+        """
+        item = PLANE_ITEM_BYTES[dtype]["weight_high"]
+        exact = sum(unit.exact_numel for unit in self.units) if dtype == "bfloat16" else 0
+        untouched = self.untouched_numel * self.item_bytes
+        return self.parameter_count * item + exact * (4 - item) + untouched
+
+    def with_optimizer(self, optimizer: Optimizer) -> ModelShape:
+        """Returns the shape of the same model with the moments of another optimizer."""
+        return self if optimizer == self.optimizer else replace(self, optimizer=optimizer)
+
+    def in_dtype(self, dtype: str) -> ModelShape:
+        """Returns the shape of the same model in another dtype. Its planes are exact; its
+        activations keep the sizes of this dtype.
+        """
+        item = PLANE_ITEM_BYTES[dtype]["weight_high"]
+        logits = (self.logit_bytes - FP32_LOGIT_BYTES) // self.item_bytes
+        units = self.units
+        if dtype == "float32":  # there all weights are in fp32
+            units = tuple(replace(unit, exact_numel=0) for unit in units)
+        logit_bytes = FP32_LOGIT_BYTES + logits * item
+        return replace(self, dtype=dtype, logit_bytes=logit_bytes, units=units)
+
+    def varlen(self, packed: bool, device: str) -> bool:
+        """Returns whether attention uses the GPU's variable-length kernel, document by document."""
+        has_kernel = device == "cuda" and self.attention == DOCUMENTS and self.dtype != "float32"
+        return packed and self.packs and has_kernel
+
+    def dense_mask(self, packed: bool, row_length: int) -> bool:
+        """Returns whether a tokens x tokens mask is made for each row and kept through a step."""
+        return self.attention != DOCUMENTS and (
+            packed or self._slides(row_length) or self.attention == "eager"
+        )
+
+    def masked_at_once(self, packed: bool, rows: int, row_length: int, device: str) -> bool:
+        """Returns whether a GPU attends to the documents of a micro-batch under one mask
+        (`engine.model.build.attention`).
+        """
+        return (
+            device == "cuda"
+            and self.attention == DOCUMENTS
+            and self.dtype == "float32"
+            and (packed or self._slides(row_length))
+            and rows * row_length**2 <= MASK_ELEMENTS
+        )
+
+    def masked_blocks(self, packed: bool, row_length: int, device: str) -> bool:
+        """Returns whether autograd keeps a tokens x tokens mask of each row in blocks: the mask
+        kept through a step, or the mask of a window if the GPU's variable-length kernel does not
+        run.
+        """
+        windows = self.attention == DOCUMENTS and (device == "cpu" or self.dtype == "float32")
+        return self.dense_mask(packed, row_length) or (windows and self._slides(row_length))
+
+    def _slides(self, row_length: int) -> bool:
+        return self.sliding_window is not None and self.sliding_window < row_length

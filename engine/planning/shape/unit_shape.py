@@ -1,0 +1,89 @@
+"""A `UnitShape` holds what the planner needs to know about one unit of a model.
+
+It is plain data, exact to the byte, and needs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.planning.layout.moments import MomentCounts
+from engine.planning.schedule.buffers import EMBED
+from engine.planning.schedule.shards import Shards
+from engine.planning.shape.activation_sizes import Activations
+from engine.planning.shape.tile_sizes import TiledBlock
+
+_NONE = Activations()
+
+
+@dataclass(frozen=True)
+class UnitShape:
+    """A unit's shape is its size. Fields after `parameter_count` may be 0 for all but blocks."""
+
+    name: str
+    numel: int
+    """Each plane has this many elements, alignment included. Only weight_high may have more."""
+    parameter_count: int
+    widest: int = 0
+    """No matrix has more input or output features per token than this."""
+    activations: Activations = _NONE
+    """Autograd keeps these for a block without an attention mask."""
+    masked_activations: Activations = _NONE
+    """Autograd keeps these for a block with a dense attention mask for every row."""
+    compiled_activations: Activations = _NONE
+    """Autograd keeps these for a compiled block, which recomputes cheap ones, without a mask."""
+    tiled: TiledBlock | None = None
+    """It takes this where parts of it run in tiles; None where none can, or that is not known."""
+    exact_numel: int = 0
+    """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
+    adapter_features: int = 0
+    """This is what all layers with an adapter take and return."""
+    adapted_numel: int = 0
+    """Stacked experts with adapters have so many elements, added up anew in every pass."""
+    small_numel: int = 0
+    """This many elements belong to small parameters (`engine.planning.layout.moments`)."""
+    block_count: int = 0
+    """The moments of the other elements are cut into this many blocks, if they are in 8 bits."""
+    frozen_numel: int = 0
+    """So many elements, alignment included, are in weight_high alone: they are not trained."""
+    frozen_count: int = 0
+    """So many of the parameters are not trained."""
+    shared_count: int = 0
+    """A block computes with so many parameters of embed beside its own; of embed, these are those
+    that blocks compute with.
+    """
+
+    @property
+    def called_count(self) -> int:
+        """A block computes with so many parameters: its own, and those that blocks share."""
+        return self.parameter_count + self.shared_count
+
+    @property
+    def weight_numel(self) -> int:
+        """The plane weight_high has this many elements."""
+        return self.numel + self.frozen_numel
+
+    @property
+    def trained_count(self) -> int:
+        """So many of the parameters are trained."""
+        return self.parameter_count - self.frozen_count
+
+    @property
+    def is_frozen(self) -> bool:
+        """Tells whether the unit has parameters, none of which is trained."""
+        return 0 < self.parameter_count == self.frozen_count
+
+    @property
+    def gradient_numel(self) -> int:
+        """The gradient of the unit has this many elements."""
+        return 0 if self.is_frozen else self.numel
+
+    @property
+    def moment_counts(self) -> MomentCounts:
+        """Returns how many elements keep their moments in which way, with any optimizer."""
+        return MomentCounts(self.numel, self.small_numel, self.block_count, self.name == EMBED)
+
+    def padded(self, shards: Shards) -> UnitShape:
+        """Returns the unit with the elements of its slot and its sum on one of several ranks."""
+        numel, slot = shards.padded(self.numel), shards.slot_numel(self.numel, self.weight_numel)
+        return replace(self, numel=numel, frozen_numel=slot - numel)

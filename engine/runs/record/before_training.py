@@ -1,0 +1,145 @@
+"""It is judged here whether the weights of a run are worse than those with which it began. What is
+said of a run, in the app and in a terminal, begins with this. All functions are pure.
+
+The state before training is known from the evaluation of step 0, and from the training loss of step
+1, which is computed before its update. An evaluation says more: it is of the same rows. The first
+loss is that of one batch, and is compared with care.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from engine.runs.record.evaluations import Evaluated, margin, of_the_same_rows
+from engine.runs.record.snapshot import RunSnapshot
+
+LAST_EVALS = 2
+"""So many of the latest evaluations must be worse than that before training, of a run that goes on;
+of one that is over, the last one.
+"""
+LAST_STEPS = 10
+"""Without evaluations, so many of the latest losses must all be above the first one."""
+RISE_SHARE, RISE = 0.5, 0.5
+"""The median of these must be above the first loss by this share of it, and by this much,"""
+NOISES = 4.0
+"""and above it by so many times the noise. Noise counts as a share of the loss here: that of a loss
+that has exploded says nothing about how far the first batch may have been from the mean.
+"""
+NOISE_STEPS = 50
+MOST = 100.0
+"""This power of e is infinite for any loss."""
+FEWEST_STEPS = 30
+"""A run that goes on is judged by its training loss after so many steps."""
+
+
+@dataclass(frozen=True)
+class Worse:
+    """A `Worse` says by what the weights are worse than before training."""
+
+    of: Literal["held-out", "training"]
+    """This loss says so."""
+    before: float
+    now: float
+    margin: float
+    """The loss is above that before training by more than this."""
+
+    def in_words(self) -> str:
+        """Returns one sentence for a terminal and for a list."""
+        since = "before training" if self.of == "held-out" else "in the first step"
+        return (
+            f"Worse than before training: the {self.of} loss is {self.now:.4f}, and was "
+            f"{self.before:.4f} {since}."
+        )
+
+
+def worse_in_words(snapshot: RunSnapshot) -> str:
+    """Returns what is said at the end of a run that has made its model worse: one sentence or, if
+    better weights are kept, two. The text is empty for any other run.
+    """
+    worse, best = worse_than_before(snapshot, is_over=True), snapshot.best
+    if worse is None:
+        return ""
+    said = worse.in_words()
+    if best is not None and best.kept and worse.of == "held-out" and best.loss < worse.before:
+        said += f" The weights of step {best.step:,}, which are kept as the best, are better: "
+        said += f"{best.loss:.4f}."
+    return said
+
+
+def worse_than_before(snapshot: RunSnapshot, is_over: bool | None = None) -> Worse | None:
+    """Returns by what the latest weights of a run are worse than those before training, or None if
+    they are not, or if nobody can say. `is_over` is the snapshot's own unless it is given: a run
+    that ends asks before it says so.
+    """
+    over = snapshot.is_over if is_over is None else is_over
+    evals = evaluations(snapshot)
+    worse = of_evaluations(evals, over)
+    if worse is not None or (evals and evals[-1].step >= snapshot.step):
+        return worse
+    steps = snapshot.steps
+    if not len(steps) or steps.step[0] != 1:
+        return None
+    return of_training(steps.loss[0], steps.loss[-NOISE_STEPS:], len(steps), over)
+
+
+def evaluations(snapshot: RunSnapshot) -> list[Evaluated]:
+    """Returns the evaluations of the rows that are held out now, in order."""
+    table = snapshot.evals
+    if not len(table):
+        return []
+    # A pair has one loss, however many tokens it has.
+    pairs = snapshot.data.get("eval_rows") if table.preference else None
+    rows = snapshot.eval_rows
+    found = [
+        Evaluated(step, loss, tokens, pairs if isinstance(pairs, int) else tokens, rows.get(step))
+        for step, loss, tokens in zip(table.step, table.loss, table.loss_tokens)
+    ]
+    return of_the_same_rows(found)
+
+
+def of_evaluations(evals: Sequence[Evaluated], is_over: bool) -> Worse | None:
+    """Returns by how much the held-out loss is above that before training, if it is. `evals` are of
+    the same rows, in order.
+    """
+    if not evals or evals[0].step != 0:
+        return None
+    first, *later = evals
+    latest = later[-1:] if is_over else later[-LAST_EVALS:]
+    if len(latest) < (1 if is_over else LAST_EVALS):
+        return None
+    if any(each.loss <= first.loss + margin(first, each) for each in latest):
+        return None
+    return Worse("held-out", first.loss, latest[-1].loss, margin(first, latest[-1]))
+
+
+def of_training(first: float, latest: Sequence[float], count: int, is_over: bool) -> Worse | None:
+    """Returns by how much the training loss is above that of the first step, if it is for certain.
+
+    latest: the losses of the last steps, up to `NOISE_STEPS`. count: so many steps were made.
+    """
+    fewest = LAST_STEPS + 1 if is_over else FEWEST_STEPS
+    last = latest[-LAST_STEPS:]
+    if count < fewest or len(last) < LAST_STEPS or min(last) <= first:
+        return None
+    now = statistics.median(last)
+    least = max(RISE_SHARE * abs(first), RISE)
+    if first > 0:
+        least = max(least, first * math.expm1(min(NOISES * _relative_noise(latest), MOST)))
+    if not now > first + least:
+        return None
+    return Worse("training", first, now, least)
+
+
+def _relative_noise(losses: Sequence[float]) -> float:
+    """Returns the standard deviation of the logarithm of losses around their trend, without the
+    largest twelfth of the changes, which spikes make.
+    """
+    logs = [math.log(loss) for loss in losses if loss > 0 and math.isfinite(loss)]
+    changes = sorted(abs(late - early) for early, late in pairwise(logs))
+    kept = changes[: len(changes) - len(changes) // 12]
+    return math.sqrt(sum(change**2 for change in kept) / len(kept) / 2) if kept else 0.0

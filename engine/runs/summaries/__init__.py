@@ -1,0 +1,1 @@
+"""A run's line in a list, its note, its results of benchmarks."""

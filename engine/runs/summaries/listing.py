@@ -1,0 +1,400 @@
+"""The list of runs reads only the two ends of each record, however long the record is."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import stat
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from engine import safe_files
+from engine.config.settings import TrainConfig
+from engine.errors import RamstreamError, RunError, first_line
+from engine.runs.record.events import (
+    Event,
+    Record,
+    RunEnded,
+    RunStarted,
+    StateChanged,
+    StepFinished,
+    state_in_words,
+)
+from engine.runs.record.following import EVENTS_FILE, replay
+from engine.runs.record.lines import line_kind, open_record, parse_line
+from engine.runs.record.recorder import SESSION_FILE, TORN_FILE
+from engine.runs.record.reserve import RESERVE_FILE
+from engine.runs.record.run_folder import (
+    CONFIG_FILE,
+    CONTROL_FILE,
+    LOCK_FILE,
+    RUN_ID,
+    RunFolder,
+    shown_state,
+)
+from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.record.steady_time import LONGEST_SILENCE
+from engine.runs.summaries.about import ABOUT_FILE, read_about
+from engine.runs.summaries.benchmark_results import RESULTS_FILE
+from engine.safe_files import FileFault
+
+FILES = (
+    CONFIG_FILE,
+    CONTROL_FILE,
+    LOCK_FILE,
+    EVENTS_FILE,
+    SESSION_FILE,
+    TORN_FILE,
+    RESERVE_FILE,
+    ABOUT_FILE,
+    RESULTS_FILE,
+)
+"""A run folder in which one of these is no file, but a link or a pipe, is not as a run writes it.
+"""
+UNREADABLE = "unreadable"
+"""The state of a run that cannot be read; its `reason` names the file."""
+_TAIL_BYTES = 1 << 16
+_LONGEST = 1 << 21
+"""A line longer than this many bytes counts as damaged; the lines that a summary reads are far
+shorter.
+"""
+_END_LIMIT = 1 << 22
+"""A summary reads at most this many bytes from either end of a record, and nearly always far fewer.
+"""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A `RunSummary` is one line in the list of runs.
+
+    `name`, `note` and `tags` were given by a person; without such a name, `name` is that of the
+    configuration. `created` is in Unix seconds. `seconds` is the run's working time. A run that
+    cannot be read has the state `unreadable`, and `reason` says why.
+    """
+
+    id: str
+    name: str
+    state: str
+    step: int
+    total_steps: int
+    loss: float | None
+    created: float
+    seconds: float
+    model: str
+    data: str
+    path: str
+    reason: str
+    note: str = ""
+    tags: tuple[str, ...] = ()
+    export_failed: str = ""
+    """The run has finished, and its model could not be written for this reason, nor was it since.
+    """
+
+    @property
+    def in_words(self) -> str:
+        """Returns the state, or that of a run whose export failed."""
+        return state_in_words(self.state, self.export_failed)
+
+
+def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
+    """Returns the summaries of all runs, newest first, or an empty list if the folder does not
+    exist.
+
+    Raises RunError when the folder cannot be read.
+    """
+    runs = Path(runs_dir)
+    try:
+        ids = run_ids(runs)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"The runs folder {runs_dir} cannot be read ({error.strerror}).") from None
+    found = filter(None, (summarize(RunFolder(runs / run_id)) for run_id in ids))
+    return sorted(found, key=lambda run: (run.created, run.id), reverse=True)
+
+
+def run_ids(runs: Path) -> list[str]:
+    """Returns the names in a folder of runs that are runs, or links, which are shown as unreadable.
+    Raises OSError.
+    """
+    return [
+        name
+        for name, status in safe_files.entries(runs, runs).items()
+        if RUN_ID.fullmatch(name) and (stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode))
+    ]
+
+
+def summarize(folder: RunFolder) -> RunSummary | None:
+    """Returns the summary of a run, or None if its folder is deleted during the call. It raises
+    nothing: a run that cannot be read is told as such, and hides no other one.
+    """
+    try:
+        return _summary(folder)
+    except (RamstreamError, OSError) as error:
+        return unreadable(folder, in_words(folder, error))
+    except Exception as error:  # noqa: BLE001  whatever is in that folder, the others are shown
+        traceback.print_exc()
+        return unreadable(folder, in_words(folder, error))
+
+
+def in_words(folder: RunFolder, error: Exception) -> str:
+    """Returns one sentence that says why a run cannot be read."""
+    if isinstance(error, RamstreamError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename} cannot be read ({error.strerror})."
+    return f"{folder.path} cannot be shown ({type(error).__name__}: {first_line(error)})."
+
+
+def unreadable(folder: RunFolder, reason: str) -> RunSummary | None:
+    """Returns the summary of a run that cannot be read, or None if its folder is gone."""
+    try:
+        status = safe_files.look(folder.path, folder.root)
+    except OSError:
+        return None
+    if status is None:
+        return None
+    created = status.st_mtime
+    about = read_about(folder.path)
+    return RunSummary(
+        id=folder.id,
+        name=about.name or folder.id,
+        state=UNREADABLE,
+        step=0,
+        total_steps=0,
+        loss=None,
+        created=created,
+        seconds=0.0,
+        model="",
+        data="",
+        path=str(folder.path),
+        reason=reason,
+        note=about.note,
+        tags=about.tags,
+    )
+
+
+def _summary(folder: RunFolder) -> RunSummary:
+    """Returns the summary of a run. Raises OSError or RamstreamError if it cannot be read."""
+    running = folder.is_running()
+    found = safe_files.entries(folder.path, folder.root)
+    safe_files.refuse_other_kinds(folder.path, found, FILES)
+    if CONFIG_FILE not in found:
+        raise FileNotFoundError(
+            errno.ENOENT, os.strerror(errno.ENOENT), str(folder.path / CONFIG_FILE)
+        )
+    settings = found[CONFIG_FILE]
+    name, model, data, steps = _configured(
+        folder.path / CONFIG_FILE, folder.root, settings.st_mtime_ns, settings.st_size
+    )
+    ends = _RecordEnds()
+    created, total_steps = settings.st_mtime, 0
+    first: Record | None = None
+    if EVENTS_FILE in found and found[EVENTS_FILE].st_size:
+        with open_record(folder.events_path) as file:
+            for line in _lines_backwards(file):
+                if ends.add(line):
+                    break
+            first, started = _head(file)
+        if first is not None:
+            created = first.time
+        total_steps = (ends.started or started).total_steps
+        if total_steps and steps is not None:
+            # A change made during the run is in the configuration, not in `RunStarted`.
+            total_steps = steps
+    session = _session(folder, first)
+    seconds = _seconds(folder, session, ends.last)
+    # If no state is found near the end, the lines there belong to steps.
+    state = ends.state or ("running" if ends.step else "preparing")
+    about = read_about(folder.path)
+    return RunSummary(
+        id=folder.id,
+        name=about.name or name,
+        state=shown_state(state, running),
+        step=ends.step or 0,
+        total_steps=total_steps,
+        loss=ends.loss,
+        created=created,
+        seconds=seconds,
+        model=model,
+        data=data,
+        path=str(folder.path),
+        reason=ends.reason,
+        export_failed="" if ends.export_failed and folder.has_export else ends.export_failed,
+        note=about.note,
+        tags=about.tags,
+    )
+
+
+class _Session(msgspec.Struct, frozen=True):
+    """A `_Session` says when the latest session of a run began: the wall clock's `time`, and the
+    `elapsed` of the record, which is None in older files.
+    """
+
+    time: float
+    elapsed: float | None = None
+    earlier_seconds: float = 0.0
+    """The earlier sessions took this many seconds."""
+
+
+def _session(folder: RunFolder, first: Record | None) -> _Session | None:
+    """Returns the latest session of a run, or None for a run without a record.
+
+    Only a resumed run has a file about it; other runs have one session, which began with the
+    `first` record.
+    """
+    try:
+        return safe_files.read_json(folder.path / SESSION_FILE, folder.root, _Session)
+    except (FileNotFoundError, FileFault):
+        return None if first is None else _Session(first.time, first.elapsed)
+
+
+def _seconds(folder: RunFolder, session: _Session | None, last: Record | None) -> float:
+    """Returns a run's working time up to its `last` record, in seconds."""
+    if session is None:
+        return 0.0
+    if last is None:
+        return session.earlier_seconds
+    if session.elapsed is not None and last.elapsed is not None:
+        return session.earlier_seconds + max(0.0, last.elapsed - session.elapsed)
+    # A record of an earlier version has wall times alone. Where these cannot be, somebody may have
+    # set the clock, and only the whole record tells how long the run took.
+    seconds = last.time - session.time
+    if not 0 <= seconds <= LONGEST_SILENCE:
+        size = safe_files.size_of(folder.events_path, folder.root)
+        return _folded_seconds(folder.events_path, size)
+    return session.earlier_seconds + seconds
+
+
+@functools.lru_cache(maxsize=256)
+def _folded_seconds(path: Path, _size: int) -> float:
+    """Returns the working time that a whole record tells. Its size is part of the cache key."""
+    snapshot = RunSnapshot()
+    for record in replay(path):
+        snapshot.apply(record)
+    return snapshot.seconds
+
+
+@functools.lru_cache(maxsize=4096)
+def _configured(
+    path: Path, root: Path, _mtime_ns: int, _size: int
+) -> tuple[str, str, str, int | None]:
+    """Returns the name, model, data and number of steps in a configuration.
+
+    The file's modification time and size are part of the cache key, so that a changed file is read
+    again.
+    """
+    config = TrainConfig.load(path, within=root)
+    return config.name, config.model.source, config.data.title, config.train.steps
+
+
+def _head(file: BinaryIO) -> tuple[Record | None, RunStarted]:
+    """Returns the first complete record, or None, and the first `RunStarted`, or an empty one if
+    there is none near the start.
+    """
+    file.seek(0)
+    first: Record | None = None
+    while file.tell() < _END_LIMIT and (line := file.readline()).endswith(b"\n"):
+        with contextlib.suppress(ValueError):
+            first = first or parse_line(line)
+            if line_kind(line) == RunStarted.kind:
+                event = parse_line(line).event
+                if isinstance(event, RunStarted):
+                    return first, event
+    return first, RunStarted()
+
+
+class _RecordEnds:
+    """A `_RecordEnds` collects what a summary needs from the end of a record, read backwards."""
+
+    def __init__(self) -> None:
+        self.state: str | None = None
+        self.reason = ""
+        self.export_failed = ""
+        self.started: RunStarted | None = None
+        self.step: int | None = None
+        self.loss: float | None = None
+        self.last: Record | None = None
+        self._ceiling: int | None = None
+
+    def add(self, line: bytes) -> bool:
+        """Adds the line that precedes those added so far; returns True once no earlier line
+        matters.
+        """
+        wanted = line_kind(line) in _TELLING
+        if self.last is None or wanted:
+            with contextlib.suppress(ValueError):
+                record = parse_line(line)
+                self.last = self.last or record
+                self._apply(record.event)
+        if self.state is None or self.step is None:
+            return False
+        return self.loss is not None or self.step == 0
+
+    def _apply(self, event: Event) -> None:
+        # The lines come in reverse order, so the first value found is the latest.
+        if isinstance(event, (StateChanged, RunEnded)):
+            if self.state is None:
+                self.state = event.state
+                self.reason = event.reason
+                self.export_failed = getattr(event, "export_failed", "")
+        elif isinstance(event, RunStarted):
+            self.state = self.state or "preparing"
+            self.started = self.started or event
+            resumed = event.resumed_step or 0
+            # A resume from an older step discards the later steps, whose lines precede this one.
+            self._ceiling = resumed if self._ceiling is None else min(self._ceiling, resumed)
+            if self.step is None:
+                self.step = resumed
+        elif isinstance(event, StepFinished) and self.loss is None:
+            is_valid = self._ceiling is None or event.step <= self._ceiling
+            if is_valid:
+                self.loss = event.loss
+                if self.step is None:
+                    self.step = event.step
+
+
+_TELLING = (StateChanged.kind, RunEnded.kind, RunStarted.kind, StepFinished.kind)
+"""A summary parses lines of these kinds only."""
+
+
+def _lines_backwards(file: BinaryIO) -> Iterator[bytes]:
+    """Yields complete lines in reverse order, up to `_END_LIMIT` bytes from the end.
+
+    A line of `_LONGEST` bytes or more is damaged; it is skipped, and its bytes do not count.
+    """
+    position = file.seek(0, os.SEEK_END)
+    left = _END_LIMIT
+    # `rest` is the end of a line whose beginning has not been read yet. After the last line break
+    # comes nothing or an unfinished line, which is skipped.
+    rest = b""
+    passed_over = True
+    while position > 0 and left > 0:
+        begin = max(0, position - _TAIL_BYTES)
+        file.seek(begin)
+        *pieces, last = file.read(position - begin).split(b"\n")
+        position = begin
+        if not passed_over:
+            rest = last + rest
+            left -= len(last)
+        if not pieces:  # no line begins in this block
+            if len(rest) >= _LONGEST:
+                left += len(rest)
+                rest = b""
+                passed_over = True
+            continue
+        if not passed_over:
+            yield rest
+        left -= sum(map(len, pieces))
+        rest = pieces[0]
+        passed_over = False
+        yield from reversed(pieces[1:])
+    if position == 0 and rest and not passed_over:
+        yield rest

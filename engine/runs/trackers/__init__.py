@@ -1,0 +1,1 @@
+"""The curves of a run for TensorBoard, Weights & Biases and others, read from its record."""

@@ -1,0 +1,56 @@
+"""A `Tracker` is one tracker that takes the curves of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from engine.runs.trackers.points import Point
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A `TrackedRun` is what a tracker learns of a run beside its curves."""
+
+    id: str
+    name: str
+    folder: Path
+    parameters: Mapping[str, str | int | float | bool]
+    """These are the run's settings by dotted name, without what may be secret."""
+    known_as: str = ""
+    """The tracker gave the run this id in an earlier session, or it is empty."""
+
+
+class Tracker(Protocol):
+    """A `Tracker` is open for one run. Its methods raise whatever its package raises."""
+
+    run: str
+    """The tracker knows the run by this id."""
+    where: str
+    """A person finds the curves at this address or in this folder."""
+
+    def held(self) -> Mapping[str, int]:
+        """Returns the last step that it has of each curve, as far as it can tell."""
+        ...
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Takes points, which are in the order of the record."""
+        ...
+
+    def close(self, state: str, /) -> None:
+        """Sends what is left. The run has ended in `state`, as `RunEnded.in_words` says it."""
+        ...
+
+
+@runtime_checkable
+class Rewinding(Tracker, Protocol):
+    """A `Rewinding` tracker takes the whole record at each opening, and values of steps that were
+    trained again replace the earlier ones. Any other tracker keeps the first value of a step, and
+    is never given a second one.
+    """
+
+    def rewind(self, step: int) -> None:
+        """Forgets all values after `step`, which come again."""
+        ...

@@ -1,0 +1,1 @@
+"""Process groups, and the exchange of weights and gradients between ranks."""

@@ -1,0 +1,39 @@
+"""How fast hosts receive from each other is measured through the group of all ranks of a run."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from engine.runtime.collectives.process_groups import ProcessGroupCollectives
+
+FIRST_BYTES = 1 << 20
+MOST_BYTES = 1 << 28
+"""A measurement gathers so many bytes at first, and at most."""
+ENOUGH_SECONDS = 0.05
+"""A gather that took so long is long enough to count."""
+TIMES = 2
+"""Each size is gathered so often, and the fastest counts."""
+
+
+def gather_seconds(collectives: ProcessGroupCollectives, device: torch.device, size: int) -> float:
+    """Returns the seconds in which all ranks gather `size` bytes, to which each adds its share.
+    Every rank calls this. Raises ExchangeError.
+    """
+    everyone = collectives.spanning(collectives.place.hosts)
+    ranks = everyone.place.ranks
+    whole = torch.zeros(size // ranks * ranks, dtype=torch.uint8, device=device)
+    everyone.all_reduce(whole[:1])  # all of them begin together
+    whole[-1].item()  # on a GPU this waits until everything before it is done
+    began = time.perf_counter()
+    everyone.all_gather(whole)
+    whole[-1].item()
+    return time.perf_counter() - began
+
+
+def received_by_host(collectives: ProcessGroupCollectives, size: int) -> float:
+    """Returns how many of the `size` bytes come to each host over the network: in a ring, those
+    that one of its ranks gets from the others.
+    """
+    return (1 - 1 / collectives.place.world_size) * size

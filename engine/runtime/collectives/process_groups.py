@@ -1,0 +1,237 @@
+"""An `Collectives` carries tensors between the ranks of a run. Every rank calls the same methods in
+the same order.
+
+`ProcessGroupCollectives` uses process groups of `torch.distributed`: NCCL between GPUs, gloo
+between processes on CPUs. All calls of a plan come from one lane, so no two collectives can wait
+for each other.
+
+With several hosts there are three groups: that of all ranks, that of the ranks of this host, and
+that of the ranks with the same number on every host. Weights are gathered within a host. Sums are
+added within a host first, and then between the hosts, which get the same bits. Where planes are
+divided among hosts, the group of all ranks does what that of a host does elsewhere (`spanning`).
+
+Sums do not depend on how the system connects the ranks, where that is cheap: gloo sends every shard
+to its owner, who adds the shards in the order of ranks. NCCL adds them on the way, in an order that
+its own choice of algorithm fixes for a number of ranks and a machine. Gradients in bf16 are half as
+many bytes as sums in fp32: every rank sends each shard to its owner, which adds them in fp32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+from torch import distributed
+
+from engine.errors import first_line
+from engine.runtime.collectives.gloo_sockets import Streams
+from engine.runtime.collectives.rank import RankInfo
+
+PATIENT_DAYS = 365
+"""A collective may take so many days. Whether the other ranks still live is watched elsewhere
+(`engine.runtime.distributed`), since a rank may wait for hours while a run is paused.
+"""
+CHUNK_NUMEL = 1 << 22
+"""Sums of several hosts are added in pieces of this many elements, which bounds the memory that it
+takes.
+"""
+
+
+class CollectiveError(RuntimeError):
+    """Ranks cannot reach each other. Another rank may be the cause, one that has ended."""
+
+
+class Collectives(Protocol):
+    """An `Collectives` connects all ranks, of which this one has `place`."""
+
+    place: RankInfo
+
+    def all_gather(self, whole: torch.Tensor) -> None:
+        """Completes `whole` [ranks of a host x n], in which this rank has filled its own n
+        elements.
+        """
+
+    def reduce_scatter(self, sums: torch.Tensor) -> None:
+        """Adds the float32 `sums` [ranks of a host x n] of all ranks on all hosts. This rank's own
+        n elements get the result; what the others hold afterwards has no meaning.
+        """
+
+    def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
+        """Adds the bfloat16 `gradients` [ranks of a host x n] of all ranks on all hosts. `own` [n],
+        float32, gets this rank's elements of the sum. `room` is as large as `gradients`, and what
+        it holds afterwards has no meaning. `own` may be in the memory of `gradients`.
+        """
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of the `values` of all ranks of this host, in their shape and dtype,
+        added in the order of ranks.
+        """
+
+    def sum_of_nodes(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of the `values` of the hosts, in their shape and dtype, added in the
+        order of hosts.
+        """
+
+    def broadcast(self, piece: torch.Tensor) -> None:
+        """Makes `piece` [n] on every rank what it is on rank 0."""
+
+
+@contextlib.contextmanager
+def reaching_others() -> Iterator[None]:
+    """Makes what a process group raises an ExchangeError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise CollectiveError(first_line(error)) from error
+
+
+class ProcessGroupCollectives:
+    """A `ProcessGroupCollectives` is an exchange by process groups. That of `torch.distributed`
+    must have all ranks, each of which makes its exchange. everyone: the group that has all ranks
+    already, which work as those of one host do.
+    """
+
+    def __init__(self, place: RankInfo, everyone: distributed.ProcessGroup | None = None):
+        self.place = place
+        self._own_host: distributed.ProcessGroup | None
+        self._other_nodes: distributed.ProcessGroup | None
+        self._streams = Streams()
+        self._is_aborted = False
+        if everyone is not None:
+            self._all = self._own_host = everyone
+            self._other_nodes = None
+        else:
+            with self._streams.noting() if place.hosts > 1 else contextlib.nullcontext():
+                self._make_process_groups()
+        self._adds_on_the_way = distributed.get_backend(self._all) != "gloo"
+        # Later versions of torch have other names for these functions, and warn of the old ones.
+        warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
+
+    def spanning(self, span: int) -> ProcessGroupCollectives:
+        """Returns the exchange of a plan whose planes are divided among `span` hosts: one, or all.
+        This one ends it.
+        """
+        return self if span == 1 else ProcessGroupCollectives(self.place.as_one_node, self._all)
+
+    def _make_process_groups(self) -> None:
+        """Makes the groups. Every rank makes all of them, in the same order, and keeps those that
+        it is in.
+        """
+        place, everyone = self.place, range(self.place.world_size)
+        self._all = _group(everyone)
+        self._own_host, self._other_nodes = self._all, None
+        if place.hosts > 1:
+            by_host = [_group(everyone[at : at + place.ranks]) for at in everyone[:: place.ranks]]
+            by_number = [_group(everyone[at :: place.ranks]) for at in range(place.ranks)]
+            self._own_host = by_host[place.host]
+            self._other_nodes = by_number[place.local_rank]
+
+    def abort(self) -> None:
+        """Ends collectives that wait for a rank that will not come. Any thread may call this. The
+        processes of one host are ended by their leader, and so are their connections.
+        """
+        self._is_aborted = True
+        if not self._adds_on_the_way:
+            self._streams.cut()
+            return
+        for group in {self._all, self._own_host, self._other_nodes}:
+            if group is not None:
+                group.abort()
+
+    def close(self) -> None:
+        """Lets go of the groups, without waiting for the other ranks."""
+        if self._adds_on_the_way and not self._is_aborted:
+            # NCCL would wait until they leave too, which a process that torchrun has started does
+            # when it ends: after this one has let go.
+            self.abort()
+        self._streams.close()
+
+    def all_gather(self, whole: torch.Tensor) -> None:
+        with reaching_others():
+            distributed.all_gather_into_tensor(whole, self._own(whole), self._own_host)
+
+    def reduce_scatter(self, sums: torch.Tensor) -> None:
+        own = self._own(sums)
+        if self.place.ranks > 1:
+            self._add_on_host(sums, own)
+        self._add_of_nodes(own)
+
+    def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
+        with reaching_others():
+            distributed.all_to_all_single(room, gradients, group=self._own_host)
+        shards = room.view(self.place.ranks, -1)
+        if self._adds_on_the_way:
+            torch.sum(shards, dim=0, dtype=own.dtype, out=own)  # one kernel on a GPU
+        else:
+            _add_in_order(shards, own)
+        self._add_of_nodes(own)
+
+    def _add_of_nodes(self, own: torch.Tensor) -> None:
+        """Adds what the ranks with this one's number have on every host."""
+        if self._other_nodes is None:
+            return
+        if self._adds_on_the_way:
+            with reaching_others():
+                distributed.all_reduce(own, group=self._other_nodes)
+            return
+        for piece in own.split(CHUNK_NUMEL):
+            piece.copy_(self.sum_of_nodes(piece))
+
+    def _add_on_host(self, sums: torch.Tensor, own: torch.Tensor) -> None:
+        if self._adds_on_the_way:
+            with reaching_others():
+                distributed.reduce_scatter_tensor(own, sums, group=self._own_host)
+            return
+        shards = torch.empty_like(sums)
+        with reaching_others():
+            distributed.all_to_all_single(shards, sums, group=self._own_host)
+        _add_in_order(shards.view(self.place.ranks, -1), own)
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        return _sum(values, self.place.ranks, self._own_host)
+
+    def sum_of_nodes(self, values: torch.Tensor) -> torch.Tensor:
+        return _sum(values, self.place.hosts, self._other_nodes)
+
+    def broadcast(self, piece: torch.Tensor) -> None:
+        with reaching_others():
+            distributed.broadcast(piece, 0, group=self._all)
+
+    def _own(self, whole: torch.Tensor) -> torch.Tensor:
+        """Returns the elements of this rank."""
+        size, at = whole.numel() // self.place.ranks, self.place.local_rank
+        return whole[at * size : (at + 1) * size]
+
+
+def _group(ranks: range) -> distributed.ProcessGroup:
+    """Makes a group of some ranks. Once they have met, ranks wait for each other as long as a run
+    is paused.
+    """
+    return distributed.new_group(list(ranks), timeout=timedelta(days=PATIENT_DAYS))
+
+
+def _add_in_order(shards: torch.Tensor, total: torch.Tensor) -> None:
+    """Makes `total` [n] the sum of `shards` [ranks, n], added in the order of ranks."""
+    first, *others = shards
+    total.copy_(first)
+    for shard in others:
+        total.add_(shard)
+
+
+def _sum(values: torch.Tensor, ranks: int, group: distributed.ProcessGroup | None) -> torch.Tensor:
+    """Returns the sum of the `values` of the ranks of a group, added in their order."""
+    if ranks == 1:
+        return values.clone()
+    everyone = values.new_empty(ranks, values.numel())
+    with reaching_others():
+        distributed.all_gather_into_tensor(everyone.view(-1), values.reshape(-1), group)
+    total = everyone[0].clone()
+    for other in everyone[1:]:
+        total += other
+    return total.view(values.shape)

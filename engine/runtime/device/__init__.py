@@ -1,0 +1,1 @@
+"""Devices, streams, compiled functions and CUDA graphs."""

@@ -1,0 +1,37 @@
+"""The two functions of this file open the backend of a device and free the memory of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+
+import torch
+
+from engine.errors import ConfigError
+from engine.runtime.device.backend import Backend
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.device.cuda_backend import CudaBackend, cuda_available
+
+
+def give_memory_back() -> None:
+    """Frees what a run leaves behind: tensors in reference cycles (its error keeps some, for
+    example) and device memory that torch's allocator keeps for later.
+    """
+    gc.collect()
+    if torch.cuda.is_initialized():
+        # A lost device raises its error again, and has no memory to give back.
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
+
+
+def open_backend(device: str, index: int = 0) -> Backend:
+    """Returns the backend for `auto`, `cuda` or `cpu`. index: which of the GPUs it is. Raises
+    ConfigError when cuda is requested and there is no such GPU.
+    """
+    if device == "cpu" or (device == "auto" and not cuda_available()):
+        return CpuBackend()
+    if not cuda_available():
+        raise ConfigError(
+            "engine.device", "cuda is asked for but no CUDA GPU is usable; choose auto or cpu."
+        )
+    return CudaBackend(index)

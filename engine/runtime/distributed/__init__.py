@@ -1,0 +1,1 @@
+"""Several processes that compute one run, a device each."""

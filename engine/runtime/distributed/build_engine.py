@@ -1,0 +1,157 @@
+"""The engines of all ranks of a run are built here, over planes that the ranks share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.config.adapters import Adapters
+from engine.config.settings import ModelConfig, OptimConfig
+from engine.config.trained_parts import Parts
+from engine.model.build.units import StreamedModel
+from engine.planning.fit.planner import Chosen
+from engine.planning.schedule.choices import settled_of
+from engine.runtime.collectives.process_groups import CollectiveError
+from engine.runtime.device.backend import Backend
+from engine.runtime.distributed.codec import config_text
+from engine.runtime.distributed.leader_engine import LeaderEngine
+from engine.runtime.distributed.messages import (
+    Build,
+    CloseEngine,
+    Done,
+    MakePlanes,
+    PlanesMade,
+    PlanesSpec,
+    RequestPlanes,
+)
+from engine.runtime.distributed.plane_copies import send_planes
+from engine.runtime.distributed.remote_shards import RemoteNodes
+from engine.runtime.distributed.versions import LeaderVersion
+from engine.runtime.distributed.worker_group import WorkerGroup
+from engine.runtime.host.cross_host_planes import Nodes
+from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.shared_memory import SharedPlanes
+from engine.runtime.step.engine_settings import EngineSettings
+
+
+@dataclass(frozen=True)
+class LeaderComponents:
+    """The engine of the process that leads is built from these parts."""
+
+    model: StreamedModel
+    store: HostStates
+    backend: Backend
+    adamw: HostAdamW
+
+
+def adamw_settings(train: OptimConfig) -> AdamWSettings:
+    """Returns the settings of AdamW in a run."""
+    return AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay, train.seed)
+
+
+def engine_settings(chosen: Chosen, tokens: int, train: OptimConfig) -> EngineSettings:
+    """Returns the settings of a run's engine. Its largest micro-batch has `tokens` positions."""
+    return EngineSettings(
+        chosen.choices,
+        tokens,
+        chosen.loss_chunk,
+        train.max_grad_norm,
+        train.seed,
+        regularization=train.regularization,
+    )
+
+
+def lead(store: HostStates, workers: WorkerGroup, span: int = 1) -> None:
+    """Makes the planes of a store, before any is allocated, ones that all ranks change. They are
+    divided among `span` hosts.
+    """
+    store.share(workers.memory)
+    if span > 1:
+        others = RemoteNodes(workers.shards, workers.place)
+        store.shard_over_nodes(workers.place.world_size, Nodes(span, others=others))
+    lead_shared(store, workers, span)
+
+
+def lead_shared(store: HostStates, workers: WorkerGroup, span: int = 1) -> None:
+    """Makes planes in memory that the ranks share ones that they change. None may live on the
+    device.
+    """
+    workers.shards.reach(span * workers.place.ranks)
+    store.divide(workers.shards)
+    store.use_version(LeaderVersion(list(store.layouts), workers.go, workers.wait_for_applied))
+
+
+def build_engines(
+    workers: WorkerGroup,
+    parts: LeaderComponents,
+    sources: tuple[ModelConfig, AdamWSettings],
+    settings: EngineSettings,
+) -> LeaderEngine:
+    """Builds the engine of every rank, and returns that of this one. The planes must be allocated
+    already. sources: the settings of the model and those of AdamW. Raises RankError where another
+    rank cannot build its engine, and what a `StreamingEngine` raises where this one cannot.
+    """
+    model, adamw = sources
+    assert parts.store.states is not None  # the planes are allocated
+    blocks = [unit.name for unit in parts.model.blocks]
+    # The other ranks open the planes where they are now.
+    parts.store.settle(settled_of(blocks, settings.choices), parts.backend)
+    # Files of the model need not be on other hosts, and a run may change what they say.
+    config, trained = parts.model.config, parts.model.parts
+    span = settings.choices.span
+    held = PlanesSpec(
+        model,
+        config_text(config),
+        trained if isinstance(trained, Parts) else None,
+        trained if isinstance(trained, Adapters) else None,
+        *parts.store.states,
+        tuple(parts.store.settled),
+        span,
+    )
+    planes = _planes_of_nodes(workers, held)
+
+    def message(rank: int) -> Build:
+        return Build(
+            held,
+            planes[workers.place.of(rank).host],
+            adamw,
+            settings.choices,
+            settings.tokens,
+            settings.loss_chunk,
+            settings.max_grad_norm,
+            settings.seed,
+            settings.regularization,
+            torch.get_num_threads(),
+        )
+
+    workers.send(message)
+    if settings.choices.hosts > 1:
+        try:
+            send_planes(parts.store, workers.collectives, parts.backend.device)
+        except CollectiveError as error:
+            raise workers.explained(error) from error
+    own = replace(settings, collectives=workers.collectives.spanning(span))
+    try:
+        engine = LeaderEngine(parts.model, parts.store, parts.backend, own, parts.adamw)
+    except BaseException:
+        workers.collect(Done)
+        workers.ask(CloseEngine())  # they may be asked to build another
+        raise
+    engine.lead(workers)
+    workers.collect(Done)
+    return engine
+
+
+def _planes_of_nodes(workers: WorkerGroup, held: PlanesSpec) -> list[SharedPlanes]:
+    """Returns where the planes of each host are. Copies on the other hosts are made now; parts of
+    planes are there.
+    """
+    place = workers.place
+    firsts = [place.of(host * place.ranks) for host in range(1, place.hosts)]
+    workers.send_to(
+        [each.rank for each in firsts], RequestPlanes() if held.span > 1 else MakePlanes(held)
+    )
+    answers = workers.collect_from([each.rank for each in firsts], PlanesMade)
+    return [workers.memory.planes, *(answer.planes for answer in answers)]

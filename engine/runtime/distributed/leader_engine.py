@@ -1,0 +1,166 @@
+"""A `LeaderEngine` is the engine of the process that leads: whatever it runs, it has the other
+ranks of its crew run, too.
+
+Steps are computed by all ranks together. Evaluations are divided: each rank computes the losses of
+some micro-batches by itself, on weights that it reads whole from the common planes. Sampling is the
+leader's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from engine.errors import NonFiniteError, RankError
+from engine.runtime.distributed.messages import (
+    Accompany,
+    CloseEngine,
+    Done,
+    Drain,
+    DryRun,
+    Evaluate,
+    Losses,
+    Train,
+)
+from engine.runtime.distributed.worker_group import WorkerGroup
+from engine.runtime.step.engine_settings import AppliedStep
+from engine.runtime.step.step import StepShard
+from engine.runtime.step.streaming_engine import StreamingEngine
+
+
+class LeaderEngine(StreamingEngine):
+    """A `LeaderEngine` leads `workers`, whose ranks have engines of the same plan."""
+
+    workers: WorkerGroup
+
+    def lead(self, workers: WorkerGroup) -> None:
+        """Makes this engine the one that leads `workers`, before it runs anything."""
+        self.workers = workers
+        if self.choices.span > 1:
+            self.passes.accompany_by(self._accompanied)
+
+    @contextlib.contextmanager
+    def _accompanied(self, groups: int) -> Iterator[None]:
+        """Has the other ranks take part in a pass, which needs their shards of the weights."""
+        with self._together():
+            self.workers.send(lambda _: Accompany(groups))
+            yield
+            self.workers.collect(Done)
+
+    def train_step(
+        self,
+        number: int,
+        batches: Sequence,
+        learning_rate: float,
+        on_applied: Callable[[AppliedStep], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        if check is not None:
+            check()  # later, the other ranks would wait for a step that this one gives up
+        skipped = self._store.held.skipped
+        is_notified = self.workers.wants_timeline(number)
+        with self._together():
+            self.workers.send(
+                lambda rank: Train(
+                    number,
+                    self._share(batches, rank),
+                    learning_rate,
+                    skipped,
+                    # Only the ranks of a host have a clock in common.
+                    is_notified and self.workers.place.of(rank).host == self.workers.place.host,
+                )
+            )
+            self.train_shard(number, self._share(batches, 0), learning_rate, on_applied)
+
+    def dry_run(self, batches: Sequence, check: Callable[[], None] | None = None) -> None:
+        if check is not None:
+            check()
+        with self._together():
+            self.workers.send(lambda rank: DryRun(self._share(batches, rank)))
+            self.dry_run_shard(self._share(batches, 0))
+            self.workers.collect(Done)
+
+    def drain(self) -> None:
+        with self._together():
+            try:
+                super().drain()
+            finally:
+                if not self.workers.problem:
+                    self.workers.ask(Drain())
+
+    def losses_of(
+        self, batches: Sequence, check: Callable[[], None] | None = None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the losses of micro-batches as `StreamingEngine.losses_of` does. Each rank
+        computes some of them.
+        """
+        if self.choices.span > 1:
+            return self._losses_of_divided(batches, check)
+        size = -(-len(batches) // self.place.world_size)
+        starts = range(size, len(batches), size)
+        parts = [batches[start : start + size] for start in starts]
+        parts += [[]] * (self.place.world_size - 1 - len(parts))
+        with self._together():
+            self.workers.send(lambda rank: Evaluate(parts[rank - 1]))
+        try:
+            own = super().losses_of(batches[:size], check)
+        finally:  # the others answer, whatever ends this one's part
+            answers = self.workers.collect(Losses)
+        return _joined(own, answers)
+
+    def _losses_of_divided(
+        self, batches: Sequence, check: Callable[[], None] | None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the losses of micro-batches, of which each rank computes as many: all of them
+        gather the weights together. The last ones are computed more than once where that is needed.
+        """
+        if not batches:
+            return []
+        if check is not None:
+            check()
+        size = -(-len(batches) // self.place.world_size)
+        filled = [*batches, *[batches[-1]] * (size * self.place.world_size - len(batches))]
+        with self._together():
+            self.workers.send(lambda rank: Evaluate(filled[rank * size : (rank + 1) * size]))
+            self.passes.accompany_by(None)
+            try:
+                own = super().losses_of(filled[:size])
+            finally:
+                self.passes.accompany_by(self._accompanied)
+            answers = self.workers.collect(Losses)
+        return _joined(own, answers)[: len(batches)]
+
+    def close(self) -> None:
+        if not self.workers.problem:
+            with contextlib.suppress(RankError):
+                self.workers.ask(CloseEngine())
+        super().close()
+
+    def _share(self, batches: Sequence[Any], rank: int) -> StepShard:
+        return StepShard.of(batches, self.place.of(rank).share)
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Makes every error one that names its rank, except that of numbers that are not finite,
+        which all ranks have found.
+        """
+        try:
+            yield
+        except NonFiniteError:
+            raise
+        except Exception as error:
+            raise self.workers.explained(error) from error
+
+
+def _joined(
+    own: Sequence[tuple[torch.Tensor, torch.Tensor]], answers: Sequence[Losses]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns the losses of all ranks, in order."""
+    losses = [(total.cpu(), each.cpu()) for total, each in own]
+    for answer in answers:
+        pairs = zip(answer.totals, answer.positions)
+        losses += [(torch.tensor(total), torch.from_numpy(each)) for total, each in pairs]
+    return losses

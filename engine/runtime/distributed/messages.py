@@ -1,0 +1,319 @@
+"""These messages pass between the process that leads a run and those that follow. There are no
+others, and each has the fields that it has here, of these types
+(`engine.runtime.distributed.codec`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from msgspec import Struct
+
+from engine.config.adapters import Adapters
+from engine.config.regularization import Regularization
+from engine.config.settings import ModelConfig, Optimizer
+from engine.config.trained_parts import Parts
+from engine.data.batches.rows import MicroBatch
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.stalls import RanOp, Wait
+from engine.runtime.collectives.rank import RankInfo
+from engine.runtime.distributed.rendezvous import Rendezvous
+from engine.runtime.host.cross_host_planes import NodeShard
+from engine.runtime.host.host_adamw import AdamWSettings
+from engine.runtime.host.ram_planes import Key, Wanted
+from engine.runtime.host.shared_memory import SharedPlanes
+from engine.runtime.host.shared_piece import InSharedBuffer
+from engine.runtime.step.step import StepShard
+
+
+class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A `Message` begins with the name of its kind."""
+
+
+class Beat(Message, frozen=True):
+    """A sign of life. Both sides send it, and nobody answers."""
+
+
+# ---------------------------------------------------------------- from the leader
+
+
+class Open(Message, frozen=True):
+    """A follower opens its device and joins the process group. It answers `Done`."""
+
+    device: str
+    """It is `cpu` or `cuda`."""
+    place: RankInfo
+    rendezvous: Rendezvous
+    threads: int
+    """A rank may use this many cores."""
+    memory_limit: int | None
+    """The device's allocator may take this many bytes; None where there is no limit."""
+
+
+class Gather(Message, frozen=True):
+    """A follower takes part in a measurement, in which all ranks gather `size` bytes. It answers
+    `Done`.
+    """
+
+    size: int
+
+
+class PlanesSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """A `PlanesSpec` says what the planes hold, and of which model."""
+
+    model: ModelConfig
+    config: str
+    """It is the model's configuration, of transformers, as the leader changed it
+    (`engine.runtime.distributed.codec.config_text`).
+    """
+    parts: Parts | None
+    """These are trained; None for the whole model, and where adapters are."""
+    adapters: Adapters | None
+    """These are trained; None where there are none."""
+    optimizer: Optimizer
+    has_gradients: bool
+    """The planes include gradients."""
+    settled: tuple[str, ...]
+    """These units live on the devices."""
+    span: int = 1
+    """The planes are divided among so many hosts."""
+
+
+class MakePlanes(Message, frozen=True):
+    """The first rank of another host than the leader's makes the planes of its host. It answers
+    `PlanesMade`.
+    """
+
+    held: PlanesSpec
+
+
+class RequestPlanes(Message, frozen=True):
+    """The first rank of a host tells where its part of planes is. It answers `PlanesMade`."""
+
+
+class Build(Message, frozen=True):
+    """A follower builds its engine over the planes of its host. Copies on other hosts than the
+    leader's are filled before. It answers `Done`.
+    """
+
+    held: PlanesSpec
+    planes: SharedPlanes
+    adamw: AdamWSettings
+    choices: PlanChoices
+    tokens: int
+    """This and what follows is as in `EngineSettings`."""
+    loss_chunk: int
+    max_grad_norm: float | None
+    seed: int
+    regularization: Regularization
+    torch_threads: int
+    """Blocks compute with this many threads on a CPU."""
+
+
+class CloseEngine(Message, frozen=True):
+    """A follower frees its engine and its planes. It answers `Done`."""
+
+
+class Train(Message, frozen=True):
+    """A follower submits a step. Once it has applied it, it answers `Applied`."""
+
+    number: int
+    share: StepShard
+    learning_rate: float
+    skipped: tuple[int, ...]
+    """These earlier steps were taken without an update."""
+    has_timeline: bool = False
+    """The answer tells when the ops of the step ran."""
+
+
+class Go(Message, frozen=True):
+    """A follower may change the planes: step `number` will be applied."""
+
+    number: int
+
+
+class DryRun(Message, frozen=True):
+    """A follower makes a dry run. It answers `Done`."""
+
+    share: StepShard
+
+
+class Evaluate(Message, frozen=True):
+    """A follower computes the losses of micro-batches. It answers `Losses`."""
+
+    batches: Sequence[MicroBatch]
+
+
+class Accompany(Message, frozen=True):
+    """A follower takes part in a pass of the leader over the units, which are gathered once for
+    each of `groups` of micro-batches. It answers `Done`.
+    """
+
+    groups: int
+
+
+class Drain(Message, frozen=True):
+    """A follower waits until every submitted step is applied. It answers `Done`."""
+
+
+class End(Message, frozen=True):
+    """A follower is to end, with this exit code."""
+
+    code: int = 0
+
+
+# ---------------------------------------------------------------- shards elsewhere
+
+
+class AllocateShards(Message, frozen=True):
+    """A follower allocates planes of units that live on the devices. It answers `ShardReply`, as it
+    does to the other messages about shards.
+    """
+
+    wanted: dict[Key, Wanted]
+
+
+class AllocateNodeShards(Message, frozen=True):
+    """The first rank of a host allocates the host's part of planes, in its RAM."""
+
+    parts: dict[Key, NodeShard]
+
+
+class ReleaseShards(Message, frozen=True):
+    """A follower lets go of planes."""
+
+    keys: tuple[Key, ...]
+    in_ram: bool = False
+    """They are in the RAM of its host, not on its device."""
+
+
+class ReadShard(Message, frozen=True):
+    """A follower reads the bytes between two places of a plane, as far as it holds the plane. They
+    count from the first that it holds on its device, or from the first of a plane in RAM.
+    """
+
+    key: Key
+    begin: int
+    end: int
+    in_ram: bool = False
+    into: InSharedBuffer | None = None
+    """The bytes go there, and not into the answer."""
+
+
+class WriteShard(Message, frozen=True):
+    """A follower writes bytes from the byte `begin` on, which counts as in `ReadShard`. They are
+    `content`, uint8 [bytes], or, where that is None, those in `piece`.
+    """
+
+    key: Key
+    begin: int
+    content: np.ndarray | None = None
+    piece: InSharedBuffer | None = None
+    in_ram: bool = False
+
+
+ShardMessage: TypeAlias = (
+    AllocateShards | AllocateNodeShards | ReleaseShards | ReadShard | WriteShard
+)
+
+
+class ShardReply(Message, frozen=True):
+    """What the leader has asked of shards is done."""
+
+    content: np.ndarray | None = None
+    """These bytes, uint8 [bytes], were asked for."""
+
+
+# ---------------------------------------------------------------- from a follower
+
+
+class Done(Message, frozen=True):
+    """What the leader has asked for is done."""
+
+
+class PlanesMade(Message, frozen=True):
+    """The planes of a host are there. Its other ranks find them where this says."""
+
+    planes: SharedPlanes
+
+
+class Timeline(Struct, frozen=True, forbid_unknown_fields=True):
+    """The ops of a step ran at these times on a rank, and its COMPUTE lane waited in these. Times
+    are those of `time.perf_counter`, a clock that all processes of a machine share.
+    """
+
+    ops: Sequence[RanOp]
+    waits: Sequence[Wait]
+
+
+class DeviceMemory(Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank holds so many bytes of its device, as `Backend.memory` says; zeros on a CPU."""
+
+    allocated: int = 0
+    reserved: int = 0
+    peak: int = 0
+    peak_reserved: int = 0
+    in_use: int = 0
+    """All programs on the card together use this."""
+    total: int = 0
+    host: int = 0
+    """The process has this many bytes of RAM for itself. Only those on other hosts tell."""
+
+
+class Applied(Message, frozen=True):
+    """All updates of step `number` are in the planes."""
+
+    number: int
+    timeline: Timeline | None = None
+    """It is there where the leader has asked for it."""
+    memory: DeviceMemory | None = None
+    """It is there about once a second."""
+
+
+class Losses(Message, frozen=True):
+    """These are the losses of the micro-batches that were asked for, in order."""
+
+    totals: tuple[float, ...]
+    positions: tuple[np.ndarray, ...]
+    """Each is float32 [n]: the cross-entropies of the positions with a label."""
+
+
+class Failed(Message, frozen=True):
+    """Something went wrong in a follower, which ends now."""
+
+    sentence: str
+    """It says what, without naming the rank."""
+    trace: str
+    """The traceback is for the log."""
+    by_others: bool = False
+    """It could not reach other ranks, one of which may be the cause."""
+
+
+# ---------------------------------------------------------------- before the first
+
+
+class Handshake(Message, frozen=True):
+    """A `Handshake` says who a process is."""
+
+    place: RankInfo
+    host_name: str
+    pid: int
+    program: str
+    """It is a digest of the program's sources."""
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    """Its command line gives these settings, by dotted name. They are plain data, as in JSON."""
+    problem: str = ""
+    """This is why its command line cannot be used, if so."""
+
+
+class Welcome(Message, frozen=True):
+    """The process may follow."""
+
+
+class Refused(Message, frozen=True):
+    """The process may not follow, and no run is started."""
+
+    sentence: str

@@ -1,0 +1,49 @@
+"""Every host has all planes. They are filled on the host of the process that leads; before the
+first step the other hosts get them from there, piece by piece, through the process group. From then
+on they stay alike, since every host makes the same updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from engine.runtime.collectives.process_groups import Collectives
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.ram_planes import Key
+
+CHUNK_BYTES = 32 << 20
+"""Planes are sent in pieces of this many bytes."""
+
+
+def send_planes(store: HostStates, collectives: Collectives, device: torch.device) -> None:
+    """Sends all planes to the other hosts. Raises ExchangeError."""
+    for (unit, plane), begin, end in _pieces(store):
+        content = store.content(unit, plane, begin, end)
+        collectives.broadcast(torch.from_numpy(content).to(device))
+
+
+def receive_planes(
+    store: HostStates, collectives: Collectives, device: torch.device, keeps: Callable[[str], bool]
+) -> None:
+    """Receives all planes, and writes those of units for which `keeps` is True. Raises
+    ExchangeError.
+    """
+    buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=device)
+    for (unit, plane), begin, end in _pieces(store):
+        piece = buffer[: end - begin]
+        collectives.broadcast(piece)
+        if keeps(unit):
+            store.put(unit, plane, begin, piece.cpu().numpy())
+
+
+def _pieces(store: HostStates) -> Iterator[tuple[Key, int, int]]:
+    """Yields the pieces of all planes: the bytes between two places. Gradients are made anew in
+    every step.
+    """
+    for unit in store.layouts:
+        for plane in store.planes:
+            size = 0 if plane == "grad" else store.nbytes(unit, plane)
+            for begin in range(0, size, CHUNK_BYTES):
+                yield (unit, plane), begin, min(begin + CHUNK_BYTES, size)

@@ -1,0 +1,133 @@
+"""A `WorkerProcess` is a process that computes a run together with the one that leads it. The
+leader has started it, on its own host, or `torchrun` has
+(`engine.runtime.distributed.launched_group`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.machine.cgroups import private_memory
+from engine.paths import PROGRAM_ROOT
+from engine.runtime.distributed.connection import ConnectionLostError, MonitoredConnection
+from engine.runtime.distributed.message_stream import Connection
+from engine.runtime.distributed.messages import End, Message
+
+END_SECONDS = 10
+"""A process that was asked to end has so many seconds."""
+ENDED = "it has ended"
+"""This is what a line says of a process that has ended."""
+
+Take = Callable[[Message], bool]
+Lost = Callable[[str], None]
+
+
+class WorkerProcess(Protocol):
+    """A `WorkerProcess` belongs to a crew. Any thread may call its methods."""
+
+    host_name: str
+    """It is on this host; empty where that is the leader's and there is no other."""
+    is_here: bool
+    """It is on the leader's host."""
+    pid: int
+    """Its host knows the process by this number."""
+
+    def connect(self, take: Take, lost: Lost) -> MonitoredConnection:
+        """Returns the line to it, which works as `MonitoredConnection` says."""
+
+    def kill(self) -> None:
+        """Ends it at once, whatever it does."""
+
+    def why_lost(self, why: str) -> str:
+        """Returns why it is lost, in words. why: what its line knows of it."""
+
+    def say_goodbye(self) -> None:
+        """Asks it to end, if it is the leader's to end."""
+
+    def part(self) -> None:
+        """Returns once it has ended, or has no line to the crew any more."""
+
+    def host_memory(self) -> int:
+        """Returns the bytes of the leader's host that it has for itself."""
+
+
+class StartedProcess:
+    """A `StartedProcess` is a process that the leader starts on its own host. Raises OSError where
+    that is not possible.
+    """
+
+    host_name = ""
+    is_here = True
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        path = os.pathsep.join(filter(None, (str(PROGRAM_ROOT), os.environ.get("PYTHONPATH"))))
+        program = f"from engine.runtime.distributed.worker import main; main({theirs.fileno()})"
+        try:
+            self.process = subprocess.Popen(
+                # -P keeps the working directory off the module path, as in `HelperProcess`.
+                [sys.executable, "-P", "-c", program],
+                # Ctrl-C in a terminal reaches the leader alone, which stops and saves the run.
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=os.environ | {"PYTHONPATH": path},
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self.process.pid
+        self._connection = Connection(ours)
+        self._line: MonitoredConnection | None = None
+
+    def connect(self, take: Take, lost: Lost) -> MonitoredConnection:
+        self._line = MonitoredConnection(self._connection, take, lost)
+        return self._line
+
+    def kill(self) -> None:
+        # A process that is stopped obeys this signal alone.
+        self.process.kill()
+
+    def why_lost(self, why: str) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return _exit_in_words(self.process.wait(END_SECONDS if why == ENDED else 0.1))
+        return why
+
+    def say_goodbye(self) -> None:
+        if self._line is not None:
+            with contextlib.suppress(ConnectionLostError):
+                self._line.send(End())
+
+    def part(self) -> None:
+        if self._line is None:  # nobody has asked it to end
+            self.process.kill()
+            self._connection.close()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self._line is not None:
+            self._line.close()
+
+    def host_memory(self) -> int:
+        return private_memory(self.process.pid)
+
+
+def _exit_in_words(code: int) -> str:
+    """Returns how a process has ended, in words."""
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    name = signal.Signals(-code).name
+    if code == -signal.SIGKILL:
+        return f"its process was killed ({name}), by a person, or by the system for lack of memory"
+    return f"its process was ended by the signal {name}"

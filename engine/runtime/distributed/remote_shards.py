@@ -1,0 +1,228 @@
+"""Shards on the devices of other ranks, and parts of planes in the RAM of other hosts, as the rank
+that leads reaches them.
+
+A follower answers in the thread that reads its line: it may be computing, or waiting for the
+leader, while the leader reads the planes for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from engine.errors import RankError
+from engine.progress import no_progress
+from engine.runtime.collectives.rank import RankInfo
+from engine.runtime.distributed.messages import (
+    AllocateNodeShards,
+    AllocateShards,
+    Message,
+    ReadShard,
+    ReleaseShards,
+    ShardMessage,
+    ShardReply,
+    WriteShard,
+)
+from engine.runtime.host.cross_host_planes import NodePlanes, NodeShard
+from engine.runtime.host.device_planes import DevicePlanes
+from engine.runtime.host.ram_planes import Key, Wanted
+from engine.runtime.host.sharded_planes import HeldBytes
+from engine.runtime.host.shared_memory import OwnedMemory, SharedPlanes
+from engine.runtime.host.shared_piece import CHUNK_BYTES, SharedBuffer
+from engine.runtime.optimizer.host_threads import Workers
+
+_POLL_SECONDS = 1.0
+"""Whoever waits for an answer checks each time so many seconds have passed whether one can come."""
+
+
+class RemoteShards:
+    """A `RemoteShards` reaches the shards of those that follow. `send` sends a message to one of
+    them, and `problem` returns why they cannot go on, or "". Any thread may call the methods.
+    """
+
+    def __init__(
+        self, place: RankInfo, send: Callable[[int, Message], None], problem: Callable[[], str]
+    ):
+        """place: that of the leader."""
+        ranks = place.world_size
+        self.ranks = ranks
+        self._here = place.ranks
+        """So many ranks, the first ones, are on this host."""
+        self._send = send
+        self._problem = problem
+        self._passing = threading.Lock()
+        self._piece: SharedBuffer | None = None
+        """Bytes to and from ranks of this host pass through it."""
+        self._asking = [threading.Lock() for _ in range(ranks)]
+        self._replies: list[queue.SimpleQueue[ShardReply]] = [
+            queue.SimpleQueue() for _ in range(ranks)
+        ]
+
+    def reach(self, ranks: int) -> None:
+        """Says that so many ranks have shards of the planes that the leader reaches."""
+        self.ranks = ranks
+
+    def take(self, rank: int, reply: ShardReply) -> None:
+        """Takes the answer of a rank."""
+        self._replies[rank].put(reply)
+
+    def allocate(self, rank: int, wanted: Mapping[Key, Wanted]) -> None:
+        self.ask(rank, AllocateShards(dict(wanted)))
+
+    def release(self, keys: Iterable[Key]) -> None:
+        gone = tuple(keys)
+        for rank in range(1, self.ranks):
+            self.let_go(rank, ReleaseShards(gone))
+
+    def read(self, rank: int, key: Key, begin: int, end: int) -> np.ndarray:
+        if rank >= self._here:
+            content = self.ask(rank, ReadShard(key, begin, end)).content
+            assert content is not None  # it was asked for
+            return content
+        content = np.empty(end - begin, np.uint8)
+        with self._passing:
+            piece = self._opened_piece()
+            for first in range(begin, end, CHUNK_BYTES):
+                part = content[first - begin :][:CHUNK_BYTES]
+                there = piece.first(part.size)
+                self.ask(rank, ReadShard(key, first, first + part.size, into=there))
+                part[:] = piece.content[: part.size]
+        return content
+
+    def write(self, ranks: Sequence[int], key: Key, begin: int, content: np.ndarray) -> None:
+        for rank in ranks:
+            if rank >= self._here:
+                self.ask(rank, WriteShard(key, begin, content))
+        here = [rank for rank in ranks if rank < self._here]
+        if not here:
+            return
+        with self._passing:
+            piece = self._opened_piece()
+            for first in range(0, content.size, CHUNK_BYTES):
+                there = piece.put(content[first : first + CHUNK_BYTES])
+                self._ask_all(here, WriteShard(key, begin + first, piece=there))
+
+    def close(self) -> None:
+        """Lets go of memory. No other method may be called any more."""
+        with self._passing:
+            if self._piece is not None:
+                self._piece.close()
+            self._piece = None
+
+    def _opened_piece(self) -> SharedBuffer:
+        if self._piece is None:
+            self._piece = SharedBuffer()
+        return self._piece
+
+    def let_go(self, rank: int, message: ReleaseShards) -> None:
+        """Makes a rank let go of planes, unless nobody is left who holds any."""
+        if not self._problem():
+            self.ask(rank, message)
+
+    def ask(self, rank: int, message: ShardMessage) -> ShardReply:
+        """Returns the answer of a rank. Raises RankError."""
+        return self._ask_all([rank], message)[0]
+
+    def _ask_all(self, ranks: Sequence[int], message: ShardMessage) -> list[ShardReply]:
+        """Returns the answers of some ranks, in rising order, who work at the same time. Raises
+        RankError.
+        """
+        with contextlib.ExitStack() as asking:
+            for rank in ranks:  # all threads take the locks in rising order
+                asking.enter_context(self._asking[rank])
+            for rank in ranks:
+                self._send(rank, message)
+            return [self._reply(rank) for rank in ranks]
+
+    def _reply(self, rank: int) -> ShardReply:
+        while True:
+            try:
+                return self._replies[rank].get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if self._problem():
+                    raise RankError(self._problem()) from None
+
+
+class RemoteNodes:
+    """A `RemoteNodes` reaches the parts of planes in the RAM of other hosts (`OtherNodes`): the
+    first rank of each has them. place: that of the leader.
+    """
+
+    def __init__(self, shards: RemoteShards, place: RankInfo):
+        self._shards = shards
+        self._firsts = {host: host * place.ranks for host in range(1, place.hosts)}
+
+    def allocate(self, host: int, parts: Mapping[Key, NodeShard]) -> None:
+        self._shards.ask(self._firsts[host], AllocateNodeShards(dict(parts)))
+
+    def release(self, keys: Iterable[Key]) -> None:
+        gone = ReleaseShards(tuple(keys), in_ram=True)
+        for rank in self._firsts.values():
+            self._shards.let_go(rank, gone)
+
+    def read(self, host: int, key: Key, begin: int, end: int) -> np.ndarray:
+        message = ReadShard(key, begin, end, in_ram=True)
+        content = self._shards.ask(self._firsts[host], message).content
+        assert content is not None  # it was asked for
+        return content
+
+    def write(self, host: int, key: Key, begin: int, content: np.ndarray) -> None:
+        self._shards.ask(self._firsts[host], WriteShard(key, begin, content, in_ram=True))
+
+
+class OwnNodeShards:
+    """An `OwnNodeShards` has this host's part of planes, in memory that its ranks share. threads:
+    so many touch it.
+    """
+
+    def __init__(self, threads: int):
+        self._held: dict[Key, HeldBytes] = {}
+        self._memory = OwnedMemory()
+        workers = Workers(threads, "parts-of-planes")
+        self.ram = NodePlanes((None, None, workers), self._held.__getitem__)
+        self.ram.use(self._memory)
+
+    @property
+    def planes(self) -> SharedPlanes:
+        """Returns where the planes are that are allocated now."""
+        return self._memory.planes
+
+    def allocate(self, parts: Mapping[Key, NodeShard]) -> None:
+        """Allocates parts of planes. Raises FitError where RAM is too short."""
+        self._held.update({key: part.held for key, part in parts.items()})
+        wanted = {key: _not_for_dma(part.wanted) for key, part in parts.items()}
+        self.ram.allocate(wanted, "planes of this host", no_progress)
+
+
+def _not_for_dma(wanted: Wanted) -> Wanted:
+    """Returns a plane that the ranks, and not this owner of its memory, make known to devices."""
+    return Wanted(wanted.nbytes, wanted.kind, is_for_dma=False)
+
+
+def answer(planes: DevicePlanes, parts: OwnNodeShards, message: ShardMessage) -> ShardReply:
+    """Does what the leader asks of the shards of this rank or the part of its host, and returns the
+    answer.
+    """
+    match message:
+        case AllocateShards(wanted):
+            planes.allocate(wanted)
+        case AllocateNodeShards(wanted):
+            parts.allocate(wanted)
+        case ReleaseShards(keys, in_ram):
+            place = parts.ram if in_ram else planes
+            place.release([key for key in keys if key in place.tensors])
+        case ReadShard(key, begin, end, in_ram, into):
+            found = (parts.ram if in_ram else planes).read(key, begin, end)
+            if into is None:
+                return ShardReply(found)
+            into.content()[:] = found
+        case WriteShard(key, begin, content, piece, in_ram):
+            if piece is not None:
+                content = piece.content()
+            assert content is not None  # whoever asks gives one of them
+            (parts.ram if in_ram else planes).write(key, begin, content)
+    return ShardReply()

@@ -1,0 +1,113 @@
+"""A rank that follows opens the store of its host here.
+
+- On the host of the process that leads, that process has made the planes, and fills them.
+- On every other host the first rank makes them, in memory that the other ranks of the host share.
+  Units that live on devices have a part on that of each rank. All of them get what the planes hold
+  from the process that leads.
+- Where planes are divided among hosts, the process that leads has had the part of each host made,
+  and fills it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.model.build.build import build_model
+from engine.model.build.units import StreamedModel
+from engine.runtime.collectives.process_groups import Collectives
+from engine.runtime.collectives.rank import RankInfo
+from engine.runtime.device.backend import Backend
+from engine.runtime.distributed.codec import config_of
+from engine.runtime.distributed.messages import PlanesSpec
+from engine.runtime.distributed.plane_copies import receive_planes
+from engine.runtime.host.cross_host_planes import Nodes
+from engine.runtime.host.device_planes import DevicePlanes
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.ram_planes import PlaneMemory
+from engine.runtime.host.sharded_planes import DeviceShares, OwnShards
+from engine.runtime.host.shared_memory import OpenedMemory, OwnedMemory, SharedPlanes
+
+
+@dataclass(frozen=True)
+class Opener:
+    """An `Opener` has what a store needs beside its planes. on_device: the leader allocates planes
+    there, where it reaches this rank.
+    """
+
+    place: RankInfo
+    backend: Backend
+    on_device: DevicePlanes
+    threads: int
+
+
+class WorkerStates:
+    """A `WorkerStates` is the store of one rank, with the model whose planes it has. memory: the
+    planes are there, or are made there.
+    """
+
+    def __init__(self, opener: Opener, held: PlanesSpec, memory: PlaneMemory):
+        self.held = held
+        self._opener = opener
+        self.model: StreamedModel = build_model(
+            config_of(held.config), held.model, held.parts or held.adapters
+        )
+        backend = opener.backend
+        is_on_gpu = backend.device.type != "cpu"
+        self.store = HostStates(
+            self.model.layouts,
+            self.model.dtype,
+            backend.register if is_on_gpu else None,
+            backend.unregister if is_on_gpu else None,
+            opener.threads,
+        )
+        kinds, place = (held.optimizer, held.has_gradients), opener.place
+        if held.span > 1:
+            self.store.shard_over_nodes(place.world_size, Nodes(held.span, place.host))
+        self.store.open_planes(memory, kinds, held.settled, self._planes_on_device())
+
+    @classmethod
+    def made(cls, opener: Opener, held: PlanesSpec) -> tuple[WorkerStates, SharedPlanes]:
+        """Makes the planes of this host. Returns the store, and where other ranks find them. Raises
+        FitError where RAM is too short.
+        """
+        memory = OwnedMemory()
+        return cls(opener, held, memory), memory.planes
+
+    @classmethod
+    def opened(cls, opener: Opener, held: PlanesSpec, planes: SharedPlanes) -> WorkerStates:
+        """Opens planes that another rank of this host has made."""
+        return cls(opener, held, OpenedMemory(planes))
+
+    @property
+    def _is_reached(self) -> bool:
+        """Returns whether the process that leads reaches the planes of this rank."""
+        return self._opener.place.host == 0 or self.held.span > 1
+
+    def _planes_on_device(self) -> DevicePlanes:
+        opener, held = self._opener, self.held
+        if self._is_reached:
+            return opener.on_device
+        layouts = {layout.unit: layout for layout in self.model.layouts}
+        place = opener.place
+        shares = DeviceShares(layouts, self.model.dtype, lambda: held.optimizer, place.ranks)
+        return OwnShards(opener.backend, shares, place.local_rank)
+
+    def fill(self, collectives: Collectives, device: torch.device) -> None:
+        """Takes part in filling the planes of the hosts other than the leader's. Raises
+        ExchangeError.
+        """
+        place, settled = self._opener.place, set(self.held.settled)
+
+        def keeps(unit: str) -> bool:
+            return place.host > 0 and (place.is_first_on_node or unit in settled)
+
+        receive_planes(self.store, collectives, device, keeps)
+
+    def close(self) -> None:
+        """Lets go of the planes. The leader frees those on a device that it reaches."""
+        if self._is_reached:
+            self.store.close_planes_in_ram()
+        else:
+            self.store.close()

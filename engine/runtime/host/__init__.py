@@ -1,0 +1,1 @@
+"""The states of a model in host memory: planes in RAM, on disk, across processes."""

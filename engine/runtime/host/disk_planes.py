@@ -1,0 +1,135 @@
+"""`DiskPlanes` holds the moments of some units on the disk. A step moves them piece by piece
+through ring buffers on the host. Checkpoints read and fill them by their bytes, as they do planes
+in RAM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from engine.config.settings import Optimizer
+from engine.planning.layout.layout import UnitLayout
+from engine.planning.layout.moments import MOMENTS
+from engine.planning.layout.spilled import PAGE, SpilledPiece, spilled_pieces, whole_pages
+from engine.runtime.host.disk_file import DiskFile
+from engine.runtime.host.mapped_memory import map_memory
+from engine.runtime.host.ram_planes import Key
+
+
+class DiskPlanes:
+    """A `DiskPlanes` owns one file for each unit, in `folder`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._files: dict[str, DiskFile] = {}
+        self._pieces: dict[str, dict[int, SpilledPiece]] = {}
+        """Each unit has its pieces here, by the element that they begin at."""
+        self.written_bytes = 0
+        """The updates of steps have written this many bytes. One lane counts them."""
+        self.written_block_input_bytes = 0
+        """Steps and dry runs have written this many bytes of boundaries, to a file beside these.
+        The same lane counts them.
+        """
+
+    def count_block_input(self, nbytes: int) -> None:
+        """Counts a boundary of so many bytes that was written."""
+        self.written_block_input_bytes += nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """All files together have this many bytes."""
+        return sum(file.nbytes for file in self._files.values())
+
+    @property
+    def is_direct(self) -> bool:
+        """Tells whether reads and writes go past the page cache."""
+        return all(file.is_direct for file in self._files.values())
+
+    def __contains__(self, unit: str) -> bool:
+        return unit in self._files
+
+    def allocate(self, layouts: Iterable[UnitLayout], optimizer: Optimizer) -> None:
+        """Allocates zeroed moments of these units. Raises SpillError where the disk has no space
+        for them; then none is taken.
+        """
+        made: list[str] = []
+        try:
+            for layout in layouts:
+                pieces = spilled_pieces(layout, optimizer)
+                end = pieces[-1].file_end if pieces else 0
+                self._files[layout.unit] = DiskFile(self.folder, end)
+                made.append(layout.unit)
+                self._pieces[layout.unit] = {piece.start: piece for piece in pieces}
+        except BaseException:
+            self.release(made)
+            raise
+
+    def release(self, units: Iterable[str]) -> None:
+        """Frees the space of these units. No op may be running on them."""
+        for unit in units:
+            self._files.pop(unit).close()
+            self._pieces.pop(unit, None)
+
+    # ------------------------------------------------------------------ pieces
+
+    def read_piece(self, unit: str, start: int, ring: memoryview) -> None:
+        """Reads both moments of the piece that begins at element `start` into a ring buffer."""
+        piece = self._pieces[unit][start]
+        self._files[unit].read(ring[: len(MOMENTS) * piece.room], piece.offset)
+
+    def write_piece(self, unit: str, start: int, ring: memoryview) -> None:
+        """Writes both moments of that piece from a ring buffer."""
+        piece = self._pieces[unit][start]
+        self._files[unit].write(ring[: len(MOMENTS) * piece.room], piece.offset)
+        self.written_bytes += len(MOMENTS) * piece.room
+
+    def moments_in(self, unit: str, start: int, ring: memoryview) -> tuple[np.ndarray, ...]:
+        """Returns both moments of that piece in a ring buffer, uint8 [bytes] each, sharing its
+        memory.
+        """
+        piece = self._pieces[unit][start]
+        memory = np.frombuffer(ring, np.uint8)
+        places = (number * piece.room for number in range(len(MOMENTS)))
+        return tuple(memory[place : place + piece.bytes] for place in places)
+
+    # ------------------------------------------------------------------ bytes of a plane
+
+    def read(self, key: Key, begin: int, end: int) -> np.ndarray:
+        """Returns a copy of the bytes between two places of a plane, uint8 [bytes]."""
+        content = np.empty(end - begin, np.uint8)
+        for first, last, offset in self._parts(key, begin, end):
+            pages, skip = self._pages(key[0], offset, last - first)
+            content[first - begin : last - begin] = pages[skip : skip + last - first]
+        return content
+
+    def write(self, key: Key, begin: int, content: np.ndarray) -> None:
+        """Writes `content`, uint8 [bytes], from the byte `begin` of a plane on. The rest of the
+        pages that it begins and ends in is kept, so no two threads may write to one page.
+        """
+        for first, last, offset in self._parts(key, begin, begin + content.size):
+            pages, skip = self._pages(key[0], offset, last - first)
+            pages[skip : skip + last - first] = content[first - begin : last - begin]
+            self._files[key[0]].write(pages.data, offset - skip)
+
+    def _parts(self, key: Key, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yields the parts of a range of a plane that are in one piece each: where they begin and
+        end in the plane, and where they begin in the file.
+        """
+        unit, plane = key
+        for piece in self._pieces[unit].values():
+            first, last = max(begin, piece.begin), min(end, piece.end)
+            if first < last:
+                place = piece.offset + MOMENTS.index(plane) * piece.room
+                yield first, last, place + first - piece.begin
+
+    def _pages(self, unit: str, offset: int, size: int) -> tuple[np.ndarray, int]:
+        """Returns a copy of the whole pages of a file around `size` bytes from `offset` on, uint8
+        [bytes], and the place of these bytes in it.
+        """
+        skip = offset % PAGE
+        pages = np.frombuffer(map_memory(whole_pages(skip + size)), np.uint8)
+        self._files[unit].read(pages.data, offset - skip)
+        return pages, skip

@@ -1,0 +1,300 @@
+"""`HostAdamW` applies AdamW to the planes of a `HostStates`, in place, at memory speed.
+
+- The formula, its rounding and the differences from `torch.optim.AdamW` are described in
+  `engine.runtime.optimizer.host_kernels`, whose kernels do the arithmetic.
+- This file computes the scalars of a step in double precision and rounds each to fp32 once.
+- Weight decay is decoupled. It applies to the decayed range at the front of each plane.
+- Gradients are multiplied by the clip factor as they are read; the gradient plane is not changed.
+- Moments that are not all in fp32 are updated range by range (`engine.planning.layout.moments`),
+  each with the kernel for its kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS, MomentKind, MomentRange
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.optimizer.host_kernels import Scalars, kernel
+from engine.runtime.optimizer.host_threads import Workers
+from engine.runtime.optimizer.moment_codes import moment_map
+from engine.runtime.optimizer.moment_kernels import moment_kernel
+from engine.runtime.optimizer.two_pass_kernels import two_pass_kernel
+
+_SQUARE_BIAS = 2.0**-108
+"""This is added to squared gradients, so that exp_avg_sq is never subnormal. When its root is added
+to an eps of at least 1.9e-9, the root rounds away. For a smaller eps no bias is used.
+"""
+
+
+@dataclass(frozen=True)
+class AdamWSettings:
+    """These are the hyperparameters of AdamW. The defaults are torch's."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    seed: int = 0
+    """Moments in bf16 are rounded with random bits that depend on this seed."""
+
+
+class GradientChunk(NamedTuple):
+    """A `GradientChunk` is a piece of a unit that is updated by itself."""
+
+    start: int
+    """It begins at this element of the unit."""
+    grad: np.ndarray
+    """The gradients are flat, shape [elements]."""
+    moments: tuple[np.ndarray, ...] | None = None
+    """These are both moments of the piece, uint8 [bytes] each. It is None where they are in planes
+    of the store.
+    """
+
+
+class _Part(NamedTuple):
+    """A `_Part` is a range of the elements of a unit, with what is not in planes of the store."""
+
+    unit: str
+    start: int
+    gradient: np.ndarray
+    moments: tuple[np.ndarray, ...]
+    """Both moments are rows of bytes, uint8 [bytes], of which the unit's planes are a part."""
+    place: int
+    """These rows begin at this byte of the unit's planes of moments."""
+
+    @property
+    def numel(self) -> int:
+        return self.gradient.size
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.gradient.size
+
+    def between(self, start: int, stop: int) -> _Part:
+        """Returns the part of these elements of the unit."""
+        gradient = self.gradient[start - self.start : stop - self.start]
+        return self._replace(start=start, gradient=gradient)
+
+    def moments_of(self, range_: MomentRange) -> list[np.ndarray]:
+        """Returns the bytes of both moments of a range, uint8 [bytes]."""
+        begin = range_.place - self.place
+        return [moment[begin : begin + range_.bytes] for moment in self.moments]
+
+
+class HostAdamW:
+    """A `HostAdamW` updates the units of one store. With moments in fp32, its results are those of
+    `torch.optim.AdamW` on fp32 masters except for rounding. They do not depend on `threads` (by
+    default all cores but two). The kernels are compiled by the constructor, not in the first step.
+    """
+
+    def __init__(self, store: HostStates, settings: AdamWSettings, threads: int | None = None):
+        self._store = store
+        self._beta1 = settings.beta1
+        self._beta2 = settings.beta2
+        self._weight_decay = settings.weight_decay
+        # With an eps that is 0 in fp32, 0 would be divided by 0 wherever the gradient has always
+        # been 0, which is at least the case in alignment gaps.
+        self._eps = max(settings.eps, float(np.finfo(np.float32).tiny))
+        # The root of the bias is 2**-54. It rounds away if it is below half a unit in the last
+        # place of eps.
+        bias_vanishes = settings.eps >= math.sqrt(_SQUARE_BIAS) * 2.0**25
+        self._bias = _SQUARE_BIAS if bias_vanishes else 0.0
+        self._seed = settings.seed
+        is_split = store.dtype == "bfloat16"
+        self._weights = ["weight_high", "weight_low"] if is_split else ["weight_high"]
+        weights = self._kind = "split" if is_split else "float"
+        self._kernel = kernel(f"adamw_{weights}")
+        self._codes_kernel = self._halves_kernel = self._kernel
+        if store.optimizer != FP32_MOMENTS:
+            self._codes_kernel = moment_kernel(f"codes_{weights}")
+            self._halves_kernel = moment_kernel(f"halves_{weights}")
+            first, second = moment_map(signed=True), moment_map(signed=False)
+            self._maps = first.values, first.entries, second.values, second.entries
+        self._workers = Workers(threads, "adamw")
+
+    def scalars(self, step: int, learning_rate: float) -> np.ndarray:
+        """Returns the scalars of step `step` (from 1), float32 [8]: 1 - beta1, beta2, 1 - beta2,
+        the rate over the first bias correction, the inverse root of the second one, eps, the bias
+        for squared gradients, and the factor by which decay scales a weight.
+        """
+        return np.array(
+            [
+                1.0 - self._beta1,
+                self._beta2,
+                1.0 - self._beta2,
+                learning_rate / (1.0 - self._beta1**step),
+                1.0 / math.sqrt(1.0 - self._beta2**step),
+                self._eps,
+                self._bias,
+                1.0 - learning_rate * self._weight_decay,
+            ],
+            dtype=np.float32,
+        )
+
+    def update(
+        self,
+        unit: str,
+        step: int,
+        learning_rate: float,
+        clip_factor: float,
+        portion: GradientChunk | None = None,
+    ) -> None:
+        """Applies step number `step` (from 1) to one unit with its gradients times `clip_factor`.
+        Returns once the update is complete.
+
+        It reads the plane of gradients and changes every other plane of the unit. With a `portion`,
+        it takes these gradients instead, and changes only their elements; moments that the portion
+        has are changed there. A portion must not cut a block of codes. The interpreter's lock is
+        released during the update.
+        """
+        whole = self._whole(unit, portion)
+        scalars = self._with_clip(step, learning_rate, clip_factor)
+        layout = self._store.layouts[unit]
+        key = self.key(unit, step)
+        for range_ in layout.moment_ranges(self._store.optimizer):
+            here = range_.within(whole.start, whole.stop)
+            if here is None:
+                continue
+            if here.kind == MomentKind.FP32:
+                self._update_fp32(whole.between(here.start, here.stop), here, scalars)
+                continue
+            for each, factors in _by_decay(here, layout.decay_numel, scalars):
+                part = whole.between(each.start, each.stop)
+                self._update_rounded(part, each, factors, key)
+
+    def update_weights(
+        self,
+        unit: str,
+        step: int,
+        learning_rate: float,
+        clip_factor: float,
+        portion: GradientChunk | None = None,
+    ) -> None:
+        """Applies the step as `update` does, but to the weights alone. `update_moments` must follow
+        with the same arguments, before anything changes the gradients. All moments must be in fp32.
+        """
+        part = self._whole(unit, portion)
+        scalars = self._with_clip(step, learning_rate, clip_factor)
+        weights, _ = self._two_pass_kernels()
+        self._run_fp32(weights, part, self._fp32_moments(part), scalars)
+
+    def update_moments(
+        self,
+        unit: str,
+        step: int,
+        learning_rate: float,
+        clip_factor: float,
+        portion: GradientChunk | None = None,
+    ) -> None:
+        """Applies to the moments the step that `update_weights` has applied to the weights."""
+        part = self._whole(unit, portion)
+        scalars = self._with_clip(step, learning_rate, clip_factor)
+        planes = (part.gradient, *self._fp32_moments(part))
+        _, moments = self._two_pass_kernels()
+        self._workers.share(moments, part.numel, planes, scalars)
+
+    def compile_for(self, two_passes: bool) -> None:
+        """Compiles the kernels of `update_weights` and `update_moments` if a plan has these two
+        passes. Otherwise the first step would. Raises ValueError where moments are not in fp32.
+        """
+        if two_passes and self._store.optimizer != FP32_MOMENTS:
+            raise ValueError("moments that are not in fp32 are updated together with the weights")
+        if two_passes:
+            self._two_pass_kernels()
+
+    def _two_pass_kernels(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Returns the kernel that updates weights, and the one that updates moments."""
+        return two_pass_kernel(f"weights_{self._kind}"), two_pass_kernel(f"moments_{self._kind}")
+
+    def _with_clip(self, step: int, learning_rate: float, clip_factor: float) -> Scalars:
+        """Returns the scalars of a step in the order in which kernels take them."""
+        *others, keep = self.scalars(step, learning_rate)
+        return (np.float32(clip_factor), keep, *others)
+
+    def key(self, unit: str, step: int) -> int:
+        """Returns the key of the random bits with which moments in bf16 are rounded."""
+        text = f"{self._seed} {step} {unit}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())
+
+    def _whole(self, unit: str, portion: GradientChunk | None) -> _Part:
+        """Returns the elements of a portion with their moments; those of the unit without one."""
+        if portion is None:
+            portion = GradientChunk(0, self._store.array(unit, "grad"))
+        if portion.moments is None:
+            planes = (self._store.array(unit, plane).view(np.uint8) for plane in MOMENTS)
+            return _Part(unit, portion.start, portion.grad, tuple(planes), 0)
+        stop = portion.start + portion.grad.size
+        layout, optimizer = self._store.layouts[unit], self._store.optimizer
+        place, _ = layout.moment_bytes(optimizer, portion.start, stop)
+        return _Part(unit, portion.start, portion.grad, portion.moments, place)
+
+    def _update_fp32(self, part: _Part, range_: MomentRange, scalars: Scalars) -> None:
+        """Updates elements whose moments are in fp32. They are those of `range_`."""
+        moments = [moment.view(np.float32) for moment in part.moments_of(range_)]
+        self._run_fp32(self._kernel, part, moments, scalars)
+
+    def _run_fp32(
+        self,
+        kernel: Callable[..., None],
+        part: _Part,
+        moments: Sequence[np.ndarray],
+        scalars: Scalars,
+    ) -> None:
+        """Runs a kernel on elements whose `moments` are in fp32."""
+        decay_numel = self._store.layouts[part.unit].decay_numel
+        decayed = min(max(0, decay_numel - part.start), part.numel)
+        planes = (part.gradient, *self._weights_of(part), *moments)
+        self._workers.share(kernel, part.numel, decayed, planes, scalars)
+
+    def _fp32_moments(self, part: _Part) -> list[np.ndarray]:
+        """Returns both moments of a part, all of which are in fp32."""
+        begin, end = (4 * element - part.place for element in (part.start, part.stop))
+        return [moment[begin:end].view(np.float32) for moment in part.moments]
+
+    def _update_rounded(self, part: _Part, range_: MomentRange, scalars: Scalars, key: int) -> None:
+        """Updates elements whose moments are in bf16 or in 8 bits. They are those of `range_`."""
+        grad, weights = part.gradient, self._weights_of(part)
+        first, second = part.moments_of(range_)
+        if range_.kind == MomentKind.CODES:
+            codes = (first, first.view(np.float32), second, second.view(np.float32))
+            self._workers.share(
+                self._codes_kernel, part.numel, (grad, weights, codes), scalars, self._maps
+            )
+            return
+        halves = (first.view(np.uint16), second.view(np.uint16))
+        keyed = (np.uint32(key), np.uint32(part.start))
+        self._workers.share(
+            self._halves_kernel, part.numel, (grad, weights, halves), scalars, keyed
+        )
+
+    def _weights_of(self, part: _Part) -> tuple[np.ndarray, ...]:
+        planes = [self._store.array(part.unit, plane) for plane in self._weights]
+        return tuple(plane[part.start : part.stop] for plane in planes)
+
+    def close(self) -> None:
+        """Ends the threads. The planes stay with the store."""
+        self._workers.close()
+
+
+def _by_decay(
+    range_: MomentRange, decay_numel: int, scalars: Scalars
+) -> list[tuple[MomentRange, Scalars]]:
+    """Returns the part of a range that weight decay applies to, and the other one, each with its
+    scalars.
+    """
+    found = []
+    for start, stop, keep in (
+        (range_.start, decay_numel, scalars[1]),
+        (decay_numel, range_.stop, np.float32(1)),
+    ):
+        part = range_.within(start, stop)
+        if part is not None:
+            found.append((part, (scalars[0], keep, *scalars[2:])))
+    return found

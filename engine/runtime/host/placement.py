@@ -1,0 +1,246 @@
+"""`PlanePlacement` knows where each plane of a store is: in RAM, on the device or on the disk. It
+allocates planes in their places, and moves them from one place to another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import ChainMap
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.config.settings import Optimizer
+from engine.errors import SpillError
+from engine.planning.layout.layout import PLANE_ITEM_BYTES, UnitLayout
+from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
+from engine.progress import Progress, no_progress
+from engine.runtime.host.device_planes import DevicePlanes, PlaneDevice
+from engine.runtime.host.disk_planes import DiskPlanes
+from engine.runtime.host.ram_planes import Key, RamPlanes, Wanted
+from engine.runtime.host.sharded_planes import DeviceShares, OtherShards, ShardedPlanes
+
+DMA_PLANES = ("weight_high", "grad")
+"""The device reads or writes these planes by DMA; only they are registered, and weight_low of units
+with weights that stay in fp32.
+"""
+MOVED_BYTES = 64 << 20
+"""Planes that move to another place are copied by this many bytes at a time."""
+
+
+class PlanePlacement:
+    """A `PlanePlacement` owns the planes of all units. `ram` holds those that are nowhere else."""
+
+    def __init__(self, layouts: Mapping[str, UnitLayout], dtype: str, ram: RamPlanes):
+        self._layouts = layouts
+        self._dtype = dtype
+        self.ram = ram
+        self._on_device: DevicePlanes | None = None
+        self._on_disk: DiskPlanes | None = None
+        self._others: OtherShards | None = None
+        self.settled: frozenset[str] = frozenset()
+        """These units live on the device."""
+        self.spilled: frozenset[str] = frozenset()
+        """The moments of these units are on the disk."""
+        self.optimizer: Optimizer = FP32_MOMENTS
+        """The moments are those of this optimizer."""
+        self.has_gradients = False
+        """Units that do not live on the device have a plane of gradients."""
+
+    def keep(self, optimizer: Optimizer, gradients: bool) -> None:
+        """Says whose moments the planes will hold, and whether there are gradients among them."""
+        self.optimizer = optimizer
+        self.has_gradients = gradients
+
+    def keep_in(self, ram: RamPlanes) -> None:
+        """Says that what is nowhere else is in `ram`, before anything is there."""
+        self.ram = ram
+
+    def divide(self, others: OtherShards | None) -> None:
+        """Says that units which live on the device do so on those of other ranks, too; None where
+        there are none. No unit may live there.
+        """
+        assert not self.settled
+        self._others, self._on_device = others, None
+
+    def adopt(self, settled: Collection[str], planes: DevicePlanes) -> None:
+        """Says that `settled` live on the device already, in `planes`, as far as this rank holds
+        them.
+        """
+        self.settled, self._on_device = frozenset(settled), planes
+
+    def offload_to_disk(self, folder: Path) -> None:
+        """Makes `folder` the place of moments on the disk, before any are there."""
+        if self._on_disk is None or self._on_disk.folder != folder:
+            self._on_disk = DiskPlanes(folder)
+
+    @property
+    def disk(self) -> DiskPlanes:
+        """Returns the moments on the disk. Raises SpillError where there is no folder for them."""
+        if self._on_disk is None:
+            raise SpillError(
+                "No folder is given for what goes to the disk; set engine.disk to one."
+            )
+        return self._on_disk
+
+    @property
+    def has_disk(self) -> bool:
+        """Tells whether a folder is given for what spills."""
+        return self._on_disk is not None
+
+    def of(self, unit: str, plane: str) -> RamPlanes | DevicePlanes | DiskPlanes:
+        """Returns the place of a plane."""
+        if unit in self.settled:
+            assert self._on_device is not None  # `arrange` made it
+            return self._on_device
+        return self.disk if unit in self.spilled and plane in MOMENTS else self.ram
+
+    def tensors(self) -> Mapping[Key, torch.Tensor]:
+        """Returns all planes that are allocated in RAM or on the device."""
+        if self._on_device is None:
+            return self.ram.tensors
+        return ChainMap(self.ram.tensors, self._on_device.tensors)
+
+    def has(self, unit: str, plane: str) -> bool:
+        """Tells whether a plane is allocated."""
+        is_on_disk = plane in MOMENTS and self._on_disk is not None and unit in self._on_disk
+        return is_on_disk or (unit, plane) in self.tensors()
+
+    def nbytes(self, unit: str, plane: str) -> int:
+        """Returns the bytes of a plane."""
+        return self._layouts[unit].plane_bytes(self._dtype, self.optimizer)[plane]
+
+    @property
+    def device_bytes(self) -> int:
+        """The planes on the device have this many bytes."""
+        return 0 if self._on_device is None else self._on_device.nbytes
+
+    def allocate(
+        self, units: Iterable[str], planes: Collection[str], what: str, progress: Progress
+    ) -> None:
+        """Allocates planes of some units, each in its place: all of them or none. Those of
+        gradients of units that live on the device are left out.
+        """
+        on_device: list[Key] = []
+        in_ram: list[Key] = []
+        spilled: dict[str, UnitLayout] = {}
+        for unit in units:
+            for plane in planes:
+                match self.of(unit, plane):
+                    case DevicePlanes():
+                        on_device += [(unit, plane)] if plane != "grad" else []
+                    case DiskPlanes():
+                        spilled[unit] = self._layouts[unit]
+                    case RamPlanes():
+                        in_ram.append((unit, plane))
+        with contextlib.ExitStack() as undo:
+            if on_device:
+                assert self._on_device is not None  # these planes belong there
+                self._on_device.allocate(self._wanted(on_device))
+                undo.callback(self._on_device.release, on_device)
+            if spilled:
+                self.disk.allocate(spilled.values(), self.optimizer)
+                undo.callback(self.disk.release, list(spilled))
+            if in_ram:
+                self.ram.allocate(self._wanted(in_ram), what, progress)
+            undo.pop_all()
+
+    def release(self, planes: Collection[str]) -> None:
+        """Frees these planes of all units. No op may be running on them."""
+        self._release([(unit, plane) for unit in self._layouts for plane in planes])
+
+    def arrange(
+        self, settled: Collection[str], spilled: Collection[str], device: PlaneDevice
+    ) -> None:
+        """Moves planes so that `settled`, and no other units, live on `device`, and the moments of
+        `spilled`, and of no others, are on the disk. No op may be running on them.
+        """
+        if self._on_device is None:
+            self._on_device = self._planes_on(device)
+        there, on_disk = frozenset(settled), frozenset(spilled)
+        # Those that leave a place make room for those that come.
+        for unit in sorted(on_disk - self.spilled - self.settled):
+            self._move(unit, self.settled, self.spilled | {unit})
+        for unit in self.settled - there:
+            self._move(unit, self.settled - {unit}, self.spilled | ({unit} & on_disk))
+        for unit in sorted(there - self.settled):
+            self._move(unit, self.settled | {unit}, self.spilled - {unit})
+        for unit in self.spilled - on_disk:
+            self._move(unit, self.settled, self.spilled - {unit})
+
+    # ------------------------------------------------------------------ inside
+
+    def _planes_on(self, device: PlaneDevice) -> DevicePlanes:
+        """Returns the planes on a device, of which there are none yet."""
+        if self._others is None:
+            return DevicePlanes(device)
+        shares = DeviceShares(
+            self._layouts, self._dtype, lambda: self.optimizer, self._others.ranks
+        )
+        return ShardedPlanes(device, shares, self._others)
+
+    def _move(self, unit: str, settled: frozenset[str], spilled: frozenset[str]) -> None:
+        """Moves the planes of a unit to where they belong once these units live on the device and
+        the moments of those are on the disk.
+        """
+        before = self.settled, self.spilled
+        names = [plane for plane in PLANE_ITEM_BYTES[self._dtype] if self.has(unit, plane)]
+        old = {plane: self.of(unit, plane) for plane in names}
+        self.settled, self.spilled = settled, spilled
+        moved = [plane for plane in names if old[plane] is not self.of(unit, plane)]
+        kept = [plane for plane in moved if plane != "grad"]
+        has_moments = MOMENTS[0] in names
+        # A unit that lives on the device has no plane of gradients.
+        new = ["grad"] if has_moments and self.has_gradients and "grad" not in names else []
+        try:
+            self.allocate([unit], [*kept, *new], "planes that move to RAM", no_progress)
+            for plane in kept:
+                self._copy((unit, plane), old[plane])
+        except BaseException:
+            # What was copied so far is no plane. The old ones are whole, and count.
+            self._release([(unit, plane) for plane in [*kept, *new]])
+            self.settled, self.spilled = before
+            raise
+        for plane in moved:
+            _release_in(old[plane], unit, plane)
+
+    def _copy(self, key: Key, old: RamPlanes | DevicePlanes | DiskPlanes) -> None:
+        """Copies a plane from its old place to the one where it belongs."""
+        place, size = self.of(*key), self.nbytes(*key)
+        for begin in range(0, size, MOVED_BYTES):
+            content = old.read(key, begin, min(begin + MOVED_BYTES, size))
+            place.write(key, begin, content)
+
+    def _release(self, keys: Iterable[Key]) -> None:
+        for unit, plane in keys:
+            if self.has(unit, plane):
+                _release_in(self.of(unit, plane), unit, plane)
+
+    def _wanted(self, keys: Iterable[Key]) -> dict[Key, Wanted]:
+        wanted: dict[Key, Wanted] = {}
+        for unit, plane in keys:
+            is_for_dma = plane in DMA_PLANES
+            if plane == "weight_low" and self._layouts[unit].exact_numel > 0:
+                is_for_dma = True
+            size = self.nbytes(unit, plane)
+            wanted[unit, plane] = Wanted(size, self._numpy_type(plane), is_for_dma)
+        return wanted
+
+    def _numpy_type(self, plane: str) -> type[np.generic]:
+        if plane in MOMENTS and self.optimizer != FP32_MOMENTS:
+            return np.uint8
+        if PLANE_ITEM_BYTES[self._dtype][plane] == 4:
+            return np.float32
+        if plane == "weight_low":
+            return np.int16
+        return np.uint16
+
+
+def _release_in(place: RamPlanes | DevicePlanes | DiskPlanes, unit: str, plane: str) -> None:
+    """Frees a plane. On the disk, a unit has one file for both moments."""
+    if not isinstance(place, DiskPlanes):
+        place.release([(unit, plane)])
+    elif unit in place:
+        place.release([unit])

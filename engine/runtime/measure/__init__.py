@@ -1,0 +1,1 @@
+"""How fast this machine does what a step does."""

@@ -1,0 +1,1 @@
+"""Answers, drawn token by token from streamed weights."""

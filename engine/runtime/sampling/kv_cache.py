@@ -1,0 +1,91 @@
+"""Sampling uses the model's own key-value cache. The capture pass finds the cache, and one trial
+run shows whether it can be trusted.
+
+The model's forward creates its cache (sliding, linear, recurrent: whatever the family uses) and its
+blocks fill it, so this file contains no knowledge of model families. The trial computes a few
+tokens with and without a cache and compares the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.errors import CacheError
+from engine.model.blocks.block_inputs import tensors_in
+from engine.runtime.step.streaming_engine import StreamingEngine
+
+_TRIAL_TOKENS, _TRIAL_STEPS = 16, 2
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+"""Logits with and without a cache may differ by this much, relative to their spread. The bound is
+well above the effect of a different order of sums, and below that of a lost token.
+"""
+
+
+@dataclass(frozen=True)
+class CacheCost:
+    """The fields give the bytes that the cache of one row takes on the device."""
+
+    fixed: int
+    per_token: int
+
+    def of(self, tokens: int) -> int:
+        """Returns the most bytes that the cache of a row of `tokens` takes. A sliding window keeps
+        the whole prompt until the first step.
+        """
+        return self.fixed + self.per_token * tokens
+
+
+def try_cache(engine: StreamingEngine) -> CacheCost | None:
+    """Runs a short row without a cache and with one, at its end one token at a time. Returns None
+    where the logits differ or the model cannot use a cache; its answers are then computed without
+    one.
+    """
+    text = engine.model.config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None) or _TRIAL_TOKENS
+    length = min(_TRIAL_TOKENS, longest)
+    first = length - _TRIAL_STEPS
+    if first < 2:
+        return None
+    # The tokens differ, because a lost token would not be noticed among equal ones.
+    row = [int(token) for token in np.linspace(0, text.vocab_size - 1, length + 2)[1:-1]]
+    half = first // 2
+    # Two rows of different lengths show how many bytes each token of a cache takes.
+    caches: list[Any] = [None, None]
+    try:
+        both = engine.cached_logits([np.array([row[:first]]), np.array([row[:half]])], caches)
+        whole_bytes, half_bytes = cache_bytes(caches[0]), cache_bytes(caches[1])
+        logits = [both[0]]
+        for token in row[first:]:
+            next_logits = engine.cached_logits([np.array([[token]])], caches[:1])
+            logits.append(next_logits[0])
+    except CacheError:
+        return None
+    truth = engine.last_logits([row[:end] for end in range(first, length + 1)])
+    if not _agree(torch.stack(logits), truth, _TOLERANCE[engine.model.dtype]):
+        return None
+    per_token = math.ceil(max(0, whole_bytes - half_bytes) / (first - half))
+    return CacheCost(max(0, whole_bytes - first * per_token), per_token)
+
+
+def _agree(logits: torch.Tensor, truth: torch.Tensor, tolerance: float) -> bool:
+    """Says whether each row of logits [rows, vocabulary] is close to the truth, relative to its
+    spread.
+    """
+    spread = (truth - truth.mean(-1, keepdim=True)).norm(dim=-1)
+    return bool(((logits - truth).norm(dim=-1) <= tolerance * spread).all())
+
+
+def cache_bytes(cache: Any) -> int:
+    """Returns the bytes of device memory that a cache holds. A view counts with the whole memory
+    that it keeps alive.
+    """
+    storages: dict[int, int] = {}
+    for _, tensor in tensors_in(cache):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())

@@ -1,0 +1,339 @@
+"""The ops of a plan are implemented here, in `engine.runtime.step.compute_ops` and in
+`engine.runtime.step.optimizer_ops`, as work on tensors. Each kind of op does one thing.
+
+Copies between host and device (lanes H2D and D2H):
+
+- `prefetch` copies the plane weight_high of a unit to its slot, and completes the weights that
+  stay in fp32 (`engine.runtime.step.device_state`).
+- `store_boundary` and `fetch_boundary` copy a block's input to the host and back, and with it what
+  attention returned, where that is kept.
+- `offload` copies a rounded gradient from its staging buffer to the plane grad. Where the sum over
+  rounds is kept on the host, `fetch_grad` copies the gradient back.
+- `offload_parked` (lane GRADIENTS OUT) copies a gradient that has waited on the device to a ring
+  buffer on the host.
+
+COMPUTE (those of blocks are in `engine.runtime.step.block_passes`, `reduce` is in
+`engine.runtime.step.gradient_accumulation`):
+
+- `embed` runs the model's own code up to its first block, and captures the first hidden state and
+  the arguments of every block.
+- `forward` runs a block on the weights in its slot. It keeps the block's activations, or the
+  block's input (the boundary) for a recompute.
+- `recompute` runs a block again and keeps its activations, where only every second block keeps its
+  boundary.
+- `loss` runs final norm, head and cross-entropy in chunks, with their backward in training.
+- `backward` recomputes the block if needed, runs its backward, and adds the gradients of its
+  parameters to an fp32 sum. Where ranks exchange a gradient in bf16, it takes the place of the sum.
+  `embed_backward` does the same for the embedding.
+- `reduce` rounds an fp32 sum to a staging buffer, and computes its norm in the last round.
+- `summary` computes the clip factor on the device, and copies loss and norms to the host.
+- `update_in_place` applies AdamW to a unit that lives on the device, where its planes are.
+- `lend` allocates spare update buffers in memory that activations have left; `reclaim` frees them.
+
+Between ranks (lane EXCHANGE, `engine.runtime.step.collective_ops`): `all_gather`, `barrier`,
+`reduce_scatter` and `all_reduce`.
+
+Optimizers on the device (lanes STATES IN, UPDATE and STATES OUT) work on pieces of a unit's planes:
+
+- `fetch_states` and `fetch_gradient` bring a piece to an update buffer.
+- `device_update` applies AdamW there, and refreshes the weights of a slot that still holds them.
+- `offload_weights` and `offload_states` copy the updated planes back.
+
+HOST:
+
+- `clip` reads loss and norms, stops the run where one is not finite, and computes the clip factor.
+- `update` applies AdamW to the planes of a unit, or to a piece of them.
+- `home` does no work: by its waits, it finishes once all pieces of a step are on the host.
+
+READ and WRITE: `read_states` and `write_states` move moments between the disk and ring buffers on
+the host, in which `update` changes them. `write_boundary` and `read_boundary` take a block's input
+to the disk and back, through ring buffers of their own.
+
+`BlockOps` makes no choices and has no threads. The executor calls ``work(op, step)`` to get the
+function that the backend runs on the op's lane. Copies are submitted without waiting
+(`non_blocking`). Every op that reads their target waits for them by the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine.errors import NonFiniteError
+from engine.planning.schedule.offloaded_activations import ReadBoundary, WriteBoundary
+from engine.planning.schedule.ops import (
+    Applied,
+    Clip,
+    FetchBoundary,
+    FetchGrad,
+    Lane,
+    Lend,
+    Offload,
+    OffloadParked,
+    Op,
+    OpKind,
+    Prefetch,
+    Reclaim,
+    StoreBoundary,
+    Summary,
+    Update,
+    UpdateMoments,
+)
+from engine.planning.schedule.schedule import StepPlan
+from engine.runtime.host.host_adamw import GradientChunk
+from engine.runtime.optimizer.device_adamw import clip_of
+from engine.runtime.step import (
+    block_passes,
+    collective_ops,
+    compute_ops,
+    gradient_accumulation,
+    optimizer_ops,
+)
+from engine.runtime.step.context import EngineComponents, OpContext
+from engine.runtime.step.step import StepResult, StepUnderWay
+
+Work = Callable[[OpContext, Any, StepUnderWay], None]
+"""A function of this type runs one op of a step."""
+
+
+class BlockOps:
+    """A `BlockOps` binds the ops of one plan to the host store, the device state and the model."""
+
+    def __init__(self, parts: EngineComponents, plan: StepPlan):
+        self._context = OpContext(parts, plan)
+
+    def begin(self) -> None:
+        """Makes the next step one that no step went before. It may be applied, whatever happened to
+        those of earlier plans. What was written into planes meanwhile is in use from now on.
+        """
+        context = self._context
+        context.state.clip.fill_(1.0)
+        context.state.join_fp32_of_resident(context.store)
+
+    def work(self, op: Op, step: StepUnderWay) -> Callable[[], None]:
+        """Returns the work of `op`, which the backend runs on the op's lane."""
+        do = WORK[op.kind]
+        context = self._context
+        if step.inputs.caches is not None and op.lane == Lane.COMPUTE:
+            return lambda: _attempt(do, context, op, step)
+        return lambda: do(context, op, step)
+
+
+def _attempt(do: Work, context: OpContext, op: Op, step: StepUnderWay) -> None:
+    """Runs an op of a pass with caches.
+
+    An op that raises makes its lane unusable, and a run must not end because its model cannot use a
+    cache. So the error is recorded in the step, and the rest of the pass is skipped.
+    """
+    if step.failure is not None:
+        return
+    try:
+        do(context, op, step)
+    except Exception as error:  # noqa: BLE001  the model's own code may raise anything
+        # Only the text is kept: the frames of the error would form a cycle with this step and keep
+        # the caches alive.
+        step.abort(str(error) or type(error).__name__)
+
+
+# ---------------------------------------------------------------- H2D and D2H
+
+
+def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
+    layout, shards = context.units[op.unit].layout, context.plan.shards
+    is_whole = op.whole or shards.ranks == 1
+    start, stop = (0, layout.high_numel) if is_whole else context.shard(op.unit)
+    plane = context.store.tensor(op.unit, "weight_high")
+    # `data` has its own version counter, so autograd does not notice this write. Kept blocks have
+    # saved views of this slot. By their backward, the slot holds the same weights again, which the
+    # contents in the plan prove.
+    slot = context.state.slots[op.slot].data
+    slot[start:stop].copy_(plane[start:stop], non_blocking=True)
+    if not is_whole and layout.high_numel > layout.numel:
+        first, last = shards.frozen_bounds(layout.numel, layout.high_numel)
+        slot[first:last].copy_(plane[first:last], non_blocking=True)
+    for part in layout.exact_within(start, stop):
+        low = context.store.tensor(op.unit, "weight_low")
+        context.state.exact[op.slot].fetch(part, slot, low)
+
+
+def _offload_block_input(context: OpContext, op: StoreBoundary, step: StepUnderWay) -> None:
+    numel = context.kept_numel(op.unit, step.shapes[op.micro_batch])
+    context.saved_block_inputs.on_host(op)[:numel].copy_(
+        context.state.rings[op.ring][:numel], non_blocking=True
+    )
+
+
+def _fetch_block_input(context: OpContext, op: FetchBoundary, step: StepUnderWay) -> None:
+    numel = context.kept_numel(op.unit, step.shapes[op.micro_batch])
+    host = context.saved_block_inputs.on_host(op)
+    context.state.rings[op.ring][:numel].copy_(host[:numel], non_blocking=True)
+
+
+def _fetch_grad(context: OpContext, op: FetchGrad, _step: StepUnderWay) -> None:
+    plane = context.store.tensor(op.unit, "grad")
+    context.state.stagings[op.staging][: plane.numel()].copy_(plane, non_blocking=True)
+
+
+def _offload(context: OpContext, op: Offload, _step: StepUnderWay) -> None:
+    start, stop = context.shard(op.unit)
+    plane = context.store.tensor(op.unit, "grad")[start:stop]
+    plane.copy_(context.state.stagings[op.staging][: plane.numel()], non_blocking=True)
+
+
+def _offload_kept_gradients(context: OpContext, op: OffloadParked, _step: StepUnderWay) -> None:
+    (start, stop), first = op.piece, context.shard(op.unit)[0]
+    gradient = context.state.stagings[op.staging][start - first : stop - first]
+    context.backend.copy_in_chunks(context.gradient_rings[op.ring][: stop - start], gradient)
+
+
+# ---------------------------------------------------------------- COMPUTE
+
+
+def _summary(context: OpContext, _op: Summary, step: StepUnderWay) -> None:
+    if step.graphs is not None:
+        step.graphs.finish()
+    clip, state = context.state.clip, context.state
+    norms = state.totals if context.plan.is_shared else state.norms
+    clip.copy_(clip_of(norms, step.inputs.max_grad_norm, clip))
+    # The target is pinned memory, so the launching thread does not wait. `clip` waits for this op.
+    context.summary.copy_(norms, non_blocking=True)
+    context.clip_factor.copy_(clip[:1], non_blocking=True)
+    sums = step.sequence_sums_in_order()
+    if sums is not None:
+        context.host_sequence_sums(len(sums)).copy_(sums, non_blocking=True)
+
+
+def _lend(context: OpContext, _op: Lend, _step: StepUnderWay) -> None:
+    context.state.lend()
+
+
+def _reclaim(context: OpContext, _op: Reclaim, _step: StepUnderWay) -> None:
+    context.state.reclaim()
+
+
+# ---------------------------------------------------------------- HOST
+
+
+def _applied(_context: OpContext, _op: Applied, _step: StepUnderWay) -> None:
+    """Does nothing: all ops that it waits for have finished."""
+
+
+def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
+    *squares, loss = context.summary.tolist()
+    grad_norm = math.nan
+    if all(math.isfinite(square) for square in squares):
+        grad_norm = math.sqrt(math.fsum(squares))
+    for what, value in (("loss", loss), ("gradient norm", grad_norm)):
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                f"The {what} of step {step.inputs.number} is not a finite number, so that step was "
+                "not applied. If its rows are bad, resume with train.nonfinite=skip; if they are "
+                "not, start a new run with a lower train.learning_rate.",
+                step.inputs.number,
+                what,
+            )
+    # The factor is the device's, so that every unit gets the same, wherever it is updated.
+    factor = context.clip_factor.item()
+    unit_norms = [math.sqrt(square) for square in squares]
+    sums = context.host_sequence_sums(step.inputs.lines).tolist() if step.inputs.lines else []
+    step.finish(StepResult(loss, grad_norm, unit_norms, factor, sums))
+
+
+def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
+    adamw, result = context.adamw, step.result
+    assert adamw is not None  # an engine without an optimizer has no plan with updates
+    assert result is not None  # every update waits for `clip`
+    held, number = context.store.held, step.inputs.number
+    held.begin(number, op.unit)
+    count, rate = held.update_number(number), step.inputs.learning_rate
+    update = adamw.update_weights if op.late else adamw.update
+    update(op.unit, count, rate, result.clip_factor, _chunk(context, op))
+
+
+def _update_moments(context: OpContext, op: UpdateMoments, step: StepUnderWay) -> None:
+    adamw, result = context.adamw, step.result
+    assert adamw is not None and result is not None  # the weights are updated
+    number, rate = step.inputs.number, step.inputs.learning_rate
+    count = context.store.held.update_number(number)
+    portion = None
+    if op.piece is not None:
+        portion = _chunk_of_plane(context, op.unit, op.piece)
+    adamw.update_moments(op.unit, count, rate, result.clip_factor, portion)
+
+
+def _chunk_of_plane(context: OpContext, unit: str, piece: tuple[int, int]) -> GradientChunk:
+    """Returns a piece of a unit whose gradient is in its plane."""
+    start, stop = piece
+    return GradientChunk(start, context.store.array(unit, "grad")[start:stop])
+
+
+def _chunk(context: OpContext, op: Update) -> GradientChunk | None:
+    """Returns the piece that an update is of, or None if it is of a whole unit."""
+    if op.piece is None:
+        return None
+    start, stop = op.piece
+    if op.ring is None:
+        gradient = _chunk_of_plane(context, op.unit, op.piece).grad
+    else:
+        ring = context.gradient_rings[op.ring][: stop - start]
+        # Numpy has no bf16, so the kernels read its bits as uint16.
+        is_bf16 = ring.dtype == torch.bfloat16
+        gradient = ring.view(torch.uint16).numpy() if is_bf16 else ring.numpy()
+    if op.states is None:
+        return GradientChunk(start, gradient)
+    ring_of_states = context.state_rings[op.states]
+    moments = context.store.disk.moments_in(op.unit, start, ring_of_states)
+    return GradientChunk(start, gradient, moments)
+
+
+# ---------------------------------------------------------------------- READ and WRITE
+
+
+def _write_block_input(context: OpContext, op: WriteBoundary, step: StepUnderWay) -> None:
+    context.saved_block_inputs.write(op, context.block_input_numel(step.shapes[op.micro_batch]))
+
+
+def _read_block_input(context: OpContext, op: ReadBoundary, step: StepUnderWay) -> None:
+    context.saved_block_inputs.read(op, context.block_input_numel(step.shapes[op.micro_batch]))
+
+
+WORK: dict[OpKind, Work] = {
+    OpKind.PREFETCH: _prefetch,
+    OpKind.STORE_BOUNDARY: _offload_block_input,
+    OpKind.FETCH_BOUNDARY: _fetch_block_input,
+    OpKind.WRITE_BOUNDARY: _write_block_input,
+    OpKind.READ_BOUNDARY: _read_block_input,
+    OpKind.FETCH_GRAD: _fetch_grad,
+    OpKind.OFFLOAD: _offload,
+    OpKind.OFFLOAD_PARKED: _offload_kept_gradients,
+    OpKind.EMBED: compute_ops.embed,
+    OpKind.FORWARD: block_passes.forward,
+    OpKind.RECOMPUTE: block_passes.recompute,
+    OpKind.LOSS: compute_ops.loss,
+    OpKind.BACKWARD: block_passes.backward,
+    OpKind.EMBED_BACKWARD: compute_ops.embed_backward,
+    OpKind.REDUCE: gradient_accumulation.reduce,
+    OpKind.ALL_GATHER: collective_ops.all_gather,
+    OpKind.MEET: collective_ops.barrier,
+    OpKind.REDUCE_SCATTER: collective_ops.reduce_scatter,
+    OpKind.ALL_REDUCE: collective_ops.all_reduce,
+    OpKind.SUMMARY: _summary,
+    OpKind.UPDATE_IN_PLACE: optimizer_ops.update_in_place,
+    OpKind.LEND: _lend,
+    OpKind.RECLAIM: _reclaim,
+    OpKind.FETCH_STATES: optimizer_ops.fetch_states,
+    OpKind.FETCH_GRADIENT: optimizer_ops.fetch_gradient,
+    OpKind.DEVICE_UPDATE: optimizer_ops.device_update,
+    OpKind.OFFLOAD_WEIGHTS: optimizer_ops.offload_weights,
+    OpKind.OFFLOAD_STATES: optimizer_ops.offload_states,
+    OpKind.READ_STATES: optimizer_ops.read_states,
+    OpKind.WRITE_STATES: optimizer_ops.write_states,
+    OpKind.APPLIED: _applied,
+    OpKind.CLIP: _clip,
+    OpKind.UPDATE: _update,
+    OpKind.UPDATE_MOMENTS: _update_moments,
+}
+"""This mapping gives the function that runs each kind of op."""

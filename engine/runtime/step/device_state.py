@@ -1,0 +1,450 @@
+"""All state on the device except activations is kept here: slots, templates, gradient sums, staging
+buffers, rings and update buffers.
+
+Its size depends on the largest unit and on the plan's choices, never on the depth of the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from engine.model.blocks.tiled_module import run_in_tiles
+from engine.model.build.units import TORCH_DTYPES, StreamedModel, Unit
+from engine.planning.layout.layout import ExactPart
+from engine.planning.layout.update_buffers import UpdateBuffer
+from engine.planning.schedule.assign_slots import slot_of
+from engine.planning.schedule.buffers import EMBED, HEAD, Buffer, BufferKind
+from engine.planning.schedule.schedule import StepPlan
+from engine.runtime.device.compiled import CompiledBlock
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.optimizer.device_moments import moment_tables
+from engine.runtime.step.router_aux_loss import RouterAuxLoss
+
+
+class Fp32Weights:
+    """Beside a slot, an `Fp32Weights` holds the weights that a bf16 model computes with in fp32,
+    such as the router of some mixtures of experts.
+
+    The host has every weight as two planes, whatever the device computes with. The slot receives
+    weight_high of all weights; weight_low follows for these few, and both are joined here.
+    """
+
+    def __init__(self, numel: int, device: torch.device):
+        self.values = torch.zeros(numel, dtype=torch.float32, device=device)
+        """The weights are float32 [numel]; the parameters of templates are views of them."""
+        self.low = torch.zeros(numel, dtype=torch.int16, device=device)
+        """The values of weight_low are copied into this int16 [numel]."""
+
+    def fetch(self, part: ExactPart, high: torch.Tensor, low: torch.Tensor) -> None:
+        """Takes the weights of `part` from `high`, a whole plane on the device, and `low`, a whole
+        plane on the host, both [numel of the unit]. It does not wait for the copy.
+        """
+        here = self.low[part.place : part.place + part.numel]
+        here.copy_(low[part.start : part.stop], non_blocking=True)
+        self.join(part, high[part.start : part.stop], here)
+
+    def join(self, part: ExactPart, high: torch.Tensor, low: torch.Tensor) -> None:
+        """Sets the weights of `part` from the bf16 `high` and the int16 `low`, both [numel of the
+        part] on the device.
+        """
+        # `data` has its own version counter, so autograd does not notice this write, as in a
+        # prefetch. The sum is made in place, so that no memory is allocated beside the slots.
+        bits = self.values.data[part.place : part.place + part.numel].view(torch.int32)
+        bits.copy_(high.view(torch.int16)).bitwise_left_shift_(16).add_(low)
+
+
+class DeviceBuffers(NamedTuple):
+    """A `DeviceBuffers` is the planes of an engine, and the buffer for a piece of them that the
+    device updates.
+    """
+
+    store: HostStates
+    update_buffer: UpdateBuffer
+
+
+class DeviceState:
+    """A `DeviceState` owns the buffers of one plan on one device.
+
+    A slot is a flat buffer; templates are block modules whose parameters are views of it.
+    Overwriting a slot does not change an autograd version, so only the plan's waits protect a slot
+    that is still in use.
+    """
+
+    def __init__(
+        self,
+        model: StreamedModel,
+        plan: StepPlan,
+        device: torch.device,
+        ring_numel: int,
+        planes: DeviceBuffers,
+    ):
+        self.model = model
+        store, self._update_buffer = planes
+        self.device = device
+        self.dtype = TORCH_DTYPES[model.dtype]
+        self._compiles, self._tile_tokens = plan.compiles_blocks, plan.tile_tokens
+        self._shards = plan.shards
+        self._units = {unit.name: unit for unit in model.units}
+        self._resident_bytes = store.device_bytes
+        self._resident_memory = {slot: unit for unit, slot in plan.settled}
+        self._make_slots(plan, store)
+        self._spare = plan.spare_buffers
+        self._shared = {buffer for buffer, _ in plan.arena}
+        """These buffers are in the memory of others."""
+        if plan.outer_in_parked:
+            self._shared |= {Buffer(BufferKind.STAGING, EMBED), Buffer(BufferKind.SUM, HEAD)}
+        self._allocate_arena(plan)
+        self.stagings = {
+            name: self._zeros(self._shards.numel(self._largest(units)))
+            for name, units in plan.stagings.items()
+            if not plan.outer_in_parked
+        }
+        """Each staging buffer is a flat tensor that holds a rounded gradient until it is copied to
+        the host.
+        """
+        in_sums = self._rounded_in_main_grads(plan)
+        self.stagings |= in_sums
+        self._shared |= in_sums.keys()
+        if plan.outer_in_parked:
+            self._place_embed_and_head_in_kept_gradients()
+        self.rings = {
+            name: torch.empty(ring_numel, dtype=self.dtype, device=device) for name in plan.rings
+        }
+        """Each ring buffer is a flat tensor through which boundaries are copied to the host or
+        back.
+        """
+        self._cut_update_buffers(plan)
+        self.moment_tables = moment_tables(device)
+        """Moments in 8 bits are read and rounded with these tables."""
+        self.clip = torch.zeros(2, dtype=torch.float32, device=device)
+        """The float32 [2] are the clip factor of the step and a flag: 1 if the step may be applied,
+        else 0.
+        """
+        self.norms = torch.zeros(len(model.units) + 1, dtype=torch.float64, device=device)
+        """The float64 [units + 1] are the squared gradient norm of each unit, followed by the
+        loss. With several ranks they are those of this rank's shards.
+        """
+        self.totals = torch.zeros_like(self.norms)
+        """These are the sums of `norms` over all ranks, where there are several."""
+        self.one = torch.ones(1, dtype=torch.float32, device=device)
+        """Ranks that only wait for each other exchange this float32 [1]."""
+        self.balance: RouterAuxLoss | None = None
+        """It balances the routers of a model that asks for it."""
+        if model.router_loss is not None:
+            self.balance = RouterAuxLoss(model.router_loss)
+        self._training: bool | None = None
+        self._templates: dict[tuple[Buffer, int], nn.Module] = {}
+        self._parameters: dict[tuple[Buffer, int], list[nn.Parameter]] = {}
+        self.compiled: dict[tuple[Buffer, int], CompiledBlock] = {}
+        """Where the plan says so, it holds the compiled templates by (slot, kind of block)."""
+        self._compiled_alone: dict[tuple[Buffer, int], CompiledBlock] = {}
+        self._place_skeleton(plan)
+        for slot, units in plan.slots.items():
+            for name in units:
+                unit = self._units[name]
+                if unit.block is not None and (slot, unit.kind) not in self._templates:
+                    self._make_template(slot, unit)
+
+    # ------------------------------------------------------------------ buffers
+
+    def _make_slots(self, plan: StepPlan, store: HostStates) -> None:
+        self.slots = {
+            name: self._zeros(max(map(self._slot_numel, units)))
+            for name, units in plan.slots.items()
+            if name not in self._resident_memory
+        }
+        """Each slot is a flat tensor [numel of its largest unit] that holds the weights of a unit.
+        That of a unit that lives on the device is its plane of weights.
+        """
+        for slot, unit in self._resident_memory.items():
+            self.slots[slot] = store.tensor(unit, "weight_high")
+        self.exact: dict[Buffer, Fp32Weights] = {}
+        """The weights that stay in fp32, for each slot whose units have any."""
+        for slot, names in plan.slots.items():
+            numel = max(self._units[each].layout.exact_numel for each in names)
+            if numel:
+                self.exact[slot] = Fp32Weights(numel, self.device)
+        self.join_fp32_of_resident(store)
+
+    def _allocate_arena(self, plan: StepPlan) -> None:
+        """Allocates the fp32 sums of gradients. The sums of the plan's arena are contiguous in
+        memory, and update buffers share it, since at any time a step needs only one of the two.
+        """
+        sums: dict[Buffer, int] = {}
+        for name, units in plan.grads.items():
+            is_shard = name.kind == BufferKind.SHARD_SUM
+            of_unit = self._shards.numel if is_shard else self._shards.padded
+            sums[name] = of_unit(self._largest(units))
+        self._arena = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=self.device)
+        self.grads: dict[Buffer, torch.Tensor] = {}
+        for name, start in plan.arena:
+            self.grads[name] = self._arena[start : start + 4 * sums[name]].view(torch.float32)
+        for name, numel in sums.items():
+            if name not in self.grads:
+                self.grads[name] = torch.zeros(numel, dtype=torch.float32, device=self.device)
+
+    def _rounded_in_main_grads(self, plan: StepPlan) -> dict[Buffer, torch.Tensor]:
+        """Returns the staging buffers that take the second half of the memory of a sum."""
+        found = {}
+        for unit in plan.rounded_in_sums:
+            halves = self.grads[Buffer(BufferKind.SUM, unit)].view(self.dtype)
+            found[Buffer(BufferKind.STAGING, unit)] = halves[halves.numel() // 2 :]
+        return found
+
+    def join_fp32_of_resident(self, store: HostStates) -> None:
+        """Sets the fp32 weights beside the slots of units that live on the device, whose planes may
+        have been filled anew. From then on updates do so.
+        """
+        for slot in self._resident_memory.keys() & self.exact.keys():
+            unit = self._resident_memory[slot]
+            high, low = store.tensor(unit, "weight_high"), store.tensor(unit, "weight_low")
+            for part in self._units[unit].layout.exact_parts:
+                inside = slice(part.start, part.stop)
+                self.exact[slot].join(part, high[inside], low[inside])
+
+    def _place_embed_and_head_in_kept_gradients(self) -> None:
+        """Makes the staging buffers of a plan in which embed and head use their memory. The slot
+        begins where the gradient of embed is parked, and the fp32 sum of the head where that of the
+        first block is. The blocks follow each other.
+        """
+        embed, *blocks, head = (unit.layout for unit in self.model.units)
+        self.stagings[Buffer(BufferKind.STAGING, EMBED)] = self.slots[slot_of(EMBED)][: embed.numel]
+        self.stagings[Buffer(BufferKind.STAGING, HEAD)] = self._zeros(
+            self._shards.numel(head.numel)
+        )
+        numels = [block.numel for block in blocks]
+        self._kept_gradients = torch.zeros(sum(numels), dtype=self.dtype, device=self.device)
+        for block, part in zip(blocks, self._kept_gradients.split(numels)):
+            self.stagings[Buffer(BufferKind.STAGING, block.unit)] = part
+        total = self._kept_gradients.view(torch.uint8)[: 4 * head.numel].view(torch.float32)
+        self.grads[Buffer(BufferKind.SUM, HEAD)] = total
+
+    def _cut_update_buffers(self, plan: StepPlan) -> None:
+        """Places the update buffers in the arena, except for the spare ones, which `lend`
+        allocates.
+        """
+        self.states: dict[Buffer, dict[str, torch.Tensor]] = {}
+        size = self._update_buffer.bytes
+        for buffer, place in zip(plan.update_buffers[len(self._spare) :], plan.buffer_places):
+            self.states[buffer] = self._states(self._arena[place : place + size])
+
+    def _states(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns one plane of each kind as views of a buffer's `memory`, a flat tensor of
+        bytes.
+        """
+        planes, start = {}, 0
+        for plane, size in self._update_buffer.planes:
+            view = memory[start : start + size].view(self._plane_dtype(plane))
+            # This makes a separate tensor on the same memory, because torch does not compile
+            # functions that change views of different dtypes.
+            planes[plane] = torch.from_dlpack(view) if size else view
+            start += size
+        return planes
+
+    def _plane_dtype(self, plane: str) -> torch.dtype:
+        if plane in ("weight_high", "grad"):
+            return self.dtype
+        if plane == "weight_low":
+            return torch.int16
+        # Moments that are not all in fp32 are rows of bytes.
+        return torch.float32 if self._update_buffer.has_fp32_moments else torch.uint8
+
+    def lend(self) -> None:
+        """Allocates the spare buffers, in memory that activations have left.
+
+        This runs on COMPUTE, where the allocator frees and reuses memory in order. The allocator
+        must use expandable segments (set in `engine.runtime.device.cuda_backend`), so that the
+        memory left by activations of other sizes is contiguous.
+        """
+        for buffer in self._spare:
+            self.states[buffer] = {
+                plane: torch.empty(size, dtype=torch.uint8, device=self.device).view(
+                    self._plane_dtype(plane)
+                )
+                for plane, size in self._update_buffer.planes
+            }
+
+    def reclaim(self) -> None:
+        """Frees the spare buffers. No op may use them afterwards."""
+        for buffer in self._spare:
+            self.states.pop(buffer, None)
+
+    def _largest(self, units: tuple[str, ...]) -> int:
+        """Returns the elements of the largest gradient of `units`."""
+        return max(self._units[unit].layout.numel for unit in units)
+
+    def _slot_numel(self, unit: str) -> int:
+        """Returns the elements that the weights of a unit take in a slot, with those of all
+        shards.
+        """
+        layout = self._units[unit].layout
+        return self._shards.slot_numel(layout.numel, layout.high_numel)
+
+    def _zeros(self, numel: int) -> torch.Tensor:
+        """Returns a flat buffer [numel] in the dtype of the model."""
+        return torch.zeros(numel, dtype=self.dtype, device=self.device)
+
+    # ------------------------------------------------------------------ modules
+
+    def _place_skeleton(self, plan: StepPlan) -> None:
+        """Binds the parameters of embed and head to their slots, and moves the model's buffers to
+        the device.
+        """
+        skeleton = self.model.skeleton
+        in_blocks = {id(module) for block in skeleton.blocks for module in block.modules()}
+        for module in skeleton.model.modules():
+            if id(module) in in_blocks:
+                continue
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(self.device)
+        self.embed_and_head_parameters: dict[str, list[nn.Parameter]] = {}
+        for unit_name in (EMBED, HEAD):
+            unit = self._units[unit_name]
+            slot = next(slot for slot, units in plan.slots.items() if unit_name in units)
+            parameters = self._views(slot, unit)
+            for spec, parameter in zip(unit.layout.parameters, parameters):
+                for module, attribute in unit.bindings[spec.name]:
+                    if id(module) not in in_blocks:
+                        module._parameters[attribute] = parameter
+            self.embed_and_head_parameters[unit_name] = parameters
+        for unit in self.model.blocks:
+            unit.move_buffers(self.device)
+
+    def _views(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
+        """Returns the unit's parameters as views of a slot, in layout order."""
+        weights = self.slots[slot]
+        exact = iter(unit.layout.exact_parts)
+        views: list[nn.Parameter] = []
+        for spec, offset in zip(unit.layout.parameters, unit.layout.offsets):
+            if spec.exact:
+                place = next(exact).place
+                flat = self.exact[slot].values[place : place + spec.numel]
+            else:
+                flat = weights[offset : offset + spec.numel]
+            views.append(nn.Parameter(flat.view(spec.shape), requires_grad=not spec.frozen))
+        return views
+
+    def _make_template(self, slot: Buffer, unit: Unit) -> None:
+        """Makes a copy of a block whose parameters are views of a slot."""
+        assert unit.block is not None  # only blocks have templates
+        # All templates share one configuration object, as the blocks of a model do.
+        config = getattr(unit.block, "config", None) or self.model.config
+        template = copy.deepcopy(unit.block, {id(config): config})
+        # The `forward` on the block instance only records (`engine.model.build.skeleton`); that of
+        # the class computes.
+        template.__dict__.pop("forward", None)
+        template.train()
+        if self._tile_tokens:
+            run_in_tiles(template, self.model.parts_in_tiles(unit), self._tile_tokens)
+        parameters = [*self._views(slot, unit), *self._shared_by(unit)]
+        names = [*(spec.name for spec in unit.layout.parameters), *unit.shared]
+        for name, parameter in zip(names, parameters, strict=True):
+            owner, _, attribute = name.rpartition(".")
+            template.get_submodule(owner)._parameters[attribute] = parameter
+        if self.balance is not None:
+            self.balance.watch(template, unit.name)
+        self._templates[slot, unit.kind] = template
+        if self._compiles:
+            self.compiled[slot, unit.kind] = CompiledBlock(template)
+        self._parameters[slot, unit.kind] = _trained(parameters)
+
+    def _shared_by(self, unit: Unit) -> list[nn.Parameter]:
+        """Returns the parameters that the unit shares with other blocks, in its order."""
+        names = [spec.name for spec in self._units[EMBED].layout.parameters]
+        return [
+            self.embed_and_head_parameters[EMBED][names.index(each)]
+            for each in unit.shared.values()
+        ]
+
+    def template(self, slot: Buffer, unit: Unit) -> nn.Module:
+        """Returns the block module over `slot`, with this unit's buffers and layer numbers bound.
+        They stay bound until the next call for the same slot and kind of block.
+        """
+        template = self._templates[slot, unit.kind]
+        for name, buffer in unit.buffers.items():
+            owner, _, attribute = name.rpartition(".")
+            template.get_submodule(owner)._buffers[attribute] = buffer
+        for name, index in unit.indices.items():
+            # Torch's type hints allow only tensors and modules as attributes of a module.
+            template.get_submodule(name).layer_idx = index  # type: ignore[assignment]
+        return template
+
+    def compiled_alone(self, slot: Buffer, unit: Unit) -> CompiledBlock:
+        """Returns the compiled template for passes without gradients. Should compiling it fail,
+        training goes on with its own kernels.
+        """
+        key = (slot, unit.kind)
+        if key not in self._compiled_alone:
+            self._compiled_alone[key] = CompiledBlock(self._templates[key])
+        return self._compiled_alone[key]
+
+    def parameters(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
+        """Returns the parameters of the unit's template over `slot` that are trained, in layout
+        order, and then those that it shares with other blocks.
+        """
+        return self._parameters[slot, unit.kind]
+
+    def trained_embed_or_head(self, unit: str) -> list[nn.Parameter]:
+        """Returns the parameters of embed or head that are trained, in layout order."""
+        return _trained(self.embed_and_head_parameters[unit])
+
+    def set_training(self, training: bool) -> None:
+        """Switches dropout on or off, in the templates and around them."""
+        # This visits every module, which is slow for sampling, where a pass is a single token.
+        if training == self._training:
+            return
+        self._training = training
+        for template in self._templates.values():
+            template.train(training)
+        self.model.skeleton.model.train(training)
+
+    def close(self) -> None:
+        """Frees the slots of the model outside the blocks, which no longer refers to them."""
+        for name, parameters in self.embed_and_head_parameters.items():
+            unit = self._units[name]
+            for spec, parameter in zip(unit.layout.parameters, parameters):
+                empty = nn.Parameter(torch.empty_like(parameter, device="meta"))
+                for module, attribute in unit.bindings[spec.name]:
+                    if module._parameters[attribute] is parameter:  # a later engine may have bound
+                        module._parameters[attribute] = empty
+
+    # ------------------------------------------------------------------ figures
+
+    @property
+    def compiling(self) -> tuple[float, list[str]]:
+        """The pair gives the seconds spent on compiling blocks so far, and the reasons for which
+        some blocks run uncompiled.
+        """
+        blocks = [*self.compiled.values(), *self._compiled_alone.values()]
+        seconds = sum(block.seconds for block in blocks)
+        problems = [block.problem for block in blocks if block.problem]
+        return seconds, list(dict.fromkeys(problems))
+
+    def fixed_bytes(self) -> int:
+        """Returns the bytes of all buffers that the plan keeps on the device, the planes of units
+        that live there included.
+        """
+        named = {**self.grads, **self.stagings}
+        own = [tensor for buffer, tensor in named.items() if buffer not in self._shared]
+        exact = [part for each in self.exact.values() for part in (each.values, each.low)]
+        slots = [slot for buffer, slot in self.slots.items() if buffer not in self._resident_memory]
+        tensors = [
+            *slots,
+            *exact,
+            *own,
+            self._arena,
+            *self.rings.values(),
+            self.norms,
+            self.clip,
+        ]
+        buffers = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return buffers + self._resident_bytes
+
+
+def _trained(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+    return [parameter for parameter in parameters if parameter.requires_grad]

@@ -1,0 +1,86 @@
+"""The executor submits the ops of a plan and makes no choices.
+
+- It takes the ops in plan order. Each op goes to its lane, together with the tickets of the ops
+  that it waits for: ops of this step (`waits`) and of the step before (`waits_previous`).
+- `run` does not wait for the ops of a step. It returns once every op is submitted; updates may
+  still be running then, and the prefetches of the next step wait for them unit by unit.
+- When the last HOST op of a step has finished, the step is applied and its spans can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.planning.schedule.ops import OpKind, Prefetch
+from engine.planning.schedule.schedule import Span, StepPlan
+from engine.runtime.device.backend import Backend, Ticket
+from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.step import StepUnderWay
+
+
+class Executor:
+    """An `Executor` runs the steps of one plan on one backend."""
+
+    def __init__(self, plan: StepPlan, ops: BlockOps, backend: Backend):
+        self.plan = plan
+        self.ops = ops
+        self.backend = backend
+        self._previous: list[Ticket] | None = None
+
+    def run(
+        self,
+        step: StepUnderWay,
+        on_applied: Callable[[StepUnderWay, Callable[[], list[Span]]], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Submits every op of `step`.
+
+        `on_applied` is called on the HOST lane once the step's last op there has finished: every
+        update is applied, and all spans can be read without waiting.
+
+        `check` is called before each op while no op of the step changes weights, that is, up to the
+        summary. An exception from `check` aborts the step, and `drain` must follow.
+        """
+        if self._previous is None:
+            self.ops.begin()
+            self._fill_placed(step)
+        tickets: list[Ticket] = []
+        for op in self.plan.ops:
+            if op.kind == OpKind.SUMMARY:
+                check = None
+            if check is not None:
+                check()
+            waits = [tickets[index] for index in op.waits]
+            if self._previous is not None:
+                waits += [self._previous[index] for index in op.waits_previous]
+            tickets.append(self.backend.submit(op.lane, waits, self.ops.work(op, step)))
+        self._previous = tickets
+        if on_applied is not None:
+            self.backend.finish_step(lambda: on_applied(step, lambda: self._spans(tickets)))
+
+    def wait_for(self, kind: OpKind) -> None:
+        """Waits until the ops of this kind in the step that was submitted last are over. Raises the
+        error of one that failed.
+        """
+        for op, ticket in zip(self.plan.ops, self._previous or ()):
+            if op.kind == kind:
+                ticket.require()
+
+    def _fill_placed(self, step: StepUnderWay) -> None:
+        """Fetches the weights that a step expects in a slot because the step before updates them
+        there. It is needed for the first step and after a drain, when no step came before.
+        """
+        for unit, slot in self.plan.placed:
+            op = Prefetch(0, unit, slot=slot)
+            self.backend.submit(op.lane, (), self.ops.work(op, step))
+        if self.plan.placed:
+            # The plan has no waits for these prefetches.
+            self.backend.drain()
+
+    def _spans(self, tickets: list[Ticket]) -> list[Span]:
+        return [Span(op, *ticket.span()) for op, ticket in zip(self.plan.ops, tickets)]
+
+    def drain(self) -> None:
+        """Waits until everything is applied. Raises the first error of any lane."""
+        self._previous = None
+        self.backend.drain()

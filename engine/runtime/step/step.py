@@ -1,0 +1,406 @@
+"""A step has inputs, intermediate values passed between its ops, and a result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.config.preference_settings import PreferenceConfig
+from engine.data.batches.rows import MicroBatch, PairTargets, sum_of_weights
+from engine.model.blocks.block_inputs import BlockArguments
+from engine.model.blocks.saved_attention import KeptCalls
+from engine.model.blocks.side_values import HandedValues
+from engine.model.build.attention_documents import Documents
+from engine.planning.schedule.shards import Shards
+from engine.runtime.device.block_graphs import StepGraphs
+from engine.runtime.step.embedding_grad import Lookup
+from engine.runtime.step.neftune import RowNoise, StepNoise
+from engine.runtime.step.router_aux_loss import BalancedTokens
+
+
+@dataclass(frozen=True)
+class DevicePairs:
+    """A `DevicePairs` belongs to a micro-batch of B lines, the answers of pairs, on the device."""
+
+    preference_config: PreferenceConfig
+    answer: torch.Tensor
+    """It marks the positions in `DeviceBatch.loss_index` that belong to an answer, bool [n]."""
+    reference: torch.Tensor
+    """Answers are compared with these logarithms of their probabilities, float32 [B]."""
+    pairs: int
+    """This and what follows are as in `PairTargets`."""
+    chosen_tokens: int
+    desirable: torch.Tensor | None
+    divergence: float
+    labels_of_rows: tuple[int, ...]
+    """Each pair, or each answer with a mark, has so many positions in `DeviceBatch.loss_index`, in
+    their order.
+    """
+
+
+@dataclass
+class DeviceBatch:
+    """A `DeviceBatch` is one micro-batch on the device."""
+
+    input_ids: torch.Tensor
+    """The token ids are int64 [rows, tokens]."""
+    position_ids: torch.Tensor | None
+    """The positions are int64 [rows, tokens]; None where every row counts from 0."""
+    loss_index: torch.Tensor
+    """The flat positions that contribute to the loss are int64 [n]."""
+    labels: torch.Tensor
+    """The target tokens at the positions in `loss_index` are int64 [n]."""
+    documents: Documents | None = None
+    """It says where each document lies in the rows. The host computes it, so that no op must read
+    `position_ids` back from the device.
+    """
+    noise: RowNoise | None = None
+    """It is added to what the model looks up; None in a pass without noise."""
+    lengths: torch.Tensor | None = None
+    """The rows have so many tokens without padding, int64 [rows]; None if nobody has counted
+    them.
+    """
+    pairs: DevicePairs | None = None
+    """The rows are the answers of pairs; None for other rows."""
+    weights: torch.Tensor | None = None
+    """The losses at the positions in `loss_index` are multiplied by these numbers, float32 [n]; by
+    1 if it is None.
+    """
+    loss_weight: float = 0.0
+    """The numbers have this sum, which is n without them."""
+
+
+Upload = Callable[[np.ndarray], torch.Tensor]
+"""It returns a small host array as a tensor of the same shape on the device. The copy is ordered
+before later ops.
+"""
+
+
+def upload_batches(
+    upload: Upload, batches: Sequence[Any], noise: StepNoise | None = None
+) -> list[DeviceBatch]:
+    """Copies micro-batches to the device in one copy, with the noise of their rows, if any.
+    Separate copies might each have to wait for other copies on the bus, and the first op would wait
+    for all of them.
+    """
+    arrays: list[np.ndarray] = []
+    for batch in batches:
+        labels = np.ascontiguousarray(batch.labels).reshape(-1)
+        index = np.flatnonzero(labels >= 0)
+        arrays += [batch.input_ids, index, labels[index]]
+        targets = _pairs_of(batch)
+        if targets is not None:
+            arrays += [targets.answer.reshape(-1)[index], _bits(targets.reference)]
+            arrays += [] if targets.desirable is None else [targets.desirable]
+        weights = _weights_of(batch)
+        if weights is not None:
+            arrays.append(_bits(weights.reshape(-1)[index]))
+        if batch.position_ids is not None:
+            arrays.append(batch.position_ids)
+        if noise is not None:
+            arrays.append(noise.of_rows(batch))
+        if batch.lengths is not None:
+            arrays.append(batch.lengths)
+    flat = [np.ascontiguousarray(array, dtype=np.int64).reshape(-1) for array in arrays]
+    uploaded = upload(np.concatenate(flat))
+    parts = iter(uploaded.split([array.size for array in flat]))
+    return [_device_batch(batch, parts, upload, noise is not None) for batch in batches]
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """Returns the bits of float32 values [n], which travel among whole numbers: int64 [n]."""
+    return values.astype(np.float64).view(np.int64)
+
+
+def _floats(bits: torch.Tensor) -> torch.Tensor:
+    """Returns the float32 values [n] of which `_bits` made int64 [n]."""
+    return bits.view(torch.float64).float()
+
+
+def _pairs_of(batch: Any) -> PairTargets | None:
+    """Returns what a micro-batch of pairs has beside its tokens; None for any other."""
+    return getattr(batch, "pairs", None)
+
+
+def _weights_of(batch: Any) -> np.ndarray | None:
+    """Returns the weights of a micro-batch's labels, float32 [rows, tokens]; None if all are 1."""
+    return getattr(batch, "weights", None)
+
+
+def loss_weight_of(batches: Sequence[Any]) -> float:
+    """Returns the sum of the weights of all labels, which is their number without weights."""
+    return math.fsum(map(_loss_weight, batches))
+
+
+def _loss_weight(batch: Any) -> float:
+    weights = _weights_of(batch)
+    return int(batch.loss_tokens) if weights is None else sum_of_weights(weights)
+
+
+def _device_batch(
+    batch: Any, parts: Iterator[torch.Tensor], upload: Upload, is_noisy: bool
+) -> DeviceBatch:
+    """Takes the tensors of one micro-batch from `parts`, in the order of `upload_batches`."""
+    shape = batch.input_ids.shape
+    rows, tokens = shape
+    ids = next(parts).view(shape)
+    index = next(parts)
+    labels = next(parts)
+    pairs, targets = None, _pairs_of(batch)
+    if targets is not None:
+        answer, reference = next(parts).bool(), _floats(next(parts))
+        desirable = None if targets.desirable is None else next(parts).bool()
+        totals = targets.pairs, targets.chosen_tokens, desirable, targets.divergence
+        labelled = (
+            (batch.labels >= 0).reshape(-1, targets.preference_config.lines * tokens).sum(axis=1)
+        )
+        of_rows = tuple(labelled.tolist())
+        pairs = DevicePairs(targets.preference_config, answer, reference, *totals, of_rows)
+    weights = None if _weights_of(batch) is None else _floats(next(parts))
+    if batch.position_ids is None:
+        positions = None
+        documents = Documents.whole_rows(rows, tokens, upload)
+    else:
+        positions = next(parts).view(shape)
+        documents = Documents.of(batch.position_ids, upload)
+    noise = RowNoise(next(parts).view(2, rows)) if is_noisy else None
+    lengths = next(parts) if batch.lengths is not None else None
+    return DeviceBatch(
+        ids,
+        positions,
+        index,
+        labels,
+        documents,
+        noise,
+        lengths,
+        pairs,
+        weights,
+        loss_weight_of([batch]),
+    )
+
+
+def _answer_sequences(batch: Any) -> int:
+    """Returns how many lines of answers a micro-batch has; none, where it has no pairs."""
+    return 0 if _pairs_of(batch) is None else len(batch.input_ids)
+
+
+@dataclass(frozen=True)
+class StepShard:
+    """A `StepShard` is what one rank computes of a training step."""
+
+    batches: Sequence[MicroBatch]
+    """These micro-batches are as for `StreamingEngine.train_step`."""
+    loss_weight: float
+    """In the whole step, the weights of all tokens that contribute to the loss have this sum: their
+    number, where none has a weight.
+    """
+    first: int = 0
+    """In the whole step, this many micro-batches come before these."""
+    first_line: int = 0
+    """In the whole step, this many lines of answers are before those of these micro-batches."""
+    lines: int = 0
+    """The whole step has this many lines of answers; none where rows are no answers of pairs."""
+
+    @classmethod
+    def of(cls, batches: Sequence[Any], part: Shards) -> StepShard:
+        """Returns the share of a rank, one of all ranks on all hosts. Ranks take equally many
+        micro-batches, in order, so that row i of a step is the same row for any number of them.
+        """
+        count = len(batches) // part.ranks
+        first = part.rank * count
+        lines = [_answer_sequences(batch) for batch in batches]
+        own, weight = batches[first : first + count], loss_weight_of(batches)
+        return cls(own, weight, first, sum(lines[:first]), sum(lines))
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The inputs of a step are not changed by its ops, except for `caches`."""
+
+    number: int
+    """Optimizer steps count from 1; a pass without gradients has the number 0."""
+    batches: list[DeviceBatch]
+    loss_scale: float
+    """The scale is 1 / `StepShard.loss_weight`."""
+    learning_rate: float = 0.0
+    max_grad_norm: float | None = None
+    label_smoothing: float = 0.0
+    """In training, the loss is smoothed by this (`engine.config.regularization`)."""
+    seed: int = 0
+    first: int = 0
+    """In the whole step, this many micro-batches come before these: those of other ranks."""
+    first_line: int = 0
+    """This and `lines` are as in `StepShard`."""
+    lines: int = 0
+    training: bool = True
+    logits_at: list[torch.Tensor] | None = None
+    """For sampling, the logits are computed at these flat positions, int64 [n] for each
+    micro-batch, and no loss is computed. It is None in all other passes.
+    """
+    scored: bool = False
+    """Each label is scored instead of adding up its loss: see `StepUnderWay.likeliest`."""
+    caches: list[Any] | None = None
+    """For sampling, the list has the key-value cache of each micro-batch. An entry that is None is
+    replaced by the cache that the model creates.
+    """
+    scalars: torch.Tensor | None = None
+    """If any optimizer runs on the device, the tensor holds `HostAdamW.scalars`, float32 [8], on
+    the device.
+    """
+    keys: Mapping[str, int] = field(default_factory=dict)
+    """For each unit whose optimizer runs on the device, this is `HostAdamW.key`."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of a training step is known before its updates begin."""
+
+    loss: float
+    grad_norm: float
+    unit_norms: list[float]
+    """The gradient norm of each unit, in the order of the model's units, is given here."""
+    clip_factor: float
+    sequence_sums: list[list[float]] = field(default_factory=list)
+    """A step of pairs has `StepUnderWay.sequence_sums` here, line by line."""
+
+
+@dataclass
+class StepUnderWay:
+    """A `StepUnderWay` holds the intermediate values of a step while its ops run. Most of them are
+    kept by micro-batch, stored by one op and read by another.
+    """
+
+    inputs: StepInputs
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Each micro-batch has its hidden states [rows, tokens, width] here in forward, and their
+    gradients in backward.
+    """
+    shapes: dict[int, torch.Size] = field(default_factory=dict)
+    """Each micro-batch's hidden state has this shape."""
+    state_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    """Each block whose inputs wait in ring buffers has their data type here."""
+    arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
+    """Each micro-batch calls the blocks with these arguments, in forward order."""
+    cross_layer_values: dict[int, HandedValues] = field(default_factory=dict)
+    """Each micro-batch has here what its blocks hand to later blocks, if they hand on anything."""
+    lookups: dict[int, Lookup] = field(default_factory=dict)
+    """Each micro-batch has its token ids here while rows of the embedding get their gradients."""
+    saved: dict[tuple[str, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    """The tensors that a block keeps for its backward, by (unit, micro-batch), are its input and
+    output if it keeps its activations, and otherwise its input alone.
+    """
+    _attention: dict[tuple[str, int], KeptCalls] = field(default_factory=dict)
+    """The calls of attention whose results a block keeps are here, by (unit, micro-batch)."""
+    losses: dict[int, torch.Tensor] = field(default_factory=dict)
+    """In a pass without gradients, each micro-batch has its loss here, a float64 scalar on the
+    device.
+    """
+    position_losses: dict[int, torch.Tensor] = field(default_factory=dict)
+    """In a pass without gradients, each micro-batch has the cross-entropies of its positions here,
+    float32 [n] on the device, in the order of `DeviceBatch.loss_index`.
+    """
+    likeliest: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Each micro-batch of a scored pass says here of each label whether no token is likelier: bool
+    [n] on the device, in the order of `DeviceBatch.loss_index`.
+    """
+    sequence_sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    """In training, each micro-batch of pairs has the log-probabilities of its answers and of its
+    lines here, float32 [lines, 2] on the device.
+    """
+    sequence_sums_of_ranks: torch.Tensor | None = None
+    """All ranks know those of the micro-batches of the whole step, in order: float32 [lines of the
+    step, 2]; None with one rank.
+    """
+    logits: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Each micro-batch has its logits [n, vocabulary] here if `logits_at` requests them."""
+    graphs: StepGraphs | None = None
+    """Blocks are replayed from these recordings, or recorded; None where they run as they are."""
+    _balanced: dict[int, BalancedTokens] = field(default_factory=dict)
+    failure: str | None = None
+    """This says why a pass with caches failed; None while it has not."""
+    result: StepResult | None = None
+    """The result is set by the op `clip`, and is None before."""
+
+    def balanced(self, micro_batch: int) -> BalancedTokens | None:
+        """Returns the tokens of a micro-batch whose routers are balanced; None in a pass without
+        gradients.
+        """
+        if not self.inputs.training:
+            return None
+        if micro_batch not in self._balanced:
+            batch = self.inputs.batches[micro_batch]
+            own = torch.ones(batch.input_ids.shape, device=batch.input_ids.device)
+            if batch.lengths is not None:
+                places = torch.arange(own.shape[1], device=own.device)
+                own = (places < batch.lengths.unsqueeze(1)).float()
+            weight = batch.loss_weight * self.inputs.loss_scale
+            self._balanced[micro_batch] = BalancedTokens(own.reshape(-1), weight)
+        return self._balanced[micro_batch]
+
+    def end_backward(self, micro_batch: int) -> None:
+        """Frees the gradient of a micro-batch's hidden states, and what its blocks were given, such
+        as masks and rotary tables, which are no longer needed.
+        """
+        del self.hidden[micro_batch]
+        self.forget_arguments(micro_batch)
+
+    def end_forward(self, micro_batch: int) -> torch.Tensor:
+        """Returns a micro-batch's last hidden states [rows, tokens, width], and frees them and what
+        its blocks were given: the next group of micro-batches needs the memory.
+        """
+        self.forget_arguments(micro_batch)
+        return self.hidden.pop(micro_batch)
+
+    def forget_arguments(self, micro_batch: int) -> None:
+        """Frees what the blocks of a micro-batch were given."""
+        del self.arguments[micro_batch]
+        self.cross_layer_values.pop(micro_batch, None)
+
+    def keep_sequence_sums(self, micro_batch: int, sums: torch.Tensor) -> None:
+        """Keeps the sums of a micro-batch of pairs, float32 [lines, 2]."""
+        self.sequence_sums[micro_batch] = sums
+
+    def sequence_sums_in_order(self) -> torch.Tensor | None:
+        """Returns the sums of all micro-batches of all ranks, as far as they are known, float32
+        [lines, 2]; None without pairs.
+        """
+        if self.sequence_sums_of_ranks is not None:
+            return self.sequence_sums_of_ranks
+        places = sorted(self.sequence_sums)
+        return torch.cat([self.sequence_sums[place] for place in places]) if places else None
+
+    def own_sequence_sums_among_all(self) -> torch.Tensor | None:
+        """Returns the sums of this rank at their places among those of the whole step, with 0 at
+        all others, float32 [lines of the step, 2]; None without pairs.
+        """
+        own = self.sequence_sums_in_order()
+        if own is None:
+            return None
+        found = own.new_zeros(self.inputs.lines, 2)
+        found[self.inputs.first_line : self.inputs.first_line + len(own)] = own
+        return found
+
+    def keep_sequence_sums_of_ranks(self, sums: torch.Tensor) -> None:
+        """Keeps the sums of all lines of the step, float32 [lines of the step, 2]."""
+        self.sequence_sums_of_ranks = sums
+
+    def keep_attention(self, unit: str, micro_batch: int, calls: KeptCalls) -> None:
+        """Keeps the calls of attention that a block has made in its forward."""
+        self._attention[unit, micro_batch] = calls
+
+    def kept_attention(self, unit: str, micro_batch: int) -> KeptCalls | None:
+        """Returns these calls, and forgets them; None where none were kept."""
+        return self._attention.pop((unit, micro_batch), None)
+
+    def abort(self, failure: str) -> None:
+        """Marks the pass as failed, with the reason, so that its remaining ops are skipped."""
+        self.failure = failure
+
+    def finish(self, result: StepResult) -> None:
+        """Keeps the loss and the norms, after which updates may begin."""
+        self.result = result

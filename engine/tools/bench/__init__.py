@@ -1,0 +1,1 @@
+"""How near the engine comes to what this machine can do."""

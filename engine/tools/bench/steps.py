@@ -1,0 +1,490 @@
+"""A model with random weights is trained for some steps. The figures come from the spans of their
+ops and from the allocator.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from engine.config.adapters import Adapters
+from engine.config.settings import ModelConfig, Optimizer
+from engine.config.trained_parts import Parts
+from engine.data.batches.rows import IGNORED, MicroBatch
+from engine.machine.cgroups import sample_host_memory
+from engine.model.build.build import build_model
+from engine.model.build.units import StreamedModel
+from engine.planning.layout.layout import PLANE_ITEM_BYTES
+from engine.planning.schedule.choices import PlanChoices, settled_of, spilled_of
+from engine.planning.schedule.ops import Lane, OpKind
+from engine.planning.schedule.schedule import Span
+from engine.planning.schedule.shards import Shards
+from engine.planning.schedule.stalls import as_records, overlap_seconds, seconds_by_cause, waits_of
+from engine.planning.shape.active_parameters import parameter_flops
+from engine.runtime.device.backend import Backend
+from engine.runtime.distributed.build_engine import LeaderComponents, build_engines, lead_shared
+from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
+from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.plane_version import PlaneVersion
+from engine.runtime.host.shared_memory import OwnedMemory
+from engine.runtime.optimizer.host_threads import default_threads
+from engine.runtime.step.engine_settings import AppliedStep, EngineSettings
+from engine.runtime.step.streaming_engine import StreamingEngine
+from engine.tools.bench.random_pairs import AnswersOfSteps
+from engine.tools.bench.span_figures import longest_gaps, overlaps, seconds_by_kind
+from engine.tools.bench.steady import steady
+from engine.training.weights.adapter_weights import initialize_adapters
+from engine.training.weights.weights import initialize
+
+STEPS_KEPT = 256
+"""For this many last steps of a training, all spans are kept in memory until the training ends."""
+
+RANDOM = ModelConfig(source="random", init="random")
+"""The weights of a model are random."""
+
+
+def random_rows(
+    sizes: Sequence[int], length: int, vocabulary: int, seed: int = 0
+) -> list[MicroBatch]:
+    """Returns micro-batches of `sizes` full rows of random tokens. Low ids are far more frequent
+    than high ones, so that there is something to learn.
+    """
+    generator = np.random.default_rng(seed)
+    batches: list[MicroBatch] = []
+    for rows in sizes:
+        ids = (vocabulary * generator.random((rows, length)) ** 4).astype(np.int64)
+        labels = np.full((rows, length), IGNORED)
+        labels[:, :-1] = ids[:, 1:]
+        batches.append(MicroBatch(ids, labels, None, ids.size, int((labels != IGNORED).sum())))
+    return batches
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A `Trained` says what of a model is trained, and by whom."""
+
+    parts: Parts | Adapters | None = None
+    """These parts are trained, or these adapters; None for the whole model."""
+    is_shared: bool = False
+    """Several ranks may compute on the planes."""
+
+
+WHOLE = Trained()
+
+
+@dataclass
+class Planes:
+    """A `Planes` holds a model with random weights in host planes, and the optimizer that updates
+    them.
+    """
+
+    model: StreamedModel
+    store: HostStates
+    backend: Backend
+    adamw: HostAdamW
+    how: ModelConfig = RANDOM
+    """The model is built with these settings."""
+    memory: OwnedMemory | None = None
+    """The planes are in this memory, so that several ranks can share them; None where they are in
+    memory of this process alone.
+    """
+    workers: WorkerGroup | None = None
+    """These ranks compute the next steps together with this process."""
+
+    @classmethod
+    def open(
+        cls,
+        config: Any,
+        backend: Backend,
+        how: ModelConfig = RANDOM,
+        has_states: bool = True,
+        trained: Trained = WHOLE,
+    ) -> Planes:
+        """Builds the model of a transformers `config`, in the dtype and with the attention of
+        `how`, and fills its planes. Without states, `use` must allocate them before a step. Raises
+        ModelError, FitError, or ConfigError where the model lacks what is to be trained.
+        """
+        model = build_model(config, replace(how, source="random", init="random"), trained.parts)
+        on_device = backend.device.type != "cpu"
+        store = HostStates(
+            model.layouts,
+            how.dtype,
+            backend.register if on_device else None,
+            backend.unregister if on_device else None,
+        )
+        memory = None
+        if trained.is_shared:
+            memory = OwnedMemory()
+            store.share(memory)
+        try:
+            store.allocate_weights()
+            initialize(model, store, 0, backend.device)
+            initialize_adapters(model, store, 0)
+            if has_states:
+                store.allocate_states()
+        except BaseException:
+            store.close()
+            raise
+        how = replace(how, init="random")
+        return cls(model, store, backend, HostAdamW(store, AdamWSettings()), how, memory)
+
+    def use(self, optimizer: Optimizer, choices: PlanChoices) -> None:
+        """Makes `optimizer` the one that updates the planes, which are where a plan with these
+        `choices` has them. The states of another one are freed, and the new ones are zeros.
+        """
+        workers_before = self.workers
+        self._use_ranks(choices.ranks)
+        gradients = not choices.parked_gradients
+        is_there = self.store.states == (optimizer, gradients)
+        if not is_there:
+            self.store.release_states()
+        blocks = [block.name for block in self.model.blocks]
+        self.store.settle(settled_of(blocks, choices), self.backend, spilled_of(blocks, choices))
+        if not is_there:
+            self.store.allocate_states(optimizer=optimizer, gradients=gradients)
+        if not is_there or self.workers is not workers_before:
+            self.adamw.close()
+            # As in a run, each rank has its share of the cores.
+            threads = None if self.workers is None else self.workers.plan.threads
+            self.adamw = HostAdamW(self.store, AdamWSettings(), threads)
+
+    def _use_ranks(self, ranks: int) -> None:
+        """Has so many ranks compute the next steps. Raises RankError where one cannot."""
+        if ranks == (1 if self.workers is None else self.workers.plan.ranks):
+            return
+        self._end_workers()
+        self.store.use_version(PlaneVersion())
+        self.store.divide(None)
+        if ranks > 1:
+            assert self.memory is not None  # the planes were opened for several ranks
+            threads = max(1, default_threads() // ranks)
+            plan = WorkerGroupPlan(ranks, self.backend.device.type, threads)
+            self.workers = WorkerGroup(
+                plan, self.memory, lambda trace: print(trace, file=sys.stderr)
+            )
+            lead_shared(self.store, self.workers)
+
+    def host_memory(self) -> int:
+        """Returns the bytes of RAM that all ranks hold, what they share counted once."""
+        others = {} if self.workers is None else self.workers.host_memory()
+        return sample_host_memory()[0] + sum(others.values())
+
+    def _end_workers(self) -> None:
+        if self.workers is not None:
+            self.workers.close()
+        self.workers = None
+
+    def engine(self, settings: EngineSettings) -> StreamingEngine:
+        """Returns an engine over the planes."""
+        if self.workers is None:
+            return StreamingEngine(self.model, self.store, self.backend, settings, self.adamw)
+        parts = LeaderComponents(self.model, self.store, self.backend, self.adamw)
+        return build_engines(self.workers, parts, (self.how, AdamWSettings()), settings)
+
+    def leave_device(self) -> None:
+        """Brings the weights of all units to host memory, if some live on the device. The states of
+        the optimizer are freed then.
+        """
+        if self.store.settled or self.store.spilled:
+            self.store.release_states()
+            self.store.settle((), self.backend)
+
+    def close(self) -> None:
+        """Frees the memory of the planes. The backend belongs to the caller."""
+        self.adamw.close()
+        self.store.close()  # it asks the other ranks to free what they hold
+        self._end_workers()
+
+
+@dataclass
+class StepFigures:
+    """A step is measured from the end of the last update before it to the end of its own last
+    update.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    seconds: float
+    tflops: float
+    """The rate is 6 x parameters that a token passes through x tokens / seconds."""
+    exposed: dict[str, float]
+    """COMPUTE waited for this many seconds, by cause."""
+    overlap: dict[str, float]
+    """Each pair of lanes, and H2D, COMPUTE and D2H together, were busy at the same time for this
+    many seconds.
+    """
+    busy: dict[str, float]
+    """Each lane was busy for this many seconds."""
+    by_kind: dict[str, float]
+    """The ops of each kind together took this many seconds."""
+    gaps: list[tuple[str, float]]
+    """The longest waits of COMPUTE are listed: the op after the wait, and the seconds."""
+    retries: int
+    """The number of times since the process began that the allocator ran out of memory and had to
+    wait for the device.
+    """
+    rates: dict[str, float | None]
+    """GB/s of whole planes to and from the device, and billions of parameters that AdamW updated in
+    a second, on the host and on the device; None of what did not take place.
+    """
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """These figures were measured over some consecutive steps."""
+
+    steps: list[StepFigures]
+    timeline: list[dict[str, Any]]
+    """It holds the spans of the last step and of the one before it, in the form of a run record, in
+    seconds from the first of them.
+    """
+    peak: int
+    """At most this many device bytes were allocated at once."""
+    reserved: int
+    """At most this many bytes were reserved from the driver, gaps included."""
+    fixed: int
+    """This many bytes are taken by the buffers that the plan keeps on the device."""
+    host_boundaries: int
+    launches: list[float]
+    """In each step, the thread that launches the ops of COMPUTE took this many seconds of processor
+    time.
+    """
+    seconds: list[float]
+    """Every step took so long, also those before the ones that `steps` has."""
+    updated: dict[str, int]
+    """So many parameters are updated in a step on the `host` and on the `device`, by all ranks."""
+    reference_seconds: float | None = None
+    """It is that of `AnswersOfSteps`."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """These are the settings for some consecutive steps."""
+
+    choices: PlanChoices
+    steps: int
+    """At least this many steps are run."""
+    rate: float
+    loss_chunk: int = 1024
+    first: int = 1
+    """The first step has this number."""
+    seconds: float = 0.0
+    """Steps are run until at least this many seconds have passed, and until twice as many where no
+    two steps in a row have agreed.
+    """
+    answers: AnswersOfSteps | None = None
+    """These answers are compared, in the micro-batches of every step; None where none are."""
+
+
+def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettings) -> RunFigures:
+    """Trains on one fixed batch, without a pause between steps, and returns the figures."""
+    backend = planes.backend
+    gc.collect()
+    backend.reset_peak()
+    engine = planes.engine(
+        EngineSettings(
+            settings.choices,
+            tokens=max(batch.input_ids.size for batch in batches),
+            loss_chunk=settings.loss_chunk,
+            max_grad_norm=1.0,
+        )
+    )
+    answers = settings.answers
+    try:
+        if answers is not None:
+            answers.compare(engine)
+            batches = answers.batches()
+        applied, launches, seconds = _take_steps(engine, batches, settings)
+        last_spans = [span for step in list(applied)[-2:] for span in step.applied.spans]
+        tokens = sum(batch.tokens for batch in batches)
+        figures: list[StepFigures] = []
+        previous: list[Span] | None = None
+        for step in applied:
+            figures.append(_step_figures(step, previous, tokens, planes))
+            previous = step.applied.spans
+        memory = backend.memory()
+        return RunFigures(
+            steps=figures,
+            timeline=as_records(last_spans),
+            peak=memory["peak"],
+            reserved=memory["peak_reserved"],
+            fixed=engine.state.fixed_bytes(),
+            host_boundaries=engine.boundary_bytes,
+            launches=launches,
+            seconds=seconds,
+            updated=updated_by_place(applied[-1].applied.spans, planes),
+            reference_seconds=None if answers is None else answers.reference_seconds,
+        )
+    finally:
+        engine.close()
+
+
+@dataclass(frozen=True)
+class _TakenStep:
+    """A `_TakenStep` is a step with the seconds that it took, and the allocator's retries up to its
+    end.
+    """
+
+    applied: AppliedStep
+    seconds: float
+    retries: int
+
+
+def _take_steps(
+    engine: StreamingEngine, batches: Sequence[MicroBatch], settings: RunSettings
+) -> tuple[deque[_TakenStep], list[float], list[float]]:
+    """Runs the steps, and returns the last of them, the processor time of each launch, and the
+    seconds of each step.
+    """
+    taken: deque[_TakenStep] = deque(maxlen=STEPS_KEPT)
+    launches: list[float] = []
+    seconds: list[float] = []
+    began = mark = time.perf_counter()
+
+    def on_applied(applied: AppliedStep) -> None:
+        # Do no more than this here: computing figures from thousands of spans would keep the
+        # interpreter from the thread that launches ops.
+        nonlocal mark
+        now = time.perf_counter()
+        taken.append(_TakenStep(applied, now - mark, engine.backend.memory()["retries"]))
+        seconds.append(now - mark)
+        mark = now
+
+    def continues() -> bool:
+        if number < settings.first + settings.steps:
+            return True
+        passed = time.perf_counter() - began
+        if passed >= 2 * settings.seconds:
+            return False
+        return passed < settings.seconds or not (seconds and steady(seconds).is_settled)
+
+    number, answers = settings.first, settings.answers
+    while continues():
+        before = time.thread_time()
+        own = batches if answers is None else answers.of_step(engine, list(batches))
+        engine.train_step(number, own, settings.rate, on_applied)
+        launches.append(time.thread_time() - before)
+        number += 1
+    engine.drain()
+    return taken, launches, seconds
+
+
+def _step_figures(
+    taken: _TakenStep, previous: list[Span] | None, tokens: int, planes: Planes
+) -> StepFigures:
+    """Returns the figures of a step of `tokens` tokens. `previous` holds the spans of the step
+    before it.
+    """
+    applied, spans = taken.applied, taken.applied.spans
+    inline = planes.backend.device.type == "cpu"
+    flops = parameter_flops(planes.model.counted_parameters, tokens)
+    # The updates of the step before run under this one's forward.
+    updates_before = [span for span in previous or () if span.op.lane == Lane.HOST]
+    return StepFigures(
+        step=applied.step,
+        loss=applied.loss,
+        grad_norm=applied.grad_norm,
+        seconds=taken.seconds,
+        tflops=flops / taken.seconds / 1e12,
+        exposed=seconds_by_cause(waits_of(spans, previous, inline=inline)),
+        overlap=overlaps([*updates_before, *spans]),
+        busy={lane: overlap_seconds(spans, lane, lane) for lane in Lane},
+        by_kind=seconds_by_kind(spans),
+        gaps=longest_gaps(spans, previous),
+        retries=taken.retries,
+        rates=rates(spans, planes),
+    )
+
+
+UPDATED = {
+    "host": (OpKind.UPDATE, OpKind.UPDATE_MOMENTS),
+    "device": (OpKind.DEVICE_UPDATE, OpKind.UPDATE_IN_PLACE),
+}
+"""The ops of AdamW, by where it runs."""
+
+
+def updates_of(
+    spans: Sequence[Span], planes: Planes, kinds: Collection[OpKind]
+) -> list[tuple[int, float]]:
+    """Returns the parameters, of all ranks, and the seconds of each op of some `kinds`. The second
+    pass over moments updates parameters that the first has counted.
+    """
+    layouts = planes.store.layouts
+    shards = Shards(1 if planes.workers is None else planes.workers.plan.ranks)
+    found = []
+    for span in spans:
+        op = span.op
+        if op.kind not in kinds:
+            continue
+        piece = getattr(op, "piece", None)
+        own = shards.numel(layouts[op.unit].numel) if piece is None else piece[1] - piece[0]
+        numel = 0 if op.kind == OpKind.UPDATE_MOMENTS else shards.ranks * own
+        found.append((numel, span.end - span.start))
+    return found
+
+
+def updated_by_place(spans: Sequence[Span], planes: Planes) -> dict[str, int]:
+    """Returns how many parameters the ops of a step update, by where AdamW runs: elements of their
+    planes, of which a few lie between parameters.
+    """
+    return {
+        where: sum(numel for numel, _ in updates_of(spans, planes, kinds))
+        for where, kinds in UPDATED.items()
+    }
+
+
+def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float | None]:
+    """Returns GB/s of whole planes to and from the device, and billions of parameters that AdamW
+    updated a second where it ran: by all ranks, as if each was as fast as this one. A rate is None
+    where no such copy or update took place.
+    """
+    item = PLANE_ITEM_BYTES[planes.model.dtype]
+    layouts = planes.store.layouts
+    shards = Shards(1 if planes.workers is None else planes.workers.plan.ranks)
+    result: dict[str, float | None] = {}
+    for name, kind, nbytes in (
+        ("h2d_gb_s", OpKind.PREFETCH, item["weight_high"]),
+        ("d2h_gb_s", OpKind.OFFLOAD, item["grad"]),
+    ):
+        copies = [span for span in spans if span.op.kind == kind]
+        # Frozen weights are fetched, too.
+        plane = "high_numel" if kind == OpKind.PREFETCH else "numel"
+        numels = [
+            # A rank brings its shard, or all of it.
+            getattr(layouts[span.op.unit], plane)
+            if getattr(span.op, "whole", None)
+            else shards.numel(getattr(layouts[span.op.unit], plane))
+            for span in copies
+        ]
+        seconds = sum(span.end - span.start for span in copies)
+        result[name] = nbytes * sum(numels) / seconds / 1e9 if seconds else None
+    for name, kinds in (("adamw_g_s", UPDATED["host"]), ("device_adamw_g_s", UPDATED["device"])):
+        updates = updates_of(spans, planes, kinds)
+        seconds = sum(took for _, took in updates)
+        result[name] = sum(numel for numel, _ in updates) / seconds / 1e9 if seconds else None
+    return result
+
+
+def mean_rate(steps: Sequence[StepFigures], name: str) -> float | None:
+    """Returns the mean over the steps of a rate; None where one of them lacks it."""
+    found = [step.rates[name] for step in steps]
+    known = [rate for rate in found if rate is not None]
+    return statistics.fmean(known) if known and len(known) == len(found) else None
+
+
+def mean_of(steps: Sequence[StepFigures], name: str) -> dict[str, float]:
+    """Returns the mean over the steps of each value in their dictionary `name`."""
+    means = {}
+    for key in dict.fromkeys(key for step in steps for key in getattr(step, name)):
+        means[key] = statistics.fmean(getattr(step, name).get(key, 0.0) for step in steps)
+    return means

@@ -1,0 +1,1 @@
+"""Conversations with the weights of a run."""

@@ -1,0 +1,1 @@
+"""The commands of `launch.py`, and their texts for a terminal."""

@@ -1,0 +1,479 @@
+"""The command `launch.py bench` measures this machine and the engine's speed on it.
+
+- The ceilings of the machine are measured and stored, since plans are made with them.
+- A preset's model is trained with random weights on random tokens, streamed as in a run: whole, in
+  parts or with adapters, and on pairs of random answers where the preset learns from preferences.
+- If all states of a model that is trained whole fit on the device, it is then trained again with
+  its states there.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from engine.config.settings import TrainConfig
+from engine.errors import ConfigError, FitError
+from engine.machine.cgroups import sample_host_memory
+from engine.machine.disk_rates import with_disk
+from engine.machine.offload_folder import check_spill_folder
+from engine.machine.rates import ONE_THREAD, UPDATE_BYTES, store_rates
+from engine.machine.read_machine import read_machine
+from engine.model.build.library import errors_only
+from engine.model.build.measure_shape import shape_of
+from engine.model.build.read_model import configured
+from engine.model.build.shape_of_run import shape_of_run
+from engine.planning.fit.cost_model import ONE_OF_TWO_PASSES
+from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
+from engine.planning.fit.disk_offload import spill_room
+from engine.planning.fit.job import Job, Target
+from engine.planning.fit.planner import Chosen
+from engine.planning.fit.report import estimate
+from engine.planning.fit.requirements import Verdict
+from engine.planning.shape.model_shape import ModelShape
+from engine.runtime.device.backend import Backend
+from engine.runtime.device.open_backend import open_backend
+from engine.runtime.measure.machine_rates import PeakRates, measure, one_thread_rates
+from engine.tools.bench.bench_table import as_text, streamed_as_text
+from engine.tools.bench.credible import share_of, without_doubtful
+from engine.tools.bench.plan_training import (
+    plan_training,
+    planned_rows,
+    planned_seconds,
+    predicted_host_bytes,
+    rows_of_step,
+    told_seconds,
+)
+from engine.tools.bench.resident import (
+    ResidentFigures,
+    ResidentSettings,
+    resident_bytes,
+    train_resident,
+)
+from engine.tools.bench.resident_sizes import resident_sizes
+from engine.tools.bench.steady import steady
+from engine.tools.bench.step_flops import step_flops
+from engine.tools.bench.steps import (
+    Planes,
+    RunFigures,
+    RunSettings,
+    Trained,
+    mean_of,
+    mean_rate,
+    random_rows,
+    run_steps,
+)
+from engine.tools.bench.time_evaluation import time_evaluation
+from engine.training.loop.memory_watch import PeakMemory, resident_files
+from engine.words import GIB
+
+CEILING_SECONDS = {"cuda": 0.5, "cpu": 0.3}
+"""Each ceiling is measured for this many seconds, by device."""
+_RANDOM = ("data.source=random tokens", "model.init=random")
+"""A training without a preset uses these settings."""
+LEAST_STEPS = 4
+LONG_STEP_SECONDS = 60
+"""Of steps that are predicted to be longer than this, half as many are run."""
+SHARES = {
+    "utilisation": "",
+    "exposed_share": "",
+    "adamw_of_alone": "adamw_parameters_per_second",
+    "device_adamw_of_memory": "device_adamw_parameters_per_second",
+}
+"""These figures are shares of what a machine reaches, or of the step, each with its own rate."""
+HIDDEN = 0.05
+"""Compute is named as the bound of a step whose waits take at most this fraction of its time."""
+RESIDENT_SHARE = 0.95
+"""States and saved activations may take this fraction of the free device memory."""
+ONLY_STREAMED = "adapters, parts of a model and preferences are measured streamed alone"
+BEFORE_STEPS = "the pass over other answers before each step"
+BOUNDS = {
+    "h2d": "the bus to the device",
+    "d2h": "the bus from the device",
+    "optimizer": "the optimizer",
+    "disk": "the disk of moments",
+    "exchange": "the exchange between GPUs",
+    "other": "Python, which launches the work",
+}
+
+ON_CPU = {"h2d": "copies of weights within RAM", "d2h": "copies of gradients within RAM"}
+"""There is no bus on the CPU."""
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The command line names the trainings to measure; there are none without a preset and
+    overrides.
+
+    Each text in `then` holds further overrides, with which the first training is measured once more
+    on the planes of the same model.
+    """
+
+    preset: str | Path | None = None
+    overrides: Sequence[str] = ()
+    then: Sequence[str] = ()
+
+    def configs(self) -> list[TrainConfig]:
+        """Returns one configuration for each training. Raises ConfigError for bad input."""
+        configs = []
+        if self.preset is not None:
+            configs = [TrainConfig.load(self.preset, tuple(self.overrides))]
+        elif self.overrides:
+            configs = [TrainConfig().with_overrides([*_RANDOM, *self.overrides])]
+        for more in self.then:
+            if not configs:
+                raise ConfigError(
+                    "--then",
+                    "there is no first training that it could change; give a preset or --set.",
+                )
+            first = configs[0]
+            changed = first.with_overrides(more.split())
+            if _of_planes(changed) != _of_planes(first):
+                raise ConfigError(
+                    "--then",
+                    f"{more!r} changes the model, what of it is trained, or the device; measure "
+                    "that by itself.",
+                )
+            configs.append(changed)
+        return configs
+
+
+def _of_planes(config: TrainConfig) -> tuple[Any, ...]:
+    """Returns the settings that the planes of a model depend on."""
+    return config.model, config.train.parts, config.engine.device
+
+
+def _say(what: str) -> None:
+    """Prints to the error stream what begins now."""
+    print(f"{what} ...", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Each training runs for `seconds`, or for twice as many where no two steps in a row have
+    agreed, which ends the warm-up. The last step does not count, since no forward follows it.
+
+    A training has at least `steps` steps; where this is None, LEAST_STEPS or half as many. `say` is
+    called with a text for each measurement that begins. With `compare`, the model is also
+    trained with all states on the device. With `evaluation`, an evaluation of that many rows is
+    timed after each training.
+    """
+
+    seconds: float
+    compare: bool = True
+    evaluation: int = 0
+    say: Callable[[str], None] = _say
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """A `_Bench` holds what the trainings of one model share.
+
+    `free` and `resident` are the bytes of RAM that were free, and that this process had, before the
+    planes were filled.
+    """
+
+    how: Measuring
+    planes: Planes
+    shape: ModelShape
+    peak_rates: PeakRates
+    free: int
+    resident: int
+
+    @property
+    def backend(self) -> Backend:
+        return self.planes.backend
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        return cast(Literal["cpu", "cuda"], self.backend.device.type)
+
+
+def bench(trainings: Trainings, how: Measuring, as_json: bool) -> str:
+    """Returns the figures as text or JSON; without trainings, only those of the machine.
+
+    Raises RamstreamError for bad input and for a training that does not fit.
+    """
+    configs = trainings.configs()
+    for config in configs:
+        _refuse_what_does_not_fit(config)
+    backend = open_backend(configs[0].engine.device if configs else "auto")
+    try:
+        result = measured(configs, backend, how)
+    finally:
+        backend.close()
+    return json.dumps(result, indent=2) if as_json else as_text(result)
+
+
+def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -> dict[str, Any]:
+    """Measures the machine and the trainings; returns all figures as plain data.
+
+    There is one training for each configuration. All configurations must have the same model.
+    """
+    say = how.say
+    # A model that cannot be read is told before the measurements, which take a minute.
+    model_configs = [configured(config.model) for config in configs[:1]]
+    machine = read_machine()
+    peak_rates = measure(
+        backend, CEILING_SECONDS[backend.device.type], lambda what: say(f"Measuring {what}")
+    )
+    store_rates(backend.device_name, peak_rates.rates())
+    if backend.device.type == "cpu":
+        say("Measuring one thread")
+        store_rates(ONE_THREAD, one_thread_rates(backend, CEILING_SECONDS["cpu"]))
+    result: dict[str, Any] = {
+        "machine": machine.to_dict() | {"device": backend.device_name},
+        "ceilings": peak_rates.to_dict(),
+        "trainings": [],
+    }
+    if not configs:
+        return result
+    resident, free = sample_host_memory()
+    with errors_only():
+        say("Filling the planes with random weights")
+        model = configs[0].model
+        is_shared = any(config.engine.gpus != 1 for config in configs)
+        trained = Trained(configs[0].train.parts, is_shared)
+        planes = Planes.open(model_configs[0], backend, model, False, trained)
+        try:
+            # The shape is read before the first training, which moves parts of the model to the
+            # device.
+            shape = replace(shape_of(planes.model, model.source), packs=False)
+            shared = _Bench(how, planes, shape, peak_rates, free, resident)
+            for config in configs:
+                is_last = config is configs[-1]
+                result["trainings"].append(_training(config, shared, is_last))
+        finally:
+            planes.close()
+    return result
+
+
+def _training(config: TrainConfig, bench: _Bench, is_last: bool) -> dict[str, Any]:
+    """Returns the figures of one training, streamed and with all states on the device."""
+    bench = replace(bench, shape=bench.shape.with_optimizer(config.train.optimizer))
+    is_plain = config.train.parts is None and not config.preference.is_on
+    streamed, chosen = _streamed(config, bench)
+    if not is_last or (bench.how.compare and is_plain):
+        # What is trained next, with other settings or in memory, needs the device's memory.
+        bench.planes.leave_device()
+    bench.how.say(streamed_as_text(streamed))
+    why_not = "not asked for" if is_plain or not bench.how.compare else ONLY_STREAMED
+    resident: dict[str, Any] = {"ways": [], "why_not": why_not}
+    if bench.how.compare and is_plain:
+        resident = _resident(config, bench, chosen)
+    ways = [way["seconds"] for way in resident["ways"]]
+    resident["ratio"] = min(ways) / streamed["seconds"] if ways else None
+    return {"streamed": streamed, "resident": resident}
+
+
+def _refuse_what_does_not_fit(config: TrainConfig) -> None:
+    # The disk is not considered, since a bench writes nothing to it.
+    report = estimate(config, replace(read_machine(), disk_path=""), shape_of_run(config))
+    if report.verdict == Verdict.DOES_NOT_FIT:
+        raise FitError(" ".join([report.headline, *report.reasons[:2]]))
+
+
+# ---------------------------------------------------------------------- streamed
+
+
+def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chosen]:
+    """Trains as in a run; returns the figures and the choices of the plan."""
+    limit, backend, shape = None, bench.backend, bench.shape
+    gc.collect()
+    backend.reset_peak()  # frees what earlier measurements and trainings left cached
+    if bench.device == "cuda":
+        limit = config.engine.within_cap(backend.memory()["free"] + CUDA_CONTEXT_BYTES)
+    rows, lines = config.train.batch_size, config.preference.lines
+    length = config.data.max_seq_len
+    rates = with_disk(bench.peak_rates.rates(), config)
+    if config.engine.disk is not None:
+        bench.planes.store.offload_to_disk(check_spill_folder(config.engine.disk))
+    machine = read_machine()
+    target = Target(bench.device, limit, bench.free, rates, spill_room(config, machine))
+    job = Job(shape, config, config.row_tokens)
+    chosen = plan_training(job, target, machine)
+    bench.planes.use(shape.optimizer, chosen.choices)
+    try:
+        if limit is not None and config.engine.gpu_memory_gib is not None:
+            backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
+        answers, batches = rows_of_step(config, chosen, shape)
+        of_pairs = ", two of each pair," if lines == 2 else ""
+        bench.how.say(
+            f"Training, streamed: {lines * rows} rows of {length:,} tokens{of_pairs} a step, in "
+            f"micro-batches of {lines * chosen.micro_batch_size}"
+        )
+        planned, seconds = planned_seconds(chosen, job, target), bench.how.seconds
+        steps = bench.how.steps or LEAST_STEPS // (2 if planned > LONG_STEP_SECONDS else 1)
+        settings = RunSettings(
+            chosen.choices, steps, 1e-6, chosen.loss_chunk, seconds=seconds, answers=answers
+        )
+        peak = PeakMemory()
+        run = run_steps(bench.planes, batches, settings)
+        rss = bench.planes.host_memory()
+        of_host = {
+            "host_rss_bytes": rss,
+            "host_peak_bytes": peak.read() + rss - sample_host_memory()[0],
+            "host_file_bytes": resident_files(),
+            "predicted_host_bytes": predicted_host_bytes(chosen, job, machine, bench.resident),
+        }
+        evaluated = _evaluated(config, bench, chosen)
+    finally:
+        if limit is not None:
+            backend.limit_memory(backend.memory()["total"])
+    figures = _as_figures(config, bench, chosen, run) | of_host
+    predicted = told_seconds(chosen, job, target)
+    return figures | {"predicted_seconds": predicted, "evaluation": evaluated}, chosen
+
+
+def _evaluated(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, Any] | None:
+    """Returns the figures of an evaluation with the buffers of the training, if it is asked for."""
+    rows, size = bench.how.evaluation, chosen.micro_batch_size
+    if not rows:
+        return None
+    bench.how.say(f"Evaluating {rows} rows, in micro-batches of {size}")
+    sizes = [min(size, rows - start) for start in range(0, rows, size)]
+    batches = random_rows(sizes, config.data.max_seq_len, bench.shape.vocab_size)
+    figures = time_evaluation(bench.planes, batches, chosen)
+    return asdict(figures) | {
+        "of_floor": figures.of_floor,
+        "of_apart": figures.seconds / figures.apart_seconds,
+        "host_rss_bytes": sample_host_memory()[0],
+    }
+
+
+def _as_figures(
+    config: TrainConfig, bench: _Bench, chosen: Chosen, run: RunFigures
+) -> dict[str, Any]:
+    """Returns the figures of a run, from the steps after the warm-up."""
+    # No forward follows the last step, so its updates are sooner done. It counts if it is alone.
+    counted = steady(run.seconds[:-1] or run.seconds)
+    taken, launches = run.steps[:-1] or run.steps, run.launches[:-1] or run.launches
+    shape, peak_rates = bench.shape, bench.peak_rates
+    length, rows = config.data.max_seq_len, config.preference.lines * config.train.batch_size
+    kept = taken[-len(counted.seconds) :]
+    took = counted.mean
+    choices = chosen.choices
+    recomputed = len(shape.blocks) - shape.forward_blocks - choices.kept_blocks
+    learned = planned_rows(chosen, Job(shape, config, config.row_tokens))
+    flops = step_flops(shape, rows, length, max(0, recomputed), learned)
+    flops["hardware"] -= choices.attention_blocks * shape.attention_flops(rows, length)
+    exposed = mean_of(kept, "exposed")
+    share = sum(exposed.values()) / took
+    longest_wait = max(exposed, key=lambda cause: exposed[cause])
+    bounds = BOUNDS | ({"other": BEFORE_STEPS} if config.preference.has_pass else {})
+    if bench.device == "cpu":
+        bounds |= ON_CPU
+    assert peak_rates.sweep is not None  # only a measurement for plans omits it
+    # With moments in fp32, a sweep over the same memory is compared.
+    alone = peak_rates.adamw_kinds.get(shape.optimizer, peak_rates.sweep)
+    passes = 2 * ONE_OF_TWO_PASSES[shape.dtype] if choices.late_moments else 1.0
+    adamw, there = (mean_rate(kept, name) for name in ("adamw_g_s", "device_adamw_g_s"))
+    # Products are measured in float32 on the CPU, and are faster there in bf16.
+    has_peak = bench.device == "cuda" or shape.dtype == "float32"
+    peak = choices.ranks * peak_rates.matmul
+    on_gpu = bench.device == "cuda"
+    figures = {
+        "parameters": shape.parameter_count,
+        "trained_parameters": shape.trained_count,
+        "method": config.train.method,
+        "objective": config.preference.objective,
+        "reference_seconds": run.reference_seconds,
+        "tokens_per_step": rows * length,
+        **counted.to_dict(),
+        "seconds_by_step": run.seconds,
+        "tokens_per_second": rows * length / took,
+        "tflops": {name: value / took / 1e12 for name, value in flops.items()},
+        "utilisation": share_of(flops["hardware"] / took, peak) if has_peak else None,
+        "exposed": exposed,
+        "exposed_share": share,
+        "updated_parameters": run.updated,
+        "bound": "compute" if share <= HIDDEN else bounds[longest_wait],
+        "busy": mean_of(kept, "busy"),
+        "by_kind": mean_of(kept, "by_kind"),
+        "overlap": mean_of(kept, "overlap"),
+        "adamw_parameters_per_second": None if adamw is None else 1e9 * adamw,
+        "adamw_of_alone": share_of(None if adamw is None else 1e9 * adamw * passes, alone),
+        "device_adamw_parameters_per_second": None if there is None else 1e9 * there,
+        "device_adamw_of_memory": share_of(
+            None if there is None else 1e9 * there * UPDATE_BYTES[shape.optimizer],
+            choices.ranks * peak_rates.device_memory,
+        ),
+        "optimizer": shape.optimizer,
+        # On the CPU, the thread that launches the work also does it.
+        "launch_seconds": statistics.fmean(launches[counted.warm_up :]) if on_gpu else None,
+        "choices": choices.to_dict()
+        | {"micro_batch_size": chosen.micro_batch_size, "loss_chunk": chosen.loss_chunk},
+        "gaps": kept[-1].gaps,
+        "allocator_retries": [step.retries for step in run.steps],
+        "peak_device_bytes": run.peak if on_gpu else None,
+        "peak_reserved_bytes": run.reserved if on_gpu else None,
+        "planned_device_bytes": chosen.gpu_bytes if on_gpu else None,
+        "host_boundaries_bytes": run.host_boundaries,
+        "losses": [step.loss for step in run.steps],
+        "timeline": run.timeline,
+    }
+    return without_doubtful(figures, SHARES)
+
+
+# ---------------------------------------------------------------------- all states on the device
+
+
+def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, Any]:
+    """Trains with all states on the device, with and without recompute, if they fit.
+
+    Both use the largest micro-batch that fits.
+    """
+    backend, shape, say = bench.backend, bench.shape, bench.how.say
+    rows, length = config.train.batch_size, config.data.max_seq_len
+    on_device = bench.device == "cuda"
+    gc.collect()
+    backend.reset_peak()  # frees what the streamed training left cached
+    free = backend.memory()["free"] if on_device else sample_host_memory()[1]
+    needed = resident_bytes(shape.parameter_count, shape.dtype)
+    if needed > RESIDENT_SHARE * free:
+        why_not = (
+            f"its states alone take {needed / GIB:,.1f} GiB of the {free / GIB:,.1f} GiB "
+            "that are free there"
+        )
+        return {"ways": [], "why_not": why_not}
+    batches = random_rows([rows], length, shape.vocab_size)
+    compiled = chosen.choices.compiled
+    found: list[ResidentFigures] = []
+    why_not = ""
+    for recompute in (True, False):
+        # On the CPU, a size that is too large does not raise an error but ends the process. The
+        # planner's size is known to fit.
+        sizes = [chosen.micro_batch_size]
+        if on_device:
+            left = RESIDENT_SHARE * free - needed
+            sizes = resident_sizes(config, shape, left, recompute, compiled)
+        say(f"Training, all states on the device, {'with' if recompute else 'without'} recompute")
+        try:
+            found.append(
+                train_resident(
+                    configured(config.model),
+                    config.model,
+                    backend,
+                    batches,
+                    ResidentSettings(
+                        recompute, sizes, chosen.loss_chunk, bench.how.seconds, compiled
+                    ),
+                )
+            )
+        except FitError as error:
+            why_not = str(error)
+            continue
+        say(f"{found[-1].seconds:,.2f} s a step, in micro-batches of {found[-1].micro_batch_size}")
+    flops = step_flops(shape, rows, length, 0)
+    ways = []
+    for way in found:
+        rates = {name: flops[name] / way.seconds / 1e12 for name in ("parameters", "model")}
+        ways.append(way.to_dict() | {"tflops": rates})
+    return {"ways": ways, "why_not": why_not}

@@ -1,0 +1,104 @@
+"""`launch.py check --hosts N` says what each of several hosts like a machine takes of a job, and
+what passes between their GPUs and over the network in a step.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from engine.config.settings import TrainConfig
+from engine.errors import ConfigError
+from engine.machine.device import rates_of
+from engine.machine.link_rates import ASSUMED_NETWORK
+from engine.machine.rates import Rates
+from engine.machine.read_machine import Machine
+from engine.model.build.find_shape import adapted_shape
+from engine.model.build.shape_of_run import shape_of_run
+from engine.planning.fit.collectives import ExchangeTimes
+from engine.planning.fit.report import estimate
+from engine.planning.fit.requirements import Needs, SessionFacts, Verdict, needs_of
+from engine.planning.fit.simulate_step import predicted_step
+from engine.planning.schedule.ops import Lane
+from engine.planning.shape.model_shape import ModelShape
+from engine.tools.cli.check_report import report_as_text
+from engine.words import in_gb, in_seconds
+
+
+@dataclass(frozen=True)
+class Between:
+    """A `Between` says what passes between the ranks in a step, in bytes, and what that takes, in
+    seconds.
+    """
+
+    received_by_gpu: int
+    """Each GPU receives so much of those that have other shards of the same planes."""
+    received_by_host: float
+    """So much comes to each host over the network, and as much leaves it."""
+    network: float
+    """A host receives so many bytes a second."""
+    exchange_seconds: float
+    """The lane EXCHANGE is busy for so long."""
+    compute_waits: float
+    """The lane COMPUTE waits for so long, for whatever it is."""
+
+
+def check_hosts(
+    config: TrainConfig, machine: Machine, facts: SessionFacts, as_json: bool
+) -> tuple[str, int]:
+    """Returns the report as text or JSON, and the exit code: 1 when the job does not fit. facts:
+    how many hosts there are, and the rate of the network between them. Raises RamstreamError for
+    bad input.
+    """
+    if facts.hosts < 2:
+        raise ConfigError("--network-gbits", "one host has no network; add --hosts.")
+    shape = shape_of_run(config)
+    report = estimate(config, machine, shape, facts, adapted_shape)
+    shape = shape.with_optimizer(config.train.optimizer)
+    rates = rates_of(config, machine)
+    between = None
+    if report.verdict != Verdict.DOES_NOT_FIT and rates is not None:
+        rates = replace(rates, network=facts.network or rates.network)
+        between = _between(needs_of(config, machine, shape, facts), shape, rates)
+    if as_json:
+        told = {"machine": machine.to_dict(), "hosts": facts.hosts}
+        told["between"] = None if between is None else asdict(between)
+        text = json.dumps(report.to_dict() | told, indent=2)
+    else:
+        lines = [] if between is None else _in_words(between, report.choices)
+        text = "\n".join([report_as_text(report, machine), *lines])
+    return text, 1 if report.verdict == Verdict.DOES_NOT_FIT else 0
+
+
+def _between(needs: Needs, shape: ModelShape, rates: Rates) -> Between:
+    """Returns what passes between the ranks in a step of the plan that was found."""
+    choices = needs.chosen.choices
+    plan, timing = predicted_step(shape, choices, rates, needs.micro_batch, needs.device)
+    numels = {unit.name: (unit.numel, unit.weight_numel) for unit in shape.units}
+    times = ExchangeTimes(plan, numels, shape.item_bytes, rates)
+    received = sum(map(times.received, plan.ops))
+    by_host = float(received) if choices.span > 1 else sum(map(times.between_hosts, plan.ops))
+    return Between(
+        received,
+        by_host,
+        rates.network or ASSUMED_NETWORK,
+        timing.busy[Lane.EXCHANGE],
+        timing.exposed,
+    )
+
+
+def _in_words(between: Between, choices: dict[str, Any]) -> list[str]:
+    whose = "of the others on its host"
+    what = "sums"
+    if choices["span"] > 1:
+        whose, what = "of all others", "weights and sums"
+    return [
+        "",
+        "Between GPUs and hosts, in a step",
+        f"  each GPU receives {in_gb(between.received_by_gpu)} {whose}",
+        f"  each host receives {in_gb(between.received_by_host)} of {what} over the "
+        f"network, at {8 * between.network / 1e9:,.3g} Gbit/s",
+        f"  exchanges take {in_seconds(between.exchange_seconds)}, beside computing; COMPUTE waits "
+        f"for {in_seconds(between.compute_waits)}",
+    ]

@@ -1,0 +1,189 @@
+"""A fit report is written here as text for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from engine.machine.read_machine import Machine
+from engine.planning.fit.buffer_sizes import buffers_in_words
+from engine.planning.fit.memory_items import PartName
+from engine.planning.fit.report import FitReport
+from engine.planning.fit.requirements import Part
+from engine.words import billions, counted, in_gib, in_hours, in_percent, in_seconds
+
+TITLES = ((PartName.HOST, "RAM"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
+
+
+def report_as_text(report: FitReport, machine: Machine) -> str:
+    """Returns the report as text for people.
+
+    It contains the verdict, then what would help, every item, the plan, and the time.
+    """
+    model = report.model
+    active = ""
+    if model["active_parameters"] != model["parameters"]:
+        active = f" ({billions(model['active_parameters'])} active)"
+    trained = ""
+    if model["trained_parameters"] != model["parameters"]:
+        trained = f", {billions(model['trained_parameters'])} of them trained"
+    lines = [
+        f"{model['source']}: {model['model_type']}, {billions(model['parameters'])} "
+        f"parameters{active} in {model['blocks']} blocks{trained}, {model['dtype']}",
+        report.headline,
+    ]
+    lines += [f"  - {reason}" for reason in report.reasons]
+    if report.remedies:
+        lines += ["", "What would help"]
+        for remedy in report.remedies:
+            changes = [f"--set {name}={_yaml(value)}" for name, value in remedy.changes.items()]
+            said = remedy.exactness_in_words
+            if remedy.places:
+                said = f"{remedy.places} {said}"
+            if remedy.time_in_words:
+                said = f"{remedy.time_in_words}. {said}"
+            lines += [f"  * {remedy.text}", f"      {said}", "      " + " ".join(changes)]
+    ranks = report.chosen.choices.ranks_of_host
+    for name, title in TITLES:
+        part = getattr(report, name)
+        if part is not None:
+            words = (
+                f"{title} of each of {ranks} GPUs" if name == PartName.GPU and ranks > 1 else title
+            )
+            lines += ["", *_part_as_text(words, part)]
+    lines += ["", "Plan", *_plan_as_text(report.choices, model)]
+    time = report.time
+    lines.append(
+        f"  {time['tokens_per_step']:,} tokens and {time['flops_per_step'] / 1e12:,.3g} TFLOP a "
+        f"step ({time['formula']})"
+    )
+    lines += _time_in_words(time)
+    if report.spill is not None:
+        lines += [
+            "",
+            "What goes to engine.disk",
+            *(f"  {said}" for said in report.spill.sentences()),
+        ]
+    return "\n".join([*lines, *notes(machine)])
+
+
+def notes(machine: Machine) -> list[str]:
+    """Returns the notes on a machine as lines."""
+    return ["", *machine.notes] if machine.notes else []
+
+
+def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+    """Returns the choices of the plan as lines of text. `model` is that of the report."""
+    blocks, back = model["blocks"], model["backward_blocks"]
+    which = "blocks" if back == blocks else "blocks with a backward"
+    boundaries = boundaries_in_words(choices)
+    if choices.get("boundary_blocks") == 2:
+        boundaries += ", of every second block"
+    if choices.get("parked_gradients"):
+        boundaries += ", gradients parked on the device"
+    rows = (
+        f"  {choices['device']}: {choices['micro_batches']} x {choices['micro_batch_size']} rows a "
+        f"step, {counted(choices.get('rounds', 1), 'round')}, gradient sum "
+        f"{choices['gradient_sum']}, slots {choices['slots']}"
+    )
+    ranks, span = choices["ranks"] // choices["span"], choices["span"]
+    hosts = choices["hosts"] * span
+    if ranks * hosts > 1:
+        device = "GPUs" if choices["device"] == "cuda" else "processes"
+        how = "shares" if span > 1 else "copies"
+        where = f"{hosts} hosts, with {how} of weights and moments, of " if hosts > 1 else ""
+        rows = f"  {where}{ranks} {device}, and on each of them\n{rows}"
+    if choices.get("compiled") is not None:
+        rows += f", {kernels_in_words(choices)}"
+    lines = [
+        rows,
+        f"  {choices.get('kept_blocks', 0)} of {back} {which} keep their activations, "
+        f"{boundaries}, logits of {choices['loss_chunk']} positions at once",
+    ]
+    if choices.get("spilled_units"):
+        lines.append(f"  {choices['spilled_units']} of {blocks + 2} units have moments on the disk")
+    if choices.get("spilled_boundaries"):
+        lines.append(f"  {choices['spilled_boundaries']:,} boundaries of a step are on the disk")
+    if choices.get("device_homes") is not None:
+        # The embedding and the head are units as well.
+        lines += [f"  {line}" for line in _updates_in_words(choices, blocks + 2, model)]
+    return lines
+
+
+def _time_in_words(time: Mapping[str, Any]) -> list[str]:
+    """Returns lines that say how long a step and the run take, or no lines if no rates are
+    known.
+    """
+    seconds = time.get("step_seconds")
+    if not seconds:
+        return []
+    rate = float(f"{time['tokens_per_step'] / seconds:.3g}")
+    how = "estimated from the card's specification" if time.get("estimated") else "predicted"
+    lines = [f"  about {in_seconds(seconds)} a step, {rate:,.0f} tokens/s, {how}"]
+    if time.get("run_seconds"):
+        run = f"  {counted(time['steps'], 'step')}: about {in_hours(time['run_seconds'])}"
+        if time.get("energy_kwh") is not None:
+            run += f", about {time['energy_kwh']:,.3g} kWh at {time['watts']:,.0f} W"
+            if time.get("cost") is not None:
+                run += f", which cost {time['cost']:,.2f}"
+        lines.append(run)
+    return lines
+
+
+def boundaries_in_words(choices: Mapping[str, Any]) -> str:
+    """Returns a text that says where boundaries are kept, and what attention returned."""
+    words = f"boundaries on the {'host' if choices['host_boundaries'] else 'device'}"
+    if choices.get("attention_blocks"):
+        words += f" with the attention of {counted(choices['attention_blocks'], 'block')}"
+    return words
+
+
+def kernels_in_words(choices: Mapping[str, Any]) -> str:
+    """Returns a text that says whether the blocks are compiled, and how they are launched."""
+    kernels = "compiled kernels" if choices["compiled"] else "eager kernels"
+    if choices.get("tile_tokens"):
+        return f"{kernels}, but blocks in tiles of {choices['tile_tokens']:,} tokens"
+    return f"{kernels}, launched as CUDA graphs" if choices.get("graphs") else kernels
+
+
+def _updates_in_words(
+    choices: Mapping[str, Any], units: int, model: Mapping[str, Any]
+) -> list[str]:
+    """Returns a line that says where optimizers of units that live in RAM run, and none if the
+    whole model lives on the GPU. `units` counts the blocks, embedding and head.
+    """
+    homes, settled = len(choices["device_homes"]), choices.get("settled_units", 0)
+    if settled == units:
+        return []
+    all_units = "all units that live in RAM" if settled else "all units"
+    trained = model["trained_units"]
+    if trained < units:
+        where = f"{homes} of them on the GPU" if homes else "on the host"
+        where = "where they live" if settled else where
+        return [f"{trained} of {units} units are trained, and updated {where}"]
+    if not homes:
+        late = ", the moments after all weights" if choices.get("late_moments") else ""
+        return [f"{all_units} are updated on the host{late}"]
+    pieces = choices.get("update_buffers")
+    through = ""
+    if pieces:
+        buffers = buffers_in_words(pieces, choices.get("spare_buffers", 0))
+        through = f", their states there in pieces, {buffers}"
+    return [f"updated on the GPU: {homes} of {units - settled} units{through}"]
+
+
+def _part_as_text(title: str, part: Part) -> list[str]:
+    limit = "" if part.limit is None else f" of {in_gib(part.limit)} free"
+    share = f", {in_percent(part.total, part.limit)}" if part.limit else ""
+    width = max(len(item.name) for item in part.items)
+    lines = [f"{title}: {in_gib(part.total)}{limit}{share}"]
+    for item in part.items:
+        if item.bytes:
+            line = f"  {item.name:<{width}}  {in_gib(item.bytes):>10}  {item.note}"
+            lines.append(line.rstrip())
+    return lines
+
+
+def _yaml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,171 @@
+"""`launch.py train` is here one of the processes that `torchrun` has started, on one host or
+several.
+
+The process with rank 0 leads: it reads data, owns the run and decides. All others follow it, and
+end with its exit code, so that torchrun starts all of them again after a failure
+(`--max-restarts`). A run that was started again goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine import safe_files
+from engine.config.settings import TrainConfig
+from engine.errors import ConfigError, RamstreamError
+from engine.runtime.collectives.rank import RankInfo
+from engine.runtime.distributed.handshake import handshake
+from engine.runtime.distributed.launched_group import LaunchedGroup, follow
+from engine.runtime.distributed.messages import Handshake
+from engine.runtime.distributed.torchrun import Launched, read_launched
+from engine.runtime.distributed.worker import run as run_follower
+from engine.tools.cli.train import TrainCommand, asked_run, show_run
+from engine.training.loop.run import Run, resume_run
+
+REFUSED_CODE = 2
+"""A process that may not follow has this exit code, which stands for all bad input."""
+OVER_FOR_GOOD = ("finished", "discarded")
+"""A run in one of these states does not go on. One that was stopped does: torchrun stops all
+processes and starts them again where a host comes.
+"""
+BEGUN_FOLDER = ".torchrun"
+"""This folder beside the runs says which of them torchrun has begun."""
+
+
+def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
+    """Leads the run of the command, or follows the process that does; returns the exit code. gpus:
+    as the command line asks for them. Raises RankError where the processes cannot compute a run
+    together.
+    """
+    launched = read_launched()
+    if gpus not in (None, launched.place.ranks):
+        raise ConfigError(
+            "--gpus",
+            f"{gpus} are asked for, but torchrun has started {launched.place.ranks} processes on "
+            "this host; leave --gpus out.",
+        )
+    command = command.with_overrides([f"engine.gpus={launched.place.ranks}"])
+    said, problem = _handshake_of(launched.place, command)
+    if launched.place.rank > 0:
+        return _follow(launched, said)
+    try:
+        launched_group = LaunchedGroup(launched, said)
+    except RamstreamError:
+        if problem is not None:
+            raise problem from None
+        raise
+    code = 1
+    try:
+        code = _lead(launched, launched_group, command)
+    except RamstreamError:
+        code = REFUSED_CODE
+        raise
+    finally:
+        launched_group.end(code)
+    return code
+
+
+def _follow(launched: Launched, said: Handshake) -> int:
+    """Follows the process that leads, and ends this one. Returns an exit code if that refuses."""
+    # torchrun passes signals on to every process. The leader obeys them, and ends this one.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        connection = follow(launched, said)
+    except RamstreamError as error:
+        # The leader tells it to whoever looks at its host.
+        if launched.place.is_first_on_node and launched.place.host > 0:
+            print(f"ramstream: {error}", file=sys.stderr, flush=True)
+        return REFUSED_CODE
+    return run_follower(connection)
+
+
+def _lead(launched: Launched, launched_group: LaunchedGroup, command: TrainCommand) -> int:
+    begun = _Begun(command.runs_dir, launched.run)
+    run = begun.again(command) or asked_run(command)
+    begun.note(run)
+    run.compute_with(launched_group)
+    code = show_run(run, command.runs_dir)
+    if run.recorder.snapshot.state in OVER_FOR_GOOD:
+        begun.forget()
+        return 0  # torchrun would begin a run whose export failed anew
+    return code
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def _handshake_of(
+    place: RankInfo, command: TrainCommand
+) -> tuple[Handshake, RamstreamError | None]:
+    """Returns who this process is, and what is wrong with its command line."""
+    settings: dict[str, Any] = {"--resume": command.resume, "--from": command.start_from}
+    try:
+        if command.preset is None:
+            settings["--set"] = command.overrides
+        else:
+            config = TrainConfig.load(command.preset, command.overrides)
+            _flatten(config.to_dict(), "", settings)
+    except RamstreamError as error:
+        return handshake(place, {}, str(error)), error
+    return handshake(place, settings), None
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> None:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            _flatten(value, f"{prefix}{key}.", found)
+        else:
+            found[prefix + key] = value
+
+
+# ---------------------------------------------------------------------- restarts
+
+
+class _Begun:
+    """A `_Begun` remembers which run the torchrun that has started this process has begun."""
+
+    def __init__(self, runs_dir: Path, name: str):
+        self._runs_dir = runs_dir
+        agent = os.getppid()
+        told = f"{name} {agent} {_start_of(agent)}"
+        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+        self._file = runs_dir / BEGUN_FOLDER / digest
+
+    def again(self, command: TrainCommand) -> Run | None:
+        """Returns the run that an earlier attempt has begun, ready to go on; None where there is
+        none. Raises RunError where it cannot go on.
+        """
+        if not safe_files.is_file(self._file, self._runs_dir):
+            return None
+        ranks = [each for each in command.overrides if each.startswith("engine.gpus=")][-1:]
+        run_id = safe_files.read_text(self._file, self._runs_dir).strip()
+        return resume_run(self._runs_dir, run_id, ranks)
+
+    def note(self, run: Run) -> None:
+        # Without the file, a later attempt begins another run, and nothing is lost of this one.
+        with contextlib.suppress(OSError):
+            safe_files.make_folder(self._file.parent, self._runs_dir, exist_ok=True)
+            safe_files.write_whole(self._file, run.id, self._runs_dir, durable=False)
+
+    def forget(self) -> None:
+        """Says that the run has ended as it should."""
+        with contextlib.suppress(OSError):
+            safe_files.remove(self._file, self._runs_dir)
+            self._file.parent.rmdir()  # if no other run is noted there
+
+
+def _start_of(process: int) -> str:
+    """Returns when a process was started, in ticks of the system: its number may be used again."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[19]

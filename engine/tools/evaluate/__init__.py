@@ -1,0 +1,1 @@
+"""Benchmarks of lm-evaluation-harness, asked of the weights of a run."""

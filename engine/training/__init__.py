@@ -1,0 +1,1 @@
+"""One run, from its folder to its export."""

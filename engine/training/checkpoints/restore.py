@@ -1,0 +1,411 @@
+"""These functions find, verify and load the checkpoints that
+`engine.training.checkpoints.checkpoint` has written.
+
+- A manifest must match its own checksum, have a format that this version knows and be typed as this
+  version writes it (`engine.training.checkpoints.manifest`).
+- The files must be regular files in the checkpoint's folder, with the sizes listed in the manifest.
+  Finding a checkpoint verifies no more than this.
+- The layouts in the manifest must be those of the model, and no plane may be missing
+  (`engine.training.checkpoints.same_model`). This is checked before anything is written to the
+  planes.
+- A checkpoint that holds weights alone is passed over by a resume, which needs the moments too.
+- Moments that another optimizer keeps in another way are converted.
+- Other planes are read straight into the store's memory, except those that live on the device.
+- Checksums are verified on the way. If a checkpoint is damaged, the one before it is loaded
+  instead, which overwrites all planes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from engine import safe_files
+from engine.config.settings import Optimizer
+from engine.errors import CheckpointError, first_line
+from engine.files import checksum_of, new_digest
+from engine.planning.layout.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
+from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
+from engine.progress import Progress, no_progress
+from engine.training.checkpoints.checkpoint import CheckpointInfo, folders_by_step
+from engine.training.checkpoints.frozen_files import read_frozen
+from engine.training.checkpoints.manifest import (
+    BuffersFile,
+    FrozenFile,
+    Manifest,
+    NewerFormat,
+    Plane,
+    UnitFile,
+    read_manifest,
+    run_of,
+)
+from engine.training.checkpoints.own_folders import linked_steps, refuse_other_kind
+from engine.training.checkpoints.piece_files import Meter, in_threads
+from engine.training.checkpoints.same_model import refuse_incomplete, refuse_other_model
+from engine.training.checkpoints.staging import CHUNK_BYTES
+from engine.training.checkpoints.unit_files import chunk_checksum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.runtime.host.host_states import HostStates
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The store and the buffers that a checkpoint is loaded into, in place."""
+
+    store: HostStates
+    buffers: Mapping[str, Tensor]
+    planes: tuple[str, ...]
+    """Only these planes are loaded."""
+    piece_bytes: int = CHUNK_BYTES
+    """The planes were written in pieces of this many bytes, of which each may have a checksum."""
+    optimizer: Optimizer = FP32_MOMENTS
+    """The checkpoint holds the moments of this optimizer. They are converted to those of the store.
+    """
+
+    @classmethod
+    def of(
+        cls, store: HostStates, buffers: Mapping[str, Tensor], planes: Collection[str] | None
+    ) -> _Target:
+        """Returns a target of `planes`, or of all planes if that is None."""
+        wanted = PLANE_ITEM_BYTES[store.dtype] if planes is None else planes
+        return cls(store, buffers, tuple(wanted))
+
+    def memory(self, unit: str, plane: str, begin: int, end: int) -> np.ndarray:
+        """Returns the memory into which a piece of a plane is read, uint8 [bytes]: its place in the
+        store, or other memory if it is converted later or is not in RAM.
+        """
+        if self.converts(plane) or not self.store.is_in_ram(unit, plane):
+            return np.empty(end - begin, np.uint8)
+        return self.store.content(unit, plane, begin, end)
+
+    def take(self, unit: str, plane: str, begin: int, piece: np.ndarray) -> None:
+        """Takes a piece that was read, uint8 [bytes], unless it is in its place already or is
+        converted later.
+        """
+        if not self.store.is_in_ram(unit, plane) and not self.converts(plane):
+            self.store.put(unit, plane, begin, piece)
+
+    def converts(self, plane: str) -> bool:
+        """Returns whether the store keeps the values of a plane in another way."""
+        return plane in MOMENTS and self.optimizer != self.store.optimizer
+
+    @property
+    def is_of_a_resume(self) -> bool:
+        """Returns whether more than weights is loaded."""
+        return not set(self.planes) <= set(WEIGHT_PLANES)
+
+
+def newest_checkpoint(
+    root: str | os.PathLike[str], to_resume: bool = False
+) -> CheckpointInfo | None:
+    """Returns the newest checkpoint whose manifest and file sizes are right, or None if there are
+    no checkpoints. The checksums of planes are verified only on loading. `to_resume` passes over
+    those that hold weights alone.
+
+    Raises CheckpointError when there are checkpoints but none is right, or when a later version
+    wrote the newest.
+    """
+    skipped: list[str] = []
+    for path, manifest in _whole_ones(root, to_resume, skipped):
+        return _info(path, manifest, skipped)
+    _refuse_if_any(root, skipped)
+    return None
+
+
+def load_newest_checkpoint(
+    root: str | os.PathLike[str],
+    store: HostStates,
+    buffers: Mapping[str, Tensor],
+    planes: Collection[str] | None = None,
+    progress: Progress = no_progress,
+) -> CheckpointInfo | None:
+    """Loads the newest checkpoint that verifies, checksums included, as `load_checkpoint` does.
+
+    Checkpoints of weights alone are passed over unless `planes` are those of the weights. Returns
+    None if there are no checkpoints. Raises CheckpointError when there are checkpoints but none
+    verifies, when the newest belongs to another model or dtype, or when a later version wrote it.
+    """
+    target = _Target.of(store, buffers, planes)
+    skipped: list[str] = []
+    for path, manifest in _whole_ones(root, target.is_of_a_resume, skipped):
+        refuse_other_model(path, manifest, store)
+        try:
+            refuse_incomplete(path, manifest, store)
+            _fill(path, manifest, target, progress)
+        except CheckpointError as error:
+            skipped.append(str(error))
+            continue
+        return _info(path, manifest, skipped)
+    _refuse_if_any(root, skipped)
+    return None
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    store: HostStates,
+    buffers: Mapping[str, Tensor],
+    planes: Collection[str] | None = None,
+    progress: Progress = no_progress,
+) -> CheckpointInfo:
+    """Fills planes of the store and the model's persistent `buffers` (by full name) in place.
+
+    `planes` must be allocated: all of them by default, WEIGHT_PLANES for sampling and export.
+    Raises CheckpointError when the checkpoint belongs to another model or dtype, or holds weights
+    alone and more is to be filled; the planes are then unchanged. Also raises CheckpointError when
+    the checkpoint is damaged; the planes then hold a mixture of old and new values.
+    """
+    path = Path(path)
+    target = _Target.of(store, buffers, planes)
+    manifest = verified_manifest(path)
+    refuse_other_model(path, manifest, store)
+    if target.is_of_a_resume:
+        _refuse_weights_alone(path, manifest)
+    refuse_incomplete(path, manifest, store)
+    _fill(path, manifest, target, progress)
+    return _info(path, manifest, [])
+
+
+def _fill(path: Path, manifest: Manifest, target: _Target, progress: Progress) -> None:
+    try:
+        # A plane of format 1 has one checksum, whatever it is read by.
+        piece_bytes = manifest.piece_bytes if manifest.format > 1 else CHUNK_BYTES
+        cut = replace(target, piece_bytes=piece_bytes, optimizer=manifest.optimizer)
+        _read_planes(path, manifest, cut, progress)
+        _read_buffers(path, manifest.buffers, target.buffers)
+    except OSError as error:
+        raise CheckpointError(f"Checkpoint {path} cannot be read ({error.strerror}).") from None
+
+
+def _read_buffers(path: Path, entry: BuffersFile | None, buffers: Mapping[str, Tensor]) -> None:
+    """Fills the buffers. `entry`, from the manifest, is None if the model had no buffers."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    found: dict[str, Tensor] = {}
+    if entry is not None:
+        content = safe_files.read_bytes(path / entry.file, run_of(path), entry.bytes)
+        if checksum_of(content) != entry.checksum:
+            raise CheckpointError(
+                f"Checkpoint {path} is damaged: {entry.file} does not match its checksum."
+            )
+        try:
+            found = load(content)
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"Checkpoint {path} is damaged: {entry.file} holds no tensors "
+                f"({first_line(error)})."
+            ) from None
+    if found.keys() != buffers.keys():
+        raise CheckpointError(
+            f"Checkpoint {path} is of another model: it has the buffers {sorted(found) or 'none'} "
+            f"and this model {sorted(buffers) or 'none'}."
+        )
+    for name, tensor in found.items():
+        own = buffers[name]
+        if (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
+            raise CheckpointError(
+                f"Checkpoint {path} is of another model: its buffer {name} is {tensor.dtype} "
+                f"{list(tensor.shape)}, and that of this model {own.dtype} {list(own.shape)}."
+            )
+    for name, tensor in found.items():
+        buffers[name].copy_(tensor)
+
+
+def _whole_ones(
+    root: str | os.PathLike[str], to_resume: bool, skipped: list[str]
+) -> Iterator[tuple[Path, Manifest]]:
+    """Yields the checkpoints whose manifest and file sizes are right, newest first; with
+    `to_resume`, only full ones.
+
+    For each checkpoint that is left out, the reason is appended to `skipped`. Raises
+    CheckpointError where `root` is no folder of its run.
+    """
+    refuse_other_kind(Path(root))
+    skipped += linked_steps(Path(root))
+    for _, path in sorted(folders_by_step(Path(root)).items(), reverse=True):
+        try:
+            manifest = verified_manifest(path)
+            if to_resume:
+                _refuse_weights_alone(path, manifest)
+        except NewerFormat:
+            raise  # resuming from an older checkpoint would delete this one
+        except CheckpointError as error:
+            skipped.append(str(error))
+        else:
+            yield path, manifest
+
+
+def _info(path: Path, manifest: Manifest, skipped: list[str]) -> CheckpointInfo:
+    size = manifest.manifest_bytes + sum(file.bytes for file in manifest.files)
+    return CheckpointInfo(path, manifest.step, size, manifest.state, skipped=tuple(skipped))
+
+
+def _refuse_if_any(root: str | os.PathLike[str], skipped: list[str]) -> None:
+    """Raises CheckpointError if checkpoints were skipped; the caller has found none that can be
+    used.
+    """
+    if skipped:
+        raise CheckpointError(
+            f"No checkpoint in {root} can be used; restore one from a copy, or start a new run. "
+            f"{' '.join(skipped)}"
+        )
+
+
+def verified_manifest(path: Path) -> Manifest:
+    """Returns the manifest of a checkpoint after verifying the manifest and the file sizes.
+
+    Raises CheckpointError if either is wrong, and NewerFormat for a format of a later version.
+    """
+    manifest = read_manifest(path)
+    for entry in manifest.files:
+        _verify_size(path, entry)
+    return manifest
+
+
+def _verify_size(path: Path, entry: UnitFile | FrozenFile | BuffersFile) -> None:
+    try:
+        found = safe_files.look(path / entry.file, run_of(path))
+    except OSError as error:
+        raise CheckpointError(
+            f"Checkpoint {path} is damaged: {entry.file} cannot be read ({error.strerror})."
+        ) from None
+    problem = ""
+    if found is None:
+        problem = f"{entry.file} cannot be read ({os.strerror(errno.ENOENT)})"
+    elif not stat.S_ISREG(found.st_mode):
+        problem = f"{entry.file} is not a regular file"
+    elif found.st_size != entry.bytes:
+        problem = f"{entry.file} has {found.st_size:,} bytes instead of {entry.bytes:,}"
+    if problem:
+        raise CheckpointError(f"Checkpoint {path} is damaged: {problem}.")
+
+
+def _refuse_weights_alone(path: Path, manifest: Manifest) -> None:
+    """Raises CheckpointError for a checkpoint without moments."""
+    if manifest.holds == "weights":
+        raise CheckpointError(
+            f"Checkpoint {path} holds weights alone, which can be trained on from in a new run; a "
+            "resume needs a full checkpoint, and those that it writes take the place of this one."
+        )
+
+
+def _read_planes(path: Path, manifest: Manifest, target: _Target, progress: Progress) -> None:
+    """Reads the planes of all units, and the weights that are not trained."""
+    total = sum(entry.bytes for entry in manifest.frozen)
+    for unit in manifest.units:
+        total += sum(unit.planes[plane].bytes for plane in _wanted(unit, target))
+    meter = Meter(total, progress)
+    read_unit = partial(_read_unit, path, target=target, meter=meter)
+    in_threads([partial(read_unit, unit) for unit in manifest.units], meter)
+    read_frozen(path, manifest.frozen, target.store, target.piece_bytes, meter)
+
+
+def _wanted(unit: UnitFile, target: _Target) -> list[str]:
+    return [plane for plane in unit.planes if plane in target.planes]
+
+
+def _read_unit(path: Path, unit: UnitFile, target: _Target, meter: Meter) -> None:
+    """Reads planes of one unit straight into the store, and verifies their checksums. Moments of
+    another optimizer are verified first and then converted, so that little memory is needed.
+    """
+    with safe_files.open_to_read(path / unit.file, run_of(path), unit.bytes, buffering=0) as file:
+        for plane in _wanted(unit, target):
+            entry = unit.planes[plane]
+            written = _WrittenPlane(file, entry.offset, path / unit.file)
+            verifier = _verifier(entry)
+            for begin in range(0, entry.bytes, target.piece_bytes):
+                end = min(begin + target.piece_bytes, entry.bytes)
+                memory = target.memory(unit.unit, plane, begin, end)
+                piece = memory.data
+                written.read(begin, piece)
+                verifier.add(piece)
+                target.take(unit.unit, plane, begin, memory)
+                meter.add(len(piece))
+            if not verifier.is_right():
+                raise CheckpointError(
+                    f"Checkpoint {path} is damaged: {plane} of unit {unit.unit} ({unit.file}) does "
+                    "not match its checksum."
+                )
+            if target.converts(plane):
+                target.store.take_moments(unit.unit, plane, written.bytes, target.optimizer)
+        # The page cache need not keep what the planes now hold.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@dataclass(frozen=True)
+class _WrittenPlane:
+    """A `_WrittenPlane` reads one plane of a checkpoint."""
+
+    file: BinaryIO
+    offset: int
+    """The plane begins at this byte of the file."""
+    path: Path
+    """The file has this name."""
+
+    def read(self, begin: int, memory: memoryview) -> None:
+        """Fills `memory` with the bytes of the plane from `begin` on."""
+        self.file.seek(self.offset + begin)
+        rest = memory
+        while rest:  # an unbuffered read may be partial
+            count = self.file.readinto(rest)  # type: ignore[attr-defined]
+            if not count:
+                raise CheckpointError(
+                    f"Checkpoint {self.path.parent} is damaged: {self.path.name} ends too early."
+                )
+            rest = rest[count:]
+
+    def bytes(self, begin: int, end: int) -> np.ndarray:
+        """Returns the bytes of the plane between two places, uint8 [bytes]."""
+        memory = np.empty(end - begin, np.uint8)
+        self.read(begin, memory.data)
+        return memory
+
+
+class _WholePlane:
+    """A `_WholePlane` verifies a plane of format 1, which has one BLAKE2b checksum."""
+
+    def __init__(self, checksum: str):
+        self._checksum = checksum
+        self._digest = new_digest()
+
+    def add(self, piece: memoryview) -> None:
+        """Adds the next bytes of the plane."""
+        self._digest.update(piece)
+
+    def is_right(self) -> bool:
+        """Returns whether the bytes are those that were written."""
+        return self._digest.hexdigest() == self._checksum
+
+
+class _Pieces:
+    """A `_Pieces` verifies a plane whose pieces have checksums of their own."""
+
+    def __init__(self, checksums: Sequence[str]):
+        self._checksums = list(checksums)
+        self._found: list[str] = []
+
+    def add(self, piece: memoryview) -> None:
+        """Adds the next piece of the plane."""
+        self._found.append(chunk_checksum(piece))
+
+    def is_right(self) -> bool:
+        """Returns whether the pieces are those that were written."""
+        return self._found == self._checksums
+
+
+def _verifier(entry: Plane) -> _WholePlane | _Pieces:
+    """Returns what verifies the plane with this entry in the manifest."""
+    if entry.checksums is not None:
+        return _Pieces(entry.checksums)
+    return _WholePlane(entry.checksum or "")

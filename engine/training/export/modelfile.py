@@ -1,0 +1,59 @@
+"""A `Modelfile` tells Ollama how to run an exported folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from engine.data.tokens.render import ChatRenderer
+from engine.data.tokens.rendered import Handling
+from engine.errors import RamstreamError
+from engine.training.export.ollama_template import NoShape, shape_of
+
+MODELFILE = "Modelfile"
+_STOP = "PARAMETER stop "
+
+
+def modelfile(tokenizer: Any, ends: Sequence[str] = ()) -> str:
+    """Returns the Modelfile of an exported folder. It has a TEMPLATE only if that gives the same
+    tokens as the tokenizer's own chat template; else a comment says why it has none. Answers stop
+    at `ends`, the tokens that were trained to end one, and where the template ends a turn.
+    """
+    lines = ["# ollama create NAME -f Modelfile", "FROM ."]
+    stops = [*ends, *_template_ends(tokenizer)]
+    try:
+        shape = shape_of(tokenizer)
+    except NoShape as error:
+        lines += [
+            f"# There is no TEMPLATE here: {error}.",
+            "# Ollama then takes one that it knows, or none; compare its answers before you rely "
+            "on it.",
+        ]
+    else:
+        lines += [
+            "# These turns give the same tokens as the tokenizer's own chat template; both were",
+            "# compared when this file was written.",
+            f'TEMPLATE """{shape.in_go}"""',
+        ]
+    for stop in dict.fromkeys(filter(None, stops)):
+        lines.append(f"{_STOP}{json.dumps(stop, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
+
+
+def stops_in(text: str) -> list[str]:
+    """Returns the stops of a Modelfile that `modelfile` has written. Raises ValueError for a line
+    that is none of its.
+    """
+    lines = text.splitlines()
+    found = [line.removeprefix(_STOP) for line in lines if line.startswith(_STOP)]
+    return [str(json.loads(stop)) for stop in found]
+
+
+def _template_ends(tokenizer: Any) -> list[str]:
+    """Returns what the chat template ends a turn with: tokens or, where there are none, a text."""
+    try:
+        ends = ChatRenderer(tokenizer, Handling()).ends
+    except RamstreamError:  # the template exceeds its limits
+        return []
+    return [*ends.tokens, ends.text]

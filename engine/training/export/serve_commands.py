@@ -1,0 +1,153 @@
+"""`what_to_type` says how an exported folder is used by other programs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from engine import safe_files
+from engine.model.lora.peft_folder import CONFIG
+from engine.training.export.modelfile import MODELFILE, stops_in
+
+
+def what_to_type(folder: str | Path, name: str) -> list[tuple[str, str]]:
+    """Returns labels with what to type. `folder` was exported, and `name` is what Ollama is to call
+    the model.
+    """
+    path = Path(folder)
+    quoted = shlex.quote(str(path))
+    gguf = shlex.quote(f"{path.name}.gguf")
+    return [
+        ("Load it in Python (transformers)", _python(str(path))),
+        ("Serve it with vLLM", f"vllm serve {quoted}"),
+        (
+            "Talk to it with llama.cpp, from its folder",
+            f"python convert_hf_to_gguf.py {quoted} --outtype auto --outfile {gguf}\n"
+            f"llama-cli -m {gguf} --jinja -cnv{_stops(path)}",
+        ),
+        (
+            "Talk to it with Ollama",
+            f"ollama create {name} -f {shlex.quote(str(path / 'Modelfile'))}\nollama run {name}",
+        ),
+    ]
+
+
+def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str, str]]:
+    """Returns labels with what to type for a folder that holds an adapter alone, which belongs to
+    the model `base`. Servers call it `name`.
+    """
+    path = str(Path(folder))
+    settings, more, ends = "", "", ""
+    # Adapters of earlier versions have no generation settings.
+    if not Path(folder).is_dir() or (Path(folder) / "generation_config.json").is_file():
+        settings, more = f" --generation-config {shlex.quote(path)}", ", GenerationConfig"
+        ends = (
+            "\nmodel.generation_config = GenerationConfig.from_pretrained(folder)"
+            "  # says what ends an answer"
+        )
+    return [
+        (
+            "Load it in Python (PEFT)",
+            "from peft import AutoPeftModelForCausalLM\n"
+            f"from transformers import AutoTokenizer{more}\n\n"
+            f"folder = {path!r}\n"
+            "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+            f'model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto"){ends}',
+        ),
+        (
+            "Serve it with vLLM",
+            _refused_by_vllm(Path(folder))
+            or f"vllm serve {shlex.quote(base)} --enable-lora{_rank_for_vllm(Path(folder))} "
+            f"--lora-modules {name}={shlex.quote(path)}{settings}",
+        ),
+    ]
+
+
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""vLLM's `--max-lora-rank` has one of these values, or 1 (vllm/config/lora.py)."""
+_USUAL_RANK = 16
+"""It is this one where nothing is said."""
+_REFUSED = {
+    "modules_to_save": "with modules that are trained whole, such as the embedding",
+    "trainable_token_indices": "with tokens whose vectors are trained",
+    "use_dora": "with DoRA",
+    "rank_pattern": "that has other ranks in some layers",
+    "alpha_pattern": "that is scaled otherwise in some layers",
+    "target_parameters": "on stacked experts, but for some families and versions",
+}
+"""vLLM refuses adapters with these settings, or passes over the setting."""
+
+
+def _adapter_config(folder: Path) -> dict[str, Any]:
+    """Returns the settings of PEFT in a folder, empty where they cannot be read."""
+    try:
+        return safe_files.read_json(folder / CONFIG, folder, dict[str, Any])
+    except OSError:
+        return {}
+
+
+def _rank(config: dict[str, Any]) -> int:
+    rank = config.get("r")
+    return rank if isinstance(rank, int) else 0
+
+
+def _rank_for_vllm(folder: Path) -> str:
+    """Returns the option for an adapter whose rank is higher than vLLM takes unasked."""
+    rank = _rank(_adapter_config(folder))
+    if rank <= _USUAL_RANK:
+        return ""
+    return f" --max-lora-rank {next(most for most in _RANKS if most >= rank)}"
+
+
+def _refused_by_vllm(folder: Path) -> str:
+    """Returns a sentence where vLLM does not serve such an adapter as it was trained, with what to
+    do; else an empty text.
+    """
+    config = _adapter_config(folder)
+    why = next((why for name, why in _REFUSED.items() if config.get(name)), "")
+    if config.get("bias", "none") != "none":
+        why = "with biases that are trained"
+    elif not why and _rank(config) > _RANKS[-1]:
+        why = f"of a rank above {_RANKS[-1]}"
+    if not why:
+        return ""
+    return (
+        f"# vLLM does not serve an adapter {why}.\n"
+        "# Export the whole model, with the adapters merged, and serve that folder."
+    )
+
+
+def _stops(folder: Path) -> str:
+    """Returns the options that end an answer where the Modelfile says, for a program that knows the
+    end token of the tokenizer alone.
+    """
+    try:
+        file = folder / "tokenizer_config.json"
+        config = safe_files.read_json(file, folder, dict[str, Any], safe_files.MEDIUM)
+        stops = stops_in(safe_files.read_text(folder / MODELFILE, folder))
+        eos = config.get("eos_token")
+    except OSError:
+        return ""
+    known = eos.get("content") if isinstance(eos, dict) else eos
+    return "".join(f" -r {shlex.quote(stop)}" for stop in stops if stop != known)
+
+
+def _python(folder: str) -> str:
+    name = _whole_class(Path(folder))
+    model, tokens = name or "AutoModelForCausalLM", "AutoProcessor" if name else "AutoTokenizer"
+    return (
+        f"from transformers import {', '.join(sorted((model, tokens)))}\n\n"
+        f"folder = {folder!r}\n"
+        f"{'processor' if name else 'tokenizer'} = {tokens}.from_pretrained(folder)\n"
+        f'model = {model}.from_pretrained(folder, dtype="auto")'
+    )
+
+
+def _whole_class(folder: Path) -> str:
+    """Returns the class of an exported model that also reads images or sound; empty for others."""
+    try:
+        config = safe_files.read_json(folder / "config.json", folder, dict[str, Any])
+        return str(config["architectures"][0]) if "text_config" in config else ""
+    except (OSError, LookupError, TypeError):
+        return ""

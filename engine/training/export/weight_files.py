@@ -1,0 +1,174 @@
+"""The weight files of an export: safetensors of a size that is easy to move, with an index where
+there are several.
+
+transformers writes a model part by part, where there is no memory for a copy of all of it.
+`WeightFiles` takes the files of these parts as they come, and joins their tensors to as few files
+as a folder needs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from engine import safe_files
+from engine.model.hub.hub_cache import INDEX, WEIGHTS
+from engine.model.hub.weight_header import Entry, read_header
+
+SMALLEST = 1 / 20
+"""No file is smaller than this part of the most that one holds; a few more bytes are in the file
+beside it instead.
+"""
+_HEADER_ALIGNMENT = 8
+_COPIED_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One tensor in a file that was taken."""
+
+    name: str
+    entry: Entry
+    """What a header says of it: `dtype`, `shape` and `data_offsets`."""
+    file: Path
+    start: int
+    """The byte of `file` at which its values begin."""
+    bytes: int
+
+    @property
+    def value_bits(self) -> float:
+        return self.bytes * 8 / max(1, math.prod(self.entry.shape))
+
+
+class WeightFiles:
+    """The weight files of one folder while they are written.
+
+    Each has at most `most_bytes` of weights, but for one tensor that alone has more, and for
+    `SMALLEST`.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int):
+        self._folder = folder
+        self._most = most_bytes
+        self._full: list[_Piece] = []
+        """These fill a file. It is written once the ones behind it are enough for another."""
+        self._pending: list[_Piece] = []
+        self._files: list[tuple[Path, list[_Piece]]] = []
+        self._taken: dict[Path, int] = {}
+        """How many tensors each file had that was taken."""
+        self._copied: Counter[Path] = Counter()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors that were taken."""
+        groups = [*(pieces for _, pieces in self._files), self._full, self._pending]
+        return [piece.name for pieces in groups for piece in pieces]
+
+    def take(self, file: Path, undivided: bool = False) -> None:
+        """Moves the tensors of a safetensors file of this folder into the files that are written.
+        undivided: all of them go into the same one. Raises OSError.
+        """
+        pieces = _pieces(file)
+        self._taken[file] = len(pieces)
+        if not pieces:
+            file.unlink()
+        for group in [pieces] if undivided else [[piece] for piece in pieces]:
+            there = _bytes(self._pending)
+            if there + _bytes(group) > self._most and there >= self._most * SMALLEST:
+                self._close()
+            self._pending += group
+
+    def _close(self) -> None:
+        """Writes the file before, and keeps what is pending as the next one."""
+        if self._full:
+            self._write(self._full)
+        self._full, self._pending = self._pending, []
+
+    def finish(self) -> None:
+        """Writes what is left, gives the files the names that transformers expects, and writes
+        their index where there are several. Raises OSError.
+        """
+        if _bytes(self._pending) < self._most * SMALLEST:
+            self._pending, self._full = [*self._full, *self._pending], []
+        for group in (self._full, self._pending):
+            if group:
+                self._write(group)
+        (self._folder / INDEX).unlink(missing_ok=True)
+        if len(self._files) == 1:
+            self._files[0][0].replace(self._folder / WEIGHTS)
+            return
+        stem, _, suffix = WEIGHTS.rpartition(".")
+        places: dict[str, str] = {}
+        for number, (file, pieces) in enumerate(self._files, 1):
+            name = f"{stem}-{number:05d}-of-{len(self._files):05d}.{suffix}"
+            places |= {piece.name: name for piece in pieces}
+            file.replace(self._folder / name)
+        size = sum(_bytes(pieces) for _, pieces in self._files)
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+        text = json.dumps(index, indent=2) + "\n"
+        safe_files.write_whole(self._folder / INDEX, text, self._folder, durable=False)
+
+    def _write(self, pieces: list[_Piece]) -> None:
+        """Writes one file. Files that were taken are removed once nothing more is in them."""
+        made = self._folder / f".weights-{len(self._files)}"
+        self._files.append((made, pieces))
+        first = pieces[0].file
+        if {piece.file for piece in pieces} == {first} and len(pieces) == self._taken[first]:
+            first.replace(made)
+            return
+        # As safetensors orders them: values of wide types first, so that all are aligned.
+        ordered = sorted(pieces, key=lambda piece: (-piece.value_bits, piece.name))
+        with made.open("wb") as written:
+            written.write(_header(ordered))
+            for piece in ordered:
+                _copy(piece, written)
+                self._copied[piece.file] += 1
+                if self._copied[piece.file] == self._taken[piece.file]:
+                    piece.file.unlink()
+
+
+def _pieces(file: Path) -> list[_Piece]:
+    """Returns the tensors of a safetensors file, in the order in which it has them."""
+    begin, entries = read_header(file)
+    found = [
+        _Piece(name, entry, file, begin + entry.data_offsets[0], entry.bytes)
+        for name, entry in entries.items()
+    ]
+    return sorted(found, key=lambda piece: piece.start)
+
+
+def _bytes(pieces: list[_Piece]) -> int:
+    return sum(piece.bytes for piece in pieces)
+
+
+def _header(pieces: list[_Piece]) -> bytes:
+    """Returns the beginning of a safetensors file with these tensors, in this order."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for piece in pieces:
+        entries[piece.name] = {
+            "dtype": piece.entry.dtype,
+            "shape": piece.entry.shape,
+            "data_offsets": [place, place + piece.bytes],
+        }
+        place += piece.bytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _copy(piece: _Piece, target: BinaryIO) -> None:
+    """Appends the values of a tensor to an open file."""
+    with piece.file.open("rb") as source:
+        source.seek(piece.start)
+        left = piece.bytes
+        while left:
+            content = source.read(min(left, _COPIED_BYTES))
+            if not content:
+                raise OSError(f"{piece.file} ends too early")
+            target.write(content)
+            left -= len(content)

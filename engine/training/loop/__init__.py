@@ -1,0 +1,1 @@
+"""One run, from its folder to the last line of its record."""

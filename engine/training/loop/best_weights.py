@@ -1,0 +1,227 @@
+"""`BestWeights` keeps the best weights so far, by held-out loss or exact match, in the run's folder
+`best`.
+
+They are a checkpoint of weights alone, written in the same way, beside training: whatever happens
+at whichever moment, the folder holds whole weights once it has held any. The new ones are written,
+then named, and only then are the old ones deleted.
+
+What is kept here is worth less than the run. So it never pauses a run, and leaves the disk to the
+checkpoints and the export: where there is no room, or the disk refuses, the log says so once, and
+training goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError, DiskFullError
+from engine.files import disk_free
+from engine.planning.fit import checkpoint_sizes
+from engine.planning.fit.checkpoint_sizes import export_bytes
+from engine.runs.record.events import BestKept
+from engine.runs.record.held_out import Score
+from engine.training.checkpoints.async_writer import AsyncCheckpoint
+from engine.training.checkpoints.checkpoint import (
+    CheckpointInfo,
+    Contents,
+    folders_by_step,
+    write_checkpoint,
+)
+from engine.training.checkpoints.plane_snapshot import Ended, Snapshot
+from engine.training.loop.prepare import Prepared
+from engine.training.loop.session import Session
+from engine.words import in_gib
+
+_POLL_SECONDS = 0.1
+"""Whoever waits for the weights checks for requests each time this many seconds have passed."""
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """Weights are being written while steps go on."""
+
+    step: int
+    snapshot: Snapshot
+    writing: AsyncCheckpoint
+
+
+class BestWeights:
+    """The `BestWeights` of one session of a run; only the training loop calls this.
+
+    An update that waits for them ends their writing where `gives_way` says so. Any thread calls it.
+    """
+
+    def __init__(self, session: Session, prepared: Prepared, gives_way: Callable[[], bool]):
+        self._session = session
+        self._prepared = prepared
+        self._gives_way = gives_way
+        self._root = session.folder.best_path
+        output, shape = session.config.output, prepared.planned.job.shape
+        exported = export_bytes(session.config, shape)
+        self._is_on = output.keeps_best and prepared.planned.keeps_best
+        self._others = {
+            "a checkpoint": shape.checkpoint_bytes(output.checkpoint),
+            "the export": exported if output.export else 0,
+        }
+        """The disk must have room for these, too, in bytes."""
+        self._under_way: _UnderWay | None = None
+        self._told = False
+        if output.keeps_best and len(prepared.data.eval) and not self._is_on:
+            self._tell("The best weights are not kept: the disk has no room for them.")
+
+    @property
+    def is_on(self) -> bool:
+        """Returns whether weights are kept in this session."""
+        return self._is_on
+
+    def path_of(self, step: int) -> Path | None:
+        """Returns the folder of the weights of `step`, or None if they are not kept."""
+        return folders_by_step(self._root).get(step)
+
+    def take(self, step: int, is_last: bool = False) -> None:
+        """Keeps the weights after `step` if they are better than those that are kept, and than
+        those before training. Nothing is done if that step was not evaluated.
+
+        The planes must hold that step. No checkpoint follows if this `is_last`.
+        """
+        held_out = self._session.recorder.snapshot.held_out
+        score = held_out.newest
+        if not self._is_on or score is None or score.step != step:
+            return
+        known = [each for each in (held_out.before, held_out.kept) if each is not None]
+        if not all(score.is_better_than(each, held_out.by) for each in known):
+            return
+        self.cancel()  # what is still being written is worse
+        contents = Contents(
+            self._prepared.store, _told(score), self._prepared.buffers, holds="weights"
+        )
+        if not self._has_room(step, contents, is_last):
+            return
+        if contents.most_bytes < checkpoint_sizes.SMALL_BYTES:
+            self._write_now(score, contents)
+        else:
+            self._begin(score, contents)
+
+    def _has_room(self, step: int, contents: Contents, is_last: bool) -> bool:
+        """Returns whether there is room beside what the run must write; the log says if not."""
+        others = {
+            what: size
+            for what, size in self._others.items()
+            if size and not (is_last and what == "a checkpoint")
+        }
+        needed = contents.needed_bytes(self._root)
+        free = disk_free(self._session.folder.path)
+        if free >= needed + sum(others.values()):
+            return True
+        beside = f" beside {' and '.join(others)}" if others else ""
+        self._tell(
+            f"The weights of step {step:,} are the best so far and are not kept: they need "
+            f"{in_gib(needed)}{beside}, and {in_gib(free)} are free. Training goes on; free some "
+            "disk space to keep the next that are better."
+        )
+        return False
+
+    def _tell(self, text: str) -> None:
+        if not self._told:
+            self._told = True
+            self._session.log("warning", text)
+
+    # ------------------------------------------------------------------ writing
+
+    def _write_now(self, score: Score, contents: Contents) -> None:
+        """Writes the weights of a small model while training stands still."""
+        try:
+            info = write_checkpoint(self._root, score.step, contents, keep=1)
+        except CheckpointError as error:
+            self._refused(score.step, error)
+        else:
+            self._record(info, score, waited=info.seconds, copied=0)
+
+    def _begin(self, score: Score, contents: Contents) -> None:
+        prepared, step = self._prepared, score.step
+        snapshot = Snapshot(prepared.store, contents.planes, prepared.copies, self._gives_way)
+        prepared.store.held.read_by(step, snapshot)
+        beside = Contents(
+            contents.store, contents.state, contents.buffers, snapshot, holds="weights"
+        )
+        write = partial(write_checkpoint, self._root, step, beside, 1)
+        told = partial(self._record_snapshot, score=score, snapshot=snapshot)
+        self._under_way = _UnderWay(step, snapshot, AsyncCheckpoint(snapshot, write, told))
+
+    def _record_snapshot(self, info: CheckpointInfo, score: Score, snapshot: Snapshot) -> None:
+        self._record(info, score, snapshot.waited_seconds, snapshot.copied_bytes)
+
+    def _record(self, info: CheckpointInfo, score: Score, waited: float, copied: int) -> None:
+        """Records weights that are whole; their own thread may call this."""
+        path = str(info.path.relative_to(self._session.folder.path))
+        self._session.recorder.emit(
+            BestKept(
+                step=info.step,
+                path=path,
+                bytes=info.bytes,
+                seconds=info.seconds,
+                waited_seconds=waited,
+                copied_bytes=copied,
+                **_told(score),
+            )
+        )
+
+    def _refused(self, step: int, error: CheckpointError) -> None:
+        reason = str(error).rstrip(".")
+        if isinstance(error, DiskFullError):
+            free = in_gib(disk_free(self._session.folder.path))
+            reason = f"{in_gib(error.needed)} are needed, and {free} are free"
+        self._tell(
+            f"The weights of step {step:,} are the best so far and could not be kept: {reason}. "
+            "Training goes on; those that were kept before are untouched."
+        )
+
+    # ------------------------------------------------------------------ what is under way
+
+    def poll(self) -> None:
+        """Takes note of weights that were written meanwhile."""
+        if self._under_way is not None and self._under_way.writing.is_done:
+            self._take_note()
+
+    def finish(self, poll: Callable[[], None] | None = None) -> None:
+        """Waits for the weights that are being written. `poll` is called meanwhile, and may raise
+        to end the wait.
+        """
+        while self._under_way is not None:
+            if self._under_way.writing.wait(_POLL_SECONDS):
+                self._take_note()
+            elif poll is not None:
+                poll()
+
+    def cancel(self) -> None:
+        """Gives up the weights that are being written."""
+        if self._under_way is not None:
+            self._under_way.writing.cancel()
+            with contextlib.suppress(Exception):  # they are not to be written any more
+                self._take_note()
+
+    def close(self) -> None:
+        """Finishes the weights that are being written, after an error too."""
+        with contextlib.suppress(Exception):  # the error that ends the run is known already
+            self.finish()
+
+    def _take_note(self) -> None:
+        assert self._under_way is not None
+        done, self._under_way = self._under_way, None
+        self._prepared.store.held.release(done.snapshot)
+        try:
+            done.writing.result()
+        except Ended:
+            pass  # it gave way, or better ones take its place
+        except CheckpointError as error:
+            self._refused(done.step, error)
+
+
+def _told(score: Score) -> dict[str, Any]:
+    """Returns what the record and the weights' folder say of their score."""
+    return {"loss": score.loss, "correct": score.correct, "total": score.total}

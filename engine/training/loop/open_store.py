@@ -1,0 +1,139 @@
+"""The store of a run is opened here, with each plane in the place that the plan gives it. The log
+is told what is unusual about these places.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+from engine.config.settings import TrainConfig
+from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
+from engine.planning.schedule.choices import PlanChoices, settled_of, spilled_of
+from engine.runtime.distributed.build_engine import lead
+from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.mapped_memory import shared_memory_has_huge_pages
+from engine.runtime.host.shared_memory import OwnedMemory
+from engine.runtime.optimizer.host_threads import default_threads
+from engine.runtime.step.streaming_engine import StreamingEngine
+from engine.training.loop.planning import TrainingJob
+from engine.training.loop.session import Session
+from engine.words import GIB, in_gib
+
+SMALL_PAGES = (
+    "Memory that several processes share is in pages of 4 KiB on this machine, so its planes take "
+    "about five times as long to be filled as in huge pages. As root, "
+    "`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled` gives it huge ones."
+)
+
+
+def start_workers(
+    session: Session, job: TrainingJob, ranks: int, allocated: contextlib.ExitStack
+) -> WorkerGroup | None:
+    """Starts the processes of this host that compute a run together with this one, or takes those
+    that are gathered, on all hosts; None where it computes alone. The crew is registered in
+    `allocated`. Raises RankError where one of them cannot be started.
+    """
+    if ranks * session.hosts == 1:
+        return None
+    # The settings have as many ranks as torchrun has started.
+    assert session.gathered is None or session.gathered.place.ranks == ranks
+    device, cap = job.backend.device.type, session.config.engine.gpu_memory_gib
+    limit = None if cap is None else max(0, round(cap * GIB) - CUDA_CONTEXT_BYTES)
+    threads = max(1, default_threads() // ranks)
+    plan = WorkerGroupPlan(ranks, device, threads, limit, session.hosts)
+    if device == "cuda" and not shared_memory_has_huge_pages():
+        session.log("info", SMALL_PAGES)
+    memory, gathered = OwnedMemory(), session.gathered
+    workers = WorkerGroup(plan, memory, lambda trace: session.log("error", trace), gathered)
+    allocated.callback(workers.close)
+    return workers
+
+
+def join_nodes(
+    session: Session, job: TrainingJob, allocated: contextlib.ExitStack
+) -> tuple[WorkerGroup | None, TrainingJob]:
+    """Returns the crew of a run on several hosts, as `start_workers` does, with the job and what
+    was measured of the network between them: plans are made with that. There is none where one host
+    computes. Raises RankError where they cannot reach each other.
+    """
+    if session.gathered is None or session.hosts == 1:
+        return None, job
+    free = job.backend.memory()["free"]
+    workers = start_workers(session, job, session.gathered.place.ranks, allocated)
+    assert workers is not None  # there are several ranks
+    rate = workers.network_rate(job.backend.device)
+    session.log(
+        "info",
+        f"Each of the {session.hosts} hosts receives {rate / 1e9:.2f} GB/s from the others "
+        f"({8 * rate / 1e9:.1f} Gbit/s), as was measured now.",
+    )
+    taken = max(0, free - job.backend.memory()["free"])
+    return workers, replace(job, network=rate, exchange_bytes=taken)
+
+
+def open_host_states(
+    config: TrainConfig, job: TrainingJob, choices: PlanChoices, workers: WorkerGroup | None = None
+) -> HostStates:
+    """Returns a store in which nothing is allocated yet. The processes of `workers` share its
+    planes.
+    """
+    model, backend = job.model, job.backend
+    on_device = backend.device.type != "cpu"
+    store = HostStates(
+        model.layouts,
+        model.dtype,
+        backend.register if on_device else None,
+        backend.unregister if on_device else None,
+        None if workers is None else workers.plan.threads,
+    )
+    if workers is not None:
+        lead(store, workers, choices.span)
+    if config.engine.disk is not None:
+        store.offload_to_disk(Path(config.engine.disk).expanduser())
+    blocks = [unit.name for unit in model.blocks]
+    store.settle(settled_of(blocks, choices), backend, spilled_of(blocks, choices))
+    return store
+
+
+def report_placement(session: Session, engine: StreamingEngine, store: HostStates) -> None:
+    """Tells in the log what is on the disk, and what it costs that the system refused to register
+    memory for transfers.
+    """
+    if store.spilled or engine.saved_block_inputs.file_bytes:
+        _report_disk_offload(session, engine, store)
+    refused = engine.refused_bytes
+    if refused:
+        rate = engine.backend.unregistered_rate() / 1e9
+        session.log(
+            "warning",
+            f"The system refused to lock {in_gib(refused)} of host memory for transfers, as WSL2 "
+            f"does beyond a limit, so its copies pass through the driver at {rate:.1f} GB/s. "
+            "Results are the same; steps take longer where copies cannot hide under computing. A "
+            "higher limit of locked memory (ulimit -l) helps, if the system has one.",
+        )
+
+
+def _report_disk_offload(session: Session, engine: StreamingEngine, store: HostStates) -> None:
+    disk, saved_block_inputs = store.disk, engine.saved_block_inputs
+    kinds = []
+    if store.spilled:
+        moments = f"of {len(store.spilled)} of {len(store.layouts)} units"
+        kinds.append(f"moments {moments}, {in_gib(disk.nbytes)}")
+    if saved_block_inputs.file_bytes:
+        some = engine.choices.spilled_boundaries
+        kinds.append(f"{some:,} boundaries of a step, {in_gib(saved_block_inputs.file_bytes)}")
+    on_disk = ", and ".join(kinds)
+    session.log(
+        "info",
+        f"{on_disk[0].upper()}{on_disk[1:]}, are on the disk, in {disk.folder}. Their files have "
+        "no names, and the system frees them when this process ends. They are no checkpoint.",
+    )
+    if not (disk.is_direct and saved_block_inputs.is_direct):
+        session.log(
+            "warning",
+            f"The file system of {disk.folder} has no direct access (O_DIRECT), so what is on the "
+            "disk passes through the page cache: it takes RAM there, and steps may be slower.",
+        )

@@ -1,0 +1,1 @@
+"""The weights that a run starts from, streamed from files into planes."""

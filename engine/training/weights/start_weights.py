@@ -1,0 +1,101 @@
+"""A new run begins with the weights of its model, of an earlier run, or of an adapter."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from engine.config.adapters import Adapters
+from engine.config.settings import TrainConfig
+from engine.errors import ConfigError
+from engine.model.build.units import StreamedModel
+from engine.model.lora.peft_folder import PeftFolder, is_peft_folder
+from engine.progress import Progress
+from engine.runtime.host.host_states import HostStates
+from engine.training.weights.adapter_weights import initialize_adapters, load_adapters
+from engine.training.weights.earlier_run import EarlierRun, stands_beside_source
+from engine.training.weights.resize_embeddings import ResizedEmbeddings
+from engine.training.weights.start_from import load_start
+from engine.training.weights.weights import initialize, load_pretrained
+
+
+def refuse_start(config: TrainConfig) -> None:
+    """Raises ModelError where there is nothing at `model.start_from`, or an adapter that is not of
+    these settings. Nothing is loaded.
+    """
+    place, parts = config.model.start_from or "", config.train.parts
+    adapters = parts if isinstance(parts, Adapters) else None
+    if is_peft_folder(place):
+        PeftFolder.read(place).refuse_other(adapters)
+    else:
+        earlier = EarlierRun.read(place)
+        earlier.refuse_other(adapters)
+        earlier.refuse_other_model(config)
+    if config.exports_adapter and not stands_beside_source(config):
+        raise ConfigError(
+            "output.export_form",
+            f"adapters beside the weights that model.start_from gives do not fit "
+            f"{config.model.source}; set it to model.",
+        )
+
+
+def tokens_at_start(config: TrainConfig) -> tuple[str, ...]:
+    """Returns the tokens for which the earlier run added rows that a new one begins with."""
+    place = config.model.start_from
+    if place is None or is_peft_folder(place):
+        return ()
+    earlier = EarlierRun.read(place)
+    return earlier.tokens if earlier.is_of(config.model.source) else ()
+
+
+def fill_start(
+    config: TrainConfig,
+    model: StreamedModel,
+    store: HostStates,
+    how: tuple[torch.device, Progress],
+) -> list[str]:
+    """Fills the weight planes of a new run. Returns in words where weights come from that are not
+    the model's own, and what has no adapters. how: random weights are drawn on this device, and
+    this is told.
+    """
+    device, progress = how
+    place, seed = config.model.start_from, config.train.seed
+    if place is not None and not is_peft_folder(place):
+        initialize_adapters(model, store, seed)  # the earlier run may have had none
+        rows = None
+        if config.data.add_tokens:
+            vocabulary = model.config.get_text_config().vocab_size
+            rows = partial(ResizedEmbeddings, after=vocabulary, seed=seed)
+        start = load_start(place, store, model.persistent_buffers(), progress, rows)
+        return [f"The weights are those of {start.path}.", *_left_out(model)]
+    if config.model.init == "random":
+        initialize(model, store, seed, device, progress)
+    else:
+        load_pretrained(model, config.model.source, store, progress, seed)
+    told = [*_dequantised(config, model), *_left_out(model)]
+    initialize_adapters(model, store, seed)
+    if place is None:
+        return told
+    folder = PeftFolder.read(place)
+    load_adapters(folder, model, store)
+    return [f"The adapters are those of {folder.path}.", *told]
+
+
+def _dequantised(config: TrainConfig, model: StreamedModel) -> list[str]:
+    """Says that the weights were dequantised, where they were."""
+    if model.quantised is None or config.model.init == "random":
+        return []
+    return [
+        f"The weights of {config.model.source} are stored in {model.quantised.method.words}. They "
+        "were dequantised on loading."
+    ]
+
+
+def _left_out(model: StreamedModel) -> list[str]:
+    """Says which weights of a model with adapters can have none."""
+    specs = [spec for layout in model.layouts for spec in layout.parameters]
+    is_stacked = any(spec.frozen and len(spec.shape) == 3 for spec in specs)
+    if not is_stacked or not any(spec.adapter for spec in specs):
+        return []
+    return ["The experts of this model are stacked in one weight, so they have no adapters."]

@@ -1,0 +1,389 @@
+"""The chat of Talk and its routes are tested: which weights are in memory when, the history
+of each side, stopping, and a paused run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from app.pages.chat.offered_weights import OfferedWeights
+from app.pages.chat.talk import Choice, Talk
+from app.pages.chat.talk_routes import talk_routes
+from app.pages.run.run_words import prompt_answers
+from app.session.engine_calls import EngineCalls
+from app.session.jobs import Jobs
+from app.session.session import Session
+from engine.errors import DataError, FitError, RunError
+from engine.runs.record.events import PromptsAnswered, Record, StateChanged, StepFinished
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import open_run
+from engine.runs.record.snapshot import PROMPT_ANSWERS, RunSnapshot
+from engine.tools.chat.conversation import Sampling
+from engine.tools.chat.talk_sources import folder_of
+from tests.support.folders import make_config, make_model
+from tests.support.routes import send, wait_for
+from tests.support.trained_runs import execute, planes_on_disk
+
+LETTERS = "abcdefghij"
+
+
+class FakeTalker:
+    """A `FakeTalker` answers with the requested number of letters; `gate`, if given, lets each one
+    pass.
+    """
+
+    held_bytes = 1 << 20
+
+    def __init__(self, engine, source):
+        self.engine, self.label, self.source = engine, source.label, source
+        self.prompt_builder = SimpleNamespace(text=lambda ids: "".join(LETTERS[i] for i in ids))
+
+    def answer(self, messages, sampling):
+        self.engine.heard.append((self.source.kind, messages))
+        if messages[-1]["content"] == "too long":
+            raise DataError("The conversation is too long.")
+        for k in range(sampling.max_new_tokens):
+            if self.engine.gate is not None:
+                assert self.engine.gate.acquire(timeout=30)
+            yield k
+
+    def close(self):
+        self.engine.loaded.remove(self.source.kind)
+
+
+class FakeTalk:
+    """A `FakeTalk` replaces what the chat calls in the engine (`TalkCalls`); at most `most` weights
+    fit.
+    """
+
+    folder_of = staticmethod(folder_of)
+
+    def __init__(self):
+        self.loaded, self.loads, self.heard, self.gate, self.most = [], [], [], None, 9
+
+    def fit_together(self, sources):
+        free = self.most - len(self.loaded)
+        if free < 1:
+            raise FitError("It needs more RAM than is free.")
+        return len(sources) <= free
+
+    def load(self, source, progress):
+        progress(1, 2)
+        assert len(self.loaded) < self.most
+        self.loaded.append(source.kind)
+        self.loads.append(source.kind)
+        return FakeTalker(self, source)
+
+
+@pytest.fixture
+def fake():
+    return FakeTalk()
+
+
+@pytest.fixture
+def talk(tmp_path, fake, monkeypatch):
+    """Returns a chat over one run with two checkpoints, whose weights are fake."""
+    from engine.runs.record.run_folder import create_run
+
+    session = Session(tmp_path / "runs")
+    folder = create_run(session.runs_dir, make_config(tmp_path))
+    for step in (10, 20):
+        (folder.checkpoints_path / f"step-{step}").mkdir(parents=True)
+    talk = Talk(session, fake)
+    talk.run_id = folder.id
+    yield talk
+    talk.release()
+    session.close()
+
+
+def say(talk, message, weights="step-20", compare=True, system="", tokens=3, wait=True):
+    talk.say(Choice(talk.run_id, weights), message, compare, system, Sampling(tokens))
+    if wait:
+        wait_for(lambda: not talk.state()["working"])
+    return talk.state()
+
+
+def test_a_run_whose_settings_cannot_be_read_hides_no_other(talk, tmp_path):
+    from engine.runs.record.run_folder import create_run
+
+    damaged = create_run(tmp_path / "runs", make_config(tmp_path))
+    (damaged.checkpoints_path / "step-5").mkdir(parents=True)
+    (damaged.path / "config.yaml").unlink()
+    offered = OfferedWeights(talk._session, talk._engine).runs()
+    assert [run["id"] for run in offered] == [talk.run_id]
+
+
+def test_a_new_name_of_the_run_stands_above_its_answers(talk):
+    before = say(talk, "first", compare=False)["turns"][-1]["answers"]["tuned"]["weights"]
+    talk._session.describe(talk.run_id, "A new name", "")
+    after = say(talk, "second", compare=False)["turns"][-1]["answers"]["tuned"]["weights"]
+    assert after.startswith("A new name, ") and before.split(", ", 1)[1] == after.split(", ", 1)[1]
+
+
+def texts(state):
+    return [
+        {side: answer["text"] for side, answer in turn["answers"].items()}
+        for turn in state["turns"]
+    ]
+
+
+def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(talk, fake):
+    first = say(talk, "one")
+    assert texts(first) == [{"base": "abc", "tuned": "abc"}] and fake.loaded == [
+        "base",
+        "checkpoint",
+    ]
+    answers = first["turns"][0]["answers"]
+    assert answers["base"]["weights"].startswith("Before training: ")
+    assert answers["tuned"]["weights"] == "Tiny, step 20, the newest"
+    assert (
+        answers["base"]["state"] == "done"
+        and answers["base"]["rate"].endswith("tokens/s")
+        and first["held"] == "2.00 MiB"
+    )
+    say(talk, "two", system="be short")
+    assert fake.loads == ["base", "checkpoint"]
+    assert fake.heard[-1] == (
+        "checkpoint",
+        [
+            {"role": "system", "content": "be short"},
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "abc"},
+            {"role": "user", "content": "two"},
+        ],
+    )
+    # Without the comparison, its weights are unloaded, and later its history lacks what only the
+    # other side was asked.
+    say(talk, "three", compare=False)
+    assert fake.loaded == ["checkpoint"]
+    say(talk, "four")
+    base = next(messages for kind, messages in reversed(fake.heard) if kind == "base")
+    assert [m["content"] for m in base if m["role"] == "user"] == ["one", "two", "four"]
+    talk.release()
+    assert not fake.loaded and not talk.state()["loaded"] and len(talk.state()["turns"]) == 4
+
+
+def test_other_weights_begin_a_new_chat_and_replace_those_in_memory(talk, fake):
+    say(talk, "one")
+    state = say(talk, "two", weights="step-10")
+    assert len(state["turns"]) == 1 and fake.loads == ["base", "checkpoint", "checkpoint"]
+    assert fake.loaded == ["base", "checkpoint"]
+    talk.new_chat()
+    assert talk.state()["turns"] == [] and fake.loaded == ["base", "checkpoint"]
+
+
+def test_what_does_not_fit_together_answers_one_after_the_other(talk, fake):
+    fake.most = 1
+    state = say(talk, "one")
+    assert (
+        texts(state) == [{"base": "abc", "tuned": "abc"}] and "one after the other" in state["note"]
+    )
+    assert fake.loaded == ["checkpoint"]
+    say(talk, "two")  # with one of them already in memory
+    assert fake.loads == ["base", "checkpoint"] * 2
+    fake.most = 0
+    state = say(talk, "three")
+    assert state["error"] == "It needs more RAM than is free." and not fake.loaded
+    assert {answer["state"] for answer in state["turns"][-1]["answers"].values()} == {"stopped"}
+
+
+def test_stop_ends_the_answer_and_keeps_what_was_written(talk, fake):
+    fake.gate = threading.Semaphore(4)
+    say(talk, "one", tokens=9, wait=False)
+    wait_for(lambda: texts(talk.state()) == [{"base": "ab", "tuned": "ab"}])
+    with pytest.raises(RunError, match="still under way"):
+        say(talk, "two")
+    talk.stop()
+    fake.gate.release()
+    wait_for(lambda: not talk.state()["working"])
+    answers = talk.state()["turns"][0]["answers"]
+    assert {answer["state"] for answer in answers.values()} == {"stopped"} and answers["base"][
+        "text"
+    ].startswith("ab")
+    assert talk.state()["error"] == ""
+
+
+def test_a_side_that_cannot_be_asked_says_so_alone(talk, fake):
+    answers = say(talk, "too long")["turns"][0]["answers"]
+    assert {(answer["state"], answer["problem"]) for answer in answers.values()} == {
+        ("failed", "The conversation is too long.")
+    }
+
+
+def test_weights_are_given_back_after_idle_time_and_before_a_run(talk, fake, monkeypatch):
+    monkeypatch.setattr("app.pages.chat.talk.IDLE_SECONDS", 0.05)
+    say(talk, "one")
+    wait_for(lambda: not fake.loaded)
+    monkeypatch.setattr("app.pages.chat.talk.IDLE_SECONDS", 600)
+    say(talk, "two")
+    assert fake.loaded
+    talk._session._free_memory()
+    assert not fake.loaded
+
+
+def test_weights_are_not_loaded_beside_a_run_that_is_being_prepared_elsewhere(talk, fake):
+    folder = open_run(talk._session.runs_dir, talk.run_id)
+    with folder.lock():
+        with pytest.raises(
+            RunError, match=f"{talk.run_id} is getting ready in a process of its own"
+        ):
+            say(talk, "one")
+        assert not talk.state()["turns"] and not fake.loads
+        recorder = RunRecorder(folder.path, folder.id)
+        recorder.emit(StateChanged(state="running"))
+        recorder.close()
+        talk._session._list.forget()
+        assert texts(say(talk, "one")) == [{"base": "abc", "tuned": "abc"}]
+
+
+def call(talk, method, path, body=None):
+    return send(talk_routes(talk), method, path, body)
+
+
+def test_routes_answer_with_the_chat_or_one_sentence(talk):
+    (run,) = call(talk, "GET", "/api/talk/choices").json()["runs"]
+    assert [weights["value"] for weights in run["weights"]] == ["step-20", "step-10"]
+    choice = {"run_id": talk.run_id, "weights": "step-20"}
+    body = {"choice": choice, "message": "one", "system": "", "compare": False, "max_new_tokens": 2}
+    assert call(talk, "POST", "/api/talk/say", body).json() == {}
+    wait_for(lambda: not talk.state()["working"])
+    state = call(talk, "GET", "/api/talk").json()
+    assert texts(state) == [{"tuned": "ab"}] and state["choice"] == choice | {"folder": ""}
+    assert call(talk, "GET", f"/api/talk?since={state['version']}").json() == {
+        "server": state["server"],
+        "version": state["version"],
+        "working": False,
+    }
+    # A page that has received a question is not sent the messages before it again.
+    assert call(talk, "POST", "/api/talk/say", body | {"message": "two"}).json() == {}
+    wait_for(lambda: not talk.state()["working"])
+    whole = call(talk, "GET", f"/api/talk?since={state['version']}").json()
+    assert whole["first"] == 0 and [turn["message"] for turn in whole["turns"]] == ["one", "two"]
+    latest = call(talk, "GET", f"/api/talk?since={whole['version'] - 1}").json()
+    assert latest["first"] == 1 and latest["turns"] == whole["turns"][1:]
+    for name in ("stop", "new", "unload"):
+        assert call(talk, "POST", f"/api/talk/{name}", {}).status_code == 200
+    assert call(talk, "GET", "/api/talk").json()["turns"] == []
+
+
+@pytest.mark.parametrize(
+    "change, part",
+    [
+        ({"message": " "}, "The message is empty"),
+        ({"message": "a" * 200_001}, "more than 200,000 characters"),
+        ({"choice": {"run_id": "nobody", "weights": "step-1"}}, "There is no run nobody"),
+        ({"choice": {"folder": " "}}, "No folder is given"),
+        ({"choice": {"folder": "/nowhere"}}, "not a folder on this machine"),
+        ({"temperature": 9}, "temperature: 9 is not a number from 0 to 5"),
+        ({"seed": -1}, "seed"),
+        ({"choice": {}}, "run_id"),
+        ({"system": None}, "system is missing"),
+    ],
+)
+def test_bad_requests_are_one_sentence(talk, change, part):
+    body = {
+        "choice": {"run_id": talk.run_id, "weights": "step-20"},
+        "message": "one",
+        "system": "",
+    } | change
+    answer = call(talk, "POST", "/api/talk/say", body)
+    assert answer.status_code == 409 and part in answer.json()["error"]
+
+
+def test_weights_that_a_run_does_not_have_are_named(talk):
+    with pytest.raises(RunError, match="has no such weights; it has Step 20, the newest, Step 10"):
+        say(talk, "one", weights="step-15")
+
+
+def test_a_job_that_is_cancelled_ends_where_it_looks():
+    jobs, begun = Jobs(), threading.Event()
+
+    def work(job):
+        begun.set()
+        while True:
+            job.progress(1, 2)
+            time.sleep(0.001)
+
+    job = jobs.start("The work", work)
+    assert begun.wait(10)
+    job.cancel()
+    wait_for(lambda: job.state != "working")
+    assert job.to_dict()["state"] == "cancelled" and job.result == "The work was cancelled."
+    jobs.start("Another", lambda job: "done")
+
+
+def test_the_screen_gets_each_prompts_answers_by_step():
+    snapshot = RunSnapshot()
+    for step, answers in ((0, {"a": "x", "b": "y"}), (5, {"a": "z"})):
+        snapshot.prompt_answers.append(
+            PromptsAnswered(step, [{"prompt": p, "answer": text} for p, text in answers.items()])
+        )
+    assert prompt_answers(snapshot) == {
+        "steps": [0, 5],
+        "rows": [{"prompt": "a", "answers": ["x", "z"]}, {"prompt": "b", "answers": ["y", ""]}],
+    }
+
+
+def test_only_the_latest_answers_to_prompts_are_kept():
+    snapshot = RunSnapshot()
+    for step in range(PROMPT_ANSWERS + 30):
+        snapshot.apply(Record("run", step + 1, 1.0, PromptsAnswered(step, [])))
+    assert [event.step for event in snapshot.prompt_answers] == list(range(30, PROMPT_ANSWERS + 30))
+
+
+# ---------------------------------------------------------------------- with the engine
+
+
+def test_a_paused_run_is_talked_to_beside_its_base_and_trains_on_with_the_same_bits(tmp_path):
+    from engine.training.loop.run import start_run
+
+    model = make_model(tmp_path / "model", "gpt2", resid_pdrop=0.2, attn_pdrop=0.1, embd_pdrop=0.1)
+    config = make_config(tmp_path, **{"model.source": str(model), "model.init": "random"})
+    whole = start_run(config, tmp_path / "runs")
+    execute(whole)
+    started = []
+
+    def start(config, runs_dir):
+        run = start_run(config, runs_dir)
+        run.recorder.subscribe(
+            lambda record: (
+                run.request("pause")
+                if isinstance(record.event, StepFinished) and record.event.step == 3
+                else None
+            )
+        )
+        run.recorder.subscribe(
+            lambda record: (
+                states.append(record.event.state)
+                if isinstance(record.event, StateChanged)
+                else None
+            )
+        )
+        started.append(run)
+        return run
+
+    states: list[str] = []
+    session = Session(tmp_path / "runs", EngineCalls(start_run=start))
+    talk = Talk(session)
+    talk.run_id = session.start(config)
+    with pytest.raises(RunError, match="pause it to talk"):  # it is still being prepared
+        talk.about(Choice(talk.run_id, "current"))
+    wait_for(lambda: "paused" in states, 60)
+    label = talk.choices()["runs"][0]["weights"][0]
+    assert label["value"] == "current" and label["label"].startswith("Now, paused after step ")
+    state = say(talk, "say after one", weights="current", tokens=5)
+    assert not state["error"] and len(state["loaded"]) == 2
+    assert {answer["state"] for answer in state["turns"][0]["answers"].values()} == {"done"}
+    say(talk, "say after two", weights="current", tokens=60, wait=False)
+    session.request(talk.run_id, "resume")
+    wait_for(lambda: session.active_id is None, 60)
+    assert not talk.state()["loaded"] and not talk.state()["working"]
+    assert session.runs() and started[0].recorder.snapshot.state == "finished"
+    assert planes_on_disk(started[0]) == planes_on_disk(whole)
+    ours, theirs = started[0].recorder.snapshot.steps, whole.recorder.snapshot.steps
+    assert ours.loss == theirs.loss and ours.grad_norm == theirs.grad_norm
+    session.close()

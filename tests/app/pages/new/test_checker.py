@@ -1,0 +1,536 @@
+"""The fit panel's texts and drawings are pure functions of the engine's report, and the page gets
+them by a route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+import app.pages.new.checker
+from app.form.settings_form import as_labelled, read_config, shown_values
+from app.pages.new.checker import NO_TOKENIZER, Checker
+from app.pages.new.draft import DRAFT_FILE, Draft
+from app.pages.new.fit_figures import fit_figure
+from app.pages.new.form_routes import form_routes
+from app.pages.new.known_models import known_models
+from app.pages.new.verdict import LACKS
+from app.server.guard import Guard, GuardPolicy
+from app.session.engine_calls import EngineCalls
+from engine.config.settings import TrainConfig
+from engine.data.batches.preview import preview
+from engine.errors import DataError, ModelError, RamstreamError
+from engine.machine import offload_folder
+from engine.machine.known_machines import named_machine, with_figures
+from engine.machine.offload_folder import Mount
+from engine.model.build.find_shape import adapted_shape
+from engine.model.build.pretrained_files import load_tokenizer
+from engine.model.build.shape_of_run import shape_of_run
+from engine.planning.fit.memory_items import Item, MemoryItem
+from engine.planning.fit.report import estimate
+from engine.planning.fit.requirements import Part
+from engine.words import GIB
+from tests.support.data_tokenizers import NO_END
+from tests.support.folders import make_data
+
+
+def shown(**values):
+    config = TrainConfig.from_dict(
+        {
+            "model": {"source": "Qwen/Qwen2.5-0.5B"},
+            "data": {"source": "assets/starter.jsonl"},
+            "train": {"steps": 500},
+        }
+    )
+    return shown_values(
+        config.with_values({name.replace("__", "."): value for name, value in values.items()})
+    )
+
+
+def lacks_nothing(*_, **__):
+    """Stands for the check of what else a run needs."""
+
+
+@pytest.fixture
+def checker(tmp_path, monkeypatch):
+    """Returns a checker on a machine with an RTX 4090, 52 GiB of RAM and 500 GiB of disk. Its
+    `calls` counts estimates.
+    """
+    machine = with_figures(named_machine("RTX 4090", 52), disk_gib=500)
+    monkeypatch.setattr(app.pages.new.checker, "read_machine", lambda folder: replace(machine))
+    calls = []
+
+    def counted_estimate(config, machine):
+        calls.append(config)
+        return estimate(config, machine, shape_of_run(config), adapted=adapted_shape)
+
+    made = Checker(
+        SimpleNamespace(
+            runs_dir=tmp_path,
+            why_not_start=lambda: None,
+            engine=SimpleNamespace(estimate=counted_estimate, refuse_out_of_reach=lacks_nothing),
+        )
+    )
+    made.calls = calls
+    return made
+
+
+def _estimate(config):
+    machine = app.pages.new.checker.read_machine(".")
+    return estimate(config, machine, shape_of_run(config), adapted=adapted_shape)
+
+
+def test_bars_and_items_add_up_to_what_the_report_says(checker):
+    verdict = checker.verdict(shown())
+    report = _estimate(checker.calls[0])
+    assert [bar["name"] for bar in verdict["bars"]] == ["gpu", "host", "disk"]
+    for bar in verdict["bars"]:
+        part = getattr(report, bar["name"])
+        segments = [trace for trace in bar["figure"]["data"] if trace.get("meta") != "free"]
+        assert sum(trace["x"][0] for trace in segments) == pytest.approx(part.total / GIB, rel=1e-4)
+        assert [trace["name"] for trace in segments] == [item["name"] for item in bar["items"]]
+        assert bar["text"] in bar["said"]
+
+
+def test_gpu_memory_that_the_plan_fills_on_purpose_is_no_warning(checker):
+    bar = next(
+        bar for bar in checker.verdict(shown(train__batch_size=64))["bars"] if bar["name"] == "gpu"
+    )
+    assert bar["tone"] == "good" and "would do" in bar["note"]
+
+
+def test_the_time_of_a_step_and_a_run_its_energy_and_cost(checker):
+    rows = {row["name"]: row for row in checker.verdict(shown(output__price_per_kwh=0.5))["time"]}
+    time = _estimate(checker.calls[0]).time
+    assert rows["A step"]["text"].startswith("about ") and "tokens/s" in rows["A step"]["text"]
+    assert rows["A step"]["note"] == "estimated from the card's specification"
+    assert rows["The run"]["text"].startswith("500 steps: about ")
+    assert f"{time['energy_kwh']:.2g} kWh" in rows["Electricity"]["text"]
+    assert rows["Electricity"]["text"].endswith(
+        "which cost " + (f"about {time['cost']:.2f}" if time["cost"] >= 0.01 else "less than 0.01")
+    )
+    assert "price" in checker.verdict(shown())["time"][-1]["note"]
+
+
+def test_without_steps_or_a_card_the_time_is_said_to_be_unknown(checker):
+    epochs = checker.verdict(shown(train__steps=None, train__epochs=1.0))
+    assert [row["name"] for row in epochs["time"]] == ["A step", "The run"]
+    cpu = checker.verdict(shown(engine__device="cpu"))
+    assert [row["text"] for row in cpu["time"]] == ["not known yet"]
+
+
+def test_a_remedy_says_what_it_does_in_the_words_of_the_form_and_does_it(checker):
+    too_much = shown(train__steps=20_000, output__checkpoint_every=10, output__keep_checkpoints=100)
+    verdict = checker.verdict(too_much)
+    assert verdict["tone"] == "bad" and verdict["help"] and 1 <= len(verdict["remedies"]) <= 3
+    for remedy in verdict["remedies"]:
+        assert not any(name in remedy["text"] for name in too_much)
+        after = checker.verdict(too_much | remedy["changes"])
+        assert after["can_start"] and after["tone"] != "bad"
+
+
+def test_what_does_not_fit_names_by_how_much_and_cannot_start(checker):
+    verdict = checker.verdict(shown(model__source="Qwen/Qwen2.5-14B"))
+    host = verdict["bars"][1]
+    assert (verdict["tone"], verdict["can_start"], host["tone"]) == ("bad", False, "bad")
+    assert host["text"].endswith(" short") and verdict["time"] == []
+    (line,) = host["figure"]["layout"]["shapes"]
+    assert line["x0"] < sum(trace["x"][0] for trace in host["figure"]["data"])
+
+
+@pytest.mark.parametrize("kind, said", [("tmpfs", "in RAM"), ("nfs4", "of the network")])
+def test_a_folder_that_cannot_take_moments_is_refused_at_its_field(
+    checker, tmp_path, monkeypatch, kind, said
+):
+    folder = tmp_path / "moments"
+    wanted = shown(engine__disk=str(folder))
+    elsewhere = checker.verdict(wanted)
+    assert elsewhere["field"] is None, "another machine has folders of its own"
+    machine = replace(app.pages.new.checker.read_machine("."), here=True)
+    monkeypatch.setattr(app.pages.new.checker, "read_machine", lambda folder: replace(machine))
+    checker._read = (0.0, None)
+    missing = checker.verdict(wanted)
+    assert (missing["field"], missing["can_start"]) == ("field-engine-disk", False)
+    assert f"there is no folder {folder}" in missing["why_not"]
+    assert checker.gains(wanted) == {"gains": {}}
+    folder.mkdir()
+    monkeypatch.setattr(offload_folder, "mount_of", lambda folder: Mount("/", kind, "some"))
+    refused = checker.verdict(wanted)
+    assert (refused["field"], refused["can_start"]) == ("field-engine-disk", False)
+    assert said in refused["why_not"] and f"is on {kind}" in refused["why_not"]
+    monkeypatch.setattr(offload_folder, "mount_of", lambda folder: Mount("/", "ext4", "some"))
+    assert checker.verdict(wanted)["field"] is None
+
+
+def test_the_verdict_tells_how_a_drive_of_moments_wears(checker):
+    job = {"model__source": "Qwen/Qwen2.5-7B", "output__checkpoint": "none"}
+    assert not checker.verdict(shown(**job))["can_start"]
+    told = checker.verdict(shown(engine__disk="/disk", **job), timed=True)
+    report = _estimate(checker.calls[-1])
+    sentences = report.spill.sentences()
+    assert told["can_start"] and len(sentences) == 3
+    assert [said for said in told["reasons"] if said in sentences] == list(sentences)
+    assert any("what a drive rated for" in said for said in told["reasons"])
+    costs = {bar["name"]: bar["cost"] for bar in told["bars"]}
+    assert costs["disk"].startswith("A step, beside computing: reads and writes ")
+    # This disk is that of the runs. It is another drive, so its limit says nothing of moments.
+    assert "Moments on the disk" not in json.dumps(told["bars"][-1]["items"])
+    small = checker.verdict(shown(engine__disk="/disk"), timed=True)
+    assert not any("drive" in said for said in small["reasons"]), "nothing goes to the disk"
+    assert small["bars"][-1]["cost"] == ""
+
+
+def test_the_same_draft_is_estimated_once(checker):
+    for _ in range(3):
+        checker.verdict(shown())
+    checker.verdict(shown(train__batch_size=16))
+    assert len(checker.calls) == 2
+
+
+def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_again(tmp_path):
+    engine = SimpleNamespace(preview=preview, load_tokenizer=load_tokenizer)
+    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=engine))
+    rows = tmp_path / "rows.jsonl"
+    given = shown(model__source="assets/starter-model", data__source=str(rows))
+    rows.write_text('{"Frage": "a", "Wohin": "b"}\n' * 3, encoding="utf-8")
+    assert checker.preview(given)["mapping"]["refused"]
+    rows.write_text('{"prompt": "a", "completion": "b"}\n' * 3, encoding="utf-8")
+    found = checker.preview(given)
+    assert not found["mapping"]["refused"]
+    assert found["given"]["data.source"] == str(rows) and "train.steps" not in found["given"]
+
+
+@pytest.mark.parametrize(
+    "rows, said, blocks",
+    [
+        ("", "is empty", True),
+        ('{"messages": [', "is cut off in line 1", True),
+        ('{"prompt": "a", "completion": ""}\n' * 3, "None of the 3 rows", True),
+        ('{"prompt": "a", "completion": ""}\n', "The row that was read has no token", True),
+        ('{"prompt": "a", "completion": ""}\n' * 300, "None of the 200 rows", False),
+        ('{"Frage": "a", "Wohin": "b"}\n' * 3, "would refuse the names", True),
+        ('{"prompt": "a", "completion": "b"}\n', None, None),
+    ],
+)
+def test_a_preview_says_whether_its_data_can_be_trained_on(tmp_path, rows, said, blocks):
+    engine = SimpleNamespace(preview=preview, load_tokenizer=load_tokenizer)
+    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=engine))
+    path = tmp_path / "rows.jsonl"
+    path.write_text(rows, encoding="utf-8")
+    finding = checker.preview(shown(model__source="assets/starter-model", data__source=str(path)))[
+        "finding"
+    ]
+    if said is None:
+        assert finding is None
+    else:
+        assert said in finding["text"] and finding["blocks"] is blocks
+
+
+def test_answers_that_end_with_no_token_are_a_finding_that_blocks_nothing(tmp_path):
+    def without_end(source: str):
+        tokenizer = load_tokenizer(source)
+        tokenizer.chat_template = NO_END
+        return tokenizer
+
+    engine = SimpleNamespace(preview=preview, load_tokenizer=without_end)
+    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=engine))
+    path = make_data(tmp_path / "rows.jsonl")
+    found = checker.preview(shown(model__source="assets/starter-model", data__source=str(path)))
+    told = (
+        "The chat template ends an answer with no token, so the model cannot learn where to stop "
+        "(40 answers); use a model whose chat template ends an answer with a token."
+    )
+    assert found["finding"] == {
+        "text": told,
+        "blocks": False,
+        "headline": "Answers will not end by themselves.",
+    }
+    assert found["endless"] == told and found["ends"] == []
+
+
+def test_data_that_a_run_would_refuse_at_once_start_none(tmp_path):
+    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=EngineCalls()))
+    path = tmp_path / "rows.jsonl"
+    given = shown(model__source="assets/starter-model", data__source=str(path))
+    path.write_text("", encoding="utf-8")
+    with pytest.raises(DataError, match="is empty"):
+        checker.read_trainable(given)
+    with pytest.raises(DataError, match="There is no file"):
+        checker.read_trainable(given | {"data.source": str(tmp_path / "missing.jsonl")})
+    path.write_text('{"prompt": "a", "completion": ""}\n' * 3, encoding="utf-8")
+    said = checker.preview(given)["finding"]["text"]
+    with pytest.raises(DataError) as refused:
+        checker.read_trainable(given)
+    assert as_labelled(str(refused.value)) == said
+    make_data(path)
+    assert checker.read_trainable(given).train.steps == 500
+    with pytest.raises(DataError, match="is not on this machine, and there is no connection"):
+        checker.read_trainable(given | {"data.source": "someone/on-the-hub"})
+
+
+def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path, monkeypatch):
+    """A model of the catalog, which nobody has downloaded, fits and cannot be begun offline."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    session = SimpleNamespace(runs_dir=tmp_path, why_not_start=lambda: None, engine=EngineCalls())
+    checker = Checker(session)
+    given = shown(
+        model__source="HuggingFaceTB/SmolLM2-135M",
+        data__source=str(make_data(tmp_path / "d.jsonl")),
+    )
+    told = checker.verdict(given)
+    assert (told["tone"], told["headline"]) == ("bad", LACKS)
+    assert not told["can_start"] and not told["can_queue"]
+    assert "is not on this machine, and there is no connection" in told["why_not"]
+    assert told["reasons"][0] == told["why_not"]
+    session.why_not_start = lambda: "One run at a time."
+    busy = checker.verdict(given)
+    assert not busy["can_queue"] and busy["why_not"] == told["why_not"]
+    with pytest.raises(ModelError) as refused:
+        checker.read_trainable(given)
+    assert as_labelled(str(refused.value)) == told["why_not"]
+    # The preview says the same of its tokenizer.
+    finding = checker.preview(given)["finding"]
+    assert finding["blocks"] and finding["headline"] == NO_TOKENIZER
+    assert finding["text"] == told["why_not"]  # the page shows one sentence once
+
+
+@pytest.mark.parametrize("lacking", ["folder", "start_from"])
+def test_what_else_a_run_needs_closes_start_too(tmp_path, lacking):
+    runs = tmp_path / "runs"
+    session = SimpleNamespace(runs_dir=runs, why_not_start=lambda: None, engine=EngineCalls())
+    given = shown(
+        model__source="assets/starter-model", data__source=str(make_data(tmp_path / "d.jsonl"))
+    )
+    assert Checker(session).verdict(given)["can_start"]
+    if lacking == "folder":
+        runs.write_text("a file", encoding="utf-8")
+        said = "not a folder; name another one"
+    else:
+        given |= {"model.start_from": str(tmp_path / "nothing")}
+        said = "nothing"
+    checker = Checker(session)
+    told = checker.verdict(given)
+    assert not told["can_start"] and said in told["why_not"]
+    with pytest.raises(RamstreamError) as refused:
+        checker.read_trainable(given)
+    assert as_labelled(str(refused.value)) == told["why_not"]
+
+
+def test_every_known_model_has_a_verdict_without_the_hub(checker):
+    names = [name for name, _ in known_models()]
+    assert len(names) == len(set(names)) > 50
+    assert read_config(shown(model__source=names[-1])).model.source == names[-1]
+    assert checker.verdict(shown(model__source=names[-1]))["size"]
+
+
+def test_the_limit_is_a_line_and_what_is_free_a_segment():
+    items = (
+        Item(MemoryItem.RUNTIME, GIB),
+        Item(MemoryItem.UNKNOWN, 2 * GIB, "", "<b>"),
+        Item(MemoryItem.EXPORT, 0),
+    )
+    figure = fit_figure(Part(items, 10 * GIB))
+    assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [
+        ("Runtime", [1]),
+        ("<b>", [2]),
+        ("free", [7]),
+    ]
+    assert "&lt;b&gt;: 2.00 GiB" in figure["data"][1]["hovertemplate"]
+    assert figure["layout"]["shapes"][0]["x0"] == 10 < figure["layout"]["xaxis"]["range"][1]
+    unknown = fit_figure(Part(items, None))
+    assert unknown["layout"]["shapes"] == [] and len(unknown["data"]) == 2
+
+
+# ------------------------------------------------------------------ the route
+
+
+def post(checker, body, **headers):
+    """Calls the route behind the guard as the page does; `body` is JSON, or bytes that are not
+    JSON.
+    """
+
+    async def go():
+        app = Guard(Starlette(routes=form_routes(checker)), GuardPolicy.for_bind("127.0.0.1", None))
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:7860"
+        ) as client:
+            return await client.post(
+                "/api/check",
+                content=content,
+                headers={"content-type": "application/json"} | headers,
+            )
+
+    return asyncio.run(go())
+
+
+def test_the_page_is_sent_the_verdict_and_what_it_showed_is_kept(checker, tmp_path):
+    draft = shown(train__batch_size=16)
+    answer = post(checker, {"preset": "starter.yaml", "shown": draft})
+    assert (
+        answer.status_code == 200
+        and answer.json() == checker.verdict(draft)
+        and answer.json()["can_start"]
+    )
+    assert answer.headers["cache-control"] == "no-store"
+    assert Draft(tmp_path).recall() == checker.draft.recall() == ("starter.yaml", draft)
+    assert post(checker, {"shown": draft}).json() == answer.json() and checker.draft.recall() == (
+        None,
+        draft,
+    )
+    assert len(checker.calls) == 1, "what was worked out for one is there for the other"
+    other = shown(train__batch_size=8)  # from a page that was opened but not edited
+    assert post(
+        checker, {"shown": other, "keep": False}
+    ).status_code == 200 and checker.draft.recall() == (None, draft)
+
+
+def test_what_was_typed_wrongly_is_a_verdict_not_an_error(checker):
+    said = post(
+        checker, {"shown": shown() | {"train.batch_size": "-3", "model.dtype": None}}
+    ).json()
+    assert (said["tone"], said["can_start"], bool(said["field"]), bool(said["why_not"])) == (
+        "bad",
+        False,
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        (b"{", "not a JSON object"),
+        ([], "not a JSON object"),
+        ({}, "shown: name is missing"),
+        ({"shown": 3}, "not an object"),
+        ({"shown": {**shown(), "train.stps": "3"}}, "'train.stps' is not a setting"),
+        ({"shown": {**shown(), "train.steps": 3}}, "train.steps is not a text"),
+        ({"shown": {**shown(), "data.shuffle": "yes"}}, "data.shuffle is not true or false"),
+        (
+            {"shown": {name: value for name, value in shown().items() if name != "data.source"}},
+            "data.source is missing",
+        ),
+        ({"shown": shown(), "preset": ["starter.yaml"]}, "preset is missing; it is a text"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_a_sentence_and_nothing_is_kept(
+    checker, tmp_path, body, said
+):
+    answer = post(checker, body)
+    error = answer.json()["error"]
+    assert answer.status_code == 409 and said in error and "\n" not in error
+    assert not checker.calls and not (tmp_path / DRAFT_FILE).exists()
+
+
+def test_the_guard_stands_before_the_route(checker):
+    body = {"shown": shown()}
+    assert post(checker, body, origin="http://evil.example").status_code == 403
+    assert post(checker, body, host="evil.example").status_code == 400
+    assert post(checker, body, **{"content-type": "text/plain"}).status_code == 415
+    assert not checker.calls
+
+
+class Panic(BaseException):
+    """Stands for the panic of a library in Rust, which is no Exception."""
+
+
+@pytest.mark.parametrize(
+    "error, told, is_fault",
+    [
+        (RuntimeError("boom"), "a fault of its own (RuntimeError: boom)", True),
+        (Panic("index out of range"), "a fault of its own (Panic: index out of range)", True),
+        (FileNotFoundError(2, "No such file", "/proc/7"), "(No such file: /proc/7)", False),
+        (MemoryError(), "Memory ran out", False),
+    ],
+)
+def test_any_error_of_a_preview_ends_in_a_sentence(checker, capsys, error, told, is_fault):
+    def failing(*_, **__):
+        raise error
+
+    checker._session.engine.load_tokenizer = lambda model: None
+    checker._session.engine.preview = failing
+    found = checker.preview(shown())
+    assert told in found["error"] and "\n" not in found["error"] and "rows" not in found
+    assert found["finding"] == {"text": found["error"], "blocks": True}
+    assert found["given"]["data.source"] == "assets/starter.jsonl"
+    assert ("Traceback" in capsys.readouterr().err) is is_fault
+
+
+def test_a_verdict_that_cannot_be_computed_says_so(checker, capsys):
+    def failing(*_):
+        raise ZeroDivisionError("division by zero")
+
+    checker._session.engine.estimate = failing
+    assert "ZeroDivisionError: division by zero" in json.dumps(checker.verdict(shown()))
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_who_ends_the_program_is_not_held_up(checker):
+    def ending(*_, **__):
+        raise KeyboardInterrupt
+
+    checker._session.engine.load_tokenizer = lambda model: None
+    checker._session.engine.preview = ending
+    with pytest.raises(KeyboardInterrupt):
+        checker.preview(shown())
+
+
+def test_the_verdict_names_where_curves_go_before_start(checker, monkeypatch):
+    plain = checker.verdict(shown())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "wandb" or None)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    found = checker.verdict(shown(output__trackers=["wandb", "trackio"]))
+    told = found["reasons"][len(plain["reasons"]) :]
+    assert told[0].startswith("Curves also go to Weights & Biases: api.wandb.ai")
+    assert told[0].endswith("These data leave this machine.")
+    assert told[1].startswith("Trackio is not installed") and "pip install" in told[1]
+    assert found["can_start"] is plain["can_start"] is True
+    wrong = shown() | {"output.trackers": "wandbb"}
+    assert checker.verdict(wrong)["field"] == "field-output-trackers"
+
+
+def test_what_is_wrong_with_other_settings_says_nothing_about_the_data(checker):
+    checker._session.engine.preview = preview
+    checker._session.engine.load_tokenizer = load_tokenizer
+    wrong = {**shown(), "model.source": "assets/starter-model", "train.batch_size": "-3"}
+    found = checker.preview(wrong)
+    assert "error" not in found and found["finding"] is None and found["rows"]
+    assert "-3 is too small" in checker.verdict(wrong)["reasons"][0]
+
+
+@pytest.mark.parametrize("name", ["tiny.gguf", "tiny", "sharded"])
+def test_a_model_without_weights_that_load_is_refused_before_anything_is_estimated(
+    checker, tmp_path, name
+):
+    """The verdict has one sentence, and Start ends in the same one."""
+    model = tmp_path / name
+    if model.suffix:
+        model.write_bytes(b"GGUF")
+        told = "is a file in GGUF, the format of llama.cpp, which cannot be trained"
+    else:
+        model.mkdir()
+        (model / "config.json").write_text('{"model_type": "qwen2"}')
+        told = "has no weights (model.safetensors)"
+    if name == "sharded":
+        index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+        told = "lacks model-00001-of-00002.safetensors of the 1 file that"
+    values = shown(model__source=str(model))
+    found = checker.verdict(values)
+    assert not found["can_start"] and checker.calls == []
+    assert len(found["reasons"]) == 1 and told in found["reasons"][0]
+    with pytest.raises(ModelError, match=re.escape(told)):
+        checker.read_trainable(values)
+    # Random weights need none.
+    with_config = model.is_dir()
+    values = shown(model__source=str(model), model__init="random")
+    assert (told in checker.verdict(values)["reasons"][0]) is not with_config

@@ -1,0 +1,87 @@
+"""The Train form is filled from a run through its route."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.form.settings_form import read_config
+from app.pages.new.checker import Checker
+from app.pages.new.draft import Draft
+from app.pages.new.draft_routes import draft_routes
+from app.session.session import Session
+from engine.config.settings import TrainConfig
+from engine.runs.record.run_folder import create_run
+from tests.support.routes import send
+
+CONFIG = TrainConfig.from_dict(
+    {
+        "name": "Fake",
+        "model": {"source": "/models/m"},
+        "train": {"steps": 7, "batch_size": 4},
+        "data": {"source": [{"source": "a", "weight": 2}, {"source": "b"}]},
+    }
+)
+
+
+@pytest.fixture
+def session(tmp_path):
+    return Session(tmp_path / "runs")
+
+
+@pytest.fixture
+def folder(session):
+    return create_run(session.runs_dir, CONFIG)
+
+
+def post(session, run_id, body):
+    return send(draft_routes(session, Checker(session)), "POST", f"/api/runs/{run_id}/draft", body)
+
+
+def kept(session):
+    """Returns the draft as a server that is started later finds it."""
+    return Draft(session.runs_dir).recall()
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"train.batch_size": 8, "engine.rounds": 1}, {"train.max_grad_norm": None}]
+)
+def test_the_form_becomes_the_runs_settings_with_the_changes(session, folder, changes):
+    answer = post(session, folder.id, {"changes": changes})
+    assert (answer.status_code, answer.json()) == (200, {})
+    preset, shown = kept(session)
+    assert preset is None and read_config(shown) == CONFIG.with_values(changes)
+    assert session.active_id is None and len(session.runs()) <= 1
+
+
+def test_changes_may_be_left_out(session, folder):
+    assert post(session, folder.id, {}).status_code == 200
+    assert read_config(kept(session)[1]) == CONFIG
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"train.batch_size": 0}, "train.batch_size: 0 is too small"),
+        ({"train.bach_size": 8}, "did you mean batch_size"),
+        ({"": 1}, "no such setting"),
+        ({"model": 3}, "expected a mapping"),
+        ([1], "is not an object"),
+        ({"train.micro_batch_size": 3}, "does not divide"),
+    ],
+)
+def test_a_change_that_is_none_is_refused_in_a_sentence(session, folder, changes, said):
+    answer = post(session, folder.id, {"changes": changes})
+    assert answer.status_code == 409 and said in answer.json()["error"]
+    assert kept(session) is None
+
+
+def test_runs_that_do_not_load_are_refused(session, folder):
+    (folder.path / "config.yaml").write_text("train: {batch_size: none}", encoding="utf-8")
+    answer = post(session, folder.id, {"changes": {}})
+    assert (
+        answer.status_code == 409
+        and f"The settings of run {folder.id} cannot be used" in answer.json()["error"]
+    )
+    assert post(session, "20200101-000000-nothing", {"changes": {}}).status_code == 409
+    assert post(session, "..", {"changes": {}}).status_code in (404, 409)
+    assert kept(session) is None

@@ -1,0 +1,76 @@
+"""How many passes some steps are, and how many steps some passes are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from app.pages.new.effort_words import Sample, effort, effort_words
+from engine.config.settings import TrainConfig
+
+SAMPLE = Sample(rows=200, skipped=0, lengths=(100,) * 200, percent_filled=None, is_all=False)
+PACKED = dataclasses.replace(SAMPLE, percent_filled=80.0)
+
+
+def config(**values):
+    plain = {"model": {"source": "m"}, "data": {"source": "d"}, "train": {"steps": 100}}
+    base = TrainConfig.from_dict(plain).with_values(
+        {"train.batch_size": 10, "data.eval_fraction": 0.0, "data.max_seq_len": 1000}
+    )
+    return base.with_values({name.replace("__", "."): value for name, value in values.items()})
+
+
+def test_steps_are_passes_over_the_rows_that_are_trained():
+    found = effort(config(), SAMPLE, 2000)
+    assert found.passes == pytest.approx(0.5) and found.rows == 2000
+    held = effort(config(data__eval_fraction=0.5), SAMPLE, 2000)
+    assert held.passes == pytest.approx(1.0) and held.rows == 1000
+    half = effort(config(), dataclasses.replace(SAMPLE, skipped=100, lengths=(100,) * 100), 2000)
+    assert half.passes == pytest.approx(1.0) and half.rows == 1000
+
+
+def test_packed_rows_hold_several_documents():
+    """Eight documents of 100 tokens fill a row of 1,000 to 80 %."""
+    assert effort(config(), PACKED, 2000).passes == pytest.approx(100 / (2000 / 8 / 10))
+    cut = dataclasses.replace(PACKED, lengths=(5000,) * 200, percent_filled=100.0)
+    assert effort(config(), cut, 2000).passes == pytest.approx(100 / (2000 / 10))
+
+
+def test_passes_are_steps():
+    found = effort(config(train__steps=None, train__epochs=3.0), SAMPLE, 2000)
+    assert found.steps == pytest.approx(600)
+    said = effort_words(config(train__steps=None, train__epochs=3.0), found, None, 2.0)
+    assert said == "3 passes over 2,000 rows are about 600 steps, about 20 min."
+
+
+def test_the_number_of_rows_must_be_known():
+    assert effort(config(), SAMPLE, None) is None
+    whole = dataclasses.replace(SAMPLE, is_all=True)
+    assert effort(config(), whole, None).passes == pytest.approx(5)
+    assert effort(config(), dataclasses.replace(SAMPLE, lengths=()), 2000) is None
+    assert effort_words(config(), None, None, None) == ""
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (100, "100 steps are about 0.5 passes over 2,000 rows, about 100 s."),
+        (1, "1 step is about less than 0.01 passes over 2,000 rows, about 1 s."),
+        (200, "200 steps are about 1 pass over 2,000 rows, about 3.33 min."),
+        (9000, "9,000 steps are about 45 passes over 2,000 rows, about 2.5 h."),
+    ],
+)
+def test_it_is_one_sentence(steps, words):
+    asked = config(train__steps=steps)
+    assert effort_words(asked, effort(asked, SAMPLE, 2000), float(steps), None) == words
+
+
+def test_many_passes_over_few_rows_are_doubted():
+    few = dataclasses.replace(SAMPLE, is_all=True)
+    assert effort(config(train__steps=500), few, None).doubt is None
+    found = effort(config(train__steps=800), few, None)
+    assert found.doubt.startswith("About 40 passes over 200 rows teach a model to repeat them")
+    one = Sample(rows=1, skipped=0, lengths=(9,), percent_filled=None, is_all=True)
+    assert "over a single row teach" in effort(config(), one, None).doubt
+    assert effort(config(train__steps=10**6), SAMPLE, 2000).doubt is None

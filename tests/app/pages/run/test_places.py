@@ -1,0 +1,60 @@
+"""Where the units of a run live, by the plan that was recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.pages.run.places import places
+from engine.planning.schedule.choices import PlanChoices
+from engine.runs.record.events import PlanBuilt, RunStarted
+from engine.runs.record.snapshot import RunSnapshot
+from tests.app.verdict.made_runs import fold
+
+UNITS = ["embed", *(f"block {k}" for k in range(8)), "head"]
+
+
+def seen(choices: dict, device: str = "cuda", units: list[str] | None = None) -> RunSnapshot:
+    return fold(
+        PlanBuilt(choices=choices),
+        RunStarted(name="run", device=device, units=UNITS if units is None else units),
+    )
+
+
+def test_rows_say_what_lives_where_and_what_updates_it():
+    homes = ("block 4", "head")
+    choices = PlanChoices(settled_units=3, resident_blocks=2, device_homes=homes, update_buffers=4)
+    found = places(seen(choices.to_dict()))
+    assert (
+        found["said"] == "Embed and blocks 0 to 1 live on the GPU, blocks 2 to 7 and head in RAM."
+    )
+    assert found["rows"] == [
+        ["embed and blocks 0 to 1", "GPU", "GPU"],
+        ["blocks 2 to 5", "RAM", "host; 1 of them: GPU"],
+        ["blocks 6 to 7", "RAM", "host"],
+        ["head", "RAM", "GPU"],
+    ]
+    parked = places(seen(PlanChoices(parked_gradients=True).to_dict()))
+    assert parked["rows"] == [["the whole model", "RAM, gradients: GPU", "host"]]
+
+
+def test_on_a_cpu_everything_is_in_ram():
+    found = places(seen(PlanChoices().to_dict(), device="cpu"))
+    assert found["said"] == "The whole model lives in RAM, where blocks compute."
+    assert found["rows"] == [["the whole model", "RAM", "CPU"]]
+
+
+def test_a_record_of_an_earlier_version_had_no_unit_on_the_gpu():
+    found = places(seen({"rounds": 1, "slots": 2}))
+    assert found["rows"] == [["the whole model", "RAM", "host"]]
+
+
+@pytest.mark.parametrize("damage", [-3, "many", None, 1e9, [1], 10**30, True])
+def test_a_damaged_record_is_read_as_far_as_it_goes(damage):
+    choices = {"settled_units": damage, "resident_blocks": damage, "device_homes": damage}
+    rows = places(seen(choices | {"parked_gradients": damage}))["rows"]
+    assert rows and all(isinstance(text, str) for row in rows for text in row)
+
+
+def test_without_a_plan_or_units_nothing_is_said():
+    assert places(seen({})) is None
+    assert places(seen(PlanChoices().to_dict(), units=[])) is None

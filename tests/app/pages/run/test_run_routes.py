@@ -1,0 +1,394 @@
+"""The Runs tab is tested through its routes: the list, a run's name and details, deletion and
+export.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+import threading
+import time
+from urllib.parse import urlencode
+
+import pytest
+
+from app.session import run_list as run_list_module
+from app.session.session import Session
+from app.shared.run_table import Asked
+from engine.config.export_choice import ExportChoice
+from engine.errors import RunError
+from engine.runs.record.events import StateChanged
+from engine.runs.record.following import replay
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import open_run
+from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.summaries.about import write_about
+from engine.runs.summaries.benchmark_results import RESULTS_FILE, append_benchmarks
+from tests.support.measured import SEVERAL
+from tests.support.routes import wait_for
+from tests.support.sessions import CONFIG, at_once, finished_run, get, post
+from tests.support.synthetic_run import run_events
+
+# ------------------------------------------------------------------ the list
+
+
+def test_the_list_of_runs(session):
+    folder = finished_run(session, name="<b>bold</b>")
+    listed = get(session, "/api/runs").json()["runs"]
+    assert [run["id"] for run in listed] == [folder.id]
+    assert listed[0]["name"] == "<b>bold</b>" and listed[0]["state"] == "finished"
+
+
+@pytest.mark.parametrize("body", [[], {"command": 3}, {}, {"command": "explode"}])
+def test_wrong_requests_are_refused_in_a_sentence(session, body):
+    folder = finished_run(session)
+    answer = post(session, f"/api/runs/{folder.id}/control", body)
+    assert answer.status_code == 409 and answer.json()["error"]
+
+
+def test_many_who_ask_at_once_have_the_runs_read_once(session, monkeypatch):
+    finished_run(session)
+    reads, read = [], run_list_module.summarize
+
+    def slowly(folder):
+        reads.append(folder.id)
+        time.sleep(0.05)
+        return read(folder)
+
+    monkeypatch.setattr(run_list_module, "summarize", slowly)
+    monkeypatch.setattr(run_list_module, "LIST_SECONDS", 60.0)
+    answers = at_once(10, lambda number: session.runs_to_show(Asked()))
+    assert {len(answer.shown) for answer in answers} == {1} and len(reads) == 1
+    monkeypatch.setattr(run_list_module, "saved_steps", None)
+    assert session.runs_to_show(Asked()).shown[0].weights.can_talk is False, (
+        "nothing of a run is looked up outside the list that is kept"
+    )
+    session._list.forget()
+    monkeypatch.undo()
+    finished_run(session)
+    assert len(session.runs()) == 2
+
+
+def test_a_run_is_read_again_only_if_its_folder_has_changed(session, monkeypatch):
+    one, two = (finished_run(session) for _ in range(2))
+    reads, read = [], run_list_module.summarize
+
+    def counted(folder):
+        reads.append(folder.id)
+        return read(folder)
+
+    monkeypatch.setattr(run_list_module, "summarize", counted)
+
+    def read_now():
+        reads.clear()
+        session._list.forget()
+        session.runs()
+        return set(reads)
+
+    assert read_now() == {one.id, two.id} and read_now() == set()
+    write_about(one, "Another name", "")
+    assert read_now() == {one.id} and read_now() == set()
+    (two.checkpoints_path / "step-40").mkdir(parents=True)
+    assert read_now() == {two.id}
+    with one.lock():
+        assert read_now() == {one.id}, "it is under way now"
+    assert read_now() == {one.id} and read_now() == set()
+
+
+def test_runs_are_searched_filtered_and_sorted(session):
+    first, second, third = (
+        finished_run(session, name=name) for name in ("Alpha one", "Beta", "Alpha two")
+    )
+    write_about(second, "Beta", "the good one", ["keep", "rank 8"])
+    (third.path / "events.jsonl").unlink()
+
+    def asked(**query):
+        answer = get(session, f"/api/runs?{urlencode(query)}").json()
+        assert answer["total"] == 3 and answer["found"] >= len(answer["runs"])
+        return [row["name"] for row in answer["runs"]]
+
+    session._list.forget()
+    assert asked() == asked(sort="no order") == asked(limit=0)
+    assert sorted(asked(search="ALPHA")) == ["Alpha one", "Alpha two"]
+    assert asked(search="good beta") == asked(tag="keep") == asked(search="rank") == ["Beta"]
+    assert asked(search="nothing like it") == [] and asked(tag="no tag") == []
+    assert set(asked(state="finished")) == {"Alpha one", "Beta"}
+    assert asked(sort="name") == ["Alpha one", "Alpha two", "Beta"]
+    assert len(asked(limit=2)) == 2
+    answer = get(session, "/api/runs?sort=largest").json()
+    assert [tag["value"] for tag in answer["tags"]] == ["keep", "rank 8"]
+    assert {state["value"] for state in answer["states"]} == {"finished", "interrupted"}
+    assert {row["id"] for row in answer["runs"]} == {first.id, second.id, third.id}
+    (row,) = (row for row in answer["runs"] if row["id"] == first.id)
+    assert len(row["curve"]) == 40 and row["held_out"] and row["size"].endswith(("KiB", "MiB"))
+
+
+def test_curves_are_given_as_csv(session):
+    folder = finished_run(session)
+    answer = get(session, f"/api/runs/{folder.id}/curves.csv")
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert f"{folder.id}-curves.csv" in answer.headers["content-disposition"]
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    snapshot = RunSnapshot()
+    for record in replay(folder.events_path):
+        snapshot.apply(record)
+    told = [row for row in rows if row["loss"]]
+    assert [int(row["step"]) for row in told] == list(snapshot.steps.step)
+    assert [float(row["loss"]) for row in told] == list(snapshot.steps.loss)
+    held_out = [float(row["held_out_loss"]) for row in rows if row["held_out_loss"]]
+    assert held_out == list(snapshot.evals.loss) and held_out
+    assert get(session, "/api/runs/none/curves.csv").status_code == 404
+
+
+def test_the_resume_of_a_stopped_run_waits_in_the_queue(session, engine):
+    folder = finished_run(session, run_events(60, ended="stopped"))
+    (folder.checkpoints_path / "step-40").mkdir(parents=True)
+    finished = finished_run(session)
+    active = session.start(CONFIG)
+    session._list.forget()
+    rows = {row["id"]: row["actions"] for row in get(session, "/api/runs").json()["runs"]}
+    assert "queue" in rows[folder.id] and "resume" not in rows[folder.id]
+    assert "queue" not in rows[finished.id]
+    answer = post(session, "/api/queue/resume", {"run": folder.id})
+    (row,) = answer.json()["queue"]["rows"]
+    assert row["resumes"] == folder.id and row["differs"] == ""
+    again = post(session, "/api/queue/resume", {"run": folder.id})
+    assert again.status_code == 409 and "already" in again.json()["error"]
+    for run_id in (finished.id, active, "none"):
+        assert post(session, "/api/queue/resume", {"run": run_id}).status_code == 409
+    engine.runs[0].request("stop")
+    wait_for(lambda: len(engine.runs) == 2 and engine.runs[1].id == folder.id)
+    wait_for(lambda: not session.queue.listed())
+
+
+def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
+    _, saved, exported = (finished_run(session) for _ in range(3))  # the first has no weights
+    (saved.checkpoints_path / "step-40").mkdir(parents=True)
+    exported.export_path.mkdir()
+    (exported.export_path / "config.json").write_text("{}")
+
+    def talks():
+        session._list.forget()
+        return {
+            row["id"]
+            for row in get(session, "/api/runs").json()["runs"]
+            if "talk" in row["actions"]
+        }
+
+    assert talks() == {saved.id, exported.id}
+    (saved.path / "config.yaml").write_text("{")
+    paused = session.start(CONFIG)
+    wait_for(open_run(session.runs_dir, paused).events_path.exists)
+    assert talks() == {exported.id}
+    recorder = RunRecorder(engine.runs[0].folder.path, paused)
+    recorder.emit(StateChanged(state="paused"))
+    recorder.close()
+    assert talks() == {exported.id, paused}
+
+
+def test_a_run_is_deleted_unless_it_is_going_on(session):
+    folder = finished_run(session)
+    assert (
+        "delete"
+        in next(row for row in get(session, "/api/runs").json()["runs"] if row["id"] == folder.id)[
+            "actions"
+        ]
+    )
+    with folder.lock():
+        answer = post(session, f"/api/runs/{folder.id}/delete", {})
+        assert answer.status_code == 409 and folder.path.exists()
+    assert post(session, f"/api/runs/{folder.id}/delete", {}).status_code == 200
+    assert not folder.path.exists() and get(session, "/api/runs").json()["runs"] == []
+    assert get(session, f"/api/live/{folder.id}").status_code == 404
+
+
+def test_damaged_runs_are_listed_beside_the_others(session):
+    good, damaged, gone = (finished_run(session) for _ in range(3))
+    (damaged.path / "config.yaml").write_bytes(b"\xff{")
+    (damaged.path / "about.json").write_text("{")
+    (gone.path / "config.yaml").unlink()
+    rows = {row["id"]: row for row in get(session, "/api/runs").json()["runs"]}
+    assert rows[good.id]["state"] == "finished"
+    for folder in (damaged, gone):
+        assert rows[folder.id]["state"] == "unreadable" and rows[folder.id]["actions"] == [
+            "details",
+            "delete",
+        ]
+        found = get(session, f"/api/runs/{folder.id}/details").json()
+        assert found["commands"] == [] and bool(found["config_problem"]) == (folder is gone)
+
+
+def test_an_interrupted_run_can_be_resumed_from_the_list(session):
+    folder = finished_run(session, run_events(5, total=10, ended=None))
+    (row,) = get(session, "/api/runs").json()["runs"]
+    assert row["state"] == "interrupted" and "resume" in row["actions"] and folder.id == row["id"]
+
+
+# ------------------------------------------------------------------ names and details
+
+
+def test_a_run_is_renamed_in_the_list_and_in_the_bar(session):
+    folder = finished_run(session)
+    get(session, f"/api/live/{folder.id}")
+    about = {"name": " Better ", "note": "as it <i>was</i>", "tags": ["<b>", " a ", "", "a"]}
+    answer = post(session, f"/api/runs/{folder.id}/describe", about)
+    told = {"name": "Better", "note": "as it <i>was</i>", "tags": ["<b>", "a"]}
+    assert answer.json() == told
+    without_tags = {"name": "Better", "note": "as it <i>was</i>"}
+    assert post(session, f"/api/runs/{folder.id}/describe", without_tags).json() == told
+    (row,) = get(session, "/api/runs").json()["runs"]
+    assert {name: row[name] for name in told} == told and row["id"] == folder.id
+    details = get(session, f"/api/runs/{folder.id}/details").json()
+    assert details["tags"] == "<b>, a"
+    wait_for(lambda: get(session, f"/api/live/{folder.id}").json()["bar"]["name"] == "Better")
+    bar = get(session, f"/api/live/{folder.id}").json()["bar"]
+    assert bar["note"] == "as it <i>was</i>" and "Better" in bar["title"]
+    for wrong in (
+        {"name": "x"},
+        {"name": 1, "note": ""},
+        {"name": "a\nb", "note": ""},
+        {"name": "", "note": "", "tags": "a"},
+        {"name": "", "note": "", "tags": ["x" * 41]},
+        {"name": "", "note": "", "tags": [str(number) for number in range(13)]},
+    ):
+        assert post(session, f"/api/runs/{folder.id}/describe", wrong).status_code == 409
+    assert post(session, "/api/runs/none/describe", {"name": "", "note": ""}).status_code == 409
+
+
+def test_the_details_of_a_run_are_its_exact_settings_and_commands(session):
+    folder = finished_run(session, run_events(5, total=10, ended="stopped"))
+    (folder.path / "stderr.txt").write_text("a warning\n")
+    found = get(session, f"/api/runs/{folder.id}/details").json()
+    assert (
+        found["config"] == (folder.path / "config.yaml").read_text()
+        and found["config_name"] == "Fake"
+    )
+    runs = str(session.runs_dir)
+    assert [command["text"] for command in found["commands"]] == [
+        f"python launch.py train --resume {folder.id} --runs-dir {runs}",
+        f"python launch.py train {runs}/{folder.id}/config.yaml --runs-dir {runs}",
+    ]
+    assert found["printed"] == ["a warning"]
+    finished = get(session, f"/api/runs/{finished_run(session).id}/details").json()
+    assert [command["label"] for command in finished["commands"]] == [
+        "A new run with the same settings"
+    ]
+    assert get(session, "/api/runs/none/details").status_code == 404
+
+
+def test_the_commands_are_quoted_for_a_shell(tmp_path, engine):
+    session = Session(tmp_path / "my runs; $HOME", engine.calls())
+    folder = finished_run(session)
+    (command,) = get(session, f"/api/runs/{folder.id}/details").json()["commands"]
+    assert shlex.split(command["text"])[3:] == [
+        str(folder.path / "config.yaml"),
+        "--runs-dir",
+        str(session.runs_dir),
+    ]
+
+
+# ------------------------------------------------------------------ export
+
+
+def test_export_is_a_job(session, engine, tmp_path):
+    folder = finished_run(session)
+    job = post(session, f"/api/runs/{folder.id}/export", {"folder": str(tmp_path / "model")}).json()
+    wait_for(lambda: get(session, f"/api/jobs/{job['id']}").json()["state"] == "done")
+    done = get(session, f"/api/jobs/{job['id']}").json()
+    assert done["result"] == f"Exported the model of step 7 to {tmp_path / 'model'}."
+    assert (done["done"], done["total"]) == (1, 2)
+    assert engine.asked == [(folder.id, tmp_path / "model", ExportChoice())]
+    assert post(session, f"/api/runs/{folder.id}/export", {"folder": " "}).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("given", "private"),
+    [({}, True), ({"seen_by": "owner"}, True), ({"seen_by": "everyone"}, False)],
+)
+def test_a_push_is_a_job_and_private_unless_asked(session, engine, tmp_path, given, private):
+    folder = finished_run(session)
+    wanted = {"folder": str(tmp_path / "model"), "repository": " me/tiny ", **given}
+    job = post(session, f"/api/runs/{folder.id}/push", wanted).json()
+    wait_for(lambda: get(session, f"/api/jobs/{job['id']}").json()["state"] == "done")
+    done = get(session, f"/api/jobs/{job['id']}").json()
+    assert done["result"] == f"Pushed {tmp_path / 'model'} to https://hub.example/me/tiny."
+    assert (done["title"], done["done"], done["total"]) == ("The push to me/tiny", 1, 2)
+    assert engine.asked == [(tmp_path / "model", "me/tiny", private)]
+    for lacks in ({"folder": " "}, {"repository": ""}):
+        assert post(session, f"/api/runs/{folder.id}/push", wanted | lacks).status_code == 409
+
+
+def test_take_home_says_what_to_type_and_whether_the_template_was_checked(session):
+    folder = finished_run(session, name="Roman Numerals!")
+    home = get(session, f"/api/runs/{folder.id}/details").json()["home"]
+    texts = "\n".join(row["text"] for row in home["rows"])
+    for words in (
+        "from transformers import",
+        "vllm serve",
+        "llama-cli",
+        "ollama run roman-numerals",
+    ):
+        assert words in texts
+    assert home["template"] == "" and home["pushed"] == ""
+    folder.export_path.mkdir()
+    (folder.export_path / "config.json").write_text("{}")
+    for content, words in (
+        (None, "has no Modelfile"),
+        ('FROM .\nTEMPLATE """x"""\n', "both were compared"),
+        ("FROM .\n# There is no TEMPLATE here: it has none.\n", "no TEMPLATE: it has none."),
+    ):
+        if content is not None:
+            (folder.export_path / "Modelfile").write_text(content)
+        home = get(session, f"/api/runs/{folder.id}/details").json()["home"]
+        assert words in home["template"] and home["pushed"] == str(folder.export_path.resolve())
+        assert f"vllm serve {folder.export_path.resolve()}" in [row["text"] for row in home["rows"]]
+
+
+def test_take_home_says_what_to_type_for_an_adapter(session):
+    folder = finished_run(session)
+    details = get(session, f"/api/runs/{folder.id}/details").json()
+    assert not details["home"]["has_adapters"]
+    folder.export_path.mkdir()
+    (folder.export_path / "adapter_config.json").write_text("{}")
+    home = get(session, f"/api/runs/{folder.id}/details").json()["home"]
+    texts = "\n".join(row["text"] for row in home["rows"])
+    assert "AutoPeftModelForCausalLM" in texts and "--enable-lora --lora-modules" in texts
+    assert "ollama" not in texts and home["pushed"] == str(folder.export_path.resolve())
+    assert home["template"] == "An adapter has no Modelfile; export the whole model for Ollama."
+
+
+def test_take_home_has_the_benchmarks_of_the_weights(session):
+    folder = finished_run(session)
+
+    def home():
+        return get(session, f"/api/runs/{folder.id}/details").json()["home"]
+
+    assert home()["benchmarks"] == {"rows": [], "said": ""}
+    typed = {row["label"]: row["text"] for row in home()["rows"]}
+    assert "Measure it on benchmarks" not in typed
+    (folder.checkpoints_path / "step-3").mkdir(parents=True)
+    typed = {row["label"]: row["text"] for row in home()["rows"]}
+    _, command = typed["Measure it on benchmarks"].split(" eval ")
+    assert shlex.split(command)[:3] == [folder.id, "--tasks", "arc_easy"]
+    append_benchmarks(folder.path, SEVERAL)
+    assert [row["task"] for row in home()["benchmarks"]["rows"]] == [one.task for one in SEVERAL]
+    (folder.path / RESULTS_FILE).write_bytes(b"\xff\n{}\n")
+    assert home()["benchmarks"] == {
+        "rows": [],
+        "said": f"2 lines of {RESULTS_FILE} are damaged and left out.",
+    }
+
+
+def test_a_failed_job_says_why_and_jobs_take_turns(session):
+    folder = finished_run(session)
+    gate = threading.Event()
+    session.jobs.start("The export of x", lambda job: gate.wait(5) and "")
+    with pytest.raises(RunError, match="The export of x is still under way"):
+        session.export(folder.id, "somewhere")
+    gate.set()
+    wait_for(lambda: session.jobs.find(1).state == "done")
+    job = session.export(folder.id, "full")
+    wait_for(lambda: job.state == "failed")
+    assert job.error == "The disk is full."
+    assert get(session, "/api/jobs/99").status_code == 404

@@ -1,0 +1,163 @@
+"""A run that made its model worse is called so wherever it is shown, and nowhere green.
+
+It is a real run with learning rate 5, recorded by `tests/support/recorded_runs.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from app.pages.run.best import best_of
+from app.pages.run.learning_figures import loss_figure
+from app.pages.run.result import result
+from app.pages.run.run_log import RunLog
+from app.pages.runs.comparison import Compared, comparison
+from app.pages.runs.key_figures import key_figures
+from app.session.glances import looked_at
+from app.shared.run_bar import ShownRun, run_bar
+from app.shared.run_row import Look, recent_row, run_row
+from app.verdict.judge import verdict
+from engine.runs.record.events import ExactMatchMeasured, RunEnded
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run
+from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.summaries.glance import Sparkline, read_sparkline
+from engine.runs.summaries.listing import summarize
+from engine.training.checkpoints.saved_on_disk import SavedSteps
+from tests.app.verdict.made_runs import CONFIG
+from tests.support.recorded_runs import read
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns the folder of the recorded run."""
+    made = create_run(tmp_path, CONFIG)
+    recorder = RunRecorder(made.path, made.id)
+    for record in read("ends", "rate-5"):
+        recorder.emit(record.event)
+    recorder.close()
+    return made
+
+
+@pytest.fixture
+def snapshot():
+    found = RunSnapshot()
+    for record in read("ends", "rate-5"):
+        found.apply(record)
+    return found
+
+
+def test_no_evaluation_of_it_is_the_best(snapshot):
+    assert min(snapshot.evals.loss[1:]) > snapshot.evals.loss[0]
+    assert best_of(snapshot) is None
+    assert not any("best" in line.get("name", "") for line in loss_figure(snapshot, "step")["data"])
+
+
+def test_it_is_red_and_never_said_to_learn_at_any_evaluation():
+    found = RunSnapshot()
+    for record in read("ends", "rate-5"):
+        found.apply(record)
+        if len(found.steps) and found.step % 30 == 0:
+            told = verdict(found, "running")
+            assert told.headline.tone == "bad"
+            assert all(each.tone != "good" or each.rule == "speed" for each in told.also)
+            assert "It learns" not in str(told)
+
+
+def test_its_row_its_curve_and_its_entry_in_the_sidebar_are_red(folder):
+    run, look = summarize(folder), Look(read_sparkline(folder.events_path))
+    row = run_row(run, look=look)
+    assert (row["word"], row["tone"], row["curve_tone"]) == ("Finished", "bad", "bad")
+    assert row["worse"].startswith("Worse than before training: held-out loss 6.07")
+    assert "6.073 before training" in row["held_out"]
+    assert recent_row(run, look)["tone"] == "bad" and recent_row(run)["tone"] == "good"
+
+
+def test_its_bar_and_its_card_are_red(snapshot):
+    bar = run_bar(snapshot, ShownRun("run-1", "x", is_running=False), verdict(snapshot, "finished"))
+    assert bar["tone"] == "bad" and bar["title"].startswith("✗")
+    assert "diverged" in bar["sentence"] and "best" not in bar["sentence"]
+    card = result(snapshot, "finished", SavedSteps(150, 150))
+    assert card["tone"] == "bad" and card["title"].endswith(": worse than before training")
+    held_out = next(row for row in card["rows"] if row["label"] == "Held-out loss")
+    alone = result(snapshot, "finished", SavedSteps())
+    assert alone["tone"] == "bad" and not alone["rows"]
+    assert (held_out["from"], held_out["since"]) == ("6.073", "before training")
+    assert held_out["note"] == "no lower than before training"
+
+
+def test_a_run_that_memorizes_its_rows_is_amber():
+    """Its badge and its card were green, and only a sentence below them said so."""
+    found = RunSnapshot()
+    for record in read("ends", "six-rows"):
+        found.apply(record)
+    bar = run_bar(found, ShownRun("run-1", "x", is_running=False), verdict(found, "finished"))
+    assert bar["tone"] == "warn" and bar["title"].startswith("!")
+    card = result(found, "finished", SavedSteps(found.step, found.step))
+    assert card["tone"] == "warn" and card["title"].endswith(": it memorizes its rows")
+    healthy = RunSnapshot()
+    for record in read("ends", "healthy"):
+        healthy.apply(record)
+    assert result(healthy, "finished", SavedSteps(healthy.step))["tone"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "tone"), [("six-rows", "warn"), ("healthy", "good"), ("rate-5", "bad")]
+)
+def test_a_run_has_one_color_wherever_it_is_listed(tmp_path, name, tone):
+    """A run that memorizes its rows was green in Runs, in the sidebar and in a comparison."""
+    made, found = create_run(tmp_path, CONFIG), RunSnapshot()
+    recorder = RunRecorder(made.path, made.id)
+    for record in read("ends", name):
+        recorder.emit(record.event)
+        found.apply(record)
+    recorder.close()
+    run, look = summarize(made), looked_at(made)
+    bar = run_bar(found, ShownRun("run-1", "x", is_running=False), verdict(found, "finished"))
+    compared = comparison([Compared(run.id, "x", run.state, found, {})] * 2, "step")
+    tones = [run_row(run, look=look), recent_row(run, look), bar, *compared["runs"]]
+    assert [shown["tone"] for shown in tones] == [tone] * 5
+    assert run_row(run, look=look)["curve_tone"] == tone
+
+
+def test_the_least_bad_of_such_runs_is_not_the_best(snapshot):
+    healthy = RunSnapshot()
+    for record in read("ends", "healthy"):
+        healthy.apply(record)
+    other = RunSnapshot()
+    for record in read("ends", "rate-5"):
+        if not isinstance(record.event, RunEnded):
+            other.apply(record)
+        if other.step == 90 and len(other.evals) == 4:
+            break
+    rows = {row["name"]: row for row in key_figures([snapshot, other], same_data=True)}
+    assert rows["Held-out loss, lowest"]["best"] == rows["Held-out loss, last"]["best"] == []
+    rows = {row["name"]: row for row in key_figures([snapshot, healthy], same_data=True)}
+    assert rows["Held-out loss, lowest"]["best"] == [1]
+
+
+def test_answers_before_training_are_not_what_a_run_answered(tmp_path):
+    """A run that was asked only before training was listed with "answered 0 of 16"."""
+    made = create_run(tmp_path, CONFIG)
+    recorder = RunRecorder(made.path, made.id)
+    recorder.emit(ExactMatchMeasured(0, "before", 0, 16))
+    sparkline = read_sparkline(made.events_path)
+    assert (sparkline.correct, sparkline.total, sparkline.accuracy) == (0, 0, None)
+    assert run_row(summarize(made), look=Look(sparkline))["accuracy"] == ""
+    recorder.emit(ExactMatchMeasured(30, "after", 4, 16))
+    recorder.close()
+    assert read_sparkline(made.events_path).accuracy == 0.25
+    assert Sparkline().accuracy is None
+    before = RunSnapshot(exact_matches=[ExactMatchMeasured(0, "before", 0, 16)])
+    (row,) = [row for row in key_figures([before], True) if "answered" in row["name"]]
+    assert row["texts"] == ["–"]
+
+
+def test_the_log_says_finished_once(folder):
+    recorder = RunRecorder(folder.path, folder.id)
+    recorder.emit(RunEnded("finished", "Finished all 450 steps."))
+    recorder.emit(RunEnded("failed", "The GPU was lost."))
+    recorder.close()
+    texts = [entry["text"] for entry in RunLog(folder.events_path).entries()["entries"]]
+    assert "Finished all 450 steps." in texts and "Failed: The GPU was lost." in texts
+    assert not any(text.startswith("Finished: Finished") for text in texts)

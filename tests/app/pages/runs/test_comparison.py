@@ -1,0 +1,179 @@
+"""Runs are shown side by side: their curves, their key figures, and the settings that differ."""
+
+from __future__ import annotations
+
+import json
+
+import plotly.graph_objects as go
+import pytest
+
+from app.pages.runs.comparison import (
+    COLOURS,
+    CURVE_POINTS,
+    FIGURES,
+    Compared,
+    comparison,
+    labels,
+)
+from app.pages.runs.setting_differences import (
+    by_dotted_name,
+    differing_settings,
+    queued_differences,
+)
+from engine.config.settings import TrainConfig
+from engine.runs.record.events import ExactMatchMeasured
+from engine.runs.record.snapshot import RunSnapshot
+from tests.support.synthetic_run import records, run_events
+
+CONFIG = TrainConfig.from_dict({"name": "Run", "model": {"source": "m"}, "data": {"source": "d"}})
+
+
+def fold(events):
+    snapshot = RunSnapshot()
+    for record in records(events):
+        snapshot.apply(record)
+    return snapshot
+
+
+def compared(name="Run", steps=60, settings=None, state="finished", **events):
+    values = {"name": name, **by_dotted_name(CONFIG.to_dict()), **(settings or {})}
+    return Compared(f"id-{name}", name, state, fold(run_events(steps, **events)), values)
+
+
+# ------------------------------------------------------------------ figures
+
+
+@pytest.mark.parametrize("axis", ["step", "time"])
+def test_each_run_has_one_colour_and_its_name_as_text(axis):
+    hostile = "<img src=x onerror=1> & co"
+    runs = [compared("Plain"), compared(hostile, 3000, gpu=False), compared("Empty", 0, ended=None)]
+    answer = comparison(runs, axis)
+    json.dumps(answer, allow_nan=False)
+    assert [run["name"] for run in answer["runs"]] == ["Plain", hostile, "Empty"]
+    assert [run["colour"] for run in answer["runs"]] == list(COLOURS[:3])
+    for figure in answer["figures"].values():
+        go.Figure(figure)
+        by_name = {}
+        for trace in figure["data"]:
+            assert "<" not in trace["name"] and len(trace["x"]) <= CURVE_POINTS
+            by_name.setdefault(trace["name"].removesuffix(", held out"), set()).add(
+                trace["line"]["color"]
+            )
+        assert all(len(colours) == 1 for colours in by_name.values())
+        assert by_name["Plain"] == {COLOURS[0]} and by_name[
+            "&lt;img src=x onerror=1&gt; &amp; co"
+        ] == {COLOURS[1]}
+        assert figure["layout"]["xaxis"].get("type") == ("date" if axis == "time" else None)
+
+
+def test_memory_has_a_second_row_where_a_run_has_a_gpu():
+    both = FIGURES["memory"]([compared("a"), compared("b", gpu=False)], ["a", "b"], "step")
+    assert [trace.get("yaxis") for trace in both["data"]] == [
+        None,
+        "y2",
+        None,
+    ] and "yaxis2" in both["layout"]
+    cpu = FIGURES["memory"]([compared("a", gpu=False)], ["a"], "step")
+    assert "yaxis2" not in cpu["layout"]
+
+
+def test_runs_without_a_step_say_so():
+    figure = FIGURES["loss"]([compared("a", 0, ended=None)], ["a"], "step")
+    assert "made a step yet" in figure["layout"]["annotations"][0]["text"]
+
+
+# ------------------------------------------------------------------ numbers and settings
+
+
+def test_key_figures_mark_the_better_value():
+    slow = compared("slow", 40, total=200)
+    rows = {row["name"]: row for row in comparison([compared("long", 200), slow], "step")["rows"]}
+    assert rows["Steps"] == {"name": "Steps", "texts": ["200", "40"], "best": []}
+    assert rows["Final loss (mean of the last steps)"]["best"] == [0]
+    assert (
+        rows["Time of a step (median)"]["texts"] == ["0.25 s", "0.25 s"]
+        and rows["Time of a step (median)"]["best"] == []
+    )
+    assert rows["Host memory, peak"]["texts"] == ["100 GiB", "100 GiB"]
+    cpu = {
+        row["name"]: row
+        for row in comparison([compared("a"), compared("b", 0, ended=None)], "step")["rows"]
+    }
+    assert (
+        cpu["GPU memory, peak"]["texts"] == ["43.0 GiB", "–"]
+        and cpu["GPU memory, peak"]["best"] == []
+    )
+
+
+def test_only_settings_that_differ_are_listed():
+    other = {"train.learning_rate": 1e-4, "train.epochs": 2.0, "name": "other"}
+    runs = [compared("a").settings, compared("b", settings=other).settings]
+    assert differing_settings(runs) == [
+        {"name": "train.epochs", "texts": ["null", "2.0"]},
+        {"name": "train.learning_rate", "texts": ["1e-05", "0.0001"]},
+    ]
+    mix = [{"source": "a.jsonl", "weight": 2}]
+    mixed = compared("b", settings={"data.source": mix}).settings
+    (row,) = differing_settings([compared("a").settings, mixed])
+    assert row["texts"] == ["d", '[{"source": "a.jsonl", "weight": 2}]']
+    assert differing_settings([compared("a").settings, compared("b").settings]) == []
+
+
+def test_an_entry_of_the_queue_shows_in_what_it_differs():
+    plain = CONFIG.to_dict()
+    faster = CONFIG.with_values({"name": "Other", "train.learning_rate": 1e-4}).to_dict()
+    assert queued_differences([plain]) == [""]
+    assert queued_differences([plain, faster, plain]) == [
+        "train.learning_rate: 1e-05",
+        "train.learning_rate: 0.0001",
+        "train.learning_rate: 1e-05",
+    ]
+
+
+def test_no_loss_is_called_the_best_across_different_data():
+    def best_of(answer):
+        return {row["name"] for row in answer["rows"] if row["best"]}
+
+    long, short = compared("a", 200), compared("b", 40, total=200)
+    same = comparison([long, short], "step")
+    assert "Final loss (mean of the last steps)" in best_of(same) and not same["caution"]
+    other = compared("b", 40, settings={"data.source": "another"}, total=200)
+    answer = comparison([long, other], "step")
+    assert not {name for name in best_of(answer) if "oss" in name} and "differ" in answer["caution"]
+    unread = Compared("x", "x", "finished", short.snapshot, {})
+    assert "not known" in comparison([long, unread], "step")["caution"]
+    # How rows are packed does not change the rows.
+    packed = compared("b", 40, settings={"data.packing": False}, total=200)
+    assert not comparison([long, packed], "step")["caution"]
+
+
+def test_accuracy_and_rate_are_compared_where_there_are_any():
+    asked = compared("a", settings={})
+    asked.snapshot.exact_matches[:] = [
+        ExactMatchMeasured(step=20, correct=3, total=12),
+        ExactMatchMeasured(step=0, moment="before", total=12),
+    ]
+    not_asked = compared("b")
+    not_asked.snapshot.exact_matches.clear()
+    answer = comparison([asked, not_asked], "time")
+    accuracy = answer["figures"]["accuracy"]
+    assert [trace["y"] for trace in accuracy["data"]] == [[0, 25]]
+    assert not accuracy["is_absent"]
+    rows = {row["name"]: row["texts"] for row in answer["rows"]}
+    assert rows["Held-out prompts answered exactly, last"] == ["25 %", "–"]
+    assert len(answer["figures"]["rate"]["data"]) == 2
+    assert comparison([not_asked] * 2, "step")["figures"]["accuracy"]["is_absent"]
+
+
+def test_a_run_whose_settings_cannot_be_read_differs_in_none():
+    unread = Compared("x", "x", "finished", fold(run_events(5)), {})
+    answer = comparison([compared("a"), compared("b", settings={"train.seed": 7}), unread], "step")
+    assert answer["unread"] == ["x"] and [row["texts"][2] for row in answer["settings"]] == ["–"]
+
+
+def test_runs_of_the_same_name_are_told_apart():
+    one, two, other = (
+        Compared(run_id, name, "finished", RunSnapshot(), {})
+        for run_id, name in (("1", "Same"), ("2", "Same"), ("3", "Other"))
+    )
+    assert labels([one, two, other]) == ["Same (1)", "Same (2)", "Other"]

@@ -1,0 +1,78 @@
+"""Blocks in tiles train as plain transformers does, in float32 and in bf16, and with tiles of one
+size any plan gives the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.config.adapters import Adapters
+from engine.planning.schedule.choices import PlanChoices
+from tests.engine.planning.schedule.test_laws import assert_same_bits, planes_after
+from tests.engine.runtime.test_parity import compare
+from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
+
+TILES = PlanChoices(micro_batches=2, tile_tokens=10)
+SWEEP = "it sweeps over families; a plain run compares a module and adapters"
+FAMILIES = ["llama", "mixtral"]
+OTHER_PLANS = {
+    "kept": dict(kept_blocks=2, resident_blocks=2),
+    "kept in one slot": dict(kept_blocks=3, slots=2),
+    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
+    "in pairs": dict(boundary_blocks=2, host_boundaries=True),
+}
+
+
+@pytest.mark.everything(SWEEP)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_equals_plain_training(family):
+    compare(family, False, 2, TILES)
+
+
+@pytest.mark.everything(SWEEP)
+@pytest.mark.parametrize("family", ["qwen2", "mixtral"])
+def test_training_in_bf16_is_as_near_to_float32_as_plain_training(family):
+    bounds = Bounds(norm=2e-2, update=0.15 if family == "mixtral" else 6e-2)
+    compare_in_bf16(tiny_config(family), Rows(2, 12, 7), TILES, bounds=bounds, steps=2)
+
+
+@pytest.mark.everything("it trains by six plans; the laws of plans do not depend on tiles")
+@pytest.mark.parametrize("family", ["mixtral"])
+def test_any_plan_gives_the_same_bits(family):
+    right = planes_after(TILES, family=family)
+    for changes in OTHER_PLANS.values():
+        assert_same_bits(planes_after(replace(TILES, **changes), family=family), right)
+
+
+def test_evaluation_in_tiles_equals_evaluation_of_whole_rows():
+    plain = plain_model(tiny_config("qwen2"))
+    losses = []
+    for choices in (TILES, PlanChoices(micro_batches=2)):
+        run = streamed(plain, choices)
+        losses.append(run.engine.evaluate(random_batches(2)))
+        run.close()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert torch.isfinite(torch.tensor(losses)).all()
+
+
+def test_adapters_in_tiles_get_the_gradients_of_whole_rows():
+    plain, found = plain_model(tiny_config("qwen2")), []
+    for choices in (TILES, PlanChoices(micro_batches=2)):
+        run = streamed(plain, choices, parts=Adapters(rank=4))
+        for unit in run.model.blocks:  # the second factor of a new adapter is zero
+            for spec in unit.layout.parameters:
+                if spec.adapter:
+                    torch.manual_seed(len(spec.full_name))
+                    run.store.write(unit.name, spec.name, torch.randn(spec.shape) / 10)
+        run.engine.train_step(1, random_batches(2), 1e-3)
+        run.engine.drain()
+        found.append(torch.cat([run.store.tensor(u.name, "grad") for u in run.model.blocks]))
+        run.close()
+    assert (found[0] - found[1]).norm() < 1e-5 * found[1].norm()
+    assert found[1].norm() > 0

@@ -1,0 +1,100 @@
+"""Several ranks train adapters, and parts of a model, as one rank does: to the bit where sums are
+added in the same order, and elsewhere to the rounding of fp32.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config.adapters import Adapters
+from engine.config.trained_parts import Parts
+from tests.engine.runtime.test_ranks import IN_ORDER, UNTIED, assert_near
+from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.trained_ranks import Job, Trained, train
+
+pytestmark = pytest.mark.computing
+
+EVERYWHERE = Adapters(rank=4)
+SOME = Adapters(rank=3, targets=("model.layers.1.self_attn.q_proj",), save_modules=("norm",))
+"""The first block has no backward, and the last one no gradient."""
+TRAINED = {
+    "adapters": EVERYWHERE,
+    "some adapters": SOME,
+    "last block": Parts(last_blocks=1),
+    "norms": Parts(("*norm.weight",)),
+    "head": Parts(("lm_head.weight",)),
+}
+DROPPING = Adapters(rank=4, dropout=0.3)
+PLANS = {
+    "parked": dict(parked_gradients=True),
+    "kept": dict(kept_blocks=1, slots=3, prefetch_depth=2),
+    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
+    "shared outer slot, rounds": dict(shared_outer_slot=True, rounds=2, gradient_sum="device"),
+    "resident": dict(resident_blocks=2),
+}
+
+
+def job_of(parts: Adapters | Parts, dtype: str = "float32", **values) -> Job:
+    return Job(
+        "qwen3",
+        dtype,
+        values.pop("steps", 3),
+        values.pop("micro_batches", 4),
+        UNTIED,
+        IN_ORDER | {"parts": parts} | values,
+    )
+
+
+@pytest.mark.parametrize("dtype, ranks", [("float32", 2), ("bfloat16", 3)])
+@pytest.mark.parametrize("name", TRAINED)
+def test_ranks_with_one_micro_batch_have_the_bits_of_one_rank(name, dtype, ranks):
+    """Frozen weights are gathered as they are, behind those that are trained."""
+    job = job_of(TRAINED[name], dtype, micro_batches=ranks)
+    several, one = train(ranks, job), train(1, job)
+    several.assert_same_bits(one)
+    assert [loss for loss, _ in several.steps] == [loss for loss, _ in one.steps]
+
+
+@pytest.mark.everything(PLAN_SWEEP)
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+def test_so_they_have_where_weights_stay_in_fp32(optimizer, monkeypatch):
+    """Routers are frozen, and have all planes nonetheless."""
+    monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
+    engine = IN_ORDER | {"parts": Adapters(rank=8), "optimizer": optimizer}
+    job = Job("ernie4_5_moe", "bfloat16", 2, 2, {}, engine, exact=True)
+    train(2, job).assert_same_bits(train(1, job))
+
+
+def test_stacked_experts_have_them_too():
+    experts = Adapters(4, target_parameters=("experts.gate_up_proj", "experts.down_proj"))
+    job = Job("mixtral", "float32", 2, 2, UNTIED, IN_ORDER | {"parts": experts})
+    train(2, job).assert_same_bits(train(1, job))
+
+
+@pytest.fixture(scope="module")
+def usual():
+    """Returns what two ranks train by the plan without choices."""
+    made: dict[str, Trained] = {}
+
+    def get(name: str) -> Trained:
+        if name not in made:
+            made[name] = train(2, job_of(TRAINED[name], "bfloat16"))
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", ["adapters", "some adapters"])
+@pytest.mark.parametrize("plan", in_tiers(PLANS, ("parked",), PLAN_SWEEP))
+def test_any_plan_gives_the_same_bits(usual, plan, name):
+    found = train(2, job_of(TRAINED[name], "bfloat16"), **PLANS[plan])
+    common = found.planes.keys() & usual(name).planes.keys()
+    ours, theirs = ({key: each.planes[key] for key in common} for each in (found, usual(name)))
+    Trained(found.steps, ours).assert_same_bits(Trained(found.steps, theirs))
+    assert found.steps == usual(name).steps
+
+
+@pytest.mark.parametrize("ranks, name", [(2, "adapters"), (4, "some adapters"), (4, "norms")])
+def test_ten_steps_are_those_of_one_rank(name, ranks):
+    job = job_of(TRAINED[name], steps=10, max_grad_norm=1.0, loss_chunk=7)
+    assert_near(train(ranks, job), train(1, job))

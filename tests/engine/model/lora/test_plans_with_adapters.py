@@ -1,0 +1,104 @@
+"""Law 2 with adapters: any plan gives the same bits, also where adapters drop a part of their
+input, and a recompute drops the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from engine.config.adapters import Adapters
+from engine.planning.schedule.choices import PlanChoices
+from engine.training.weights.adapter_weights import initialize_adapters
+from tests.engine.planning.schedule.test_laws import assert_same_bits
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.traced import without_kernels
+
+pytestmark = pytest.mark.computing
+
+BASE = PlanChoices(micro_batches=2)
+PLANS = {
+    "one slot": dict(slots=1),
+    "three slots": dict(slots=3, prefetch_depth=2),
+    "resident": dict(resident_blocks=2),
+    "kept": dict(kept_blocks=2),
+    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
+    "settled": dict(settled_units=2),
+    "all settled": dict(settled_units=5),
+    "settled apart": dict(settled_units=2, settled_apart=True, slots=3, prefetch_depth=2),
+    "parked": dict(parked_gradients=True),
+    "device homes": dict(device_homes=("block 1",), update_buffers=2),
+}
+EVERYWHERE = Adapters(rank=4)
+DROPPING = Adapters(rank=4, dropout=0.3)
+SOME = Adapters(rank=4, targets=("model.layers.1.self_attn.q_proj",), save_modules=("norm",))
+"""Nothing of the first block is trained, so it has no backward."""
+
+
+def planes_after(
+    choices: PlanChoices, adapters: Adapters, dtype: str, backend=None
+) -> list[torch.Tensor]:
+    """Every plane but gradients, after three steps that are submitted without draining."""
+    plain = plain_model(tiny_config("qwen3"))
+    run = streamed(plain, choices, dtype=dtype, parts=adapters, backend=backend)
+    initialize_adapters(run.model, run.store, seed=7)
+    for step in (1, 2, 3):
+        run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
+    run.engine.drain()
+    planes = [
+        torch.from_numpy(run.store.content(unit.name, plane, 0, run.store.nbytes(unit.name, plane)))
+        for unit in run.model.units
+        for plane in run.store.planes
+        if plane != "grad"
+    ]
+    planes = [plane.clone() for plane in planes]
+    run.close()
+    return planes
+
+
+CASES = {"everywhere": EVERYWHERE, "dropping": DROPPING, "some": SOME}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return {
+        (case, dtype): planes_after(BASE, CASES[case], dtype)
+        for case in CASES
+        for dtype in ("float32", "bfloat16")
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("plan", PLANS)
+def test_any_plan_gives_the_same_bits(reference, plan, case, dtype):
+    choices = dataclasses.replace(BASE, **PLANS[plan])
+    assert_same_bits(planes_after(choices, CASES[case], dtype), reference[case, dtype])
+
+
+def test_dropout_changes_what_is_learned(reference):
+    pairs = zip(reference["everywhere", "float32"], reference["dropping", "float32"])
+    assert any(not torch.equal(one, other) for one, other in pairs)
+
+
+def test_blocks_with_adapters_are_compiled(monkeypatch):
+    """Compiled ones learn what eager ones do, and nothing is left uncompiled."""
+    without_kernels(monkeypatch)
+    plain = plain_model(tiny_config("llama"))
+    found = []
+    for is_compiled in (False, True):
+        choices = dataclasses.replace(BASE, compiled=is_compiled)
+        run = streamed(plain, choices, parts=EVERYWHERE)
+        initialize_adapters(run.model, run.store, seed=7)
+        losses = []
+        for step in (1, 2):
+            batches = random_batches(2, seed=step)
+            run.engine.train_step(step, batches, 1e-2, lambda home: losses.append(home.loss))
+            run.engine.drain()
+        seconds, problems = run.engine.state.compiling
+        assert not problems and (seconds > 0) == is_compiled
+        found.append(losses)
+        run.close()
+    assert found[1] == pytest.approx(found[0], rel=1e-5)

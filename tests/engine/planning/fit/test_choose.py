@@ -1,0 +1,354 @@
+"""What the planner chooses, and that contradictions are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+
+from engine.config.settings import ModelConfig
+from engine.machine.rates import TYPICAL
+from engine.model.build.build import build_model
+from engine.model.build.measure_shape import shape_of
+from engine.planning.fit import choose as choosing
+from engine.planning.fit.candidates import LEAST_TOKENS, MOST_ROUNDS
+from engine.planning.fit.choose import choose
+from engine.planning.fit.cost_model import Cost, MicroBatch, step_seconds
+from engine.planning.fit.device_memory import (
+    COMFORTABLE,
+    LOGITS_BYTES,
+    SMALL_GPU_BYTES,
+    DeviceMemory,
+    Sizer,
+    size_of_device,
+)
+from engine.planning.fit.job import Job, Target
+from engine.planning.fit.planner import SETTLING_COST, SIMULATED, Planner
+from engine.planning.fit.simulate_step import op_seconds, predicted_seconds
+from engine.planning.schedule.build import build_step_plan
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes, settled_blocks
+from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.schedule import StepPlan
+from engine.planning.schedule.simulate import simulate
+from engine.planning.schedule.validate import validate
+from engine.words import GIB
+from tests.support.chosen import QUICK, big_shape, config, on_gpu
+from tests.support.tiny import tiny_config
+
+pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
+
+
+# ---------------------------------------------------------------------- policy
+
+LIMITS = (12, 16, 20, 24, 28, 32, 48, 80, 139)
+NUMEL = {unit.name: unit.numel for unit in big_shape().units}
+SIZES = PlaneSizes(NUMEL, embed_piece=big_shape().embed_piece)
+
+
+def comfortable(gib: float) -> float:
+    """The bytes of a GPU that automatic choices may fill."""
+    return COMFORTABLE[size_of_device("cuda", round(gib * GIB))] * gib * GIB
+
+
+def plan_of(chosen) -> StepPlan:
+    blocks = [unit for unit in NUMEL if unit.startswith("block")]
+    return build_step_plan(blocks, False, chosen.choices, SIZES)
+
+
+def with_candidates(monkeypatch, gib: float, **changes):
+    """What is chosen, and (seconds, rows of a micro-batch, choices, sizer) of everything that was
+    timed.
+    """
+    seen, timed = [], Planner._timed
+
+    def record(planner, fitting):
+        found = timed(planner, fitting)
+        seen.extend((way.seconds, way.size, way.choices, planner.sizer) for way in found)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Planner, "_timed", record)
+        return on_gpu(gib, **changes), seen
+
+
+def test_memory_is_used_where_it_is_and_saved_where_it_is_not(either):
+    large, middle, small = on_gpu(139), on_gpu(80), on_gpu(24)
+    for chosen in (large, middle):
+        c = chosen.choices
+        assert c.rounds == c.micro_batches > 1 and c.gradient_sum == "device"
+        assert c.kept_blocks == (28 if chosen is large else pytest.approx(26, abs=2))
+        assert not c.host_boundaries and chosen.host_boundary_bytes == 0
+        assert c.device_homes and c.update_buffers > 1
+    assert large.micro_batch_size > middle.micro_batch_size
+    assert (small.choices.rounds, small.choices.gradient_sum, small.choices.kept_blocks) == (
+        1,
+        "vertical",
+        0,
+    )
+    assert small.choices.host_boundaries and small.choices.resident_blocks < 28
+    assert small.host_boundary_bytes == 28 * 148 * 1024 * 3584 * 2
+    for gib in LIMITS:
+        chosen, rows = on_gpu(gib), 148
+        assert chosen.gpu_bytes <= comfortable(gib)
+        assert -(-rows // chosen.micro_batch_size) == chosen.choices.micro_batches
+        assert (
+            chosen.choices.micro_batches % chosen.choices.rounds == 0
+            and chosen.choices.gradient_sum != "host"
+        )
+        assert (
+            chosen.choices.compiled == either
+            and chosen.choices.slots == 2
+            and chosen.choices.prefetch_depth == 1
+        )
+        assert chosen.rounding["rounds"] == chosen.choices.rounds
+        validate(plan_of(chosen))
+
+
+@pytest.mark.parametrize("gib", [24, 48, 139])
+def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
+    chosen, seen = with_candidates(monkeypatch, gib)
+    limit = comfortable(gib)
+    assert all(sizer.total(size, choices) <= limit for _, size, choices, sizer in seen)
+    assert (chosen.micro_batch_size, chosen.choices) in [
+        (size, choices) for _, size, choices, _ in seen
+    ]
+    for _, size, choices, sizer in seen:
+        kept, resident = choices.kept_blocks, choices.resident_blocks
+        placed = dataclasses.replace(
+            choices, device_homes=("head",) if choices.update_buffers else ()
+        )
+        if kept < 28:  # what is kept comes before what stays
+            assert not sizer.fits(
+                size,
+                dataclasses.replace(placed, kept_blocks=kept + 1, resident_blocks=0),
+                sizer.memory.keeping,
+            )
+        if resident < 28 - settled_blocks(28, choices):
+            assert not sizer.fits(
+                size,
+                dataclasses.replace(placed, resident_blocks=resident + 1),
+                sizer.memory.keeping,
+            )
+
+
+@pytest.mark.parametrize("rates", [TYPICAL["cuda"], QUICK], ids=["typical", "quick"])
+@pytest.mark.parametrize("gib", [24, 48, 139])
+def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
+    """The closed form that compares is near the simulation, and nearest where it counts."""
+    shape = big_shape()
+    monkeypatch.setitem(choosing.TYPICAL, "cuda", rates)
+    chosen, seen = with_candidates(monkeypatch, gib)
+
+    def simulated(size, choices) -> float:
+        blocks = [unit.name for unit in shape.blocks]
+        plan = build_step_plan(blocks, False, choices, SIZES)
+        return simulate(plan, op_seconds(plan, shape, rates, MicroBatch(size, 1024))).seconds
+
+    ours = simulated(chosen.micro_batch_size, chosen.choices)
+    assert min(seconds for seconds, *_ in seen) == pytest.approx(ours, rel=0.04)
+    spreads = {}
+    for _, size, choices, _ in sorted(seen, key=lambda way: way[0]):
+        spreads.setdefault((size, choices.rounds), choices)
+    for (size, _), choices in [*spreads.items()][:SIMULATED]:
+        assert ours <= 1.002 * SETTLING_COST * simulated(size, choices)
+    for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0])[:25:6]:
+        exact = simulated(size, choices)
+        assert ours <= 1.03 * exact and 0.65 * exact < seconds < 1.02 * exact
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_the_closed_form_counts_all_work_of_a_model_that_lives_on_the_device(rounds):
+    shape, rates, micro_batch = big_shape(), QUICK, MicroBatch(4, 1024)
+    choices = PlanChoices(
+        micro_batches=rounds,
+        rounds=rounds,
+        settled_units=30,
+        kept_blocks=28,
+        gradient_sum=GradientSum.DEVICE if rounds > 1 else GradientSum.VERTICAL,
+        compiled=True,
+    )
+    exact = predicted_seconds(shape, choices, rates, micro_batch, "cuda")
+    seconds = step_seconds(Cost(shape, rates, micro_batch, True), choices, 0.0)
+    assert 0.95 * exact < seconds <= exact
+
+
+def test_one_more_resident_block_would_not_have_fitted():
+    for gib in (16, 20, 24, 28):
+        chosen = on_gpu(gib)
+        memory = DeviceMemory("cuda", gib * GIB, comfortable(gib), comfortable(gib))
+        sizer = Sizer(Job(big_shape(), config(), 1024), memory, chosen.choices.compiled)
+        assert sizer.total(chosen.micro_batch_size, chosen.choices) == chosen.gpu_bytes
+        more = dataclasses.replace(
+            chosen.choices, resident_blocks=chosen.choices.resident_blocks + 1
+        )
+        assert sizer.fits(chosen.micro_batch_size, chosen.choices)
+        assert not sizer.fits(chosen.micro_batch_size, more)
+
+
+def test_micro_batches_saturate_but_do_not_sprawl():
+    """In one round."""
+    one = dict(engine__rounds=1)
+    assert (
+        on_gpu(139, **one).micro_batch_size == 37
+    )  # 148 = 4 x 37 has no divisor near 16 rows of 1,024 tokens below it
+    assert on_gpu(20, **one).micro_batch_size == 4
+    assert on_gpu(139, train__batch_size=128, **one).micro_batch_size == 32
+    assert on_gpu(139, train__batch_size=128, length=32768, **one).micro_batch_size == 1
+    assert on_gpu(139, train__batch_size=12, **one).micro_batch_size == 12
+    assert on_gpu(139, train__batch_size=12, engine__rounds=3).micro_batch_size == 4
+    assert on_gpu(139, train__micro_batch_size=2, **one).micro_batch_size == 2
+
+
+def test_rounds_are_not_many_and_their_micro_batches_are_not_small():
+    for gib, length, rows in itertools.product((48, 139), (256, 8192), (7, 148, 512)):
+        chosen = on_gpu(gib, length=length, train__batch_size=rows)
+        c = chosen.choices
+        assert c.rounds <= MOST_ROUNDS and -(-rows // chosen.micro_batch_size) == c.micro_batches
+        assert c.rounds == 1 or chosen.micro_batch_size * length >= LEAST_TOKENS
+    asked = on_gpu(139, train__micro_batch_size=4)
+    assert (
+        asked.micro_batch_size == 4
+        and asked.choices.micro_batches == 37
+        and asked.choices.rounds in (1, 37)
+    )
+
+
+def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs(monkeypatch):
+    _, seen = with_candidates(monkeypatch, 139)
+    sizer, size = next((sizer, size) for _, size, choices, sizer in seen if choices.spare_buffers)
+    base = PlanChoices(
+        micro_batches=2,
+        rounds=2,
+        gradient_sum="device",
+        kept_blocks=20,
+        update_buffers=8,
+        compiled=True,
+        device_homes=("embed",),
+    )
+    piece = 14 * max(unit.numel for unit in sizer.shape.blocks)
+    activations = sizer.shape.blocks[0].compiled_activations.of(size, sizer.row_length)
+    for spare in (4, 8):
+        lenders = sizer.spare_blocks(size, base, spare)
+        assert (lenders - 1) * activations >= spare * piece > (lenders - 2) * activations
+        more = dataclasses.replace(
+            base, update_buffers=8 + spare, spare_buffers=spare, spare_blocks=lenders
+        )
+        assert sizer.total(size, more) == sizer.total(size, base)  # no memory of their own
+    few = dataclasses.replace(base, kept_blocks=lenders)
+    assert sizer.spare_blocks(size, dataclasses.replace(base, kept_blocks=lenders - 1), 8) is None
+    all_of_it = lenders * activations // piece
+    more = dataclasses.replace(
+        few, update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=lenders
+    )
+    assert sizer.total(size, few) < sizer.total(size, more)  # what is recomputed finds less space
+
+
+def test_explicit_settings_are_kept():
+    asked = on_gpu(
+        80, engine__slots=3, engine__residency=5, engine__save_level="boundary_host"
+    ).choices
+    assert (asked.slots, asked.prefetch_depth, asked.resident_blocks) == (3, 2, 5)
+    assert asked.host_boundaries and asked.kept_blocks == 0
+    assert on_gpu(24, engine__save_level="boundary").choices.host_boundaries is False
+    assert on_gpu(139, engine__save_level="all").choices.kept_blocks == 28
+    some = on_gpu(48, engine__save_level="all", engine__residency=0, engine__rounds=2).choices
+    assert some.kept_blocks > some.resident_blocks == 0  # what is kept needs no residency
+    assert on_gpu(24, engine__save_level="all", engine__residency=3).choices.kept_blocks >= 3
+    nothing = on_gpu(139, engine__residency=0).choices
+    assert (nothing.kept_blocks, nothing.resident_blocks) == (28, 0)
+    assert on_gpu(139, engine__gpu_memory_gib=24.0).choices == on_gpu(24).choices
+    assert on_gpu(24, engine__gpu_memory_gib=139.0).choices == on_gpu(24).choices
+
+
+def test_kernels_are_compiled_where_they_can_be_or_as_asked(compiler):
+    def compiled(device: str = "cuda", **changes) -> bool:
+        shape = big_shape(changes.get("model__dtype", "bfloat16"))
+        job = Job(shape, config(**changes), 1024)
+        return choose(job, Target(device, 139 * GIB, 500 * GIB)).choices.compiled
+
+    assert compiled() and not compiled(model__dtype="float32") and not compiled("cpu")
+    assert not compiled(engine__kernels="eager") and compiled("cpu", engine__kernels="compiled")
+    compiler("there is no C compiler")
+    assert not compiled() and compiled(engine__kernels="compiled")
+
+
+def test_rounds_sum_on_the_device_where_they_fit():
+    assert on_gpu(139, engine__rounds=2).choices.gradient_sum == "device"
+    small = on_gpu(24, engine__rounds=2).choices
+    assert (small.rounds, small.gradient_sum, small.micro_batches % 2) == (2, "host", 0)
+
+
+@pytest.mark.parametrize("gib", [12, 24, 32, 48, 139])
+def test_a_continued_session_rounds_alike_whatever_memory_it_finds(either, gib):
+    """With a plan that can be built, on a smaller device as well as on a larger one."""
+    first = on_gpu(gib)
+    kept = json.loads(json.dumps(first.rounding))
+    found = []
+    for limit in (6, *LIMITS[::3], 200):
+        again = choose(
+            Job(big_shape(), config(), 1024, kept), Target("cuda", limit * GIB, 200 * GIB)
+        )
+        assert again.rounding == first.rounding, limit
+        validate(plan_of(again))
+        found.append(again.choices)
+    assert len(set(found)) > 1
+
+
+def test_an_optimizer_may_move_when_a_run_is_resumed():
+    """A unit has the same bits wherever it is updated, whatever its moments are kept in."""
+    shape = big_shape().with_optimizer("adamw_8bit")
+    settings = config(train__optimizer="adamw_8bit", train__batch_size=16)
+    first = choose(Job(shape, settings, 1024), Target("cuda", 80 * GIB, 200 * GIB))
+    assert first.choices.device_homes and first.choices.settled_units
+    kept = json.loads(json.dumps(first.rounding))
+    again = choose(Job(shape, settings, 1024, kept), Target("cuda", 139 * GIB, 200 * GIB))
+    assert again.rounding == first.rounding
+    assert again.choices.settled_units > first.choices.settled_units
+
+
+def test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices(compiler):
+    kept = on_gpu(48, engine__states="host").rounding
+    assert kept["compiled"]
+    compiler("Triton is not installed")  # nobody is asked again
+    again = choose(Job(big_shape(), config(), 1024, kept), Target("cpu", None, 400 * GIB))
+    assert again.rounding == kept
+    validate(plan_of(again))
+    old = {name: kept[name] for name in ("micro_batch_size", "loss_chunk", "gradient_sum")}
+    again = choose(Job(big_shape(), config(), 1024, old), Target("cuda", 48 * GIB, 200 * GIB))
+    single = {"rounds": 1, "ranks": 1, "hosts": 1, "span": 1, "compiled": False, "tile_tokens": 0}
+    assert again.rounding == old | single
+
+
+def test_logits_stay_bounded(either):
+    for shape in (
+        big_shape(),
+        dataclasses.replace(big_shape(), vocab_size=1000),
+        dataclasses.replace(big_shape(), vocab_size=262144),
+    ):
+        at = shape.vocab_size * (shape.compiled_logit_bytes if either else shape.logit_bytes)
+        for gib, most in ((139, LOGITS_BYTES["cuda"]), (16, LOGITS_BYTES["small"])):
+            chunk = on_gpu(gib, shape).loss_chunk
+            assert 128 <= chunk <= 8192 and (chunk * at <= most or chunk == 128)
+            assert chunk == 8192 or (chunk + 128) * at > most
+        # Another chunk rounds differently: there are two, not one for every GPU.
+        assert on_gpu(139, shape).loss_chunk == on_gpu(SMALL_GPU_BYTES / GIB, shape).loss_chunk
+    assert (
+        on_gpu(139, dataclasses.replace(big_shape(), max_position_embeddings=64)).loss_chunk == 64
+    )
+    on_cpu = choose(Job(big_shape(), config(), 1024), Target("cpu", None, 300 * GIB)).loss_chunk
+    assert on_cpu * 152064 * 14 <= 256 << 20 or on_cpu == 128
+
+
+def test_on_the_cpu_a_small_model_stays_and_keeps_its_activations():
+    tiny = shape_of(build_model(tiny_config("llama"), ModelConfig(source="tiny", dtype="float32")))
+    settings = config(model__dtype="float32", train__batch_size=32)
+    small = choose(Job(tiny, settings, 64), Target("cpu", None, 8 * GIB))
+    assert (small.choices.resident_blocks, small.choices.kept_blocks) == (
+        3,
+        3,
+    ) and not small.choices.host_boundaries
+    assert small.micro_batch_size == 32 and small.gpu_bytes < 2 * GIB
+    large = choose(Job(big_shape(), config(), 1024), Target("cpu", None, 160 * GIB)).choices
+    assert (large.resident_blocks, large.kept_blocks, large.host_boundaries) == (0, 0, False)

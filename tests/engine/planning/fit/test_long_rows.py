@@ -1,0 +1,224 @@
+"""Long rows run in tiles only where nothing fits without them, and the report counts the tiles."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from engine.config.settings import ModelConfig
+from engine.model.blocks.pytree_paths import tensors_of
+from engine.model.blocks.tiled_module import run_in_tiles
+from engine.model.build.build import build_model
+from engine.model.build.measure_shape import shape_of
+from engine.planning.fit.choose import choose, least_choices
+from engine.planning.fit.cost_model import Cost, MicroBatch, step_seconds
+from engine.planning.fit.job import Job, Target
+from engine.planning.fit.memory_items import MemoryItem
+from engine.planning.fit.simulate_step import predicted_seconds
+from engine.planning.schedule.build import build_step_plan
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.shape.model_shape import ModelShape
+from engine.planning.shape.saved_attention_sizes import attention_room
+from engine.planning.shape.serialize import pack, unpack
+from engine.planning.shape.tile_sizes import TILES, TiledBlock, tiles_for
+from engine.words import GIB
+from tests.support.chosen import QUICK, big_shape, config
+from tests.support.tiers import in_tiers
+from tests.support.tiny import tiny_config
+
+pytestmark = pytest.mark.computing
+
+MEASURED = "it measures models; a plain run measures one"
+TILED = TiledBlock(38000.0, 83056.0, 433069056.0, 52336.0, 234496.0, 1086324736.0, 203693056)
+"""A block of Qwen2.5 7B, as it is measured."""
+
+
+def with_tiles() -> ModelShape:
+    shape = big_shape()
+    units = [
+        dataclasses.replace(unit, tiled=TILED) if unit in shape.blocks else unit
+        for unit in shape.units
+    ]
+    return dataclasses.replace(shape, units=tuple(units))
+
+
+def planned(shape: ModelShape, length: int, gib: float, ram: float = 240, **more):
+    job = Job(shape, config(train__batch_size=1), length, **more)
+    return choose(job, Target("cuda", round(gib * GIB), round(ram * GIB), QUICK))
+
+
+def items(chosen) -> dict[MemoryItem, int]:
+    return {item.kind: item.bytes for item in chosen.gpu_items}
+
+
+@pytest.mark.parametrize(("length", "gib"), [(4096, 23), (262_144, 140)])
+def test_the_plan_is_unchanged_where_memory_suffices(length, gib):
+    chosen = planned(with_tiles(), length, gib)
+    assert chosen.choices.tile_tokens == 0
+    assert chosen == planned(big_shape(), length, gib)
+
+
+@pytest.mark.parametrize(("length", "gib", "tile"), [(524_288, 140, 16_384), (131_072, 23, 16_384)])
+def test_rows_that_fit_in_tiles_alone(length, gib, tile):
+    chosen = planned(with_tiles(), length, gib)
+    assert chosen.gpu_bytes <= gib * GIB
+    assert chosen.choices.tile_tokens == tile
+    assert not chosen.choices.compiles_blocks
+    assert planned(big_shape(), length, gib).gpu_bytes > 1.1 * gib * GIB
+    job = Job(with_tiles(), config(train__batch_size=1), length)
+    lean = least_choices(job, Target("cuda", gib * GIB, 240 * GIB))
+    assert min(each.gpu_bytes for each in lean) <= chosen.gpu_bytes
+
+
+def test_rows_that_are_not_long_have_no_tiles():
+    assert [tiles_for(length) for length in (1024, 16_384)] == [(), ()]
+    assert tiles_for(16_385) == TILES
+    chosen = planned(with_tiles(), 16_384, 8)
+    assert chosen.choices.tile_tokens == 0
+    assert chosen.gpu_bytes > 8 * GIB
+
+
+def test_the_report_counts_what_a_block_in_tiles_takes():
+    length, hidden = 131_072, 131_072 * 3584 * 2
+    chosen = planned(with_tiles(), length, 23)
+    assert chosen.choices.kept_blocks == 0
+    found = items(chosen)
+    inside = 52336 * length + 234496 * 16_384 + 1086324736
+    assert found[MemoryItem.WORKING_SET] == inside == TILED.peak_bytes(length, 16_384)
+    outside = 83056 * length + 433069056
+    assert TILED.peak_bytes(length, 4_096) == outside < inside
+    assert found[MemoryItem.BOUNDARY_RINGS] == 2 * hidden
+    assert found[MemoryItem.HIDDEN_STATES] == hidden
+    (working,) = [each for each in chosen.gpu_items if each.kind == MemoryItem.WORKING_SET]
+    assert working.note == "backward of one block on 131,072 tokens, in tiles of 16,384"
+    roomy = planned(with_tiles(), 524_288, 140)
+    kept = roomy.choices.kept_blocks
+    assert kept > 0
+    of_block = TILED.kept_bytes(524_288) + 4 * hidden  # with its input
+    assert items(roomy)[MemoryItem.KEPT_ACTIVATIONS] == kept * of_block
+
+
+def test_ram_that_is_free_keeps_what_attention_returned():
+    """Each block has 3,584 features of 2 bytes and 28 heads."""
+    length, of_token = 524_288, 2 * 3584 + 4 * 28
+    found = [planned(with_tiles(), length, 140, ram) for ram in (170, 200, 230)]
+    counts = [each.choices.attention_blocks for each in found]
+    assert 0 < counts[0] < counts[1] < counts[2]
+    for chosen, count in zip(found, counts):
+        hidden, room = length * 3584 * 2, attention_room(of_token, length)
+        boundaries = 28 - chosen.choices.kept_blocks
+        assert chosen.host_boundary_bytes == boundaries * hidden + count * room
+        assert items(chosen)[MemoryItem.BOUNDARY_RINGS] == 2 * (hidden + room)
+        assert chosen.gpu_bytes <= 140 * GIB
+    seconds = [seconds_of(each) for each in found]
+    shorter = QUICK.attention * (seconds[0] - seconds[2]) / (counts[2] - counts[0])
+    assert shorter == pytest.approx(with_tiles().attention_flops(1, length), rel=0.1)
+
+
+def seconds_of(chosen) -> float:
+    """The predicted seconds of a step, as they are simulated. The closed form is near them."""
+    shape, rows = with_tiles(), MicroBatch(1, 524_288, tile_tokens=chosen.choices.tile_tokens)
+    seconds = predicted_seconds(shape, chosen.choices, QUICK, rows, "cuda")
+    closed = step_seconds(Cost(shape, QUICK, rows, True), chosen.choices, 0.0)
+    assert seconds == pytest.approx(closed, rel=0.05)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(attention_blocks=5),
+        dict(attention_blocks=4, kept_blocks=1),
+        dict(host_boundaries=False),
+        dict(tile_tokens=0),
+        dict(attention_bytes=0),
+        dict(spilled_boundaries=1),
+        dict(boundary_blocks=2),
+    ],
+)
+def test_attention_that_cannot_be_kept_is_refused(changes):
+    choices = PlanChoices(
+        host_boundaries=True, tile_tokens=16_384, attention_blocks=2, attention_bytes=7280
+    )
+    blocks = [f"block {number}" for number in range(4)]
+    assert build_step_plan(blocks, False, choices).with_attention == ("block 2", "block 3")
+    with pytest.raises(ValueError, match="attention"):
+        build_step_plan(blocks, False, dataclasses.replace(choices, **changes))
+
+
+def test_a_resumed_run_keeps_its_tiles():
+    chosen = planned(with_tiles(), 131_072, 23)
+    assert chosen.rounding["tile_tokens"] == 16_384
+    again = planned(with_tiles(), 131_072, 140, rounding=chosen.rounding)
+    assert again.choices.tile_tokens == 16_384
+    before = {name: value for name, value in chosen.rounding.items() if name != "tile_tokens"}
+    assert planned(with_tiles(), 65_536, 140, rounding=before).choices.tile_tokens == 0
+
+
+def test_backward_computes_what_is_in_tiles_once_more():
+    shape, tokens = with_tiles(), 131_072
+    whole = Cost(shape, QUICK, MicroBatch(1, tokens), False)
+    tiled = Cost(shape, QUICK, MicroBatch(1, tokens, tile_tokens=16_384), False)
+    assert tiled.forward("block 0") == whole.forward("block 0")
+    again = 2 * TILED.parameter_count * tokens / QUICK.matmul
+    more = tiled.backward("block 0") - whole.backward("block 0")
+    assert more == pytest.approx(again, rel=0.2)
+
+
+def test_a_shape_with_tiles_is_stored_as_it_is():
+    shape = with_tiles()
+    assert unpack(pack({"bfloat16": shape}), "bfloat16", "qwen") == shape
+
+
+@pytest.mark.parametrize("family", in_tiers(["qwen2", "mixtral"], ["qwen2"], MEASURED))
+def test_blocks_are_measured_in_tiles(family):
+    """A block keeps its two norms' outputs, queries, keys, values and what attention returns."""
+    model = build_model(tiny_config(family), ModelConfig(source="tiny", dtype="bfloat16"))
+    for unit in shape_of(model).blocks:
+        assert unit.tiled is not None
+        hidden, shared = 2 * 32, 2 * 16
+        state, norms, attention = hidden, 2 * hidden, 2 * hidden + 2 * shared + 4 * 4
+        assert unit.tiled.kept == state + norms + attention
+        assert unit.tiled.kept < unit.activations.per_token
+        assert unit.tiled.peak_bytes(1 << 20, 4096) > unit.tiled.kept_bytes(1 << 20)
+
+
+@pytest.mark.everything(MEASURED)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_what_is_kept_is_what_autograd_saves(family):
+    """The block runs on the CPU, with values. Rows are shorter than a window."""
+    config_of = tiny_config(family, max_position_embeddings=512, **LONG_WINDOW.get(family, {}))
+    model = build_model(config_of, ModelConfig(source="tiny", dtype="float32"))
+    tokens, unit = 256, model.blocks[1]
+    captured = model.skeleton.capture(torch.zeros(1, tokens, dtype=torch.long), None)
+    block = copy.deepcopy(unit.block).to_empty(device="cpu")
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    block.__dict__.pop("forward", None)
+    run_in_tiles(block, model.parts_in_tiles(unit), 64)
+    leaf = torch.randn_like(captured.hidden).requires_grad_()
+    own = [leaf, *block.parameters(), *block.buffers(), *tensors_of(captured.arguments[1].nested)]
+    shared, saved = {_address(each) for each in own}, {}
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        if _address(tensor) not in shared:
+            saved[_address(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        out = captured.arguments[1].call(block, leaf)
+    kept = shape_of(model).blocks[1].tiled.kept_bytes(tokens)
+    of_weights = 2 * 4 * 8  # what norms of queries and keys keep of their weights
+    assert sum(saved.values()) - kept == (of_weights if family == "gemma3_text" else 0)
+    assert out.requires_grad
+
+
+LONG_WINDOW = {"gemma3_text": {"sliding_window": 512}}
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

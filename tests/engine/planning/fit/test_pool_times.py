@@ -1,0 +1,209 @@
+"""What it costs a step that units live where they do, and what further memory would save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.config.settings import TrainConfig
+from engine.machine import disk_rates
+from engine.machine.device import rates_of
+from engine.machine.disk_rates import DRAINED_BYTES, DiskRates, with_disk
+from engine.machine.known_machines import named_machine
+from engine.machine.read_machine import Machine
+from engine.planning.fit.memory_items import PartName
+from engine.planning.fit.pool import units_by_place
+from engine.planning.fit.pool_times import (
+    FURTHER_GIB,
+    Cost,
+    Costs,
+    Work,
+    cost_in_words,
+    costs_of,
+    gain_in_words,
+    gains,
+    gains_in_words,
+    roughly,
+)
+from engine.planning.fit.requirements import NOTHING_MORE, Needs, needs_of
+from engine.planning.fit.simulate_step import predicted_step
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import Lane
+from engine.planning.shape.catalog import entry_of
+from engine.planning.shape.model_shape import ModelShape
+from engine.words import GIB
+
+pytestmark = pytest.mark.computing
+
+
+def job(model: str, rows: int, **changes: object) -> tuple[TrainConfig, ModelShape]:
+    config = TrainConfig.from_dict(
+        {
+            "model": {"source": model},
+            "data": {"source": "d", "max_seq_len": 1024},
+            "train": {"batch_size": rows},
+        }
+    )
+    shape = entry_of(model).shape("bfloat16")
+    return config.with_values(
+        {name.replace("__", "."): value for name, value in changes.items()}
+    ), shape
+
+
+# ---------------------------------------------------------------------- what it costs
+
+JOBS = {
+    "split": (job("Qwen/Qwen2.5-7B", 16), named_machine("H100 SXM", 256)),
+    "in RAM": (job("Qwen/Qwen2.5-7B", 16, engine__states="host"), named_machine("H100 SXM", 256)),
+    "parked": (job("Qwen/Qwen2.5-7B", 16, engine__gradients="parked"), named_machine("H200", 256)),
+    "small card": (job("Qwen/Qwen2.5-7B", 32), named_machine("RTX 4090", 128)),
+    "disk": (job("Qwen/Qwen2.5-7B", 16, engine__disk="/disk"), named_machine("RTX 4090", 64)),
+    "whole": (job("Qwen/Qwen2.5-0.5B", 16), named_machine("H200", 256)),
+}
+
+
+def planned(name: str) -> tuple[TrainConfig, Machine, ModelShape, Needs]:
+    (config, shape), machine = JOBS[name]
+    return config, machine, shape, needs_of(config, machine, shape, quick=True)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_is_waited_for_is_all_that_compute_waits(name):
+    config, machine, shape, needs = planned(name)
+    costs = costs_of(needs.chosen, config, machine, shape)
+    rates = rates_of(config, machine)
+    _, timing = predicted_step(shape, needs.chosen.choices, rates, needs.micro_batch, "cuda")
+    assert costs.step_seconds == timing.seconds == needs.step_seconds
+    waited = sum(cost.waited_seconds for _, cost in costs.by_units)
+    assert waited == pytest.approx(timing.exposed, abs=1e-6 * timing.seconds)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_work_of_all_units_is_what_lanes_are_busy_with(name):
+    config, machine, shape, needs = planned(name)
+    costs = costs_of(needs.chosen, config, machine, shape)
+    rates = rates_of(config, machine)
+    _, timing = predicted_step(shape, needs.chosen.choices, rates, needs.micro_batch, "cuda")
+    total = costs.of([units for units, _ in costs.by_units]).busy
+    lanes = timing.busy
+    assert total[Work.HOST_ADAMW] == pytest.approx(lanes[Lane.HOST])
+    assert total[Work.DISK] == pytest.approx(lanes.get(Lane.READ, 0) + lanes.get(Lane.WRITE, 0))
+    assert bool(total[Work.DISK]) is (name == "disk")
+    copied = lanes[Lane.H2D] + lanes[Lane.D2H] + lanes[Lane.STATES_IN]
+    copied += lanes[Lane.STATES_OUT] + lanes[Lane.GRADIENTS_OUT]
+    bus = total[Work.TO_GPU] + total[Work.TO_HOST] + total[Work.BOUNDARIES]
+    assert bus == pytest.approx(copied)
+    assert [units for units, _ in costs.by_units] == units_by_place(
+        len(shape.units), needs.chosen.choices
+    )
+
+
+def test_units_that_live_on_the_gpu_are_not_moved():
+    config, machine, shape, needs = planned("split")
+    costs = costs_of(needs.chosen, config, machine, shape)
+    units, cost = costs.by_units[0]
+    assert units.placement.weights == PartName.GPU
+    assert cost.busy[Work.GPU_ADAMW] > 0
+    assert cost.busy[Work.TO_GPU] == cost.busy[Work.TO_HOST] == cost.busy[Work.HOST_ADAMW] == 0
+    in_ram = costs.of([each for each, _ in costs.by_units[1:]])
+    assert in_ram.busy[Work.TO_GPU] > 0 and in_ram.busy[Work.HOST_ADAMW] > 0
+
+
+def test_the_disk_costs_what_its_rates_say_and_only_units_with_moments_there(monkeypatch):
+    config, machine, shape, needs = planned("disk")
+    assumed = costs_of(needs.chosen, config, machine, shape)
+    for units, cost in assumed.by_units:
+        is_there = units.placement.moments == PartName.DISK
+        assert bool(cost.busy[Work.DISK]) is is_there
+        assert is_there or not cost.waited[Work.DISK]
+        assert ("disk reads and writes" in cost_in_words(cost, assumed.step_seconds)) is is_there
+    every = [units for units, _ in assumed.by_units]
+    waited = assumed.of(every).waited
+    assert max(waited, key=waited.get) == Work.DISK
+    quick = DiskRates(4e9, 4e9, DRAINED_BYTES)
+    rates = with_disk(rates_of(config, machine), config)
+    monkeypatch.setattr(disk_rates, "disk_rates_of", lambda config: quick)
+    measured = costs_of(needs.chosen, config, machine, shape)
+    ratio = quick.write / rates.disk_write
+    assert measured.of(every).busy[Work.DISK] == pytest.approx(
+        assumed.of(every).busy[Work.DISK] / ratio, rel=0.05
+    )
+
+
+def test_nothing_is_said_without_rates_or_without_a_gpu():
+    config, machine, shape, needs = planned("whole")
+    unknown = replace(machine, gpus=(replace(machine.gpus[0], name="Unknown card"),))
+    assert costs_of(needs.chosen, config, unknown, shape) is None
+    cpu = config.with_values({"engine.device": "cpu"})
+    chosen = needs_of(cpu, machine, shape).chosen
+    assert costs_of(chosen, cpu, machine, shape, NOTHING_MORE) is None
+
+
+def test_costs_in_words_leave_out_what_is_hardly_anything():
+    none = dict.fromkeys(Work, 0.0)
+    busy = none | {Work.TO_GPU: 0.3, Work.TO_HOST: 0.12, Work.HOST_ADAMW: 0.314}
+    cost = Cost(busy, none | {Work.TO_GPU: 0.1, Work.HOST_ADAMW: 0.021})
+    words = "bus 0.42 s, AdamW on the host 0.31 s, 0.12 s of it waited for"
+    assert cost_in_words(cost, 2.0) == words
+    assert cost_in_words(Cost(none | {Work.GPU_ADAMW: 1e-5}, none), 2.0) == ""
+    assert [roughly(each) for each in (0.0337, 1.0, 1.26, 12.4, 128.0)] == [
+        "0.034 s",
+        "1 s",
+        "1.3 s",
+        "12 s",
+        "130 s",
+    ]
+    units = units_by_place(4, PlanChoices())
+    told = Costs(2.0, ((units[0], cost),)).to_dict()
+    assert told[0]["units"] == "the whole model" and told[0]["waited"] == pytest.approx(0.121)
+    assert told[0]["busy"] == {"to_gpu": 0.3, "to_host": 0.12, "host_adamw": 0.314}
+
+
+# ---------------------------------------------------------------------- what more would save
+
+
+def test_further_memory_saves_what_the_planner_makes_of_it():
+    config, shape = job("Qwen/Qwen2.5-7B", 16)
+    machine = named_machine("H100 SXM", 128)
+    found = gains(config, machine, shape)
+    assert found[PartName.GPU] > 0
+    card = replace(machine.gpus[0], free=machine.gpus[0].free + FURTHER_GIB * GIB)
+    now = needs_of(config, machine, shape).step_seconds
+    then = needs_of(config, replace(machine, gpus=(card,)), shape).step_seconds
+    assert now - FURTHER_GIB * found[PartName.GPU] == pytest.approx(then)
+
+
+def test_a_cap_of_gpu_memory_is_what_grows_where_there_is_one():
+    config, shape = job("Qwen/Qwen2.5-7B", 16, engine__gpu_memory_gib=60)
+    machine = named_machine("H100 SXM", 128)
+    found = gains(config, machine, shape)
+    now = needs_of(config, machine, shape).step_seconds
+    larger = config.with_values({"engine.gpu_memory_gib": 60 + FURTHER_GIB})
+    then = needs_of(larger, machine, shape).step_seconds
+    assert found[PartName.GPU] > 0
+    assert now - FURTHER_GIB * found[PartName.GPU] == pytest.approx(then)
+
+
+def test_a_model_that_lives_on_the_card_gains_nothing():
+    config, shape = job("Qwen/Qwen2.5-0.5B", 16)
+    found = gains(config, named_machine("H200", 256), shape)
+    assert set(found.values()) == {0.0}
+    said = ["8 GiB more GPU memory or RAM would not make a step shorter."]
+    assert gains_in_words(found, 0.26) == said
+
+
+def test_without_a_gpu_nothing_is_gained():
+    config, shape = job("Qwen/Qwen2.5-0.5B", 16)
+    machine = replace(named_machine("H200", 256), gpus=())
+    assert gains(config, machine, shape) == {} and gains_in_words({}, 1.0) == []
+
+
+def test_gains_in_words():
+    told = gains_in_words({PartName.GPU: 0.0444, PartName.HOST: 0.0}, 11.27)
+    assert told == [
+        "8 GiB more GPU memory would make a step about 0.36 s shorter (3.2 %): each GiB about "
+        "0.044 s.",
+        "8 GiB more RAM would not make a step shorter.",
+    ]
+    assert gain_in_words(PartName.HOST, 0.0, 2.0) == "8 GiB more RAM would not make a step shorter."

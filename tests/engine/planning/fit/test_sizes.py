@@ -1,0 +1,323 @@
+"""What a plan takes on the device, and what a model's shape says, are the engine's own, to the byte
+where it can be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from engine.config.settings import ModelConfig
+from engine.errors import ModelError
+from engine.machine.read_machine import Machine
+from engine.model.blocks.block_inputs import tensors_in
+from engine.model.build.activations import count_activations
+from engine.model.build.attention_documents import Documents, Pattern
+from engine.model.build.build import build_model
+from engine.model.build.find_shape import shape_from_source
+from engine.model.build.measure_shape import shape_of
+from engine.model.build.pretrained_files import load_config
+from engine.paths import PROGRAM_ROOT
+from engine.planning.fit.buffer_sizes import fixed_items, host_boundary_bytes, update_buffer
+from engine.planning.fit.memory_items import PartName, items_of
+from engine.planning.fit.report import estimate
+from engine.planning.schedule.build import build_step_plan
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes, settled_of
+from engine.planning.shape.activation_sizes import DOCUMENTS
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.step.device_state import DeviceBuffers, DeviceState
+from engine.words import GIB
+from tests.support.chosen import big_shape
+from tests.support.folders import make_config, make_model
+from tests.support.tiny import plain_model, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
+
+QWEN_7B = dict(
+    model_type="qwen2",
+    architectures=["Qwen2ForCausalLM"],
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    vocab_size=152064,
+    max_position_embeddings=32768,
+    tie_word_embeddings=False,
+    use_sliding_window=False,
+)
+
+BUFFER_GRID = [
+    PlanChoices(
+        micro_batches=4,
+        rounds=r,
+        slots=s,
+        resident_blocks=k,
+        kept_blocks=a,
+        host_boundaries=h,
+        boundary_rings=b,
+        gradient_sum=g,
+    )
+    for r, g in ((1, "vertical"), (2, "device"), (2, "host"))
+    for s in (1, 2, 5)
+    for k in (0, 1, 3)
+    for a in (0, 1, 3)
+    for h, b in ((False, 3), (True, 1), (True, 3))
+]
+HOME_GRID = [
+    PlanChoices(
+        micro_batches=4,
+        rounds=r,
+        gradient_sum=g,
+        resident_blocks=k,
+        device_homes=homes,
+        update_buffers=n,
+    )
+    for r, g in ((1, "vertical"), (2, "device"), (2, "host"))
+    for k in (0, 2)
+    for n in (1, 2, 3, 8)
+    for homes in (
+        ("embed",),
+        ("block 0", "block 2"),
+        ("embed", "block 0", "block 1", "block 2", "head"),
+    )
+]
+HOME_GRID += [
+    dataclasses.replace(
+        choices, kept_blocks=3, spare_buffers=choices.update_buffers - 1, spare_blocks=2
+    )
+    for choices in HOME_GRID
+    if choices.update_buffers > 1
+]
+PARKED = dict(parked_gradients=True)
+OUTER = PARKED | dict(shared_outer_slot=True, outer_in_parked=True)
+FRAMES = [
+    dataclasses.replace(choices, **changes)
+    for choices in HOME_GRID[::7] + BUFFER_GRID[::11]
+    for changes in (
+        PARKED,
+        dict(update_pieces=3),
+        dict(boundary_blocks=2, slots=2, kept_blocks=min(1, choices.kept_blocks)),
+        PARKED | dict(gradients_in_sums=True),
+        OUTER,
+        OUTER | dict(boundary_blocks=2, slots=2, kept_blocks=min(1, choices.kept_blocks)),
+        *(
+            frame
+            | dict(settled_units=settled, resident_blocks=0, device_homes=homes, update_buffers=2)
+            | dict(spare_buffers=0, spare_blocks=0)
+            for frame in ({}, PARKED)
+            for settled, homes in ((1, ("block 2",)), (3, ("head",)))
+        ),
+    )
+    if choices.gradient_sum != "host" or not changes.keys() & {"parked_gradients", "settled_units"}
+    if choices.gradient_sum == "device" or not changes.get("gradients_in_sums")
+    if choices.gradient_sum == "vertical" or not changes.get("outer_in_parked")
+    if choices.spare_blocks <= 1 or "boundary_blocks" not in changes
+]
+
+
+@pytest.mark.parametrize(
+    "family,tied,dtype",
+    [
+        ("llama", False, "bfloat16"),
+        ("qwen2", True, "float32"),
+        ("mixtral", False, "bfloat16"),
+        ("gpt2", True, "bfloat16"),
+    ],
+)
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16", "adamw_8bit"])
+def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, optimizer):
+    model = build_model(
+        tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype=dtype)
+    )
+    shape = shape_of(model).with_optimizer(optimizer)
+    names = [unit.name for unit in model.blocks]
+    store = HostStates(model.layouts, dtype, threads=1)
+    store.allocate_weights()
+    store.allocate_states(optimizer=optimizer)
+    backend = CpuBackend()
+    numel = {unit.name: unit.numel for unit in shape.units}
+    # Moments in other kinds change update buffers alone.
+    grid = BUFFER_GRID if optimizer == "adamw" else BUFFER_GRID[::20]
+    for choices in grid + HOME_GRID[::2] + FRAMES[::2]:
+        if choices.gradients_in_sums and dtype == "float32":
+            continue
+        if choices.outer_in_parked and (tied or not shape.embed_piece):
+            continue
+        buffer = update_buffer(shape, choices)
+        of_store = store.update_buffer(choices.update_pieces)
+        assert buffer == (of_store.without_gradients if choices.parked_gradients else of_store)
+        sizes = PlaneSizes(
+            numel,
+            buffer.numel,
+            buffer_bytes=buffer.bytes,
+            embed_piece=shape.embed_piece,
+            item_bytes=shape.item_bytes,
+        )
+        plan = build_step_plan(names, model.tied, choices, sizes)
+        store.settle(settled_of(names, choices), backend)
+        buffers = DeviceBuffers(store, buffer)
+        state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffers)
+        assert (
+            sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes()
+        ), choices
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        PlanChoices(micro_batches=2),
+        PlanChoices(micro_batches=2, host_boundaries=True),
+        PlanChoices(micro_batches=2, host_boundaries=True, boundary_blocks=2),
+        PlanChoices(
+            micro_batches=4,
+            rounds=2,
+            gradient_sum="host",
+            host_boundaries=True,
+            resident_blocks=2,
+            kept_blocks=1,
+        ),
+    ],
+)
+def test_host_boundaries_are_the_engine_s_to_the_byte(choices):
+    run = streamed(plain_model(tiny_config("llama")), choices, tokens=24)
+    expected = host_boundary_bytes(shape_of(run.model), choices, 24)
+    assert expected == run.engine.boundary_bytes and (expected > 0) == choices.host_boundaries
+    run.close()
+
+
+LARGE = Machine("cpu", 8, 64 * GIB, 64 * GIB, 60 * GIB, (), "", 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family, tied", [("llama", False), ("gpt2", True)])
+def test_the_store_allocates_what_the_report_itemises(tmp_path, family, tied, dtype):
+    """Plane by plane, from what a person reads before a run to what the kernel maps in it."""
+    folder = make_model(tmp_path / "model", family, tie_word_embeddings=tied)
+    config = make_config(tmp_path, **{"model.source": str(folder), "model.dtype": dtype})
+    report = estimate(config, LARGE, shape_from_source(config.model)).to_dict()
+    itemised = {i.name: i.bytes for i in items_of(report, PartName.HOST) if i.kind.is_plane}
+    model = build_model(load_config(str(folder)), config.model)
+    store = HostStates(model.layouts, dtype, threads=1)
+    store.allocate_weights()
+    store.allocate_states()
+    allocated = {
+        plane: sum(store.array(unit, plane).nbytes for unit in store.layouts)
+        for plane in store.planes
+    }
+    assert allocated == itemised
+    assert store.allocated_bytes == sum(itemised.values())
+    store.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "olmo2", "mixtral", "qwen3_moe"])
+def test_counted_activations_are_what_autograd_keeps(family):
+    """Counted on the meta device, against the tensors that a real block really keeps, masked and
+    not.
+    """
+    wide = dict(hidden_size=128, intermediate_size=192, head_dim=32) | (
+        {"sliding_window": 512} if family == "gemma2" else {}
+    )
+    model = build_model(
+        tiny_config(family, max_position_embeddings=512, **wide),
+        ModelConfig(source="x", dtype="bfloat16"),
+    )
+    plain = plain_model(tiny_config(family, max_position_embeddings=512, **wide), torch.bfloat16)
+    plain.set_attn_implementation(DOCUMENTS)
+    block, counted = plain.model.layers[0], count_activations(model)
+    for masked in (False, True):
+        length = 128
+        captured = model.skeleton.capture(torch.zeros(1, length, dtype=torch.long), None)
+        given = captured.arguments[0]
+        if masked:
+            given.kwargs["attention_mask"] = Pattern(
+                Documents.whole_rows(1, length, torch.from_numpy), window=50
+            )
+        own = {t.data_ptr() for t in block.parameters()} | {
+            t.data_ptr() for _, t in tensors_in(given.args) + tensors_in(given.kwargs)
+        }
+        kept = {}
+
+        def keep(tensor):
+            if tensor.untyped_storage().data_ptr() not in own:
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        hidden = captured.hidden.detach().clone().normal_().requires_grad_()
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            out = given.call(block, hidden)
+        assert (counted[0].masked if masked else counted[0].plain).of(1, length) == pytest.approx(
+            sum(kept.values()), rel=0.06
+        )
+        del out
+
+
+@pytest.mark.parametrize(
+    "family, kinds", [("gpt2", 0), ("qwen2", 1), ("mixtral", 1), ("gemma3_text", 2)]
+)
+def test_rotary_embeddings_are_counted_by_the_token(family, kinds):
+    """A cosine and a sine for each feature of a head, of each kind of layer; none where positions
+    come from a table.
+    """
+    layers = (
+        {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+        if kinds == 2
+        else {}
+    )
+    model = build_model(tiny_config(family, **layers), ModelConfig(source="tiny", dtype="float32"))
+    shape, text = shape_of(model), model.config.get_text_config()
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    assert shape.argument_numel == 2 * width * kinds
+    assert (shape.attention_heads, shape.attention_width) == (
+        text.num_attention_heads,
+        text.num_attention_heads * width,
+    )
+
+
+def test_a_shape_from_a_config_file_alone(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B), encoding="utf-8")
+    shape = shape_from_source(ModelConfig(source=str(tmp_path)))
+    assert shape.parameter_count == shape.active_parameters == 7_615_616_512
+    alignment = 14 * sum(unit.numel - unit.parameter_count for unit in shape.units)
+    assert (
+        shape.host_bytes == 14 * shape.parameter_count + alignment
+        and alignment < 1e-4 * shape.host_bytes
+    )
+    assert (
+        shape.checkpoint_bytes() == 12 * shape.gradient_numel
+        and shape.export_bytes("bfloat16") == 2 * shape.parameter_count
+    )
+    # design.md section 4: measured on the GPU.
+    assert shape.blocks[0].activations.of(1, 1024) / 1024 == pytest.approx(220 * 1024, rel=0.02)
+    assert shape == dataclasses.replace(
+        big_shape(), source=str(tmp_path), units=shape.units, attention=DOCUMENTS
+    )
+    assert shape_from_source(ModelConfig(source=str(tmp_path))) is shape
+
+
+def test_a_shape_follows_its_file_and_a_failure_is_not_final(tmp_path):
+    model = ModelConfig(source=str(tmp_path))
+    with pytest.raises(ModelError, match="no config.json"):
+        shape_from_source(model)
+    tiny_config("llama").save_pretrained(tmp_path)
+    three = shape_from_source(model)
+    assert len(three.blocks) == 3 and three.hidden_size == 32
+    tiny_config("llama", num_hidden_layers=4).save_pretrained(tmp_path)
+    assert len(shape_from_source(model).blocks) == 4
+
+
+def test_planning_needs_no_torch():
+    code = (
+        "import sys\n"
+        "import engine.planning.shape.model_shape, engine.model.build.find_shape\n"
+        "import engine.machine.known_machines\n"
+        "import engine.planning.fit.choose, engine.planning.fit.report, engine.tools.cli.check\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=PROGRAM_ROOT).returncode == 0

@@ -1,0 +1,109 @@
+"""The total of a plan's device memory is that of its items, although parts of it are computed once
+for many plans.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import pytest
+
+from engine.planning.fit.device_memory import DeviceMemory, Sizer
+from engine.planning.fit.job import Job
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import GradientSum
+from engine.words import GIB
+from tests.support.chosen import big_shape, config
+
+pytestmark = pytest.mark.computing
+
+_IN_ROUNDS = PlanChoices(micro_batches=4, rounds=4, gradient_sum=GradientSum.DEVICE)
+_PARKED = PlanChoices(parked_gradients=True, shared_outer_slot=True)
+STARTS = (
+    PlanChoices(micro_batches=4),
+    _IN_ROUNDS,
+    dataclasses.replace(_IN_ROUNDS, parked_gradients=True, gradients_in_sums=True),
+    _PARKED,
+    dataclasses.replace(_PARKED, outer_in_parked=True, boundary_blocks=2, slots=4),
+    PlanChoices(kept_blocks=12, device_homes=("head",), update_buffers=12, spare_buffers=8),
+)
+OTHERS = {
+    "micro_batches": (4, 8),
+    "ranks": (1, 2),
+    "hosts": (1, 2),
+    "span": (1, 2),
+    "whole_reads": (False, True),
+    "rounds": (1, 2),
+    "slots": (2, 5),
+    "prefetch_depth": (1, 3),
+    "resident_blocks": (0, 1, 9, 28),
+    "settled_units": (0, 1, 12, 30),
+    "spilled_units": (0, 3),
+    "spilled_boundaries": (0, 2),
+    "kept_blocks": (0, 1, 2, 9, 28),
+    "host_boundaries": (False, True),
+    "parked_gradients": (False, True),
+    "gradients_in_sums": (False, True),
+    "shared_outer_slot": (False, True),
+    "outer_in_parked": (False, True),
+    "boundary_blocks": (1, 2),
+    "boundary_rings": (3, 5),
+    "gradient_sum": tuple(GradientSum),
+    "compiled": (False, True),
+    "tile_tokens": (0, 4096),
+    "attention_blocks": (0, 2),
+    "attention_bytes": (0, 7280),
+    "graphs": (False, True),
+    "device_homes": ((), ("head",)),
+    "update_buffers": (0, 8, 20),
+    "update_pieces": (1, 7),
+    "spare_buffers": (0, 4),
+    "spare_blocks": (0, 6),
+}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_total_is_the_sum_of_the_items_whatever_was_computed_before(device, tied):
+    """Any two choices are changed at once, so a total that was computed for one value of a choice
+    and is taken for another would be found.
+    """
+    assert OTHERS.keys() == {field.name for field in dataclasses.fields(PlanChoices)}
+    blocks = big_shape().units
+    # No two blocks are alike, so that it matters which of them a buffer must hold.
+    units = tuple(
+        dataclasses.replace(unit, numel=unit.numel + 4096 * at) for at, unit in enumerate(blocks)
+    )
+    shape = dataclasses.replace(big_shape(), units=units, tied=tied)
+    memory = DeviceMemory(device, 80 * GIB, 76 * GIB, 76 * GIB)
+    sizer = Sizer(Job(shape, config(), 1024), memory, compiled=True)
+    seen = 0
+    for start, (one, two) in itertools.product(STARTS, itertools.combinations(OTHERS, 2)):
+        for values in itertools.product(OTHERS[one], OTHERS[two]):
+            choices = dataclasses.replace(start, **dict(zip((one, two), values)))
+            if choices.resident_blocks + max(0, choices.settled_units - 1) > 28:
+                continue
+            seen += 1
+            for size in (1, 3):
+                items = sizer.items(size, choices)
+                assert sizer.total(size, choices) == sum(item.bytes for item in items), choices
+    assert seen > 5000
+
+
+def test_choices_are_changed_as_a_dataclass_is_replaced():
+    pick = random.Random(5)
+    choices = PlanChoices()
+    for _ in range(100):
+        name = pick.choice(list(OTHERS))
+        value = pick.choice(OTHERS[name])
+        before, expected = choices, dataclasses.replace(choices, **{name: value})
+        kept = dataclasses.asdict(before)
+        choices = choices.changed(**{name: value})
+        assert choices == expected and hash(choices) == hash(expected)
+        assert dataclasses.asdict(before) == kept
+    with pytest.raises(TypeError, match="kept_block"):
+        choices.changed(kept_block=1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        choices.slots = 3

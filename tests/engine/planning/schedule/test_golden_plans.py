@@ -1,0 +1,214 @@
+"""Plans of some choices stand as text beside this file: a change of the planner is a difference of
+lines.
+
+`python -m tests.engine.planning.schedule.test_golden_plans` writes them anew; read the difference
+before you commit it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.planning.schedule.build import build_forward_plan, build_step_plan
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.schedule import StepPlan
+from engine.planning.schedule.text import OP_TYPES, from_text, to_text
+from engine.planning.schedule.validate import validate
+
+FOLDER = Path(__file__).parent / "golden"
+BLOCKS = ["block 0", "block 1", "block 2", "block 3"]
+NUMEL = dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310}
+SMALL_OUTER = PlaneSizes(NUMEL | {"embed": 180, "head": 190}, embed_piece=90)
+OF_RANKS = PlaneSizes({unit: 10 * numel for unit, numel in NUMEL.items()}, rank=1)
+HOMES = ("embed", "block 0", "block 1", "head")
+
+CHOICES = {
+    "vertical": PlanChoices(micro_batches=2),
+    "host-boundaries": PlanChoices(
+        micro_batches=3, host_boundaries=True, boundary_rings=2, slots=3, prefetch_depth=2
+    ),
+    "kept-attention": PlanChoices(
+        host_boundaries=True,
+        boundary_rings=1,
+        kept_blocks=1,
+        tile_tokens=16_384,
+        attention_blocks=2,
+        attention_bytes=7280,
+    ),
+    "kept-and-resident": PlanChoices(
+        micro_batches=2, kept_blocks=2, resident_blocks=1, compiled=True
+    ),
+    "rounds-on-the-device": PlanChoices(
+        micro_batches=2,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        kept_blocks=4,
+        slots=3,
+        prefetch_depth=2,
+    ),
+    "rounds-on-the-host": PlanChoices(
+        micro_batches=4, rounds=2, gradient_sum=GradientSum.HOST, host_boundaries=True
+    ),
+    "parked-gradients": PlanChoices(
+        micro_batches=2,
+        parked_gradients=True,
+        shared_outer_slot=True,
+        device_homes=("block 1",),
+        update_buffers=1,
+    ),
+    "gradients-in-sums": PlanChoices(
+        micro_batches=2,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        parked_gradients=True,
+        gradients_in_sums=True,
+        device_homes=("embed", "block 1"),
+        update_buffers=2,
+    ),
+    "settled": PlanChoices(
+        micro_batches=4,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        settled_units=2,
+        device_homes=("block 2",),
+        update_buffers=1,
+    ),
+    "spilled": PlanChoices(micro_batches=2, settled_units=1, spilled_units=2),
+    "spilled-and-parked": PlanChoices(micro_batches=2, parked_gradients=True, spilled_units=3),
+    "spilled-boundaries": PlanChoices(
+        micro_batches=2, host_boundaries=True, spilled_boundaries=2, spilled_units=1
+    ),
+    "outer-in-parked": PlanChoices(
+        micro_batches=2,
+        parked_gradients=True,
+        shared_outer_slot=True,
+        outer_in_parked=True,
+        device_homes=("embed", "block 1"),
+        update_buffers=2,
+    ),
+    "pairs": PlanChoices(
+        micro_batches=2, boundary_blocks=2, host_boundaries=True, kept_blocks=1, slots=3
+    ),
+    "ranks": PlanChoices(micro_batches=2, ranks=2),
+    "ranks-with-homes": PlanChoices(
+        micro_batches=2,
+        ranks=2,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        parked_gradients=True,
+        shared_outer_slot=True,
+        device_homes=("embed", "block 1"),
+        update_buffers=2,
+    ),
+    "ranks-with-shards-of-sums": PlanChoices(
+        micro_batches=2, ranks=2, rounds=2, gradient_sum=GradientSum.SHARDS, kept_blocks=1
+    ),
+    "ranks-with-late-moments": PlanChoices(
+        micro_batches=2, ranks=2, settled_units=2, late_moments=True
+    ),
+    "ranks-that-read-whole-units": PlanChoices(
+        micro_batches=2, ranks=2, whole_reads=True, device_homes=("embed",), update_buffers=1
+    ),
+    "ranks-with-settled-units": PlanChoices(micro_batches=2, ranks=2, settled_units=3),
+    "hosts": PlanChoices(micro_batches=2, hosts=2, device_homes=("block 1",), update_buffers=1),
+    "hosts-of-ranks": PlanChoices(micro_batches=2, hosts=3, ranks=2, resident_blocks=1),
+    "last-blocks": PlanChoices(
+        micro_batches=2, host_boundaries=True, kept_blocks=1, settled_units=1, slots=3
+    ),
+    "frozen-in-the-middle": PlanChoices(
+        micro_batches=2,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        parked_gradients=True,
+        shared_outer_slot=True,
+        device_homes=("block 1",),
+        update_buffers=1,
+    ),
+    "homes-on-the-device": PlanChoices(micro_batches=2, device_homes=HOMES, update_buffers=2),
+    "spare-buffers": PlanChoices(
+        micro_batches=2,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        kept_blocks=4,
+        device_homes=HOMES,
+        update_buffers=4,
+        spare_buffers=2,
+        spare_blocks=2,
+    ),
+}
+FROZEN = {
+    "last-blocks": ("embed", "block 0", "block 1", "head"),
+    "frozen-in-the-middle": ("embed", "block 0", "block 2"),
+}
+FORWARD = {
+    "forward": PlanChoices(micro_batches=2),
+    "forward-in-groups": PlanChoices(micro_batches=3, rounds=2, resident_blocks=2),
+    "forward-held": PlanChoices(micro_batches=3, rounds=2, resident_blocks=2),
+}
+
+
+def plan_of(name: str) -> StepPlan:
+    if name in FORWARD:
+        return build_forward_plan(BLOCKS, True, FORWARD[name], held=name == "forward-held")
+    sizes = SMALL_OUTER if CHOICES[name].outer_in_parked else PlaneSizes(NUMEL, spill_numel=30)
+    if name in FROZEN:
+        sizes = PlaneSizes(NUMEL | dict.fromkeys(FROZEN[name], 0), frozen=FROZEN[name])
+    if CHOICES[name].ranks > 1:
+        sizes = OF_RANKS
+    return build_step_plan(BLOCKS, name == "vertical", CHOICES[name], sizes)
+
+
+NAMES = [*CHOICES, *FORWARD]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_is_the_one_that_stands_as_text(name):
+    text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    assert to_text(plan_of(name)) == text
+    assert from_text(text) == plan_of(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_that_was_read_back_is_as_sound(name):
+    validate(from_text(to_text(plan_of(name))))
+
+
+def test_the_plans_have_every_kind_of_op():
+    assert {op.kind for name in NAMES for op in plan_of(name).ops} == set(OP_TYPES)
+
+
+@pytest.mark.parametrize(
+    "sound, broken",
+    [
+        ("slot 0", "slot(block 0"),
+        ("slot 0", "no such kind 3"),
+        ("slot 0", "slot 0/x"),
+        ("slot 0", ""),
+        ("slot=", "slut="),
+        ("slot=", "ring="),
+        ("first=yes", "first=perhaps"),
+        ("compiled: no", "compiled: maybe"),
+        ("compiled:", "made:"),
+        ("   0 H2D    ", "   0 COMPUTE"),
+        ("micro_batch=0, ", ""),
+        ("\n\n", "\n"),
+    ],
+)
+def test_what_is_no_plan_is_refused(sound, broken):
+    text = to_text(plan_of("vertical"))
+    assert sound in text
+    with pytest.raises(ValueError):
+        from_text(text.replace(sound, broken, 1))
+
+
+def write() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name in NAMES:
+        (FOLDER / f"{name}.txt").write_text(to_text(plan_of(name)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,283 @@
+"""Laws 2 and 3 where parts of a model are trained: any plan gives the same bits, its ops are those
+that frozen units leave, and delays change nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from engine.config.trained_parts import Parts
+from engine.planning.schedule.build import build_step_plan
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.ops import GradientSum, Lane, OpKind
+from engine.planning.schedule.schedule import StepPlan
+from engine.planning.schedule.validate import validate
+from tests.engine.planning.schedule.test_laws import (
+    GRID,
+    DelayedBackend,
+    assert_same_bits,
+    find_dropped_waits,
+)
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
+
+BLOCKS = [f"block {at}" for at in range(4)]
+UNITS = ("embed", *BLOCKS, "head")
+BASE = PlanChoices(micro_batches=2)
+PARTS = {
+    "last block": Parts(last_blocks=1),
+    "in the middle": Parts(("model.layers.1.mlp.*", "model.layers.2.self_attn.q_proj.*")),
+    "around": Parts(("model.embed_tokens.weight", "model.layers.3.mlp.up_proj.*", "*.norm.weight")),
+    "head": Parts(("model.norm.weight", "lm_head.weight")),
+}
+SAME_BITS = {
+    "one slot": dict(slots=1),
+    "three slots": dict(slots=3, prefetch_depth=2),
+    "resident": dict(resident_blocks=2),
+    "kept": dict(kept_blocks=1),
+    "kept, one slot": dict(kept_blocks=1, slots=1),
+    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
+    "settled": dict(settled_units=2),
+    "all settled": dict(settled_units=6),
+    "settled apart": dict(settled_units=3, settled_apart=True),
+    "settled and resident": dict(settled_units=3, resident_blocks=1, kept_blocks=1),
+    "shared outer slot": dict(shared_outer_slot=True),
+    "parked": dict(parked_gradients=True),
+    "parked, shared outer slot": dict(parked_gradients=True, shared_outer_slot=True),
+    "rounds on the device": dict(rounds=2, gradient_sum=GradientSum.DEVICE),
+    "gradients in sums": dict(
+        rounds=2, gradient_sum=GradientSum.DEVICE, parked_gradients=True, gradients_in_sums=True
+    ),
+}
+
+
+def planes_after(choices: PlanChoices, parts: Parts, backend=None, **how) -> list[torch.Tensor]:
+    """Every plane but gradients, after two steps that are submitted without draining."""
+    tied, dtype = how.pop("tied", False), how.pop("dtype", "float32")
+    plain = plain_model(tiny_config("qwen3", num_hidden_layers=4, tie_word_embeddings=tied))
+    run = streamed(
+        plain, choices, backend=backend, dtype=dtype, parts=parts, max_grad_norm=0.5, **how
+    )
+    for step in (1, 2):
+        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
+    run.engine.drain()
+    planes = [
+        torch.from_numpy(run.store.content(unit.name, plane, 0, run.store.nbytes(unit.name, plane)))
+        for unit in run.model.units
+        for plane in run.store.planes
+        if plane != "grad"
+    ]
+    planes = [plane.clone() for plane in planes]
+    run.close()
+    return planes
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return {
+        (name, dtype, tied): planes_after(BASE, PARTS[name], dtype=dtype, tied=tied)
+        for name, dtype, tied in itertools.product(PARTS, ("float32", "bfloat16"), (False, True))
+    }
+
+
+def allows(name: str, parts: str, tied: bool) -> bool:
+    """Whether a plan is possible and adds in the same order: only blocks with a backward keep
+    activations, and the embedding of a tied model shares no slot and is summed at both ends of a
+    round.
+    """
+    if "kept_blocks" in SAME_BITS[name] and parts == "head" and not tied:
+        return False
+    return not tied or not SAME_BITS[name].keys() & {"shared_outer_slot", "rounds"}
+
+
+POSSIBLE = [
+    (name, parts, dtype, tied)
+    for name, parts, dtype, tied in itertools.product(
+        SAME_BITS, PARTS, ("float32", "bfloat16"), (False, True)
+    )
+    # Gradients in fp32 do not fit into half of their sums.
+    if allows(name, parts, tied) and (name, dtype) != ("gradients in sums", "float32")
+]
+
+
+@pytest.mark.parametrize("name, parts, dtype, tied", POSSIBLE)
+def test_any_plan_gives_the_same_bits(reference, name, parts, dtype, tied):
+    choices = dataclasses.replace(BASE, **SAME_BITS[name])
+    found = planes_after(choices, PARTS[parts], dtype=dtype, tied=tied)
+    assert_same_bits(found, reference[parts, dtype, tied])
+
+
+@pytest.mark.parametrize("spilled", [1, 3, 6])
+def test_moments_on_the_disk_give_the_same_bits(reference, spilled, tmp_path):
+    choices = dataclasses.replace(BASE, spilled_units=spilled)
+    for name in PARTS:
+        found = planes_after(choices, PARTS[name], dtype="bfloat16", disk=tmp_path)
+        assert_same_bits(found, reference[name, "bfloat16", False])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_boundaries_on_the_disk_give_the_same_bits(reference, count, tmp_path):
+    choices = dataclasses.replace(BASE, host_boundaries=True, spilled_boundaries=count)
+    for name in ("last block", "in the middle"):
+        found = planes_after(choices, PARTS[name], dtype="bfloat16", disk=tmp_path)
+        assert_same_bits(found, reference[name, "bfloat16", False])
+    with pytest.raises(ValueError, match="3 boundaries cannot be on the disk where a step keeps 2"):
+        more = dataclasses.replace(choices, spilled_boundaries=3)
+        planes_after(more, PARTS["last block"], disk=tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
+def test_rounded_moments(optimizer):
+    """The moments of frozen parameters are nowhere, and those of the others are in their places."""
+    for parts in PARTS.values():
+        first = planes_after(BASE, parts, dtype="bfloat16", optimizer=optimizer)
+        choices = dataclasses.replace(BASE, slots=3, kept_blocks=0, resident_blocks=1)
+        again = planes_after(choices, parts, dtype="bfloat16", optimizer=optimizer)
+        assert_same_bits(again, first)
+
+
+@pytest.mark.parametrize(
+    "lanes",
+    [(Lane.H2D,), (Lane.D2H,), (Lane.HOST,), (Lane.COMPUTE,), (Lane.H2D, Lane.D2H, Lane.HOST)],
+    ids="+".join,
+)
+@pytest.mark.parametrize("parts", PARTS)
+def test_delays_in_any_lane_change_nothing(reference, lanes, parts):
+    found = planes_after(BASE, PARTS[parts], backend=DelayedBackend(lanes))
+    assert_same_bits(found, reference[parts, "float32", False])
+
+
+@pytest.mark.parametrize("home", ["embed", "block 1", "block 3", "head"])
+def test_the_optimizer_on_the_device_gives_nearly_the_same(home, reference):
+    """Both homes round alike but for the last bits."""
+    parts, units = PARTS["around"], ("embed", "block 1", "block 3", "head")
+    trained = ("embed", "block 3", "head")
+    choices = dataclasses.replace(BASE, device_homes=(home,), update_buffers=2)
+    if home not in trained:
+        with pytest.raises(ValueError, match="have no optimizer"):
+            planes_after(choices, parts)
+        return
+    assert home in units
+    for mine, other in zip(planes_after(choices, parts), reference["around", "float32", False]):
+        torch.testing.assert_close(
+            mine.view(torch.float32), other.view(torch.float32), rtol=1e-3, atol=1e-6
+        )
+
+
+# ------------------------------------------------------------------ plans alone
+
+FROZEN = [
+    ("embed", "block 0", "block 1", "head"),
+    ("embed", "block 0", "block 1", "block 2", "block 3"),
+    ("block 0", "block 1", "block 2", "block 3", "head"),
+    ("block 1", "block 3"),
+    ("embed", "head"),
+]
+
+
+def plan_of(frozen: tuple[str, ...], choices: PlanChoices, tied: bool = False) -> StepPlan:
+    numel = dict.fromkeys(UNITS, 100) | dict.fromkeys(frozen, 0)
+    return build_step_plan(BLOCKS, tied, choices, PlaneSizes(numel, frozen=frozen))
+
+
+def back(frozen: tuple[str, ...]) -> list[str]:
+    first = min(at for at, unit in enumerate(UNITS) if unit not in frozen)
+    return [unit for unit in UNITS[first:] if unit in BLOCKS]
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("frozen", FROZEN, ids="+".join)
+def test_every_plan_of_a_size_grid_validates(frozen, tied):
+    for choices in GRID:
+        if choices.kept_blocks <= len(back(frozen)):
+            validate(plan_of(frozen, choices, tied))
+
+
+@pytest.mark.parametrize("frozen", FROZEN, ids="+".join)
+def test_plans_with_homes_validate(frozen):
+    trained = [unit for unit in UNITS if unit not in frozen]
+    for count, buffers, shares in itertools.product(range(1, 5), (1, 3), (False, True)):
+        for gradient_sum, rounds in ((GradientSum.VERTICAL, 1), (GradientSum.DEVICE, 2)):
+            validate(
+                plan_of(
+                    frozen,
+                    PlanChoices(
+                        micro_batches=2,
+                        rounds=rounds,
+                        gradient_sum=gradient_sum,
+                        device_homes=tuple(trained[:count]),
+                        update_buffers=buffers,
+                        update_pieces=2,
+                        parked_gradients=shares,
+                        shared_outer_slot=shares,
+                        resident_blocks=1,
+                    ),
+                )
+            )
+
+
+@pytest.mark.parametrize("frozen", FROZEN, ids="+".join)
+def test_a_frozen_unit_has_no_gradient_and_no_update(frozen):
+    ops = plan_of(frozen, PlanChoices(micro_batches=2)).ops
+    trained = [unit for unit in UNITS if unit not in frozen]
+    for kind in (OpKind.REDUCE, OpKind.OFFLOAD, OpKind.UPDATE):
+        assert sorted(op.unit for op in ops if op.kind == kind) == sorted(trained), kind
+    backs = [op.unit for op in ops if op.kind == OpKind.BACKWARD]
+    assert backs == [unit for unit in reversed(back(frozen)) for _ in range(2)]
+    has_embed = any(op.kind == OpKind.EMBED_BACKWARD for op in ops)
+    assert has_embed == ("embed" not in frozen)
+
+
+def test_what_lies_below_keeps_and_fetches_nothing():
+    frozen = FROZEN[0]
+    ops = plan_of(frozen, PlanChoices(micro_batches=2, host_boundaries=True)).ops
+    stored = [op.unit for op in ops if op.kind == OpKind.STORE_BOUNDARY]
+    assert sorted(set(stored)) == ["block 2", "block 3"]
+    fetched = [op.unit for op in ops if op.kind == OpKind.PREFETCH]
+    # With two slots, the two blocks that have a backward are there when it begins.
+    assert sorted(fetched) == sorted(UNITS)
+
+
+def test_a_block_is_updated_in_its_slot_if_the_next_step_finds_it_there():
+    """The next step begins with the first blocks, of which some have no backward."""
+    homes = PlanChoices(micro_batches=2, device_homes=("block 2", "block 3"), update_buffers=2)
+    assert plan_of(FROZEN[0], homes).placed == ()
+    resident = dataclasses.replace(homes, resident_blocks=1)
+    assert [unit for unit, _ in plan_of(FROZEN[0], resident).placed] == ["block 3"]
+    others = dataclasses.replace(homes, device_homes=("block 0", "block 2"))
+    assert [unit for unit, _ in plan_of(FROZEN[3], others).placed] == ["block 0"]
+    second = dataclasses.replace(homes, device_homes=("block 1", "block 2"))
+    plan = plan_of(("embed", "block 0"), second)
+    validate(plan)
+    assert [unit for unit, _ in plan.placed] == ["block 1"]
+    assert not any(op.kind == OpKind.PREFETCH and op.unit == "block 1" for op in plan.ops[:20])
+
+
+def test_every_wait_of_such_a_plan_is_needed():
+    for frozen in FROZEN[:3]:
+        choices = PlanChoices(micro_batches=2, host_boundaries=True, boundary_rings=2)
+        assert len(find_dropped_waits(plan_of(frozen, choices))) > 10
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (dict(boundary_blocks=2), "trained whole"),
+        (dict(kept_blocks=3), "3 blocks keep activations, and 2 have a backward"),
+        (dict(settled_units=6, graphs=True), "recorded only where all of them"),
+        (dict(device_homes=("block 0",), update_buffers=1), "have no optimizer"),
+    ],
+)
+def test_contradictions(changes, words):
+    with pytest.raises(ValueError, match=words):
+        plan_of(FROZEN[0], PlanChoices(micro_batches=2, **changes))
+
+
+def test_something_is_trained():
+    with pytest.raises(ValueError, match="nothing is trained"):
+        plan_of(UNITS, PlanChoices(micro_batches=2))

@@ -1,0 +1,398 @@
+"""Plans for several ranks: how planes are divided, that every rank's plan is sound and needs each
+of its waits, and that all ranks meet in the same exchanges in the same order.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from engine.planning.layout.layout import ParameterSpec, lay_out
+from engine.planning.layout.moments import BLOCK, MomentKind
+from engine.planning.schedule.buffers import BufferKind
+from engine.planning.schedule.build import ONE_RANK_ONLY, build_forward_plan, build_step_plan
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.ops import Lane, OpKind
+from engine.planning.schedule.schedule import StepPlan
+from engine.planning.schedule.shards import SHARD_ELEMENTS, Shards
+from engine.planning.schedule.text import from_text, grid, to_text
+from engine.planning.schedule.validate import validate
+from tests.engine.planning.schedule.test_laws import find_dropped_waits
+
+# ---------------------------------------------------------------------- shards
+
+NUMELS = (0, 1, 63, 64, 255, 256, 257, 511, 512, 513, 4095, 4096, 4097, 1 << 20, (1 << 20) + 64)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 64])
+def test_shards_cover_a_plane_exactly(ranks):
+    generator = random.Random(ranks)
+    for numel in (*NUMELS, *(generator.randrange(1 << 18) for _ in range(200))):
+        shards = [Shards(ranks, rank) for rank in range(ranks)]
+        bounds = [each.bounds(numel) for each in shards]
+        assert bounds[0][0] == 0 and bounds[-1][1] == numel
+        assert all(before[1] == after[0] for before, after in pairwise(bounds))
+        (size,) = {each.numel(numel) for each in shards}
+        (padded,) = {each.padded(numel) for each in shards}
+        assert padded == ranks * size >= numel
+        assert all(0 <= stop - start <= size for start, stop in bounds)
+        # Whichever elements a rank has, they stand at its place in the slot.
+        assert all(start in (rank * size, numel) for rank, (start, _) in enumerate(bounds))
+        if ranks > 1:
+            assert size % SHARD_ELEMENTS == 0 and padded - numel < ranks * SHARD_ELEMENTS
+
+
+def test_one_rank_has_everything_and_no_padding():
+    for numel in NUMELS:
+        assert Shards().bounds(numel) == (0, numel)
+        assert Shards().numel(numel) == Shards().padded(numel) == numel
+
+
+def test_small_units_leave_ranks_without_elements():
+    assert [Shards(4, rank).bounds(300) for rank in range(4)] == [
+        (0, 256),
+        (256, 300),
+        (300, 300),
+        (300, 300),
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_no_border_cuts_a_block_of_codes(ranks, monkeypatch):
+    """`MomentRange.within` refuses to. A shard's bytes follow those of the one before."""
+    monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
+    generator = random.Random(ranks)
+    for _ in range(50):
+        shapes = [(generator.randrange(1, 40), generator.randrange(1, 90)) for _ in range(6)]
+        specs = [ParameterSpec(f"p{k}", f"p{k}", shape, k < 4) for k, shape in enumerate(shapes)]
+        layout = lay_out("block 0", specs)
+        ranges = layout.moment_ranges("adamw_8bit")
+        end = 0
+        for rank in range(ranks):
+            start, stop = Shards(ranks, rank).bounds(layout.numel)
+            assert start % BLOCK == 0 or start == layout.numel
+            if start == stop:
+                continue
+            parts = [range_.within(start, stop) for range_ in ranges]
+            assert sum(part.stop - part.start for part in parts if part) == stop - start
+            begin, after = layout.moment_bytes("adamw_8bit", start, stop)
+            assert begin == end
+            end = after
+        assert end == sum(range_.bytes for range_ in ranges)
+        if any(range_.kind == MomentKind.CODES for range_ in ranges):
+            with pytest.raises(ValueError, match="cut a block"):
+                codes = next(each for each in ranges if each.kind == MomentKind.CODES)
+                codes.within(codes.start, codes.start + 1)
+
+
+# ---------------------------------------------------------------------- plans
+
+BLOCKS = [f"block {k}" for k in range(5)]
+NUMEL = {block: 1000 + 300 * (k % 2) for k, block in enumerate(BLOCKS)}
+NUMEL |= {"embed": 2500, "head": 300}
+"""Of four ranks, two have nothing of the head."""
+WHOLE = "whole reads"
+DEVICE = dict(rounds=2, gradient_sum="device")
+SHARDS = dict(rounds=2, gradient_sum="shards")
+CHOICES = {
+    f"{sums or 'vertical'}, {how or 'host'}, {homes or 'no homes'}": (sums, how, homes)
+    for sums in ("", "rounds", "shards")
+    for how in ("", "parked", "shared outer slot", "kept", "host boundaries", "resident", WHOLE)
+    for homes in ("", "some", "all")
+}
+WAYS: dict[str, dict] = {
+    "": {},
+    "parked": dict(parked_gradients=True),
+    "shared outer slot": dict(shared_outer_slot=True, parked_gradients=True),
+    "kept": dict(kept_blocks=3, slots=3, prefetch_depth=2),
+    "host boundaries": dict(host_boundaries=True, boundary_rings=1, kept_blocks=1),
+    "resident": dict(resident_blocks=3, kept_blocks=2, slots=1),
+    WHOLE: dict(whole_reads=True, resident_blocks=1),
+    "rounds": DEVICE,
+    "shards": SHARDS,
+    "no homes": {},
+    "some": dict(device_homes=("embed", "block 1"), update_buffers=1),
+    "all": dict(device_homes=("embed", *BLOCKS, "head"), update_buffers=3),
+}
+
+
+def choices_of(name: str, ranks: int) -> PlanChoices:
+    changes = {key: value for part in CHOICES[name] for key, value in WAYS[part].items()}
+    return PlanChoices(micro_batches=2, ranks=ranks, **changes)
+
+
+def plan_of(name: str, ranks: int, rank: int, tied: bool = False, piece: int = 0) -> StepPlan:
+    sizes = PlaneSizes(NUMEL, piece_numel=piece, rank=rank)
+    return build_step_plan(BLOCKS, tied, choices_of(name, ranks), sizes)
+
+
+@pytest.mark.parametrize("ranks, tied", [(2, True), (4, False)], ids=["tied", "untied"])
+def test_every_plan_of_every_rank_is_sound(ranks, tied):
+    """Every rank updates its own shard and nothing else, and meets the others where they are."""
+    for name in CHOICES:
+        if tied and choices_of(name, ranks).shared_outer_slot:
+            continue
+        meetings = []
+        for rank in range(ranks):
+            plan = plan_of(name, ranks, rank, tied, piece=256)
+            validate(plan)
+            assert plan.shards == Shards(ranks, rank)
+            assert from_text(to_text(plan)) == plan
+            assert_own_shard_updated(plan, choices_of(name, ranks), name)
+            assert not plan.placed  # the other ranks need an updated weight, too
+            meetings.append(meeting_points(plan))
+        assert all(each == meetings[0] for each in meetings), name
+
+
+def meeting_points(plan: StepPlan) -> list[tuple]:
+    """Returns what all ranks must do alike: each exchange, and the buffer that it works on."""
+    points = [op for op in plan.ops if op.lane == Lane.EXCHANGE]
+    return [
+        (op.kind, op.unit, getattr(op, "slot", None), getattr(op, "grad", None)) for op in points
+    ]
+
+
+def assert_own_shard_updated(plan: StepPlan, choices: PlanChoices, name: str) -> None:
+    for unit, numel in NUMEL.items():
+        start, stop = plan.shards.bounds(numel)
+        kinds = {OpKind.UPDATE, OpKind.DEVICE_UPDATE}
+        pieces = [op.piece for op in plan.ops if op.kind in kinds and op.unit == unit]
+        covered = [element for piece in pieces for element in range(*piece)]
+        assert covered == [*range(start, stop)], (name, unit)
+        at_home = unit in choices.device_homes
+        found = {op.kind for op in plan.ops if op.kind in kinds and op.unit == unit}
+        expected = OpKind.DEVICE_UPDATE if at_home else OpKind.UPDATE
+        assert found <= {expected}, (name, unit)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", CHOICES)
+def test_each_weight_is_gathered_and_each_sum_is_scattered(name, ranks):
+    """No op computes with weights that only this rank has, and no gradient leaves the device
+    before it is the sum of all ranks.
+    """
+    plan = plan_of(name, ranks, 1)
+    order = [(op.kind, op.unit) for op in plan.ops]
+    assert order.count((OpKind.ALL_REDUCE, "step")) == 1
+    is_whole = WHOLE in name
+    for unit in NUMEL:  # after the updates of all ranks, and before any of them reads the unit
+        assert order.count((OpKind.MEET, unit)) == is_whole
+        if is_whole:
+            read = order.index((OpKind.PREFETCH, unit))
+            assert order.index((OpKind.MEET, unit)) == read - 1
+            assert read - 1 in plan.ops[read].waits
+    for op, after in pairwise(plan.ops):
+        if op.kind == OpKind.PREFETCH and not is_whole:
+            assert (after.kind, after.unit, after.slot) == (OpKind.ALL_GATHER, op.unit, op.slot)
+    for unit in NUMEL:
+        assert order.count((OpKind.REDUCE_SCATTER, unit)) == 1 + ("shards" in name)
+        assert (OpKind.REDUCE, unit) not in order
+        scattered = max(at for at, op in enumerate(order) if op == (OpKind.REDUCE_SCATTER, unit))
+        sent = (OpKind.OFFLOAD, OpKind.OFFLOAD_PARKED)
+        assert all(order.index((kind, unit)) > scattered for kind in sent if (kind, unit) in order)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vertical, host, no homes",
+        "rounds, host boundaries, some",
+        "vertical, shared outer slot, all",
+        "vertical, kept, all",
+        "rounds, resident, no homes",
+        "shards, parked, all",
+        "shards, host boundaries, some",
+        "vertical, whole reads, some",
+    ],
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_dropping_any_single_wait_is_found(name, ranks):
+    for rank in (0, ranks - 1):
+        dropped = {kind for kind, _ in find_dropped_waits(plan_of(name, ranks, rank))}
+        # The lane has all norms before their sum over the ranks, so that needs no wait.
+        comes_in = OpKind.MEET if WHOLE in name else OpKind.ALL_GATHER
+        assert dropped >= {comes_in, OpKind.REDUCE_SCATTER, OpKind.SUMMARY}
+        assert dropped >= {OpKind.PREFETCH, OpKind.FORWARD, OpKind.BACKWARD}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_pass_without_gradients_gathers_weights_too(ranks):
+    choices = PlanChoices(micro_batches=2, ranks=ranks, resident_blocks=1)
+    plans = [build_forward_plan(BLOCKS, False, choices, rank=rank) for rank in range(ranks)]
+    for rank, plan in enumerate(plans):
+        validate(plan)
+        assert plan.shards == Shards(ranks, rank)
+        assert {op.kind for op in plan.ops if op.lane == Lane.EXCHANGE} == {OpKind.ALL_GATHER}
+        assert meeting_points(plan) == meeting_points(plans[0])
+    held = build_forward_plan(BLOCKS, False, choices, held=True)
+    validate(held)
+    assert not [op for op in held.ops if op.unit == BLOCKS[-1] and op.kind == OpKind.ALL_GATHER]
+
+
+def test_only_the_last_round_rounds_and_sends_a_gradient():
+    plan = plan_of("shards, host, no homes", 2, 0)
+    for unit in NUMEL:
+        first, last = (
+            op for op in plan.ops if op.kind == OpKind.REDUCE_SCATTER and op.unit == unit
+        )
+        assert first.total == last.total and first.total.kind == BufferKind.SHARD_SUM
+        assert (first.first, last.first) == (True, False)
+        assert first.staging is None and last.staging is not None
+        assert [op.kind for op in plan.ops if op.unit == unit].count(OpKind.OFFLOAD) <= 1
+
+
+@pytest.mark.parametrize("changes", [{}, DEVICE, SHARDS, dict(resident_blocks=2)], ids=str)
+def test_units_that_live_on_the_device_are_gathered_after_their_update(changes):
+    """Each rank updates its shard in the slot, and no later op computes with the others' old
+    weights.
+    """
+    choices = PlanChoices(micro_batches=2, ranks=3, settled_units=3, **changes)
+    meetings = []
+    for rank in range(3):
+        plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL, rank=rank))
+        validate(plan)
+        assert from_text(to_text(plan)) == plan
+        kinds = {kind for kind, _ in find_dropped_waits(plan)}
+        assert kinds >= {OpKind.ALL_GATHER, OpKind.UPDATE_IN_PLACE}
+        for unit in ("embed", "block 0", "block 1"):
+            of_unit = [op for op in plan.ops if op.unit == unit]
+            assert OpKind.PREFETCH not in {op.kind for op in of_unit}
+            updated, gathered = of_unit[-2:]
+            assert (updated.kind, gathered.kind) == (OpKind.UPDATE_IN_PLACE, OpKind.ALL_GATHER)
+            assert updated.slot == gathered.slot
+        meetings.append(meeting_points(plan))
+    assert meetings[0] == meetings[1] == meetings[2]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_hosts_exchange_sums_and_no_weights(ranks, tied):
+    """The plan of a rank is that of a rank of one host, but for what says how many hosts there are.
+    A rank that is alone on its host gathers nothing.
+    """
+    for name in CHOICES:
+        choices = choices_of(name, ranks)
+        if (tied and choices.shared_outer_slot) or (choices.whole_reads and ranks == 1):
+            continue
+        sizes = PlaneSizes(NUMEL, piece_numel=256, rank=ranks - 1)
+        choices = choices.changed(hosts=3)
+        plan = build_step_plan(BLOCKS, tied, choices, sizes)
+        validate(plan)
+        assert plan.hosts == 3 and plan.is_shared and plan.shards == Shards(ranks, ranks - 1)
+        assert from_text(to_text(plan)) == plan
+        if ranks > 1:
+            assert_own_shard_updated(plan, choices, name)
+        order = [(op.kind, op.unit) for op in plan.ops if op.lane == Lane.EXCHANGE]
+        assert order.count((OpKind.ALL_REDUCE, "step")) == 1
+        rounds = 1 + ("shards" in name)
+        assert all(order.count((OpKind.REDUCE_SCATTER, unit)) == rounds for unit in NUMEL), name
+        if ranks == 1:
+            assert len(order) == 1 + rounds * len(NUMEL), name
+            assert OpKind.REDUCE not in {op.kind for op in plan.ops}
+
+
+@pytest.mark.parametrize("name", ["vertical, host, no homes", "rounds, parked, all"])
+def test_dropping_any_single_wait_between_hosts_is_found(name):
+    choices = choices_of(name, 1).changed(hosts=2)
+    plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
+    dropped = {kind for kind, _ in find_dropped_waits(plan)}
+    assert dropped >= {OpKind.REDUCE_SCATTER, OpKind.SUMMARY, OpKind.PREFETCH, OpKind.BACKWARD}
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("spilled_units", dict(spilled_units=1)),
+        ("gradients_in_sums", DEVICE | dict(parked_gradients=True, gradients_in_sums=True)),
+        ("graphs", dict(settled_units=2 + len(BLOCKS), graphs=True)),
+    ],
+)
+def test_choices_of_one_rank_are_refused_for_several_hosts(name, changes):
+    choices = PlanChoices(micro_batches=2, **changes)
+    build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
+    with pytest.raises(ValueError, match=f"^{name} is for one rank, not for 2$"):
+        build_step_plan(BLOCKS, False, choices.changed(hosts=2), PlaneSizes(NUMEL))
+
+
+def test_the_grid_shows_the_exchange():
+    text = grid(plan_of("vertical, host, no homes", 2, 0))
+    assert text.splitlines()[0].split()[1:6] == ["H2D", "COMPUTE", "D2H", "HOST", "EXCHANGE"]
+    assert "all_gather embed >slot" in text and "reduce_scatter head >staging" in text
+    assert "all_reduce step" in text
+
+
+def test_two_sums_take_turns():
+    """The backward of a block need not wait until the sum of the block before is exchanged."""
+    plan = plan_of("vertical, host, no homes", 2, 0)
+    sums = {op.unit: op.grad for op in plan.ops if op.kind == OpKind.REDUCE_SCATTER}
+    assert {sums[block].kind for block in BLOCKS} == {BufferKind.SUM}
+    assert all(sums[below] != sums[block] for below, block in pairwise(BLOCKS))
+
+
+FROZEN = ("embed", "block 0", "block 3", "head")
+
+
+@pytest.mark.parametrize("changes", [{}, dict(whole_reads=True), dict(settled_units=3)], ids=str)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_frozen_units_are_gathered_and_nothing_else(changes, ranks):
+    """Nobody waits for an update of theirs, where each rank reads them whole."""
+    numel = NUMEL | dict.fromkeys(FROZEN, 0)
+    choices = PlanChoices(micro_batches=2, ranks=ranks, **changes)
+    meetings = []
+    for rank in range(ranks):
+        plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(numel, rank=rank, frozen=FROZEN))
+        validate(plan)
+        assert from_text(to_text(plan)) == plan
+        trained = set(NUMEL) - set(FROZEN)
+        for kind in (OpKind.REDUCE_SCATTER, OpKind.MEET):
+            units = {op.unit for op in plan.ops if op.kind == kind}
+            assert units == (
+                set() if kind == OpKind.MEET and "whole_reads" not in changes else trained
+            )
+        updated = {op.unit for op in plan.ops if op.kind in (OpKind.UPDATE, OpKind.UPDATE_IN_PLACE)}
+        assert updated == trained
+        dropped = {kind for kind, _ in find_dropped_waits(plan)}
+        assert dropped >= {OpKind.PREFETCH, OpKind.REDUCE_SCATTER, OpKind.SUMMARY}
+        meetings.append(meeting_points(plan))
+    assert all(each == meetings[0] for each in meetings)
+
+
+# ---------------------------------------------------------------------- refusals
+
+ALONE = {
+    "spilled_units": dict(spilled_units=1),
+    "spilled_boundaries": dict(spilled_boundaries=1, host_boundaries=True),
+    "gradients_in_sums": dict(gradients_in_sums=True, parked_gradients=True, **DEVICE),
+    "outer_in_parked": dict(outer_in_parked=True, parked_gradients=True, shared_outer_slot=True),
+    "spare_buffers": dict(
+        device_homes=("embed",), update_buffers=2, spare_buffers=1, spare_blocks=1, kept_blocks=1
+    ),
+    "graphs": dict(graphs=True, settled_units=7),
+    "host": dict(rounds=2, gradient_sum="host"),
+    "pairs": dict(boundary_blocks=2),
+}
+
+
+def test_shards_of_sums_are_for_several_ranks():
+    with pytest.raises(ValueError, match="only several ranks keep shards"):
+        build_step_plan(BLOCKS, False, PlanChoices(micro_batches=2, **SHARDS), PlaneSizes(NUMEL))
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_choices_for_one_rank_are_refused_for_several(name):
+    assert set(ONE_RANK_ONLY) <= set(ALONE)
+    choices = PlanChoices(micro_batches=2, **ALONE[name])
+    sizes = PlaneSizes(NUMEL, embed_piece=500)
+    build_step_plan(BLOCKS, False, choices, sizes)  # one rank may have them
+    several = PlanChoices(micro_batches=2, ranks=2, **ALONE[name])
+    with pytest.raises(ValueError, match="(is|are) for one rank"):
+        build_step_plan(BLOCKS, False, several, sizes)
+
+
+def test_a_plan_is_of_one_of_its_ranks():
+    choices = PlanChoices(ranks=2)
+    for sizes in (None, PlaneSizes(NUMEL, rank=2), PlaneSizes(NUMEL, rank=-1)):
+        with pytest.raises(ValueError, match="of none of 2 ranks"):
+            build_step_plan(BLOCKS, False, choices, sizes)

@@ -1,0 +1,102 @@
+"""Ranks share frozen weights, wherever these are: in RAM, which has them once, and on the devices.
+Adapters and parts are trained alike by all plans for several ranks, and by several hosts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.config.adapters import Adapters
+from engine.config.trained_parts import Parts
+from engine.planning.layout.layout import ParameterSpec, lay_out
+from engine.runtime.host.cross_host_planes import Nodes, NodeShards
+from tests.engine.runtime.distributed.test_hosts import trained_planes
+from tests.support.crews import (
+    forked_followers,  # noqa: F401  a fixture
+    led,
+)
+from tests.support.tiny import random_batches
+
+SWEEP = "it starts one to three processes, for five seconds or more"
+PARTS = {
+    "adapters": Adapters(rank=4),
+    "some": Adapters(rank=3, targets=("model.layers.1.self_attn.q_proj",), save_modules=("norm",)),
+    "last block": Parts(last_blocks=1),
+}
+PLANS = {
+    "whole reads": dict(whole_reads=True),
+    "settled": dict(settled_units=3),
+    "all settled": dict(settled_units=5),
+    "homes": dict(parked_gradients=True, device_homes=("block 1",), update_buffers=1),
+}
+CASES = [
+    ("adapters", "whole reads"),
+    ("some", "settled"),
+    ("adapters", "all settled"),
+    ("adapters", "homes"),
+    ("last block", "whole reads"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("frozen") / "model"
+
+
+def found_by(model: Path, ranks: int, hosts: int = 1, **choices) -> tuple[dict, float]:
+    """Returns the planes after three steps, and the loss of an evaluation."""
+    with led(model, ranks, 4, hosts, **choices) as workers:
+        before = frozen_of(workers.store)
+        workers.train(1, 2, 3)
+        assert frozen_of(workers.store) == before and before
+        loss = workers.engine.evaluate(random_batches(3))
+        return trained_planes(workers), loss
+
+
+def frozen_of(store) -> dict[str, bytes]:
+    """Returns the weights of each unit that are not trained."""
+    found = {}
+    for unit, layout in store.layouts.items():
+        begin, end = layout.frozen_range("float32")
+        if begin < end:
+            found[unit] = store.content(unit, "weight_high", begin, end).tobytes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def usual(model):
+    made: dict[str, tuple[dict, float]] = {}
+
+    def get(name: str) -> tuple[dict, float]:
+        if name not in made:
+            made[name] = found_by(model, 2, parts=PARTS[name])
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_any_plan_gives_the_same_bits(model, usual, case):
+    name, plan = case
+    found, expected = found_by(model, 2, parts=PARTS[name], **PLANS[plan]), usual(name)
+    assert found == expected
+
+
+@pytest.mark.everything(SWEEP)
+@pytest.mark.parametrize("name, choices", [("adapters", {}), ("some", {"settled_units": 2})])
+def test_hosts_with_copies_train_what_one_host_trains(model, usual, name, choices):
+    found, loss = found_by(model, 1, 2, parts=PARTS[name], **choices)
+    expected, of_one = usual(name)
+    assert loss == pytest.approx(of_one, rel=1e-5)
+    for key, held in found.items():
+        ours, theirs = (np.frombuffer(each, np.float32) for each in (held, expected[key]))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6, err_msg=str(key))
+
+
+def test_frozen_weights_are_divided_among_no_hosts():
+    layout = lay_out("block 0", [ParameterSpec("a", "a", (64, 8), True, frozen=True)])
+    with pytest.raises(ValueError, match="frozen weights are divided among no hosts"):
+        NodeShards({"block 0": layout}, "float32", lambda: "adamw", 2, Nodes(2).hosts)

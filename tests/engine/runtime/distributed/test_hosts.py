@@ -1,0 +1,172 @@
+"""Several hosts train together: each has all planes, which stay alike to the bit, or its share of
+them. A process that is lost on any of them is told by its rank and host.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from mmap import PAGESIZE
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import RankError
+from engine.runtime.distributed import build_engine, connection
+from engine.runtime.host.shared_memory import OpenedMemory, SharedPlanes
+from tests.engine.runtime.distributed.test_crew import rebuilt
+from tests.support.crews import (
+    Led,
+    forked_followers,  # noqa: F401  a fixture
+    led,
+    wait_for_end,
+)
+from tests.support.tiers import in_tiers
+from tests.support.tiny import random_batches
+
+SWEEP = "it starts one to three processes, for five seconds or more"
+CASES = [(2, 1, {}), (2, 2, {"settled_units": 3}), (2, 2, {}), (3, 1, {"settled_units": 2})]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("hosts") / "model"
+
+
+@pytest.fixture
+def planes_of_hosts(monkeypatch) -> list[SharedPlanes]:
+    """Returns where the planes of each host are."""
+    found: list[SharedPlanes] = []
+    plain = build_engine._planes_of_nodes
+
+    def kept(*given) -> list[SharedPlanes]:
+        found[:] = plain(*given)
+        return [*found]
+
+    monkeypatch.setattr(build_engine, "_planes_of_nodes", kept)
+    return found
+
+
+def trained_planes(workers: Led) -> dict[tuple[str, str], bytes]:
+    store = workers.store
+    return {
+        (unit, plane): store.content(unit, plane, 0, store.nbytes(unit, plane)).tobytes()
+        for unit in store.layouts
+        for plane in store.planes
+        if plane != "grad"
+    }
+
+
+@pytest.mark.parametrize("case", in_tiers(CASES, CASES[:1], SWEEP), ids=str)
+def test_hosts_train_what_one_host_trains(model, planes_of_hosts, case):
+    """Those of one rank each have the bits of one host with as many ranks but for the norm, which
+    is added up otherwise, and clips nothing here.
+    """
+    hosts, ranks, choices = case
+    count = 2 * hosts * ranks
+    with led(model, ranks, count, hosts, **choices) as workers:
+        workers.train(1, 2)
+        workers.engine.close()  # the other hosts let go of their planes, and get them anew
+        rebuilt(workers)
+        workers.train(3)
+        found = trained_planes(workers)
+        loss = workers.engine.evaluate(random_batches(5))
+        assert workers.store.held.step == 3 and not workers.logged
+        assert len(planes_of_hosts) == hosts
+        for planes in planes_of_hosts[1:]:
+            opened = OpenedMemory(planes)
+            in_ram = {key for key in found if key[0] not in workers.store.settled}
+            assert {key for key in planes.files if key[1] != "grad"} == in_ram
+            for key in in_ram:
+                assert bytes(opened.map(key, len(found[key]))) == found[key], key
+    with led(model, hosts * ranks, count, **choices) as one:
+        one.train(1, 2, 3)
+        expected = trained_planes(one)
+        assert one.engine.evaluate(random_batches(5)) == pytest.approx(loss, rel=1e-5)
+    assert found.keys() == expected.keys()
+    for key, held in found.items():
+        ours, theirs = (np.frombuffer(each, np.float32) for each in (held, expected[key]))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6, err_msg=str(key))
+
+
+PARKED = {"parked_gradients": True, "device_homes": ("block 1",), "update_buffers": 1}
+DIVIDED = [(2, 1, {}), (2, 2, {"settled_units": 2}), (3, 1, PARKED)]
+ROWS = [[1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("case", in_tiers(DIVIDED, DIVIDED[:1], SWEEP), ids=str)
+def test_hosts_that_divide_planes_have_the_bits_of_one_host(model, planes_of_hosts, case):
+    """RAM of each holds its share, also after the leader has read all planes and weights, and all
+    ranks have evaluated and sampled.
+    """
+    hosts, ranks, choices = case
+    count = 2 * hosts * ranks
+    with led(model, ranks, count, hosts, span=hosts, **choices) as workers:
+        workers.train(1, 2)
+        workers.engine.close()  # the planes stay where they are
+        rebuilt(workers)
+        workers.train(3)
+        found = trained_planes(workers)
+        loss = workers.engine.evaluate(random_batches(5))
+        logits = workers.engine.last_logits(ROWS)
+        held = [ram_of(planes) for planes in planes_of_hosts]
+        assert workers.store.allocated_bytes <= held[0] and not workers.logged
+    with led(model, hosts * ranks, count, **choices) as one:
+        one.train(1, 2, 3)
+        assert trained_planes(one) == found
+        assert one.engine.evaluate(random_batches(5)) == loss
+        assert torch.equal(one.engine.last_logits(ROWS), logits)
+        whole, files = one.store.allocated_bytes, len(one.workers.memory.planes.files)
+    # A border between two hosts is within a page of each.
+    assert len(held) == hosts and whole <= sum(held) <= whole + 2 * hosts * files * PAGESIZE
+    assert max(held) <= whole / hosts + 2 * files * PAGESIZE < 0.9 * whole
+
+
+def ram_of(planes: SharedPlanes) -> int:
+    """Returns the bytes of memory that the files of planes take."""
+    return sum(512 * os.stat(planes.path(key)).st_blocks for key in planes.files)
+
+
+@pytest.mark.everything(SWEEP)
+def test_planes_that_were_on_a_host_that_is_lost_are_not_read(model):
+    with led(model, 1, 2, 2, span=2) as workers:
+        (pid,) = workers.pids
+        workers.train(1)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankError, match="^Rank 1 of 2, on .*, is lost: "):
+            for number in range(2, 10_000):
+                workers.train(number)
+        with pytest.raises(RankError, match="^Rank 1 of 2, on .*, is lost: "):
+            trained_planes(workers)
+
+
+@pytest.mark.parametrize("rank", in_tiers([1, 2, 3], [], SWEEP))
+def test_a_process_of_any_host_that_is_killed_is_told_and_all_others_end(model, rank):
+    with led(model, 2, 4, 2) as workers:
+        pids = workers.pids
+        workers.train(1)
+        os.kill(pids[rank - 1], signal.SIGKILL)
+        with pytest.raises(RankError) as error:
+            for number in range(2, 10_000):
+                workers.train(number)
+        wait_for_end(*pids)
+    told = str(error.value)
+    assert told.startswith(f"Rank {rank} of 4, on {os.uname().nodename}, is lost: its process or ")
+    assert "\n" not in told
+
+
+@pytest.mark.everything(SWEEP)
+def test_a_process_of_another_host_that_hangs_is_lost_once_it_was_silent(model, monkeypatch):
+    """Nobody on this host can end it, and gloo waits for it without an end."""
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 3.0)
+    with led(model, 1, 2, 2) as workers:
+        (pid,) = workers.pids
+        workers.train(1)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(RankError, match="^Rank 1 of 2, on .*, is lost: it has been silent fo"):
+            for number in range(2, 10_000):
+                workers.train(number)
+        os.kill(pid, signal.SIGKILL)  # its connection ends it, once it goes on
+        wait_for_end(pid)

@@ -1,0 +1,364 @@
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from engine.paths import PROGRAM_ROOT
+from engine.planning.layout.layout import ParameterSpec, lay_out
+from engine.planning.layout.moments import MOMENTS
+from engine.runtime.host.host_adamw import AdamWSettings, GradientChunk, HostAdamW
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.optimizer import host_threads
+from engine.runtime.optimizer.host_kernels import kernel
+
+BETAS, EPS, DECAY = (0.9, 0.95), 1e-8, 0.1
+SHAPES = {"proj.weight": (37, 41), "norm.weight": (41,)}
+
+
+def make_store(dtype: str, shapes=SHAPES, seed: int = 0) -> HostStates:
+    specs = [
+        ParameterSpec(name, f"model.{name}", shape, len(shape) > 1)
+        for name, shape in shapes.items()
+    ]
+    store = HostStates([lay_out("block.0", specs)], dtype, threads=1)
+    store.allocate_weights()
+    store.allocate_states()
+    generator = torch.Generator().manual_seed(seed)
+    for spec in specs:
+        store.write("block.0", spec.name, torch.randn(spec.shape, generator=generator) * 0.05)
+    return store
+
+
+def set_gradients(store: HostStates, seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
+    """Random gradients of very different sizes in the grad plane, and what each parameter got."""
+    generator = torch.Generator().manual_seed(seed)
+    found, layout = {}, store.layouts["block.0"]
+    for spec, offset in zip(layout.parameters, layout.offsets):
+        values = torch.randn(spec.shape, generator=generator) * 10 ** (
+            torch.rand(spec.shape, generator=generator) * -6
+        )
+        target = store.tensor("block.0", "grad")[offset : offset + spec.numel].view(spec.shape)
+        target.copy_(values * scale)
+        found[spec.name] = target.float()
+    return found
+
+
+def reference(
+    store: HostStates, rate: float
+) -> tuple[dict[str, torch.nn.Parameter], torch.optim.AdamW]:
+    specs = store.layouts["block.0"].parameters
+    weights = {spec.name: torch.nn.Parameter(store.master("block.0", spec.name)) for spec in specs}
+    groups = [
+        {"params": [weights[s.name] for s in specs if s.decay], "weight_decay": DECAY},
+        {"params": [weights[s.name] for s in specs if not s.decay], "weight_decay": 0.0},
+    ]
+    return weights, torch.optim.AdamW(groups, lr=rate, betas=BETAS, eps=EPS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("clip", [1.0, 0.37])
+def test_equals_torch_adamw_with_fp32_masters(dtype, clip):
+    store = make_store(dtype)
+    weights, optimizer = reference(store, 0.0)
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), threads=2)
+    for step in range(1, 9):
+        rate = 1e-3 * step
+        gradients = set_gradients(store, step)
+        before = store.array("block.0", "grad").copy()
+        host.update("block.0", step, rate, clip)
+        assert (store.array("block.0", "grad") == before).all()
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for name, weight in weights.items():
+            weight.grad = gradients[name] * clip
+        optimizer.step()
+    layout = store.layouts["block.0"]
+    for spec, offset in zip(layout.parameters, layout.offsets):
+        weight, state = weights[spec.name], optimizer.state[weights[spec.name]]
+        torch.testing.assert_close(
+            store.master("block.0", spec.name), weight.data, rtol=0, atol=2.4e-6
+        )
+        for plane in ("exp_avg", "exp_avg_sq"):
+            moment = store.tensor("block.0", plane)[offset : offset + spec.numel].view(spec.shape)
+            torch.testing.assert_close(moment, state[plane], rtol=1e-5, atol=1e-9)
+        if dtype == "bfloat16":
+            assert (
+                (store.view("block.0", spec.name).float() - weight.data).abs()
+                <= weight.data.abs() * 2**-8
+            ).all()
+    host.close()
+    store.close()
+
+
+def test_updates_below_bf16_resolution_add_up():
+    store = make_store("bfloat16", {"proj.weight": (64, 64)})
+    store.write("block.0", "proj.weight", torch.ones(64, 64))
+    store.tensor("block.0", "grad").fill_(1.0)
+    host = HostAdamW(store, AdamWSettings(0.9, 0.999, 1e-8, 0.0))
+    for step in range(1, 21):
+        host.update("block.0", step, 1e-5, 1.0)
+    expected = torch.full((64, 64), 1 - 2e-4)
+    torch.testing.assert_close(store.master("block.0", "proj.weight"), expected, rtol=0, atol=1e-6)
+    assert (store.view("block.0", "proj.weight") == 1).all()
+    host.close()
+    store.close()
+
+
+def test_decay_stops_where_the_decayed_range_ends():
+    store = make_store("float32")
+    store.write("block.0", "proj.weight", torch.ones(37, 41))
+    store.write("block.0", "norm.weight", torch.ones(41))
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, weight_decay=0.5))
+    host.update("block.0", 1, 0.1, 1.0)  # gradients are zero
+    assert (store.master("block.0", "proj.weight") == np.float32(0.95)).all()
+    assert (store.master("block.0", "norm.weight") == 1).all()
+    host.close()
+    store.close()
+
+
+def in_one_pass(host: HostAdamW, *arguments) -> None:
+    host.update("block.0", *arguments)
+
+
+def in_two_passes(host: HostAdamW, *arguments) -> None:
+    for update in (host.update_weights, host.update_moments):
+        update("block.0", *arguments)
+
+
+def in_pieces(host: HostAdamW, *arguments) -> None:
+    """Updates the weights of all pieces first. One begins among the elements without decay."""
+    gradients = host._store.array("block.0", "grad")
+    cuts = (0, 700, 1530, len(gradients))
+    pieces = [GradientChunk(a, gradients[a:b]) for a, b in itertools.pairwise(cuts)]
+    for update in (host.update_weights, host.update_moments):
+        for piece in pieces:
+            update("block.0", *arguments, piece)
+
+
+def run_steps(dtype: str, shapes, threads: int, update=in_one_pass) -> list[bytes]:
+    store = make_store(dtype, shapes)
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), threads)
+    for step in (1, 2, 3):
+        set_gradients(store, step)
+        update(host, step, 1e-3, 0.9)
+    found = [store.array("block.0", plane).tobytes() for plane in store.planes]
+    host.close()
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_do_not_depend_on_the_thread_count(dtype, monkeypatch):
+    monkeypatch.setattr(host_threads, "SHARE", 256)
+    one = run_steps(dtype, SHAPES, 1)
+    assert all(run_steps(dtype, SHAPES, threads) == one for threads in (2, 5))
+
+
+@pytest.mark.parametrize("update", [in_two_passes, in_pieces])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_moments_may_be_updated_after_the_weights(dtype, update, monkeypatch):
+    monkeypatch.setattr(host_threads, "SHARE", 256)
+    assert run_steps(dtype, SHAPES, 2, update) == run_steps(dtype, SHAPES, 2)
+
+
+def test_rounded_moments_are_updated_in_one_pass():
+    store = make_store("bfloat16")
+    store.release_states()
+    store.allocate_states(optimizer="adamw_8bit")
+    host = HostAdamW(store, AdamWSettings(), 1)
+    host.compile_for(two_passes=False)
+    with pytest.raises(ValueError, match="not in fp32"):
+        host.compile_for(two_passes=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_first_pass_leaves_moments_and_the_second_one_weights(dtype):
+    store = make_store(dtype)
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), 1)
+    set_gradients(store, 1)
+    weights = [plane for plane in store.planes if plane.startswith("weight")]
+
+    def bits(planes) -> list[bytes]:
+        return [store.array("block.0", plane).tobytes() for plane in planes]
+
+    moments, before = bits(MOMENTS), bits(weights)
+    host.update_weights("block.0", 1, 1e-2, 1.0)
+    assert bits(MOMENTS) == moments and bits(weights) != before
+    before = bits(weights)
+    host.update_moments("block.0", 1, 1e-2, 1.0)
+    assert bits(weights) == before and bits(MOMENTS) != moments
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [host_threads.SHARE - 64, host_threads.SHARE - 1, host_threads.SHARE, host_threads.SHARE + 1],
+)
+def test_sizes_around_the_chunk(columns):
+    shapes = {"proj.weight": (1, columns), "norm.weight": (1,)}
+    store = make_store("bfloat16", shapes)
+    weights, optimizer = reference(store, 1e-3)
+    gradients = set_gradients(store, 1)
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), threads=2)
+    host.update("block.0", 1, 1e-3, 1.0)
+    for name, weight in weights.items():
+        weight.grad = gradients[name]
+    optimizer.step()
+    for name, weight in weights.items():
+        torch.testing.assert_close(store.master("block.0", name), weight.data, rtol=0, atol=2.4e-6)
+    host.close()
+    store.close()
+
+
+def test_alignment_gaps_stay_zero_even_with_an_eps_that_fp32_cannot_hold():
+    store = make_store("float32")
+    host = HostAdamW(store, AdamWSettings(*BETAS, eps=1e-60, weight_decay=DECAY))
+    host.update("block.0", 1, 1e-3, 1.0)
+    plane = store.tensor("block.0", "weight_high")
+    assert (
+        plane.isfinite().all() and not plane[37 * 41 : store.layouts["block.0"].decay_numel].any()
+    )
+    host.close()
+    store.close()
+
+
+def test_moments_leave_the_subnormal_range_and_tiny_gradients_change_nothing():
+    store = make_store("bfloat16", {"proj.weight": (64, 64)})
+    before = store.master("block.0", "proj.weight")
+    store.tensor("block.0", "exp_avg").fill_(1e-39)
+    store.tensor("block.0", "exp_avg_sq").fill_(1e-39)
+    store.tensor("block.0", "grad").fill_(1e-19)
+    host = HostAdamW(store, AdamWSettings(0.9, 0.999, 1e-8, 0.0))
+    for step in (1, 2):
+        host.update("block.0", step, 1e-3, 1.0)
+    for plane in ("exp_avg", "exp_avg_sq"):
+        assert (store.tensor("block.0", plane) >= 2.0**-126).all()
+    store.tensor("block.0", "grad").zero_()
+    store.tensor("block.0", "exp_avg").fill_(1e-39)
+    host.update("block.0", 3, 1e-3, 1.0)
+    assert not store.tensor("block.0", "exp_avg").any()
+    assert torch.equal(store.master("block.0", "proj.weight"), before)
+    host.close()
+    store.close()
+
+
+def test_a_very_small_eps_still_counts_tiny_gradients():
+    store = make_store("float32", {"proj.weight": (64, 64)})
+    weights, optimizer = reference(store, 1e-3)
+    optimizer.param_groups[0]["eps"] = 1e-18
+    store.tensor("block.0", "grad").fill_(1e-17)
+    weights["proj.weight"].grad = torch.full((64, 64), 1e-17)
+    host = HostAdamW(store, AdamWSettings(*BETAS, 1e-18, DECAY))
+    host.update("block.0", 1, 1e-3, 1.0)
+    optimizer.step()
+    torch.testing.assert_close(
+        store.master("block.0", "proj.weight"), weights["proj.weight"].data, rtol=0, atol=2.4e-6
+    )
+    host.close()
+    store.close()
+
+
+def test_nan_reaches_the_weights_where_it_can_be_found():
+    store = make_store("bfloat16", {"proj.weight": (64, 64)})
+    store.tensor("block.0", "grad")[5] = float("nan")
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY))
+    host.update("block.0", 1, 1e-3, 1.0)
+    assert store.tensor("block.0", "weight_high").isnan().nonzero().tolist() == [[5]]
+    assert store.master("block.0", "proj.weight").isnan().sum() == 1
+    host.close()
+    store.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_in_a_chunk_reaches_the_caller(threads):
+    done = []
+
+    def task(number):
+        if number == 3:
+            raise ValueError("chunk 3")
+        done.append(number)
+
+    workers = host_threads.Workers(threads, "test")
+    with pytest.raises(ValueError, match="chunk 3"):
+        workers.run(task, [(number,) for number in range(100)])
+    if threads == 1:
+        assert done == [0, 1, 2]
+    workers.run(done.append, [(7,), (7,)])
+    assert done[-2:] == [7, 7]
+    workers.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3, 14])
+@pytest.mark.parametrize(
+    "numel", [1, host_threads.SHARE, host_threads.SHARE + 1, 9 * host_threads.SHARE + 5]
+)
+def test_threads_share_every_element_once(threads, numel):
+    """More than that would move a weight twice, fewer would leave one where it is."""
+    decayed = numel // 3
+    planes = [np.full(numel, value, np.float32) for value in (1.0, 1.0, 0.0, 0.0)]
+    scalars = np.array([1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.125, 1.0, 0.0, 0.0], np.float32)
+    clip, keep, take1, beta2, take2, step_size, root2, eps, bias = scalars[
+        [0, 1, 2, 3, 4, 6, 5, 7, 8]
+    ]
+    workers = host_threads.Workers(threads, "test")
+    workers.share(
+        kernel("adamw_float"),
+        numel,
+        decayed,
+        tuple(planes),
+        (clip, keep, take1, beta2, take2, step_size, root2, eps, bias),
+    )
+    workers.close()
+    assert (planes[1][:decayed] == 0.5 - 0.0625).all() and (
+        planes[1][decayed:] == 1.0 - 0.0625
+    ).all()
+    assert (planes[2] == 1.0).all() and (planes[3] == 1.0).all()
+
+
+@pytest.mark.parametrize(
+    "cores,threads", [(1, 1), (2, 2), (7, 7), (8, 6), (16, 14), (34, 32), (192, 32)]
+)
+def test_of_many_cores_two_are_left_free(monkeypatch, cores, threads):
+    monkeypatch.setattr(host_threads, "usable_cores", lambda: cores)
+    assert host_threads.default_threads() == threads
+
+
+def test_kernels_compile_where_no_cache_folder_can_be_written(tmp_path):
+    program = (
+        "from numba.core import caching\n"
+        "def refuse(*args): raise OSError('read-only')\n"
+        "caching._CacheLocator.ensure_cache_path = refuse\n"
+        "from engine.runtime.optimizer.host_kernels import kernel\n"
+        "import numpy as np\n"
+        "low, high, back = np.zeros(3, np.int16), np.zeros(3, np.uint16), np.zeros(3, np.float32)\n"
+        "kernel('split')(np.float32([1.1, -2.2, 3.3]), high, low)\n"
+        "kernel('join')(high, low, back)\n"
+        "print(back.tolist() == np.float32([1.1, -2.2, 3.3]).tolist())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROGRAM_ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.parametrize("name", ["adamw_split", "adamw_float", "touch"])
+def test_a_kernel_gives_back_every_array_that_it_was_given(name):
+    # A generator of numba kept the counter of each call. Such rests of 100 bytes, scattered in the
+    # heap, made a run's memory grow by 270 KiB a step.
+    halves = [np.zeros(1000, dtype) for dtype in (np.uint16, np.uint16, np.int16)]
+    floats = [np.zeros(1000, np.float32) for _ in range(4)]
+    planes = tuple(floats if name == "adamw_float" else [*halves, *floats[:2]])
+    counter = np.zeros(1, np.int64)
+    others: tuple = (planes,)
+    if name != "touch":
+        others = (500, planes, (np.float32(0.5),) * 9)
+    before = [sys.getrefcount(array) for array in (counter, *planes)]
+    for _ in range(10):
+        counter[0] = 0
+        kernel(name)(counter, 256, *others)
+    assert counter[0] == 5  # four chunks, and the question that found none left
+    assert [sys.getrefcount(array) for array in (counter, *planes)] == before

@@ -1,0 +1,117 @@
+"""What moments on the disk take and write: the bytes that the report tells, and that the kernel
+counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.errors import SpillError
+from engine.machine.offload_folder import mount_of
+from engine.planning.layout.layout import ParameterSpec, lay_out
+from engine.planning.layout.spilled import PAGE, SPILL_NUMEL, spilled_pieces, state_ring_bytes
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.host.disk_file import DiskFile
+from engine.runtime.host.disk_planes import DiskPlanes
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.mapped_memory import map_memory
+
+ROUNDS = 3
+
+
+def layout_of(numel: int):
+    return lay_out("block 0", [ParameterSpec("weight", "block.weight", (numel,), True)])
+
+
+def counted() -> dict[str, int]:
+    """What the kernel has read from disks and written to them for this process."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16", "adamw_8bit"])
+def test_the_kernel_counts_the_bytes_that_steps_write(optimizer, tmp_path):
+    mount = mount_of(tmp_path)
+    if mount is None or mount.kind not in ("ext4", "xfs"):
+        pytest.skip("the kernel counts bytes of disks alone")
+    layout = layout_of(SPILL_NUMEL + SPILL_NUMEL // 2)
+    disk = DiskPlanes(tmp_path)
+    disk.allocate([layout], optimizer)
+    ring = memoryview(map_memory(state_ring_bytes([layout.moment_counts], optimizer)))
+    before = counted()
+    for _ in range(ROUNDS):
+        for piece in spilled_pieces(layout, optimizer):
+            disk.read_piece("block 0", piece.start, ring)
+            disk.write_piece("block 0", piece.start, ring)
+    after = counted()
+    written = after["write_bytes"] - before["write_bytes"]
+    assert disk.written_bytes == ROUNDS * disk.nbytes
+    assert written == pytest.approx(disk.written_bytes, rel=0.02)
+    # The first read of reserved space needs no disk.
+    read = after["read_bytes"] - before["read_bytes"]
+    assert read == pytest.approx((ROUNDS - 1) * disk.nbytes, rel=0.02)
+    assert disk.nbytes == pytest.approx(2 * layout.moment_counts.bytes(optimizer), abs=4 * PAGE)
+    assert disk.is_direct
+    disk.release(["block 0"])
+
+
+def test_a_file_system_that_cannot_reserve_space_is_written_by_the_c_library(tmp_path, monkeypatch):
+    """It writes a byte to each block then, which a file that is opened for whole pages refuses."""
+    reserve = os.posix_fallocate
+
+    def emulated(descriptor: int, offset: int, size: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", emulated)
+    file = DiskFile(tmp_path, 2 * PAGE)
+    memory = memoryview(map_memory(PAGE))
+    file.read(memory, PAGE)
+    assert bytes(memory) == bytes(PAGE)
+    file.close()
+
+
+def test_a_move_that_fails_half_way_leaves_the_planes_where_they_were(tmp_path, monkeypatch):
+    layout = layout_of(5000)
+    store = HostStates([layout], "bfloat16", threads=1)
+    store.allocate_weights()
+    store.allocate_states()
+    moments = store.tensor("block 0", "exp_avg")
+    moments.copy_(torch.arange(layout.numel))
+    kept = moments.clone()
+
+    def fails(*_: object) -> None:
+        raise SpillError("the disk is gone")
+
+    store.offload_to_disk(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskFile, "write", fails)
+        with pytest.raises(SpillError, match="the disk is gone"):
+            store.settle((), CpuBackend(), ("block 0",))
+    assert not store.spilled
+    assert torch.equal(store.tensor("block 0", "exp_avg"), kept)
+    store.settle((), CpuBackend(), ("block 0",))
+    assert store.spilled == {"block 0"}
+    content = store.content("block 0", "exp_avg", 0, store.nbytes("block 0", "exp_avg"))
+    assert torch.equal(torch.from_numpy(content.copy()).view(torch.float32), kept)
+    store.close()
+
+
+def test_pieces_follow_each_other_and_cut_no_block():
+    layout = layout_of(2 * SPILL_NUMEL + 4096)
+    for optimizer in ("adamw", "adamw_bf16", "adamw_8bit"):
+        pieces = spilled_pieces(layout, optimizer)
+        assert [piece.start for piece in pieces] == [0, SPILL_NUMEL, 2 * SPILL_NUMEL]
+        assert [piece.begin for piece in pieces[1:]] == [piece.end for piece in pieces[:-1]]
+        assert pieces[-1].end == layout.moment_counts.bytes(optimizer)
+        for piece, following in pairwise(pieces):
+            assert piece.file_end == following.offset and following.offset % PAGE == 0
+            assert 8 << 20 <= 2 * piece.bytes <= 33 << 20

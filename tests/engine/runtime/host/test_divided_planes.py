@@ -1,0 +1,156 @@
+"""Planes in the RAM of several hosts: whoever leads reads and writes them as if it had all of them,
+and every host has memory for its part alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config.settings import ModelConfig
+from engine.errors import FitError
+from engine.model.build.build import build_model
+from engine.model.build.measure_shape import shape_of
+from engine.planning.fit.buffer_sizes import state_bytes
+from engine.planning.layout.moments import MOMENTS
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.shards import Shards
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.distributed.messages import (
+    AllocateNodeShards,
+    ReadShard,
+    ReleaseShards,
+    WriteShard,
+)
+from engine.runtime.distributed.remote_shards import OwnNodeShards, answer
+from engine.runtime.host import cross_host_planes
+from engine.runtime.host.cross_host_planes import Nodes
+from engine.runtime.host.device_planes import DevicePlanes
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.shared_memory import OpenedMemory
+from tests.support.tiny import plain_model, pour, tiny_config
+
+pytestmark = pytest.mark.computing
+
+
+class OtherNodes:
+    """The first ranks of the other hosts, in this process."""
+
+    def __init__(self, hosts: int):
+        self.parts = {host: OwnNodeShards(1) for host in range(1, hosts)}
+
+    def _ask(self, host, message):
+        return answer(None, self.parts[host], message).content
+
+    def allocate(self, host, parts):
+        self._ask(host, AllocateNodeShards(dict(parts)))
+
+    def release(self, keys):
+        for host in self.parts:
+            self._ask(host, ReleaseShards(tuple(keys), in_ram=True))
+
+    def read(self, host, key, begin, end):
+        return self._ask(host, ReadShard(key, begin, end, in_ram=True))
+
+    def write(self, host, key, begin, content):
+        self._ask(host, WriteShard(key, begin, content, in_ram=True))
+
+
+Case = tuple[HostStates, HostStates, OtherNodes]
+KINDS = [("float32", "adamw", 48), ("bfloat16", "adamw", 48), ("bfloat16", "adamw_8bit", 160)]
+CASES = [(*kind, 2, 1) for kind in KINDS] + [("bfloat16", "adamw", 48, 3, 2)]
+
+
+@pytest.fixture(params=CASES, ids=str)
+def stores(request, monkeypatch) -> Iterator[Case]:
+    """Yields a store with all planes here, and one whose planes, which hold the same, are divided
+    among hosts. What passes between hosts does so in small pieces.
+    """
+    dtype, optimizer, wide, hosts, ranks = request.param
+    monkeypatch.setattr(cross_host_planes, "MOST_BYTES", 1000)
+    plain = plain_model(tiny_config("llama", intermediate_size=wide))
+    model = build_model(plain.config, ModelConfig(source="tiny", dtype=dtype))
+    plainly = HostStates(model.layouts, dtype, threads=1)
+    divided, others = HostStates(model.layouts, dtype, threads=1), OtherNodes(hosts)
+    divided.shard_over_nodes(hosts * ranks, Nodes(hosts, others=others))
+    generator = np.random.default_rng(0)
+    for store in (plainly, divided):
+        store.allocate_weights()
+        pour(plain, model, store)
+        store.allocate_states(optimizer=optimizer)
+    for unit in plainly.layouts:
+        for plane in MOMENTS:
+            content = generator.integers(0, 255, plainly.nbytes(unit, plane)).astype(np.uint8)
+            for store in (plainly, divided):
+                store.put(unit, plane, 0, content)
+    shape = shape_of(model).with_optimizer(optimizer)
+    choices = PlanChoices(ranks=hosts * ranks, span=hosts)
+    # What the report says of a host may lack the elements that fill a shard.
+    filling = 16 * 256 * hosts * ranks * len(plainly.layouts)
+    assert 0 <= divided.allocated_bytes - state_bytes(shape, choices) < filling
+    yield plainly, divided, others
+    divided.close()
+    assert not any(parts.planes.files for parts in others.parts.values())
+    plainly.close()
+
+
+def test_planes_read_as_if_they_were_on_one_host(stores: Case):
+    plainly, divided, _ = stores
+    for unit, layout in plainly.layouts.items():
+        for plane in plainly.planes:
+            size = plainly.nbytes(unit, plane)
+            assert divided.nbytes(unit, plane) == size and not divided.is_in_ram(unit, plane)
+            for begin, end in ((0, size), (size // 3, size), (size // 2 - 1, size // 2 + 1)):
+                expected = plainly.content(unit, plane, begin, end)
+                assert np.array_equal(divided.content(unit, plane, begin, end), expected)
+        for spec in layout.parameters:
+            assert torch.equal(divided.weight(unit, spec.name), plainly.weight(unit, spec.name))
+            assert torch.equal(divided.master(unit, spec.name), plainly.master(unit, spec.name))
+
+
+def test_every_rank_finds_its_shard_where_it_is_in_a_whole_plane(stores: Case):
+    """The ranks of another host open what the first of them holds."""
+    plainly, _, others = stores
+    hosts = 1 + len(others.parts)
+    ranks = {2: 1, 3: 2}[hosts]
+    for host, parts in others.parts.items():
+        opened = HostStates(list(plainly.layouts.values()), plainly.dtype, threads=1)
+        opened.shard_over_nodes(hosts * ranks, Nodes(hosts, host))
+        memory, device = OpenedMemory(parts.planes), DevicePlanes(CpuBackend())
+        opened.open_planes(memory, (plainly.optimizer, True), (), device)
+        for unit, layout in plainly.layouts.items():
+            for rank in range(host * ranks, host * ranks + ranks):
+                start, stop = Shards(hosts * ranks, rank).bounds(layout.numel)
+                ours, theirs = (each.tensor(unit, "weight_high") for each in (opened, plainly))
+                assert torch.equal(ours[start:stop], theirs[start:stop])
+        opened.close_planes_in_ram()
+
+
+def test_units_that_come_to_live_on_a_device_bring_what_other_hosts_have(stores: Case):
+    plainly, divided, others = stores
+    divided.settle(["embed"], CpuBackend())
+    left = {unit for parts in others.parts.values() for unit, _ in parts.planes.files}
+    assert left == plainly.layouts.keys() - {"embed"}
+    for plane in (plane for plane in plainly.planes if plane != "grad"):
+        size = plainly.nbytes("embed", plane)
+        expected = plainly.content("embed", plane, 0, size)
+        assert np.array_equal(divided.content("embed", plane, 0, size), expected)
+
+
+def test_a_host_without_room_says_what_it_lacks(monkeypatch):
+    plain = plain_model(tiny_config("llama"))
+    model = build_model(plain.config, ModelConfig(source="tiny", dtype="float32"))
+    store, others = HostStates(model.layouts, "float32", threads=1), OtherNodes(2)
+    store.shard_over_nodes(2, Nodes(2, others=others))
+    monkeypatch.setattr(others.parts[1].ram, "_touch", _full)
+    with pytest.raises(FitError, match="^the other host is full$"):
+        store.allocate_weights()
+    assert store.allocated_bytes == 0 and not others.parts[1].planes.files
+    store.close()
+
+
+def _full(*_: object) -> None:
+    raise FitError("the other host is full")

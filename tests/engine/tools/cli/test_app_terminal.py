@@ -1,0 +1,158 @@
+"""What the terminal says of a plan: while it trains, and when it is asked whether a job fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.config.settings import TrainConfig
+from engine.machine.known_machines import named_machine
+from engine.model.build.shape_of_run import shape_of_run
+from engine.paths import PROGRAM_ROOT
+from engine.planning.fit.report import estimate
+from engine.planning.schedule.choices import PlanChoices
+from engine.tools.cli.check_report import report_as_text
+from engine.tools.cli.train import plan_in_words
+from engine.words import counted, in_seconds
+
+MACHINE = named_machine("H200", 128)
+OLD = {"micro_batches": 1, "micro_batch_size": 8, "resident_blocks": 0, "host_boundaries": True}
+NEW = OLD | {
+    "micro_batches": 4,
+    "micro_batch_size": 37,
+    "rounds": 4,
+    "resident_blocks": 11,
+    "kept_blocks": 20,
+    "host_boundaries": False,
+    "compiled": True,
+    "device_homes": ["embed", "block 0", "block 1"],
+    "update_buffers": 4,
+    "predicted_seconds": 11.46,
+}
+
+
+# ------------------------------------------------------------------ the Plan line of a run
+
+
+def test_the_plan_in_a_line():
+    assert plan_in_words(NEW) == (
+        "4 micro-batches of 37 rows, 4 rounds, 11 blocks resident, 20 blocks with activations "
+        "kept, boundaries on the device, compiled kernels, 3 units updated on the GPU, 11.5 s a "
+        "step predicted"
+    )
+
+
+def test_what_a_plan_does_not_name_is_left_out():
+    assert (
+        plan_in_words(OLD) == "1 micro-batch of 8 rows, 0 blocks resident, boundaries on the host"
+    )
+    empty = OLD | {
+        "rounds": 1,
+        "kept_blocks": 1,
+        "compiled": False,
+        "device_homes": [],
+        "predicted_seconds": None,
+    }
+    assert plan_in_words(empty) == (
+        "1 micro-batch of 8 rows, 1 round, 0 blocks resident, 1 block with activations "
+        "kept, boundaries on the host, eager kernels"
+    )
+    assert plan_in_words(OLD | {"compiled": None, "device_homes": None}) == plan_in_words(OLD)
+
+
+def test_what_the_planner_gives_is_what_is_said():
+    choices = PlanChoices(device_homes=("embed",), update_buffers=2, compiled=True).to_dict() | {
+        "micro_batch_size": 2
+    }
+    said = plan_in_words(choices)
+    assert "compiled kernels, 1 unit updated on the GPU" in said and "predicted" not in said
+
+
+# ------------------------------------------------------------------ the Plan section of `check`
+
+
+IN_RAM = {"settled_units": 0}
+
+
+@pytest.fixture(scope="module")
+def report():
+    config = TrainConfig.load(PROGRAM_ROOT / "presets" / "starter.yaml")
+    return estimate(config, MACHINE, shape_of_run(config))
+
+
+def plan_section(report, choices=None, time=None, without=()):
+    choices = {
+        name: value
+        for name, value in (report.choices | (choices or {})).items()
+        if name not in without
+    }
+    text = report_as_text(
+        replace(report, choices=choices, time=report.time | (time or {})), MACHINE
+    )
+    lines = text.splitlines()
+    return [line.strip() for line in lines[lines.index("Plan") + 1 :]]
+
+
+def test_check_says_where_units_are_updated_and_what_a_step_takes(report):
+    homes, blocks = ["embed", "block 0"], report.model["blocks"]
+    lines = plan_section(
+        report,
+        {
+            "compiled": True,
+            "rounds": 4,
+            "device_homes": homes,
+            "update_buffers": 4,
+            "settled_units": 0,
+        },
+        {"tokens_per_step": 148_000, "step_seconds": 11.46, "estimated": False},
+    )
+    assert ", 4 rounds, " in lines[0] and lines[0].endswith(", compiled kernels")
+    assert (
+        lines[2]
+        == f"updated on the GPU: 2 of {blocks + 2} units, their states there in pieces, 4 at a time"
+    )
+    assert lines[4] == "about 11.5 s a step, 12,900 tokens/s, predicted"
+
+
+def test_check_says_so_where_the_host_updates_everything(report):
+    lines = plan_section(
+        report,
+        {
+            "compiled": False,
+            "rounds": 1,
+            "device_homes": [],
+            "update_buffers": 0,
+            "settled_units": 0,
+        },
+        {"step_seconds": None},
+    )
+    assert ", 1 round, " in lines[0] and lines[0].endswith(", eager kernels")
+    assert lines[2] == "all units are updated on the host"
+    assert not any("predicted" in line for line in lines)
+
+
+def test_check_leaves_out_what_is_not_known(report):
+    time = {name: value for name, value in report.time.items() if name != "step_seconds"}
+    lines = plan_section(
+        replace(report, time=time),
+        without=("compiled", "device_homes", "update_buffers", "rounds", "kept_blocks"),
+    )
+    assert ", 1 round, " in lines[0] and "kernels" not in lines[0]
+    assert "0 of 6 blocks keep their activations" in lines[1] and "TFLOP" in lines[2]
+    assert not any(word in line for line in lines for word in ("updated", "predicted", "None"))
+
+
+def test_numbers_and_their_words():
+    assert [counted(k, what) for k, what in ((0, "unit"), (1, "round"), (1200, "micro-batch"))] == [
+        "0 units",
+        "1 round",
+        "1,200 micro-batches",
+    ]
+    assert [in_seconds(s) for s in (0.034, 2.413, 11.46, 99.96, 1234.5)] == [
+        "0.034 s",
+        "2.41 s",
+        "11.5 s",
+        "100 s",
+        "1,234 s",
+    ]

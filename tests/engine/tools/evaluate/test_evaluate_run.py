@@ -1,0 +1,148 @@
+"""Which weights are asked, where the results go, and what is told where nothing can be asked.
+
+A made harness stands for lm-evaluation-harness, which need not be installed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import launch
+from engine.runs.summaries.benchmark_results import RESULTS_FILE, read_benchmarks
+from engine.tools.evaluate import evaluate_run as evaluating
+from engine.tools.evaluate import harness
+from engine.tools.evaluate.scoring import Continuation, score
+from engine.training.loop.run import start_run
+from tests.support.folders import make_config
+from tests.support.trained_runs import execute
+
+FOUND = {
+    "results": {
+        "made": {
+            "alias": "made",
+            "sample_len": 7,
+            "acc,none": 0.5,
+            "acc_stderr,none": 0.25,
+            "perplexity,none": float("inf"),
+            "perplexity_stderr,none": "N/A",
+            "exact_match,strict": 1,
+        },
+    },
+    "groups": {"all": {"acc,none": 0.5, "alias": "all"}},
+    "n-samples": {"made": {"original": 9, "effective": 7}},
+    "n-shot": {"made": 3},
+    "versions": {"made": 1.5},
+    "higher_is_better": {"made": {"acc": True, "perplexity": False}, "all": {"acc": None}},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with an export, best weights and a checkpoint."""
+    place = tmp_path_factory.mktemp("evaluate")
+    run = start_run(make_config(place, **{"output.export": True}), place / "runs")
+    assert execute(run).state == "finished"
+    return run.folder
+
+
+@pytest.fixture
+def command(trained, monkeypatch, capsys):
+    """Returns a function that runs the command: its exit code, and what it prints. The made harness
+    loads the weights and scores one token with them.
+    """
+
+    def ask(_tasks, _asked, load, progress):
+        chat_engine = load()
+        score(chat_engine.sampler().engine, [Continuation([1], [2])], progress=progress)
+        return FOUND
+
+    monkeypatch.setattr(evaluating, "refuse_without_harness", lambda: None)
+    monkeypatch.setattr(evaluating, "open_tasks", lambda asked: asked)
+    monkeypatch.setattr(evaluating, "ask", ask)
+    monkeypatch.setattr(harness, "PACKAGE", "pytest")  # whose version is told
+
+    def call(*arguments, run=trained.id):
+        tasks = ["--tasks", "made", "--runs-dir", str(trained.path.parent)]
+        code = launch.main(["eval", run, *tasks, *arguments])
+        said = capsys.readouterr()
+        return code, said.out if code == 0 else said.err.splitlines()[-1]
+
+    yield call
+    (trained.path / RESULTS_FILE).unlink(missing_ok=True)
+
+
+def test_every_metric_becomes_a_result(command, trained):
+    code, out = command("--json", "--limit", "7", "--chat")
+    assert code == 0
+    acc, perplexity, match, group = read_benchmarks(trained.path).results
+    assert [vars(one) for one in (acc, perplexity, match, group)] == json.loads(out)
+    assert (acc.task, acc.metric, acc.value, acc.error) == ("made", "acc", 0.5, 0.25)
+    assert (acc.samples, acc.shots, acc.limit, acc.chat) == (7, 3, 7, True)
+    assert (acc.task_version, acc.harness) == ("1.5", pytest.__version__)
+    assert (acc.higher_is_better, perplexity.higher_is_better) == (True, False)
+    assert (perplexity.value, perplexity.error) == (None, None)
+    assert (match.metric, match.value) == ("exact_match (strict)", 1.0)
+    assert (group.task, group.samples, group.shots) == ("all", None, None)
+
+
+@pytest.mark.parametrize("of", [None, "last", "best"])
+def test_the_weights_are_those_that_are_asked_for(command, trained, of):
+    code, out = command(*(["--of", of] if of else []))
+    assert code == 0
+    one = read_benchmarks(trained.path).results[0]
+    steps = {"best": max(int(path.name[5:]) for path in trained.best_path.glob("step-*"))}
+    assert (one.weights, one.step) == (of or "export", steps.get(of, 8))
+    assert out.startswith(f"The {of or 'exported'} weights of step {one.step}, computed in float32")
+    assert re.search(r"^made +exact_match \(strict\) +1\.0000 +3 +7$", out, re.MULTILINE)
+
+
+def test_without_an_export_the_weights_are_those_of_an_export(command, trained):
+    away = trained.export_path.rename(trained.path / "away")
+    assert command()[0] == 0
+    away.rename(trained.export_path)
+    assert read_benchmarks(trained.path).results[0].weights in ("best", "last")
+
+
+def test_a_missing_harness_is_told_with_what_installs_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(harness, "PACKAGE", "no_such_package")
+    assert launch.main(["eval", "x", "--tasks", "a", "--runs-dir", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("ramstream: lm-evaluation-harness") and 'pip install -e ".[eval]"' in said
+    )
+
+
+def test_a_run_without_such_weights_is_refused(command, trained, tmp_path):
+    more = {"output.keep_best": "none"}
+    run = start_run(make_config(tmp_path, **more), trained.path.parent)
+    assert execute(run).state == "finished"
+    code, said = command("--of", "best", run=run.id)
+    assert code == 2
+    assert said.endswith(f"The best weights of run {run.id} are not kept; it has the last ones.")
+    run.folder.delete_weights()
+    code, said = command(run=run.id)
+    assert code == 2 and said.endswith("it has no export and no checkpoint.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--limit", "0"], "'0' is no number of samples; give 1 or more"),
+        (["--shots", "-1"], "'-1' is no number of examples; give 0 or more"),
+        (["--max-tokens", "1"], "'1' is no number of tokens; give 2 or more"),
+        (["--of", "worst"], "invalid choice: 'worst'"),
+    ],
+)
+def test_wrong_arguments_are_told_in_a_sentence(capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["eval", "x", "--tasks", "a", *arguments])
+    assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_a_folder_of_tasks_must_be_there(command, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluating, "open_tasks", harness.open_tasks)
+    code, said = command("--include", str(tmp_path / "nowhere"))
+    assert code == 2 and said.endswith("nowhere is not a folder of task files.")

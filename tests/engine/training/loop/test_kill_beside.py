@@ -1,0 +1,268 @@
+"""A run that is killed while steps go on beside its checkpoint leaves checkpoints of one step each.
+
+`python -m tests.engine.training.loop.test_kill_beside` kills a run at twenty moments of the
+writing. Every session of a run is a process of its own, forked from one without threads. Its writer
+is slow, so that several steps are applied while one checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from engine.paths import PROGRAM_ROOT
+from tests.engine.training.loop.test_kill import ONE_THREAD, after, before, die
+
+STEPS = 20
+MOMENTS = (
+    *(("write", part / 7) for part in range(7)),
+    *(("fsync", part / 3) for part in range(3)),
+    *((kind, part) for kind in ("rename", "renamed") for part in (0.2, 0.8)),
+)
+"""The process is killed in a call of this kind; the number is the part of such calls that an
+undisturbed run has made by then.
+"""
+ROOMS = (1 << 30, 100_000)
+"""There is RAM for copies of all planes that an update is to change, or of some; then updates
+wait.
+"""
+SLOW_SECONDS = 0.004
+RESUMED = 5
+"""One of this many killed runs is resumed."""
+
+
+@pytest.mark.everything("it kills a run fourteen times, for some twenty seconds")
+def test_a_checkpoint_is_one_step_s_state_whenever_the_process_dies():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.training.loop.test_kill_beside"],
+        capture_output=True,
+        text=True,
+        cwd=PROGRAM_ROOT,
+        env=os.environ | ONE_THREAD,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^14 of 14 kills", done.stdout, re.MULTILINE), done.stdout
+
+
+# ---------------------------------------------------------------------- in the child
+
+
+def write_in_pieces(room: int, seconds: float = SLOW_SECONDS) -> None:
+    """Makes even a tiny model be written beside training, in pieces of a page, and slowly."""
+    from engine.planning.fit import checkpoint_sizes
+    from engine.training.checkpoints import piece_files, staging, unit_files
+
+    checkpoint_sizes.SMALL_BYTES = 0
+    checkpoint_sizes.COPY_PIECE_BYTES = staging.CHUNK_BYTES = unit_files.ALIGNED_BYTES = 4096
+    whole = checkpoint_sizes._in_pieces
+    checkpoint_sizes._in_pieces = lambda *needs: min(room, whole(*needs))
+    wait = partial(time.sleep, seconds)
+    piece_files.ChunkFile.write = before(piece_files.ChunkFile.write, wait)
+
+
+def watch_calls(act: Callable[[str], None]) -> None:
+    """Calls `act` with the kind of each call that writes a checkpoint."""
+    from engine import safe_files
+    from engine.training.checkpoints import piece_files
+
+    piece_files.ChunkFile.write = before(piece_files.ChunkFile.write, partial(act, "write"))
+    os.fsync = before(os.fsync, partial(act, "fsync"))
+    rename = before(safe_files.rename, partial(act, "rename"))
+    safe_files.rename = after(rename, partial(act, "renamed"))
+
+
+def kill_at(kind: str, count: int) -> Callable[[str], None]:
+    """Returns a function that kills this process at call number `count` of a kind."""
+    left, lock = [count], threading.Lock()
+
+    def act(called: str) -> None:
+        if called == kind:
+            with lock:
+                left[0] -= 1
+                if left[0] == 0:
+                    die()
+
+    return act
+
+
+# ---------------------------------------------------------------------- processes
+
+
+def forked(work: Callable[[], None]) -> bool:
+    """Does `work` in a process of its own. Returns whether the process was killed; fails if it
+    ended with an error.
+    """
+    if len(os.listdir("/proc/self/task")) != 1:
+        raise AssertionError("a process with threads cannot be forked")
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(4)
+    _, status = os.waitpid(child, 0)
+    killed = os.WIFSIGNALED(status)
+    assert killed or os.waitstatus_to_exitcode(status) == 0, status
+    return killed
+
+
+def finish(run) -> None:
+    ended = run.execute()
+    assert ended.state == "finished", ended.reason
+
+
+def still(config, runs: Path) -> None:
+    """Trains a run that stands still for each checkpoint, and keeps them all."""
+    from engine.planning.fit import checkpoint_sizes
+    from engine.training.loop.run import start_run
+
+    write_in_pieces(ROOMS[0], seconds=0.0)
+    checkpoint_sizes.SMALL_BYTES = 1 << 40
+    finish(start_run(config.with_values({"output.keep_checkpoints": STEPS}), runs))
+
+
+def undisturbed(config, runs: Path) -> None:
+    """Trains a run beside its checkpoints, and writes down how many calls wrote them."""
+    from engine.runs.record.events import CheckpointWritten
+    from engine.training.loop.run import start_run
+    from tests.support.trained_runs import events_of
+
+    counts: Counter[str] = Counter()
+    write_in_pieces(ROOMS[0])
+    watch_calls(lambda kind: counts.update([kind]))
+    run = start_run(config, runs)
+    finish(run)
+    steps = [event.step for event in events_of(run, CheckpointWritten)]
+    assert 3 <= len(steps) <= STEPS // 2, f"steps do not go on beside a checkpoint: {steps}"
+    (runs / "counts.json").write_text(json.dumps(counts))
+
+
+def killed(config, runs: Path, room: int, act: Callable[[str], None]) -> None:
+    from engine.training.loop.run import start_run
+
+    run = start_run(config, runs)
+    write_in_pieces(room)
+    watch_calls(act)
+    finish(run)
+
+
+def check(runs: Path, steps: dict[int, dict[str, bytes]], resumes: bool) -> None:
+    """Checks that each checkpoint of a killed run has the planes of its step to the bit, that the
+    newest one can be loaded, and that a resume ends with the bits of an undisturbed run.
+    """
+    from engine.config.settings import ModelConfig
+    from engine.model.build.build import build_model
+    from engine.model.build.pretrained_files import load_config
+    from engine.runtime.host.host_states import HostStates
+    from engine.training.checkpoints.restore import load_checkpoint, newest_checkpoint
+    from engine.training.loop.run import resume_run
+
+    (run_id,) = [path.name for path in runs.iterdir()]
+    checkpoints = runs / run_id / "checkpoints"
+    found = files_of(checkpoints)
+    for step, files in found.items():
+        assert files == steps[step], f"the checkpoint of step {step} has other bits"
+    newest = newest_checkpoint(checkpoints)
+    assert (newest.step if newest else None) == max(found, default=None)
+    run = resume_run(runs, run_id)
+    if newest is not None:
+        assert not newest.skipped, newest.skipped
+        model_settings: ModelConfig = run.folder.config.model
+        model = build_model(load_config(model_settings.source), model_settings)
+        store = HostStates(model.layouts, model.dtype)
+        store.allocate_weights()
+        store.allocate_states()
+        # All checksums are verified here.
+        assert load_checkpoint(newest.path, store, model.persistent_buffers()).step == newest.step
+        store.close()
+    if not resumes:
+        run.close()
+        return
+    write_in_pieces(ROOMS[0], seconds=0.0)
+    finish(run)
+    assert files_of(checkpoints)[STEPS] == steps[STEPS], "a resume ends with other bits"
+    assert not list(checkpoints.glob(".*")), "leftovers of a killed write are cleared up"
+
+
+def files_of(checkpoints: Path) -> dict[int, dict[str, bytes]]:
+    """Returns the files of all checkpoints in a folder but their manifests, by step and name."""
+    found = {}
+    for path in checkpoints.glob("step-*"):
+        files = [file for file in path.iterdir() if file.name != "manifest.json"]
+        found[int(path.name[5:])] = {file.name: file.read_bytes() for file in files}
+    return found
+
+
+def steps_beside(runs: Path) -> int:
+    """Returns how many steps a killed run had applied after that of its newest checkpoint."""
+    from engine.runs.summaries.listing import list_runs
+
+    (run,) = list_runs(runs)
+    return run.step - max(files_of(Path(run.path) / "checkpoints"), default=0)
+
+
+def main() -> int:
+    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
+        # The libraries read these when they are imported.
+        arguments = [sys.executable, "-m", "tests.engine.training.loop.test_kill_beside"]
+        os.execve(sys.executable, arguments, os.environ | ONE_THREAD)
+
+    import engine.training.loop.prepare
+    import engine.training.loop.trainer  # noqa: F401
+    from engine.model.build.library import transformers
+    from engine.runtime.optimizer.host_kernels import kernel
+    from tests.support.folders import make_config
+
+    transformers()
+    for name in ("split", "join", "adamw_float", "adamw_split"):
+        kernel(name)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        values = {
+            "train.steps": STEPS,
+            "output.checkpoint_every": 1,
+            "output.keep_checkpoints": 2,
+            "output.eval_every": 0,
+            "model.dtype": "bfloat16",
+        }
+        config = make_config(root, **values)
+        forked(partial(still, config, root / "still"))
+        (folder,) = (root / "still").iterdir()
+        steps = files_of(folder / "checkpoints")
+        assert sorted(steps) == list(range(1, STEPS + 1))
+        forked(partial(undisturbed, config, root / "undisturbed"))
+        counts = json.loads((root / "undisturbed" / "counts.json").read_text())
+        kills, beside = 0, []
+        for place_of, (kind, part) in enumerate(MOMENTS):
+            runs = root / f"killed-{place_of}"
+            # How many checkpoints are written depends on the time of a step.
+            act = kill_at(kind, 1 + round(0.7 * part * counts[kind]))
+            kills += forked(partial(killed, config, runs, ROOMS[place_of % len(ROOMS)], act))
+            beside.append(steps_beside(runs))
+            forked(partial(check, runs, steps, place_of % RESUMED == 0))
+    print(
+        f"{kills} of {len(MOMENTS)} kills: every checkpoint is one step's, to the bit; steps "
+        f"applied after the newest one: {beside}; {time.monotonic() - began:.0f} s"
+    )
+    # Where no further step was applied, nothing could have been mixed.
+    return 0 if sum(count > 1 for count in beside) >= len(MOMENTS) // 2 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
