@@ -28,6 +28,7 @@ PAGES = (
     "docs/changes.md",
     "docs/data.md",
     "docs/families.md",
+    "docs/performance-log.md",
     "docs/performance.md",
     "docs/plan.md",
     "docs/planes.md",
