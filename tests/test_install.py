@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from engine.paths import PROGRAM_ROOT
+from tests.support.ports import free_port
 
 SOURCES = (
     "app",
@@ -143,9 +143,7 @@ assert over.wait(120)
 
 
 def test_the_installed_app_serves_its_page(installed, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [sys.executable, installed / "bin" / "ramstream", "--no-browser", "--port", str(port)],
         cwd=tmp_path,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -49,6 +48,7 @@ from tests.support.forked_processes import (
     is_server,
     server,
 )
+from tests.support.ports import free_port
 from tests.support.tiny import random_batches
 
 PATIENCE = 90
@@ -173,8 +173,7 @@ def gathered(place: RankInfo) -> Iterator[LaunchedGroup]:
 
 
 def _gathered(place: RankInfo) -> Iterator[LaunchedGroup]:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     processes = [
         ForkedProcess(
             [sys.executable, "-c", FOLLOWER.format(rank, place.ranks, place.hosts, port)],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from tests.engine.training.loop.test_kill import ONE_THREAD
 from tests.support.crews import SECRET, is_running, wait_for_end
 from tests.support.folders import make_config
 from tests.support.forked_processes import ForkedProcess, fork_from_here, forked_rank
+from tests.support.ports import free_port
 
 PATIENCE = 150
 FORKING = "from tests.support.launches import torchrun_forks; torchrun_forks()"
@@ -49,8 +49,7 @@ class Launch:
         start: type[subprocess.Popen] = ForkedProcess,
     ):
         """arguments: those of each host. start: what starts all processes."""
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        port = free_port()
         program = ["-m", "torch.distributed.run"]
         if start is ForkedProcess:
             program = ["-c", FORKING]

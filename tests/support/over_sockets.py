@@ -37,13 +37,12 @@ class FromElsewhere:
 @contextlib.contextmanager
 def serving(app: Any, **options: Any) -> Iterator[int]:
     """Yields the port of a server of `app`."""
-    with socket.socket() as listening:
-        listening.bind((HERE, 0))
-        port = listening.getsockname()[1]
+    listening = socket.create_server((HERE, 0))  # from here on, no other process gets the port
+    port = listening.getsockname()[1]
     server = uvicorn.Server(
         connections.server_config(app, HERE, port, timeout_keep_alive=1, **options)
     )
-    thread = threading.Thread(target=server.run, daemon=True)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive()

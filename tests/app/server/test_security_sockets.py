@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 
 import pytest
-import uvicorn
 
 from app.server import connections
+from tests.support import over_sockets
 from tests.support.routes import wait_for
 from tests.support.served import served
 
@@ -42,23 +41,9 @@ def app(tmp_path_factory):
     return served(tmp_path_factory.mktemp("runs"), body_timeout_seconds=1.5).app
 
 
-@contextlib.contextmanager
 def serving(app):
-    """Yields the port of a server of `app`."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port = listening.getsockname()[1]
-    server = uvicorn.Server(
-        connections.server_config(app, "127.0.0.1", port, Impatient, timeout_keep_alive=1)
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.02)
-    yield port
-    server.should_exit = True
-    thread.join(WAIT_SECONDS)
+    """Yields the port of a server of `app` whose connections are impatient."""
+    return over_sockets.serving(app, protocol=Impatient)
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +74,13 @@ def heard(line):
 
 def trickled(line, piece=b"x", pause=0.05):
     """Sends pieces, `pause` seconds apart, until the server closes the connection; returns its
-    answer.
+    answer. Of a piece that the server does not take at once, the rest is sent later.
     """
     line.setblocking(False)
-    said, end = b"", time.monotonic() + WAIT_SECONDS
+    said, left, end = b"", piece, time.monotonic() + WAIT_SECONDS
     while time.monotonic() < end:
         try:
-            line.send(piece)
+            left = left[line.send(left) :] or piece
             if not (got := line.recv(65536)):
                 return said
             said += got
@@ -166,9 +151,12 @@ def test_what_is_no_request_is_refused(line, sent):
     assert b"Traceback" not in answer
 
 
-def test_a_large_body_in_pieces_is_refused_as_soon_as_it_is_too_large(calm, line):
-    line.sendall(POST + HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-    answer = trickled(line, b"2000\r\n" + b"x" * 0x2000 + b"\r\n", pause=0)
+def test_a_large_body_in_pieces_is_refused_as_soon_as_it_is_too_large(calm, tmp_path):
+    """The server waits for the body as long as it must, so that a busy machine sends all of it."""
+    app = served(tmp_path, body_timeout_seconds=10 * WAIT_SECONDS).app
+    with serving(app) as port, line_to(port) as line:
+        line.sendall(POST + HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        answer = trickled(line, b"2000\r\n" + b"x" * 0x2000 + b"\r\n", pause=0)
     assert answer.startswith(b"HTTP/1.1 413"), answer[:200]
 
 

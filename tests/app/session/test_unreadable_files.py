@@ -72,6 +72,7 @@ def read_queue(runs):
     session = Session(runs)
     try:
         said = queue_rows(session.queue)
+        session.queue.is_held = True  # the run that is added stays in the queue
         session.queue.add(CONFIG)
     finally:
         session.close()

@@ -4,7 +4,6 @@ rank, the host and what differs.
 
 from __future__ import annotations
 
-import socket
 import threading
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from engine.runtime.distributed.messages import Beat, Go, Handshake
 from engine.runtime.distributed.shared_secret import VARIABLE
 from engine.runtime.distributed.torchrun import read_launched
 from tests.support.crews import SECRET, launched_as
+from tests.support.ports import free_port
 
 LEADER = Handshake(
     RankInfo(0, 2, 2),
@@ -76,11 +76,6 @@ def test_the_digest_is_that_of_the_sources(monkeypatch, tmp_path):
 
 
 # --------------------------------------------------------------------- finding each other
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def gather(monkeypatch, settings: list[dict], hosts: bool = True) -> tuple[object, list]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from engine.runtime.distributed import connection as line
 from engine.runtime.distributed.connection import ConnectionLostError, MonitoredConnection
 from engine.runtime.distributed.message_stream import Connection
-from engine.runtime.distributed.messages import Go, Message, Refused, ShardReply
+from engine.runtime.distributed.messages import Beat, Go, Message, Refused, ShardReply
+from tests.support.routes import wait_for
 
 PATIENCE = 30
 """A test gives up after so many seconds."""
@@ -106,13 +108,29 @@ def test_messages_of_several_threads_do_not_mix(sides):
     ]
 
 
-def test_signs_of_life_are_no_messages_and_keep_an_idle_line(sides, monkeypatch):
-    monkeypatch.setattr(line, "SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(line, "FIRST_SECONDS", 0.5)
-    here, there = sides
-    assert not here.is_lost.wait(1.5) and not there.is_lost.is_set()
-    here.line.send(Refused("after a while"))
-    assert there.line.next() == Refused("after a while")
+def test_signs_of_life_are_no_messages_and_keep_an_idle_line(ends, monkeypatch):
+    """By a clock of the test, by which nearly as much time as a side may be silent passes between
+    two signs of life.
+    """
+    now = [0.0]
+    monkeypatch.setattr(line, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ours, theirs = ends
+    side = Side(ours)
+    for _ in range(5):
+        now[0] += 0.9 * line.SILENT_SECONDS
+        theirs.send(Beat())
+        wait_for(lambda: side.line._heard == now[0], PATIENCE)
+    theirs.send(Refused("after a while"))
+    assert side.line.next() == Refused("after a while")
+    assert not side.is_lost.is_set()
+    side.line.close()
+
+
+def test_an_idle_side_gives_signs_of_life(ends):
+    ours, theirs = ends
+    side = Side(ours)
+    assert [theirs.receive() for _ in range(3)] == [Beat()] * 3
+    side.line.close()
 
 
 def test_the_end_of_the_other_process_is_noticed_while_nobody_reads():

@@ -29,7 +29,6 @@ from engine.runtime.distributed.own_sockets import OwnSocket, refuse_others
 from engine.runtime.distributed.rendezvous import OnHost
 from engine.runtime.distributed.shared_secret import LEAST_CHARACTERS, VARIABLE, admit, prove
 from engine.runtime.distributed.torchrun import Launched
-from tests.engine.runtime.distributed.test_hello import free_port
 from tests.support.crews import (
     LOOPBACK,
     SECRET,
@@ -38,6 +37,7 @@ from tests.support.crews import (
     led,
 )
 from tests.support.other_account import as_nobody, needs_root
+from tests.support.ports import free_port
 from tests.support.strangers import beyond_loopback, disturb, garbage, listening
 
 PATIENCE = 60

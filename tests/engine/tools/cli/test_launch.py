@@ -24,6 +24,7 @@ from engine.runs.summaries.listing import list_runs
 from tests.support.data_tokenizers import NO_END
 from tests.support.disks import small_file_system
 from tests.support.folders import make_config, make_data, make_model, make_tokenizer
+from tests.support.ports import free_port
 
 ROOT = Path(launch.__file__).parent
 
@@ -34,12 +35,6 @@ def preset(tmp_path):
     path = tmp_path / "preset.yaml"
     config.save(path)
     return path
-
-
-def unused_port() -> int:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        return other.getsockname()[1]
 
 
 def bad(capsys, *arguments: str) -> str:
@@ -319,14 +314,14 @@ def test_a_folder_that_cannot_hold_runs_is_refused_before_the_server_is_up(
     file = tmp_path / "file"
     file.write_text("", encoding="utf-8")
     names = {"file": file, "folder": tmp_path}
-    sentence = bad(capsys, f"--runs-dir={runs.format(**names)}", f"--port={unused_port()}")
+    sentence = bad(capsys, f"--runs-dir={runs.format(**names)}", f"--port={free_port()}")
     assert told.format(**names) in sentence and "--runs-dir" in sentence
 
 
 def test_a_disk_that_is_full_or_only_read_is_refused(capsys, tmp_path):
     with small_file_system(tmp_path / "disk", 1) as disk:
         (disk / "filling").write_bytes(bytes((1 << 20) - (8 << 10)))
-        arguments = (f"--runs-dir={disk / 'runs'}", f"--port={unused_port()}")
+        arguments = (f"--runs-dir={disk / 'runs'}", f"--port={free_port()}")
         assert "the disk is full; free some space" in bad(capsys, *arguments)
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         assert f"{disk} is on a disk that can only be read" in bad(capsys, *arguments)

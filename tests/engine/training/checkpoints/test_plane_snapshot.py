@@ -35,11 +35,22 @@ def slow_disk(monkeypatch):
 
 
 def hold_writing(snapshot, until) -> None:
-    """A piece that a thread has taken to write it is held back until `until(piece)`."""
-    take = snapshot.next_to_write
+    """A piece that a thread has taken to write it is held back until `until(piece)`. No piece is
+    copied ahead before one is taken: otherwise all may be, and no update would wait.
+    """
+    take, copy, is_taken = snapshot.next_to_write, snapshot.copy_ahead, threading.Event()
+
+    def copy_then():
+        assert is_taken.wait(PATIENCE)
+        copy()
+
+    snapshot.copy_ahead = copy_then
 
     def held():
-        piece = take()
+        try:
+            piece = take()
+        finally:
+            is_taken.set()
         if piece is not None:
             wait_for(lambda: until(piece), PATIENCE)
         return piece
