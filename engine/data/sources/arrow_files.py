@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.data.sources.arrow_sizes import CheckedFile, checked_stream
 from engine.data.sources.json_files import Row
 from engine.data.sources.open_text import open_bytes
 from engine.data.sources.parquet_sizes import rows_at_once
@@ -150,14 +151,20 @@ def _arrow_batches(path: Path) -> Iterator[Any]:
 
     with open_bytes(path, ".arrow") as file:
         head = file.read(len(_WHOLE_FILE))
-    with pa.OSFile(str(path)) as source:
+    with pa.OSFile(str(path)) as source, path.open("rb") as raw:
         if head == _WHOLE_FILE:
+            checked = CheckedFile(raw, path.name)
             with pa.ipc.open_file(source) as whole:
                 for number in range(whole.num_record_batches):
+                    checked.check(number)
                     yield whole.get_batch(number)
         else:
+            before = checked_stream(raw, path.name)
+            next(before, None)
             with pa.ipc.open_stream(source) as stream:
-                yield from stream
+                for batch in stream:
+                    yield batch
+                    next(before, None)
 
 
 def _parquet_batches(path: Path) -> Iterator[Any]:

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import lzma
+import random
 import time
 import zipfile
 from pathlib import Path
@@ -24,6 +25,7 @@ from engine.data.sources import (
     excel,
     json_files,
     json_text,
+    memory_bound,
     parquet_sizes,
     sheet_xml,
     tables,
@@ -345,3 +347,171 @@ def test_rows_of_ordinary_columns_are_read_a_thousand_at_once(tmp_path):
     group = parquet.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
     with (tmp_path / "a.parquet").open("rb") as file:
         assert rows_at_once(group, file, "a.parquet") == 1024
+
+
+# ---------------------------------------------------------------------- decompressed pages, batches
+
+WHOLE = 987_656
+"""Bytes of the one long text in the files below, when it is not compressed."""
+
+
+def a_length_replaced(path: Path, before: bytes, after: bytes) -> None:
+    """Writes another length over the one place of a file that has this length."""
+    content = path.read_bytes()
+    assert content.count(before) == 1, content.count(before)
+    path.write_bytes(content.replace(before, after))
+
+
+MAGIC = {"zstd": b"\x28\xb5\x2f\xfd", "lz4": b"\x04\x22\x4d\x18"}
+
+
+def stated(number: int, compression: str) -> bytes:
+    """Returns how a compressed buffer of so many bytes begins."""
+    return number.to_bytes(8, "little") + MAGIC[compression]
+
+
+def of_a_long_text(path: Path, kind: str, compression: str, in_dictionary: bool) -> Path:
+    """Writes a file or a stream of Arrow whose text of `WHOLE` bytes says that it has 40 GiB."""
+    table = pa.table({"text": pa.array(["x" * WHOLE])})
+    if in_dictionary:
+        table = pa.table({"text": table["text"].dictionary_encode()})
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with getattr(pa.ipc, f"new_{kind}")(str(path), table.schema, options=options) as writer:
+        writer.write_table(table)
+    assert path.stat().st_size < 16_384
+    a_length_replaced(path, stated(WHOLE, compression), stated(40 << 30, compression))
+    return path
+
+
+@pytest.mark.parametrize("in_dictionary", [False, True], ids=["of rows", "of a dictionary"])
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_a_batch_that_decompresses_to_more_than_the_memory_is_refused(
+    tmp_path, kind, compression, in_dictionary
+):
+    said = first_rows(of_a_long_text(tmp_path / "a.arrow", kind, compression, in_dictionary))
+    assert said.startswith("a.arrow has a batch of rows that takes 40.0 GiB of memory when it is")
+    assert said.endswith("; write the file again with fewer rows in each batch, or as Parquet.")
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_a_later_batch_is_refused_when_its_turn_comes(tmp_path, kind):
+    table = pa.table({"text": ["short"] * 9 + ["x" * WHOLE]})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    path = tmp_path / "a.arrow"
+    with getattr(pa.ipc, f"new_{kind}")(str(path), table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=5)
+    source = open_source(DataConfig(source=str(path)), streaming=True)
+    assert sum(1 for _ in source.read()) == 10
+    before = stated(WHOLE + 4 * len("short"), "zstd")
+    a_length_replaced(path, before, stated(40 << 30, "zstd"))
+    rows = open_source(DataConfig(source=str(path)), streaming=True).read()
+    assert [row["text"] for _, row in itertools.islice(rows, 5)] == ["short"] * 5
+    with pytest.raises(DataError, match="takes 40.0 GiB of memory"):
+        next(rows)
+
+
+def test_dictionaries_that_grow_count_together(tmp_path, monkeypatch):
+    path, made = tmp_path / "a.arrow", []
+    options = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
+    schema = pa.schema({"text": pa.dictionary(pa.int32(), pa.string())})
+    with pa.ipc.new_stream(str(path), schema, options=options) as writer:
+        for number in range(8):
+            made.append(chr(97 + number) * WHOLE)
+            column = pa.DictionaryArray.from_arrays(pa.array([number], pa.int32()), pa.array(made))
+            writer.write_batch(pa.record_batch([column], schema))
+    monkeypatch.setattr(memory_bound, "_ALWAYS_READ", 0)
+    monkeypatch.setattr(memory_bound, "_USUAL_BYTES", 5 * WHOLE)
+    rows = open_source(DataConfig(source=str(path)), streaming=True).read()
+    assert [row["text"][:1] for _, row in itertools.islice(rows, 4)] == ["a", "b", "c", "d"]
+    with pytest.raises(DataError, match="takes 5 MiB of memory"):
+        next(rows)
+
+
+def test_what_an_honest_program_compresses_is_read_whatever_its_size(tmp_path, monkeypatch):
+    """A batch beyond the usual bound, of texts that are hardly compressed."""
+    monkeypatch.setattr(memory_bound, "_ALWAYS_READ", 0)
+    monkeypatch.setattr(memory_bound, "_USUAL_BYTES", 1 << 10)
+    texts = [random.Random(number).randbytes(300).hex() for number in range(200)]
+    table = pa.table({"text": texts})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema, options=options) as writer:
+        writer.write_table(table)
+    parquet.write_table(table, tmp_path / "a.parquet", compression="zstd")
+    for name in ("a.arrow", "a.parquet"):
+        rows = open_source(DataConfig(source=str(tmp_path / name)), streaming=True).read()
+        assert [row["text"] for _, row in rows] == texts
+
+
+def varint(number: int) -> bytes:
+    """Returns a number as the footer has it."""
+    number *= 2
+    parts = []
+    while number >= 0x80:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def with_false_footer(path: Path) -> Path:
+    """Makes the footer of a file of Parquet say that nothing in it is large."""
+    group = parquet.ParquetFile(path).metadata.row_group(0)
+    columns = [group.column(place) for place in range(group.num_columns)]
+    told = {group.total_byte_size, *(column.total_uncompressed_size for column in columns)}
+    content = path.read_bytes()
+    begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    footer = content[begin:]
+    for large in told:
+        length = len(varint(large))
+        small = 1 << 7 * (length - 1)  # the least that is written as long
+        assert varint(large) in footer and len(varint(small)) == length
+        footer = footer.replace(varint(large), varint(small))
+    path.write_bytes(content[:begin] + footer)
+    again = parquet.ParquetFile(path).metadata.row_group(0)
+    assert again.total_byte_size < group.total_byte_size // 3
+    return path
+
+
+PLAIN = {"compression": "zstd", "use_dictionary": False}
+
+
+def test_pages_that_together_decompress_to_more_than_the_memory_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({f"text {at}": ["x" * WHOLE] for at in range(40)}), path, **PLAIN)
+    with_false_footer(path)
+    assert len(first_rows(path).rows[0][1]) == 40
+    monkeypatch.setattr(memory_bound, "_ALWAYS_READ", 0)
+    monkeypatch.setattr(memory_bound, "_USUAL_BYTES", 16 << 20)
+    said = first_rows(path)
+    assert said.startswith("a.parquet has a page for each column that takes 38 MiB of memory when")
+    assert said.endswith("; write the file again with smaller pages (data page size).")
+
+
+@pytest.mark.parametrize("options", [PLAIN, {**PLAIN, "data_page_version": "2.0"}], ids=["1", "2"])
+def test_rows_are_limited_by_the_pages_and_not_by_what_the_footer_says(
+    tmp_path, monkeypatch, options
+):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": [*["short"] * 10_000, *["x" * WHOLE] * 10]})
+    options = {**options, "write_batch_size": 1, "data_page_size": 1 << 16}
+    parquet.write_table(table, path, **options)
+    with_false_footer(path)
+    group = parquet.ParquetFile(path).metadata.row_group(0)
+    with path.open("rb") as file:
+        assert rows_at_once(group, file, "a.parquet") == 1024
+        monkeypatch.setattr(parquet_sizes, "_MOST_BYTES", 4 << 20)
+        # Four of the long texts, each of which has a page, are in any place that they can be in.
+        assert rows_at_once(group, file, "a.parquet") == 4
+    rows = open_source(DataConfig(source=str(path)), streaming=True).read()
+    assert sum(1 for _ in rows) == 10_010
+
+
+def test_texts_that_repeat_what_was_before_them_may_be_as_long_as_their_page(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    encoding = {"column_encoding": {"text": "DELTA_BYTE_ARRAY"}, "data_page_size": 1 << 24}
+    texts = ["x" * WHOLE + str(number) for number in range(3)]
+    parquet.write_table(pa.table({"text": texts}), path, **PLAIN, **encoding)
+    group = parquet.ParquetFile(path).metadata.row_group(0)
+    monkeypatch.setattr(parquet_sizes, "_MOST_BYTES", 2 << 20)
+    with path.open("rb") as file:
+        assert rows_at_once(group, file, "a.parquet") == 2
