@@ -51,8 +51,9 @@ class GpuMemoryError(FitError):
         self.breakdown = breakdown
         amount = f" ({in_use})" if in_use else ""
         remedy = (
-            "lower train.micro_batch_size or set engine.save_level to boundary_host and resume, or "
-            "start a new run with a lower data.max_seq_len (from this run's weights, if any are "
+            "lower train.micro_batch_size or set engine.activation_checkpointing to offload and "
+            "resume, or start a new run with a lower "
+            "data.max_seq_len (from this run's weights, if any are "
             "saved)."
         )
         if is_least:

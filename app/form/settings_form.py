@@ -62,7 +62,7 @@ LABELS = {
     "train.patience": "End early after (evaluations)",
     **preference_words.LABELS,
     "engine.gpus": "GPUs that compute together",
-    "engine.across_hosts": "Weights and moments of several hosts",
+    "engine.across_nodes": "Weights and moments of several nodes",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
     "engine.states": "Where the model lives",
     "engine.disk": "Disk for what fits nowhere else (folder)",
@@ -107,16 +107,16 @@ CHOICE_LABELS = {
         "bfloat16": "bfloat16",
         "float32": "float32, the whole masters",
     },
-    "engine.save_level": {
-        "boundary_host": "block inputs, in host RAM",
-        "boundary_pairs": "every second block's input, in host RAM",
-        "boundary": "block inputs, on the GPU",
-        "all": "all activations",
+    "engine.activation_checkpointing": {
+        "full": "block inputs, on the GPU",
+        "offload": "block inputs, in host RAM",
+        "offload_pairs": "every second block's input, in host RAM",
+        "none": "all activations",
     },
-    "engine.gradients": {"host": "in RAM", "parked": "on the GPU, until they are applied"},
-    "engine.across_hosts": {
-        "copy": "each host has a copy",
-        "divide": "each host has a share",
+    "engine.gradients": {"host": "in RAM", "gpu": "on the GPU, until they are applied"},
+    "engine.across_nodes": {
+        "replicate": "each node has a copy",
+        "shard": "each node has a shard",
     },
     "engine.states": {"host": "all of it in RAM"},
     "engine.kernels": {"compiled": "compiled by torch", "eager": "one by one"},
@@ -158,7 +158,7 @@ SHORT_HELP = {
     "train.label_smoothing": "Of the loss of steps; 0 is none. Held-out losses are without it.",
     "train.neftune_alpha": "In training alone; 5 is usual, 0 is none.",
     "engine.gpus": "Of this machine. Each computes its share of the rows of every step.",
-    "engine.across_hosts": "For runs that torchrun starts on several hosts.",
+    "engine.across_nodes": "For runs that torchrun starts on several nodes.",
     "engine.states": (
         "auto: the first units live on the GPU as far as it has room; they take no RAM and are not "
         "moved. The others live in RAM and pass through the GPU in each step."

@@ -22,7 +22,7 @@ LABELS = {
     "data.columns.text": "Column of the text",
     "data.max_seq_len": "Sequence length (tokens)",
     "data.train_on": "Tokens to train on",
-    "data.lost_turns": "Turns that the template leaves out",
+    "data.dropped_turns": "Turns that the template leaves out",
     "data.typed_tokens": "Special tokens in turns",
     "data.long_texts": "Texts longer than a row",
     "data.overlap": "Repeated tokens where a text goes on",
@@ -45,7 +45,7 @@ CHOICE_LABELS = {
         "yarn": "YaRN: slow frequencies are divided",
     },
     "data.train_on": {"assistant": "the answers only", "all": "every token"},
-    "data.lost_turns": {
+    "data.dropped_turns": {
         "turn_by_turn": "train each answer after its prompt",
         "refuse": "refuse such rows",
     },

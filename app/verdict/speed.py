@@ -114,15 +114,18 @@ def _slow(snapshot: RunSnapshot, seconds: float, evidence: str) -> Finding | Non
 
 def _compute_bound(total: float, config: TrainConfig | None, evidence: str) -> Finding:
     text = f"Compute-bound: {in_share(total)} of the time is spent waiting."
-    if config is not None and config.engine.save_level not in (AUTO, "all"):
+    if config is not None and config.engine.activation_checkpointing not in (AUTO, "none"):
         return Finding(
             "speed",
             "good",
             text,
-            "Blocks compute their forward a second time because engine.save_level was set by hand; "
-            "auto keeps activations where there is memory for them.",
+            "Blocks compute their forward a second time because "
+            "engine.activation_checkpointing was set by hand; auto "
+            "keeps activations where there is memory for them.",
             evidence,
-            Offer("engine.save_level: auto", {"engine.save_level": AUTO}),
+            Offer(
+                "engine.activation_checkpointing: auto", {"engine.activation_checkpointing": AUTO}
+            ),
         )
     return Finding("speed", "good", text, evidence=evidence)
 
@@ -218,7 +221,7 @@ def _h2d(case: _Case) -> _Cause:
         "More tokens for each load of the weights would hide it.",
         "engine.slots",
         "engine.rounds",
-        "engine.residency",
+        "engine.blocks_kept_in_slots",
     )
 
 
@@ -227,7 +230,7 @@ def _d2h(case: _Case) -> _Cause:
         case,
         "Gradients leave late (D2H)",
         "More tokens a step would hide it: gradients leave once a step.",
-        "engine.save_level",
+        "engine.activation_checkpointing",
         "engine.rounds",
     )
 

@@ -25,7 +25,7 @@ DataFormat = Literal[
     "tokens",
     "text",
 ]
-LostTurns = Literal["turn_by_turn", "refuse"]
+DroppedTurns = Literal["turn_by_turn", "refuse"]
 Reading = Literal["examples", "pairs", "labels"]
 """Rows become examples, pairs of answers of which both are read, or answers with a mark."""
 TypedTokens = Literal["text", "tokens"]
@@ -150,7 +150,7 @@ class DataConfig:
     train_on: Literal["assistant", "all"] = "assistant"
     """Only these tokens carry loss: those of the answers, or all."""
 
-    lost_turns: LostTurns = "turn_by_turn"
+    dropped_turns: DroppedTurns = "turn_by_turn"
     """A chat template may leave out a turn, such as the system's, once an answer follows. Then each
     answer is trained after the prompt that the template makes for it, which usually has the turn;
     or such rows are refused. Either way it is counted and told.

@@ -30,8 +30,10 @@ class EngineConfig:
     order.
     """
 
-    across_hosts: Literal["auto", "copy", "divide"] = AUTO
-    """Each of several hosts has a copy of all weights and moments, or a share (docs/gpus.md)."""
+    across_nodes: Literal["auto", "replicate", "shard"] = AUTO
+    """Each of several nodes has a copy of all weights and moments (`replicate`) or a shard of them
+    (`shard`), see docs/gpus.md.
+    """
 
     gpu_memory_gib: float | None = None
     """The plan may use at most this much memory of each GPU; null is what is free."""
@@ -41,14 +43,15 @@ class EngineConfig:
     of the block before.
     """
 
-    save_level: Literal["auto", "boundary_host", "boundary_pairs", "boundary", "all"] = AUTO
-    """So much is kept of blocks between forward and backward: their inputs on the host, the inputs
-    of every second block on the host, their inputs on the device, or all activations (no
-    recompute). `auto` keeps as many blocks' activations as there is memory for, and the inputs of
-    every second block alone where RAM is short. Results have the same bits.
+    activation_checkpointing: Literal["auto", "full", "offload", "offload_pairs", "none"] = AUTO
+    """Which activations of a block are recomputed in backward: all of them from the block's input,
+    kept on the GPU (`full`) or in RAM (`offload`), or from the input of every second block, in RAM
+    (`offload_pairs`); or none, since all are kept (`none`). `auto` keeps the activations of as many
+    blocks as there is memory for, and the inputs of every second block alone where RAM is short.
+    Results have the same bits.
     """
 
-    residency: int | Auto = AUTO
+    blocks_kept_in_slots: int | Auto = AUTO
     """The device keeps this many blocks (the last ones) from forward to backward, so they are
     fetched once a step.
     """
@@ -65,10 +68,10 @@ class EngineConfig:
     exactly.
     """
 
-    gradients: Literal["auto", "host", "parked"] = AUTO
+    gradients: Literal["auto", "host", "gpu"] = AUTO
     """A step's rounded gradients go to a plane in RAM (`host`), or wait on the GPU until the step's
-    clip factor is known (`parked`). Parked ones take 2 bytes a parameter of GPU memory instead of
-    RAM. Results have the same bits. `auto` parks them where RAM is short, and where that is as
+    clip factor is known (`gpu`). There they take 2 bytes a parameter of GPU memory instead of RAM.
+    Results have the same bits. `auto` leaves them there where RAM is short, and where that is as
     fast.
     """
 
@@ -104,7 +107,7 @@ class EngineConfig:
             raise ConfigError("engine.disk", "the name is empty; give a folder, or null for none.")
         if self.slots != AUTO:
             at_least("engine.slots", self.slots, 1)
-        if self.residency != AUTO:
-            at_least("engine.residency", self.residency, 0)
+        if self.blocks_kept_in_slots != AUTO:
+            at_least("engine.blocks_kept_in_slots", self.blocks_kept_in_slots, 0)
         if self.rounds != AUTO:
             at_least("engine.rounds", self.rounds, 1)

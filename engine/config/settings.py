@@ -23,6 +23,7 @@ from engine.config.limits import LARGEST, at_least, at_most, between
 from engine.config.output_settings import OutputConfig
 from engine.config.preference_settings import PreferenceConfig, read_as
 from engine.config.regularization import Regularization
+from engine.config.renamed_settings import refuse_renamed
 from engine.config.rope_settings import ROPE_SCALING, USUAL_FACTOR, RopeScaling, check_rope
 from engine.config.trained_parts import Parts, check_parts
 from engine.config.tree import assign, build, override, read_preset
@@ -321,8 +322,9 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, tree: Any) -> TrainConfig:
         """Builds and validates a configuration. Raises ConfigError, which names the first unknown,
-        mistyped or out-of-range field.
+        mistyped or out-of-range field, or all that have another name now.
         """
+        refuse_renamed(tree)
         config = build(cls, tree, "")
         config.validate()
         return config

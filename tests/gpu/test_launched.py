@@ -22,7 +22,7 @@ pytestmark = [
 ON_GPUS = {
     "engine.device": "cuda",
     "engine.kernels": "eager",
-    "engine.across_hosts": "copy",
+    "engine.across_nodes": "replicate",
 }
 
 

@@ -178,7 +178,7 @@ def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, optimiz
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("homes", "gradients"),
-    [((), "parked"), (HOMES["some"], "host"), (HOMES["some"], "parked"), (HOMES["all"], "parked")],
+    [((), "gpu"), (HOMES["some"], "host"), (HOMES["some"], "gpu"), (HOMES["all"], "gpu")],
     ids=["host", "both", "both, parked", "device"],
 )
 @pytest.mark.parametrize("optimizer", ["adamw", *ROUNDED])
@@ -203,7 +203,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
     assert execute(whole).state == "finished", whole.recorder.snapshot.reason
     (built,) = events_of(whole, PlanBuilt)
     assert tuple(built.choices["device_homes"]) == homes
-    assert built.choices["parked_gradients"] == (gradients == "parked")
+    assert built.choices["parked_gradients"] == (gradients == "gpu")
     part = start_run(config, tmp_path / "runs")
     assert execute(part, {3: "stop"}).state == "stopped"
     again = resume_run(tmp_path / "runs", part.id)

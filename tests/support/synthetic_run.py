@@ -113,7 +113,7 @@ def run_events(
         JobProgressed(job="load_model", done=4, total=4),
         DataPrepared(summary={"format": "messages", "rows": 1200, "trained_tokens": 34567}),
         PlanBuilt(
-            choices={"rounds": 1, "slots": 2, "save_level": "boundary"},
+            choices={"rounds": 1, "slots": 2, "activation_checkpointing": "full"},
             grid="H2D     | prefetch embed",
         ),
         RunStarted(

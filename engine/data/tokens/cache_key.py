@@ -81,7 +81,7 @@ def key_of(identity: Identity, config: DataConfig, tokenizer: Any) -> str:
         config.columns.named(),
         config.max_seq_len,
         config.train_on,
-        config.lost_turns,
+        config.dropped_turns,
         config.typed_tokens,
         config.add_tokens,
         config.roles,

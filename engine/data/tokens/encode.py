@@ -59,7 +59,7 @@ class Encoder:
     def of(cls, config: DataConfig, tokenizer: Any) -> Encoder:
         """Returns the encoder that the settings of a data set ask for."""
         handling = Handling(
-            config.train_on, config.lost_turns, config.typed_tokens, config.add_tokens
+            config.train_on, config.dropped_turns, config.typed_tokens, config.add_tokens
         )
         return cls(tokenizer, handling, config.max_seq_len)
 

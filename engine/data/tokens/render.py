@@ -253,7 +253,7 @@ class ChatRenderer:
         if isinstance(before, Refusal):
             return _refused(before)
         lost = self._lost(full, chat, None)
-        if lost.context and self._handling.lost_turns == "refuse":
+        if lost.context and self._handling.dropped_turns == "refuse":
             return _lost_turn(lost)
         shown = self._after_prompt(chat, context, full, before, through) if lost.context else None
         if shown is not None:
@@ -439,7 +439,7 @@ class ChatRenderer:
         lost = self._lost(full, job.rendered, end)
         is_rewritten = not all(full.startswith(answer.text) for answer in answers)
         is_whole = self._handling.train_on == "all" or not is_rewritten
-        if is_whole and lost.context and self._handling.lost_turns == "refuse":
+        if is_whole and lost.context and self._handling.dropped_turns == "refuse":
             return _lost_turn(lost)
         if self._handling.train_on == "all":
             self._tell(lost)
@@ -526,7 +526,7 @@ class ChatRenderer:
         for answer in answers:
             own = job.chat.until(answer.place + 1)
             lost = self._lost(answer.text, own, answer.place)
-            if lost.context and self._handling.lost_turns == "refuse":
+            if lost.context and self._handling.dropped_turns == "refuse":
                 return _lost_turn(lost)
             shown = answer
             if lost.context and self._helps(answer, job.chat):
@@ -615,7 +615,7 @@ def _lost_turn(lost: Lost) -> Skipped:
     what = f"a {lost.roles[0]} turn" if lost.roles else "the tools"
     return Skipped(
         f"The chat template leaves out {what}",
-        "set data.lost_turns to turn_by_turn to train with the prompts that the template makes, or "
-        "use a model whose template writes it",
+        "set data.dropped_turns to turn_by_turn to train with the prompts that the template makes, "
+        "or use a model whose template writes it",
         refused=True,
     )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.config.data_settings import LostTurns, TypedTokens
+from engine.config.data_settings import DroppedTurns, TypedTokens
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Handling:
     """A `Handling` holds the settings of `DataConfig` that say how conversations are read."""
 
     train_on: str = "assistant"
-    lost_turns: LostTurns = "turn_by_turn"
+    dropped_turns: DroppedTurns = "turn_by_turn"
     typed_tokens: TypedTokens = "text"
     add_tokens: tuple[str, ...] = ()
 

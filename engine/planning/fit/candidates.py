@@ -28,7 +28,7 @@ def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
     memory of their own, and every block keeps its boundary. Where units are frozen, every block
     with a backward keeps its boundary.
     """
-    parks, level = parking(job, target), job.config.engine.save_level
+    parks, level = parking(job, target), job.config.engine.activation_checkpointing
     whole = job.span == 1 and reads_whole(target.rates, job.ranks)
     copies, of_copy = job.hosts // job.span, job.ranks * job.span
     # What is trained is updated in forward order, so its first blocks are needed first. Frozen ones
@@ -53,7 +53,7 @@ def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
     def in_pairs(frames: list[PlanChoices]) -> list[PlanChoices]:
         return [replace(each, boundary_blocks=2, slots=count) for each in frames for count in slots]
 
-    if level == "boundary_pairs" or job.boundary_blocks == 2:
+    if level == "offload_pairs" or job.boundary_blocks == 2:
         groups = [in_pairs(usual), in_pairs(parked), in_pairs(outer)]
     elif level == AUTO and job.boundary_blocks is None and target.device != "cpu":
         groups = [usual, [*parked, *in_pairs(usual)], in_pairs(parked), outer, in_pairs(outer)]
@@ -76,7 +76,7 @@ def parking(job: Job, target: Target) -> bool | None:
     """
     asked = job.config.engine.gradients
     if asked != AUTO:
-        return asked == "parked"
+        return asked == "gpu"
     if target.device == "cpu":  # there the device's memory is RAM too
         return False
     return job.parked_gradients

@@ -115,7 +115,10 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
             settled = planner.balanced(target.host_free)
             if settled is not None:
                 found.append(planner.chosen(settled))
-            if lean.choices.host_boundaries and job.config.engine.save_level not in ON_HOST:
+            if (
+                lean.choices.host_boundaries
+                and job.config.engine.activation_checkpointing not in ON_HOST
+            ):
                 on_device = replace(lean.choices, host_boundaries=False, spilled_boundaries=0)
                 found.append(planner.chosen(Candidate(lean.size, on_device)))
     return tuple(found)

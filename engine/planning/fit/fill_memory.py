@@ -45,8 +45,8 @@ sums. Small pieces are tried where they take no memory of their own.
 """
 SPARE_BUFFERS = (4, 8)
 """Spare buffers for this many blocks are tried, in the place of activations between two steps."""
-ON_HOST = ("boundary_host", "boundary_pairs")
-"""With these save levels, boundaries are on the host."""
+ON_HOST = ("offload", "offload_pairs")
+"""Values of `engine.activation_checkpointing` with which boundaries are in RAM."""
 
 
 class Candidate(NamedTuple):
@@ -110,11 +110,13 @@ class MemoryFiller:
         """Returns the candidate that takes the least device memory that the settings allow."""
         engine = self._engine
         slots = self._frame.slots if engine.slots == AUTO else max(engine.slots, self._least_slots)
-        resident = 0 if engine.residency == AUTO else engine.residency
+        resident = 0 if engine.blocks_kept_in_slots == AUTO else engine.blocks_kept_in_slots
         kept = 0
-        if engine.save_level == "all":
+        if engine.activation_checkpointing == "none":
             kept = min(resident or 1, self.sizer.most_kept)
-        can_go_to_host = engine.save_level in (AUTO, "all") and self.sizer.device == "cuda"
+        can_go_to_host = (
+            engine.activation_checkpointing in (AUTO, "none") and self.sizer.device == "cuda"
+        )
         choices = self._frame.changed(
             micro_batches=spread.micro_batches,
             rounds=spread.rounds,
@@ -122,7 +124,7 @@ class MemoryFiller:
             prefetch_depth=max(1, slots - 1),
             resident_blocks=resident,
             kept_blocks=kept,
-            host_boundaries=engine.save_level in ON_HOST or can_go_to_host,
+            host_boundaries=engine.activation_checkpointing in ON_HOST or can_go_to_host,
             gradient_sum=self._least_gradient_sum(spread.rounds),
             compiled=self.sizer.compiled,
             tile_tokens=self.sizer.tile_tokens,
@@ -281,9 +283,9 @@ class MemoryFiller:
 
     def _most_settled(self, size: int, choices: PlanChoices) -> int:
         """Returns how many units fit on the device beside these choices."""
-        residency, most = self._engine.residency, len(self.sizer.shape.units)
-        if residency != AUTO and residency > 0:
-            most -= 1 + residency
+        kept, most = self._engine.blocks_kept_in_slots, len(self.sizer.shape.units)
+        if kept != AUTO and kept > 0:
+            most -= 1 + kept
 
         def fits(count: int) -> bool:
             return self.sizer.fits(size, choices.changed(settled_units=count))
@@ -330,7 +332,7 @@ class MemoryFiller:
         returned.
         """
         size, choices = start
-        if self._engine.save_level in ON_HOST:
+        if self._engine.activation_checkpointing in ON_HOST:
             return [start]
         on_device = choices.changed(host_boundaries=False)
         if not self.sizer.fits(size, on_device):
@@ -390,11 +392,11 @@ class MemoryFiller:
 
     def _with_kept_blocks(self, size: int, choices: PlanChoices) -> PlanChoices:
         """Returns the choices with as many kept blocks as fit."""
-        if self._engine.save_level not in (AUTO, "all"):
+        if self._engine.activation_checkpointing not in (AUTO, "none"):
             return choices
         # On the CPU a slot takes a copy within the same memory, which resident blocks avoid. So
         # blocks that keep their activations also stay resident.
-        stays = self.sizer.device == "cpu" and self._engine.residency == AUTO
+        stays = self.sizer.device == "cpu" and self._engine.blocks_kept_in_slots == AUTO
 
         def keeping(count: int) -> PlanChoices:
             kept = min(count, self.sizer.most_kept)
@@ -407,7 +409,7 @@ class MemoryFiller:
 
     def _with_resident_blocks(self, size: int, choices: PlanChoices) -> PlanChoices:
         """Returns the choices with as many resident blocks as fit."""
-        if self._engine.residency != AUTO:
+        if self._engine.blocks_kept_in_slots != AUTO:
             return choices
 
         blocks = len(self.sizer.shape.blocks)

@@ -107,10 +107,10 @@ def spans_of(config: TrainConfig, hosts: int, rounding: Mapping[str, Any]) -> tu
     """
     if rounding:
         return (rounding.get("span", 1),)
-    across = config.engine.across_hosts
-    if hosts == 1 or across == "copy" or (across == AUTO and config.train.parts is not None):
+    across = config.engine.across_nodes
+    if hosts == 1 or across == "replicate" or (across == AUTO and config.train.parts is not None):
         return (1,)
-    return (hosts,) if across == "divide" else (1, hosts)
+    return (hosts,) if across == "shard" else (1, hosts)
 
 
 def refuse_contradictions(job: Job) -> None:
@@ -125,16 +125,16 @@ def refuse_contradictions(job: Job) -> None:
             f"{length} is beyond the {positions} positions that this model has; "
             f"lower it to {positions} or less.",
         )
-    if engine.residency != AUTO and engine.residency > blocks:
+    if engine.blocks_kept_in_slots != AUTO and engine.blocks_kept_in_slots > blocks:
         raise ConfigError(
-            "engine.residency",
-            f"{engine.residency} blocks cannot stay on the device, since this model has "
+            "engine.blocks_kept_in_slots",
+            f"{engine.blocks_kept_in_slots} blocks cannot stay on the device, since this model has "
             f"{blocks}; choose 0 to {blocks} or auto.",
         )
-    if shape.frozen_units and engine.save_level == "boundary_pairs":
+    if shape.frozen_units and engine.activation_checkpointing == "offload_pairs":
         raise ConfigError(
-            "engine.save_level",
-            "boundary_pairs is for models that are trained whole; choose auto or boundary_host, or "
+            "engine.activation_checkpointing",
+            "offload_pairs is for models that are trained whole; choose auto or offload, or "
             "set train.method to full.",
         )
     if engine.rounds != AUTO:
@@ -198,15 +198,15 @@ def _refuse_one_gpu_s(job: Job) -> None:
     if job.span > 1 and job.config.train.parts is not None:
         what = "adapters" if job.config.train.method == "lora" else "parts of a model"
         raise ConfigError(
-            "engine.across_hosts",
+            "engine.across_nodes",
             f"planes are divided among hosts only where a model is trained whole, and here {what} "
             "are trained; choose auto or copy.",
         )
-    if job.config.engine.save_level == "boundary_pairs":
+    if job.config.engine.activation_checkpointing == "offload_pairs":
         raise ConfigError(
-            "engine.save_level",
-            f"boundary_pairs is for one GPU, not for {job.world_size}; choose auto or "
-            f"boundary_host, or {_alone(job)}.",
+            "engine.activation_checkpointing",
+            f"offload_pairs is for one GPU, not for {job.world_size}; choose auto or "
+            f"offload, or {_alone(job)}.",
         )
     if job.config.engine.disk is not None:
         raise ConfigError(

@@ -63,7 +63,7 @@ CSV_HEAD = (
     "estimated",
     "optimizer",
     "parked_gradients",
-    "boundary_pairs",
+    "offload_pairs",
 )
 PARKED, PAIRS = "parked", "pairs"
 """Cells have these words where the plan of their speed takes less RAM by such means."""
@@ -111,13 +111,13 @@ class Cell:
     """
     parked_gradients: bool | None = None
     """It tells whether the plan of the speed parks gradients; it is None where no plan was made."""
-    boundary_pairs: bool | None = None
+    offload_pairs: bool | None = None
     """It tells whether that plan keeps a boundary for every second block; None as above."""
 
     @property
     def ways(self) -> tuple[str, ...]:
         """Returns by which means the plan of the speed takes less RAM, in the words of `LEGEND`."""
-        found = ((PARKED, self.parked_gradients), (PAIRS, self.boundary_pairs))
+        found = ((PARKED, self.parked_gradients), (PAIRS, self.offload_pairs))
         return tuple(word for word, is_used in found if is_used)
 
 
@@ -269,7 +269,7 @@ def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool)
         optimizer=config.train.optimizer,
         method=config.train.method,
         parked_gradients=choices.parked_gradients if choices else None,
-        boundary_pairs=_keeps_pairs(shape, choices) if choices else None,
+        offload_pairs=_keeps_pairs(shape, choices) if choices else None,
     )
 
 
@@ -328,7 +328,7 @@ def _csv_line(row: Row, column: Column, found: Cell) -> tuple[object, ...]:
         found.estimated,
         found.optimizer,
         "" if found.parked_gradients is None else found.parked_gradients,
-        "" if found.boundary_pairs is None else found.boundary_pairs,
+        "" if found.offload_pairs is None else found.offload_pairs,
     )
 
 
@@ -375,7 +375,7 @@ def _cell_as_dict(found: Cell) -> dict[str, Any]:
         "estimated": found.estimated,
         "optimizer": found.optimizer,
         "parked_gradients": found.parked_gradients,
-        "boundary_pairs": found.boundary_pairs,
+        "offload_pairs": found.offload_pairs,
     }
 
 

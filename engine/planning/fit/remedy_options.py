@@ -161,16 +161,16 @@ def _kinds_of_places(needs: Needs) -> list[Kind]:
     found: list[Kind] = []
     if engine.gradients == "host" and needs.device == "cuda":
         parked = Option(
-            "Park gradients on the GPU until they are applied", {"engine.gradients": "parked"}
+            "Park gradients on the GPU until they are applied", {"engine.gradients": "gpu"}
         )
         found.append(Kind((PartName.HOST,), [parked]))
     elif engine.gradients != AUTO:
         found.append(Kind(MEMORY, [_set_to_auto("gradients")]))
-    if engine.save_level != AUTO:
+    if engine.activation_checkpointing != AUTO:
         found.append(Kind(MEMORY, _other_boundaries(needs), is_graded=False))
     found += [
         Kind(MEMORY, [_set_to_auto(name)])
-        for name in ("slots", "residency", "states")
+        for name in ("slots", "blocks_kept_in_slots", "states")
         if getattr(engine, name) != AUTO
     ]
     if engine.gpu_memory_gib is not None:
@@ -202,8 +202,8 @@ def groups_of_adapters(needs: Needs) -> list[list[Kind]]:
     if config.data.add_tokens:  # their rows must be trained, and adapters leave them as they are
         return []
     changes: Changes = {METHOD: "lora"}
-    if config.engine.save_level == "boundary_pairs":
-        changes["engine.save_level"] = AUTO
+    if config.engine.activation_checkpointing == "offload_pairs":
+        changes["engine.activation_checkpointing"] = AUTO
     words = f"Train adapters (LoRA) of rank {config.train.lora_rank} instead of all weights"
     base = Option(words, changes, (Exactness.ADAPTERS_ALONE,))
     alone, *more = _together_with(base, [*_kinds_of_disk(needs), *_kinds_of_steps(needs)])
@@ -215,16 +215,16 @@ def _other_boundaries(needs: Needs) -> list[Option]:
     take half the RAM of all.
     """
     places = {
-        "boundary_pairs": "Keep the boundary of every second block alone, on the host",
-        "boundary_host": "Keep boundaries on the host",
+        "offload_pairs": "Keep the boundary of every second block alone, on the host",
+        "offload": "Keep boundaries on the host",
     }
-    asked = needs.config.engine.save_level
+    asked = needs.config.engine.activation_checkpointing
     options = [
-        Option(text, {"engine.save_level": level})
+        Option(text, {"engine.activation_checkpointing": level})
         for level, text in places.items()
         if level != asked and needs.device == "cuda"
     ]
-    return [*options, _set_to_auto("save_level")]
+    return [*options, _set_to_auto("activation_checkpointing")]
 
 
 def _set_to_auto(name: str, exactness: Exactness = Exactness.SAME_BITS) -> Option:
@@ -236,7 +236,7 @@ def _set_to_auto(name: str, exactness: Exactness = Exactness.SAME_BITS) -> Optio
 
 def _left_to_planner(config: TrainConfig) -> Option | None:
     """Returns the change that leaves all places to the planner, or None if it has them already."""
-    names = ("gradients", "save_level", "slots", "residency", "states")
+    names = ("gradients", "activation_checkpointing", "slots", "blocks_kept_in_slots", "states")
     options = [_set_to_auto(name) for name in names if getattr(config.engine, name) != AUTO]
     return all_together(options) if options else None
 

@@ -361,8 +361,8 @@ class FitReported(Event, frozen=True):
 class PlanBuilt(Event, frozen=True):
     """The plan of a step was built.
 
-    `choices` holds micro-batches, rounds, slots, residency, save level and where gradients are
-    summed. `grid` is the plan as text.
+    `choices` holds micro-batches, rounds, slots, blocks kept in slots, activation checkpointing and
+    where gradients are summed. `grid` is the plan as text.
     """
 
     choices: dict[str, Any] = {}

@@ -38,7 +38,12 @@ MOST_ATTEMPTS = len(SHARES) + 1
 """A step, or an evaluation, is planned anew at most this many times."""
 OUT_OF_MEMORY = (torch.OutOfMemoryError, GpuMemoryError)
 """The GPU's memory does not last where one of these is raised."""
-_LOOSE = ("train.micro_batch_size", "engine.save_level", "engine.residency", "engine.slots")
+_LOOSE = (
+    "train.micro_batch_size",
+    "engine.activation_checkpointing",
+    "engine.blocks_kept_in_slots",
+    "engine.slots",
+)
 """These settings are chosen anew, also where a person has set them."""
 
 

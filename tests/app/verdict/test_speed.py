@@ -48,11 +48,11 @@ def test_compute_bound_is_said():
     assert (found.text, found.tone) == ("Compute-bound: 3 % of the time is spent waiting.", "good")
     assert not found.advice and found.offer is None and "Of 28 clean steps" in found.evidence
     by_hand = of_speed(
-        fold(*steps(h2d=0.03)), CONFIG.with_values({"engine.save_level": "boundary"})
+        fold(*steps(h2d=0.03)), CONFIG.with_values({"engine.activation_checkpointing": "full"})
     )
-    assert by_hand.offer.changes == {"engine.save_level": "auto"}
+    assert by_hand.offer.changes == {"engine.activation_checkpointing": "auto"}
     # Pages receive the form's names for the settings.
-    assert "because Save level was set by hand" in by_hand.to_dict()["advice"]
+    assert "because Activation checkpointing was set by hand" in by_hand.to_dict()["advice"]
     assert of_speed(fold(*steps(h2d=0.09))).tone == "good"
 
 
@@ -122,10 +122,10 @@ def test_weights_and_gradients_late_on_the_bus():
         "engine.rounds": "auto",
     }
     out = of_speed(
-        fold(*steps(d2h=0.2)), CONFIG.with_values({"engine.save_level": "boundary_host"})
+        fold(*steps(d2h=0.2)), CONFIG.with_values({"engine.activation_checkpointing": "offload"})
     )
     assert out.text.startswith("Gradients leave late (D2H)") and out.offer.changes == {
-        "engine.save_level": "auto"
+        "engine.activation_checkpointing": "auto"
     }
 
 

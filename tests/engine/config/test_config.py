@@ -92,7 +92,7 @@ def test_unknown_keys_are_named_with_the_nearest_known_one():
         ("model.source", True),
         ("name", None),
         ("name", {"a": 1}),
-        ("engine.save_level", 0),
+        ("engine.activation_checkpointing", 0),
     ],
 )
 def test_wrong_types_are_refused(dotted, value):
@@ -161,7 +161,7 @@ def test_numbers_that_are_not_finite_are_refused_everywhere(dotted):
         ("engine.gpu_memory_gib", [0, -4], [0.5, None]),
         ("engine.gpus", [0, -1, 3, 64, 65], [AUTO, 1, 2, 32]),
         ("engine.slots", [0], [AUTO, 1]),
-        ("engine.residency", [-1], [AUTO, 0]),
+        ("engine.blocks_kept_in_slots", [-1], [AUTO, 0]),
         ("engine.rounds", [0], [AUTO, 1]),
         ("output.checkpoint_every", [-1], [0]),
         ("output.eval_every", [-1], [0]),

@@ -431,7 +431,7 @@ OTHER_VALUES = {
     "long_texts": "cut",
     "overlap": 3,
     "train_on": "all",
-    "lost_turns": "skip",
+    "dropped_turns": "skip",
     "typed_tokens": "refuse",
     "add_tokens": ("<more>",),
     "roles": ("bot=assistant",),

@@ -315,7 +315,7 @@ def test_lost_tools_are_told_though_their_name_is_in_the_chat(turns, writes):
     for tools in ([WEATHER], [{"type": "function", "function": {"name": "weather"}}]):
         _, told = encoded(as_published(family), turns, tools)
         assert ("The chat template leaves out the tools of a conversation" in told) is not writes
-        found, _ = encoded(as_published(family), turns, tools, lost_turns="refuse")
+        found, _ = encoded(as_published(family), turns, tools, dropped_turns="refuse")
         assert (isinstance(found, Skipped) and found.refused) is not writes
 
 

@@ -84,7 +84,7 @@ def test_answers_of_a_pair_stand_behind_a_prompt_with_the_system_turn():
     assert texts == [(f"{prompt} so</s>", " so</s>"), (prompt + chosen, chosen)]
     (sentence,) = told
     assert "leaves out an earlier turn once the answer is there" in sentence
-    found, _ = encoded(WITH_THE_LAST_QUESTION, pair, lost_turns="refuse")
+    found, _ = encoded(WITH_THE_LAST_QUESTION, pair, dropped_turns="refuse")
     assert isinstance(found, Skipped) and found.refused and "a system turn" in found.reason
 
 
@@ -99,11 +99,11 @@ def test_rows_with_a_lost_turn_are_refused_where_that_is_wanted(tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [{"messages": TURNS}, {"messages": [SYSTEM, *TURNS]}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = DataConfig(str(path), lost_turns="refuse", eval_fraction=0.0)
+    config = DataConfig(str(path), dropped_turns="refuse", eval_fraction=0.0)
     tokenizer = made.byte_level_tokenizer(WITH_THE_LAST_QUESTION)
     sentence = (
-        "The chat template leaves out a system turn, in line 2 of a.jsonl; set data.lost_turns to "
-        "turn_by_turn to train with the prompts that the template makes, or use a model whose "
+        "The chat template leaves out a system turn, in line 2 of a.jsonl; set data.dropped_turns "
+        "to turn_by_turn to train with the prompts that the template makes, or use a model whose "
         "template writes it."
     )
     with pytest.raises(DataError) as caught:
@@ -158,7 +158,7 @@ def test_earlier_reasoning_that_a_template_drops_is_told_and_not_refused():
         {"role": "user", "content": "what then"},
         {"role": "assistant", "content": "<think>so so</think>then"},
     ]
-    texts, told = encoded(made.QWEN3, Conversation(turns), lost_turns="refuse")
+    texts, told = encoded(made.QWEN3, Conversation(turns), dropped_turns="refuse")
     assert len(texts) == 2 and "hm" not in texts[1][0]
     assert (
         told["The chat template leaves out part of an earlier answer, such as its reasoning"] == 1

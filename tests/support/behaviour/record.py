@@ -84,9 +84,9 @@ def gather(side: Side) -> dict[str, Any]:
         "--set",
         "train.seed=5",
         "--set",
-        "engine.residency=1",
+        "engine.blocks_kept_in_slots=1",
         "--set",
-        "engine.save_level=boundary_host",
+        "engine.activation_checkpointing=offload",
         "--set",
         "train.micro_batch_size=2",
     )

@@ -75,7 +75,7 @@ def _settings(random: Random, source: str) -> tuple[DataConfig, bool]:
         "source": source,
         "max_seq_len": random.choice((8192, 8192, 8192, 64, 16, 2)),
         "packing": random.random() < 0.3,
-        "lost_turns": random.choice(("turn_by_turn", "turn_by_turn", "refuse")),
+        "dropped_turns": random.choice(("turn_by_turn", "turn_by_turn", "refuse")),
         "typed_tokens": random.choice(("text", "text", "tokens")),
         "eval_fraction": random.choice((0.0, 0.0, 0.3)),
         "long_texts": random.choice(("continue", "continue", "cut", "skip")),

@@ -368,7 +368,9 @@ def test_tiles_and_details(finished):
     assert known["answers"]["rows"] == [
         {"prompt": "2+2=", "expected": "4", "before": "q", "after": "4"}
     ]
-    assert ["Rows", "1,200"] in known["data"] and ["Save level", "boundary"] in known["plan"]
+    assert ["Rows", "1,200"] in known["data"] and ["Activation checkpointing", "full"] in known[
+        "plan"
+    ]
     assert known["facts"][0] == ["Model", "7.62B parameters in 3 units"]
     assert len(known["files"]) == 4
     assert details(RunSnapshot())["answers"] is None

@@ -247,16 +247,29 @@ def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs
 
 def test_explicit_settings_are_kept():
     asked = on_gpu(
-        80, engine__slots=3, engine__residency=5, engine__save_level="boundary_host"
+        80,
+        engine__slots=3,
+        engine__blocks_kept_in_slots=5,
+        engine__activation_checkpointing="offload",
     ).choices
     assert (asked.slots, asked.prefetch_depth, asked.resident_blocks) == (3, 2, 5)
     assert asked.host_boundaries and asked.kept_blocks == 0
-    assert on_gpu(24, engine__save_level="boundary").choices.host_boundaries is False
-    assert on_gpu(139, engine__save_level="all").choices.kept_blocks == 28
-    some = on_gpu(48, engine__save_level="all", engine__residency=0, engine__rounds=2).choices
+    assert on_gpu(24, engine__activation_checkpointing="full").choices.host_boundaries is False
+    assert on_gpu(139, engine__activation_checkpointing="none").choices.kept_blocks == 28
+    some = on_gpu(
+        48,
+        engine__activation_checkpointing="none",
+        engine__blocks_kept_in_slots=0,
+        engine__rounds=2,
+    ).choices
     assert some.kept_blocks > some.resident_blocks == 0  # what is kept needs no residency
-    assert on_gpu(24, engine__save_level="all", engine__residency=3).choices.kept_blocks >= 3
-    nothing = on_gpu(139, engine__residency=0).choices
+    assert (
+        on_gpu(
+            24, engine__activation_checkpointing="none", engine__blocks_kept_in_slots=3
+        ).choices.kept_blocks
+        >= 3
+    )
+    nothing = on_gpu(139, engine__blocks_kept_in_slots=0).choices
     assert (nothing.kept_blocks, nothing.resident_blocks) == (28, 0)
     assert on_gpu(139, engine__gpu_memory_gib=24.0).choices == on_gpu(24).choices
     assert on_gpu(24, engine__gpu_memory_gib=139.0).choices == on_gpu(24).choices

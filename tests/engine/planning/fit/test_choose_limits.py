@@ -26,8 +26,8 @@ def test_rotary_embeddings_are_counted_for_every_row_of_their_own_positions():
     same = dict(
         train__micro_batch_size=37,
         engine__rounds=1,
-        engine__residency=0,
-        engine__save_level="boundary_host",
+        engine__blocks_kept_in_slots=0,
+        engine__activation_checkpointing="offload",
     )
     free = dataclasses.replace(big_shape(), attention=DOCUMENTS)
     packed, plain = (
@@ -57,8 +57,8 @@ def test_dense_masks_are_counted_only_where_rows_are_packed():
     same = dict(
         train__micro_batch_size=37,
         engine__rounds=1,
-        engine__residency=0,
-        engine__save_level="boundary_host",
+        engine__blocks_kept_in_slots=0,
+        engine__activation_checkpointing="offload",
     )
     sizes = [
         {item.name: item.bytes for item in on_gpu(24, data__packing=packing, **same).gpu_items}
@@ -97,8 +97,8 @@ def test_masks_of_short_rows_in_float32_are_counted_on_the_gpu():
     free = dataclasses.replace(big_shape("float32"), attention=DOCUMENTS, argument_numel=0)
     same = dict(
         engine__rounds=1,
-        engine__residency=0,
-        engine__save_level="boundary_host",
+        engine__blocks_kept_in_slots=0,
+        engine__activation_checkpointing="offload",
         train__batch_size=8,
     )
 
@@ -126,8 +126,8 @@ def test_what_blocks_hand_on_is_counted_for_each_row_also_where_rows_are_not_pac
     shape = dataclasses.replace(big_shape(), argument_numel=16, handed_numel=8)
     same = dict(
         engine__rounds=1,
-        engine__residency=0,
-        engine__save_level="boundary_host",
+        engine__blocks_kept_in_slots=0,
+        engine__activation_checkpointing="offload",
         train__batch_size=8,
         train__micro_batch_size=4,
     )
@@ -146,7 +146,7 @@ def test_what_blocks_hand_on_is_counted_for_each_row_also_where_rows_are_not_pac
 @pytest.mark.parametrize(
     "field,changes",
     [
-        ("engine.residency", dict(engine__residency=29)),
+        ("engine.blocks_kept_in_slots", dict(engine__blocks_kept_in_slots=29)),
         ("engine.rounds", dict(engine__rounds=3)),
         ("engine.rounds", dict(engine__rounds=4, train__micro_batch_size=74)),
     ],

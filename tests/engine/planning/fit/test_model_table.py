@@ -106,7 +106,7 @@ def test_a_cell_of_any_optimizer_names_the_whole_way(ram_gib, changes, words):
     assert cell_in_words(found).endswith(words)
     assert (PARKED in found.ways, PAIRS in found.ways) == (
         found.parked_gradients,
-        found.boundary_pairs,
+        found.offload_pairs,
     )
     assert all(f"{way}: " in LEGEND for way in found.ways)
     with_optimizer = config.with_values({"train.optimizer": found.optimizer})
@@ -134,7 +134,7 @@ def test_a_table_counts_the_models_that_fit_on_each_machine():
 
 
 def test_what_is_missing_is_never_nothing():
-    places = {"engine.save_level": "boundary", "engine.slots": 2}
+    places = {"engine.activation_checkpointing": "full", "engine.slots": 2}
     config = CONFIG.with_values({"train.optimizer": "adamw_8bit"} | places)
     shape = LLAMA.shape("bfloat16")
     machine = named_machine("RTX 4090", 64)

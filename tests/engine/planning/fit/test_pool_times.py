@@ -56,7 +56,7 @@ def job(model: str, rows: int, **changes: object) -> tuple[TrainConfig, ModelSha
 JOBS = {
     "split": (job("Qwen/Qwen2.5-7B", 16), named_machine("H100 SXM", 256)),
     "in RAM": (job("Qwen/Qwen2.5-7B", 16, engine__states="host"), named_machine("H100 SXM", 256)),
-    "parked": (job("Qwen/Qwen2.5-7B", 16, engine__gradients="parked"), named_machine("H200", 256)),
+    "parked": (job("Qwen/Qwen2.5-7B", 16, engine__gradients="gpu"), named_machine("H200", 256)),
     "small card": (job("Qwen/Qwen2.5-7B", 32), named_machine("RTX 4090", 128)),
     "disk": (job("Qwen/Qwen2.5-7B", 16, engine__disk="/disk"), named_machine("RTX 4090", 64)),
     "whole": (job("Qwen/Qwen2.5-0.5B", 16), named_machine("H200", 256)),

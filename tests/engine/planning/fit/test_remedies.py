@@ -42,7 +42,7 @@ def job(optimizer: str = "adamw", dtype: str = "bfloat16") -> TrainConfig:
             "model": {"source": MODEL, "dtype": dtype},
             "data": {"source": "d"},
             "train": {"optimizer": optimizer},
-            "engine": {"save_level": "boundary", "gradients": "host"},
+            "engine": {"activation_checkpointing": "full", "gradients": "host"},
         }
     )
 
@@ -89,18 +89,18 @@ def test_nothing_larger_than_the_job_s_own_moments_is_offered():
 
 
 def test_smaller_moments_come_after_what_keeps_results_and_before_fewer_and_shorter_rows():
-    changes = {"engine.save_level": "boundary_host", "data.max_seq_len": 16384}
+    changes = {"engine.activation_checkpointing": "offload", "data.max_seq_len": 16384}
     report = short_of(job().with_values(changes), 1)
     assert [next(iter(remedy.changes)) for remedy in report.remedies] == [
         "engine.gradients",
-        "engine.save_level",
+        "engine.activation_checkpointing",
         "train.optimizer",
         "train.batch_size",
         "data.max_seq_len",
         "train.method",
         "engine.disk",
     ]
-    assert report.remedies[1].changes == {"engine.save_level": "boundary_pairs"}
+    assert report.remedies[1].changes == {"engine.activation_checkpointing": "offload_pairs"}
     exactness = [remedy.exactness for remedy in report.remedies]
     assert exactness == [
         (Exactness.SAME_BITS,),
@@ -155,7 +155,7 @@ def test_gradients_are_parked_where_ram_is_short_and_only_there():
     on_host = with_ram(job(), enough.host.total - 5 * GIB)
     assert on_host.verdict == Verdict.DOES_NOT_FIT
     first = on_host.remedies[0]
-    assert first.changes == {"engine.gradients": "parked"}
+    assert first.changes == {"engine.gradients": "gpu"}
     assert first.exactness == (Exactness.SAME_BITS,)
 
 
@@ -168,7 +168,7 @@ CASES: dict[str, tuple[str, float, dict[str, Any]]] = {
         "Qwen/Qwen2.5-7B",
         66,
         {
-            "engine.save_level": "boundary_host",
+            "engine.activation_checkpointing": "offload",
             "engine.gradients": "host",
             "train.optimizer": "adamw_8bit",
         },
@@ -177,7 +177,7 @@ CASES: dict[str, tuple[str, float, dict[str, Any]]] = {
         "Qwen/Qwen2.5-7B",
         64,
         {
-            "engine.save_level": "boundary_pairs",
+            "engine.activation_checkpointing": "offload_pairs",
             "engine.gradients": "host",
             "train.optimizer": "adamw_8bit",
         },
@@ -185,7 +185,11 @@ CASES: dict[str, tuple[str, float, dict[str, Any]]] = {
     "boundaries": (
         "Qwen/Qwen2.5-7B",
         512,
-        {"engine.save_level": "boundary", "train.micro_batch_size": 32, "train.batch_size": 128},
+        {
+            "engine.activation_checkpointing": "full",
+            "train.micro_batch_size": 32,
+            "train.batch_size": 128,
+        },
     ),
     "micro-batches": (
         "Qwen/Qwen2.5-3B",
@@ -195,12 +199,12 @@ CASES: dict[str, tuple[str, float, dict[str, Any]]] = {
     "only just": (
         "Qwen/Qwen2.5-3B",
         48,
-        {"engine.gradients": "host", "engine.save_level": "boundary"},
+        {"engine.gradients": "host", "engine.activation_checkpointing": "full"},
     ),
     "places and moments": (
         "Qwen/Qwen2.5-7B",
         64,
-        {"engine.save_level": "boundary_host", "train.batch_size": 128},
+        {"engine.activation_checkpointing": "offload", "train.batch_size": 128},
     ),
     "long rows": ("Qwen/Qwen2.5-3B", 32, {"data.max_seq_len": 8192}),
     "rounds": ("Qwen/Qwen2.5-7B", 64, {"data.max_seq_len": 8192}),
@@ -247,10 +251,12 @@ def test_a_remedy_fits_as_promised_and_its_seconds_are_the_report_s(name):
 
 def test_what_auto_does_by_itself_is_offered_only_where_settings_forbid_it():
     for ram in (20, 40, 60, 80, 100):
-        asked = job().with_values({"engine.save_level": "auto", "engine.gradients": "auto"})
+        asked = job().with_values(
+            {"engine.activation_checkpointing": "auto", "engine.gradients": "auto"}
+        )
         report = with_ram(asked, ram * GIB)
         names = {name for remedy in report.remedies for name in remedy.changes}
-        assert not names & {"engine.save_level", "engine.gradients"}
+        assert not names & {"engine.activation_checkpointing", "engine.gradients"}
 
 
 @pytest.mark.parametrize(
@@ -260,7 +266,7 @@ def test_what_auto_does_by_itself_is_offered_only_where_settings_forbid_it():
         (
             "boundaries",
             {
-                "engine.save_level": Exactness.SAME_BITS,
+                "engine.activation_checkpointing": Exactness.SAME_BITS,
                 "engine.rounds": Exactness.ROUNDED_GRADIENTS,
             },
         ),
@@ -273,7 +279,7 @@ def test_smaller_micro_batches_and_rounds_change_the_order_of_sums(name, kinds):
 
 
 def test_what_is_only_written_takes_no_time():
-    config = job().with_values({"engine.save_level": "auto"})
+    config = job().with_values({"engine.activation_checkpointing": "auto"})
     machine = replace(MACHINE, disk_free=100 * GIB)
     shape = entry_of(MODEL).shape("bfloat16")
     report = with_times(estimate(config, machine, shape), config, machine, shape)
@@ -305,11 +311,13 @@ def of_adapters(report: FitReport) -> list[Remedy]:
 
 
 def test_where_all_weights_cannot_be_trained_adapters_are_offered_with_their_figures():
-    config = job().with_values({"train.lora_rank": 8, "engine.save_level": "boundary_pairs"})
+    config = job().with_values(
+        {"train.lora_rank": 8, "engine.activation_checkpointing": "offload_pairs"}
+    )
     report = with_ram(config, 32 * GIB)
     assert report.verdict == Verdict.DOES_NOT_FIT
     (remedy,) = of_adapters(report)
-    assert remedy.changes == {"train.method": "lora", "engine.save_level": "auto"}
+    assert remedy.changes == {"train.method": "lora", "engine.activation_checkpointing": "auto"}
     assert remedy.exactness == (Exactness.ADAPTERS_ALONE,)
     changed = config.with_values(remedy.changes)
     shape = entry_of(MODEL).shape(adapters=changed.train.parts)

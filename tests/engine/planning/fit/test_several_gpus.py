@@ -198,7 +198,7 @@ def test_a_host_has_planes_once_and_the_rest_once_for_each_rank():
 
 @pytest.mark.parametrize(
     "changes, settles",
-    [({}, True), ({"engine__states": "host"}, False), ({"engine__gradients": "parked"}, True)],
+    [({}, True), ({"engine__states": "host"}, False), ({"engine__gradients": "gpu"}, True)],
 )
 def test_the_pool_of_several_gpus_has_the_bytes_of_their_items(changes, settles):
     """Two of these GPUs hold most of the model, and a shard each of its moments."""
@@ -282,8 +282,10 @@ def test_a_session_of_several_ranks_is_continued_with_as_many():
 
 
 def test_settings_for_one_gpu_are_refused_for_several():
-    with pytest.raises(ConfigError, match="^engine.save_level: boundary_pairs is for one GPU"):
-        chosen_for(2, 80, engine__save_level="boundary_pairs")
+    with pytest.raises(
+        ConfigError, match="^engine.activation_checkpointing: offload_pairs is for one GPU"
+    ):
+        chosen_for(2, 80, engine__activation_checkpointing="offload_pairs")
     with pytest.raises(ConfigError, match="^engine.rounds: 3 does not divide the 74 rows .* gets"):
         chosen_for(2, 80, engine__rounds=3)
     with pytest.raises(ConfigError, match="^engine.gpus: 4 are asked for, but the machine has 2"):
@@ -311,7 +313,7 @@ def test_auto_takes_as_many_gpus_as_make_a_step_fastest():
     both = needs_on("2 x RTX 4090", engine__gpus=2, train__batch_size=2)
     assert slow.ranks == 1 and slow.step_seconds < both.step_seconds
     # One that is for one GPU alone is not compared with more.
-    pairs = changes | {"engine__save_level": "boundary_pairs"}
+    pairs = changes | {"engine__activation_checkpointing": "offload_pairs"}
     assert needs_on("2 x H100 SXM", **pairs).ranks == 1
 
 

@@ -103,10 +103,10 @@ def test_auto_compares_numbers_of_gpus_and_copies_planes_to_hosts():
     asked = config(**LORA | {"engine__gpus": "auto"})
     assert numbers_of_ranks(asked, 4, {}) == (1, 2, 4)
     assert spans_of(asked, 2, {}) == (1,)
-    divided = asked.with_values({"engine.across_hosts": "divide"})
+    divided = asked.with_values({"engine.across_nodes": "shard"})
     job = Job(big_shape(), divided, 1024, ranks=2, hosts=2, span=2)
     with pytest.raises(
-        ConfigError, match="^engine.across_hosts: planes are divided among hosts"
+        ConfigError, match="^engine.across_nodes: planes are divided among hosts"
     ) as e:
         refuse_contradictions(job)
     assert "here adapters are trained; choose auto or copy." in str(e.value)

@@ -63,7 +63,10 @@ def test_a_session_is_continued_as_it_was():
 def test_each_host_holds_all_planes_and_computes_its_part_of_the_rows():
     machine = named_with_several("2 x RTX 4090", 512)
     asked = config(
-        engine__gpus=2, train__batch_size=64, engine__states="host", engine__across_hosts="copy"
+        engine__gpus=2,
+        train__batch_size=64,
+        engine__states="host",
+        engine__across_nodes="replicate",
     )
     one = needs_of(asked, machine, big_shape())
     two = needs_of(asked, machine, big_shape(), SessionFacts(hosts=2, rates=QUICK))
@@ -106,7 +109,9 @@ def on_two(machine, rates, **changes) -> Needs:
 
 def test_planes_that_are_divided_take_half_of_the_ram_of_two_hosts():
     machine = named_with_several("2 x RTX 4090", 512)
-    copy, divide = (on_two(machine, QUICK, engine__across_hosts=way) for way in ("copy", "divide"))
+    copy, divide = (
+        on_two(machine, QUICK, engine__across_nodes=way) for way in ("replicate", "shard")
+    )
     choices = divide.chosen.choices
     assert (choices.ranks, choices.hosts, choices.span) == (4, 1, 2)
     assert (divide.hosts, divide.ranks) == (2, 2)
@@ -130,7 +135,7 @@ def test_planes_that_are_divided_take_half_of_the_ram_of_two_hosts():
 
 def test_what_does_not_fit_on_one_host_is_divided_and_else_the_faster_way_is_taken():
     small = named_with_several("2 x RTX 4090", 72)
-    assert on_two(small, QUICK, engine__across_hosts="copy").verdict() == Verdict.DOES_NOT_FIT
+    assert on_two(small, QUICK, engine__across_nodes="replicate").verdict() == Verdict.DOES_NOT_FIT
     needs = on_two(small, QUICK)
     assert needs.chosen.choices.span == 2 and needs.verdict() != Verdict.DOES_NOT_FIT
     large = named_with_several("2 x RTX 4090", 512)
@@ -160,8 +165,10 @@ def test_rows_that_hosts_cannot_share_are_refused():
         chosen_on(2, 2, train__batch_size=18)
     with pytest.raises(ConfigError, match="^train.micro_batch_size: 8 does not divide the 12 row"):
         chosen_on(2, 1, train__batch_size=24, train__micro_batch_size=8)
-    with pytest.raises(ConfigError, match="^engine.save_level: .*, or start one process on one ho"):
-        chosen_on(2, 1, train__batch_size=16, engine__save_level="boundary_pairs")
+    with pytest.raises(
+        ConfigError, match="^engine.activation_checkpointing: .*, or start one process on one ho"
+    ):
+        chosen_on(2, 1, train__batch_size=16, engine__activation_checkpointing="offload_pairs")
     assert replace(Job(big_shape(), config(train__batch_size=16), 8), hosts=4).rows == 4
 
 

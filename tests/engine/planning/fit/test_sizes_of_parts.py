@@ -173,8 +173,8 @@ JOBS = {
     "24 GiB, 64 of RAM": (24, 60, {}),
     "80 GiB, little RAM": (80, 24, {}),
     "141 GiB": (141, 200, {}),
-    "parked": (24, 60, {"engine__gradients": "parked"}),
-    "all activations": (80, 60, {"engine__save_level": "all"}),
+    "parked": (24, 60, {"engine__gradients": "gpu"}),
+    "all activations": (80, 60, {"engine__activation_checkpointing": "none"}),
     "no unit on the GPU": (80, 60, {"engine__states": "host", "engine__rounds": 2}),
 }
 
@@ -211,8 +211,10 @@ def test_a_step_of_few_blocks_is_predicted_shorter(compiler):
 
 
 def test_pairs_of_blocks_are_refused():
-    job = Job(with_last(big_shape(), 2), config(engine__save_level="boundary_pairs"), 1024)
-    with pytest.raises(ConfigError, match="boundary_pairs is for models that are trained whole"):
+    job = Job(
+        with_last(big_shape(), 2), config(engine__activation_checkpointing="offload_pairs"), 1024
+    )
+    with pytest.raises(ConfigError, match="offload_pairs is for models that are trained whole"):
         choose(job, Target("cuda", 80 * GIB, 200 * GIB, QUICK))
 
 

@@ -18,14 +18,14 @@ ROWS = ("--set", "train.batch_size=128", "--machine", "2 x RTX 4090", "--gpus", 
 
 
 def test_check_takes_hosts_and_their_network(capsys):
-    for way, words in (("copy", "copies"), ("divide", "shares")):
-        asked = (*ASKED, *ROWS, "--hosts", "2", "--set", f"engine.across_hosts={way}")
+    for way, words in (("replicate", "copies"), ("shard", "shares")):
+        asked = (*ASKED, *ROWS, "--hosts", "2", "--set", f"engine.across_nodes={way}")
         assert launch.main([*asked, "--network-gbits", "200", "--ram-gib", "256"]) == 0
         text = capsys.readouterr().out
         assert "Each of 2 hosts takes so much; the disk is that of the first." in text
         assert f"\n  2 hosts, with {words} of weights and moments, of 2 GPUs, and on each" in text
         assert " over the network, at 200 Gbit/s\n" in text
-        assert ("divided among 2 hosts" in text) == (way == "divide")
+        assert ("divided among 2 hosts" in text) == (way == "shard")
 
 
 def test_what_one_host_cannot_hold_is_divided_among_two(capsys):

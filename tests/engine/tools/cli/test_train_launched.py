@@ -79,7 +79,7 @@ def trained(folder: Path, preset: str, hosts: int, ranks: int, *how) -> Path:
     return runs
 
 
-DIVIDED = ["--set", "engine.across_hosts=divide"]
+DIVIDED = ["--set", "engine.across_nodes=shard"]
 
 
 @pytest.mark.parametrize("ranks", in_tiers([1, 2], [1], PROCESSES))
@@ -112,7 +112,7 @@ def test_planes_that_are_divided_among_hosts_have_the_bits_of_one_host(
     if ranks == 1:
         assert launch_py.main(["train", *resumed, "--set", "engine.gpus=1"]) == 0
     else:
-        copied = [*resumed, "--set", "engine.across_hosts=copy"]
+        copied = [*resumed, "--set", "engine.across_nodes=replicate"]
         with launch(2, ranks, [copied] * 2) as started:
             codes, out, err = started.ended()
         assert codes == [0, 0] and "on 2 hosts of 2 ranks each" in out, (out, err)

@@ -67,11 +67,11 @@ def test_a_changed_plan_is_taken_and_recorded(
 @pytest.mark.parametrize(
     ("changes", "choice", "value"),
     [
-        ({"engine.save_level": "boundary"}, "kept_blocks", 0),
-        ({"engine.residency": 1}, "resident_blocks", 1),
+        ({"engine.activation_checkpointing": "full"}, "kept_blocks", 0),
+        ({"engine.blocks_kept_in_slots": 1}, "resident_blocks", 1),
         ({"output.eval_every": 1}, None, None),
     ],
-    ids=["save level", "residency", "output"],
+    ids=["activation checkpointing", "blocks kept in slots", "output"],
 )
 def test_what_changes_no_bit_is_taken_and_recorded(
     stopped_run, runs, whole, changes, choice, value
@@ -90,7 +90,7 @@ def tiny_is_not_small(monkeypatch):
     monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
 
 
-@pytest.mark.parametrize("gradients", ["auto", "parked"])
+@pytest.mark.parametrize("gradients", ["auto", "gpu"])
 @pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
 def test_rounded_moments_go_on_to_the_bit(tmp_path, runs, tiny_is_not_small, optimizer, gradients):
     values = {"train.optimizer": optimizer, "engine.gradients": gradients}

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.computing
 
 RAM = 64 * GIB
 ON_HOST: dict[str, Any] = {
-    "engine.save_level": "boundary_host",
+    "engine.activation_checkpointing": "offload",
     "train.batch_size": 12,
     "output.eval_every": 3,
 }

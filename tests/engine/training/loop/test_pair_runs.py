@@ -44,10 +44,10 @@ def figures_of(run) -> list[tuple]:
 
 
 PLANS = {
-    "one slot": {"engine.slots": 1, "engine.residency": 0},
-    "boundaries on the host": {"engine.save_level": "boundary_host"},
-    "all activations": {"engine.save_level": "all"},
-    "recomputed": {"engine.save_level": "boundary", "engine.residency": 2},
+    "one slot": {"engine.slots": 1, "engine.blocks_kept_in_slots": 0},
+    "boundaries on the host": {"engine.activation_checkpointing": "offload"},
+    "all activations": {"engine.activation_checkpointing": "none"},
+    "recomputed": {"engine.activation_checkpointing": "full", "engine.blocks_kept_in_slots": 2},
 }
 
 

@@ -164,7 +164,9 @@ BAD = {
     "train.part_names=[nothing.*]": "train.part_names: nothing.* fits no parameter of this model; "
     "its parameters have names such as model.embed_tokens.weight",
     "train.part_names=[' ']": "train.part_names: a pattern is empty",
-    "engine.save_level=boundary_pairs": "engine.save_level: boundary_pairs is for models that are",
+    "engine.activation_checkpointing=offload_pairs": (
+        "engine.activation_checkpointing: offload_pairs is for models that are"
+    ),
 }
 
 
