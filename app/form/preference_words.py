@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 LABELS = {
-    "preference.objective": "What is learned",
+    "train.objective": "What is learned",
     "preference.beta": "Beta",
     "preference.loss": "Form of DPO",
     "preference.label_smoothing": "Share of wrong pairs (robust)",
     "preference.sft_weight": "Weight of the SFT term",
 }
 CHOICE_LABELS = {
-    "preference.objective": {
+    "train.objective": {
         "sft": "answers as they are written (SFT)",
         "dpo": "which of two answers is better (DPO)",
         "orpo": "both at once (ORPO)",
@@ -19,5 +19,5 @@ CHOICE_LABELS = {
     "preference.loss": {"sigmoid": "sigmoid", "ipo": "IPO", "robust": "robust, for wrong pairs"},
 }
 SHORT_HELP = {
-    "preference.objective": "DPO and ORPO read and count pairs (columns chosen and rejected).",
+    "train.objective": "DPO and ORPO read and count pairs (columns chosen and rejected).",
 }

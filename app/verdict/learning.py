@@ -232,7 +232,7 @@ def of_low_rate(losses: Losses, found: Learning, config: TrainConfig | None) -> 
     values, rates = losses.values, losses.rates
     if len(values) < FEWEST_STEPS or losses.fresh or not found.learns:
         return None
-    if config is not None and config.preference.is_on:
+    if config is not None and config.objective.is_preference:
         return None  # the loss of pairs may fall as long as it is let, and lower is not better
     sums = np.cumsum(rates)
     middle = int(np.searchsorted(sums, sums[-1] / 2))

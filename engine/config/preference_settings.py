@@ -1,6 +1,6 @@
-"""The preference section of a `TrainConfig` says how a run learns from pairs of answers, of which
-one was chosen and one rejected, or from answers that are marked as good or bad. No torch is
-imported.
+"""The objective of a run (`train.objective`), and the preference section of a `TrainConfig`: how a
+run learns from pairs of answers, of which one was chosen and one rejected, or from answers that are
+marked as good or bad. No torch is imported.
 """
 
 from __future__ import annotations
@@ -12,19 +12,13 @@ from engine.config.data_settings import DataConfig, Reading
 from engine.config.regularization import Regularization
 from engine.errors import ConfigError
 
-OBJECTIVE = "preference.objective"
+OBJECTIVE = "train.objective"
+ObjectiveName = Literal["sft", "dpo", "orpo", "kto"]
 
 
 @dataclass(frozen=True)
 class PreferenceConfig:
     """These settings are about learning from preferences, by the definitions of TRL."""
-
-    objective: Literal["sft", "dpo", "orpo", "kto"] = "sft"
-    """`sft` trains answers as they are written, of a pair the chosen one alone. `dpo` and `orpo`
-    learn from both answers of each pair (columns chosen and rejected), and count in pairs: those
-    of a step are `train.batch_size`. `kto` learns from answers that a column `label` marks as good
-    or bad. `dpo` and `kto` compare with the weights before the first step.
-    """
 
     beta: float = 0.1
     """With `dpo`, a larger one keeps the model nearer to the weights with which it began (with the
@@ -52,37 +46,8 @@ class PreferenceConfig:
     undesirable_weight: float = 1.0
     """KTO weights the losses of bad answers so."""
 
-    @property
-    def is_on(self) -> bool:
-        """Returns whether the run learns from preferences."""
-        return self.objective != "sft"
-
-    @property
-    def reads(self) -> Reading:
-        """Says what rows become."""
-        if self.objective == "kto":
-            return "labels"
-        return "pairs" if self.is_on else "examples"
-
-    @property
-    def needs_reference(self) -> bool:
-        """Returns whether answers are compared with those of the weights before the first step."""
-        return self.objective in ("dpo", "kto")
-
-    @property
-    def has_pass(self) -> bool:
-        """Returns whether other answers pass without gradients before each step (KTO)."""
-        return self.objective == "kto"
-
-    @property
-    def lines(self) -> int:
-        """Returns how many lines of tokens a row of a batch has: a pair is two."""
-        return 2 if self.reads == "pairs" else 1
-
-    def check(self, train_on: str, regularised: Regularization) -> None:
-        """Raises ConfigError for the first rule that is broken. `train_on` is `data.train_on`, and
-        `regularised` acts on training steps.
-        """
+    def check(self) -> None:
+        """Raises ConfigError for the first value that is out of range."""
         if not 0 < self.beta <= MOST_BETA:
             raise ConfigError(
                 "preference.beta", f"{self.beta} is not above 0 (and at most 1,000); 0.1 is usual."
@@ -103,10 +68,50 @@ class PreferenceConfig:
                     f"preference.{name}",
                     f"{getattr(self, name)} is outside 0 to 1,000; 1 is usual.",
                 )
+
+
+@dataclass(frozen=True)
+class Objective(PreferenceConfig):
+    """The objective of a run together with the settings of preferences."""
+
+    name: ObjectiveName = "sft"
+    """The value of `train.objective`."""
+
+    @property
+    def is_preference(self) -> bool:
+        """Returns whether the run learns from preferences."""
+        return self.name != "sft"
+
+    @property
+    def reads(self) -> Reading:
+        """Says what rows become."""
+        if self.name == "kto":
+            return "labels"
+        return "pairs" if self.is_preference else "examples"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Returns whether answers are compared with those of the weights before the first step."""
+        return self.name in ("dpo", "kto")
+
+    @property
+    def has_pass(self) -> bool:
+        """Returns whether other answers pass without gradients before each step (KTO)."""
+        return self.name == "kto"
+
+    @property
+    def lines(self) -> int:
+        """Returns how many lines of tokens a row of a batch has: a pair is two."""
+        return 2 if self.reads == "pairs" else 1
+
+    def check_with(self, train_on: str, regularization: Regularization) -> None:
+        """Raises ConfigError for settings that do not go together. `train_on` is `data.train_on`,
+        and `regularization` acts on training steps.
+        """
         self._check_together()
-        if not self.is_on:
+        if not self.is_preference:
             return
-        for name, value in vars(regularised).items():
+        for name, value in vars(regularization).items():
             if value:
                 raise ConfigError(
                     f"train.{name}",
@@ -122,7 +127,7 @@ class PreferenceConfig:
 
     def _check_together(self) -> None:
         """Raises ConfigError for a setting that another one makes meaningless."""
-        is_dpo = self.objective == "dpo"
+        is_dpo = self.name == "dpo"
         if self.label_smoothing and not (is_dpo and self.loss == "robust"):
             raise ConfigError(
                 "preference.label_smoothing",
@@ -136,7 +141,7 @@ class PreferenceConfig:
                 "or this to 0.",
             )
         weights = self.desirable_weight, self.undesirable_weight
-        if weights != (1.0, 1.0) and self.objective != "kto":
+        if weights != (1.0, 1.0) and self.name != "kto":
             raise ConfigError(
                 "preference.desirable_weight",
                 f"this or undesirable_weight is not 1, but only KTO weights answers; set "

@@ -31,6 +31,7 @@ class Renamed:
 
 RENAMED = (
     Renamed("data.lost_turns", "data.dropped_turns"),
+    Renamed("preference.objective", "train.objective"),
     Renamed(
         "engine.save_level",
         "engine.activation_checkpointing",

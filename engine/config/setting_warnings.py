@@ -66,7 +66,7 @@ def doubts(config: TrainConfig) -> tuple[Doubt, ...]:
             "so the learning rate never falls again."
         )
         found.append(Doubt("train.warmup_steps", text))
-    if config.preference.beta != PreferenceConfig().beta and not config.preference.is_on:
+    if config.preference.beta != PreferenceConfig().beta and not config.objective.is_preference:
         text = (
             f"preference.beta is {config.preference.beta:g} and changes nothing: {OBJECTIVE} is "
             "sft, which learns from no preferences."

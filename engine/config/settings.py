@@ -21,7 +21,7 @@ from engine.config.engine_config import AUTO, Auto, EngineConfig
 from engine.config.gpu_shares import check_shares
 from engine.config.limits import LARGEST, at_least, at_most, between
 from engine.config.output_settings import OutputConfig
-from engine.config.preference_settings import PreferenceConfig, read_as
+from engine.config.preference_settings import Objective, ObjectiveName, PreferenceConfig, read_as
 from engine.config.regularization import Regularization
 from engine.config.renamed_settings import refuse_renamed
 from engine.config.rope_settings import ROPE_SCALING, USUAL_FACTOR, RopeScaling, check_rope
@@ -82,7 +82,15 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """These settings are about the optimizer and its steps."""
+    """These settings are about the objective, the optimizer and its steps."""
+
+    objective: ObjectiveName = "sft"
+    """`sft` trains answers as they are written, of a pair the chosen one alone. `dpo` and `orpo`
+    learn from both answers of each pair (columns chosen and rejected), and count in pairs: those
+    of a step are `train.batch_size`. `kto` learns from answers that a column `label` marks as good
+    or bad. `dpo` and `kto` compare with the weights before the first step. Their settings are in
+    the section `preference`.
+    """
 
     steps: int | None = None
     """The run takes this many optimizer steps; give this or `epochs`. When neither is given, it
@@ -345,19 +353,24 @@ class TrainConfig:
     # ------------------------------------------------------------------ reading data
 
     @property
+    def objective(self) -> Objective:
+        """The objective (`train.objective`) with the settings of preferences."""
+        return Objective(**vars(self.preference), name=self.train.objective)
+
+    @property
     def read_data(self) -> DataConfig:
         """Returns the data section as the run reads it: rows become examples, or pairs."""
-        return read_as(self.data, self.preference.reads)
+        return read_as(self.data, self.objective.reads)
 
     @property
     def row_tokens(self) -> int:
         """Returns how many tokens a row of a batch has at most. A pair has two lines."""
-        return self.preference.lines * self.data.max_seq_len
+        return self.objective.lines * self.data.max_seq_len
 
     @property
     def packs(self) -> bool:
         """Returns whether several examples may share a row. Answers of preferences never do."""
-        return self.data.packing and not self.preference.is_on
+        return self.data.packing and not self.objective.is_preference
 
     # ------------------------------------------------------------------ writing
 
@@ -399,12 +412,13 @@ class TrainConfig:
         self.model.check()
         self.data.check()
         self.train.check()
-        self.preference.check(self.data.train_on, self.train.regularization)
-        if self.preference.is_on and self.train.method == "lora" and self.train.lora_dropout:
+        self.preference.check()
+        self.objective.check_with(self.data.train_on, self.train.regularization)
+        if self.objective.is_preference and self.train.method == "lora" and self.train.lora_dropout:
             raise ConfigError(
                 "train.lora_dropout",
                 f"{self.train.lora_dropout} is given, but preferences are learned without dropout; "
-                "set it to 0, or preference.objective to sft.",
+                "set it to 0, or train.objective to sft.",
             )
         self.engine.check()
         self.output.check()

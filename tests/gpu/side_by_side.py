@@ -89,7 +89,7 @@ TOPICS = {
     ),
     "pairs": (
         Training(SEVEN, 64, steps=5),
-        Training(SEVEN, 32, steps=5, settings=("preference.objective=dpo",)),
+        Training(SEVEN, 32, steps=5, settings=("train.objective=dpo",)),
     ),
     "long-rows": (
         Training(SEVEN, 1, 131_072, steps=1, settings=(*LONG, *CAPPED)),

@@ -25,7 +25,7 @@ JOBS = {
     "the last blocks": (make_config, {"train.method": "parts", "train.last_blocks": 1}),
     "dpo": (pair_config, {}),
     "dpo of adapters": (pair_config, LORA),
-    "orpo": (pair_config, {"preference.objective": "orpo"}),
+    "orpo": (pair_config, {"train.objective": "orpo"}),
     "kto": (marked_config, {}),
     "smoothing and noise": (
         make_config,

@@ -99,7 +99,7 @@ def dpo_of_trl(
     """The steps of `DPOTrainer`, and the references that it computes for the pairs of step 1."""
     from trl import DPOConfig, DPOTrainer
 
-    form = config.preference
+    form = config.objective
     losses, weights = [form.loss], [1.0]
     if form.sft_weight:
         losses, weights = [*losses, "sft"], [1.0, form.sft_weight]
@@ -203,7 +203,7 @@ def kto_of_trl(config: TrainConfig, folder: Path, rows_of=marked_of_step) -> lis
     """The steps of `KTOTrainer`."""
     from trl import KTOConfig, KTOTrainer
 
-    form = config.preference
+    form = config.objective
     weights = {"desirable_weight": form.desirable_weight}
     weights["undesirable_weight"] = form.undesirable_weight
     arguments = KTOConfig(

@@ -56,7 +56,7 @@ def pair_config(tmp_path: Path, **values: Any) -> TrainConfig:
         "data.max_seq_len": 32,
         "data.eval_fraction": 0.1,
         "model.dtype": "float32",
-        "preference.objective": "dpo",
+        "train.objective": "dpo",
         "output.export": False,
     }
     return make_config(tmp_path, **own | values)
@@ -67,5 +67,5 @@ def marked_config(tmp_path: Path, **values: Any) -> TrainConfig:
     data = tmp_path / "answers.jsonl"
     if not data.exists():
         write_rows(data, made_answers(40))
-    own = {"data.source": str(data), "preference.objective": "kto"}
+    own = {"data.source": str(data), "train.objective": "kto"}
     return pair_config(tmp_path, **own | values)

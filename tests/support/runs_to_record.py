@@ -388,7 +388,7 @@ ENDS = (
         "preferences",
         model="preference-model",
         settings=POLITE
-        | {"train.learning_rate": 2e-4, "preference.objective": "dpo", "output.eval_every": 20},
+        | {"train.learning_rate": 2e-4, "train.objective": "dpo", "output.eval_every": 20},
     ),
     Recorded(
         "no-validation",

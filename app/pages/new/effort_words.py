@@ -64,7 +64,7 @@ def effort(config: TrainConfig, sample: Sample, rows: float | None) -> Effort | 
     if rows is None or not sample.lengths:
         return None
     trained = rows * (1 - sample.skipped / sample.rows) * (1 - data.eval_fraction)
-    of_a_pass = trained * _batch_rows_of_a_row(sample, data) / config.preference.lines
+    of_a_pass = trained * _batch_rows_of_a_row(sample, data) / config.objective.lines
     steps_of_a_pass = max(1.0, of_a_pass / train.batch_size)
     if trained < 1:
         return None

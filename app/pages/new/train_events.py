@@ -113,7 +113,7 @@ class TrainEvents:
             self._panel.preview.submit,
             fields["data.format"].input,
             fields["data.train_on"].input,
-            fields["preference.objective"].input,
+            fields["train.objective"].input,
             fields["data.split"].blur,
             fields["data.max_seq_len"].blur,
             fields["data.roles"].blur,

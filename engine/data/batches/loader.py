@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from engine.config.data_settings import DataConfig, Reading
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.data.batches.packing import one_each, pack, two_each
 from engine.data.batches.pair_rows import MarkedRows, PairRows
 from engine.data.batches.rows import DocumentTokens, Order, RowSet, RowSets
@@ -83,11 +83,11 @@ class PreparedData:
             fingerprint=self.fingerprint + BY_LENGTH,
         )
 
-    def learn(self, preference_config: PreferenceConfig) -> None:
-        """Makes pairs those of the objective `preference_config`; other rows stay as they are."""
+    def learn(self, objective: Objective) -> None:
+        """Makes pairs those of `objective`; other rows stay as they are."""
         for rows in (self.train, self.eval):
             if isinstance(rows, PairRows | MarkedRows):
-                rows.learn(preference_config)
+                rows.learn(objective)
 
     @property
     def ends(self) -> tuple[str, ...]:

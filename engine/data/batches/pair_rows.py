@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.data.batches.packing import Rows, one_each
 from engine.data.batches.rows import (
     IGNORED,
@@ -34,7 +34,7 @@ class PairRows(RowSet):
         """The longer line of pair i has `row_lengths[i]` tokens: int64[pairs]."""
         self.packed = False
         self.lines_of_row = 2
-        self.preference_config = PreferenceConfig()
+        self.objective = Objective()
         told = documents.references.astype(np.float32).reshape(-1, 2)
         self.references = np.ascontiguousarray(told[:, ::-1])
         """The chosen and the rejected answer of pair i have `references[i]`, float32[pairs, 2]. It
@@ -51,10 +51,10 @@ class PairRows(RowSet):
         """Returns whether the answers of a pair have nothing that they are compared with."""
         return bool(np.isnan(self.references).any())
 
-    def learn(self, preference_config: PreferenceConfig) -> None:
+    def learn(self, objective: Objective) -> None:
         """Makes the pairs those of this objective."""
-        self.preference_config = preference_config
-        if not preference_config.needs_reference:
+        self.objective = objective
+        if not objective.needs_reference:
             self.references = np.zeros_like(self.references)
 
     @property
@@ -77,7 +77,7 @@ class PairRows(RowSet):
         """
         inside = slice(int(self.starts[document]), int(self.starts[document + 1]))
         ids, trained = self.ids[inside], self.trained[inside]
-        whole = self.preference_config.objective == "orpo" and place == 0
+        whole = self.objective.name == "orpo" and place == 0
         labels = np.full(len(ids), IGNORED, dtype=np.int32)
         labels[:-1] = ids[1:] if whole else np.where(trained[1:], ids[1:], IGNORED)
         answer = np.zeros(len(ids), dtype=bool)
@@ -94,9 +94,7 @@ class PairRows(RowSet):
             labelled[place, : len(line.labels)] = line.labels != IGNORED
         reference = np.array([line.reference for line in lines], dtype=np.float32)
         tokens = int(np.count_nonzero(labelled[::2]))
-        return PairTargets(
-            self.preference_config, answer, labelled, reference, len(lines) // 2, tokens
-        )
+        return PairTargets(self.objective, answer, labelled, reference, len(lines) // 2, tokens)
 
     def as_step(self, found: list[MicroBatch]) -> list[MicroBatch]:
         return _of_whole_step(found)
@@ -114,7 +112,7 @@ class MarkedRows(RowSet):
 
     def __init__(self, documents: DocumentTokens, rows: Rows, pad_id: int, order: Order):
         super().__init__(documents, rows, pad_id, order)
-        self.preference_config = PreferenceConfig()
+        self.objective = Objective()
         self.desirable = documents.references > 0.5
         """Answer i is good: bool[rows]."""
         self.references = np.full((len(self), 2), np.nan, dtype=np.float32)
@@ -132,9 +130,9 @@ class MarkedRows(RowSet):
         """Returns whether answers have nothing that they are compared with."""
         return bool(np.isnan(self.references).any())
 
-    def learn(self, preference_config: PreferenceConfig) -> None:
+    def learn(self, objective: Objective) -> None:
         """Makes the answers those of this objective."""
-        self.preference_config = preference_config
+        self.objective = objective
 
     @property
     def compared(self) -> list[RowSet]:
@@ -182,7 +180,7 @@ class MarkedRows(RowSet):
         return [replace(self.line(i, i, 0), is_good=bool(self.desirable[i]))]
 
     def pair_targets(self, lines: list[Row], length: int) -> PairTargets:
-        return _targets(self.preference_config, lines, length)
+        return _targets(self.objective, lines, length)
 
     def as_step(self, found: list[MicroBatch]) -> list[MicroBatch]:
         return _of_whole_step(found)
@@ -203,13 +201,13 @@ class _Strangers(RowSet):
         return [self._base.line(i, self._base.row_before(i), 1)]
 
     def pair_targets(self, lines: list[Row], length: int) -> PairTargets:
-        return _targets(self._base.preference_config, lines, length)
+        return _targets(self._base.objective, lines, length)
 
     def as_step(self, found: list[MicroBatch]) -> list[MicroBatch]:
         return _of_whole_step(found)
 
 
-def _targets(preference_config: PreferenceConfig, lines: list[Row], length: int) -> PairTargets:
+def _targets(objective: Objective, lines: list[Row], length: int) -> PairTargets:
     """Returns what a micro-batch of answers with marks has, padded to `length`."""
     answer = np.zeros((len(lines), length), dtype=bool)
     for place, line in enumerate(lines):
@@ -217,7 +215,7 @@ def _targets(preference_config: PreferenceConfig, lines: list[Row], length: int)
         answer[place, : len(line.answer)] = line.answer
     reference = np.array([line.reference for line in lines], dtype=np.float32)
     desirable = np.array([line.is_good for line in lines])
-    return PairTargets(preference_config, answer, answer, reference, len(lines), 0, desirable)
+    return PairTargets(objective, answer, answer, reference, len(lines), 0, desirable)
 
 
 def _of_whole_step(found: list[MicroBatch]) -> list[MicroBatch]:

@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.data.batches.length_bucketing import (
     grouped_by_length,
     mean_padded_length,
@@ -63,7 +63,7 @@ class PairTargets:
     answers, and each is followed by the rejected answer of its pair.
     """
 
-    preference_config: PreferenceConfig
+    objective: Objective
     """It says which loss the pairs have."""
     answer: np.ndarray
     """It marks the labels that belong to an answer, bool[B, T]."""

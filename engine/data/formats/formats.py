@@ -256,7 +256,7 @@ def _no_pairs(name: str, names: dict[str, Any], source: Source) -> DataError:
     """Returns the error for rows that have one answer where pairs are learned from."""
     return DataError(
         f"{source.name} has no pairs of answers: its columns {listed(names)} are read as {name}; "
-        "give rows with the columns prompt, chosen and rejected, or set preference.objective to "
+        "give rows with the columns prompt, chosen and rejected, or set train.objective to "
         "sft."
     )
 
@@ -266,7 +266,7 @@ def _no_answers(name: str, names: dict[str, Any], source: Source) -> DataError:
     return DataError(
         f"{source.name} has no questions with answers, which marks are for: its columns "
         f"{listed(names)} are read as {name}; give rows with the columns prompt, completion and "
-        "label, or set preference.objective to sft."
+        "label, or set train.objective to sft."
     )
 
 
@@ -274,7 +274,7 @@ def _no_marks(names: dict[str, Any], source: Source) -> DataError:
     """Returns the error for rows of pairs where marks of answers are learned from."""
     return DataError(
         f"{source.name} has pairs of answers ({listed(names)}), and marks are for one answer; set "
-        "preference.objective to dpo, or give each answer a row of its own with the columns "
+        "train.objective to dpo, or give each answer a row of its own with the columns "
         "prompt, completion and label."
     )
 

@@ -23,7 +23,7 @@ def label_of(names: Mapping[str, Any], used: Mapping[str, str], source: str) -> 
         return min(found, key=lambda name: (_NAMES.index(name.lower()), name))
     raise DataError(
         f"{source} has the columns {listed(names)} and none that marks answers as good or bad; add "
-        "a column label of true and false, or set preference.objective to sft."
+        "a column label of true and false, or set train.objective to sft."
     )
 
 

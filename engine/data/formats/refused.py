@@ -18,7 +18,7 @@ from engine.data.sources.not_trained import MARKS, MEDIA_COLUMNS, WITHOUT, mediu
 from engine.errors import DataError
 
 _MARK = "kto_tag"
-_OR_KTO = "or learn from the marks with preference.objective kto"
+_OR_KTO = "or learn from the marks with train.objective kto"
 LABEL = "label"
 """A column with this name may mark answers, or hold classes."""
 _LONGEST_CELL = 20
@@ -75,7 +75,7 @@ def refuse_weights(example: Example | None, where: str) -> None:
             raise DataError(
                 f"Turn {place + 1} in {where} has the weight {shown(weight)}, but where "
                 "preferences are learned, all answers count alike; remove the weight, or set "
-                "preference.objective to sft."
+                "train.objective to sft."
             )
 
 

@@ -68,7 +68,7 @@ all turns before it.
 _TOO_MANY_TURNS = Skipped("the conversation has too many turns", "divide it into several rows")
 _UNTRAINED = Skipped(
     "The row says that an answer is not trained, but preferences count all answers of a row",
-    "remove that mark, or set preference.objective to sft",
+    "remove that mark, or set train.objective to sft",
     refused=True,
 )
 _OPEN = (

@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.config.settings import Optimizer
 from engine.machine.disk_rates import ASSUMED_RATE
 from engine.machine.link_rates import (
@@ -102,12 +102,12 @@ class MicroBatch:
         """
         return 0 < self.compared < self.row_length
 
-    def learning(self, form: PreferenceConfig, loss_chunk: int) -> MicroBatch:
+    def learning(self, objective: Objective, loss_chunk: int) -> MicroBatch:
         """Returns the micro-batch in a training with this objective, whose head computes so many
         positions at once.
         """
-        compared = loss_chunk if form.is_on else 0
-        return replace(self, has_pass=form.has_pass, lines=form.lines, compared=compared)
+        compared = loss_chunk if objective.is_preference else 0
+        return replace(self, has_pass=objective.has_pass, lines=objective.lines, compared=compared)
 
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:

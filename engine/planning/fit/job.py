@@ -118,7 +118,7 @@ def refuse_contradictions(job: Job) -> None:
     shape, engine = job.shape, job.config.engine
     blocks = len(shape.blocks)
     positions = shape.max_position_embeddings
-    length = job.row_length // job.config.preference.lines
+    length = job.row_length // job.config.objective.lines
     if shape.learned_positions and positions is not None and length > positions:
         raise ConfigError(
             "data.max_seq_len",

@@ -439,7 +439,7 @@ class Planner:
         sizer = self.sizer
         varlen = sizer.shape.varlen(sizer.packed, sizer.device)
         rows = MicroBatch(size, sizer.row_length, varlen, sizer.tile_tokens)
-        return rows.learning(sizer.job.config.preference, sizer.loss_chunk)
+        return rows.learning(sizer.job.config.objective, sizer.loss_chunk)
 
     def _cost(self, size: int) -> Cost:
         if size not in self._costs:

@@ -250,7 +250,7 @@ class Needs:
         """Returns the micro-batches of a typical step."""
         varlen = self.shape.varlen(self.config.packs, self.device)
         rows = MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen)
-        return rows.learning(self.config.preference, self.chosen.loss_chunk)
+        return rows.learning(self.config.objective, self.chosen.loss_chunk)
 
     @property
     def checkpoints_before(self) -> int:

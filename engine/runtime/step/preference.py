@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 
 _LOG_HALF = -0.6931471805599453
 """Below it, 1 - exp(x) is computed one way, and above it another way, so that no digits are
@@ -37,7 +37,7 @@ class AnswerSums:
 class Comparison:
     """A `Comparison` is what a micro-batch of pairs is compared with, and its part of the step."""
 
-    preference_config: PreferenceConfig
+    objective: Objective
     reference: torch.Tensor
     """The model that answers are compared with has these sums, float32 [B]."""
     pairs: int
@@ -54,33 +54,33 @@ def pair_loss(sums: AnswerSums, compared: Comparison) -> torch.Tensor:
     """Returns what the pairs of a micro-batch add to the loss of the step: a scalar, with gradients
     where those of `sums` [B] are wanted.
     """
-    preference_config = compared.preference_config
+    objective = compared.objective
     if compared.desirable is not None:
         return kto_losses(sums, compared, compared.desirable).sum() / compared.pairs
-    if preference_config.objective == "orpo":
+    if objective.name == "orpo":
         likelihood = -sums.line[0::2].sum() / max(1, compared.chosen_tokens)
         chosen, rejected = (sums.answer / sums.tokens).view(-1, 2).unbind(1)
-        return likelihood - preference_config.beta * logsigmoid(
-            log_odds(chosen, rejected)
-        ).sum() / (compared.pairs)
+        return likelihood - objective.beta * logsigmoid(log_odds(chosen, rejected)).sum() / (
+            compared.pairs
+        )
     loss = dpo_losses(sums, compared).sum() / compared.pairs
-    if preference_config.sft_weight:
+    if objective.sft_weight:
         chosen_sequence = sums.line[0::2].sum() / max(1, compared.chosen_tokens)
-        loss = loss - preference_config.sft_weight * chosen_sequence
+        loss = loss - objective.sft_weight * chosen_sequence
     return loss
 
 
 def dpo_losses(sums: AnswerSums, compared: Comparison) -> torch.Tensor:
     """Returns the loss of each pair, float32 [B / 2], without the SFT term."""
-    preference_config = compared.preference_config
+    objective = compared.objective
     ratios = sums.answer - compared.reference
-    if preference_config.loss == "ipo":
+    if objective.loss == "ipo":
         chosen, rejected = (ratios / sums.tokens.clamp(min=1.0)).view(-1, 2).unbind(1)
-        return (chosen - rejected - 1 / (2 * preference_config.beta)) ** 2
+        return (chosen - rejected - 1 / (2 * objective.beta)) ** 2
     chosen, rejected = ratios.view(-1, 2).unbind(1)
-    margin = preference_config.beta * (chosen - rejected)
-    if preference_config.loss == "robust":
-        wrong = preference_config.label_smoothing
+    margin = objective.beta * (chosen - rejected)
+    if objective.loss == "robust":
+        wrong = objective.label_smoothing
         straight = -(1 - wrong) * logsigmoid(margin)
         return (straight + wrong * logsigmoid(-margin)) / (1 - 2 * wrong)
     return -logsigmoid(margin)
@@ -88,10 +88,10 @@ def dpo_losses(sums: AnswerSums, compared: Comparison) -> torch.Tensor:
 
 def kto_losses(sums: AnswerSums, compared: Comparison, desirable: torch.Tensor) -> torch.Tensor:
     """Returns the loss of each answer, float32 [B]; desirable: which are, bool [B]."""
-    preference_config = compared.preference_config
-    ahead = preference_config.beta * (sums.answer - compared.reference - compared.divergence)
-    of_desirable = preference_config.desirable_weight * (1 - torch.sigmoid(ahead))
-    of_bad = preference_config.undesirable_weight * (1 - torch.sigmoid(-ahead))
+    objective = compared.objective
+    ahead = objective.beta * (sums.answer - compared.reference - compared.divergence)
+    of_desirable = objective.desirable_weight * (1 - torch.sigmoid(ahead))
+    of_bad = objective.undesirable_weight * (1 - torch.sigmoid(-ahead))
     return torch.where(desirable, of_desirable, of_bad)
 
 

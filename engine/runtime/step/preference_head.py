@@ -87,7 +87,7 @@ def _groups(pairs: DevicePairs, tokens: int, chunks: LossChunks) -> list[_Group]
     """Returns the groups of a micro-batch with lines of so many tokens. As many pairs are in a
     group as have their positions in one chunk, and at least one.
     """
-    size, of_row = _size_of(chunks), pairs.preference_config.lines
+    size, of_row = _size_of(chunks), pairs.objective.lines
     cuts, taken = [0], 0
     for row, count in enumerate(pairs.labels_of_rows):
         if taken and taken + count > size:
@@ -204,7 +204,7 @@ class _Lines:
         pairs = self.pairs
         totals = pairs.pairs, pairs.chosen_tokens
         return Comparison(
-            pairs.preference_config, pairs.reference, *totals, pairs.desirable, pairs.divergence
+            pairs.objective, pairs.reference, *totals, pairs.desirable, pairs.divergence
         )
 
 

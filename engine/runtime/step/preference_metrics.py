@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.data.batches.rows import PairTargets
 from engine.runtime.step.preference import AnswerSums, Comparison, log_odds, pair_loss
 
@@ -32,7 +32,7 @@ class PairSums:
     the chosen answer of a pair, then the rejected one.
     """
 
-    preference_config: PreferenceConfig
+    objective: Objective
     answer: np.ndarray
     """The log-probabilities of each answer's tokens are summed, float32 [lines]."""
     line: np.ndarray
@@ -54,7 +54,7 @@ class PairSums:
         those of each answer and of each line.
         """
         return cls(
-            targets[0].preference_config,
+            targets[0].objective,
             sums[:, 0],
             sums[:, 1],
             np.concatenate([each.answer_tokens for each in targets]),
@@ -85,7 +85,7 @@ class PairSums:
         return float(
             pair_loss(
                 sums,
-                Comparison(self.preference_config, reference, *totals, desirable, self.divergence),
+                Comparison(self.objective, reference, *totals, desirable, self.divergence),
             )
         )
 
@@ -94,16 +94,16 @@ class PairSums:
         if self.desirable is not None:
             found = self._kto(self.desirable)
         else:
-            found = self._orpo() if self.preference_config.objective == "orpo" else self._dpo()
+            found = self._orpo() if self.objective.name == "orpo" else self._dpo()
         return {name: float(f"{value:.7g}") for name, value in found.items()}
 
     def _dpo(self) -> dict[str, float]:
         answer = self.answer.astype(np.float64)
-        return _means(self.preference_config.beta * (answer - self.reference), answer)
+        return _means(self.objective.beta * (answer - self.reference), answer)
 
     def _kto(self, desirable: np.ndarray) -> dict[str, float]:
         answer = self.answer.astype(np.float64)
-        rewards = self.preference_config.beta * (answer - self.reference)
+        rewards = self.objective.beta * (answer - self.reference)
         found = {"kl": self.divergence}
         for name, of in (("chosen", desirable), ("rejected", ~desirable)):
             if of.any():
@@ -116,7 +116,7 @@ class PairSums:
         answer = self.answer.astype(np.float64) / self.tokens
         odds = log_odds(torch.from_numpy(answer[0::2]), torch.from_numpy(answer[1::2]))
         return {
-            **_means(self.preference_config.beta * answer, answer),
+            **_means(self.objective.beta * answer, answer),
             "nll_loss": -math.fsum(self.line[0::2]) / max(1, self.chosen_tokens),
             "log_odds_ratio": _mean(logsigmoid(odds).numpy()),
             "log_odds_chosen": _mean(odds.numpy()),

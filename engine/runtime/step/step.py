@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.data.batches.rows import MicroBatch, PairTargets, sum_of_weights
 from engine.model.blocks.block_inputs import BlockArguments
 from engine.model.blocks.saved_attention import KeptCalls
@@ -27,7 +27,7 @@ from engine.runtime.step.router_aux_loss import BalancedTokens
 class DevicePairs:
     """A `DevicePairs` belongs to a micro-batch of B lines, the answers of pairs, on the device."""
 
-    preference_config: PreferenceConfig
+    objective: Objective
     answer: torch.Tensor
     """It marks the positions in `DeviceBatch.loss_index` that belong to an answer, bool [n]."""
     reference: torch.Tensor
@@ -156,11 +156,9 @@ def _device_batch(
         answer, reference = next(parts).bool(), _floats(next(parts))
         desirable = None if targets.desirable is None else next(parts).bool()
         totals = targets.pairs, targets.chosen_tokens, desirable, targets.divergence
-        labelled = (
-            (batch.labels >= 0).reshape(-1, targets.preference_config.lines * tokens).sum(axis=1)
-        )
+        labelled = (batch.labels >= 0).reshape(-1, targets.objective.lines * tokens).sum(axis=1)
         of_rows = tuple(labelled.tolist())
-        pairs = DevicePairs(targets.preference_config, answer, reference, *totals, of_rows)
+        pairs = DevicePairs(targets.objective, answer, reference, *totals, of_rows)
     weights = None if _weights_of(batch) is None else _floats(next(parts))
     if batch.position_ids is None:
         positions = None

@@ -39,10 +39,10 @@ def rows_of_step(
     where none are.
     """
     rows, size, length = config.train.batch_size, chosen.micro_batch_size, config.data.max_seq_len
-    if not config.preference.is_on:
+    if not config.objective.is_preference:
         sizes = [stop - start for start, stop in micro_batch_bounds(rows, size)]
         return None, random_rows(sizes, length, shape.vocab_size)
-    found = random_answers(config.preference, rows, length, shape.vocab_size)
+    found = random_answers(config.objective, rows, length, shape.vocab_size)
     answers = AnswersOfSteps(found, size)
     return answers, answers.batches()
 
@@ -50,7 +50,7 @@ def rows_of_step(
 def planned_rows(chosen: Chosen, job: Job) -> MicroBatch:
     """Returns the micro-batches of a step, which have full rows of one document."""
     rows = MicroBatch(chosen.micro_batch_size, job.row_length)
-    return rows.learning(job.config.preference, chosen.loss_chunk)
+    return rows.learning(job.config.objective, chosen.loss_chunk)
 
 
 def planned_seconds(chosen: Chosen, job: Job, target: Target) -> float:

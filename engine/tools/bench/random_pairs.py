@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.data.batches.packing import one_each, two_each
 from engine.data.batches.pair_rows import MarkedRows, PairRows
 from engine.data.batches.rows import DocumentTokens, MicroBatch, Order, batches
@@ -16,12 +16,12 @@ from engine.training.loop.reference_logps import diverged_by, kl_estimate, seque
 
 
 def random_answers(
-    form: PreferenceConfig, count: int, length: int, vocabulary: int, seed: int = 0
+    objective: Objective, count: int, length: int, vocabulary: int, seed: int = 0
 ) -> PairRows | MarkedRows:
     """Returns so many pairs of random answers or, for KTO, answers of which every second one is
     marked as good. Every line has `length` tokens, and all but the first are of the answer.
     """
-    lines = form.lines * count
+    lines = objective.lines * count
     generator = np.random.default_rng(seed)
     ids = (vocabulary * generator.random(lines * length) ** 4).astype(np.int32)
     trained = np.ones(lines * length, dtype=bool)
@@ -29,13 +29,13 @@ def random_answers(
     trained[starts[:-1]] = False
     order = Order(seed, shuffle=False)
     rows: PairRows | MarkedRows
-    if form.lines == 2:
+    if objective.lines == 2:
         unknown = np.full(lines, np.nan)
         rows = PairRows(DocumentTokens(ids, trained, starts, unknown), two_each(lines), 0, order)
     else:
         marks = np.arange(lines) % 2.0
         rows = MarkedRows(DocumentTokens(ids, trained, starts, marks), one_each(lines), 0, order)
-    rows.learn(form)
+    rows.learn(objective)
     return rows
 
 

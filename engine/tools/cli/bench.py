@@ -258,7 +258,7 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
 def _training(config: TrainConfig, bench: _Bench, is_last: bool) -> dict[str, Any]:
     """Returns the figures of one training, streamed and with all states on the device."""
     bench = replace(bench, shape=bench.shape.with_optimizer(config.train.optimizer))
-    is_plain = config.train.parts is None and not config.preference.is_on
+    is_plain = config.train.parts is None and not config.objective.is_preference
     streamed, chosen = _streamed(config, bench)
     if not is_last or (bench.how.compare and is_plain):
         # What is trained next, with other settings or in memory, needs the device's memory.
@@ -290,7 +290,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
     backend.reset_peak()  # frees what earlier measurements and trainings left cached
     if bench.device == "cuda":
         limit = config.engine.within_cap(backend.memory()["free"] + CUDA_CONTEXT_BYTES)
-    rows, lines = config.train.batch_size, config.preference.lines
+    rows, lines = config.train.batch_size, config.objective.lines
     length = config.data.max_seq_len
     rates = with_disk(bench.peak_rates.rates(), config)
     if config.engine.disk is not None:
@@ -356,7 +356,7 @@ def _as_figures(
     counted = steady(run.seconds[:-1] or run.seconds)
     taken, launches = run.steps[:-1] or run.steps, run.launches[:-1] or run.launches
     shape, peak_rates = bench.shape, bench.peak_rates
-    length, rows = config.data.max_seq_len, config.preference.lines * config.train.batch_size
+    length, rows = config.data.max_seq_len, config.objective.lines * config.train.batch_size
     kept = taken[-len(counted.seconds) :]
     took = counted.mean
     choices = chosen.choices
@@ -367,7 +367,7 @@ def _as_figures(
     exposed = mean_of(kept, "exposed")
     share = sum(exposed.values()) / took
     longest_wait = max(exposed, key=lambda cause: exposed[cause])
-    bounds = BOUNDS | ({"other": BEFORE_STEPS} if config.preference.has_pass else {})
+    bounds = BOUNDS | ({"other": BEFORE_STEPS} if config.objective.has_pass else {})
     if bench.device == "cpu":
         bounds |= ON_CPU
     assert peak_rates.sweep is not None  # only a measurement for plans omits it
@@ -383,7 +383,7 @@ def _as_figures(
         "parameters": shape.parameter_count,
         "trained_parameters": shape.trained_count,
         "method": config.train.method,
-        "objective": config.preference.objective,
+        "objective": config.objective.name,
         "reference_seconds": run.reference_seconds,
         "tokens_per_step": rows * length,
         **counted.to_dict(),

@@ -57,15 +57,15 @@ _OF_ADAPTERS = (
 _OF_PREFERENCES = {
     "sft": (),
     "dpo": (
-        "preference.objective",
+        "train.objective",
         "preference.beta",
         "preference.loss",
         "preference.label_smoothing",
         "preference.sft_weight",
     ),
-    "orpo": ("preference.objective", "preference.beta"),
+    "orpo": ("train.objective", "preference.beta"),
     "kto": (
-        "preference.objective",
+        "train.objective",
         "preference.beta",
         "preference.desirable_weight",
         "preference.undesirable_weight",
@@ -149,7 +149,7 @@ def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -
         f"# {name}",
         _origin(config, snapshot, exported),
         _worse(snapshot, exported.step),
-        _results(snapshot, exported.step, config.preference.objective),
+        _results(snapshot, exported.step, config.objective.name),
         _benchmarks(exported.benchmarks),
         _data(config, snapshot),
         _settings(config, snapshot),
@@ -205,8 +205,8 @@ def _origin(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> s
         else:
             begun += ", and the others are those from before"
     learned = ""
-    if config.preference.is_on:
-        learned = f"They learned from {_LEARNED_FROM[config.preference.objective]}. "
+    if config.objective.is_preference:
+        learned = f"They learned from {_LEARNED_FROM[config.objective.name]}. "
     return (
         f"{what} trained {begun}, with Ramstream "
         f"{snapshot.program_version}. {learned}These are the weights after step "
@@ -313,7 +313,7 @@ def _settings(config: TrainConfig, snapshot: RunSnapshot) -> str:
     tree = config.to_dict()
     rows = [("Steps", f"{counted(snapshot.step, 'step')} of {snapshot.total_steps:,}")]
     adapters = _OF_ADAPTERS if config.train.method == "lora" else ()
-    for dotted in (*_SHOWN, *adapters, *_OF_PREFERENCES[config.preference.objective]):
+    for dotted in (*_SHOWN, *adapters, *_OF_PREFERENCES[config.objective.name]):
         section, _, name = dotted.partition(".")
         value = tree[section][name]
         text = ", ".join(value) or "none" if isinstance(value, list | tuple) else str(value)

@@ -129,7 +129,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     shape = shape_of(job.model).with_optimizer(config.train.optimizer)
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
     line_length = padded_length(longest_row, config.data.max_seq_len)
-    row_length = config.preference.lines * line_length
+    row_length = config.objective.lines * line_length
     gpu_limit = _limit_gpu_memory(job, config) if device != "cpu" else None
     machine = read_machine(session.folder.path)
     if rates is not None:
@@ -198,7 +198,7 @@ def simulated_step(job: Job, chosen: Chosen, target: Target, length: int) -> Pla
     step_rates = with_disk(step_rates, job.config)
     varlen = shape.varlen(job.config.packs, device)
     micro_batch = MicroBatch(chosen.micro_batch_size, length, varlen)
-    micro_batch = micro_batch.learning(job.config.preference, chosen.loss_chunk)
+    micro_batch = micro_batch.learning(job.config.objective, chosen.loss_chunk)
     return _as_event(*predicted_step(shape, chosen.choices, step_rates, micro_batch, device))
 
 

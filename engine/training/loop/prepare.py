@@ -244,7 +244,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     if not packed and (newest is None or newest.state.get("data", "").endswith(BY_LENGTH)):
         # Runs of earlier versions go on in the order in which they began.
         data = data.grouped_by_length(config.train.batch_size)
-    data.learn(config.preference)
+    data.learn(config.objective)
     session.recorder.emit(DataPrepared(data.summary))
     template_process().end_if_memory_is_short()
     read.refuse_foreign(data.highest_id, config.model.source)

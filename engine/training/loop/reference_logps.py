@@ -58,7 +58,7 @@ def compute_reference_logps(
     pairs = [
         side for side in sides if isinstance(side, PairRows | MarkedRows) and side.lacks_references
     ]
-    if not session.config.preference.needs_reference or not pairs:
+    if not session.config.objective.needs_reference or not pairs:
         return
     path = session.folder.path / FILE
     fingerprint = prepared.data.fingerprint
@@ -222,7 +222,7 @@ def mismatched_reference_logps(
     """
     if (
         not isinstance(rows, PairRows)
-        or not rows.preference_config.needs_reference
+        or not rows.objective.needs_reference
         or not rows.told_references
     ):
         return None

@@ -25,8 +25,8 @@ from engine.errors import ConfigError
 BASE = {"model.source": "m", "data.source": "d.jsonl"}
 
 
-DPO = {"preference.objective": "dpo"}
-KTO = {"preference.objective": "kto"}
+DPO = {"train.objective": "dpo"}
+KTO = {"train.objective": "kto"}
 READ_WITH = {
     "preference.loss": DPO,
     "preference.label_smoothing": DPO | {"preference.loss": "robust"},

@@ -58,7 +58,7 @@ def test_what_is_hardly_meant_is_doubted(values, field, words):
         LORA,
         LORA | {"train__lora_rank": 64, "output__export_form": "adapter"},
         {"train__method": "parts", "train__last_blocks": 1},
-        {"preference__objective": "dpo", "preference__beta": 0.5},
+        {"train__objective": "dpo", "preference__beta": 0.5},
     ],
 )
 def test_the_limits_themselves_are_not_doubted(values):

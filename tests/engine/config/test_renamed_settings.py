@@ -17,6 +17,7 @@ SOURCES = {"model": {"source": "m"}, "data": {"source": "d.jsonl"}}
 OLD_VALUES = [(row, value) for row in RENAMED for value in row.values]
 OTHER_VALUES = {
     "data.lost_turns": "refuse",
+    "preference.objective": "dpo",
     "engine.save_level": "auto",
     "engine.residency": "3",
     "engine.across_hosts": "auto",

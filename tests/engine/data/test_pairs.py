@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.config.data_settings import DataColumns, DataConfig, DataSource
-from engine.config.preference_settings import PreferenceConfig, read_as
+from engine.config.preference_settings import Objective, read_as
 from engine.data.batches.loader import prepare_data
 from engine.data.batches.preview import preview
 from engine.data.formats.formats import map_columns
@@ -45,7 +45,7 @@ FORMS = {
 def prepared(path, reads="pairs", **values):
     data = read_as(DataConfig(source=str(path), **{"eval_fraction": 0.0} | values), reads)
     found = prepare_data(data, make_tokenizer(), 1)
-    found.learn(PreferenceConfig(objective="kto" if reads == "labels" else "dpo"))
+    found.learn(Objective(name="kto" if reads == "labels" else "dpo"))
     return found
 
 
@@ -92,7 +92,7 @@ def test_pairs_are_no_answers_with_marks(tmp_path):
     """TRL makes two rows of one there; of a row with a mark, nobody says whose it is."""
     row = FORMS["texts"] | {"label": True}
     path = write_rows(tmp_path / "rows.jsonl", [row])
-    with pytest.raises(DataError, match="has pairs of answers .*; set preference.objective to dpo"):
+    with pytest.raises(DataError, match="has pairs of answers .*; set train.objective to dpo"):
         prepared(path, "labels")
 
 

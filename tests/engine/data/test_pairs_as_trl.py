@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.config.data_settings import DataConfig
-from engine.config.preference_settings import PreferenceConfig, read_as
+from engine.config.preference_settings import Objective, read_as
 from engine.data.batches.loader import prepare_data
 from engine.errors import DataError
 from tests.support.made_pairs import write_rows
@@ -157,7 +157,7 @@ def read(path, reads: str, family: str, max_seq_len: int = 512):
 def read_with(made, path, reads: str, max_seq_len: int = 2048):
     data = read_as(DataConfig(source=str(path), eval_fraction=0.0, max_seq_len=max_seq_len), reads)
     found = prepare_data(data, made, 1)
-    found.learn(PreferenceConfig(objective="kto" if reads == "labels" else "dpo"))
+    found.learn(Objective(name="kto" if reads == "labels" else "dpo"))
     return found
 
 

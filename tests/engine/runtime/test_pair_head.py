@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.config.settings import ModelConfig
 from engine.model.build.skeleton import Skeleton
 from engine.planning.schedule.choices import PlanChoices
@@ -24,7 +24,7 @@ CHUNKS = {"all": 1000, "two": 2 * OF_PAIR + 3, "one": OF_PAIR, "half": OF_PAIR /
 HOW = ModelConfig(source="random", init="random", dtype="float32")
 
 
-def step_with(chunk: int, preference_config: PreferenceConfig, monkeypatch):
+def step_with(chunk: int, objective: Objective, monkeypatch):
     """The applied step, the trained weights, and how many positions the head computed in it."""
     passed: list[int] = []
     plain = Skeleton.logits
@@ -34,7 +34,7 @@ def step_with(chunk: int, preference_config: PreferenceConfig, monkeypatch):
         return plain(self, hidden)
 
     planes = Planes.open(tiny_config("llama"), CpuBackend(), HOW)
-    answers = AnswersOfSteps(random_answers(preference_config, PAIRS, LENGTH, VOCAB), PAIRS)
+    answers = AnswersOfSteps(random_answers(objective, PAIRS, LENGTH, VOCAB), PAIRS)
     engine = planes.engine(EngineSettings(PlanChoices(), 2 * PAIRS * LENGTH, chunk, 1.0))
     applied = []
     try:
@@ -52,10 +52,8 @@ def step_with(chunk: int, preference_config: PreferenceConfig, monkeypatch):
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])
 def test_a_pair_that_fits_passes_once(monkeypatch, objective):
-    preference_config = PreferenceConfig(objective)
-    found = {
-        name: step_with(chunk, preference_config, monkeypatch) for name, chunk in CHUNKS.items()
-    }
+    chosen = Objective(name=objective)
+    found = {name: step_with(chunk, chosen, monkeypatch) for name, chunk in CHUNKS.items()}
     whole, weights, _ = found["all"]
     for name, (applied, trained, passed) in found.items():
         assert sum(passed) == PAIRS * OF_PAIR * (2 if name == "half" else 1), name

@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.data.batches.packing import one_each, two_each
 from engine.data.batches.pair_rows import MarkedRows, PairRows
 from engine.data.batches.rows import DocumentTokens, Order, batches
@@ -34,7 +34,7 @@ def rows_of(objective: str):
     tokens = DocumentTokens(ids, trained, starts, told if objective == "kto" else -20 - told)
     make, layout = (MarkedRows, one_each) if objective == "kto" else (PairRows, two_each)
     rows = make(tokens, layout(documents), 0, Order(7, shuffle=True))
-    rows.learn(PreferenceConfig(objective=objective))
+    rows.learn(Objective(name=objective))
     if objective == "kto":
         rows.take_references(np.full((ROWS, 2), -21, np.float32))
     return rows

@@ -28,7 +28,7 @@ from tests.support.tiers import PLAN_SWEEP, in_tiers
 
 pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
 
-KTO = {"preference__objective": "kto"}
+KTO = {"train__objective": "kto"}
 PLANS = {
     "usual": dict(host_boundaries=True),
     "rounds": dict(rounds=2, gradient_sum="device"),

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.runtime.step.preference import AnswerSums, Comparison, log_odds, pair_loss
 
 pytestmark = pytest.mark.computing
@@ -23,11 +23,11 @@ def log_sigmoid(x: float) -> float:
     return -math.log1p(math.exp(-x))
 
 
-def loss_with(divergence: float = 0.0, marked: bool = False, **preference_config) -> float:
+def loss_with(divergence: float = 0.0, marked: bool = False, **settings) -> float:
     sums = AnswerSums(torch.tensor(ANSWER), torch.tensor(ANSWER) - 1.0, torch.tensor(TOKENS))
     desirable = torch.tensor(GOOD) if marked else None
     compared = Comparison(
-        PreferenceConfig(**preference_config), torch.tensor(REFERENCE), 8, 40, desirable, divergence
+        Objective(**settings), torch.tensor(REFERENCE), 8, 40, desirable, divergence
     )
     return float(pair_loss(sums, compared))
 
@@ -39,9 +39,9 @@ def margins() -> list[float]:
 
 def test_dpo_has_the_sigmoid_of_the_margin():
     expected = -sum(log_sigmoid(0.3 * margin) for margin in margins()) / 8
-    assert loss_with(objective="dpo", beta=0.3) == pytest.approx(expected, rel=1e-6)
+    assert loss_with(name="dpo", beta=0.3) == pytest.approx(expected, rel=1e-6)
     more = 2.0 * -((ANSWER[0] - 1) + (ANSWER[2] - 1)) / 40  # of the lines of chosen answers
-    found = loss_with(objective="dpo", beta=0.3, sft_weight=2.0)
+    found = loss_with(name="dpo", beta=0.3, sft_weight=2.0)
     assert found == pytest.approx(expected + more, rel=1e-6)
 
 
@@ -50,7 +50,7 @@ def test_robust_dpo_takes_the_wrong_pairs_into_account():
     for margin in margins():
         straight, turned = log_sigmoid(0.3 * margin), log_sigmoid(-0.3 * margin)
         expected -= (0.8 * straight - 0.2 * turned) / 0.6 / 8
-    found = loss_with(objective="dpo", beta=0.3, loss="robust", label_smoothing=0.2)
+    found = loss_with(name="dpo", beta=0.3, loss="robust", label_smoothing=0.2)
     assert found == pytest.approx(expected, rel=1e-6)
 
 
@@ -61,7 +61,7 @@ def test_ipo_wants_a_margin_of_the_means_of_tokens():
     ]
     apart = [ratios[0] - ratios[1], ratios[2] - ratios[3]]
     expected = sum((each - 1 / (2 * 0.3)) ** 2 for each in apart) / 8
-    assert loss_with(objective="dpo", beta=0.3, loss="ipo") == pytest.approx(expected, rel=1e-6)
+    assert loss_with(name="dpo", beta=0.3, loss="ipo") == pytest.approx(expected, rel=1e-6)
 
 
 def test_orpo_adds_the_odds_to_the_likelihood():
@@ -69,7 +69,7 @@ def test_orpo_adds_the_odds_to_the_likelihood():
     odds = [mean - math.log1p(-math.exp(mean)) for mean in means]
     likelihood = -((ANSWER[0] - 1) + (ANSWER[2] - 1)) / 40
     ratio = log_sigmoid(odds[0] - odds[1]) + log_sigmoid(odds[2] - odds[3])
-    found = loss_with(objective="orpo", beta=0.3)
+    found = loss_with(name="orpo", beta=0.3)
     assert found == pytest.approx(likelihood - 0.3 * ratio / 8, rel=1e-6)
 
 
@@ -80,7 +80,7 @@ def test_kto_weights_good_and_bad_answers():
         weight, sign = (1.5, 1.0) if desirable else (0.5, -1.0)
         expected += weight * (1 - 1 / (1 + math.exp(-sign * ahead))) / 8
     found = loss_with(
-        0.75, True, objective="kto", beta=0.3, desirable_weight=1.5, undesirable_weight=0.5
+        0.75, True, name="kto", beta=0.3, desirable_weight=1.5, undesirable_weight=0.5
     )
     assert found == pytest.approx(expected, rel=1e-6)
 

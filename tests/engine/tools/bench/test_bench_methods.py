@@ -7,7 +7,7 @@ import json
 import pytest
 
 import launch
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.config.settings import TrainConfig
 from engine.model.build.shape_of_run import shape_of_run
 from engine.tools.bench.random_pairs import AnswersOfSteps, random_answers
@@ -32,11 +32,11 @@ def command_of(tmp_path, settings: list[str]) -> list[str]:
 
 LORA = ["train.method=lora", "train.lora_rank=4"]
 JOBS = {
-    "dpo of adapters": [*LORA, "preference.objective=dpo"],
+    "dpo of adapters": [*LORA, "train.objective=dpo"],
     "adapters": LORA,
     "the last block": ["train.method=parts", "train.last_blocks=1"],
-    "orpo": ["preference.objective=orpo"],
-    "kto": ["preference.objective=kto"],
+    "orpo": ["train.objective=orpo"],
+    "kto": ["train.objective=kto"],
 }
 
 
@@ -47,7 +47,7 @@ def test_what_a_run_trains_is_measured(tmp_path, capsys, job):
     (training,) = json.loads(capsys.readouterr().out)["trainings"]
     found, resident = training["streamed"], training["resident"]
     config = TrainConfig.load(command[1], tuple(JOBS[job]))
-    form, shape = config.preference, shape_of_run(config)
+    form, shape = config.objective, shape_of_run(config)
     assert found["tokens_per_step"] == form.lines * ROWS * LENGTH
     assert found["trained_parameters"] == shape.trained_count
     assert found["parameters"] == shape.parameter_count
@@ -86,7 +86,7 @@ def test_another_model_is_not_trained_on_the_same_planes(tmp_path, capsys):
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
 def test_random_answers_fill_their_lines(objective):
-    form = PreferenceConfig(objective)
+    form = Objective(name=objective)
     rows = random_answers(form, 6, 10, 97, seed=1)
     sizes = [batch.input_ids.shape for batch in AnswersOfSteps(rows, 4).batches()]
     assert len(rows) == 6 and sizes == [(3 * form.lines, 10)] * 2

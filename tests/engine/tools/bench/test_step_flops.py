@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from engine.config.adapters import Adapters
-from engine.config.preference_settings import PreferenceConfig
+from engine.config.preference_settings import Objective
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.model.build.measure_shape import shape_of
@@ -115,7 +115,7 @@ def test_they_are_those_of_the_products_that_run(case):
 
 @pytest.mark.parametrize("objective, chunk", [("dpo", 1024), ("dpo", 100), ("kto", 1024)])
 def test_answers_are_counted_with_the_passes_that_compare_them(objective, chunk):
-    form = PreferenceConfig(objective)
+    form = Objective(name=objective)
     total, shape = counted(None, False, BLOCKS, form, chunk)
     learned = MicroBatch(ROWS // form.lines, form.lines * LENGTH).learning(form, chunk)
     without = replace(shape, attention_width=0)

@@ -128,7 +128,7 @@ PREFERRED = snapshot_of(
 
 
 def test_a_card_tells_how_preferences_were_learned():
-    own = {"preference": {"objective": "dpo", "beta": 0.2, "loss": "ipo"}}
+    own = {"train": {"objective": "dpo"}, "preference": {"beta": 0.2, "loss": "ipo"}}
     card = model_card(config_with(**own), PREFERRED, Exported(8, "float32"))
     for text in (
         "They learned from pairs of a chosen and a rejected answer (DPO).",
@@ -142,7 +142,7 @@ def test_a_card_tells_how_preferences_were_learned():
     ):
         assert text in card, text
     assert "desirable" not in card
-    marks = {"preference": {"objective": "kto", "desirable_weight": 1.5}}
+    marks = {"train": {"objective": "kto"}, "preference": {"desirable_weight": 1.5}}
     card = model_card(config_with(**marks), snapshot_of(), Exported(8, "float32"))
     assert "marked as good or bad (KTO)" in card
     assert "| `preference.desirable_weight` | 1.5 |" in card

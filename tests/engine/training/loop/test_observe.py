@@ -63,7 +63,7 @@ def test_the_pass_over_strangers_is_no_wait_for_rows(tmp_path, monkeypatch):
 
     monkeypatch.setattr(step_loop, "with_kl_estimate", with_kl_estimate)
     monkeypatch.setattr(observe.Measurements, "submitted", noting)
-    own = {"preference.objective": "kto", "train.steps": 3}
+    own = {"train.objective": "kto", "train.steps": 3}
     run = start_run(marked_config(tmp_path, **own), tmp_path / "runs")
     assert run.execute().state == "finished"
     assert len(times) == 3

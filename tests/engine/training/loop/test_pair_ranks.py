@@ -26,7 +26,7 @@ OBJECTIVES = ["dpo", "orpo", "kto"]
 def train(tmp_path, name: str, ranks: int, objective: str, at_step=None, **values):
     make = marked_config if objective == "kto" else pair_config
     own = {
-        "preference.objective": objective,
+        "train.objective": objective,
         "engine.gpus": ranks,
         "train.micro_batch_size": 1,
         "output.checkpoint_every": 2,

@@ -34,7 +34,7 @@ EVERY = {"output.checkpoint_every": 2, "output.keep_checkpoints": 9}
 
 
 def train(tmp_path, name: str, at_step=None, **values):
-    has_marks = values.get("preference.objective") == "kto"
+    has_marks = values.get("train.objective") == "kto"
     make = marked_config if has_marks else pair_config
     return trained(make(tmp_path, **EVERY | values), tmp_path / name, at_step)
 
@@ -53,7 +53,7 @@ PLANS = {
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
 def test_any_plan_gives_the_same_bits(tmp_path, objective):
-    own = {"preference.objective": objective}
+    own = {"train.objective": objective}
     usual = train(tmp_path, "usual", **own)
     for name, plan in PLANS.items():
         other = train(tmp_path, name, **own | plan)
@@ -74,7 +74,7 @@ def test_micro_batches_change_roundings_alone(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("objective", "step"), [("dpo", 1), ("dpo", 5), ("kto", 5)])
 def test_a_stopped_run_goes_on_to_the_bit(tmp_path, dtype, objective, step):
-    own = {"model.dtype": dtype, "preference.objective": objective}
+    own = {"model.dtype": dtype, "train.objective": objective}
     whole = train(tmp_path, "whole", **own)
     stopped = train(tmp_path, "stopped", {step: "stop"}, **own)
     before = (stopped.folder.path / FILE).read_bytes()
@@ -97,12 +97,10 @@ def test_a_run_without_its_references_is_not_resumed(tmp_path):
 def test_another_objective_does_not_go_on_with_a_run(tmp_path):
     stopped = train(tmp_path, "stopped", {5: "stop"})
     for value in ("orpo", "sft"):
-        again = resume_run(
-            tmp_path / "stopped", stopped.folder.id, [f"preference.objective={value}"]
-        )
+        again = resume_run(tmp_path / "stopped", stopped.folder.id, [f"train.objective={value}"])
         ended = execute(again)
         assert ended.state == "failed"
-        assert ended.reason.startswith("preference.objective of run ")
+        assert ended.reason.startswith("train.objective of run ")
 
 
 def test_references_of_the_data_are_those_of_the_pass(tmp_path):
@@ -167,7 +165,7 @@ def test_held_out_pairs_are_evaluated(tmp_path):
 
 
 def test_marked_answers_are_evaluated(tmp_path):
-    own = {"preference.objective": "kto", "train.steps": 12, "output.exact_match_samples": 4}
+    own = {"train.objective": "kto", "train.steps": 12, "output.exact_match_samples": 4}
     run = train(tmp_path, "runs", **own)
     before, after = events_of(run, EvalFinished)[0], events_of(run, EvalFinished)[-1]
     assert before.loss == pytest.approx(0.5, abs=1e-6)
@@ -324,7 +322,7 @@ BAD_SETTINGS = {
     ),
     "smoothing without robust": ({"label_smoothing": 0.1}, "preference.label_smoothing"),
     "a negative weight": ({"sft_weight": -1}, "preference.sft_weight"),
-    "an unknown objective": ({"objective": "ppo"}, "preference.objective"),
+    "an unknown objective": ({"objective": "ppo"}, "train.objective"),
     "an unknown form": ({"loss": "hinge"}, "preference.loss"),
     "a form of DPO for ORPO": ({"objective": "orpo", "loss": "ipo"}, "preference.loss"),
     "weights of KTO for DPO": ({"desirable_weight": 2}, "preference.desirable_weight"),
@@ -355,7 +353,9 @@ def test_what_is_for_other_runs_is_refused(tmp_path, capsys):
 def refuse(tmp_path, capsys, sentence: str, preference=(), **values) -> None:
     """`launch.py train` says this in one line and ends with 2."""
     tree = pair_config(tmp_path).to_dict()
-    tree["preference"] |= dict(preference)
+    own = dict(preference)
+    tree["train"]["objective"] = own.pop("objective", tree["train"]["objective"])
+    tree["preference"] |= own
     for name, value in values.items():
         section, _, key = name.partition(".")
         tree[section][key] = value

@@ -86,7 +86,7 @@ def test_dpo(tmp_path, preference_config, micro_batch):
 @pytest.mark.parametrize("micro_batch", [6, 2])
 @pytest.mark.parametrize("beta", [0.1, 1.0])
 def test_orpo(tmp_path, beta, micro_batch):
-    own = {"preference.objective": "orpo", "preference.beta": beta}
+    own = {"train.objective": "orpo", "preference.beta": beta}
     config = pair_config(tmp_path, **STEPS | own | {"train.micro_batch_size": micro_batch})
     ours = steps_of_run(tmp_path, config)
     assert len(ours[0].preference) == 9
