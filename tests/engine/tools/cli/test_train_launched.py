@@ -5,7 +5,9 @@ whose processes are killed goes on from its newest checkpoint.
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -33,7 +35,6 @@ from tests.support.made_pairs import pair_config
 from tests.support.other_account import needs_root
 from tests.support.strangers import attacked
 from tests.support.tiers import in_tiers
-from tests.test_written_before import cut_after_checkpoint
 
 PROCESSES = "it starts processes and waits for them, for ten seconds or more"
 
@@ -62,6 +63,20 @@ def plain(folder, preset) -> Path:
 def two_hosts(folder, preset) -> Path:
     """Returns the folder of a run."""
     return trained(folder, preset, 2, 1)
+
+
+def cut_after_checkpoint(run: Path, step: int) -> None:
+    """Leave what a process left that was killed once it had written this checkpoint."""
+    kept = []
+    for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines(keepends=True):
+        kept.append(line)
+        values = json.loads(line)
+        if (values["kind"], values.get("step")) == ("checkpoint_written", step):
+            break
+    (run / "events.jsonl").write_text("".join(kept), encoding="utf-8")
+    for checkpoint in (run / "checkpoints").iterdir():
+        if checkpoint.name != f"step-{step}":
+            shutil.rmtree(checkpoint)
 
 
 def trained(folder: Path, preset: str, hosts: int, ranks: int, *how) -> Path:
