@@ -1,15 +1,16 @@
 """A long run in one process: `python -m tests.support.soak --minutes 120`.
 
 Trains a tiny model on the CPU for that long, with evaluations and checkpoints, and samples this
-process meanwhile. At its end host memory must be flat within 1 % after the warm-up, open files
-constant, and threads too but for those that write a checkpoint, and the record, replayed in full,
-equal to the live snapshot. The tiny model's rows are all alike: `python -m tests.browser.soak`
-trains the starter, whose packed rows differ.
+process meanwhile. At its end host memory must be flat within 1 % after the warm-up, open files and
+threads constant but for those of a checkpoint that is being written, and the record, replayed in
+full, equal to the live snapshot. The tiny model's rows are all alike: to train the starter, whose
+packed rows differ, there is `python -m tests.browser.soak`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
@@ -17,9 +18,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Hashable, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 
@@ -38,6 +40,10 @@ get full.
 CHECKPOINT_EVERY = 1000
 EDGE = 0.1
 """Share of the samples after the warm-up that the first and the last level are medians of."""
+
+
+Opened: TypeAlias = tuple[int, str]
+"""The descriptor of an open file, and its path."""
 
 
 @dataclass(frozen=True)
@@ -106,34 +112,44 @@ def only_record(runs: Path) -> Path:
     return record
 
 
-class StandingThreads:
-    """Counts the threads of this process, but for those that write a checkpoint now. One that is
-    still there two checkpoints later is counted, since it has outlived its own.
+class Standing:
+    """Counts what this process has, but for what belongs to a checkpoint that is written now. What
+    is still there two checkpoints later is counted, since it has outlived its own.
     """
 
     def __init__(self) -> None:
-        self._writers: dict[threading.Thread, int] = {}
-        """The step at which each writer that is still there was first seen."""
+        self._since: dict[Hashable, int] = {}
+        """The step at which each thing of a checkpoint that is still there was first seen."""
 
-    def number(self, process: psutil.Process, step: int) -> int:
-        """Returns how many there are at `step`. It is asked at each sample."""
-        # Writers that start or end while the system is asked are known from before or after.
-        known = threading.enumerate()
-        ids = [thread.id for thread in process.threads()]
-        return self.count(ids, {*known, *threading.enumerate()}, step)
-
-    def count(self, ids: Collection[int], threads: set[threading.Thread], step: int) -> int:
-        """Returns how many there are. ids: those that the system tells. threads: those of Python,
-        which tells their names.
+    def count(self, there: Set[Hashable], of_checkpoints: Set[Hashable], step: int) -> int:
+        """Returns how many of the things that are `there` at `step` count. It is asked at each
+        sample.
         """
-        writers = {thread for thread in threads if is_writer(thread.name)}
-        self._writers = {thread: self._writers.get(thread, step) for thread in writers}
-        young = {
-            thread.native_id
-            for thread, since in self._writers.items()
-            if step - since < 2 * CHECKPOINT_EVERY
-        }
-        return len(set(ids) - young)
+        self._since = {each: self._since.get(each, step) for each in of_checkpoints}
+        young = {e for e, since in self._since.items() if step - since < 2 * CHECKPOINT_EVERY}
+        return len(there - young)
+
+
+def threads_now(process: psutil.Process) -> tuple[set[int], set[int]]:
+    """Returns the threads of this process, and those of them that write a checkpoint. The system
+    tells the first; Python tells names.
+    """
+    # Writers that start or end while the system is asked are known from before or after.
+    known = threading.enumerate()
+    there = {thread.id for thread in process.threads()}
+    named = {*known, *threading.enumerate()}
+    return there, {thread.native_id for thread in named if is_writer(thread.name)}
+
+
+def files_now(checkpoints: Path) -> tuple[set[Opened], set[Opened]]:
+    """Returns the files that this process has open, and those of them that are files of a
+    checkpoint.
+    """
+    there = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            there.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+    return there, {opened for opened in there if checkpoints in Path(opened[1]).parents}
 
 
 def is_writer(name: str) -> bool:
@@ -153,18 +169,20 @@ class Watcher(threading.Thread):
 
     def run(self) -> None:
         process, began = psutil.Process(), time.monotonic()
-        threads = StandingThreads()
+        files, threads = Standing(), Standing()
+        checkpoints = self._run.folder.checkpoints_path.resolve()
         while not self.over.wait(self._every):
             seconds = time.monotonic() - began
             steps = self._run.recorder.snapshot.steps
             if len(steps):
+                step = steps.step[-1]
                 self.samples.append(
                     Sample(
                         seconds,
-                        steps.step[-1],
+                        step,
                         process.memory_info().rss,
-                        process.num_fds(),
-                        threads.number(process, steps.step[-1]),
+                        files.count(*files_now(checkpoints), step),
+                        threads.count(*threads_now(process), step),
                     )
                 )
             if seconds >= self._end:
@@ -251,7 +269,7 @@ def judge(samples: list[Sample]) -> list[str]:
         ("threads", [s.threads for s in kept]),
     ):
         usual = statistics.mode(values)
-        # A checkpoint has files of its own while it is written, and gives them back.
+        # Files of other work, such as an evaluation or a sample, are open for a moment.
         stray = sum(value != usual for value in values)
         ends = {
             statistics.mode(v)

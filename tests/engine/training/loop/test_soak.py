@@ -1,43 +1,38 @@
-"""What a soak finds: a thread that stays is told, writers of a checkpoint are not."""
+"""What a soak finds: a thread or file that stays is told, those of a checkpoint that is written are
+not.
+"""
 
 from __future__ import annotations
 
 import threading
 
+import psutil
 import pytest
 
-from tests.support.soak import CHECKPOINT_EVERY, Sample, StandingThreads, judge
+from tests.support.soak import (
+    CHECKPOINT_EVERY,
+    Sample,
+    Standing,
+    files_now,
+    is_writer,
+    judge,
+    threads_now,
+)
 
 STEPS = range(0, 60 * CHECKPOINT_EVERY, CHECKPOINT_EVERY // 2)
-
-
-class Made(threading.Thread):
-    """A thread that is never started."""
-
-    def __init__(self, name: str, number: int):
-        super().__init__(name=name)
-        self._native_id = number
-
-
-MAIN = [Made("MainThread", 1), Made("memory-watch", 2)]
-NATIVE = [3, 4, 5]
-"""Threads of libraries, which Python does not know."""
+USUAL = {"MainThread", "memory-watch", "events.jsonl"}
 
 
 def soaked(others) -> list[str]:
     """Returns what is told of a run. others: the names of threads beside the usual, by step; a name
-    stands for the same thread as long as it is told.
+    stands for the same thread as long as it is told. A file is open for each of them.
     """
-    counted, there, samples = StandingThreads(), {}, []
+    threads, files, samples = Standing(), Standing(), []
     for number, step in enumerate(STEPS):
-        names = others(step)
-        there = {
-            name: there.get(name) or Made(name.split("/")[0], 10 * number + 10 + at)
-            for at, name in enumerate(names)
-        }
-        ids = [*NATIVE, *(thread.native_id for thread in (*MAIN, *there.values()))]
-        count = counted.count(ids, {*MAIN, *there.values()}, step)
-        samples.append(Sample(number, step, 2**30, 9, count))
+        there = {*others(step)}
+        writers = {name for name in there if is_writer(name.split("/")[0])}
+        counts = [each.count(USUAL | there, writers, step) for each in (files, threads)]
+        samples.append(Sample(number, step, 2**30, *counts))
     return judge(samples)
 
 
@@ -63,6 +58,32 @@ def test_writers_of_checkpoints_are_no_leak_however_many_samples_they_are_in(sha
         ),
     ],
 )
-def test_a_thread_that_stays_is_found(leaked):
-    (told,) = soaked(lambda step: checkpoint(step) + leaked(step))
-    assert told.startswith("threads are not constant: ")
+def test_a_thread_or_file_that_stays_is_found(leaked):
+    files, threads = soaked(lambda step: checkpoint(step) + leaked(step))
+    assert files.startswith("open files are not constant: ")
+    assert threads.startswith("threads are not constant: ")
+
+
+def test_files_and_threads_of_checkpoints_are_told_from_others(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    written = checkpoints / "step-7.partial" / "head.planes"
+    written.parent.mkdir(parents=True)
+    over, process = threading.Event(), psutil.Process()
+    writers = [threading.Thread(target=over.wait, name=name) for name in ("checkpoint_0", "feed")]
+    before, threads = files_now(checkpoints)[0], threads_now(process)[0]
+    with written.open("wb") as first, (tmp_path / "events.jsonl").open("wb") as second:
+        for thread in writers:
+            thread.start()
+        there, of_checkpoints = files_now(checkpoints)
+        assert of_checkpoints == {(first.fileno(), str(written))}
+        assert there - before == of_checkpoints | {(second.fileno(), second.name)}
+        written.parent.rename(checkpoints / "step-7")
+        assert {path for _, path in files_now(checkpoints)[1]} == {
+            str(checkpoints / "step-7" / "head.planes")
+        }
+        all_threads, of_checkpoint = threads_now(process)
+        over.set()
+    assert of_checkpoint == {writers[0].native_id}
+    assert all_threads - threads == {thread.native_id for thread in writers}
+    for thread in writers:
+        thread.join()
