@@ -12,10 +12,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from engine.model.hub.model_files import read_small
+from engine.model.hub.model_files import CONFIG, read_small
 from engine.safe_files import read_linked
 
-CONFIG = "config.json"
 _LONGEST_REVISION = 1000
 _MOST_FILES = 10_000
 """The weights of a model are in at most so many files."""

@@ -7,6 +7,7 @@ Links are followed, since the hub's cache consists of them. No torch is needed.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine import safe_files
 from engine.errors import ModelError
 from engine.safe_files import MEDIUM, SMALL, FileFault
 
+CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TEMPLATES = "additional_chat_templates"
 """transformers reads each .jinja in the folder of this name."""
@@ -67,6 +69,20 @@ def refuse_unlike_files(path: Path | None) -> None:
         raise ModelError(f"model.source: {said}; get the files of the model again.") from None
     except OSError:
         pass  # reading it says what is wrong
+
+
+def refuse_links_elsewhere(folder: Path, files: Iterable[Path], weights: Iterable[Path]) -> None:
+    """Raises ModelError if one of these `files` of a model's folder is a link that leads elsewhere
+    than to where the model is: its folder, or one in which its configuration or its `weights`
+    really lie, as in the hub's cache. A stranger's link could lead to any file of this account.
+    """
+    own = {folder.resolve(), *(file.resolve().parent for file in (folder / CONFIG, *weights))}
+    for file in files:
+        if file.is_symlink() and own.isdisjoint(file.resolve().parents):
+            raise ModelError(
+                f"model.source: {file} is a link to a file outside of the model's folder, and "
+                "would be copied into the export; put the file itself there, or remove the link."
+            )
 
 
 def _files(path: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from engine.errors import ModelError, RunError, first_line
 from engine.model.build.library import names_in_model
 from engine.model.build.units import StreamedModel
 from engine.model.hub.hub_cache import cached_weights
+from engine.model.hub.model_files import CONFIG, refuse_links_elsewhere
 from engine.model.hub.tensor_files import Stored, files_with_weights, read_tensor, stored_in
 from engine.paths import resolve_source
 
@@ -52,6 +53,7 @@ class Source:
             )
         found = cls(folder, model)
         try:
+            found._copied()
             there = {own for names in found.names.values() for own in names}
         except (OSError, ValueError) as error:
             raise ModelError(
@@ -136,15 +138,25 @@ class Source:
                 count += 1
                 yield file
 
+    def _copied(self) -> list[Path]:
+        """Returns the files that an export copies from the folder. Raises ModelError where one is
+        a link to a file elsewhere.
+        """
+        found = []
+        for file in self.folder.iterdir():
+            is_other = file.name.endswith(_WEIGHTS) or file.name.lower() in _WRITTEN_ANEW
+            if file.is_file() and not is_other and not file.name.startswith("."):
+                found.append(file)
+        refuse_links_elsewhere(self.folder, found, files_with_weights(self.folder))
+        return found
+
     def copy_files(self, folder: Path, dtype: str) -> None:
         """Copies every file but the weights into `folder`, over those that are there. The
         configuration names `dtype` as that of the weights.
         """
-        for file in self.folder.iterdir():
-            is_other = file.name.endswith(_WEIGHTS) or file.name.lower() in _WRITTEN_ANEW
-            if file.is_file() and not is_other and not file.name.startswith("."):
-                shutil.copyfile(file, folder / file.name)
-        config = folder / "config.json"
+        for file in self._copied():
+            shutil.copyfile(file, folder / file.name)
+        config = folder / CONFIG
         text = config.read_text(encoding="utf-8")
         changed = _in_dtype(json.loads(text), dtype)
         if changed != json.loads(text):

@@ -198,3 +198,44 @@ def test_an_export_ends_its_answers_as_it_was_trained(tmp_path, own):
     assert found["eos_token_id"] == [1, 2] and found["top_k"] == 3
     is_same = (export / "generation_config.json").read_bytes() == settings.read_bytes()
     assert is_same is (own == [1, 2])
+
+
+PRIVATE = b"-----BEGIN OPENSSH PRIVATE KEY-----\n"
+
+
+def test_a_link_to_a_file_elsewhere_is_copied_into_no_export(tmp_path):
+    """A stranger who gives the folder of a model may know the name of a private file."""
+    source = make_multimodal(tmp_path / "model", "llava")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "id_rsa").write_bytes(PRIVATE)
+    run = train(tmp_path, **{"model.source": str(source), "train.steps": 1})
+    for name in ("notes.txt", "keys.json"):
+        link = source / name
+        link.symlink_to(tmp_path / "private" / "id_rsa")
+        with pytest.raises(ModelError) as refused:
+            export_run(tmp_path / "runs", run.folder.id, tmp_path / "out")
+        assert str(refused.value) == (
+            f"model.source: {link} is a link to a file outside of the model's folder, and would be "
+            "copied into the export; put the file itself there, or remove the link."
+        )
+        assert not (tmp_path / "out").exists()
+        values = {"model.source": str(source), "train.steps": 1}
+        ended = execute(start_run(make_config(tmp_path, **values), tmp_path / "more"))
+        assert (ended.state, ended.reason) == ("failed", str(refused.value))
+        link.unlink()
+
+
+@pytest.mark.parametrize("blobs", ["../../blobs", "../../../blobs", "more"])
+def test_links_to_where_the_model_is_keep_working(tmp_path, blobs):
+    """As in the hub's cache, in a folder whose files are on another disk, and within a folder."""
+    made = make_multimodal(tmp_path / "made", "llava")
+    (made / "notes.txt").write_bytes(b"notes")
+    folder = tmp_path / "models--tiny--llava" / "snapshots" / "5f3a"
+    (folder / blobs).mkdir(parents=True)
+    for number, file in enumerate(sorted(made.iterdir())):
+        file.rename(folder / blobs / f"blob{number}")
+        (folder / file.name).symlink_to(f"{blobs}/blob{number}")
+    run = train(tmp_path, **{"model.source": str(folder), "train.steps": 1})
+    export_run(tmp_path / "runs", run.folder.id, tmp_path / "out")
+    assert (tmp_path / "out" / "notes.txt").read_bytes() == b"notes"
+    assert not [file for file in (tmp_path / "out").iterdir() if file.is_symlink()]
