@@ -20,6 +20,7 @@ import pwd
 import secrets
 import ssl
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,13 @@ from app.server.browser_words import browser_words
 from app.server.clients import client_of, header_values, port_of
 from app.server.cookies import cookie_values, login_cookie
 from app.server.links import Links, command_for_others
-from app.server.login_sessions import SESSION_SECONDS, LoginSession, LoginSessions
+from app.server.login_sessions import (
+    KEY_NOT_KEPT,
+    KEY_REPLACED,
+    SESSION_SECONDS,
+    LoginSession,
+    LoginSessions,
+)
 from app.server.peers import Account, peer_account
 from engine import safe_files
 from engine.errors import RamstreamError
@@ -60,8 +67,10 @@ class Login:
         """
         self._user, self._password = user, password
         salt = f"{user}:{password}".encode()
-        key = hmac.new(self._key(key_path), salt, hashlib.sha256).digest()
-        self.sessions = LoginSessions(key_path.with_name(f".login.sessions-{port}.json"), key)
+        kept, fault = self._key(key_path)
+        key = hmac.new(kept, salt, hashlib.sha256).digest()
+        sessions = key_path.with_name(f".login.sessions-{port}.json")
+        self.sessions = LoginSessions(sessions, key, fault)
         self.links = Links()
         self.link_token = self.links.make()
         """The link that is printed at the start has this token."""
@@ -71,16 +80,26 @@ class Login:
         """Returns the login of a server whose own account needs none."""
         return cls("", "", key_path, port)
 
-    def _key(self, path: Path) -> bytes:
-        """Returns the key of the sessions. Without a password, a folder in which none can be kept
-        is no reason not to start: a restart then ends the sessions.
+    def _key(self, path: Path) -> tuple[bytes, str]:
+        """Returns the key of the sessions, and what was wrong with its file, as a sentence for a
+        browser; the terminal is told too. Without a password, a folder in which none can be kept is
+        no reason not to start: a restart then ends the sessions.
         """
         try:
-            return _read_or_create_key(path)
-        except RamstreamError:
+            key, replaced = _read_or_create_key(path)
+        except RamstreamError as error:
             if self.has_password:
                 raise
-            return secrets.token_bytes(_KEY_BYTES)
+            print(f"ramstream: {error} After a restart, log in again.", file=sys.stderr)
+            return secrets.token_bytes(_KEY_BYTES), KEY_NOT_KEPT
+        if not replaced:
+            return key, ""
+        print(
+            f"ramstream: {path}: the key that signs logins {replaced} and was replaced, so log in "
+            "again.",
+            file=sys.stderr,
+        )
+        return key, KEY_REPLACED
 
     @property
     def has_password(self) -> bool:
@@ -269,17 +288,21 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _read_or_create_key(path: Path) -> bytes:
-    """Returns the key that signs logins. A file that is cut off, or that another account could have
-    read or written, gets a new key.
+def _read_or_create_key(path: Path) -> tuple[bytes, str]:
+    """Returns the key that signs logins, and why the one that was there was replaced, in words, if
+    so: its file was cut off, or another account could have read or written it.
     """
+    replaced = ""
     try:
         with contextlib.suppress(FileNotFoundError):
             status = safe_files.look(path, path.parent)
-            if status is not None and _is_private(status):
+            if status is not None and not _is_private(status):
+                replaced = "could be read or written by other accounts"
+            elif status is not None:
                 key = safe_files.read_bytes(path, path.parent)
                 if len(key) >= _KEY_BYTES:
-                    return key
+                    return key, ""
+                replaced = "was cut off"
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RamstreamError(
@@ -293,7 +316,7 @@ def _read_or_create_key(path: Path) -> bytes:
         raise RamstreamError(
             f"{path}: the key that signs logins cannot be written ({error.strerror})."
         ) from None
-    return key
+    return key, replaced
 
 
 def _is_private(status: os.stat_result) -> bool:

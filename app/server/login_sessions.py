@@ -89,6 +89,14 @@ UNREADABLE = (
     "The file of earlier logins was damaged when the app started, so every browser has to log in "
     "again; the terminal of the app says where that file is."
 )
+KEY_REPLACED = (
+    "The key of earlier logins was damaged, or open to other accounts, when the app started, and "
+    "was replaced, so every browser has to log in again; the terminal of the app says why."
+)
+KEY_NOT_KEPT = (
+    "The key of logins cannot be kept on the disk, so every browser has to log in again after a "
+    "restart; the terminal of the app says why."
+)
 NOT_KEPT = (
     "The logins cannot be written to the disk, so every browser has to log in again after a "
     "restart; the terminal of the app says why."
@@ -98,14 +106,15 @@ NOT_KEPT = (
 class LoginSessions:
     """Keeps all sessions of a server. It is used by the event loop's thread alone."""
 
-    def __init__(self, path: Path, key: bytes):
+    def __init__(self, path: Path, key: bytes, fault: str = ""):
         """Reads the sessions from the file `path`. A file that is damaged logs everybody out; a
-        session that was begun under another `key` is left out.
+        session that was begun under another `key` is left out. fault: what is wrong with the key,
+        in a sentence.
         """
         self._path, self._key = path, key
         self._written = 0.0
         self._sessions: dict[str, LoginSession] = {}
-        self.fault = ""
+        self.fault = fault
         """What a person who was logged in before is told: a sentence, or nothing."""
         try:
             kept = _read(path, self._keys_mark())

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from app.server.guard import Guard, GuardPolicy
 from app.server.login import Login
 from app.server.login_form import login_routes
-from app.server.login_sessions import UNREADABLE
+from app.server.login_sessions import KEY_NOT_KEPT, KEY_REPLACED, UNREADABLE
 from app.server.session_routes import session_routes
 from tests.support.over_sockets import FromElsewhere, ask, enter, heard, opened, post, serving
 from tests.support.served import served
@@ -136,6 +136,45 @@ def test_a_damaged_file_of_logins_is_told_where_one_logs_in_and_in_the_list(
         assert ask(again, "/late", [f"Cookie: {mine}"]).status == 401
         assert UNREADABLE in ask(again, "/login").body
         assert sessions(again, enter(again, RIGHT).cookie)["fault"] == UNREADABLE
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda key: key.write_bytes(key.read_bytes()[:7]), "was cut off"),
+        (lambda key: key.write_bytes(b""), "was cut off"),
+        (lambda key: key.chmod(0o644), "could be read or written by other accounts"),
+    ],
+    ids=["cut off", "empty", "open to others"],
+)
+def test_a_key_of_logins_that_is_replaced_is_told_like_a_damaged_file(
+    port, login, held, tmp_path, capsys, damage, told
+):
+    mine, key = enter(port, RIGHT).cookie, tmp_path / "key"
+    assert sessions(port, mine)["fault"] == ""
+    damage(key)
+    capsys.readouterr()
+    with serving(make_app(Login("ada", RIGHT, key), held)) as again:
+        assert capsys.readouterr().err == (
+            f"ramstream: {key}: the key that signs logins {told} and was replaced, so log in "
+            "again.\n"
+        )
+        assert ask(again, "/late", [f"Cookie: {mine}"]).status == 401
+        assert KEY_REPLACED in ask(again, "/login").body
+        assert sessions(again, enter(again, RIGHT).cookie)["fault"] == KEY_REPLACED
+    assert Login("ada", RIGHT, key).sessions.fault == "", "it is told once"
+
+
+def test_a_key_of_logins_that_cannot_be_kept_is_told(tmp_path, capsys):
+    """Without a password the app starts all the same."""
+    key = tmp_path / "key"
+    assert Login.without_password(key).sessions.fault == ""
+    key.unlink()
+    key.mkdir()
+    assert Login.without_password(key).sessions.fault == KEY_NOT_KEPT
+    said = capsys.readouterr().err
+    assert said.startswith(f"ramstream: {key}: the key that signs logins cannot be ")
+    assert said.endswith(" After a restart, log in again.\n") and said.count("\n") == 1
 
 
 def test_logging_out_ends_the_session_on_the_server(port, login, tmp_path):
