@@ -53,7 +53,7 @@ class Source:
             )
         found = cls(folder, model)
         try:
-            found._copied()
+            found.copied()
             there = {own for names in found.names.values() for own in names}
         except (OSError, ValueError) as error:
             raise ModelError(
@@ -138,7 +138,7 @@ class Source:
                 count += 1
                 yield file
 
-    def _copied(self) -> list[Path]:
+    def copied(self) -> list[Path]:
         """Returns the files that an export copies from the folder. Raises ModelError where one is
         a link to a file elsewhere.
         """
@@ -154,7 +154,7 @@ class Source:
         """Copies every file but the weights into `folder`, over those that are there. The
         configuration names `dtype` as that of the weights.
         """
-        for file in self._copied():
+        for file in self.copied():
             shutil.copyfile(file, folder / file.name)
         config = folder / CONFIG
         text = config.read_text(encoding="utf-8")
