@@ -120,6 +120,26 @@ def test_every_name_in_a_text_is_there():
     assert wrong_names() == []
 
 
+NAMED_IN = re.compile(
+    r"`([A-Za-z_][\w.]*)`(?:,? and `[\w.]+`)? (?:in\s+|\()`((?:engine|app|tests)/[\w/]+\.py)`"
+)
+"""A name, and the file in which a page says that it is."""
+
+
+def test_names_are_in_the_files_in_which_pages_say_they_are():
+    pairs = []
+    for page in PAGES:
+        pairs += NAMED_IN.findall((PROGRAM_ROOT / page).read_text(encoding="utf-8"))
+    assert len(pairs) > 20
+    assert [
+        f"{name} is not in {file}"
+        for name, file in pairs
+        if not re.search(
+            rf"\b{name.split('.')[-1]}\b", (PROGRAM_ROOT / file).read_text(encoding="utf-8")
+        )
+    ] == []
+
+
 def test_the_readme_shows_every_package():
     readme = (PROGRAM_ROOT / "README.md").read_text(encoding="utf-8")
     for tree in TREES:

@@ -2,7 +2,7 @@
 torch.
 
 The plan is the one that the run will use (`engine.planning.fit.choose`). The planes are what
-HostStore allocates, to the byte.
+`HostStates` allocates, to the byte.
 """
 
 from __future__ import annotations

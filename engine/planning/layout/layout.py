@@ -16,7 +16,7 @@ planes of a unit have the same layout:
   model are among the others, because the device needs weight_low of them. They get no gradient and
   no decay, and AdamW changes no bit of a weight whose gradient and moments are zero.
 
-The host store allocates exactly the bytes computed here, and the fit report lists exactly these
+`HostStates` allocates exactly the bytes computed here, and the fit report lists exactly these
 (law 5).
 """
 

@@ -116,9 +116,10 @@ class MomentCounts:
 
     def bytes(self, optimizer: Optimizer) -> int:
         """Returns the bytes that one moment of the unit takes."""
-        if optimizer == FP32_MOMENTS:
+        kind = KINDS[optimizer]
+        if kind == MomentKind.FP32:
             return 4 * self.numel
-        if optimizer == "adamw_bf16" or self.is_embed:
+        if kind == MomentKind.BF16 or self.is_embed:
             return 4 * self.small + 2 * self.large
         return 4 * self.small + self.large + MAXIMUM_BYTES * self.blocks
 
@@ -128,11 +129,12 @@ class MomentCounts:
         """
         if numel >= self.numel:
             return self.bytes(optimizer)
-        if optimizer == FP32_MOMENTS:
+        kind = KINDS[optimizer]
+        if kind == MomentKind.FP32:
             return 4 * numel
         small = min(self.small, numel)
         large = numel - small
-        if optimizer == "adamw_bf16" or self.is_embed:
+        if kind == MomentKind.BF16 or self.is_embed:
             return 4 * small + 2 * large
         # Shorter blocks leave no more elements unfilled in the piece than in the whole unit.
         unfilled = self.blocks * BLOCK - self.large
@@ -175,11 +177,10 @@ def is_small(numel: int) -> bool:
 
 
 def _kind(numel: int, unit: str, optimizer: Optimizer) -> MomentKind:
-    if optimizer == FP32_MOMENTS or is_small(numel):
+    kind = KINDS[optimizer]
+    if kind == MomentKind.FP32 or is_small(numel):
         return MomentKind.FP32
-    if optimizer == "adamw_bf16" or unit == EMBED:
-        return MomentKind.BF16
-    return MomentKind.CODES
+    return MomentKind.BF16 if unit == EMBED else kind
 
 
 def _in_whole_blocks(start: int, stop: int, kind: MomentKind) -> list[tuple[int, int]]:

@@ -100,7 +100,7 @@ Work = Callable[[OpContext, Any, StepUnderWay], None]
 
 
 class BlockOps:
-    """A `BlockOps` binds the ops of one plan to the host store, the device state and the model."""
+    """A `BlockOps` binds the ops of one plan to the host states, the device state and the model."""
 
     def __init__(self, parts: EngineComponents, plan: StepPlan):
         self._context = OpContext(parts, plan)

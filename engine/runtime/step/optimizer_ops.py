@@ -7,7 +7,8 @@
 - `update_in_place` (COMPUTE) applies AdamW to a unit that lives on the device, where its planes
   are.
 
-Moments on the disk are updated by the host, in pieces: `read_states` (READ) brings a piece to a
+The optimizer on the host is called in `engine/runtime/step/copy_ops.py`. Moments on the disk are
+updated by the host, in pieces: `read_states` (READ) brings a piece to a
 ring buffer on the host, and `write_states` (WRITE) takes it back.
 """
 

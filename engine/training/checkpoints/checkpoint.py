@@ -1,5 +1,5 @@
 """A full checkpoint holds every plane except the gradients, and one of weights alone the weight
-planes (`output.checkpoint`). Both are written straight from the host store's memory, in one way.
+planes (`output.checkpoint`). Both are written straight from the host states's memory, in one way.
 
 ``checkpoints/step-N/`` holds one file per unit (its planes one after another), another for its
 weights that are not trained (`engine.training.checkpoints.frozen_files`), ``buffers.safetensors``

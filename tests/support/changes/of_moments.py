@@ -32,8 +32,8 @@ MOMENT_CHANGES = (
     Change(
         "embedding-in-8-bits",
         PLACES,
-        'if optimizer == "adamw_bf16" or unit == EMBED:',
-        'if optimizer == "adamw_bf16":',
+        "return MomentKind.BF16 if unit == EMBED else kind",
+        "return kind",
         "The embedding is kept in 8 bits too.",
         (PLACE_TESTS,),
     ),
