@@ -251,7 +251,7 @@ def process_of_its_own(folder: RunFolder) -> int | None:
 
 
 class _Process(msgspec.Struct, frozen=True):
-    """What `detached.json` says of a process. Files of earlier versions have less."""
+    """What `detached.json` says of a process."""
 
     pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
     started: float
@@ -371,6 +371,5 @@ def _is_alive(folder: RunFolder) -> bool:
         return False
     if process.boot and process.ticks:
         return process.boot == _boot_id() and process.ticks == _ticks(process.pid)
-    # An earlier version wrote this, or the system tells no more. A later process with the same id
-    # began at another time.
+    # The system tells no more. A later process with the same id began at another time.
     return process.started > 0 and abs(_started(process.pid) - process.started) < SAME_START

@@ -72,10 +72,6 @@ class _Kept(msgspec.Struct):
     runs: list[Queued]
 
 
-_OF_ANY_VERSION = _Kept | list[Queued]
-"""Older versions wrote the list alone."""
-
-
 class RunQueue:
     """A `RunQueue` starts the waiting runs one after the other. All methods may be called from any
     thread.
@@ -398,9 +394,7 @@ class RunQueue:
         runs = self._path.parent
         try:
             content = safe_files.read_bytes(self._path, runs, _LARGEST)
-            kept: _Kept | list[Queued] = safe_files.decoded(self._path, content, _OF_ANY_VERSION)
-            if isinstance(kept, list):  # the format of older versions
-                kept = _Kept(False, kept)
+            kept: _Kept = safe_files.decoded(self._path, content, _Kept)
             if not all(math.isfinite(queued.added) for queued in kept.runs):
                 raise FileFault(self._path, "has a time that is no number")
             if any(_is_deep(queued.config) for queued in kept.runs):

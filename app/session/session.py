@@ -32,7 +32,7 @@ from engine.config.export_choice import AS_CONFIGURED, ExportChoice
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RunError
 from engine.runs.record.control import COMMANDS
-from engine.runs.record.run_folder import RunFolder, delete_run, open_run
+from engine.runs.record.run_folder import RunFolder, delete_run, find_run, open_run
 from engine.runs.summaries.about import About, read_about, write_about
 from engine.runs.summaries.listing import RunSummary, summarize
 from engine.tools.cli.end_signals import tell
@@ -423,7 +423,7 @@ class Session:
 
     def delete(self, run_id: str) -> None:
         """Deletes a run with its record and checkpoints. Raises RunError while it is active."""
-        if is_starting(open_run(self.runs_dir, run_id)):
+        if is_starting(find_run(self.runs_dir, run_id)):
             raise RunError(f"The process of run {run_id} is just starting; stop it first.")
         delete_run(self.runs_dir, run_id)
         with self._following:

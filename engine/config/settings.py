@@ -30,6 +30,11 @@ from engine.config.tree import assign, build, override, read_preset
 from engine.errors import ConfigError
 from engine.safe_files import write_whole
 
+FORMAT = 2
+"""Format of presets, and of the settings and the record in a run's folder. Every file that is saved
+begins with it; a preset that is written by hand need not have it.
+"""
+
 Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
 """AdamW keeps its moments in fp32, in bf16 or in 8 bits (`train.optimizer`)."""
 
@@ -346,6 +351,7 @@ class TrainConfig:
         ConfigError.
         """
         tree = read_preset(Path(path), within)
+        _refuse_other_format(tree.pop("format", FORMAT))
         for text in overrides:
             override(tree, text)
         return cls.from_dict(tree)
@@ -381,7 +387,8 @@ class TrainConfig:
         """Writes a preset. When this returns, the complete file is on the disk. `within`: as in
         `load`. Raises OSError.
         """
-        text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+        tree = {"format": FORMAT} | self.to_dict()
+        text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
         write_whole(Path(path), text, Path(path).parent if within is None else within)
 
     def with_values(self, values: dict[str, Any]) -> TrainConfig:
@@ -442,3 +449,15 @@ class TrainConfig:
                 f"{self.train.patience} evaluations are waited for, but none is made during the "
                 "run; set output.eval_every, or train.patience to 0.",
             )
+
+
+def _refuse_other_format(value: Any) -> None:
+    """Raises ConfigError for a preset of another format."""
+    if type(value) is int and value == FORMAT:
+        return
+    which = "a later version" if type(value) is int and value > FORMAT else "no version"
+    raise ConfigError(
+        "format",
+        f"{str(value)[:40]} is what {which} of Ramstream writes, and this one reads {FORMAT}; "
+        "leave the line out if all settings have their names of today.",
+    )

@@ -226,7 +226,6 @@ def _foreign_buffers(body: dict[str, Any]) -> None:
 def _foreign_frozen(body: dict[str, Any]) -> None:
     unit = body["units"][0]
     body["frozen"] = [{key: unit[key] for key in ("unit", "file", "bytes")} | {"checksums": []}]
-    body["format"] = 4
 
 
 def _later_step(body: dict[str, Any]) -> None:

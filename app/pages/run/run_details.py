@@ -160,7 +160,7 @@ def _template_in_words(folder: RunFolder, is_adapter: bool) -> str:
     except OSError:
         if is_adapter:
             return "An adapter has no Modelfile; export the whole model for Ollama."
-        return "This folder has no Modelfile, as it was exported by an earlier version."
+        return "Its Modelfile is gone; export the model again for Ollama."
     text = content.decode("utf-8", "replace")
     if "\nTEMPLATE " in text:
         return (

@@ -97,7 +97,7 @@ def ids_of(tokenizer: Any, tokens: Iterable[str]) -> list[int]:
 
 def ends_of_run(summary: Mapping[str, Any], config: DataConfig, tokenizer: Any) -> tuple[str, ...]:
     """Returns the tokens that a run has trained to end an answer, as the summary of its data says.
-    Runs of earlier versions did not record them; theirs are what the chat template writes. Raises
+    A damaged record does not say them; then they are what the chat template writes. Raises
     DataError for a template that exceeds its limits.
     """
     if ENDS in summary:

@@ -61,8 +61,7 @@ def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
 
     The report's loading item is the memory that loading takes beyond that of the planes and
     boundaries of training. Where it is 0, the peak consists of the weight planes, the items that
-    every run needs, and the weights that are being read (none where they are drawn). Reports of
-    earlier versions do not say how many these are: there it was a copy of all.
+    every run needs, and the weights that are being read (none where they are drawn).
 
     items: those of the host. model: the report's part about the model.
     """
@@ -81,7 +80,7 @@ def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
     copy = 0
     if loading:
         item_bytes = PLANE_ITEM_BYTES[model.get("dtype", "bfloat16")]["weight_high"]
-        copy = model.get("read_ahead", model.get("parameters", 0)) * item_bytes
+        copy = model.get("read_ahead", 0) * item_bytes
     return general + weights + copy
 
 

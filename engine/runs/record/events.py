@@ -6,8 +6,8 @@
   `elapsed`, which counts the seconds since the run began on a clock that nobody sets.
 - A reader checks each line against the types of the fields, since the values are used in
   calculations and drawings without further checks.
-- A field that an older file lacks takes its default. A kind that this version does not know is kept
-  as `Unknown`, so that a newer file still opens.
+- A field that a line lacks takes its default. A kind that this version does not know is kept as
+  `Unknown`, so that a file of a newer version of the same format still opens.
 
 `engine.runs.record.recorder` explains when a line is written and what a torn line means.
 """
@@ -307,7 +307,7 @@ class RunStarted(Event, frozen=True):
     total_steps: Whole = 0
     parameters: Whole = 0
     trained_parameters: Whole | None = None
-    """So many of them are trained; None where all are, and in records of earlier versions."""
+    """So many of them are trained; None where all are."""
     units: list[str] = []
     resumed_step: Whole | None = None
     program_version: str = ""
@@ -444,7 +444,6 @@ class StepTimeline(Event, frozen=True):
     step: Whole = 0
     spans: list[Span] = []
     waits: list[Wait] = []
-    """The list is empty in older records."""
 
 
 class UnitNorms(Event, frozen=True):
@@ -464,7 +463,7 @@ class EvalFinished(Event, frozen=True):
     `row_losses` and `row_tokens` have an entry for each held-out row with a loss, in an order that
     is the same in all evaluations of a run; where rows are packed, each document in them is one. Of
     more than 512, consecutive ones are one entry, so that there are 512: row r of n is in entry
-    512 r // n. Both are empty in older records.
+    512 r // n.
     """
 
     step: Whole = 0
@@ -640,7 +639,6 @@ class Envelope(Struct, frozen=True, gc=False):
     elapsed: (
         Annotated[int, Meta(ge=0, lt=_LATEST)] | Annotated[float, Meta(ge=0, lt=_LATEST)] | None
     ) = None
-    """Older records do not have it."""
 
 
 class Record(Struct, frozen=True, gc=False):

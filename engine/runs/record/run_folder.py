@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine import safe_files
-from engine.config.settings import TrainConfig
+from engine.config.settings import FORMAT, TrainConfig
+from engine.config.tree import MOST_BYTES
 from engine.errors import RunError
 from engine.files import FULL
 from engine.paths import lasting_source, lasting_sources, program_command
@@ -42,8 +43,15 @@ _POLL_SECONDS = 0.001
 """While other processes only check the lock, it is tried again after this many seconds, about as
 long as such a check holds it.
 """
+_FORMAT_LINE = re.compile(r"^format: *(\d{1,9}) *$", re.MULTILINE)
+_SETTINGS_LINE = re.compile(r"^engine:", re.MULTILINE)
+"""A section that every version has written into the settings of a run."""
 _POLLS_SECONDS = 20.0
 """Processes that only check the lock are waited for at most this many seconds."""
+
+
+class OtherFormat(RunError):
+    """The run was written in another format. Its files are neither read nor written."""
 
 
 class RunFolder:
@@ -74,6 +82,32 @@ class RunFolder:
     def config(self) -> TrainConfig:
         """Returns the run's configuration. Raises ConfigError when the file does not load."""
         return TrainConfig.load(self.path / CONFIG_FILE, within=self.root)
+
+    @property
+    def format(self) -> int | None:
+        """The format of the run's settings and record; None if its settings are damaged or not
+        there. Runs before format 2 name none, and have 1.
+        """
+        try:
+            text = safe_files.read_text(self.path / CONFIG_FILE, self.root, MOST_BYTES)
+        except (OSError, UnicodeDecodeError):
+            return None
+        found = _FORMAT_LINE.search(text)
+        if found is not None:
+            return int(found[1])
+        return 1 if _SETTINGS_LINE.search(text) else None
+
+    def refuse_other_format(self) -> None:
+        """Raises OtherFormat for a run that another version wrote in a format of its own."""
+        found = self.format
+        if found is None or found == FORMAT:
+            return
+        version = "Ramstream 0.1 in an earlier format" if found < FORMAT else "a later Ramstream"
+        export = f"; its export is in {self.export_path}" if self.has_export else ""
+        raise OtherFormat(
+            f"Run {self.id} was written by {version}, and only the version that wrote it reads "
+            f"it{export}."
+        )
 
     @property
     def has_export(self) -> bool:
@@ -297,7 +331,16 @@ def open_run(runs_dir: str | os.PathLike[str], run_id: str) -> RunFolder:
     """Returns the folder of a run.
 
     Raises RunError when there is no such run, or when the id is not a plain folder name, or that of
-    a link.
+    a link, and OtherFormat for a run that another version wrote in a format of its own.
+    """
+    folder = find_run(runs_dir, run_id)
+    folder.refuse_other_format()
+    return folder
+
+
+def find_run(runs_dir: str | os.PathLike[str], run_id: str) -> RunFolder:
+    """Returns the folder of a run of any format, to delete it. Raises RunError as `open_run`
+    does.
     """
     runs = Path(runs_dir)
     path = runs / _checked(run_id)
@@ -325,7 +368,7 @@ def delete_run(runs_dir: str | os.PathLike[str], run_id: str) -> None:
         if path.is_symlink():
             safe_files.remove(path, runs)
             return
-        folder = open_run(runs_dir, run_id)
+        folder = find_run(runs_dir, run_id)
         # Renaming removes the run from the list at once, however long deletion takes.
         with folder.owned_to_delete():
             safe_files.rename(path, grave, runs)

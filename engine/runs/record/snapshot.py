@@ -68,7 +68,6 @@ from engine.runs.record.events import (
     UnitNorms,
 )
 from engine.runs.record.held_out import Best, ValidationScores
-from engine.runs.record.steady_time import steady_time
 
 # ---------------------------------------------------------------------- step order
 
@@ -178,7 +177,7 @@ class SnapshotFields:
     """The `SnapshotFields` are everything that the records of a run tell about it.
 
     Times are Unix seconds of a clock that ran on evenly since the first record
-    (`engine.runs.record.steady_time`). Only the log has the times that the wall clock told.
+    (`Record.elapsed`). Only the log has the times that the wall clock told.
     """
 
     run_id: str = ""
@@ -360,7 +359,11 @@ class RunSnapshot(SnapshotFields):
         if self.started_time is None:
             self.started_time = record.time or None
         self.lines += 1
-        time = steady_time(record, self.started_time, self.last_time, self.clock_set_by)
+        time = record.time
+        # A person or a time server may set the wall clock at any moment, so differences of recorded
+        # times say nothing; `elapsed` is counted on a clock that nobody sets.
+        if time and self.started_time is not None and record.elapsed is not None:
+            time = self.started_time + record.elapsed
         fold = _FOLDS.get(type(record.event))
         if fold is not None:
             told = isinstance(record.event, LogLine)

@@ -37,7 +37,7 @@ class About:
 
 
 class _Written(msgspec.Struct):
-    """What the file has. Files of earlier versions have no tags."""
+    """What the file has."""
 
     name: str
     note: str

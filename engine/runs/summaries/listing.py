@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import errno
 import functools
 import os
+import re
 import stat
+import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+import yaml
 
 from engine import safe_files
 from engine.config.settings import TrainConfig
+from engine.config.tree import MOST_BYTES
 from engine.errors import RamstreamError, RunError, first_line
 from engine.runs.record.events import (
     Event,
@@ -27,7 +32,7 @@ from engine.runs.record.events import (
     StepFinished,
     state_in_words,
 )
-from engine.runs.record.following import EVENTS_FILE, replay
+from engine.runs.record.following import EVENTS_FILE
 from engine.runs.record.lines import line_kind, open_record, parse_line
 from engine.runs.record.recorder import SESSION_FILE, TORN_FILE
 from engine.runs.record.reserve import RESERVE_FILE
@@ -36,11 +41,10 @@ from engine.runs.record.run_folder import (
     CONTROL_FILE,
     LOCK_FILE,
     RUN_ID,
+    OtherFormat,
     RunFolder,
     shown_state,
 )
-from engine.runs.record.snapshot import RunSnapshot
-from engine.runs.record.steady_time import LONGEST_SILENCE
 from engine.runs.summaries.about import ABOUT_FILE, read_about
 from engine.runs.summaries.benchmark_results import RESULTS_FILE
 from engine.safe_files import FileFault
@@ -60,6 +64,7 @@ FILES = (
 """
 UNREADABLE = "unreadable"
 """The state of a run that cannot be read; its `reason` names the file."""
+_NAME_LINE = re.compile(r"^name: (.{1,400})$", re.MULTILINE)
 _TAIL_BYTES = 1 << 16
 _LONGEST = 1 << 21
 """A line longer than this many bytes counts as damaged; the lines that a summary reads are far
@@ -137,6 +142,8 @@ def summarize(folder: RunFolder) -> RunSummary | None:
     """
     try:
         return _summary(folder)
+    except OtherFormat as error:
+        return _of_other_format(folder, str(error))
     except (RamstreamError, OSError) as error:
         return unreadable(folder, in_words(folder, error))
     except Exception as error:  # noqa: BLE001  whatever is in that folder, the others are shown
@@ -151,6 +158,23 @@ def in_words(folder: RunFolder, error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.filename} cannot be read ({error.strerror})."
     return f"{folder.path} cannot be shown ({type(error).__name__}: {first_line(error)})."
+
+
+def _of_other_format(folder: RunFolder, reason: str) -> RunSummary | None:
+    """Returns the summary of a run of another format, which has its name and date alone."""
+    run = unreadable(folder, reason)
+    if run is None:
+        return None
+    name, created = run.name, run.created
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        text = safe_files.read_text(folder.path / CONFIG_FILE, folder.root, MOST_BYTES)
+        found = _NAME_LINE.search(text)
+        if found is not None and name == folder.id:
+            name = str(yaml.safe_load(found[1]))
+    with contextlib.suppress(OSError, ValueError):
+        began = time.strptime(folder.id[:15], "%Y%m%d-%H%M%S")
+        created = float(calendar.timegm(began))
+    return replace(run, name=name, created=created)
 
 
 def unreadable(folder: RunFolder, reason: str) -> RunSummary | None:
@@ -184,6 +208,7 @@ def unreadable(folder: RunFolder, reason: str) -> RunSummary | None:
 def _summary(folder: RunFolder) -> RunSummary:
     """Returns the summary of a run. Raises OSError or RamstreamError if it cannot be read."""
     running = folder.is_running()
+    folder.refuse_other_format()
     found = safe_files.entries(folder.path, folder.root)
     safe_files.refuse_other_kinds(folder.path, found, FILES)
     if CONFIG_FILE not in found:
@@ -210,7 +235,7 @@ def _summary(folder: RunFolder) -> RunSummary:
             # A change made during the run is in the configuration, not in `RunStarted`.
             total_steps = steps
     session = _session(folder, first)
-    seconds = _seconds(folder, session, ends.last)
+    seconds = _seconds(session, ends.last)
     # If no state is found near the end, the lines there belong to steps.
     state = ends.state or ("running" if ends.step else "preparing")
     about = read_about(folder.path)
@@ -235,7 +260,7 @@ def _summary(folder: RunFolder) -> RunSummary:
 
 class _Session(msgspec.Struct, frozen=True):
     """A `_Session` says when the latest session of a run began: the wall clock's `time`, and the
-    `elapsed` of the record, which is None in older files.
+    `elapsed` of the record.
     """
 
     time: float
@@ -256,7 +281,7 @@ def _session(folder: RunFolder, first: Record | None) -> _Session | None:
         return None if first is None else _Session(first.time, first.elapsed)
 
 
-def _seconds(folder: RunFolder, session: _Session | None, last: Record | None) -> float:
+def _seconds(session: _Session | None, last: Record | None) -> float:
     """Returns a run's working time up to its `last` record, in seconds."""
     if session is None:
         return 0.0
@@ -264,22 +289,7 @@ def _seconds(folder: RunFolder, session: _Session | None, last: Record | None) -
         return session.earlier_seconds
     if session.elapsed is not None and last.elapsed is not None:
         return session.earlier_seconds + max(0.0, last.elapsed - session.elapsed)
-    # A record of an earlier version has wall times alone. Where these cannot be, somebody may have
-    # set the clock, and only the whole record tells how long the run took.
-    seconds = last.time - session.time
-    if not 0 <= seconds <= LONGEST_SILENCE:
-        size = safe_files.size_of(folder.events_path, folder.root)
-        return _folded_seconds(folder.events_path, size)
-    return session.earlier_seconds + seconds
-
-
-@functools.lru_cache(maxsize=256)
-def _folded_seconds(path: Path, _size: int) -> float:
-    """Returns the working time that a whole record tells. Its size is part of the cache key."""
-    snapshot = RunSnapshot()
-    for record in replay(path):
-        snapshot.apply(record)
-    return snapshot.seconds
+    return session.earlier_seconds + max(0.0, last.time - session.time)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -299,9 +299,8 @@ def _write_files(
     buffers = _write_buffers(folder, contents.buffers) if contents.buffers else None
     # Weights alone are the same with every optimizer.
     moments_of = store.optimizer if contents.holds == "full" else FP32_MOMENTS
-    without_frozen = 2 if moments_of == FP32_MOMENTS else 3
     values = {
-        "format": FORMAT if frozen_files else without_frozen,
+        "format": FORMAT,
         "step": step,
         HOLDS: contents.holds,
         "dtype": store.dtype,

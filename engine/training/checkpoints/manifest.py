@@ -20,16 +20,13 @@ from engine import safe_files
 from engine.config.settings import Optimizer
 from engine.errors import CheckpointError
 from engine.files import body_checksum
-from engine.planning.layout.moments import FP32_MOMENTS
 from engine.planning.schedule.ops import GradientSum
-from engine.training.checkpoints.staging import CHUNK_BYTES
 
 T = TypeVar("T")
 
-FORMAT = 4
-"""Format 1 had one BLAKE2b checksum for each plane, format 2 had moments in fp32 alone, and format
-3 had weights that are not trained in the planes. All can be read. A checkpoint is written in the
-lowest format from 2 on that holds it, which earlier versions can read.
+FORMAT = 5
+"""Format of all checkpoints. Those before it are not read: the names of settings in them are
+others.
 """
 MANIFEST = "manifest.json"
 MOST_BYTES = 64 << 20
@@ -43,8 +40,8 @@ FileName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_le
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 
 
-class NewerFormat(CheckpointError):
-    """A later version of this program wrote the checkpoint."""
+class OtherCheckpointFormat(CheckpointError):
+    """Another version of this program wrote the checkpoint, in a format of its own."""
 
 
 class Parameter(Struct, frozen=True):
@@ -64,10 +61,8 @@ class Plane(Struct, frozen=True):
 
     offset: Count
     bytes: Count
-    checksums: tuple[Digest, ...] | None = None
-    """One for each piece; None in format 1."""
-    checksum: Digest | None = None
-    """That of the whole plane, in format 1."""
+    checksums: tuple[Digest, ...]
+    """One for each piece."""
 
 
 class UnitFile(Struct, frozen=True):
@@ -110,13 +105,12 @@ class Manifest(Struct, frozen=True):
     units: tuple[UnitFile, ...]
     state: dict[str, Any]
     """What a resume needs beside the planes; what is known of it has the types of `_State`."""
+    holds: Literal["full", "weights"]
+    optimizer: Optimizer
+    """The moments are those of this optimizer."""
+    piece_bytes: Annotated[int, Meta(ge=1, le=1 << 40)]
     buffers: BuffersFile | None = None
     """None if the model has none."""
-    holds: Literal["full", "weights"] = "full"
-    """Earlier versions wrote full ones, without this entry."""
-    optimizer: Optimizer = FP32_MOMENTS
-    """Earlier versions wrote the moments of `adamw`, without this entry."""
-    piece_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] = CHUNK_BYTES
     frozen: tuple[FrozenFile, ...] = ()
     manifest_bytes: int = 0
     """The bytes of the manifest itself."""
@@ -213,8 +207,8 @@ def run_of(checkpoint: Path) -> Path:
 def read_manifest(path: Path) -> Manifest:
     """Returns the manifest of the checkpoint in `path` after verifying its checksum and its types.
 
-    Raises CheckpointError if it cannot be read or is damaged, and NewerFormat for a format of a
-    later version.
+    Raises CheckpointError if it cannot be read or is damaged, and OtherCheckpointFormat for
+    another format.
     """
     try:
         content = safe_files.read_bytes(path / MANIFEST, run_of(path), MOST_BYTES)
@@ -235,10 +229,10 @@ def _typed(path: Path, content: bytes) -> Manifest:
         is_right = False
     if not is_right:
         raise CheckpointError(f"Checkpoint {path} is damaged: {MANIFEST} is not what was written.")
-    later = body.get("format")
-    if isinstance(later, int) and later > FORMAT:
-        shown = later if later < 10**6 else "of a later version"
-        raise NewerFormat(
+    found = body.get("format")
+    if isinstance(found, int) and found != FORMAT:
+        shown = found if abs(found) < 10**6 else "of another version"
+        raise OtherCheckpointFormat(
             f"Checkpoint {path} has format {shown}, which this version cannot read; use the "
             "version of Ramstream that wrote it."
         )
@@ -285,10 +279,7 @@ def _problem_of_planes(unit: UnitFile, manifest: Manifest) -> str:
         if plane.offset < end or plane.offset + plane.bytes > unit.bytes:
             return f"{name} of unit {unit.unit} is not where it can be in {unit.file}"
         end = plane.offset + plane.bytes
-        is_whole = manifest.format == 1
-        if (plane.checksum is None) == is_whole or (plane.checksums is None) != is_whole:
-            return f"{name} of unit {unit.unit} has no checksums of its format"
-        if plane.checksums is not None and len(plane.checksums) != _pieces(plane.bytes, manifest):
+        if len(plane.checksums) != _pieces(plane.bytes, manifest):
             return f"{name} of unit {unit.unit} has other checksums than pieces"
     return ""
 

@@ -31,7 +31,7 @@ import numpy as np
 from engine import safe_files
 from engine.config.settings import Optimizer
 from engine.errors import CheckpointError, first_line
-from engine.files import checksum_of, new_digest
+from engine.files import checksum_of
 from engine.planning.layout.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
 from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
 from engine.progress import Progress, no_progress
@@ -41,8 +41,7 @@ from engine.training.checkpoints.manifest import (
     BuffersFile,
     FrozenFile,
     Manifest,
-    NewerFormat,
-    Plane,
+    OtherCheckpointFormat,
     UnitFile,
     read_manifest,
     run_of,
@@ -178,9 +177,7 @@ def load_checkpoint(
 
 def _fill(path: Path, manifest: Manifest, target: _Target, progress: Progress) -> None:
     try:
-        # A plane of format 1 has one checksum, whatever it is read by.
-        piece_bytes = manifest.piece_bytes if manifest.format > 1 else CHUNK_BYTES
-        cut = replace(target, piece_bytes=piece_bytes, optimizer=manifest.optimizer)
+        cut = replace(target, piece_bytes=manifest.piece_bytes, optimizer=manifest.optimizer)
         _read_planes(path, manifest, cut, progress)
         _read_buffers(path, manifest.buffers, target.buffers)
     except OSError as error:
@@ -238,8 +235,8 @@ def _whole_ones(
             manifest = verified_manifest(path)
             if to_resume:
                 _refuse_weights_alone(path, manifest)
-        except NewerFormat:
-            raise  # resuming from an older checkpoint would delete this one
+        except OtherCheckpointFormat:
+            raise  # resuming from a checkpoint before it would delete this one
         except CheckpointError as error:
             skipped.append(str(error))
         else:
@@ -265,7 +262,7 @@ def _refuse_if_any(root: str | os.PathLike[str], skipped: list[str]) -> None:
 def verified_manifest(path: Path) -> Manifest:
     """Returns the manifest of a checkpoint after verifying the manifest and the file sizes.
 
-    Raises CheckpointError if either is wrong, and NewerFormat for a format of a later version.
+    Raises CheckpointError if either is wrong, and OtherCheckpointFormat for another format.
     """
     manifest = read_manifest(path)
     for entry in manifest.files:
@@ -323,7 +320,7 @@ def _read_unit(path: Path, unit: UnitFile, target: _Target, meter: Meter) -> Non
         for plane in _wanted(unit, target):
             entry = unit.planes[plane]
             written = _WrittenPlane(file, entry.offset, path / unit.file)
-            verifier = _verifier(entry)
+            verifier = _Pieces(entry.checksums)
             for begin in range(0, entry.bytes, target.piece_bytes):
                 end = min(begin + target.piece_bytes, entry.bytes)
                 memory = target.memory(unit.unit, plane, begin, end)
@@ -372,22 +369,6 @@ class _WrittenPlane:
         return memory
 
 
-class _WholePlane:
-    """A `_WholePlane` verifies a plane of format 1, which has one BLAKE2b checksum."""
-
-    def __init__(self, checksum: str):
-        self._checksum = checksum
-        self._digest = new_digest()
-
-    def add(self, piece: memoryview) -> None:
-        """Adds the next bytes of the plane."""
-        self._digest.update(piece)
-
-    def is_right(self) -> bool:
-        """Returns whether the bytes are those that were written."""
-        return self._digest.hexdigest() == self._checksum
-
-
 class _Pieces:
     """A `_Pieces` verifies a plane whose pieces have checksums of their own."""
 
@@ -402,10 +383,3 @@ class _Pieces:
     def is_right(self) -> bool:
         """Returns whether the pieces are those that were written."""
         return self._found == self._checksums
-
-
-def _verifier(entry: Plane) -> _WholePlane | _Pieces:
-    """Returns what verifies the plane with this entry in the manifest."""
-    if entry.checksums is not None:
-        return _Pieces(entry.checksums)
-    return _WholePlane(entry.checksum or "")

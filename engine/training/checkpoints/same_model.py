@@ -87,9 +87,9 @@ def _lacking(layout: UnitLayout, entry: UnitFile, manifest: Manifest) -> str:
     layout; returns an empty text if none is.
     """
     sizes = layout.plane_bytes(manifest.dtype, manifest.optimizer)
-    if manifest.format >= 4:  # weights that are not trained have files of their own
-        begin, end = layout.frozen_range(manifest.dtype)
-        sizes["weight_high"] -= end - begin
+    # Weights that are not trained have files of their own.
+    begin, end = layout.frozen_range(manifest.dtype)
+    sizes["weight_high"] -= end - begin
     wanted = checkpoint_planes(manifest.dtype, manifest.holds)
     for plane in (*wanted, *entry.planes):
         if plane not in entry.planes:
@@ -108,14 +108,13 @@ def _lacking(layout: UnitLayout, entry: UnitFile, manifest: Manifest) -> str:
 
 def _refuse_other_frozen(path: Path, manifest: Manifest, store: HostStates) -> None:
     """Raises CheckpointError where other weights that are not trained are there than in the store,
-    or have other sizes. Before format 4, they are in the planes.
+    or have other sizes.
     """
     wanted: dict[str, int] = {}
-    if manifest.format >= 4:
-        for layout in store.layouts.values():
-            begin, end = layout.frozen_range(store.dtype)
-            if begin < end:
-                wanted[layout.unit] = end - begin
+    for layout in store.layouts.values():
+        begin, end = layout.frozen_range(store.dtype)
+        if begin < end:
+            wanted[layout.unit] = end - begin
     units = [each.unit for each in manifest.frozen]
     found = {each.unit: each.bytes for each in manifest.frozen}
     if found == wanted and len(units) == len(found):

@@ -42,7 +42,7 @@ def description(layout: UnitLayout) -> dict[str, Any]:
         fields = asdict(spec)
         # The planes are the same, whatever the device computes with, and whatever the weights mean.
         del fields["exact"], fields["adapter"], fields["experts"]
-        if not spec.frozen:  # earlier versions do not know the word
+        if not spec.frozen:  # nearly all parameters are not, and a manifest stays short
             del fields["frozen"]
         parameters.append({**fields, "offset": offset})
     return {

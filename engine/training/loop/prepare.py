@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from engine.config.settings import TrainConfig
-from engine.data.batches.loader import BY_LENGTH, PreparedData, prepare_data
+from engine.data.batches.loader import PreparedData, prepare_data
 from engine.data.batches.preview import check_first_rows
 from engine.data.tokens.template_process import template_process
 from engine.data.tokens.tokenize import Execution
@@ -241,8 +241,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
         Execution(session.progress("tokenise", check)),
     )
     packed = config.packs and not problem
-    if not packed and (newest is None or newest.state.get("data", "").endswith(BY_LENGTH)):
-        # Runs of earlier versions go on in the order in which they began.
+    if not packed:
         data = data.grouped_by_length(config.train.batch_size)
     data.learn(config.objective)
     session.recorder.emit(DataPrepared(data.summary))

@@ -60,16 +60,6 @@ _NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.sta
 """The number of steps is compared as it is counted; the others mean nothing to a resume."""
 
 
-_ADDED = {
-    ROPE_SCALING: "none",
-    "data.add_tokens": [],
-    "data.roles": [],
-    "data.unused_flags": [],
-    "train.lora_target_parameters": [],
-}
-"""Checkpoints of earlier versions lack these settings; their runs had these values."""
-
-
 def resume_state(
     config: TrainConfig,
     fingerprint: str,
@@ -203,12 +193,11 @@ def changed_settings(
 
 def _before(state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of the session that wrote a checkpoint; none where it keeps none."""
-    settings = state.get("settings") or {}
-    return _ADDED | settings if settings else {}
+    return dict(state.get("settings") or {})
 
 
 def _parts(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns what is trained by these settings. Earlier versions trained the whole model."""
+    """Returns what is trained by these settings."""
     method = settings.get("train.method", "full")
     if method == "full":
         return ()

@@ -254,9 +254,9 @@ def test_a_clock_that_is_set_makes_no_process_another_one(tmp_path, monkeypatch,
             (folder.path / "detached.json").write_text(json.dumps(written | changed))
             assert not is_starting(folder)
         set_clock.undo()
-        # As an earlier version wrote it.
-        older = {name: written[name] for name in ("pid", "started")}
-        (folder.path / "detached.json").write_text(json.dumps(older))
+        # The system tells no more.
+        less = {name: written[name] for name in ("pid", "started")}
+        (folder.path / "detached.json").write_text(json.dumps(less))
         assert is_starting(folder)
     finally:
         set_clock.undo()

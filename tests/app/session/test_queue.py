@@ -233,17 +233,6 @@ def test_what_was_held_stays_held_whatever_goes_on_at_the_next_restart(tmp_path,
     assert not json.loads((tmp_path / QUEUE_FILE).read_text())["held"]
 
 
-def test_the_file_of_an_older_version_is_read(tmp_path, queue, place):
-    queue.add(named("a"))
-    queue.close()
-    listed = json.loads((tmp_path / QUEUE_FILE).read_text())["runs"]
-    del listed[0]["detached"]
-    (tmp_path / QUEUE_FILE).write_text(json.dumps(listed))
-    again = RunQueue(tmp_path, place.start, place.why_not)
-    assert names(again) == ["a"] and again.is_held and not again.listed()[0].detached
-    again.close()
-
-
 def test_nothing_is_held_once_everything_of_before_is_removed(tmp_path, queue, place):
     queue.add(named("a"))
     queue.close()

@@ -75,8 +75,7 @@ def test_the_groups_differ_from_epoch_to_epoch_and_by_the_seed():
     assert len(first & second) == len(first & reseeded) == 0
 
 
-def test_an_order_without_groups_is_what_it_was(lengths):
-    """Runs of earlier versions go on in it."""
+def test_an_order_without_groups_is_a_permutation_by_the_seed(lengths):
     for epoch in range(3):
         expected = np.random.default_rng((epoch, SEED)).permutation(1000)
         assert (rows_of(lengths).order(epoch) == expected).all()

@@ -1,4 +1,4 @@
-"""The small run that was written before, as material: a working directory with its model, data and
+"""A small run as material: a working directory with its model, data and
 preset, and folders of runs in every state, made from its record without the program. All times in
 them are fixed, so that what the program says of them can be compared to the last digit.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.support.behaviour.sides import Side
 
-BEFORE = Path(__file__).resolve().parents[2] / "fixtures" / "before"
+SMALL = Path(__file__).resolve().parents[2] / "fixtures" / "small_run"
 DAY = "20260102"
 MOMENT = 1_767_312_000
 
@@ -24,7 +24,7 @@ Lines = list[dict[str, Any]]
 def small_place(side: Side, name: str) -> Path:
     """A new working directory with the small model, its data and its preset."""
     folder = side.work / name
-    shutil.copytree(BEFORE, folder, ignore=shutil.ignore_patterns("runs", "cache", "expected.json"))
+    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns("runs"))
     return folder
 
 
@@ -35,7 +35,7 @@ def run_ids() -> dict[str, str]:
 
 def recorded_runs(folder: Path) -> dict[str, str]:
     """Fill the folder with runs; their ids by name."""
-    (source,) = (BEFORE / "runs").iterdir()
+    (source,) = (SMALL / "runs").iterdir()
     ids = run_ids()
     for number, (name, run_id) in enumerate(ids.items()):
         target = folder / run_id
@@ -112,7 +112,7 @@ def _newer(lines: Lines, target: Path) -> Lines:
 
 def _changed(lines: Lines, target: Path) -> Lines:
     set_values(target, "learning_rate: 0.01", "learning_rate: 0.02")
-    set_values(target, "name: Written before", "name: <b>Changed</b> & told")
+    set_values(target, "name: Small run", "name: <b>Changed</b> & told")
     for line in lines:
         if line["kind"] == "step_finished":
             line["loss"] *= 0.75

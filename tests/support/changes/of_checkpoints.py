@@ -226,9 +226,9 @@ CHECKPOINT = (
     Change(
         "newer-format-believed",
         MANIFESTS,
-        "isinstance(later, int) and later > FORMAT:",
-        "isinstance(later, int) and later > FORMAT + 1:",
-        "A checkpoint of a later version is read as one of this version.",
+        "isinstance(found, int) and found != FORMAT:",
+        "isinstance(found, int) and found > FORMAT + 1:",
+        "A checkpoint of another version is read as one of this version.",
         (CHECKPOINTS,),
     ),
     Change(

@@ -334,7 +334,7 @@ def test_take_home_says_what_to_type_and_whether_the_template_was_checked(sessio
     folder.export_path.mkdir()
     (folder.export_path / "config.json").write_text("{}")
     for content, words in (
-        (None, "has no Modelfile"),
+        (None, "Its Modelfile is gone"),
         ('FROM .\nTEMPLATE """x"""\n', "both were compared"),
         ("FROM .\n# There is no TEMPLATE here: it has none.\n", "no TEMPLATE: it has none."),
     ):

@@ -13,7 +13,6 @@ from app.verdict.outcome import how_it_ended
 from engine.runs.record.events import (
     LogLine,
     MemorySampled,
-    Record,
     RunEnded,
     RunStarted,
     StateChanged,
@@ -36,14 +35,6 @@ def folded(path) -> RunSnapshot:
     for record in replay(path):
         snapshot.apply(record)
     return snapshot
-
-
-def older(path) -> None:
-    """Makes a record what an earlier version wrote: wall times alone."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        line.pop("elapsed", None)
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 def trained(folder, clocks: Clocks, set_by: float, ended: str = "finished") -> RunSnapshot:
@@ -127,53 +118,6 @@ def test_a_clock_that_is_set_back_between_two_sessions_makes_no_time_negative(
     assert recorder.snapshot.seconds == pytest.approx(35)
     (run,) = list_runs(tmp_path)
     assert run.seconds == pytest.approx(35)
-
-
-@pytest.mark.parametrize(
-    ("set_by", "seconds"), [(0.0, 30), (DAYS_40, 25), (-DAYS_40, 25), (-3.0, 27), (0.5, 30.5)]
-)
-def test_a_record_of_an_earlier_version_is_read_as_well_as_it_can_be(
-    tmp_path, monkeypatch, set_by, seconds
-):
-    """Its wall times are all there is: a jump that cannot be counts as no time."""
-    clocks = Clocks(monkeypatch)
-    folder = create_run(tmp_path, CONFIG)
-    trained(folder, clocks, set_by)
-    older(folder.events_path)
-    snapshot = folded(folder.events_path)
-    (run,) = list_runs(tmp_path)
-    assert run.seconds == pytest.approx(seconds) and snapshot.seconds == pytest.approx(seconds)
-    x = list(places(snapshot, snapshot.steps, "time"))
-    assert x == sorted(x) and x[-1] == pytest.approx(1e3 * snapshot.seconds)
-
-
-def test_a_run_of_an_earlier_version_goes_on_with_this_one(tmp_path, monkeypatch):
-    clocks = Clocks(monkeypatch)
-    folder = create_run(tmp_path, CONFIG)
-    trained(folder, clocks, DAYS_40, "stopped")
-    older(folder.events_path)
-    clocks.pass_by(100)
-    recorder = RunRecorder(folder, folder.id)
-    recorder.emit(StateChanged("preparing"))
-    clocks.set_by(-2 * DAYS_40)
-    clocks.pass_by(5)
-    recorder.emit(RunEnded("stopped"))
-    recorder.close()
-    snapshot = folded(folder.events_path)
-    assert snapshot == recorder.snapshot
-    assert snapshot.seconds == pytest.approx(25 + 5) and snapshot.elapsed == pytest.approx(130)
-    (run,) = list_runs(tmp_path)
-    assert run.seconds == pytest.approx(30)
-
-
-def test_an_earlier_version_may_go_on_with_a_record_of_this_one(tmp_path, monkeypatch):
-    clocks = Clocks(monkeypatch)
-    folder = create_run(tmp_path, CONFIG)
-    snapshot = trained(folder, clocks, DAYS_40, "stopped")
-    for seconds, event in ((100, StateChanged("preparing")), (105, RunEnded("stopped"))):
-        seq = snapshot.last_seq + 1
-        snapshot.apply(Record("r", seq, BEGIN + DAYS_40 + 30 + seconds, event))
-    assert snapshot.seconds == pytest.approx(35) and snapshot.elapsed == pytest.approx(135)
 
 
 @pytest.mark.parametrize("elapsed", ["-1.0", '"5"', "1e300", "NaN", "[]"])

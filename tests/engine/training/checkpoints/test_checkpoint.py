@@ -208,17 +208,18 @@ def test_when_none_is_left_the_reasons_are_given(two, new_store):
             find(root)
 
 
-def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
-    """Going on from an older checkpoint would delete what a later version wrote."""
+@pytest.mark.parametrize("form", [1, 4, 6])
+def test_another_format_is_named_and_not_passed_over(two, new_store, form):
+    """Going on from a checkpoint before it would delete what another version wrote."""
     root, _ = two
     path = root / "step-2" / "manifest.json"
     whole = json.loads(path.read_text())
-    body = {name: value for name, value in whole.items() if name != "checksum"} | {"format": 5}
+    body = {name: value for name, value in whole.items() if name != "checksum"} | {"format": form}
     path.write_text(json.dumps(body | {"checksum": body_checksum(body)}))
     for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
-        with pytest.raises(CheckpointError, match="format 5, which this version cannot read"):
+        with pytest.raises(CheckpointError, match=f"format {form}, which this version cannot read"):
             find(root)
-    path.write_text(json.dumps(whole | {"format": 6}))  # a flipped bit, not a later version
+    path.write_text(json.dumps(whole | {"format": form}))  # a flipped bit, not another version
     assert newest_checkpoint(root).step == 1 and "damaged" in newest_checkpoint(root).skipped[0]
 
 

@@ -13,7 +13,7 @@ import pytest
 from engine import safe_files
 from engine.config.adapters import Adapters
 from engine.errors import CheckpointError
-from engine.planning.layout.layout import WEIGHT_PLANES, UnitLayout
+from engine.planning.layout.layout import WEIGHT_PLANES
 from engine.planning.schedule.choices import PlanChoices
 from engine.runs.record.run_folder import BEST_FOLDER
 from engine.training.checkpoints import checkpoint, frozen_files
@@ -226,23 +226,3 @@ def test_a_file_of_another_size_is_not_shared(tmp_path):
     assert (second.path / name).stat().st_ino != (first.path / name).stat().st_ino
     load_checkpoint(second.path, run.store, {})
     run.close()
-
-
-def test_checkpoints_of_before_have_them_in_their_planes(tmp_path, monkeypatch):
-    """They were written so for a while, and are read."""
-    run = a_run()
-    expected = masters(run)
-    with monkeypatch.context() as before:
-        before.setattr(UnitLayout, "frozen_range", lambda *_: (0, 0))
-        before.setattr(FrozenFiles, "write", lambda *_: ([], 0))
-        info = write(run, tmp_path, 1)
-    assert not frozen_of(info.path) and verified_manifest(info.path).format == 2
-    other = a_run()
-    for unit in other.model.units:
-        other.store.tensor(unit.name, "weight_high").zero_()
-    load_checkpoint(info.path, other.store, {})
-    assert same(masters(other), expected)
-    again = write(other, tmp_path, 2)
-    assert verified_manifest(again.path).format == 4 and frozen_of(again.path)
-    run.close()
-    other.close()

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from engine.errors import CheckpointError
-from engine.files import body_checksum
 from engine.planning.layout.layout import WEIGHT_PLANES
 from engine.training.checkpoints.checkpoint import Contents, checkpoint_bytes, write_checkpoint
 from engine.training.checkpoints.restore import (
@@ -84,18 +83,6 @@ def test_what_has_no_moments_is_refused_where_they_are_needed(tmp_path, new_stor
         with pytest.raises(CheckpointError, match="holds weights alone, which can be trained on"):
             refused()
     assert content(other) == before, "nothing was written to the planes"
-
-
-def test_a_checkpoint_that_does_not_say_what_it_holds_is_full(new_store, two):
-    root, held = two
-    for path in root.glob("step-*"):
-        body = json.loads((path / "manifest.json").read_text())
-        assert body.pop("checksum") and body.pop("holds") == "full"
-        text = json.dumps({"checksum": body_checksum(body), **body})
-        (path / "manifest.json").write_text(text)
-    store = new_store()
-    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
-    assert saved_steps(root) == SavedSteps(2, 2)
 
 
 @pytest.mark.parametrize("damage", ["shorter", "one byte"])

@@ -234,8 +234,8 @@ def test_an_adapter_brings_what_ends_its_answers(tmp_path):
     assert assert_ends_by_itself(Learned(found.run, merged)) == {"<|im_end|>"}
 
 
-def test_a_run_that_was_resumed_and_one_of_before_end_their_answers_too(tmp_path):
-    """Records of earlier versions do not say what ends an answer; the chat template does."""
+def test_a_run_that_was_resumed_and_one_without_ends_in_its_record_end_answers_too(tmp_path):
+    """A damaged record does not say what ends an answer; the chat template does."""
     values = {"train.steps": 4, "output.checkpoint_every": 2, "output.exact_match_samples": 0}
     config = base_model(tmp_path, **values)
     stopped = trained(config, tmp_path / "runs", {2: "stop"})

@@ -1,6 +1,4 @@
-"""A run without packing groups its rows by length, resumes to the bit, and goes on in the order in
-which it began where an earlier version began it.
-"""
+"""A run without packing groups its rows by length and resumes to the bit."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def resumed(run, runs_dir):
     return again
 
 
-def in_the_old_order(monkeypatch):
+def without_groups(monkeypatch):
     monkeypatch.setattr(PreparedData, "grouped_by_length", lambda data, _: data)
 
 
@@ -63,20 +61,10 @@ def test_a_resumed_run_takes_the_same_rows(config, tmp_path):
     assert losses[0] == losses[1] and losses[0]
 
 
-def test_a_run_of_an_earlier_version_goes_on_in_its_order(config, tmp_path, monkeypatch):
-    with monkeypatch.context() as earlier:
-        in_the_old_order(earlier)
-        whole = finished(config, tmp_path / "whole")
-        begun = finished(config, tmp_path / "parts", 3)
-    assert planes_on_disk(resumed(begun, tmp_path / "parts")) == planes_on_disk(whole)
-    grouped = finished(config, tmp_path / "grouped")
-    assert planes_on_disk(grouped) != planes_on_disk(whole)
-
-
 def test_packed_rows_keep_their_order_and_their_fingerprint(config, tmp_path, monkeypatch):
     packed = config.with_values({"data.packing": True})
     now = finished(packed, tmp_path / "now")
-    in_the_old_order(monkeypatch)
+    without_groups(monkeypatch)
     assert planes_on_disk(finished(packed, tmp_path / "before")) == planes_on_disk(now)
     manifests = list((tmp_path / "now").rglob("manifest.json"))
     assert manifests and all(BY_LENGTH not in path.read_text() for path in manifests)

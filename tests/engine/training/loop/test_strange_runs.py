@@ -92,5 +92,7 @@ def ended(run) -> None:
     """Raises the sentence with which a run has failed."""
     result = execute(run)
     if result.state == "failed":
-        assert result.error_type in ("CheckpointError", "ModelError", "NewerFormat"), result
+        assert result.error_type in ("CheckpointError", "ModelError", "OtherCheckpointFormat"), (
+            result
+        )
         raise RamstreamError(result.reason)
