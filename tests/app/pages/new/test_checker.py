@@ -1,5 +1,5 @@
-"""The fit panel's texts and drawings are pure functions of the engine's report, and the page gets
-them by a route.
+"""The texts and drawings of the fit report beside Start: pure functions of the engine's report,
+which the page gets by a route.
 """
 
 from __future__ import annotations
