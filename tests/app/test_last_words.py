@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from app.session.detached import process_of_its_own
@@ -43,9 +44,12 @@ from engine.training.loop.run import start_run
 from tests.support.failing import intact, resumes_to_the_end, whole_checkpoints
 from tests.support.folders import make_config
 from tests.support.ports import free_port
+from tests.support.strangers import beyond_loopback, listening
 from tests.support.trained_runs import execute
 
 PATIENCE = 120
+KEPT_IN = "RAMSTREAM_TEST_FOLDER"
+"""What a program under test keeps for the test is in the folder that this variable names."""
 DETACHED = {"train.steps": 400, "output.checkpoint_every": 0, "output.eval_every": 0}
 
 
@@ -61,6 +65,11 @@ def step(number: int) -> Callable[[Event], bool]:
     return lambda event: isinstance(event, StepFinished) and event.step == number
 
 
+LONG_STEP = "in a long step of two ranks"
+OPS_BEFORE = 12
+"""So many ops of that step are over when the signal comes; the ranks wait for each other in some of
+them.
+"""
 MOMENTS: dict[str, Callable[[Event], bool]] = {
     "starting": state("preparing"),
     "tokenizing": job("tokenise"),
@@ -82,6 +91,9 @@ def send_to_itself(number: int) -> None:
 
 def signal_at(moment: str, number: int) -> None:
     """Sends a signal at a moment of the run that is started."""
+    if moment == LONG_STEP:
+        signal_in_a_long_step(number)
+        return
     if moment == "in mid step":
         from engine.runtime.step.streaming_engine import StreamingEngine
 
@@ -108,6 +120,57 @@ def signal_at(moment: str, number: int) -> None:
         return real_emit(self, event)
 
     RunRecorder.emit = emit
+
+
+def signal_in_a_long_step(number: int) -> None:
+    """Sends a signal after some ops of step 5 of two ranks, which would have no end: an op that is
+    submitted once the run knows of it waits for ever. Where both listen is kept for the test.
+    """
+    from engine.runtime.device.cpu_backend import CpuBackend
+    from engine.runtime.step.streaming_engine import StreamingEngine
+    from engine.training.loop.run import Run
+
+    begins, submit, stop = StreamingEngine._training_step, CpuBackend.submit, Run.stop
+    ops: list[int] = []
+    known = threading.Event()
+
+    def begin(self, step_number, *given):
+        if step_number == 5:
+            ops.append(0)
+        return begins(self, step_number, *given)
+
+    def submitted(self, lane, waits, work):
+        if ops:
+            ops[0] += 1
+        if ops == [OPS_BEFORE]:
+            found = [
+                len(seen(os.getpid(), *descendants())) for seen in (listening, beyond_loopback)
+            ]
+            Path(os.environ[KEPT_IN], "listening.json").write_text(json.dumps(found))
+            send_to_itself(number)
+            while not known.is_set():
+                time.sleep(0.01)
+        elif ops and ops[0] > OPS_BEFORE:
+            threading.Event().wait()
+        return submit(self, lane, waits, work)
+
+    def stopped(self, is_urgent):
+        stop(self, is_urgent)
+        known.set()
+
+    StreamingEngine._training_step, CpuBackend.submit, Run.stop = begin, submitted, stopped
+
+
+def descendants() -> list[int]:
+    return [child.pid for child in psutil.Process().children(recursive=True)]
+
+
+def train(moment: str, number: int, preset: str, runs: str) -> None:
+    """Trains by the command line."""
+    import launch
+
+    signal_at(moment, number)
+    sys.exit(launch.main(["train", preset, "--runs-dir", runs]))
 
 
 def app(moment: str, number: int, preset: str, runs: str) -> None:
@@ -144,20 +207,26 @@ def app(moment: str, number: int, preset: str, runs: str) -> None:
 
 
 def ended_app(
-    tmp_path: Path, moment: str, number: int, within: Sequence[str] = (), **values
+    tmp_path: Path,
+    moment: str,
+    number: int,
+    within: Sequence[str] = (),
+    program: Callable = app,
+    **values,
 ) -> tuple[Path, str]:
-    """An app that a signal has ended; its runs, and what it said."""
+    """An app, or another program, that a signal has ended; its runs, and what it said."""
     preset, runs = tmp_path / "preset.yaml", tmp_path / "runs"
     make_config(tmp_path, **values).save(preset)
     call = (
-        f"import tests.app.test_last_words as it; it.app({moment!r}, {int(number)}, *sys.argv[1:])"
+        "import tests.app.test_last_words as it; "
+        f"it.{program.__name__}({moment!r}, {int(number)}, *sys.argv[1:])"
     )
     done = subprocess.run(
         [*within, sys.executable, "-c", f"import sys; {call}", str(preset), str(runs)],
         capture_output=True,
         text=True,
         cwd=PROGRAM_ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", KEPT_IN: str(tmp_path)},
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         timeout=PATIENCE,
     )
@@ -185,6 +254,25 @@ def test_a_signal_at_any_moment_of_an_apps_run_saves_its_last_finished_step(
     if moment == "in mid step":
         assert run.step == 4 and "Step 4 is being saved: " in said
     whole = start_run(make_config(tmp_path), tmp_path / "whole")
+    execute(whole)
+    resumes_to_the_end(capsys, runs, whole)
+
+
+@pytest.mark.everything("two ranks are started, three times")
+def test_a_long_step_of_two_ranks_is_given_up_and_the_one_before_it_saved(capsys, tmp_path):
+    """As with one rank, the end of the step is not waited for: a container gives ten seconds. The
+    app starts such a run by the same command.
+    """
+    values = {"engine.gpus": 2}
+    runs, said = ended_app(tmp_path, LONG_STEP, signal.SIGTERM, program=train, **values)
+    (run,) = list_runs(runs)
+    assert run.state == "stopped" and run.step == 4, run
+    intact(Path(run.path))
+    assert whole_checkpoints(Path(run.path)) == 4
+    assert "Step 4 is being saved: " in said
+    everywhere, beyond = json.loads((tmp_path / "listening.json").read_text())
+    assert everywhere and not beyond
+    whole = start_run(make_config(tmp_path, **values), tmp_path / "whole")
     execute(whole)
     resumes_to_the_end(capsys, runs, whole)
 

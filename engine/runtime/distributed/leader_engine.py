@@ -59,7 +59,7 @@ class LeaderEngine(StreamingEngine):
         check: Callable[[], None] | None = None,
     ) -> None:
         if check is not None:
-            check()  # later, the other ranks would wait for a step that this one gives up
+            check()
         skipped = self._store.held.skipped
         is_notified = self.workers.wants_timeline(number)
         with self._together():
@@ -73,7 +73,25 @@ class LeaderEngine(StreamingEngine):
                     is_notified and self.workers.place.of(rank).host == self.workers.place.host,
                 )
             )
-            self.train_shard(number, self._share(batches, 0), learning_rate, on_applied)
+            own = self._share(batches, 0)
+            self.train_shard(number, own, learning_rate, on_applied, self._abandoning(check))
+
+    def _abandoning(self, check: Callable[[], None] | None) -> Callable[[], None] | None:
+        """Returns a check that gives a step up once it was begun: the other ranks wait for this one
+        in it from then on, and compute nothing more. None where ranks finish their step: processes
+        of other hosts would be ended with a part of the planes.
+        """
+        if check is None or self.workers.place.hosts > 1:
+            return None
+
+        def abandoning() -> None:
+            try:
+                check()
+            except BaseException:
+                self.workers.abandon()
+                raise
+
+        return abandoning
 
     def dry_run(self, batches: Sequence, check: Callable[[], None] | None = None) -> None:
         if check is not None:
@@ -88,7 +106,7 @@ class LeaderEngine(StreamingEngine):
             try:
                 super().drain()
             finally:
-                if not self.workers.problem:
+                if self.workers.compute:
                     self.workers.ask(Drain())
 
     def losses_of(
@@ -134,7 +152,7 @@ class LeaderEngine(StreamingEngine):
         return _joined(own, answers)[: len(batches)]
 
     def close(self) -> None:
-        if not self.workers.problem:
+        if self.workers.compute:
             with contextlib.suppress(RankError):
                 self.workers.ask(CloseEngine())
         super().close()
@@ -145,13 +163,15 @@ class LeaderEngine(StreamingEngine):
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
         """Makes every error one that names its rank, except that of numbers that are not finite,
-        which all ranks have found.
+        which all ranks have found, and that with which a step is given up.
         """
         try:
             yield
         except NonFiniteError:
             raise
         except Exception as error:
+            if self.workers.is_abandoned:
+                raise
             raise self.workers.explained(error) from error
 
 

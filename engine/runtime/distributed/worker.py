@@ -73,15 +73,10 @@ class Worker:
         self._reporter: Reporter | None = None
         self._is_new = True
 
-    def serve(self) -> int:
-        """Does what the leader asks, until it asks to end. Returns the exit code that it asks
-        for.
-        """
+    def serve(self) -> NoReturn:
+        """Does what the leader asks, until it asks to end."""
         while True:
-            message = self._line.next()
-            if isinstance(message, End):
-                return message.code
-            self._do(message)
+            self._do(self._line.next())
 
     def fail(self, error: BaseException) -> None:
         """Tells the leader why this process ends."""
@@ -100,6 +95,9 @@ class Worker:
         if isinstance(message, ShardMessage):
             self._answer(message)
             return True
+        if isinstance(message, End):
+            # The thread that computes may wait for others in a step that the leader has given up.
+            os._exit(message.code)
         return False
 
     def _answer(self, message: ShardMessage) -> None:
@@ -247,11 +245,10 @@ def main(descriptor: int) -> None:
 def run(connection: Connection) -> NoReturn:
     """Follows the leader at the other end of the connection, and ends the process."""
     worker = Worker(connection)
-    code = 1
     try:
-        code = worker.serve()
+        worker.serve()
     except BaseException as error:  # noqa: BLE001  told to the leader, whatever it is
         with contextlib.suppress(ConnectionLostError):
             worker.fail(error)
     # Threads may still wait in a collective, and have nothing left to do.
-    os._exit(code)
+    os._exit(1)

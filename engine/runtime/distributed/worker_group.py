@@ -102,6 +102,7 @@ class WorkerGroup:
         self._known = threading.Event()
         self._problem = ""
         self._ending = False
+        self._is_abandoned = False
         self._failing = threading.Lock()
         self._have_told: set[int] = set()
         """These ranks have told why they end."""
@@ -286,6 +287,22 @@ class WorkerGroup:
     def problem(self) -> str:
         """Returns why the ranks cannot go on, or "" if they can."""
         return self._problem
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Returns whether the others wait in a step that this rank has given up."""
+        return self._is_abandoned
+
+    @property
+    def compute(self) -> bool:
+        """Returns whether the others compute what they are asked to."""
+        return not (self._problem or self._is_abandoned)
+
+    def abandon(self) -> None:
+        """Leaves the others in the step under way, whose updates they do not begin without a word
+        from this rank. They go on telling of the planes on their devices, and can be ended.
+        """
+        self._is_abandoned = True
 
     def explained(self, error: BaseException) -> RankError:
         """Returns the error that says which rank is the cause of `error`. If no other rank is, it

@@ -197,6 +197,12 @@ def _say(text: str, file: TextIO | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
+STEP_IS_FINISHED = (
+    "Ranks on several hosts finish the step under way before it is saved; if their processes are "
+    "ended sooner, what was trained since the newest checkpoint is not saved."
+)
+
+
 class _Screen:
     """A `_Screen` shows the records of a run as they arrive."""
 
@@ -213,6 +219,8 @@ class _Screen:
         """Queues a request when a signal arrives; a signal handler must not wait for locks."""
         self._run.stop(is_urgent)
         tell(self._stopping)
+        if is_urgent and self._run.finishes_its_step:
+            tell(STEP_IS_FINISHED)
 
     def show(self, record: Record) -> None:
         """Shows one record; the recorder calls this."""

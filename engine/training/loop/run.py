@@ -98,6 +98,13 @@ class Run:
         """
         self._gathered = gathered
 
+    @property
+    def finishes_its_step(self) -> bool:
+        """Returns whether a step under way is finished even where a stop is urgent: processes of
+        other hosts hold a part of the planes, and compute until its end.
+        """
+        return self._gathered is not None and self._gathered.place.hosts > 1
+
     def request(self, command: str | Change) -> None:
         """Requests stop, discard, pause, resume or save, or a change.
 
@@ -109,7 +116,8 @@ class Run:
 
     def stop(self, is_urgent: bool) -> None:
         """Requests a stop; a signal handler may call this. If it `is_urgent`, the process may soon
-        be ended by force: the step under way is given up, and the one before it saved.
+        be ended by force: the step under way is given up, and the one before it saved, unless the
+        run `finishes_its_step`.
         """
         self.request("stop")
         # It is set after the request, so that whoever reads it finds the request.

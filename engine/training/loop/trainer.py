@@ -10,7 +10,8 @@
   which the GPU's memory does not last is planned with less and repeated
   (`engine.training.loop.oom_recovery`).
 - A stop by Ctrl-C or on the page finishes the step. One that may be followed by force (SIGTERM)
-  gives up the step that is being submitted, and saves the one before it.
+  gives up the step that is being submitted, and saves the one before it. Ranks of several hosts
+  finish it.
 - A submitted step is executed while the loop submits the next one. The HOST lane records its
   `StepFinished` when it is applied.
 - A checkpoint that falls due is written while steps go on (`engine.training.loop.saving`).
@@ -486,11 +487,10 @@ class Trainer:
 
     def _check_step(self) -> None:
         """Gives up a step before its updates: where memory is low, and where a request to stop is
-        urgent. Ranks would have to give it up at the same op, so they finish it.
+        urgent.
         """
         self._watch.check()
-        is_urgent = self._requests.is_urgent() and self.prepared.workers is None
-        if is_urgent and not self._has_given_up:
+        if self._requests.is_urgent() and not self._has_given_up:
             self._has_given_up = True  # a step before it that has to be repeated is not given up
             raise StepAborted
 

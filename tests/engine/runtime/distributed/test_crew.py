@@ -35,6 +35,7 @@ from tests.support.crews import (
     plant,
     wait_for_end,
 )
+from tests.support.stores import planes_of
 from tests.support.tiny import random_batches
 
 SOON = 60
@@ -232,6 +233,43 @@ def test_the_leader_s_own_error_in_a_step_ends_all(model, monkeypatch, error, to
         pids = workers.pids
         with ended_soon(pids):
             assert train_until_it_fails(workers) == f"Rank 0 of 2 {told}"
+
+
+def read(store) -> dict[tuple[str, str], bytes]:
+    """Returns the planes of a store as a checkpoint reads them, those on other devices too."""
+    return {
+        (unit, plane): store.content(unit, plane, 0, store.nbytes(unit, plane)).tobytes()
+        for unit in store.layouts
+        for plane in planes_of(store)
+    }
+
+
+@pytest.mark.parametrize(
+    ("given_up", "choices"),
+    [(KeyboardInterrupt, {}), (HostMemoryError, {"settled_units": 2})],
+    ids=["planes in RAM", "planes on the devices"],
+)
+def test_a_step_that_the_leader_gives_up_changes_no_plane_and_all_can_be_read(
+    model, given_up, choices
+):
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 9:
+            raise given_up("enough")
+
+    with led(model, 2, **choices) as workers:
+        processes = workers.workers._processes
+        workers.train(1)
+        before = read(workers.store)
+        with pytest.raises(given_up, match="enough"):
+            workers.engine.train_step(2, random_batches(4), 3e-3, check=look)
+        workers.engine.drain()
+        assert workers.store.held.step == 1 and not workers.store.held.is_mixed
+        assert read(workers.store) == before and not workers.logged
+        workers.engine.close()
+    assert [each.process.returncode for each in processes] == [0], "it ends by itself"
 
 
 def test_an_evaluation_that_is_given_up_leaves_the_ranks_in_step(model):
