@@ -5,6 +5,7 @@ it trains. It knows the port of torchrun's store, which anybody can read and wri
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401  another account may not read it later, and sockets need it
 import json
 import os
 import pickle
