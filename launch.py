@@ -114,9 +114,11 @@ def _app(arguments: argparse.Namespace) -> int:
         )
     given = {"largest": arguments.upload_limit, "quota": arguments.upload_quota}
     limits = {name: size for name, size in given.items() if size is not None}
+    # Where neither is asked for, the address decides.
+    login = bool(arguments.login) if arguments.login or arguments.no_login else None
     serve(
         Address(plain_host(arguments.host), arguments.port, tls, tuple(arguments.proxy)),
-        login=True if arguments.login else False if arguments.no_login else None,
+        login=login,
         runs_dir=arguments.runs_dir,
         open_browser=not arguments.no_browser,
         data_options=DataOptions(UploadLimits(**limits), tuple(arguments.data_folder)),

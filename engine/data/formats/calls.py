@@ -71,8 +71,13 @@ def _function(function: dict[str, Any], place: str) -> dict[str, Any]:
     value = function[given]
     is_empty = isinstance(value, str) and not value.strip()
     arguments = {} if is_empty else _arguments(value, place)
-    found = {"arguments" if key == given else key: inner for key, inner in function.items()}
-    return found | {"arguments": arguments}
+    return _renamed(function, given, "arguments") | {"arguments": arguments}
+
+
+def _renamed(values: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Returns `values`, in their order, with the key `new` in the place of `old`."""
+    names = {old: new}
+    return {names.get(key, key): value for key, value in values.items()}
 
 
 def _arguments(value: Any, place: str) -> Any:
@@ -162,7 +167,5 @@ def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
     if "input_schema" in function:
         if "parameters" in function:
             raise DataError(f"A tool in {place} has both parameters and input_schema; keep one.")
-        function = {
-            "parameters" if key == "input_schema" else key: value for key, value in function.items()
-        }
+        function = _renamed(function, "input_schema", "parameters")
     return {"type": "function", "function": function}

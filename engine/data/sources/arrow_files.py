@@ -108,7 +108,11 @@ def _first_objects(column: Any) -> list[Any]:
     found = iter(which.reshape(-1).tolist())
     # A length is None where there is no list.
     none_or_empty: dict[int | None, Any] = {None: None, 0: []}
-    return [alike[next(found)] if length else none_or_empty[length] for length in lengths]
+
+    def of_length(length: int | None) -> Any:
+        return alike[next(found)] if length else none_or_empty[length]
+
+    return [of_length(length) for length in lengths]
 
 
 def _is_list(kind: Any) -> bool:

@@ -332,7 +332,7 @@ def is_marked(output: torch.Tensor, mark: type[torch.autograd.Function]) -> bool
 
 
 def graph_of(output: torch.Tensor) -> set[Any]:
-    """Returns all nodes of `output`'s autograd graph."""
+    """Returns all nodes of the autograd graph of `output`, of any shape."""
     seen: set[Any] = set()
     waiting: list[Any] = [output.grad_fn]
     while waiting:

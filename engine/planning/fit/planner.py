@@ -131,9 +131,10 @@ def fastest_of(ways: Sequence[Way]) -> Way:
     """Returns the fastest way. One that keeps shards of sums must be clearly faster than those that
     keep the sums of all rounds on the device.
     """
-    by_sums = {each: [w for w in ways if w.choices.gradient_sum == each] for each in GradientSum}
-    best, shards = min(ways, key=attrgetter("seconds")), by_sums[GradientSum.SHARDS]
-    on_device = min((w.seconds for w in by_sums[GradientSum.DEVICE]), default=math.inf)
+    best = min(ways, key=attrgetter("seconds"))
+    shards = [way for way in ways if way.choices.gradient_sum == GradientSum.SHARDS]
+    sums = [way.seconds for way in ways if way.choices.gradient_sum == GradientSum.DEVICE]
+    on_device = min(sums, default=math.inf)
     if best not in shards or best.seconds < SHARDS_GAIN * on_device:
         return best
     return min((way for way in ways if way not in shards), key=attrgetter("seconds"))

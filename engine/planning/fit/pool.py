@@ -342,7 +342,7 @@ def _is_in_sum(place: Placement, shape: ModelShape, choices: PlanChoices) -> boo
 
 def _copy_bytes(units: Units, shape: ModelShape) -> int:
     """Returns the bytes of slots that hold one each of the units."""
+    held = [shape.units[number] for number in units.numbers]
     return sum(
-        unit.weight_numel * shape.item_bytes + unit.exact_numel * EXACT_ITEM_BYTES
-        for unit in (shape.units[number] for number in units.numbers)
+        unit.weight_numel * shape.item_bytes + unit.exact_numel * EXACT_ITEM_BYTES for unit in held
     )

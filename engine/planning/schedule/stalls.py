@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from engine.planning.schedule.ops import DISK_LANES, UPDATE_LANES, Lane, OfMicroBatch, OpKind
+from engine.planning.schedule.ops import DISK_LANES, UPDATE_LANES, Lane, OfMicroBatch, Op, OpKind
 from engine.planning.schedule.schedule import Span
 
 CAUSES = (
@@ -203,6 +203,10 @@ class RanOp(NamedTuple):
     end: float
 
 
+def _micro_batch_of(op: Op) -> int | None:
+    return op.micro_batch if isinstance(op, OfMicroBatch) else None
+
+
 def ran(spans: Iterable[Span]) -> list[RanOp]:
     """Returns what a record says of ops, in their order."""
     return [
@@ -210,7 +214,7 @@ def ran(spans: Iterable[Span]) -> list[RanOp]:
             span.op.unit,
             span.op.kind,
             span.op.lane,
-            span.op.micro_batch if isinstance(span.op, OfMicroBatch) else None,
+            _micro_batch_of(span.op),
             span.start,
             span.end,
         )

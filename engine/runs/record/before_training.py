@@ -94,10 +94,11 @@ def evaluations(snapshot: RunSnapshot) -> list[Evaluated]:
         return []
     # A pair has one loss, however many tokens it has.
     pairs = snapshot.data.get("eval_rows") if table.preference else None
+    losses = [pairs] * len(table) if isinstance(pairs, int) else table.loss_tokens
     rows = snapshot.eval_rows
     found = [
-        Evaluated(step, loss, tokens, pairs if isinstance(pairs, int) else tokens, rows.get(step))
-        for step, loss, tokens in zip(table.step, table.loss, table.loss_tokens)
+        Evaluated(step, loss, tokens, count, rows.get(step))
+        for step, loss, tokens, count in zip(table.step, table.loss, table.loss_tokens, losses)
     ]
     return of_the_same_rows(found)
 

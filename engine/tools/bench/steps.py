@@ -437,10 +437,10 @@ def updated_by_place(spans: Sequence[Span], planes: Planes) -> dict[str, int]:
     """Returns how many parameters the ops of a step update, by where AdamW runs: elements of their
     planes, of which a few lie between parameters.
     """
-    return {
-        where: sum(numel for numel, _ in updates_of(spans, planes, kinds))
-        for where, kinds in UPDATED.items()
-    }
+    updated = {}
+    for where, kinds in UPDATED.items():
+        updated[where] = sum(numel for numel, _ in updates_of(spans, planes, kinds))
+    return updated
 
 
 def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float | None]:
@@ -459,13 +459,11 @@ def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float | None]:
         copies = [span for span in spans if span.op.kind == kind]
         # Frozen weights are fetched, too.
         plane = "high_numel" if kind == OpKind.PREFETCH else "numel"
-        numels = [
+        numels = []
+        for span in copies:
+            numel = getattr(layouts[span.op.unit], plane)
             # A rank brings its shard, or all of it.
-            getattr(layouts[span.op.unit], plane)
-            if getattr(span.op, "whole", None)
-            else shards.numel(getattr(layouts[span.op.unit], plane))
-            for span in copies
-        ]
+            numels.append(numel if getattr(span.op, "whole", None) else shards.numel(numel))
         seconds = sum(span.end - span.start for span in copies)
         result[name] = nbytes * sum(numels) / seconds / 1e9 if seconds else None
     for name, kinds in (("adamw_g_s", UPDATED["host"]), ("device_adamw_g_s", UPDATED["device"])):

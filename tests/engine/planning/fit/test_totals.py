@@ -61,6 +61,8 @@ OTHERS = {
     "update_pieces": (1, 7),
     "spare_buffers": (0, 4),
     "spare_blocks": (0, 6),
+    "late_moments": (False, True),
+    "settled_apart": (False, True),
 }
 
 

@@ -41,7 +41,7 @@ import json, sys
 from pathlib import Path
 from engine.training.weights.weights import load_pretrained
 from engine.config.settings import ModelConfig
-from engine.runtime.host.host_states import HostStore
+from engine.runtime.host.host_states import HostStates
 from engine.machine.cgroups import give_back_free_memory
 from engine.model.build.build import build_model
 from engine.model.build.pretrained_files import load_config
@@ -49,7 +49,7 @@ from engine.training.loop.memory_watch import PeakMemory, _status
 
 def taken(source):
     model = build_model(load_config(source), ModelConfig(source=source))
-    store = HostStore(model.layouts, model.dtype, threads=1)
+    store = HostStates(model.layouts, model.dtype, threads=1)
     store.allocate_weights()
     give_back_free_memory()
     before, peak = _status("VmRSS"), PeakMemory()

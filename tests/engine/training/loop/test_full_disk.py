@@ -59,7 +59,7 @@ def disk(tmp_path, monkeypatch, whole):
     """Mounts a file system of 40 MiB that is checked often and that the fit report takes for a
     large one. It is made after `whole`, which must not be affected.
     """
-    monkeypatch.setattr(engine.train.planning, "read_machine", plenty)
+    monkeypatch.setattr(engine.training.loop.planning, "read_machine", plenty)
     for module in (engine.training.loop.disk_space, engine.runs.record.recorder):
         monkeypatch.setattr(module, "POLL_SECONDS", POLL_SECONDS)
     with small_file_system(tmp_path / "disk", 40) as place:
