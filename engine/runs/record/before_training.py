@@ -19,8 +19,8 @@ from engine.runs.record.evaluations import Evaluated, margin, of_the_same_rows
 from engine.runs.record.snapshot import RunSnapshot
 
 LAST_EVALS = 2
-"""So many of the latest evaluations must be worse than that before training, of a run that goes on;
-of one that is over, the last one.
+"""Number of the latest evaluations that must be worse than that before training, of a run that goes
+on; of one that is over, the last one.
 """
 LAST_STEPS = 10
 """Without evaluations, so many of the latest losses must all be above the first one."""
@@ -39,7 +39,7 @@ FEWEST_STEPS = 30
 
 @dataclass(frozen=True)
 class Worse:
-    """A `Worse` says by what the weights are worse than before training."""
+    """Measures by which the weights are worse than before training."""
 
     of: Literal["held-out", "training"]
     """This loss says so."""

@@ -29,7 +29,7 @@ class RowLosses:
     losses: tuple[float, ...]
     """Each is the mean over the tokens of one row that have a loss, or of one group of rows."""
     tokens: tuple[int, ...]
-    """So many tokens of the row, or of the group, have a loss."""
+    """Number of tokens of the row, or of the group, that have a loss."""
 
     @property
     def mean(self) -> float:
@@ -45,9 +45,11 @@ class Evaluated:
     step: int
     loss: float
     tokens: int
-    """So many tokens of the rows have a loss. Evaluations with other numbers are of other rows."""
+    """Number of tokens of the rows that have a loss. Evaluations with other numbers are of other
+    rows.
+    """
     counted: int
-    """The loss is a mean over so many tokens or, of preferences, rows."""
+    """Number of tokens or, of preferences, rows over which the loss is a mean."""
     rows: RowLosses | None = None
 
 

@@ -146,7 +146,7 @@ def _fields_of(table: type[EventTable]) -> Callable[[Any], tuple[Any, ...]]:
 
 @dataclass
 class StepTable(EventTable[StepFinished]):
-    """A `StepTable` holds the fields of `StepFinished` that are drawn.
+    """Fields of `StepFinished` that are drawn.
 
     `exposed` holds an array for each cause, with 0.0 for a step that does not name the cause, and
     `preference` one for each figure of pairs, with NaN for a step without.
@@ -179,7 +179,7 @@ class StepTable(EventTable[StepFinished]):
 
 @dataclass
 class MemoryTable(EventTable[MemorySampled]):
-    """A `MemoryTable` holds the fields of `MemorySampled` that are drawn, in bytes and watts.
+    """Fields of `MemorySampled` that are drawn, in bytes and watts.
 
     `energy` counts the watt hours that the card used while the run trained, including those for
     steps that were repeated after a resume.
@@ -232,7 +232,7 @@ class EvalTable(EventTable[EvalFinished]):
 
 @dataclass
 class NormTable(EventTable[UnitNorms]):
-    """A `NormTable` holds the norms of `UnitNorms`.
+    """Norms of `UnitNorms`.
 
     `norms` has an array for each unit, by the unit's index, with 0.0 for a step that does not name
     the unit.

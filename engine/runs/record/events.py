@@ -89,7 +89,7 @@ class Answer(TypedDict):
 
 
 class Comparison(TypedDict, total=False):
-    """A `Comparison` holds the predicted and the measured value of one figure; an unknown value is
+    """The predicted and the measured value of one figure; an unknown value is
     None.
 
     `error` is measured / predicted - 1.
@@ -307,7 +307,7 @@ class RunStarted(Event, frozen=True):
     total_steps: Whole = 0
     parameters: Whole = 0
     trained_parameters: Whole | None = None
-    """So many of them are trained; None where all are."""
+    """Number of them that are trained; None where all are."""
     units: list[str] = []
     resumed_step: Whole | None = None
     program_version: str = ""
@@ -473,7 +473,7 @@ class EvalFinished(Event, frozen=True):
     row_losses: list[Number] = []
     """Each is the mean over the row's tokens that have a loss, in six digits; 0 without any."""
     row_tokens: list[Whole] = []
-    """So many tokens of the row have a loss."""
+    """Number of tokens of the row that have a loss."""
     preference: dict[str, Number] = {}
     """Held-out pairs have these figures, as a step of pairs has; `loss` is theirs."""
 
@@ -642,7 +642,7 @@ class Envelope(Struct, frozen=True, gc=False):
 
 
 class Record(Struct, frozen=True, gc=False):
-    """A `Record` is an event with its envelope: one line of the file."""
+    """An event with its envelope: one line of the file."""
 
     run_id: str
     seq: int

@@ -27,7 +27,7 @@ one before the first step.
 
 @dataclass(frozen=True)
 class Score:
-    """A `Score` says how good the weights after a step were in an evaluation."""
+    """Result of the weights after a step in an evaluation."""
 
     step: int
     loss: float
@@ -63,7 +63,7 @@ class Best(Score):
 
 @dataclass
 class ValidationScores:
-    """A `ValidationScores` is a part of a run's snapshot."""
+    """Validation scores in a run's snapshot."""
 
     by: BestBy = "loss"
     """The weights are compared by this."""

@@ -55,7 +55,7 @@ class OtherFormat(RunError):
 
 
 class RunFolder:
-    """A `RunFolder` is the folder of one run. It can be used wherever a path can.
+    """Folder of one run. It can be used wherever a path can.
 
     Somebody else may have written what is in it, so its files are opened by `engine.safe_files`.
     """

@@ -84,7 +84,7 @@ steps.
 
 @dataclass
 class StepOrder:
-    """A `StepOrder` keeps the latest plausible step of a record.
+    """Latest plausible step of a record.
 
     - Every step has its own line. So from one step's line to another's, the step number can grow by
       at most the number of lines between them, and it never decreases within a session.
@@ -139,7 +139,7 @@ class StepOrder:
 
 @dataclass(frozen=True)
 class Job:
-    """A `Job` is long work in progress; `started` and `time` are the times of its first and its
+    """Long work in progress; `started` and `time` are the times of its first and its
     latest record.
     """
 
@@ -187,7 +187,7 @@ class SnapshotFields:
     total_steps: int = 0
     parameters: int = 0
     trained_parameters: int | None = None
-    """So many of them are trained; None where all are."""
+    """Number of them that are trained; None where all are."""
     units: list[str] = field(default_factory=list)
     program_version: str = ""
     flops_formula: str = ""
@@ -279,7 +279,7 @@ E = TypeVar("E", ExactMatchMeasured, PromptsAnswered, CheckpointWritten, ExportW
 
 @dataclass
 class RunSnapshot(SnapshotFields):
-    """A `RunSnapshot` holds everything that a screen shows about one run."""
+    """Everything that a screen shows about one run."""
 
     # ------------------------------------------------------------------ values that follow
 

@@ -28,7 +28,7 @@ WhichWeights = Literal["export", "best", "last"]
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """A `BenchmarkResult` is what one metric of one task says of some weights of a run."""
+    """Result of one metric of one task for some weights of a run."""
 
     task: str
     metric: str
@@ -39,11 +39,11 @@ class BenchmarkResult:
     """The standard error of the value is None where the harness estimates none."""
     higher_is_better: bool | None
     shots: int | None
-    """So many solved examples stood before each question."""
+    """Number of solved examples before each question."""
     limit: int | None
     """At most so many samples of the task were asked; None where all of them were."""
     samples: int | None
-    """So many samples were asked."""
+    """Number of samples."""
     weights: WhichWeights
     step: int | None
     """The weights are those after this step. It is None if the record does not say so."""

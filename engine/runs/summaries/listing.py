@@ -77,7 +77,7 @@ _END_LIMIT = 1 << 22
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A `RunSummary` is one line in the list of runs.
+    """One line in the list of runs.
 
     `name`, `note` and `tags` were given by a person; without such a name, `name` is that of the
     configuration. `created` is in Unix seconds. `seconds` is the run's working time. A run that

@@ -51,7 +51,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Noted:
-    """A `Noted` is what the ledger says of one tracker."""
+    """Entry of one tracker in the ledger."""
 
     ledger: Ledger
     name: str

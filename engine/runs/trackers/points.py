@@ -40,7 +40,7 @@ _GIB = float(1 << 30)
 
 @dataclass(frozen=True)
 class Point:
-    """A `Point` has the values of some curves after a step."""
+    """Values of some curves after a step."""
 
     step: int
     time: float

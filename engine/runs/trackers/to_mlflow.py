@@ -23,7 +23,7 @@ LONGEST = 500
 
 
 class ToMlflow:
-    """A `ToMlflow` is a run of MLflow, in the experiment that MLFLOW_EXPERIMENT_NAME names."""
+    """A run of MLflow, in the experiment that MLFLOW_EXPERIMENT_NAME names."""
 
     def __init__(self, run: TrackedRun):
         self.where = mlflow_address(os.environ, run.folder.parent)

@@ -14,7 +14,7 @@ from engine.runs.trackers.tracker import TrackedRun
 
 
 class ToTrackio:
-    """A `ToTrackio` is a run of Trackio, named like the folder of the run."""
+    """A run of Trackio, named like the folder of the run."""
 
     def __init__(self, run: TrackedRun):
         self._is_local = not (

@@ -18,7 +18,7 @@ answers that were asked of earlier weights.
 
 
 class ToWandb:
-    """A `ToWandb` is a run of Weights & Biases, whose id is that of the run."""
+    """A run of Weights & Biases, whose id is that of the run."""
 
     def __init__(self, run: TrackedRun):
         # Code, the output of the program and measurements of the machine are not sent.

@@ -1,4 +1,4 @@
-"""A `Tracker` is one tracker that takes the curves of one run."""
+"""A tracker that takes the curves of one run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.runs.trackers.points import Point
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A `TrackedRun` is what a tracker learns of a run beside its curves."""
+    """What a tracker learns of a run besides its curves."""
 
     id: str
     name: str
@@ -24,7 +24,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """A `Tracker` is open for one run. Its methods raise whatever its package raises."""
+    """A tracker, open for one run. Its methods raise whatever its package raises."""
 
     run: str
     """The tracker knows the run by this id."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Streams:
-    """A `Streams` has the connections that this process makes while `noting` is open."""
+    """Connections that this process makes while `noting` is open."""
 
     def __init__(self) -> None:
         self._found: list[socket.socket] = []

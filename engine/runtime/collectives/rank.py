@@ -9,7 +9,7 @@ from engine.planning.schedule.shards import Shards
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A `RankInfo` says which of all ranks this is, and on which host."""
+    """Which of all ranks this is, and on which node."""
 
     rank: int
     """It has this number among all ranks."""

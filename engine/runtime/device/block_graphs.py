@@ -56,7 +56,7 @@ that are whole documents.
 
 
 class Batch(Protocol):
-    """A `Batch` is a micro-batch on the device."""
+    """A micro-batch on the device."""
 
     @property
     def input_ids(self) -> torch.Tensor: ...
@@ -93,7 +93,7 @@ class Border(Enum):
 
 @dataclass(frozen=True)
 class _Kept:
-    """A `_Kept` holds what an op of a step takes, in case that it cannot be recorded."""
+    """Inputs of an op of a step, kept in case it cannot be recorded."""
 
     hidden: torch.Tensor
     """The hidden state, or its gradient, has the shape [rows, tokens, width]."""
@@ -107,7 +107,7 @@ class _Kept:
 
 
 class Stage(Enum):
-    """A `Stage` says what happens to the ops of the steps of one shape."""
+    """What happens to the ops of the steps of one shape."""
 
     REHEARSAL = 1
     RECORDING = 2
@@ -115,7 +115,7 @@ class Stage(Enum):
 
 
 class BlockGraphs:
-    """A `BlockGraphs` has the recordings of one plan for the blocks of `model`."""
+    """Recordings of one plan for the blocks of `model`."""
 
     def __init__(self, recorder: Recorder, plan: StepPlan, model: StreamedModel):
         self.recorder = recorder
@@ -176,7 +176,7 @@ class BlockGraphs:
 
 
 class StepGraphs:
-    """A `StepGraphs` has the recordings of the steps of one shape."""
+    """Recordings of the steps of one shape."""
 
     def __init__(self, owner: BlockGraphs, sizes: Sizes):
         self._owner = owner

@@ -208,7 +208,7 @@ def compiled_function(
 
 
 class MayFail(Protocol):
-    """A `MayFail` is compiled, and may turn out to be impossible to compile."""
+    """A compiled function that may turn out to be impossible to compile."""
 
     what: str
     """This is what it is, in words."""

@@ -19,7 +19,7 @@ from engine.runtime.device.graph_recorder import Recorder
 
 @dataclass(frozen=True)
 class DoneTicket:
-    """A `DoneTicket` is the ticket of an op that has already run; its times are in seconds."""
+    """Ticket of an op that has already run; its times are in seconds."""
 
     start: float
     end: float
@@ -32,7 +32,7 @@ class DoneTicket:
 
 
 class CpuBackend:
-    """A `CpuBackend` runs all lanes in the caller's thread, in plan order."""
+    """Runs all lanes in the caller's thread, in plan order."""
 
     device_name = "CPU"
 

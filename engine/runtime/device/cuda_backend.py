@@ -146,7 +146,7 @@ work.
 
 
 class CudaBackend:
-    """A `CudaBackend` runs each lane as soon as its waits allow.
+    """Runs each lane as soon as its waits allow.
     `engine.runtime.device.backend.Backend` documents the methods.
     """
 

@@ -76,7 +76,7 @@ class FixedDocuments:
 
 
 class StaticArguments:
-    """A `StaticArguments` holds the arguments of all blocks for the micro-batches of one shape.
+    """Arguments of all blocks for the micro-batches of one shape.
     Their tensors are copies that stay where they are. `take` fills them anew.
     """
 

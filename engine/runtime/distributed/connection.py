@@ -1,5 +1,4 @@
-"""A `MonitoredConnection` connects two processes of a run: the one that leads, and one that
-follows.
+"""One connection between rank 0 and a worker.
 
 Both send messages (`engine.runtime.distributed.messages`). A thread of each side reads them, so
 that the end of the other side is known at once, even while a collective waits. Each side also sends
@@ -36,7 +35,7 @@ class ConnectionLostError(Exception):
 
 
 class MonitoredConnection:
-    """A `MonitoredConnection` is one end of a connection.
+    """One end of a connection.
 
     `take` gets each message in the thread that reads it; where it returns False, the message waits
     for `next`. `lost` is called once, in that thread, when the other side is lost; a line that

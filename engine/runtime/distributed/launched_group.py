@@ -44,13 +44,13 @@ from engine.runtime.distributed.torchrun import FIND_SECONDS, Launched
 KEY = "ramstream/leader"
 """The leader tells under this key of the store where it listens."""
 TRY_SECONDS = 0.2
-"""Whoever finds no leader tries again after so many seconds."""
+"""Seconds after which a process that finds no rank 0 tries again."""
 TELL_SECONDS = 5.0
 """The leader tells again so often, since others may write to the store."""
 MOST_AT_ONCE = 256
-"""So many may be about to come at once. Whoever comes beyond that is sent away, and tries again."""
+"""Number of processes that may be joining at once. Any beyond it is refused, and tries again."""
 MOST_TOLD = 10
-"""So many who were sent away are told."""
+"""Number of refused connections that are reported."""
 FIRST_BYTES = 1 << 20
 """The first message of a process is not longer than this."""
 ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
@@ -66,7 +66,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class JoinedProcess:
-    """A `JoinedProcess` is a process that torchrun has started. It ends with its connection."""
+    """A process that torchrun has started. It ends with its connection."""
 
     def __init__(self, connection: Connection, handshake: Handshake, is_here: bool):
         self.place = handshake.place

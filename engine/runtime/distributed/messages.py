@@ -61,7 +61,7 @@ class Gather(Message, frozen=True):
 
 
 class PlanesSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """A `PlanesSpec` says what the planes hold, and of which model."""
+    """Contents of the planes, and the model they belong to."""
 
     model: ModelConfig
     config: str
@@ -295,7 +295,7 @@ class Failed(Message, frozen=True):
 
 
 class Handshake(Message, frozen=True):
-    """A `Handshake` says who a process is."""
+    """Identity of a process."""
 
     place: RankInfo
     host_name: str

@@ -59,7 +59,7 @@ class WorkerProcess(Protocol):
 
 
 class StartedProcess:
-    """A `StartedProcess` is a process that the leader starts on its own host. Raises OSError where
+    """A process that rank 0 starts on its own node. Raises OSError where
     that is not possible.
     """
 

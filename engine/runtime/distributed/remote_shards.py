@@ -36,7 +36,7 @@ from engine.runtime.host.shared_piece import CHUNK_BYTES, SharedBuffer
 from engine.runtime.optimizer.host_threads import Workers
 
 _POLL_SECONDS = 1.0
-"""Whoever waits for an answer checks each time so many seconds have passed whether one can come."""
+"""Seconds between two checks, while waiting for an answer, of whether one can still come."""
 
 
 class RemoteShards:
@@ -51,7 +51,7 @@ class RemoteShards:
         ranks = place.world_size
         self.ranks = ranks
         self._here = place.ranks
-        """So many ranks, the first ones, are on this host."""
+        """Number of ranks, the first ones, that are on this node."""
         self._send = send
         self._problem = problem
         self._passing = threading.Lock()

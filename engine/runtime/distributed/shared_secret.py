@@ -17,7 +17,7 @@ from engine.runtime.distributed.message_stream import CODE_BYTES, Keys, code
 VARIABLE = "RAMSTREAM_SECRET"
 LEAST_CHARACTERS = 32
 PROOF_SECONDS = 20.0
-"""Whoever has not proved within so many seconds that he has the secret is sent away."""
+"""Seconds within which a process must prove that it has the secret."""
 _NONCE = 32
 
 

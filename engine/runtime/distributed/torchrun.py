@@ -20,7 +20,7 @@ FIND_SECONDS = 300
 
 @dataclass(frozen=True)
 class Launched:
-    """A `Launched` says which of the processes of `torchrun` this is."""
+    """Which of the processes of `torchrun` this is."""
 
     place: RankInfo
     address: str

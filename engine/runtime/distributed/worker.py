@@ -54,7 +54,7 @@ LOST_CODE = 3
 
 
 class Worker:
-    """A `Worker` has one rank of a run."""
+    """One rank of a run, other than rank 0."""
 
     def __init__(self, connection: Connection):
         self._held = WorkerVersion()

@@ -63,7 +63,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class WorkerGroupPlan:
-    """A `WorkerGroupPlan` says what a crew is made of."""
+    """Plan of a group of workers."""
 
     ranks: int
     """Each host has so many."""

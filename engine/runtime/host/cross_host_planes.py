@@ -25,11 +25,11 @@ from engine.runtime.optimizer.host_threads import Workers
 
 Parts: TypeAlias = tuple[Callable[[int, int], bool] | None, Callable[[int], None] | None, Workers]
 MOST_BYTES = 32 << 20
-"""So many bytes pass between two hosts at a time."""
+"""Number of bytes that pass between two nodes at a time."""
 
 
 class NodeShard(NamedTuple):
-    """A `NodeShard` is what one host is to hold of a plane."""
+    """Shard of a plane that one node holds."""
 
     wanted: Wanted
     """It is the whole plane."""
@@ -53,7 +53,7 @@ class OtherNodes(Protocol):
 
 
 class Nodes(NamedTuple):
-    """A `Nodes` says which of several hosts this is."""
+    """Which of several nodes this is."""
 
     hosts: int
     here: int = 0
@@ -62,7 +62,7 @@ class Nodes(NamedTuple):
 
 
 class NodeShards:
-    """A `NodeShards` says which part of a plane is in the RAM of each of several hosts.
+    """Shards of a plane in the RAM of each of several nodes.
 
     layouts: those of all units, by name. optimizer: it returns the one whose moments these are.
     ranks: so many hold the shards. hosts: they are on so many, equally many on each.

@@ -15,7 +15,7 @@ from engine.runtime.host.ram_planes import Key, Wanted
 
 
 class PlaneDevice(Protocol):
-    """A `PlaneDevice` is the part of a backend that planes on its device need."""
+    """Part of a backend that planes on its device need."""
 
     device: torch.device
 

@@ -46,7 +46,7 @@ class AdamWSettings:
 
 
 class GradientChunk(NamedTuple):
-    """A `GradientChunk` is a piece of a unit that is updated by itself."""
+    """Chunk of a unit that is updated by itself."""
 
     start: int
     """It begins at this element of the unit."""
@@ -59,7 +59,7 @@ class GradientChunk(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A `_Part` is a range of the elements of a unit, with what is not in planes of the store."""
+    """Range of the elements of a unit, with what is not in planes of the store."""
 
     unit: str
     start: int

@@ -31,7 +31,7 @@ MOVED_BYTES = 64 << 20
 
 
 class PlanePlacement:
-    """A `PlanePlacement` owns the planes of all units. `ram` holds those that are nowhere else."""
+    """Planes of all units. `ram` holds those that are nowhere else."""
 
     def __init__(self, layouts: Mapping[str, UnitLayout], dtype: str, ram: RamPlanes):
         self._layouts = layouts
@@ -41,13 +41,13 @@ class PlanePlacement:
         self._on_disk: DiskPlanes | None = None
         self._others: OtherShards | None = None
         self.settled: frozenset[str] = frozenset()
-        """These units live on the device."""
+        """Units whose planes are on the device (GPU-resident)."""
         self.spilled: frozenset[str] = frozenset()
-        """The moments of these units are on the disk."""
+        """Units whose moments are on the disk."""
         self.optimizer: Optimizer = FP32_MOMENTS
-        """The moments are those of this optimizer."""
+        """Optimizer whose moments the planes hold."""
         self.has_gradients = False
-        """Units that do not live on the device have a plane of gradients."""
+        """Whether units that are not GPU-resident have a plane of gradients."""
 
     def keep(self, optimizer: Optimizer, gradients: bool) -> None:
         """Says whose moments the planes will hold, and whether there are gradients among them."""

@@ -31,7 +31,7 @@ _TOUCH_BYTES = 64 << 20
 
 
 class Wanted(NamedTuple):
-    """A `Wanted` is a plane to allocate."""
+    """A plane to allocate."""
 
     nbytes: int
     kind: type[np.generic]
@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
 
 
 class PlaneMemory(Protocol):
-    """A `PlaneMemory` is where the memory of planes comes from."""
+    """Source of the memory of planes."""
 
     is_new: bool
     """It is memory that the store gets, and not that of another process."""
@@ -61,7 +61,7 @@ class PlaneMemory(Protocol):
 
 
 class PrivateMemory:
-    """A `PrivateMemory` is memory that no other process has."""
+    """Memory that no other process has."""
 
     is_new = True
 
@@ -100,7 +100,7 @@ class RamPlanes:
         self.memory: PlaneMemory = PrivateMemory()
         self._maps: dict[Key, mmap.mmap] = {}
         self._backed: dict[Key, int] = {}
-        """So many bytes of each plane have memory here."""
+        """Number of bytes of each plane that have memory here."""
         self.arrays: dict[Key, np.ndarray] = {}
         self.tensors: dict[Key, torch.Tensor] = {}
         self._registered: dict[int, int] = {}

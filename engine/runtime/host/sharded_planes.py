@@ -72,7 +72,7 @@ def shard_bytes(
 
 
 class DeviceShares:
-    """A `DeviceShares` says which part of a plane is on the device of each of several ranks.
+    """Shards of a plane on the devices of several ranks.
 
     layouts: those of all units, by name. optimizer: it returns the one whose moments these are.
     ranks: the planes are divided among so many.

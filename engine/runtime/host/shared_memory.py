@@ -20,7 +20,7 @@ from engine.runtime.host.ram_planes import Key
 
 @dataclass(frozen=True)
 class SharedPlanes:
-    """A `SharedPlanes` says where other processes find planes."""
+    """Where other processes find planes."""
 
     process: int
     files: Mapping[Key, int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from engine.helper_process import HelperProcess, take_output
 
 _PROGRAM = "from engine.runtime.measure.links import main; main()"
 _BYTES = 256 << 20
-"""So many bytes are copied at a time, each way."""
+"""Number of bytes copied at a time, each way."""
 _COPIES = 10
 _PATIENCE = 120.0
 """The other process must answer within so many seconds."""

@@ -232,7 +232,7 @@ def _planes(
 
 @dataclass(frozen=True)
 class _Work:
-    """A `_Work` is a function to time. Each call of `run` does `amount` units of work: bytes, FLOPs
+    """A function to time. Each call of `run` does `amount` units of work: bytes, FLOPs
     or parameters.
     """
 
@@ -242,7 +242,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Calls:
-    """A `_Calls` is a function, `run`, and the number of times to call it."""
+    """A function, `run`, and the number of times to call it."""
 
     run: Callable[[], Any]
     count: int

@@ -38,7 +38,7 @@ _ROWS = _ELEMENTS // BLOCK
 
 @dataclass(frozen=True)
 class FusedChunk:
-    """A `FusedChunk` is a part of a unit's planes on a GPU, with moments of one kind."""
+    """Chunk of a unit's planes on a GPU, with moments of one kind."""
 
     grad: torch.Tensor
     """The gradients are flat, shape [elements]."""

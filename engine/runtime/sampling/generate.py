@@ -55,7 +55,7 @@ class AnswerLimits:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A `Drawing` says how tokens are drawn from logits. A temperature of 0 takes the likeliest
+    """How tokens are drawn from logits. A temperature of 0 takes the likeliest
     token.
     """
 

@@ -6,7 +6,11 @@
 - `reduce_scatter` adds the fp32 sums of all ranks. Each rank of a host rounds its own shard and
   computes its norm. A sum of one term is a gradient in bf16, and is exchanged as that.
 - `all_reduce` adds the losses and the squared norms, so that every rank finds the same clip factor,
-  and tells every rank the sums of all answers of pairs.
+  and gives every rank the sums of all answers of pairs.
+
+All ranks run the same plan, and a lane runs its ops in plan order, so every rank calls the same
+collectives in the same order. A collective has no name by which it could find its partner: with two
+orders, ranks would add gradients of different units, or wait for each other forever.
 """
 
 from __future__ import annotations

@@ -96,11 +96,11 @@ from engine.runtime.step.context import EngineComponents, OpContext
 from engine.runtime.step.step import StepResult, StepUnderWay
 
 Work = Callable[[OpContext, Any, StepUnderWay], None]
-"""A function of this type runs one op of a step."""
+"""Type of a function that runs one op of a step."""
 
 
 class BlockOps:
-    """A `BlockOps` binds the ops of one plan to the host states, the device state and the model."""
+    """Binds the ops of one plan to the host states, the device state and the model."""
 
     def __init__(self, parts: EngineComponents, plan: StepPlan):
         self._context = OpContext(parts, plan)
@@ -249,6 +249,11 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     held, number = context.store.held, step.inputs.number
     held.begin(number, op.unit)
     count, rate = held.update_number(number), step.inputs.learning_rate
+    # With moments after weights, the first pass computes the new weights from the old moments and
+    # the gradient and stores the weights alone, so the prefetch of the next step waits for less.
+    # The second pass (`_update_moments`) needs the same gradient and the same old moments: the
+    # gradient plane is never scaled in place, and the plan lets no later op write it before then.
+    # With the next step's gradient in it, moments would miss this step and count the next twice.
     update = adamw.update_weights if op.late else adamw.update
     update(op.unit, count, rate, result.clip_factor, _chunk(context, op))
 

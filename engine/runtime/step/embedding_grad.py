@@ -25,7 +25,7 @@ _OTHER_GRADIENTS = ("max_norm", "scale_grad_by_freq", "sparse")
 
 @dataclass(frozen=True)
 class Lookup:
-    """A `Lookup` says which rows of a table a capture pass used."""
+    """Rows of a table that a capture pass used."""
 
     ids: torch.Tensor
     """These rows were looked up, int64 of any shape."""

@@ -19,7 +19,7 @@ from engine.runtime.step.step import StepUnderWay
 
 
 class Executor:
-    """An `Executor` runs the steps of one plan on one backend."""
+    """Runs the steps of one plan on one backend."""
 
     def __init__(self, plan: StepPlan, ops: BlockOps, backend: Backend):
         self.plan = plan
@@ -50,6 +50,11 @@ class Executor:
                 check = None
             if check is not None:
                 check()
+            # Lanes run side by side, so a prefetch may be submitted while blocks still compute from
+            # the slot that it will write. It is safe because the plan has a wait for each op that
+            # reads a buffer before another op overwrites it (`planning.schedule.derive_waits`).
+            # Across steps these waits are `waits_previous`: without them, the first prefetches of
+            # a step would bring weights that the updates of the step before have not written yet.
             waits = [tickets[index] for index in op.waits]
             if self._previous is not None:
                 waits += [self._previous[index] for index in op.waits_previous]

@@ -15,8 +15,7 @@ from engine.runtime.step.context import OpContext
 from engine.runtime.step.step import StepUnderWay
 
 Gradients = Sequence[torch.Tensor | None]
-"""The gradients of a unit's parameters that are trained are in layout order. The gradient of an
-unused parameter is None.
+"""Gradients of a unit's trained parameters, in layout order. That of an unused parameter is None.
 """
 
 
@@ -119,6 +118,9 @@ def reduce(context: OpContext, op: Reduce, _step: StepUnderWay) -> None:
     start, stop = op.piece or (0, context.units[op.unit].layout.numel)
     grad = context.state.grads[op.grad][: stop - start]
     staging = context.state.stagings[op.staging][start:stop]
+    # With several gradient-accumulation rounds and the sum kept on the host, `staging` has what
+    # the earlier rounds left, which comes before the norm: the norm is of the whole gradient, and
+    # norms of rounds do not add up to it. It is taken in fp32, before the gradient is rounded.
     if op.adds:
         grad.add_(staging)
     if op.last:

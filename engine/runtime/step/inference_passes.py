@@ -62,7 +62,7 @@ class LabelledRows:
 
 @dataclass(frozen=True)
 class LabelScores:
-    """A `LabelScores` says of each label of a micro-batch how likely it is."""
+    """Likelihood of each label of a micro-batch."""
 
     sequence_logps: np.ndarray
     """The natural logarithms are float32 [n]."""
@@ -71,7 +71,7 @@ class LabelScores:
 
 
 class ForwardPasses:
-    """A `ForwardPasses` runs the passes of an engine with `parts` that trains by `choices`.
+    """Runs the forward passes of an engine with `parts` that trains by `choices`.
 
     `boundary_bytes` is the size of the largest hidden state of a training micro-batch.
     """

@@ -39,7 +39,7 @@ _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B
 
 @dataclass(frozen=True)
 class StepNoise:
-    """A `StepNoise` says which noise the rows of a step get."""
+    """Noise of the rows of a step."""
 
     alpha: float
     seed: int
@@ -61,7 +61,7 @@ class StepNoise:
 
 
 class RowNoise:
-    """A `RowNoise` is the noise of one micro-batch on the device, which is drawn when it is added.
+    """Noise of one micro-batch on the device, which is drawn when it is added.
 
     `of_rows` is that of `StepNoise`, int64 [2, rows], on the device.
     """

@@ -72,14 +72,14 @@ def device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> N
 
 @dataclass(frozen=True)
 class _UpdatedPiece:
-    """An `_UpdatedPiece` is a piece of a unit's planes that is on the device."""
+    """Piece of a unit's planes that is on the device."""
 
     piece: tuple[int, int]
     grad: torch.Tensor
     weights: dict[str, torch.Tensor]
-    """The planes of weights are flat, shape [elements of the piece]."""
+    """Planes of the weights, flat, each [elements of the piece]."""
     moments: list[torch.Tensor]
-    """Each moment begins with the first element of the piece."""
+    """Moments, each beginning with the first element of the piece."""
 
 
 def _apply(context: OpContext, unit: str, step: StepUnderWay, on_device: _UpdatedPiece) -> None:

@@ -29,7 +29,7 @@ class Evaluation:
     1: float64 [documents], in the order of the micro-batches.
     """
     tokens: np.ndarray
-    """So many tokens of each document have a loss: int64 [documents]."""
+    """Number of tokens of each document that have a loss, int64 [documents]."""
 
 
 def sums_by_document(

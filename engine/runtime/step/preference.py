@@ -30,12 +30,12 @@ class AnswerSums:
     line: torch.Tensor
     """Those of all labels of a line are, float32 [B]."""
     tokens: torch.Tensor
-    """So many tokens each answer has, float32 [B]."""
+    """Number of tokens of each answer, float32 [B]."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A `Comparison` is what a micro-batch of pairs is compared with, and its part of the step."""
+    """What a micro-batch of pairs is compared with, and its part of the step."""
 
     objective: Objective
     reference: torch.Tensor

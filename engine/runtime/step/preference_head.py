@@ -38,7 +38,7 @@ def each_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class PairResult:
-    """A `PairResult` is what a micro-batch of pairs gives in training."""
+    """Results of a micro-batch of pairs in training."""
 
     loss: torch.Tensor
     """It adds this to the loss of the step: a float64 scalar."""

@@ -38,7 +38,7 @@ class PairSums:
     line: np.ndarray
     """Those of all labels of a line are, float32 [lines]."""
     tokens: np.ndarray
-    """So many tokens each answer has, int64 [lines]."""
+    """Number of tokens of each answer, int64 [lines]."""
     reference: np.ndarray
     """The answers are compared with these sums, float32 [lines]."""
     chosen_tokens: int

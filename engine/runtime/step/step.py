@@ -45,7 +45,7 @@ class DevicePairs:
 
 @dataclass
 class DeviceBatch:
-    """A `DeviceBatch` is one micro-batch on the device."""
+    """One micro-batch on the device."""
 
     input_ids: torch.Tensor
     """The token ids are int64 [rows, tokens]."""
@@ -189,7 +189,7 @@ def _answer_sequences(batch: Any) -> int:
 
 @dataclass(frozen=True)
 class StepShard:
-    """A `StepShard` is what one rank computes of a training step."""
+    """One rank's share of a training step."""
 
     batches: Sequence[MicroBatch]
     """These micro-batches are as for `StreamingEngine.train_step`."""
@@ -269,7 +269,7 @@ class StepResult:
 
 @dataclass
 class StepUnderWay:
-    """A `StepUnderWay` holds the intermediate values of a step while its ops run. Most of them are
+    """The intermediate values of a step while its ops run. Most of them are
     kept by micro-batch, stored by one op and read by another.
     """
 

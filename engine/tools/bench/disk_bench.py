@@ -37,7 +37,7 @@ _ALONE = 0.125
 
 @dataclass
 class _Progress:
-    """A `_Progress` says how much was moved at which time, each in order."""
+    """How much was moved at which time, each in order."""
 
     moved: list[tuple[float, int]] = field(default_factory=list)
 

@@ -19,7 +19,7 @@ class Steady:
     seconds: list[float]
     """Seconds of each step that counts."""
     warm_up: int
-    """So many steps before them do not count."""
+    """Number of steps before them that do not count."""
     is_settled: bool
     """Whether two successive steps agreed, which ended the warm-up. If not, half of the steps are
     taken for it.

@@ -70,7 +70,7 @@ def random_rows(
 
 @dataclass(frozen=True)
 class Trained:
-    """A `Trained` says what of a model is trained, and by whom."""
+    """What of a model is trained, and where it is updated."""
 
     parts: Parts | Adapters | None = None
     """These parts are trained, or these adapters; None for the whole model."""
@@ -262,7 +262,7 @@ class RunFigures:
     seconds: list[float]
     """Every step took so long, also those before the ones that `steps` has."""
     updated: dict[str, int]
-    """So many parameters are updated in a step on the `host` and on the `device`, by all ranks."""
+    """Number of parameters updated in a step on the `host` and on the `device`, by all ranks."""
     reference_seconds: float | None = None
     """It is that of `AnswersOfSteps`."""
 

@@ -59,7 +59,7 @@ class EvaluationFigures:
     floor_seconds: float
     """The same kernels take this long on weights that are there: nothing is fetched."""
     fetches: int
-    """So many units were fetched."""
+    """Number of units fetched."""
     units: int
     apart_seconds: float
     """It takes this long with a sweep for each micro-batch, as it was once done."""

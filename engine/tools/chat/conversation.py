@@ -17,7 +17,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Source:
-    """A `Source` says which weights to load.
+    """Weights to load.
 
     Its `kind` is `base` (the weights with which the run of `config` began), `checkpoint` (the one
     of `step` in run `run_id`, or the newest if `step` is None), `best` (the best weights that this

@@ -31,7 +31,7 @@ answers.
 
 @dataclass(frozen=True)
 class Size:
-    """A `Size` says how many bytes the weights take.
+    """Number of bytes that the weights take.
 
     `host` is the size of the weight planes, `loading` is what is needed in addition while they are
     read, and `device` is the size of the buffers that an answer needs.

@@ -33,7 +33,7 @@ from engine.training.weights.weights import initialize, load_pretrained
 
 @dataclass
 class ChatEngine:
-    """A `ChatEngine` holds weights in memory and answers one conversation at a time.
+    """Holds weights in memory and answers one conversation at a time.
 
     `call` runs each piece of work on the model, on the thread that owns the model.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "lm_eval"
 _NEAR = 3
-"""So many names like an unknown one are told."""
+"""Number of names like an unknown one that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class AskedTasks:
     limit: int | None = None
     """At most so many samples of each task are asked; None asks all."""
     shots: int | None = None
-    """So many solved examples stand before each question; None leaves that to the task."""
+    """Number of solved examples before each question; None leaves that to the task."""
     chat: bool = False
     """The questions are written with the model's chat template if this is true."""
     most_tokens: int | None = None

@@ -24,7 +24,7 @@ from engine.runtime.step.streaming_engine import StreamingEngine
 
 @dataclass(frozen=True)
 class Continuation:
-    """A `Continuation` has the tokens of a text, and those that may go on from there."""
+    """Tokens of a text, and those that may continue it."""
 
     context: Sequence[int]
     """There is at least one token here."""
@@ -34,7 +34,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """A `Likelihood` says how likely a continuation is."""
+    """Likelihood of a continuation."""
 
     log: float
     """It is the natural logarithm of the probability, summed over the tokens."""

@@ -147,7 +147,7 @@ class CheckpointInfo:
     path: Path
     step: int
     bytes: int
-    """So many bytes were written anew."""
+    """Number of bytes written anew."""
     state: dict[str, Any]
     """This state was written with the checkpoint."""
     plane_bytes: int = 0

@@ -64,7 +64,7 @@ class _Written:
 _WRITTEN: WeakKeyDictionary[HostStates, _Written] = WeakKeyDictionary()
 _WRITTEN_LOCK = threading.Lock()
 _POLL_SECONDS = 0.1
-"""Whoever waits for the files of another checkpoint looks so often whether it is given up."""
+"""Seconds between two checks of whether another checkpoint, whose files are awaited, is aborted."""
 
 
 class FrozenFiles:

@@ -1,4 +1,4 @@
-"""A `Snapshot` is the state after one step, while it is written and later steps go on.
+"""The state after one step, written while later steps run.
 
 The planes are cut into pieces, in the order in which a step updates the units. Each piece becomes
 safe in one of two ways: it is written from the plane, or it is copied to `StagingBuffers` and
@@ -80,7 +80,7 @@ class Piece:
 
 
 class Snapshot:
-    """A `Snapshot` holds what is to be written: `planes` of all units in a store.
+    """What is to be written: `planes` of all units in a store.
 
     It is ready once `arm` is called: then all updates of its step are applied, and no later one has
     begun. Any thread may call the methods.

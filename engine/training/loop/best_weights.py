@@ -38,7 +38,7 @@ from engine.training.loop.session import Session
 from engine.words import in_gib
 
 _POLL_SECONDS = 0.1
-"""Whoever waits for the weights checks for requests each time this many seconds have passed."""
+"""Seconds between two checks for requests while waiting for the weights."""
 
 
 @dataclass(frozen=True)

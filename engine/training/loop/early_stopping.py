@@ -245,7 +245,7 @@ class Unexported:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A `_Choice` says which weights are exported at the end of a run, and why."""
+    """Weights that are exported at the end of a run, and the reason."""
 
     step: int
     reason: str

@@ -61,7 +61,7 @@ def explained(
 
 @dataclass(frozen=True)
 class MemoryNote:
-    """A `MemoryNote` says how much memory each item took when memory ran out.
+    """Memory that each item took when memory ran out.
 
     `host` says so in words for host memory. `others_before` is how many bytes other programs had on
     the GPU when the plan was made.

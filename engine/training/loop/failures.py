@@ -1,4 +1,4 @@
-"""A `Failure` is what ended a run, or what the run can get over.
+"""What ended a run, or what the run can recover from.
 
 All causes take one path: numbers that are not finite, a lack of memory, a lost device, a failed
 kernel or compilation, and a fault in the program. `Trainer` saves the last good step for each of
