@@ -73,7 +73,8 @@ def server(tmp_path_factory):
         "problem": HOSTILE,
         "config": TrainConfig.from_dict(SETTINGS).to_dict(),
     }
-    (server.runs / "queue.json").write_text(json.dumps([waiting]))
+    kept = {"held": True, "runs": [waiting]}
+    (server.runs / "queue.json").write_text(json.dumps(kept))
     server.start()
     yield server
     server.end()
