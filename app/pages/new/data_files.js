@@ -2,6 +2,7 @@
 // was uploaded before, and the folders of the server that may be browsed.
 
 import { el, field, isShown, send } from "../../shared/dom.js";
+import { give } from "./changes.js";
 import { FolderPicker } from "./folder_picker.js";
 import { inBytes, sendFile } from "./send_file.js";
 
@@ -83,15 +84,11 @@ export class DataFiles {
         await this.showStored();
     }
 
-    // Makes these paths the data source of the form. Gradio does that, since it owns the form.
+    // Makes these paths the data source of the form.
     choose(paths) {
         const mix = paths.map((source) => ({ source }));
         const source = paths.length === 1 ? paths[0] : JSON.stringify(mix);
-        this.place.props.value = {
-            ...this.place.props.value,
-            changes: { "data.source": source },
-        };
-        this.place.trigger("input");
+        give(this.place, { "data.source": source });
         this.say(
             paths.length === 1
                 ? `The data set is now ${nameOf(paths[0])}.`

@@ -3,6 +3,7 @@
 
 import { SmallFigure } from "../../shared/charts/small_figure.js";
 import { el, field } from "../../shared/dom.js";
+import { give } from "./changes.js";
 import { Mapping } from "./mapping.js";
 
 const PATIENCE = 600; // ms until the page says that it is waiting
@@ -91,12 +92,6 @@ function isOfColumnsBefore(place, { given = {} }) {
     place.awaitsMapped = false;
     if (!awaitsMapped || !mapped || given["data.source"] !== mapped.source) return false;
     return columnsIn(given) !== mapped.columns;
-}
-
-// Changes settings of the form through the place of the preview.
-export function give(place, changes) {
-    place.props.value = { ...place.props.value, changes };
-    place.trigger("input");
 }
 
 // The columns that values of the form name, as text that can be compared.

@@ -2,11 +2,12 @@
 // data; and requests a verdict whenever the form has changed.
 
 import { el, field, isShown, send } from "../../shared/dom.js";
+import { give } from "./changes.js";
 import { FieldLink } from "./field_link.js";
 import { differ, findingOn, isOf, withFinding } from "./finding.js";
 import { FitPart, legendRow } from "./fit_part.js";
 import { Intro } from "./intro.js";
-import { drawPreview, give } from "./preview.js";
+import { drawPreview } from "./preview.js";
 import { SettingsTools } from "./settings_tools.js";
 import { Settling } from "./settling.js";
 import { isKnown, MODEL, Suggestions } from "./suggestions.js";
@@ -133,7 +134,6 @@ function mountTools(place) {
     if (places.verdict?.form) place.tools.took(places.verdict.form);
 }
 
-// Changes settings of the form. Gradio does that, since it owns the form.
 export function fill(changes) {
     if (places.preview) give(places.preview, changes);
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import gradio as gr
@@ -36,7 +37,11 @@ OFFER = """({can_start, can_queue, remedies}) => [\
   {__type__: 'update', visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
   {__type__: 'update', value: remedies[number]?.text ?? '', visible: number in remedies}))]"""
 # Fills the form with the columns that a person chose in the preview, or with the files.
-MAP = "({changes}) => FIELDS.map((name) => changes[name])"
+MAP = """() => {
+  const changes = window.ramstreamChanges ?? {};
+  window.ramstreamChanges = {};
+  return FIELDS.map((name) => changes[name]);
+}"""
 # Fills the form with the changes of a remedy; an undefined value leaves its box unchanged.
 APPLY = "({remedies}) => FIELDS.map((name) => remedies[NUMBER]?.changes[name])"
 
@@ -78,6 +83,8 @@ class TrainEvents:
         ask = _filled_in(ASK, {"FIELDS": self._names})
         self._ask = in_page(ask, [parts.panel.preset, *self._fields])
         self._inputs: set[Any] = {*self._fields, parts.panel.preset}
+        self._numbers = count()
+        self._newest: dict[str | None, int] = {}  # of the previews under way, by page
         self._previewed: dict[str, Any] = {
             "inputs": self._inputs,
             "outputs": parts.panel.preview,
@@ -142,9 +149,9 @@ class TrainEvents:
 
     def _take_choices(self) -> None:
         """Turns the columns and the files that a person chose into settings."""
-        fill = _filled_in(MAP, {"FIELDS": self._names})
+        fill = in_page(_filled_in(MAP, {"FIELDS": self._names}), None, [*self._fields])
         for place in (self._panel.preview, self._panel.files):
-            filled = place.input(**in_page(fill, place, [*self._fields]))
+            filled = place.input(**fill, trigger_mode="multiple")
             filled.then(**self._ask).then(self.preview, **self._previewed)
 
     def _open_with_the_draft(self, page: gr.Blocks) -> None:
@@ -175,9 +182,20 @@ class TrainEvents:
 
     # ------------------------------------------------------------------ what an event answers
 
-    def preview(self, values: dict[Any, Any]) -> Iterator[dict[str, Any]]:
-        yield {"pending": True}
-        yield self._checker.preview(self._shown_in(values))
+    def preview(self, values: dict[Any, Any], request: gr.Request) -> Iterator[dict[str, Any]]:
+        """Reads the first rows of the data. Previews of one page are computed at the same time, and
+        only the answer to its newest request is shown.
+        """
+        number = next(self._numbers)
+        self._newest[request.session_hash] = number
+        try:
+            yield {"pending": True}
+            answer = self._checker.preview(self._shown_in(values))
+            is_newest = self._newest.get(request.session_hash) == number
+            yield answer if is_newest else gr.skip()
+        finally:
+            if self._newest.get(request.session_hash) == number:
+                del self._newest[request.session_hash]
 
     def load_preset(self, file: str | None) -> dict[Any, Any]:
         about = self._panel.about
