@@ -17,7 +17,7 @@ from tests.support.folders import make_config, make_data, make_model
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("family", ["qwen2", "mixtral", "gemma3_text"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gemma3_text"])
 @pytest.mark.parametrize("kernels", ["eager", "compiled"])
 def test_a_run_completes_with_just_enough_gpu_memory_and_is_refused_with_a_mebibyte_less(
     tmp_path, monkeypatch, family, kernels

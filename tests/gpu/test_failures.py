@@ -27,7 +27,7 @@ def large_config(tmp_path, **values):
     """A run whose plan fills several GiB with activations that it need not keep."""
     make_model(
         tmp_path / "model",
-        "qwen2",
+        "llama",
         torch.bfloat16,
         hidden_size=1024,
         intermediate_size=4096,

@@ -4,6 +4,8 @@ kept has the bits of attention that runs again.
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,8 @@ def config_of(layers: int) -> PretrainedConfig:
 
 def test_the_peak_of_a_step_in_tiles_is_the_predicted_one():
     config = config_of(6)
+    gc.collect()
+    others = torch.cuda.memory_allocated()  # what earlier tests of this process have left
     backend = CudaBackend()
     try:
         planes = Planes.open(config, backend, ModelConfig(source="random", init="random"))
@@ -61,9 +65,10 @@ def test_the_peak_of_a_step_in_tiles_is_the_predicted_one():
             planes.close()
     finally:
         backend.close()
-    measured, predicted = peaks[4096]
+    (measured, predicted), (whole_rows, _) = peaks[4096], peaks[0]
+    measured, whole_rows = measured - others, whole_rows - others
     assert measured == pytest.approx(predicted, rel=0.08)
-    assert measured < 0.6 * peaks[0][0], "tiles take much less than whole rows"
+    assert measured < 0.6 * whole_rows, "tiles take much less than whole rows"
 
 
 def peak_of(planes: Planes, shape: ModelShape, tile_tokens: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 def gpu_config(tmp_path, dtype: str, **values):
     make_model(
-        tmp_path / "model", "qwen2", getattr(torch, dtype), hidden_size=256, intermediate_size=512
+        tmp_path / "model", "llama", getattr(torch, dtype), hidden_size=256, intermediate_size=512
     )
     return make_config(
         tmp_path,

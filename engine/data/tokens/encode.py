@@ -198,8 +198,8 @@ class Encoder:
         name = type(self.tokenizer).__name__
         return Skipped(
             f"The tokenizer (a {name}) makes no tokens of the text",
-            "its class may not fit its tokenizer.json: write the right tokenizer_class into "
-            "tokenizer_config.json, such as PreTrainedTokenizerFast",
+            "transformers chose this class by the model's type, and the tokenizer.json is of "
+            "another kind: use the tokenizer that the model was published with",
             refused=True,
         )
 
