@@ -155,7 +155,11 @@ def test_the_installed_app_serves_its_page(installed, tmp_path):
         assert server.stdout.readline() == (
             f"Ramstream is at http://127.0.0.1:{port}/ (Ctrl-C stops it)\n"
         )
-        for path, part in (("", b"Ramstream"), ("ramstream/main.js", b"import"), ("api/runs", b"")):
+        for path, part in (
+            ("", b"Ramstream"),
+            ("ramstream/pages/frame/main.js", b"import"),
+            ("api/runs", b""),
+        ):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as answer:
                 assert part in answer.read()
     finally:

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine.config.settings import TrainConfig
@@ -23,11 +23,18 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(of_letters: bool = False) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer whose tokens are WORDS, or letters as byte-level BPE begins with."""
     special = ["<pad>", "<s>", "<end>", "<user>", "<assistant>", "<system>", "<unk>"]
-    vocabulary = {word: k for k, word in enumerate([*special, *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokens = "Ġabcdefghijklmnopqrstuvwxyz" if of_letters else WORDS
+    vocabulary = {token: k for k, token in enumerate([*special, *tokens])}
+    if of_letters:
+        tokenizer = Tokenizer(models.BPE(vocabulary, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    else:
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",

@@ -242,7 +242,8 @@ def make_multimodal(folder: Path, family: str, tied: bool = False, dtype=torch.f
     whole = multimodal_model(multimodal_config(family, tied)).to(dtype)
     with no_progress_bars():
         whole.save_pretrained(folder, max_shard_size="150KB")
-    make_tokenizer().save_pretrained(folder)
+    # transformers reads every tokenizer of Qwen 3.5 as byte-level BPE.
+    make_tokenizer(of_letters=family == "qwen3_5").save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5]}\n')
     (folder / "chat_template.json").write_text('{"chat_template": "for images"}\n')
     return folder

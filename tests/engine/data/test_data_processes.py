@@ -286,7 +286,7 @@ def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
     code = (
         "import os, sys, psutil\n"
         "from engine.config.data_settings import DataConfig\n"
-        "from engine.data import encoded\n"
+        "from engine.data.tokens import encoded\n"
         "from engine.data.batches.loader import prepare_data\n"
         "from engine.data.tokens.tokenize import Execution\n"
         "from tests.support import data_tokenizers as made\n"

@@ -322,9 +322,9 @@ def test_one_failing_thread_stops_the_others():
 KILLED = """
 import os, sys
 from engine.training.checkpoints.checkpoint import Contents, write_checkpoint
-from engine.runtime.host.host_states import HostStore
+from engine.runtime.host.host_states import HostStates
 from tests.support.stores import fill, layouts
-store = HostStore(layouts(), "bfloat16", threads=1)
+store = HostStates(layouts(), "bfloat16", threads=1)
 store.allocate_weights()
 store.allocate_states()
 fill(store, 7)

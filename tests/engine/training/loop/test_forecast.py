@@ -54,7 +54,7 @@ REPORT = {
     "gpu": {
         "items": [item("Block slots", 4), item("CUDA context", 0.5), item("Allocator slack", 0.1)]
     },
-    "model": {"parameters": GIB, "dtype": "bfloat16"},
+    "model": {"parameters": GIB, "read_ahead": GIB, "dtype": "bfloat16"},
     "time": {"step_seconds": 2.5},
 }
 
