@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from app.pages.chat.talk import Talk
-from app.pages.chat.talk_routes import talk_routes
+from app.pages.chat.chat import Chat
+from app.pages.chat.chat_routes import chat_routes
 from app.pages.frame.job_routes import job_routes
 from app.pages.frame.opening import Opening
 from app.pages.hardware.hardware import Hardware
@@ -115,7 +115,7 @@ def _routes(
         *job_routes(session.jobs),
         *form_routes(checker),
         *hardware_routes(Hardware(session)),
-        *talk_routes(Talk(session)),
+        *chat_routes(Chat(session)),
         *draft_routes(session, checker),
         *compare_routes(session),
         *queue_routes(session),

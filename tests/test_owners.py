@@ -26,7 +26,7 @@ REASONS: dict[str, dict[str, str]] = {
     "app/pages/frame/page.py": {
         "os.environ is changed": "Gradio reads there that it must not report its use"
     },
-    "app/pages/chat/talk.py": {
+    "app/pages/chat/chat.py": {
         "self._idle.daemon is set": "a timer of Python takes it in no other way"
     },
     "app/server/gradio_streams.py": {

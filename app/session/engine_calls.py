@@ -83,8 +83,8 @@ class EngineCalls:
     count_rows: Callable[[DataConfig], float | None] = count_rows
     load_tokenizer: Callable[[str], Any] = _load_tokenizer
     warm_up: Callable[[ModelConfig], None] = _warm_up
-    """It imports the modules that the first Start and Talk need and runs a model once, so that
-    Start and Talk need not wait for that.
+    """It imports the modules that the first Start and Chat need and runs a model once, so that
+    Start and Chat need not wait for that.
     """
 
 
@@ -92,7 +92,7 @@ class EngineCalls:
 
 
 class ChatEngine(Protocol):
-    """A `ChatEngine` has those members of `engine.tools.chat.talkers.ChatEngine` that Talk uses."""
+    """A `ChatEngine` has those members of `engine.tools.chat.talkers.ChatEngine` that Chat uses."""
 
     label: str
     prompt_builder: Any
@@ -134,8 +134,8 @@ def _borrow(paused: Any, config: TrainConfig, label: str) -> ChatEngine:
 
 
 @dataclass(frozen=True)
-class TalkCalls:
-    """Talk calls these functions of the engine; tests pass their own."""
+class ChatCalls:
+    """Chat calls these functions of the engine; tests pass their own."""
 
     voice_of: Callable[[TrainConfig], Any] = _voice_of
     """It returns the prompt format of weights without loading them."""

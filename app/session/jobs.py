@@ -1,4 +1,4 @@
-"""Jobs are long work apart from a run, such as an export or loading weights to talk to. Each job
+"""Jobs are long work apart from a run, such as an export or loading weights for a chat. Each job
 has its own thread, shows its progress, and can be cancelled.
 """
 

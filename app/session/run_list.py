@@ -25,7 +25,7 @@ from engine.runs.record.run_folder import LOCK_FILE, RunFolder
 from engine.runs.summaries.listing import RunSummary, in_words, run_ids, summarize, unreadable
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, saved_steps
 
-NO_WEIGHTS = Weights(can_talk=False, saved=NOTHING_SAVED)
+NO_WEIGHTS = Weights(can_chat=False, saved=NOTHING_SAVED)
 LIST_SECONDS = 1.0
 """The folder is read again once the last read is older than this many seconds."""
 
@@ -223,7 +223,7 @@ class RunList:
         saved = saved_steps(folder.checkpoints_path, folder.best_path)
         is_paused_here = run.state == "paused" and run.id == self._active_id()
         return Weights(
-            can_talk=is_paused_here or saved.trained_on is not None or _has_export(folder),
+            can_chat=is_paused_here or saved.trained_on is not None or _has_export(folder),
             saved=saved,
         )
 

@@ -1,14 +1,14 @@
 // The address says what the page shows: one of its pages or, of a run, one of its views. So Back,
 // Forward, a reload and a second tab find the same place. (Gradio keeps `page` for itself.)
 
-const PAGES = ["new", "runs", "talk", "hardware"];
-export const VIEWS = ["overview", "learning", "machine", "talk", "settings", "log", "home"];
+const PAGES = ["new", "runs", "chat", "hardware"];
+export const VIEWS = ["overview", "learning", "machine", "chat", "settings", "log", "home"];
 // Addresses of earlier versions name a tab.
 const TABS = new Map([
     ["train", "new"],
     ["live", "run"],
     ["runs", "runs"],
-    ["talk", "talk"],
+    ["talk", "chat"],
     ["hardware", "hardware"],
 ]);
 
@@ -17,7 +17,7 @@ export function readPlace() {
     const query = new URLSearchParams(location.search);
     const page = pageOf(query);
     if (page !== "run") return { page, view: "overview", run: null, step: null };
-    const named = query.get("tab") === "talk" ? "talk" : query.get("view");
+    const named = query.get("tab") === "talk" ? "chat" : query.get("view");
     const view = VIEWS.includes(named) ? named : "overview";
     const run = query.get("run") || null;
     const hasStep = run !== null && /^\d{1,15}$/.test(query.get("step"));

@@ -20,8 +20,8 @@ from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 class Weights:
     """`Weights` says which weights of a run there are."""
 
-    can_talk: bool = False
-    """There are weights to talk to: a checkpoint, the best, an export, or those of a paused run."""
+    can_chat: bool = False
+    """Whether there are weights for a chat: a checkpoint, the best, an export, or a paused run's."""
     saved: SavedSteps = NOTHING_SAVED
     """These weights of the run are on the disk."""
 
@@ -166,7 +166,7 @@ def _row_actions(run: RunSummary, weights: Weights, is_busy: bool) -> list[str]:
         ("open", is_readable),
         ("resume", can_resume and not is_busy),
         ("queue", can_resume and is_busy and weights.saved.full is not None),
-        ("talk", weights.can_talk and is_readable),
+        ("chat", weights.can_chat and is_readable),
         ("export", is_readable and weights.saved.trained_on is not None),
         ("details", True),
         ("draft", is_readable),

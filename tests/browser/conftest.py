@@ -175,7 +175,7 @@ def make_idle(server: Server) -> None:
     file needs Start, and an answer of the file before is not one of its own. A queued run begins
     within seconds of the end of the one before it.
     """
-    answer(server, "/api/talk/new", {})
+    answer(server, "/api/chat/new", {})
     while True:
         queued = [row["id"] for row in answer(server, "/api/runs")["queue"]["rows"]]
         active = answer(server, "/api/live")["active"]

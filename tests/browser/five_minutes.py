@@ -79,8 +79,8 @@ def bring_your_data(page: Page, folder: Path) -> None:
     expect(page.locator("#start")).to_be_enabled()
 
 
-def talk(page: Page, _: Path) -> None:
-    open_page(page, "talk")
+def chat(page: Page, _: Path) -> None:
+    open_page(page, "chat")
     ask(page, QUESTION, answers=2)
 
 
@@ -99,7 +99,7 @@ POINTS: dict[str, Callable[[Page, Path], None]] = {
     "Read the verdict": read_the_verdict,
     "Stop and resume": stop_and_resume,
     "Bring your data": bring_your_data,
-    "Talk": talk,
+    "Chat": chat,
     "Take it home": take_it_home,
 }
 

@@ -79,17 +79,17 @@ def runs(page: Page) -> None:
     page.wait_for_selector("[data-compare=memory] .main-svg")
 
 
-def talk(page: Page) -> None:
+def chat(page: Page) -> None:
     """With the run whose overview was shown."""
-    if "view=talk" not in page.url:
+    if "view=chat" not in page.url:
         page.locator(".rs-nav a[data-run]").first.click()
         expect(bar(page, "name")).to_have_text("Starter")
-        page.goto(f"{page.url.split('?')[0]}?run={run_of(page)}&view=talk")
-        expect(page.locator(".rs-talk [data-field=about]")).not_to_be_empty()
-        box = page.locator(".rs-talk textarea[name=message]")
+        page.goto(f"{page.url.split('?')[0]}?run={run_of(page)}&view=chat")
+        expect(page.locator(".rs-chat [data-field=about]")).not_to_be_empty()
+        box = page.locator(".rs-chat textarea[name=message]")
         box.fill(QUESTION)
         box.press("Enter")
-    expect(page.locator(".rs-talk [data-state=done]")).to_have_count(2)
+    expect(page.locator(".rs-chat [data-state=done]")).to_have_count(2)
 
 
 PLACES: dict[str, Callable[[Page], None]] = {
@@ -98,7 +98,7 @@ PLACES: dict[str, Callable[[Page], None]] = {
     "overview": overview,
     "result": result,
     "runs": runs,
-    "talk": talk,
+    "chat": chat,
 }
 """The third starts the run that the others show."""
 

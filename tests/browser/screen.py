@@ -14,8 +14,8 @@ from engine.runs.record.run_folder import create_run
 from tests.browser.conftest import Server
 from tests.support.synthetic_run import run_events
 
-PAGES = ("new", "runs", "talk", "hardware")
-VIEWS = ("overview", "learning", "machine", "talk", "settings", "log", "home")
+PAGES = ("new", "runs", "chat", "hardware")
+VIEWS = ("overview", "learning", "machine", "chat", "settings", "log", "home")
 OPENED_RUN = re.compile(r"run=[\w-]+&view=overview")
 """The address of a page after Start."""
 NEW_FORM = re.compile(r"(show=new|tab=train)")
@@ -61,14 +61,14 @@ def run_of(page: Page) -> str:
 
 
 def ask(page: Page, text: str, answers: int = 1) -> Locator:
-    """Asks in Talk, waits until so many answers are complete, and returns the turn with them. The
+    """Asks in Chat, waits until so many answers are complete, and returns the turn with them. The
     chat may have other turns, which are complete as well.
     """
     message = page.get_by_label("Message", exact=True)
     message.fill(text)
     message.press("Enter")
-    asked = page.locator(".rs-talk-message", has_text=text)
-    turn = page.locator(".rs-talk-turn").filter(has=asked).last
+    asked = page.locator(".rs-chat-message", has_text=text)
+    turn = page.locator(".rs-chat-turn").filter(has=asked).last
     expect(turn.locator("[data-state=done]")).to_have_count(answers)
     return turn
 

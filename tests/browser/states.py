@@ -224,7 +224,7 @@ STATES = {
     "settings": State(finished(), saved=120, view="settings"),
     "log": State(finished(), saved=120, view="log"),
     "home": State(finished(), saved=120, view="home", benchmarks=SEVERAL),
-    "talk": State(finished(), saved=120, view="talk"),
+    "chat": State(finished(), saved=120, view="chat"),
 }
 """The states of a run, and the places of the app."""
 WITHOUT_A_RUN = {

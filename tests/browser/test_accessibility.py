@@ -203,7 +203,7 @@ def opened(browser, server):
 def open_place(page, place):
     """Opens a page, or a view of the run that is under way."""
     page.set_viewport_size({"width": 1300, "height": 900})
-    if place in PAGES and place != "talk":
+    if place in PAGES and place != "chat":
         open_page(page, place)
     else:
         page.locator(".rs-nav a[data-run]", has_text="Under way").click()

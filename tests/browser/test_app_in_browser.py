@@ -108,15 +108,15 @@ def test_the_whole_job(page, context, server):
     expect(card).to_contain_text("Finished 60 steps")
     expect(card).to_contain_text("All numbers are of the weights of step 60, which were exported.")
     expect(card).to_contain_text("the best of 4 evaluations")
-    card.get_by_role("button", name="Talk to it").click()
-    expect(page.locator(".rs-talk select[name=run]")).to_have_value(run_id)
-    expect(page.locator(".rs-talk").get_by_label("Weights")).to_have_value("best-60")
-    page.locator(".rs-talk").get_by_label("Compare with the model before training").uncheck()
+    card.get_by_role("button", name="Chat with it").click()
+    expect(page.locator(".rs-chat select[name=run]")).to_have_value(run_id)
+    expect(page.locator(".rs-chat").get_by_label("Weights")).to_have_value("best-60")
+    page.locator(".rs-chat").get_by_label("Compare with the model before training").uncheck()
     page.get_by_text("How answers are drawn").click()
-    page.locator(".rs-talk").get_by_label("Tokens at most").fill("24")
-    page.locator(".rs-talk").get_by_label("Temperature").fill("0")
+    page.locator(".rs-chat").get_by_label("Tokens at most").fill("24")
+    page.locator(".rs-chat").get_by_label("Temperature").fill("0")
     question = "Write 1888 in Roman numerals."
-    answer = ask(page, question).locator("[data-side=tuned] .rs-talk-text")
+    answer = ask(page, question).locator("[data-side=tuned] .rs-chat-text")
     assert answer.inner_text().strip() == transformers_answer(
         server.folder / "taken-home", question, 24
     )

@@ -99,7 +99,7 @@ def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(contex
         ("view=machine", "machine", "Going"),
         ("tab=live", "overview", "Going"),
         (f"run={over.id}&tab=live", "overview", "Over"),
-        (f"tab=talk&run={over.id}", "talk", "Over"),
+        (f"tab=talk&run={over.id}", "chat", "Over"),
         (f"run={over.id}&step=10&view=machine", "machine", "Over"),
     ):
         other.goto(f"{server.address}/?{old}")

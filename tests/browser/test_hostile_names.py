@@ -158,10 +158,10 @@ def test_names_never_become_markup(page, context, server):
     page.keyboard.press("Escape")
     clean(page)
 
-    # Talk, and the form filled from the run.
-    open_page(page, "talk")
-    expect(page.locator(".rs-talk select[name=run]")).to_contain_text("<img src=x")
-    expect(page.locator(".rs-talk [data-field=about]")).to_contain_text("<img src=x")
+    # Chat, and the form filled from the run.
+    open_page(page, "chat")
+    expect(page.locator(".rs-chat select[name=run]")).to_contain_text("<img src=x")
+    expect(page.locator(".rs-chat [data-field=about]")).to_contain_text("<img src=x")
     clean(page)
     open_page(page, "runs")
     more_of(page, one.id).get_by_role("button", name="New run from this one").click()

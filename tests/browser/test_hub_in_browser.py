@@ -1,5 +1,5 @@
 """A model of a hub in the page: how far its download is, Stop in the middle of it, Resume from
-there, and Cancel in Talk.
+there, and Cancel in Chat.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ def test_a_download_is_shown_stopped_and_gone_on_with(context, server, hub):
     # The base model of a chat comes from the hub as well: here, the cache was emptied meanwhile.
     shutil.rmtree(server.folder / "cache")
     hub.pause = 0.5
-    page.goto(address(server, run_of(page), "talk"))
-    expect(page.locator(".rs-talk [data-field=about]")).to_contain_text("chat template")
+    page.goto(address(server, run_of(page), "chat"))
+    expect(page.locator(".rs-chat [data-field=about]")).to_contain_text("chat template")
     page.get_by_label("Message", exact=True).fill("say after two")
     page.get_by_label("Message", exact=True).press("Enter")
-    loading = page.locator(".rs-talk [data-part=loading]")
+    loading = page.locator(".rs-chat [data-part=loading]")
     expect(loading).to_contain_text(re.compile(r"Downloading acme/tiny · \d+ % · about .+ left"))
     loading.get_by_role("button", name="Cancel").click()
     expect(loading).to_be_hidden()
-    expect(page.locator(".rs-talk-turn [data-state=stopped]")).to_have_count(2)
+    expect(page.locator(".rs-chat-turn [data-state=stopped]")).to_have_count(2)
     assert hub.sent < 2 * hub.size(NAME)
     hub.pause = 0
     ask(page, "say after three", answers=2)

@@ -116,8 +116,8 @@ def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(conte
 
 def test_weights_that_are_being_loaded_to_talk_to_are_given_up(context, server, run_id):
     page = context.new_page()
-    page.goto(address(server, run_id, "talk"))
-    expect(page.locator(".rs-talk [data-field=about]")).to_contain_text("chat template")
+    page.goto(address(server, run_id, "chat"))
+    expect(page.locator(".rs-chat [data-field=about]")).to_contain_text("chat template")
     message = page.get_by_label("Message", exact=True)
     message.fill("say after two")
     message.press("Enter")
@@ -128,7 +128,7 @@ def test_weights_that_are_being_loaded_to_talk_to_are_given_up(context, server, 
     )
     expect(page.locator(".rs-jobs > li")).to_be_hidden()
     loading.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".rs-talk-answer").first).to_contain_text("(no answer)")
+    expect(page.locator(".rs-chat-answer").first).to_contain_text("(no answer)")
     expect(loading).to_be_hidden()
-    expect(page.locator(".rs-talk [data-field=memory]")).to_have_text("")
+    expect(page.locator(".rs-chat [data-field=memory]")).to_have_text("")
     expect(page.get_by_role("button", name="Send")).to_be_visible()

@@ -1,4 +1,4 @@
-"""What a page says stays true while things change around it: Talk after a run has ended, the line
+"""What a page says stays true while things change around it: Chat after a run has ended, the line
 over a run while another one begins, and notifications that a browser refuses; in Chromium.
 """
 
@@ -45,7 +45,7 @@ def test_talk_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, ser
             route.fulfill(json={"template": True, "system": True, "base": True, "longest": None})
 
     page.route(f"**/api/live/{folder.id}*", live)
-    page.route("**/api/talk/about", about)
+    page.route("**/api/chat/about", about)
     page.goto(address(server, folder.id))
     expect(state(page)).to_have_text("Finished")
 
@@ -53,8 +53,8 @@ def test_talk_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, ser
     other = bar(page, "other")
     expect(other).to_contain_text(f"Another run is under way here: {NEXT}.")
     expect(other.get_by_role("button", name="Show it")).to_be_visible()
-    open_view(page, "talk")
-    said = page.locator(".rs-talk [data-field=about]")
+    open_view(page, "chat")
+    said = page.locator(".rs-chat [data-field=about]")
     expect(said).to_have_text(BUSY)
     busy["is"] = False
     expect(said).to_contain_text("the model’s own chat template")

@@ -58,18 +58,18 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     names = page.evaluate("document.querySelector('[data-figure=loss]').data.map(t => t.name)")
     assert f"best: step {best}" in names
 
-    # The best answers in Talk as its export does in plain transformers.
-    open_view(page, "talk")
-    talk = page.locator(".rs-talk")
-    expect(talk.get_by_label("Weights")).to_have_value(f"best-{best}")
-    talk.get_by_label("Compare with the model before training").uncheck()
+    # The best answers in Chat as its export does in plain transformers.
+    open_view(page, "chat")
+    chat = page.locator(".rs-chat")
+    expect(chat.get_by_label("Weights")).to_have_value(f"best-{best}")
+    chat.get_by_label("Compare with the model before training").uncheck()
     page.get_by_text("How answers are drawn").click()
-    talk.get_by_label("Tokens at most").fill(str(TOKENS))
-    talk.get_by_label("Temperature").fill("0")
+    chat.get_by_label("Tokens at most").fill(str(TOKENS))
+    chat.get_by_label("Temperature").fill("0")
     for question in QUESTIONS:
-        one = ask(page, question).locator(".rs-talk-answer[data-side=tuned]")
+        one = ask(page, question).locator(".rs-chat-answer[data-side=tuned]")
         expect(one.locator("strong")).to_have_text(f"By heart, best, step {best}")
-        said = one.locator(".rs-talk-text").inner_text().strip()
+        said = one.locator(".rs-chat-text").inner_text().strip()
         taken = server.runs / run_id / "export"
         assert said and said == transformers_answer(taken, question, TOKENS)
         page.get_by_role("button", name="New chat").click()

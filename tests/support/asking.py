@@ -1,4 +1,4 @@
-"""Asking a run's newest checkpoint one thing, the way Talk does."""
+"""Asking a run's newest checkpoint one thing, the way Chat does."""
 
 from __future__ import annotations
 

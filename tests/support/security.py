@@ -29,8 +29,8 @@ BODIES = {
     "/api/hardware/offers": {"model": "no model", "settings": TABLE},
     "/api/hardware/measure": {},
     "/api/jobs/{number}/cancel": {},
-    "/api/talk/about": {"choice": CHOICE},
-    "/api/talk/say": {
+    "/api/chat/about": {"choice": CHOICE},
+    "/api/chat/send": {
         "choice": CHOICE,
         "message": "",
         "system": "",
@@ -40,9 +40,9 @@ BODIES = {
         "top_p": 1.0,
         "seed": 0,
     },
-    "/api/talk/stop": {},
-    "/api/talk/new": {},
-    "/api/talk/unload": {},
+    "/api/chat/stop": {},
+    "/api/chat/new": {},
+    "/api/chat/unload": {},
     "/api/runs/{run_id}/control": {"command": "no command"},
     "/api/runs/{run_id}/describe": {"name": "A name", "note": "A note", "tags": ["a"]},
     "/api/runs/{run_id}/change": {"values": {"train.learning_rate": 1e-4}},

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.pages.chat.talk import Talk
-from app.pages.chat.talk_routes import talk_routes
+from app.pages.chat.chat import Chat
+from app.pages.chat.chat_routes import chat_routes
 from app.pages.run.run_routes import run_routes
 from app.pages.run.timeline_routes import timeline_routes
 from app.pages.runs.list_routes import list_routes
@@ -363,12 +363,12 @@ def ask_everything(runs: Path, hurt: str, good: str, place: Path, exports: bool)
 
 
 def _ask_the_app(asked: Asked, session: Session, hurt: str, good: str) -> None:
-    talk = Talk(session)
+    chat = Chat(session)
     routes = [
         *run_routes(session),
         *list_routes(session),
         *timeline_routes(session),
-        *talk_routes(talk),
+        *chat_routes(chat),
     ]
     paths = [
         "/api/recent",
@@ -379,7 +379,7 @@ def _ask_the_app(asked: Asked, session: Session, hurt: str, good: str) -> None:
         f"/api/runs/{hurt}/timeline",
         f"/api/live/{good}",
         "/api/live",
-        "/api/talk/choices",
+        "/api/chat/choices",
     ]
     for path in paths:
         _ask(asked, routes, "GET", path)
@@ -389,7 +389,7 @@ def _ask_the_app(asked: Asked, session: Session, hurt: str, good: str) -> None:
         asked.problems.append(f"/api/runs: a run is missing of {rows}"[:300])
     for weights in ("newest", "export", "best-6"):
         choice = {"run_id": hurt, "weights": weights}
-        _ask(asked, routes, "POST", "/api/talk/about", {"choice": choice})
+        _ask(asked, routes, "POST", "/api/chat/about", {"choice": choice})
 
 
 def _ask(asked: Asked, routes: Any, method: str, path: str, body: Any = None) -> Any:

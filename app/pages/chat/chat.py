@@ -1,113 +1,349 @@
-"""These classes make up a conversation of Talk: the chosen weights, the messages, and the
-answers.
+"""Chat has one chat, which the server keeps, so that it outlives a page.
+
+A message is handled like this:
+
+- `Chat.send` adds it to the chat and starts a job.
+- The job releases the weights that this message does not need, and loads those that are missing:
+  both sides together if they fit, or else one side after the other.
+- Both sides draw one token each in turn, and each token is added to the state that pages read.
+- The weights stay in memory until they were idle for `IDLE_SECONDS`, or a run begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import contextlib
+import threading
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from engine.tools.chat.conversation import Message
+from app.pages.chat.loaded_weights import LoadedWeights
+from app.pages.chat.offered_weights import OfferedWeights
+from app.pages.chat.turns import CURRENT, Answer, Choice, Turn, history
+from app.session.engine_calls import ChatCalls
+from app.session.jobs import Cancelled, Job
+from app.session.session import Session
+from app.words import in_bytes
+from engine.errors import DataError, RamstreamError, RunError
+from engine.tools.chat.conversation import Message, Sampling, Source, take_turns
 
-CURRENT = "current"
-"""The choice of these weights means the current weights of a paused run."""
+IDLE_SECONDS = 600
+GIVE_UP_SECONDS = 30
+"""A beginning run waits at most this many seconds for the end of the current answer."""
+MOST_TURNS = 200
+
+
+class Chat:
+    """The server has one such chat. All methods may be called from any thread.
+
+    There are two locks. A thread that loads, uses or releases weights holds `_weights`, possibly
+    for minutes. A thread that reads or changes the state that pages see holds `_state` briefly.
+    """
+
+    def __init__(self, session: Session, engine: ChatCalls | None = None):
+        self._session = session
+        self._engine = engine or ChatCalls()
+        self._state = threading.RLock()
+        self._weights = threading.RLock()
+        self._offered = OfferedWeights(session, self._engine)
+        self._loaded = LoadedWeights(self._engine, self._changing)
+        self._turns: list[Turn] = []
+        self._choice: Choice | None = None
+        self._job: Job | None = None
+        self._note = ""
+        self._error = ""
+        self._server = time.time_ns() // 1_000_000
+        """It tells versions of this server from those of an earlier one."""
+        self._version = self._server
+        """Each change of the state increments this. It starts from the clock, so that versions of
+        an earlier server are lower.
+        """
+        self._begun = self._version
+        """The latest turn began with this version."""
+        self._idle: threading.Timer | None = None
+        session.call_before_runs(self.release)
+
+    # ------------------------------------------------------------------ what pages see
+
+    def state(self, since: int = 0) -> dict[str, Any]:
+        """Returns the whole state, or only its version if the page already has that version.
+
+        The turns from `first` on are returned: a page that has seen the latest turn begin already
+        has all earlier ones.
+        """
+        with self._state:
+            job = self._job if self._job is not None and self._job.state == "working" else None
+            if since == self._version and job is None:
+                return {"server": self._server, "version": self._version, "working": False}
+            first = max(0, len(self._turns) - 1) if since >= self._begun else 0
+            held = self._loaded.held_bytes()
+            return {
+                "server": self._server,
+                "version": self._version,
+                "working": job is not None,
+                "note": self._note,
+                "error": self._error,
+                "job_id": job.id if job is not None else None,
+                "job": job.to_dict() if job is not None and self._note else None,
+                "choice": vars(self._choice) if self._choice is not None else None,
+                "loaded": self._loaded.labels(),
+                "held": in_bytes(held) if held else "",
+                "first": first,
+                "turns": [turn.to_dict() for turn in self._turns[first:]],
+            }
+
+    def choices(self) -> dict[str, Any]:
+        """Returns the runs with weights that can answer, and the limits of a chat."""
+        return {
+            "runs": self._offered.runs(),
+            "most_turns": MOST_TURNS,
+            "idle_minutes": IDLE_SECONDS // 60,
+        }
+
+    def about(self, choice: Choice) -> dict[str, Any]:
+        """Returns the prompt format of these weights and what they support. Raises RamstreamError
+        if they cannot be used.
+        """
+        tuned = self._offered.sides(choice, compare=False)["tuned"]
+        prompt_builder = self._engine.voice_of(tuned.config)
+        return {
+            "template": prompt_builder.has_template,
+            "system": prompt_builder.takes_system,
+            "base": not choice.folder,
+            "longest": prompt_builder.longest,
+        }
+
+    # ------------------------------------------------------------------ requests
+
+    def send(
+        self, choice: Choice, message: str, compare: bool, system: str, sampling: Sampling
+    ) -> None:
+        """Adds a message to the chat, or to a new chat if `choice` differs, and starts its answer.
+
+        Raises RamstreamError if no weights can answer. Later problems are reported in the state.
+        """
+        if not message.strip():
+            raise RunError("The message is empty; type something to say.")
+        sides = self._offered.sides(choice, compare)
+        with self._state:
+            continues = choice == self._choice
+            if continues and len(self._turns) >= MOST_TURNS:
+                raise RunError(
+                    f"This chat has {MOST_TURNS} messages, which is the most; begin a new one."
+                )
+            turn = Turn(message, {side: Answer(source.label) for side, source in sides.items()})
+            question = _Question(choice, sides, turn, system, sampling)
+            self._job = self._session.jobs.start(
+                "The answer in Chat", lambda job: self._work(job, question)
+            )
+            self._choice = choice
+            self._note = ""
+            self._begin_turn([*self._turns, turn] if continues else [turn])
+
+    def stop(self) -> None:
+        """Ends the current answer; the text so far stays."""
+        with self._state:
+            if self._job is not None:
+                self._job.cancel()
+
+    def new_chat(self) -> None:
+        """Deletes the conversation; the weights stay in memory."""
+        self.stop()
+        with self._state:
+            self._begin_turn([])
+
+    def release(self) -> None:
+        """Ends the current answer and releases the memory of the weights.
+
+        It waits for both, for at most `GIVE_UP_SECONDS`.
+        """
+        self.stop()
+        # This needs a thread of its own: a device discards the settings of the current thread,
+        # which may be the run's.
+        thread = threading.Thread(
+            target=self._release, args=(GIVE_UP_SECONDS,), name="chat-release", daemon=True
+        )
+        thread.start()
+        thread.join(GIVE_UP_SECONDS)
+
+    def _release(self, patience: float) -> None:
+        """Releases all weights, unless they stay in use for longer than `patience` seconds."""
+        if self._weights.acquire(timeout=patience):
+            try:
+                self._loaded.give_back_all()
+            finally:
+                self._weights.release()
+
+    # ------------------------------------------------------------------ the job
+
+    def _work(self, job: Job, question: _Question) -> str:
+        with self._state:  # `send` holds it until the turn is in the chat
+            turns = self._turns
+            heard = {
+                side: history(turns, question.turn, side, question.system)
+                for side in question.sides
+            }
+        try:
+            with self._weights:
+                self._rest(None)
+                self._answer(job, question, heard)
+        except Cancelled:
+            pass  # `job.check` below raises it again once the turn has ended
+        except RamstreamError as error:
+            self._tell(error=str(error))
+        finally:
+            self._end(question.turn)
+            self._rest(IDLE_SECONDS)
+        job.check()
+        return ""
+
+    def _answer(self, job: Job, question: _Question, heard: dict[str, list[Message]]) -> None:
+        """Makes all sides answer, at the same time if their weights fit in memory together."""
+        paused = self._offered.paused_run()
+        sides = question.sides
+        self._loaded.give_back_others(sides)
+        to_load = {side: sides[side] for side in sides if not question.is_borrowed(side)}
+        fits = self._loaded.make_room(to_load)
+        if fits or len(sides) == 1:
+            self._load(job, question, list(sides), paused)
+            self._write(job, question, heard)
+            return
+        for side, source in sides.items():
+            self._loaded.give_back_others({side: source})
+            self._load(job, question, [side], paused)
+            self._write(job, question, {side: heard[side]})
+        self._tell(note="Both do not fit in memory at once, so they answered one after the other.")
+
+    def _load(self, job: Job, question: _Question, sides: list[str], paused: Any) -> None:
+        """Loads the weights of these sides into memory, unless they are already there."""
+        for side in sides:
+            if self._loaded.has(side):
+                continue
+            if question.is_borrowed(side):
+                self._borrow(question, side, paused)
+            else:
+                self._load_side(job, side, question.sides[side])
+            if paused is not None:
+                # A run that continues needs the machine for itself.
+                paused.when_over("chat", self.release)
+            job.check()
+        self._tell(note="")
+
+    def _borrow(self, question: _Question, side: str, paused: Any) -> None:
+        if paused is None:
+            raise RunError(
+                f"{question.choice.run_id} is not paused here any more; choose a checkpoint, or "
+                "pause it."
+            )
+        self._loaded.borrow(side, question.sides[side], paused)
+
+    def _load_side(self, job: Job, side: str, source: Source) -> None:
+        self._tell(note=f"Loading the weights: {source.label}")
+        job.stage(f"Loading the weights: {source.label}")
+        try:
+            self._loaded.load(side, source, job.progress)
+        except Cancelled:
+            # Weights of the other side were loaded for this answer, too.
+            self._loaded.give_back_all()
+            raise
+        job.stage("Writing")
+
+    def _write(self, job: Job, question: _Question, heard: dict[str, list[Message]]) -> None:
+        """Draws the answers of the sides in `heard`, one token of each in turn."""
+        ids: dict[str, list[int]] = {side: [] for side in heard}
+        answers = question.turn.answers
+
+        def on_token(side: str, token: int) -> None:
+            ids[side].append(token)
+            text = self._loaded.text(side, ids[side])
+            with self._changing():
+                answers[side].write(text, len(ids[side]))
+
+        tokens: dict[str, Generator[int, None, None]] = {}
+        for side, messages in heard.items():
+            drawn = self._loaded.answer(side, messages, question.sampling)
+            tokens[side] = self._timed(answers[side], drawn)
+        take_turns(tokens, on_token, lambda: job.is_cancelled)
+
+    def _timed(
+        self, answer: Answer, tokens: Generator[int, None, None]
+    ) -> Generator[int, None, None]:
+        """Yields `tokens` and records in `answer` how long each takes.
+
+        If the conversation cannot be put to this side, only its own answer ends.
+        """
+        with contextlib.closing(tokens):
+            while True:
+                began = time.perf_counter()
+                try:
+                    token = next(tokens, None)
+                except DataError as error:
+                    with self._changing():
+                        answer.fail(str(error))
+                    return
+                with self._changing():
+                    answer.count_draw(time.perf_counter() - began, is_last=token is None)
+                if token is None:
+                    return
+                yield token
+
+    def _end(self, turn: Turn) -> None:
+        with self._changing():
+            for answer in turn.answers.values():
+                answer.stop()
+
+    # ------------------------------------------------------------------ the state
+
+    def _begin_turn(self, turns: list[Turn]) -> None:
+        """Sets the turns of the chat, the last of which begins now. The caller holds `_state`."""
+        with self._changing():
+            self._turns = turns
+            self._error = ""
+        self._begun = self._version
+
+    def _tell(self, note: str | None = None, error: str | None = None) -> None:
+        with self._changing():
+            if note is not None:
+                self._note = note
+            if error is not None:
+                self._error = error
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Holds the lock of the state while its body changes the state, then increments the
+        version.
+        """
+        with self._state:
+            yield
+            self._version += 1
+
+    def _rest(self, seconds: float | None) -> None:
+        """Releases the weights after this many seconds without an answer, or on request only if
+        None.
+        """
+        with self._state:
+            if self._idle is not None:
+                self._idle.cancel()
+            self._idle = None
+            if seconds is not None and self._loaded.labels():
+                # It does not wait for the lock: a thread that uses the weights then restarts the
+                # timer.
+                self._idle = threading.Timer(seconds, self._release, args=(0,))
+                self._idle.daemon = True
+                self._idle.start()
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A choice names the weights of a run, or a model in a folder, to talk to."""
+class _Question:
+    """A question is a message with the sides to ask and the turn that gets their answers."""
 
-    run_id: str = ""
-    """This is empty if a folder is chosen."""
-    weights: str = "newest"
-    """The weights of a run are "current" (while it is paused), "newest", "step-N" or "export"."""
-    folder: str = ""
-    """This is empty if a run is chosen."""
+    choice: Choice
+    sides: dict[str, Source]
+    turn: Turn
+    system: str
+    sampling: Sampling
 
-
-@dataclass
-class Answer:
-    """An answer is one side's reply to a message."""
-
-    weights: str
-    """The answer comes from these weights; the text is their name for the page."""
-    text: str = ""
-    state: str = "waiting"
-    """An answer is waiting, writing, done, stopped or failed."""
-    problem: str = ""
-    """This is the reason why the answer failed."""
-    tokens: int = 0
-    draws: int = 0
-    seconds: float = 0.0
-    """This is the time, in seconds, in which `draws` tokens were drawn. The first token is not
-    counted, since before it the model must read the whole conversation.
-    """
-
-    def write(self, text: str, tokens: int) -> None:
-        """Replaces the text of the answer so far, which has `tokens` tokens."""
-        self.text = text
-        self.tokens = tokens
-
-    def count_draw(self, seconds: float, is_last: bool) -> None:
-        """Counts a draw that took `seconds`; the last one draws the end of the answer instead of a
-        token.
-        """
-        if self.state == "writing":
-            self.draws += 1
-            self.seconds += seconds
-        self.state = "done" if is_last else "writing"
-
-    def fail(self, problem: str) -> None:
-        """Ends the answer as failed because of `problem`."""
-        self.state = "failed"
-        self.problem = problem
-
-    def stop(self) -> None:
-        """Ends the answer and keeps its text so far; an answer that is over is not changed."""
-        if self.state in ("waiting", "writing"):
-            self.state = "stopped"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the answer in the form that pages receive."""
-        rate = f"{self.draws / self.seconds:,.1f} tokens/s" if self.seconds > 0 else ""
-        return {
-            "weights": self.weights,
-            "text": self.text,
-            "state": self.state,
-            "problem": self.problem,
-            "tokens": self.tokens,
-            "rate": rate,
-        }
-
-
-@dataclass
-class Turn:
-    """A turn is one message of a person with the answers of one or two sides."""
-
-    message: str
-    answers: dict[str, Answer] = field(default_factory=dict)
-    """These are the answers by side: "base" and "tuned"."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the turn in the form that pages receive."""
-        answers = {side: answer.to_dict() for side, answer in self.answers.items()}
-        return {"message": self.message, "answers": answers}
-
-
-def history(turns: Sequence[Turn], turn: Turn, side: str, system: str) -> list[Message]:
-    """Returns the conversation up to the message of `turn` as one side knows it.
-
-    Turns that a side was not asked are left out. `turn` may be one of `turns`.
-    """
-    messages: list[Message] = []
-    if system.strip():
-        messages.append({"role": "system", "content": system})
-    for earlier in turns:
-        answer = earlier.answers.get(side)
-        if earlier is turn or answer is None or not answer.text:
-            continue
-        messages.append({"role": "user", "content": earlier.message})
-        messages.append({"role": "assistant", "content": answer.text})
-    messages.append({"role": "user", "content": turn.message})
-    return messages
+    def is_borrowed(self, side: str) -> bool:
+        """Returns whether the paused run itself answers for `side`, so that nothing is loaded."""
+        return side == "tuned" and self.choice.weights == CURRENT

@@ -1,11 +1,11 @@
-"""Talk keeps loaded weights in memory between two messages."""
+"""Chat keeps loaded weights in memory between two messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 
-from app.session.engine_calls import ChatEngine, TalkCalls
+from app.session.engine_calls import ChatCalls, ChatEngine
 from engine.errors import FitError
 from engine.tools.chat.conversation import Message, Sampling, Source
 
@@ -18,33 +18,33 @@ class LoadedWeights:
     inside of `changing()`.
     """
 
-    def __init__(self, engine: TalkCalls, changing: Callable[[], AbstractContextManager[None]]):
+    def __init__(self, engine: ChatCalls, changing: Callable[[], AbstractContextManager[None]]):
         self._engine = engine
         self._changing = changing
-        self._talkers: dict[str, ChatEngine] = {}
+        self._chat_engines: dict[str, ChatEngine] = {}
         self._sources: dict[str, Source] = {}
 
     def labels(self) -> list[str]:
         """Returns the names of the weights in memory."""
-        return [chat_engine.label for chat_engine in self._talkers.values()]
+        return [chat_engine.label for chat_engine in self._chat_engines.values()]
 
     def held_bytes(self) -> int:
         """Returns the bytes of RAM that all weights occupy; borrowed ones are counted as 0."""
-        return sum(chat_engine.held_bytes for chat_engine in self._talkers.values())
+        return sum(chat_engine.held_bytes for chat_engine in self._chat_engines.values())
 
     def has(self, side: str) -> bool:
         """Returns whether the weights of `side` are in memory."""
-        return side in self._talkers
+        return side in self._chat_engines
 
     def text(self, side: str, ids: list[int]) -> str:
         """Returns the text of token ids int[T], as the weights of `side` write it."""
-        return self._talkers[side].prompt_builder.text(ids)
+        return self._chat_engines[side].prompt_builder.text(ids)
 
     def answer(
         self, side: str, messages: list[Message], sampling: Sampling
     ) -> Generator[int, None, None]:
         """Yields the token ids of the answer of `side` as they are drawn (`ChatEngine.answer`)."""
-        return self._talkers[side].answer(messages, sampling)
+        return self._chat_engines[side].answer(messages, sampling)
 
     def make_room(self, sources: Mapping[str, Source]) -> bool:
         """Returns whether the weights of all `sources` fit in memory at once.
@@ -75,21 +75,23 @@ class LoadedWeights:
 
     def give_back_all(self) -> None:
         """Releases the memory of all weights."""
-        self.give_back(list(self._talkers))
+        self.give_back(list(self._chat_engines))
 
     def give_back_others(self, wanted: Mapping[str, Source]) -> None:
         """Releases the memory of all weights that are not those of `wanted`."""
-        self.give_back([side for side in self._talkers if wanted.get(side) != self._sources[side]])
+        self.give_back(
+            [side for side in self._chat_engines if wanted.get(side) != self._sources[side]]
+        )
 
     def give_back(self, sides: Iterable[str]) -> None:
         """Releases the memory of these sides, after removing their weights from the state."""
         for side in sides:
             with self._changing():
-                chat_engine = self._talkers.pop(side)
+                chat_engine = self._chat_engines.pop(side)
                 del self._sources[side]
             chat_engine.close()
 
     def _keep(self, side: str, source: Source, chat_engine: ChatEngine) -> None:
         with self._changing():
-            self._talkers[side] = chat_engine
+            self._chat_engines[side] = chat_engine
             self._sources[side] = source

@@ -1,4 +1,4 @@
-"""Talk offers weights to talk to: those of a run, its export, a folder, and the model
+"""The weights that Chat offers: those of a run, its export, a folder, and the model
 before training.
 """
 
@@ -7,8 +7,8 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from app.pages.chat.chat import CURRENT, Choice
-from app.session.engine_calls import TalkCalls
+from app.pages.chat.turns import CURRENT, Choice
+from app.session.engine_calls import ChatCalls
 from app.session.session import Session
 from engine import safe_files
 from engine.errors import ConfigError, RamstreamError, RunError
@@ -21,12 +21,12 @@ from engine.training.checkpoints.checkpoint import folders_by_step
 class OfferedWeights:
     """Finds the available weights, and the ones that a choice means. It loads none."""
 
-    def __init__(self, session: Session, engine: TalkCalls):
+    def __init__(self, session: Session, engine: ChatCalls):
         self._session = session
         self._engine = engine
 
     def runs(self) -> list[dict[str, Any]]:
-        """Returns the runs that have weights to talk to, newest first, each with its weights."""
+        """Returns the runs that have weights for a chat, newest first, each with its weights."""
         runs = []
         for run in self._session.runs():
             try:
@@ -89,7 +89,7 @@ class OfferedWeights:
         return paused if paused is not None and paused.is_open else None
 
     def _of_run(self, run_id: str) -> dict[str, str]:
-        """Returns the weights of a run that can be talked to: a label for each choice value. There
+        """Returns the weights of a run that a chat can use: a label for each choice value. There
         are none where the run's settings cannot be read, since they say how its model is built.
         """
         try:

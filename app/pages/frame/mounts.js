@@ -1,7 +1,7 @@
 // Starts using the places that Gradio has created.
 
 import { JobStrip } from "../../shared/jobs.js";
-import { Talk } from "../chat/talk.js";
+import { Chat } from "../chat/chat.js";
 import { Hardware } from "../hardware/hardware.js";
 import { DataFiles } from "../new/data_files.js";
 import { fill, leadToMachines, mountTrain } from "../new/train.js";
@@ -10,7 +10,7 @@ import { Timeline } from "../run/timeline.js";
 import { RunList } from "../runs/runs.js";
 import { Account } from "./account.js";
 import { NotifySwitch } from "./notify.js";
-import { closeRun, draw, go, openRun, setAxis, setStep, talkTo } from "./router.js";
+import { closeRun, draw, go, openChat, openRun, setAxis, setStep } from "./router.js";
 import { RunBar } from "./runbar.js";
 import { wake } from "./schedule.js";
 import { Sidebar } from "./sidebar.js";
@@ -39,7 +39,7 @@ const mounts = {
     run: (place) => {
         const node = place.element.querySelector(".rs-timeline");
         const timeline = new Timeline(node, page.place.step, setStep);
-        places.run = new RunPage(place.element, timeline, { go, setAxis, talkTo, wake });
+        places.run = new RunPage(place.element, timeline, { go, setAxis, openChat, wake });
         page.seen = 0;
         draw();
         wake();
@@ -58,13 +58,13 @@ const mounts = {
     files: (place) => {
         new DataFiles(place);
     },
-    talk: (place) => {
-        places.talk = new Talk(place.element);
+    chat: (place) => {
+        places.chat = new Chat(place.element);
         wake();
     },
     runs: (place) => {
         const changed = () => places.sidebar?.changed();
-        places.runs = new RunList(place.element, { openRun, closeRun, talkTo, changed });
+        places.runs = new RunList(place.element, { openRun, closeRun, openChat, changed });
         wake();
     },
     queued: (place) => {

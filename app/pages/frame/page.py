@@ -38,7 +38,7 @@ def build_page(session: Session, checker: Checker, has_folders: bool = False) ->
             with gr.Column(elem_id="rs-page-new"):
                 drawn("intro", {"machine": machine, "starters": STARTERS})
                 panel = train_panel(checker.presets.listed(), has_folders)
-            for name in ("run", "runs", "talk", "hardware"):
+            for name in ("run", "runs", "chat", "hardware"):
                 drawn(name)
         TrainEvents(session, checker, PageParts(panel, bar)).connect(page)
     return page

@@ -6,7 +6,7 @@ import { runsFound, serverAnswers } from "../new/train.js";
 import { Connection, inTime } from "./connection.js";
 import { carryGradio } from "./gradio.js";
 import { announce } from "./notify.js";
-import { closeRun, draw, runOfTalk, takeRun } from "./router.js";
+import { closeRun, draw, runOfChat, takeRun } from "./router.js";
 import { showProgress } from "./runbar.js";
 import { everyTime, plan, wake } from "./schedule.js";
 import { page, places } from "./state.js";
@@ -64,13 +64,13 @@ async function readAll(turn) {
     const { place } = page;
     if (place.page === "runs") await places.runs?.refresh();
     if (place.page === "hardware") places.hardware?.refresh();
-    if (place.page === "talk" || place.view === "talk") readTalk();
+    if (place.page === "chat" || place.view === "chat") readChat();
 }
 
-function readTalk() {
-    if (!places.talk) return;
-    places.talk.refresh(runOfTalk(), page.talkTo);
-    page.talkTo = null;
+function readChat() {
+    if (!places.chat) return;
+    places.chat.refresh(runOfChat(), page.openChat);
+    page.openChat = null;
 }
 
 function sayWhatHappened() {
@@ -187,7 +187,7 @@ function setActive(active) {
         places.bar?.activeChanged();
         places.sidebar?.changed();
         places.hardware?.outdated();
-        places.talk?.activeChanged();
+        places.chat?.activeChanged();
     }
     page.active = active;
 }

@@ -49,7 +49,7 @@ export function draw() {
     places.sidebar?.mark({ ...place, run: page.run });
     places.bar?.mark({ ...place, run: page.run });
     places.run?.setView(place.view);
-    places.talk?.setRun(runOfTalk());
+    places.chat?.setRun(runOfChat());
 }
 
 // Forgets what was shown of the run before.
@@ -72,10 +72,10 @@ export function closeRun(id) {
     wake();
 }
 
-// Passes the meant run to Talk at the next poll.
-export function talkTo(id) {
-    page.talkTo = id;
-    openRun(id, "talk");
+// Passes the meant run to Chat at the next poll.
+export function openChat(id) {
+    page.openChat = id;
+    openRun(id, "chat");
 }
 
 export function setAxis(axis) {
@@ -94,7 +94,7 @@ export function setStep(step) {
     history.replaceState(null, "", addressOf(page.place));
 }
 
-// The page Talk is of no run; the view Talk is of the run that is shown.
-export function runOfTalk() {
+// The page Chat is of no run; the view Chat is of the run that is shown.
+export function runOfChat() {
     return page.place.page === "run" ? page.run : null;
 }

@@ -11,7 +11,7 @@ export const page = {
     seen: 0, // the number of the last answer that was drawn
     axis: "step",
     active: undefined, // the active run, null for none, undefined before the first answer
-    talkTo: null,
+    openChat: null,
     bar: null,
     failures: 0, // in a row
     turn: 0, // counts polls of the server; only the newest one counts
@@ -26,6 +26,6 @@ export const places = {
     bar: null,
     run: null,
     runs: null,
-    talk: null,
+    chat: null,
     hardware: null,
 };

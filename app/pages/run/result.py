@@ -86,7 +86,7 @@ def _of(snapshot: RunSnapshot, step: int | None, whose: str) -> str:
 def _actions(state: str, saved: SavedSteps, has_weights: bool) -> list[str]:
     """Returns the names of the buttons, in their order."""
     offers = [
-        ("talk", has_weights),
+        ("chat", has_weights),
         ("home", has_weights and saved.trained_on is not None),
         ("train-on", has_weights and saved.trained_on is not None),
         ("again" if state == "finished" else "draft", True),

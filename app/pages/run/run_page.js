@@ -15,17 +15,17 @@ const TITLES = {
     overview: "Overview",
     learning: "Learning",
     machine: "Machine",
-    talk: "Talk",
+    chat: "Chat",
     settings: "Settings",
     log: "Log",
     home: "Take home",
 };
-const UNREAD = ["talk", "log"]; // these views show nothing of what a poll answers
+const UNREAD = ["chat", "log"]; // these views show nothing of what a poll answers
 
 export class RunPage {
-    // go(place) shows another place, setAxis(axis) reads the figures on another axis, talkTo(run)
-    // opens Talk, wake() reads the run at once.
-    constructor(element, timeline, { go, setAxis, talkTo, wake }) {
+    // go(place) shows another place, setAxis(axis) reads the figures on another axis, openChat(run)
+    // opens Chat, wake() reads the run at once.
+    constructor(element, timeline, { go, setAxis, openChat, wake }) {
         this.root = element.querySelector(".rs-run");
         this.go = go;
         this.setAxis = setAxis;
@@ -34,8 +34,8 @@ export class RunPage {
         this.prompts = new SamplePrompts(this.part("prompts"));
         this.isLog = true;
         this.diagnosis = new Diagnosis((name) => this.part(name));
-        this.stage = new Stage(this.part("stage"), { go, talkTo });
-        this.result = new Result(this.part("result"), { go, talkTo });
+        this.stage = new Stage(this.part("stage"), { go, openChat });
+        this.result = new Result(this.part("result"), { go, openChat });
         this.meters = new Meters(this.part("meters"));
         this.ranks = new RankTable(this.part("ranks"));
         this.others = {

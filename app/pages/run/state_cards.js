@@ -4,7 +4,7 @@
 import { el, field, send, setText } from "../../shared/dom.js";
 
 const LABELS = {
-    talk: "Talk to it",
+    chat: "Chat with it",
     home: "Take it home",
     "train-on": "Train on from these weights",
     again: "Train again",
@@ -27,11 +27,11 @@ export async function draftOf(run, trainsOn, button, problem) {
 }
 
 class Card {
-    // go(place) shows another place, talkTo(run) opens Talk.
-    constructor(root, { go, talkTo }) {
+    // go(place) shows another place, openChat(run) opens Chat.
+    constructor(root, { go, openChat }) {
         this.root = root;
         this.go = go;
-        this.talkTo = talkTo;
+        this.openChat = openChat;
         this.shown = "";
     }
 
@@ -65,7 +65,7 @@ class Card {
     }
 
     act(name, button, problem) {
-        if (name === "talk") this.talkTo(this.run);
+        if (name === "chat") this.openChat(this.run);
         else if (name === "home") this.go({ page: "run", run: this.run, view: "home" });
         else draftOf(this.run, name === "train-on", button, problem);
     }

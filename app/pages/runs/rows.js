@@ -91,7 +91,7 @@ function actions(run, works) {
     const first = [
         one("resume", run.begins_anew ? "Start again" : "Resume"),
         one("queue", "Queue its resume"),
-        one("talk", "Talk"),
+        one("chat", "Chat"),
     ];
     const more = [
         one("details", "Settings"),

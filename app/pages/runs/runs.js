@@ -15,13 +15,13 @@ const SOON = 400; // ms before the list is read again while the server still loo
 const path = (id, what) => `/api/runs/${encodeURIComponent(id)}/${what}`;
 
 export class RunList {
-    // openRun(id, view) shows a run, closeRun(id) stops showing it, talkTo(id) opens it in Talk.
+    // openRun(id, view) shows a run, closeRun(id) stops showing it, openChat(id) opens it in Chat.
     // changed() is called when the queue was changed here.
-    constructor(element, { openRun, closeRun, talkTo, changed }) {
+    constructor(element, { openRun, closeRun, openChat, changed }) {
         this.root = element;
         this.openRun = openRun;
         this.closeRun = closeRun;
-        this.talkTo = talkTo;
+        this.openChat = openChat;
         this.rows = new Map(); // the node of each run, the run, and the text of it
         this.ticked = new Map(); // the runs with a tick, by id
         this.limit = FIRST;
@@ -36,7 +36,7 @@ export class RunList {
             open: (run) => this.openRun(run.id),
             resume: (run, button) => this.resume(run, button),
             queue: (run, button) => this.act(button, () => this.queue.addResume(run.id)),
-            talk: (run) => this.talkTo(run.id),
+            chat: (run) => this.openChat(run.id),
             details: (run) => this.openRun(run.id, "settings"),
             draft: (run, button) => this.draft(run, button),
             "train-on": (run, button) => this.draft(run, button, true),

@@ -22,8 +22,8 @@ POLICIES = {
         /api/jobs /api/jobs/{number} /api/presets /api/live /api/live/{run_id} /api/recent /api/runs
         /api/runs/{run_id}/curves.csv /api/runs/{run_id}/details
         /api/runs/{run_id}/log /api/runs/{run_id}/stretch
-        /api/runs/{run_id}/timeline /api/runs/{run_id}/trace /api/sessions /api/talk
-        /api/talk/choices /api/uploads /login /ramstream/{name:path} /ramstream/plotly.js
+        /api/runs/{run_id}/timeline /api/runs/{run_id}/trace /api/sessions /api/chat
+        /api/chat/choices /api/uploads /login /ramstream/{name:path} /ramstream/plotly.js
         / /config /theme.css /favicon.ico /manifest.json /assets/{path:path} /gradio_api/app_id
         /gradio_api/heartbeat/{session_hash} /gradio_api/queue/data
     """,
@@ -37,8 +37,8 @@ POLICIES = {
         /api/runs/{run_id}/delete /api/runs/{run_id}/describe /api/runs/{run_id}/draft
         /api/runs/{run_id}/export /api/runs/{run_id}/push /api/sessions/end
         /api/sessions/end_others
-        /api/sessions/logout /api/talk/about /api/talk/new /api/talk/say /api/talk/stop
-        /api/talk/unload /api/uploads DELETE:/api/uploads/{upload} /gradio_api/queue/join
+        /api/sessions/logout /api/chat/about /api/chat/new /api/chat/send /api/chat/stop
+        /api/chat/unload /api/uploads DELETE:/api/uploads/{upload} /gradio_api/queue/join
     """,
     # Its body is the login form, which anybody may send.
     "form": "/login",

@@ -75,13 +75,13 @@ def test_a_run_is_no_path(ask, folder):
     requests += [
         (
             "POST",
-            f"/api/talk/{path}",
+            f"/api/chat/{path}",
             json.dumps(
-                BODIES[f"/api/talk/{path}"]
+                BODIES[f"/api/chat/{path}"]
                 | {"message": "hello", "choice": {"run_id": run, "weights": weights}}
             ).encode(),
         )
-        for path in ("about", "say")
+        for path in ("about", "send")
         for run, weights in [
             *((name, "newest") for name in NAMES),
             *((RUN, f"step-{name}") for name in NAMES),
@@ -101,7 +101,7 @@ def test_numbers_of_an_address_are_bounded(ask):
             f"/api/runs/{RUN}/timeline?step=",
             f"/api/runs/{RUN}/trace?step=",
             f"/api/live/{RUN}?since=",
-            "/api/talk?since=",
+            "/api/chat?since=",
             "/api/jobs/",
         )
     ]
@@ -195,12 +195,12 @@ def test_a_path_that_cannot_be_one_is_told(ask, folder, given):
         + [
             (
                 "POST",
-                f"/api/talk/{path}",
+                f"/api/chat/{path}",
                 json.dumps(
-                    BODIES[f"/api/talk/{path}"] | {"message": "hello", "choice": {"folder": given}}
+                    BODIES[f"/api/chat/{path}"] | {"message": "hello", "choice": {"folder": given}}
                 ).encode(),
             )
-            for path in ("about", "say")
+            for path in ("about", "send")
         ]
     )
     assert all(answer.status_code in (200, 409) for answer in answers)

@@ -18,7 +18,7 @@ from tests.support.served import served
 WAIT_SECONDS = 60
 HEAD = b"Host: 127.0.0.1\r\nContent-Type: application/json\r\n"
 ASKED = b"GET /api/runs HTTP/1.1\r\n" + HEAD + b"\r\n"
-POST = b"POST /api/talk/stop HTTP/1.1\r\n"
+POST = b"POST /api/chat/stop HTTP/1.1\r\n"
 
 
 class Impatient(connections.Connection):

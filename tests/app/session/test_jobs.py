@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from app.pages.chat.talk import Choice, Talk
+from app.pages.chat.chat import Chat, Choice
 from app.pages.frame.job_routes import job_routes
 from app.session.jobs import BYTES, Cancelled, Job, Jobs
 from app.session.session import Session
@@ -19,7 +19,7 @@ from engine.tools.chat.conversation import Sampling, checkpoint_of
 from engine.tools.chat.talkers import load
 from engine.training.export.export import export_run
 from engine.training.loop.run import start_run
-from tests.app.pages.chat.test_talk_page import FakeTalk
+from tests.app.pages.chat.test_chat_page import FakeChatCalls
 from tests.support.folders import make_config
 from tests.support.routes import send, wait_for
 
@@ -209,8 +209,8 @@ def test_loading_that_is_cancelled_gives_its_memory_back(run, tmp_path, monkeypa
     assert closed == [0]
 
 
-class SlowTalk(FakeTalk):
-    """A `SlowTalk` loads the second model until it is cancelled."""
+class SlowChatCalls(FakeChatCalls):
+    """A `SlowChatCalls` loads the second model until it is cancelled."""
 
     def load(self, source, progress):
         while self.loaded:
@@ -222,18 +222,18 @@ class SlowTalk(FakeTalk):
 def test_talking_that_is_cancelled_while_it_loads_keeps_no_weights(tmp_path):
     from engine.runs.record.run_folder import create_run
 
-    session, fake = Session(tmp_path / "runs"), SlowTalk()
+    session, fake = Session(tmp_path / "runs"), SlowChatCalls()
     folder = create_run(session.runs_dir, make_config(tmp_path))
     (folder.checkpoints_path / "step-10").mkdir(parents=True)
-    talk = Talk(session, fake)
-    talk.say(Choice(folder.id, "step-10"), "hello", True, "", Sampling(3))
-    wait_for(lambda: (talk.state()["job"] or {}).get("words") == "25 %")
-    state = talk.state()
+    chat = Chat(session, fake)
+    chat.send(Choice(folder.id, "step-10"), "hello", True, "", Sampling(3))
+    wait_for(lambda: (chat.state()["job"] or {}).get("words") == "25 %")
+    state = chat.state()
     assert state["loaded"] and state["job"]["text"].startswith("Loading the weights: ")
     assert state["job_id"] == state["job"]["id"]
     assert ask(session.jobs, "POST", f"/api/jobs/{state['job_id']}/cancel", {}).status_code == 200
-    wait_for(lambda: not talk.state()["working"])
-    state = talk.state()
+    wait_for(lambda: not chat.state()["working"])
+    state = chat.state()
     assert not fake.loaded and not state["loaded"] and state["job"] is None and not state["error"]
     assert {answer["state"] for answer in state["turns"][0]["answers"].values()} == {"stopped"}
     assert session.jobs.find(1).state == "cancelled"

@@ -397,10 +397,10 @@ def _used(led: Led, place: Path) -> None:
     )
     led.note("export to a folder that is full", without(_ended(led, again["id"]), COUNTED))
     choice = {"folder": str(place / "model")}
-    led.ask("POST", "/api/talk/about", {"choice": choice}, name="talk: about")
+    led.ask("POST", "/api/chat/about", {"choice": choice}, name="talk: about")
     led.ask(
         "POST",
-        "/api/talk/about",
+        "/api/chat/about",
         {"choice": {"run_id": run_id, "weights": "newest"}},
         name="talk: about a run",
     )
@@ -415,16 +415,16 @@ def _used(led: Led, place: Path) -> None:
             "system": "",
             "max_new_tokens": 6,
         } | more
-        answer = led.server.ask("POST", "/api/talk/say", said)
+        answer = led.server.ask("POST", "/api/chat/send", said)
         led.note(f"say {message}", [answer.status, json.loads(answer.body)])
-        wait_for(lambda: not led.server.json("GET", "/api/talk")["working"], "the answer")
+        wait_for(lambda: not led.server.json("GET", "/api/chat")["working"], "the answer")
         led.note(
             f"answer to {message}",
-            without(led.server.json("GET", "/api/talk"), {"version", "job_id", "rate"}),
+            without(led.server.json("GET", "/api/chat"), {"version", "job_id", "rate"}),
         )
     for path in ("new", "unload", "stop"):
-        led.ask("POST", f"/api/talk/{path}", {}, name=f"talk: {path}", unique=COUNTED)
-    led.ask("GET", "/api/talk", name="talk, at last", unique=COUNTED)
+        led.ask("POST", f"/api/chat/{path}", {}, name=f"talk: {path}", unique=COUNTED)
+    led.ask("GET", "/api/chat", name="talk, at last", unique=COUNTED)
 
 
 def _ended(led: Led, number: int) -> Any:

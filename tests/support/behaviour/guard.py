@@ -16,11 +16,11 @@ ROUTES = (
     "/api/hardware/csv",
     "/api/hardware/largest",
     "/api/hardware/offers",
-    "/api/talk/about",
-    "/api/talk/say",
-    "/api/talk/stop",
-    "/api/talk/new",
-    "/api/talk/unload",
+    "/api/chat/about",
+    "/api/chat/send",
+    "/api/chat/stop",
+    "/api/chat/new",
+    "/api/chat/unload",
     "/api/queue/continue",
     "/api/jobs/1/cancel",
     "/api/runs/x/control",
@@ -44,8 +44,8 @@ READ = (
     "/api/jobs",
     "/api/jobs/1",
     "/api/jobs/x",
-    "/api/talk",
-    "/api/talk/choices",
+    "/api/chat",
+    "/api/chat/choices",
     "/api/compare",
     "/api/runs/x/trace",
     "/gradio_api/app_id",
@@ -267,7 +267,7 @@ def _talk(ask: Asked) -> None:
     ):
         ask(
             "POST",
-            "/api/talk/say",
+            "/api/chat/send",
             good | change,
             name=f"say {str(change)[:60]}",
             unique={"version", "id"},
@@ -278,9 +278,9 @@ def _talk(ask: Asked) -> None:
         {"folder": ""},
         {"run_id": "x"},
     ):
-        ask("POST", "/api/talk/about", {"choice": choice})
+        ask("POST", "/api/chat/about", {"choice": choice})
     for since in ("", "0", "x", "-1", "9" * 30):
-        ask("GET", f"/api/talk?since={since}")
+        ask("GET", f"/api/chat?since={since}")
 
 
 def _sizes(ask: Asked) -> None:

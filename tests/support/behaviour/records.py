@@ -32,7 +32,7 @@ def gather(side: Side) -> dict[str, Any]:
         ask = Asked(server, facts)
         ask("GET", "/api/live")
         ask("GET", "/api/runs")
-        ask("GET", "/api/talk/choices")
+        ask("GET", "/api/chat/choices")
         ask("GET", "/api/jobs")
         for name, run_id in ids.items():
             for query in (

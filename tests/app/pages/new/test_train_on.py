@@ -78,7 +78,7 @@ def test_a_run_that_kept_weights_alone_is_trained_on_from_and_not_resumed(sessio
     manifest = folder.checkpoints_path / "step-7" / "manifest.json"
     manifest.write_text('{"checksum": "0", "format": 2, "step": 7, "holds": "weights"}')
     row = row_of(session, folder.id)
-    assert {"train-on", "export", "talk"} < set(row["actions"]) and "resume" not in row["actions"]
+    assert {"train-on", "export", "chat"} < set(row["actions"]) and "resume" not in row["actions"]
     offered = [arguments[0] for arguments in commands_of(session, folder.id)]
     assert "--from" in offered and "--resume" not in offered
     manifest.write_text('{"checksum": "0", "format": 2, "step": 7, "holds": "full"}')
@@ -95,12 +95,12 @@ def test_a_run_that_has_its_best_weights_alone_is_talked_to_exported_and_trained
     partial = folder.best_path / ".step-10.partial"
     partial.mkdir(parents=True)
     row = row_of(session, folder.id)
-    assert not {"train-on", "export", "talk"} & set(row["actions"]) and row["begins_anew"]
+    assert not {"train-on", "export", "chat"} & set(row["actions"]) and row["begins_anew"]
     refused = train_on(session, folder.id)
     assert refused.status_code == 409 and "has kept no best weights" in refused.json()["error"]
     partial.rename(folder.best_path / "step-10")
     row = row_of(session, folder.id)
-    assert {"train-on", "export", "talk"} < set(row["actions"]) and row["begins_anew"]
+    assert {"train-on", "export", "chat"} < set(row["actions"]) and row["begins_anew"]
     details = get(session, f"/api/runs/{folder.id}/details").json()
     assert details["home"]["can_export"]
     assert details["home"]["said"].startswith("The best weights are those of step 10")
@@ -135,7 +135,7 @@ def test_a_run_without_a_checkpoint_is_refused(session, ended):
     (folder.path / "export").mkdir()
     (folder.path / "export" / "config.json").write_text("{}")
     actions = row_of(session, folder.id)["actions"]
-    assert "talk" in actions and "train-on" not in actions
+    assert "chat" in actions and "train-on" not in actions
     assert refused(session, folder.id).startswith(f"Run {folder.id} has no checkpoint")
     assert not [line for line in commands_of(session, folder.id) if "--from" in line]
 

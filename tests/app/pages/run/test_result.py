@@ -61,7 +61,7 @@ def test_an_exported_best_shows_the_numbers_of_the_best():
     assert row(card, "Training loss")["to"] == "3"
     exact = row(card, "Answered exactly as expected")
     assert exact["from"] == "2 %" and exact["to"] == "not asked", "they were asked of step 30"
-    assert card["actions"] == ["talk", "home", "train-on", "again"]
+    assert card["actions"] == ["chat", "home", "train-on", "again"]
 
 
 def test_an_exported_last_step_names_the_better_one():
@@ -89,7 +89,7 @@ def test_a_run_that_kept_its_best_is_known_by_the_best_unless_it_exports_the_las
     assert "step 30, the newest that were saved" in card["of"]
     alone = result(stopped, "stopped", SavedSteps(best=20), "last")
     assert "step 20, the best" in alone["of"]
-    assert alone["actions"] == ["talk", "home", "train-on", "draft"]
+    assert alone["actions"] == ["chat", "home", "train-on", "draft"]
 
 
 def by_answers() -> RunSnapshot:

@@ -61,7 +61,7 @@ def test_many_who_ask_at_once_have_the_runs_read_once(session, monkeypatch):
     answers = at_once(10, lambda number: session.runs_to_show(Asked()))
     assert {len(answer.shown) for answer in answers} == {1} and len(reads) == 1
     monkeypatch.setattr(run_list_module, "saved_steps", None)
-    assert session.runs_to_show(Asked()).shown[0].weights.can_talk is False, (
+    assert session.runs_to_show(Asked()).shown[0].weights.can_chat is False, (
         "nothing of a run is looked up outside the list that is kept"
     )
     session._list.forget()
@@ -173,7 +173,7 @@ def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
         return {
             row["id"]
             for row in get(session, "/api/runs").json()["runs"]
-            if "talk" in row["actions"]
+            if "chat" in row["actions"]
         }
 
     assert talks() == {saved.id, exported.id}

@@ -1,4 +1,4 @@
-"""The Talk tab and the answers to sample prompts, in Chromium, against the real server and a run
+"""The Chat tab and the answers to sample prompts, in Chromium, against the real server and a run
 that it can talk to.
 """
 
@@ -44,51 +44,51 @@ def run_id(server):
 
 def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_id):
     page = context.new_page()
-    page.goto(address(server, run_id, "talk"))
-    about = page.locator(".rs-talk [data-field=about]")
+    page.goto(address(server, run_id, "chat"))
+    about = page.locator(".rs-chat [data-field=about]")
     expect(about).to_contain_text("the model’s own chat template")
-    expect(page.locator(".rs-talk").get_by_label("Weights").locator("option")).to_have_text(
+    expect(page.locator(".rs-chat").get_by_label("Weights").locator("option")).to_have_text(
         ["Best, step 30", "Step 30, the newest", "Step 15"]
     )
     page.get_by_text("How answers are drawn").click()
-    page.locator(".rs-talk").get_by_label("Tokens at most").fill("8")
-    page.locator(".rs-talk").get_by_label("System message").fill("say one")
+    page.locator(".rs-chat").get_by_label("Tokens at most").fill("8")
+    page.locator(".rs-chat").get_by_label("System message").fill("say one")
 
     # Two turns, by keyboard; what is typed stays text.
-    turns = page.locator(".rs-talk-turn")
+    turns = page.locator(".rs-chat-turn")
     for count, text in enumerate(("say after two", f"say {HOSTILE}"), 1):
         ask(page, text, answers=2)
         expect(turns).to_have_count(count)
-        expect(turns.last.locator(".rs-talk-message")).to_contain_text(text)
+        expect(turns.last.locator(".rs-chat-message")).to_contain_text(text)
     expect(turns.first.locator("[data-side=base] strong")).to_contain_text("Before training: ")
     expect(turns.first.locator("[data-side=tuned] strong")).to_have_text("Tiny, best, step 30")
     expect(turns.first.locator("[data-side=tuned]")).to_contain_text("token")
-    assert page.locator(".rs-talk img").count() == 0 and page.evaluate("window.hacked") is None
+    assert page.locator(".rs-chat img").count() == 0 and page.evaluate("window.hacked") is None
 
     # The chat outlives the page.
     page.reload()
     expect(turns).to_have_count(2)
-    expect(page.locator(".rs-talk [data-field=memory]")).to_contain_text("of RAM in use")
+    expect(page.locator(".rs-chat [data-field=memory]")).to_contain_text("of RAM in use")
     for width in (800, 1440):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
     # Other weights, alone, begin a new chat.
-    page.locator(".rs-talk").get_by_label("Weights").select_option("step-15")
+    page.locator(".rs-chat").get_by_label("Weights").select_option("step-15")
     expect(about).to_contain_text("begin a new chat")
-    page.locator(".rs-talk").get_by_label("Compare with the model before training").uncheck()
+    page.locator(".rs-chat").get_by_label("Compare with the model before training").uncheck()
     ask(page, "say after three")
     expect(turns).to_have_count(1)
-    expect(turns.locator(".rs-talk-answer strong")).to_have_text(["Tiny, step 15"])
+    expect(turns.locator(".rs-chat-answer strong")).to_have_text(["Tiny, step 15"])
     page.get_by_role("button", name="Unload").click()
-    expect(page.locator(".rs-talk [data-field=memory]")).to_be_empty()
+    expect(page.locator(".rs-chat [data-field=memory]")).to_be_empty()
     page.get_by_role("button", name="New chat").click()
     expect(turns).to_have_count(0)
 
-    # A folder that is none is one sentence. Talk of a run is of this run alone.
-    expect(page.locator(".rs-talk select[name=run]")).to_be_hidden()
-    open_page(page, "talk")
-    page.locator(".rs-talk select[name=run]").select_option(":folder")
+    # A folder that is none is one sentence. Chat of a run is of this run alone.
+    expect(page.locator(".rs-chat select[name=run]")).to_be_hidden()
+    open_page(page, "chat")
+    page.locator(".rs-chat select[name=run]").select_option(":folder")
     page.get_by_role("textbox", name="Folder on this machine").fill("/nowhere")
     page.get_by_role("textbox", name="Folder on this machine").press("Tab")
     expect(about).to_contain_text("/nowhere is not a folder on this machine")
@@ -96,14 +96,14 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
 
 def test_a_row_of_runs_opens_talk_with_its_best_weights(context, server, run_id):
     page = context.new_page()
-    page.goto(address(server, run_id, "talk"))
-    page.locator(".rs-talk").get_by_label("Weights").select_option("step-15")
+    page.goto(address(server, run_id, "chat"))
+    page.locator(".rs-chat").get_by_label("Weights").select_option("step-15")
     open_page(page, "runs")
-    row_of(page, run_id).get_by_role("button", name="Talk").focus()
+    row_of(page, run_id).get_by_role("button", name="Chat").focus()
     page.keyboard.press("Enter")
-    expect(page.locator(".rs-talk").get_by_label("Weights")).to_have_value("best-30")
+    expect(page.locator(".rs-chat").get_by_label("Weights")).to_have_value("best-30")
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
-    assert page.url == address(server, run_id, "talk")
+    assert page.url == address(server, run_id, "chat")
 
 
 def test_the_answers_to_sample_prompts_are_read_step_by_step(context, server, run_id):
@@ -122,21 +122,21 @@ def test_the_answers_to_sample_prompts_are_read_step_by_step(context, server, ru
 
 def test_what_is_chosen_outlives_a_late_answer_for_another_view(context, server, run_id):
     page, held = context.new_page(), []
-    page.goto(address(server, run_id, "talk"))
-    talk = page.locator(".rs-talk")
-    expect(talk.get_by_label("Weights").locator("option")).not_to_have_count(0)
+    page.goto(address(server, run_id, "chat"))
+    chat = page.locator(".rs-chat")
+    expect(chat.get_by_label("Weights").locator("option")).not_to_have_count(0)
 
     # A read of the view begins, and its answer is late.
-    page.route("**/api/talk/choices", lambda route: held.append(route), times=1)  # noqa: PLW0108
+    page.route("**/api/chat/choices", lambda route: held.append(route), times=1)  # noqa: PLW0108
     while not held:
         page.wait_for_timeout(50)
-    page.route("**/api/live/**", lambda route: None)  # no poll tells Talk of the new view
-    open_page(page, "talk")
-    talk.locator("select[name=run]").select_option(":folder")
-    with page.expect_response("**/api/talk/choices"):
+    page.route("**/api/live/**", lambda route: None)  # no poll tells Chat of the new view
+    open_page(page, "chat")
+    chat.locator("select[name=run]").select_option(":folder")
+    with page.expect_response("**/api/chat/choices"):
         held[0].continue_()
     page.wait_for_timeout(300)
-    expect(talk.locator("select[name=run]")).to_have_value(":folder")
+    expect(chat.locator("select[name=run]")).to_have_value(":folder")
     expect(page.get_by_role("textbox", name="Folder on this machine")).to_be_visible()
 
 
@@ -144,12 +144,12 @@ def test_a_complete_answer_stays_when_an_older_state_of_the_chat_comes_late(
     context, server, run_id
 ):
     page, given = context.new_page(), []
-    page.goto(address(server, run_id, "talk"))
-    talk = page.locator(".rs-talk")
-    expect(talk.get_by_label("Weights").locator("option")).not_to_have_count(0)
-    talk.get_by_label("Compare with the model before training").uncheck()
+    page.goto(address(server, run_id, "chat"))
+    chat = page.locator(".rs-chat")
+    expect(chat.get_by_label("Weights").locator("option")).not_to_have_count(0)
+    chat.get_by_label("Compare with the model before training").uncheck()
     ask(page, "say after two")
-    done = talk.locator(".rs-talk-answer[data-state=done]")
+    done = chat.locator(".rs-chat-answer[data-state=done]")
     expect(done).to_have_count(1)
 
     def read(route):
@@ -157,13 +157,13 @@ def test_a_complete_answer_stays_when_an_older_state_of_the_chat_comes_late(
         if given:
             route.abort()
             return
-        before = route.fetch(url=f"{server.address}/api/talk?since=0").json()
+        before = route.fetch(url=f"{server.address}/api/chat?since=0").json()
         before["version"] -= 1
         before["turns"][-1]["answers"]["tuned"] |= {"state": "waiting", "text": ""}
         route.fulfill(json=before)
         given.append(before)
 
-    with page.expect_response("**/api/talk?since=*"):
-        page.route("**/api/talk?since=*", read)
+    with page.expect_response("**/api/chat?since=*"):
+        page.route("**/api/chat?since=*", read)
     page.wait_for_timeout(500)
     assert given and done.count() == 1

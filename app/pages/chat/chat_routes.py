@@ -1,14 +1,14 @@
-"""These routes answer the page Talk.
+"""These routes answer the page Chat.
 
-GET  /api/talk?since=VERSION
+GET  /api/chat?since=VERSION
     The chat, or only its version if the page already has that one.
-GET  /api/talk/choices
-    The runs, and the weights of each that can be talked to.
-POST /api/talk/about {choice}
+GET  /api/chat/choices
+    The runs, and the weights of each that can be used in a chat.
+POST /api/chat/about {choice}
     The prompt format and other properties of these weights.
-POST /api/talk/say {choice, message, compare, system, max_new_tokens, temperature, top_p, seed}
+POST /api/chat/send {choice, message, compare, system, max_new_tokens, temperature, top_p, seed}
     Adds a message and starts its answer.
-POST /api/talk/stop {}, /api/talk/new {}, /api/talk/unload {}
+POST /api/chat/stop {}, /api/chat/new {}, /api/chat/unload {}
     Ends the answer under way, begins a new chat, or frees the memory of the weights.
 
 A choice is {run_id, weights} or {folder}.
@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from app.pages.chat.talk import Choice, Talk
+from app.pages.chat.chat import Chat, Choice
 from app.server.requests import answering_errors, count_of, json_body, number_of, object_of, text_of
 from engine.errors import RunError
 from engine.tools.chat.conversation import Sampling
@@ -34,23 +34,23 @@ LONGEST_MESSAGE = 200_000
 LARGEST_SEED = 2**32 - 1
 
 
-def talk_routes(talk: Talk) -> list[Route]:
-    """Returns the routes through which pages use the one chat, `talk`."""
+def chat_routes(chat: Chat) -> list[Route]:
+    """Returns the routes through which pages use the one chat, `chat`."""
 
     async def state(request: Request) -> Response:
-        return JSONResponse(talk.state(count_of(request.query_params.get("since", "")) or 0))
+        return JSONResponse(chat.state(count_of(request.query_params.get("since", "")) or 0))
 
     async def choices(_: Request) -> Response:
-        return JSONResponse(await asyncio.to_thread(talk.choices))
+        return JSONResponse(await asyncio.to_thread(chat.choices))
 
     return [
-        Route("/api/talk", answering_errors(state), methods=["GET"]),
-        Route("/api/talk/choices", answering_errors(choices), methods=["GET"]),
-        _posted("about", lambda body: talk.about(_choice(body))),
-        _posted("say", lambda body: _say(talk, body)),
-        _posted("stop", lambda _: talk.stop()),
-        _posted("new", lambda _: talk.new_chat()),
-        _posted("unload", lambda _: talk.release()),
+        Route("/api/chat", answering_errors(state), methods=["GET"]),
+        Route("/api/chat/choices", answering_errors(choices), methods=["GET"]),
+        _posted("about", lambda body: chat.about(_choice(body))),
+        _posted("send", lambda body: _send(chat, body)),
+        _posted("stop", lambda _: chat.stop()),
+        _posted("new", lambda _: chat.new_chat()),
+        _posted("unload", lambda _: chat.release()),
     ]
 
 
@@ -61,10 +61,10 @@ def _posted(path: str, work: Callable[[dict[str, Any]], dict[str, Any] | None]) 
         body = await json_body(request)
         return JSONResponse(await asyncio.to_thread(work, body) or {})
 
-    return Route(f"/api/talk/{path}", answering_errors(route), methods=["POST"])
+    return Route(f"/api/chat/{path}", answering_errors(route), methods=["POST"])
 
 
-def _say(talk: Talk, body: dict[str, Any]) -> None:
+def _send(chat: Chat, body: dict[str, Any]) -> None:
     message, system = text_of(body, "message"), text_of(body, "system")
     if max(len(message), len(system)) > LONGEST_MESSAGE:
         raise RunError(f"The message has more than {LONGEST_MESSAGE:,} characters; shorten it.")
@@ -74,7 +74,7 @@ def _say(talk: Talk, body: dict[str, Any]) -> None:
         number_of(body, "top_p", 1.0, 0.01, 1.0),
         int(number_of(body, "seed", 0, 0, LARGEST_SEED)),
     )
-    talk.say(_choice(body), message, body.get("compare") is True, system, sampling)
+    chat.send(_choice(body), message, body.get("compare") is True, system, sampling)
 
 
 def _choice(body: dict[str, Any]) -> Choice:

@@ -1,4 +1,4 @@
-"""The chat of Talk and its routes are tested: which weights are in memory when, the history
+"""The chat and its routes are tested: which weights are in memory when, the history
 of each side, stopping, and a paused run.
 """
 
@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from app.pages.chat.chat import Chat, Choice
+from app.pages.chat.chat_routes import chat_routes
 from app.pages.chat.offered_weights import OfferedWeights
-from app.pages.chat.talk import Choice, Talk
-from app.pages.chat.talk_routes import talk_routes
 from app.pages.run.run_words import prompt_answers
 from app.session.engine_calls import EngineCalls
 from app.session.jobs import Jobs
@@ -31,10 +31,8 @@ from tests.support.trained_runs import execute, planes_on_disk
 LETTERS = "abcdefghij"
 
 
-class FakeTalker:
-    """A `FakeTalker` answers with the requested number of letters; `gate`, if given, lets each one
-    pass.
-    """
+class FakeChatEngine:
+    """Answers with the requested number of letters; `gate`, if given, lets each one pass."""
 
     held_bytes = 1 << 20
 
@@ -55,10 +53,8 @@ class FakeTalker:
         self.engine.loaded.remove(self.source.kind)
 
 
-class FakeTalk:
-    """A `FakeTalk` replaces what the chat calls in the engine (`TalkCalls`); at most `most` weights
-    fit.
-    """
+class FakeChatCalls:
+    """Replaces what the chat calls in the engine (`ChatCalls`); at most `most` weights fit."""
 
     folder_of = staticmethod(folder_of)
 
@@ -76,16 +72,16 @@ class FakeTalk:
         assert len(self.loaded) < self.most
         self.loaded.append(source.kind)
         self.loads.append(source.kind)
-        return FakeTalker(self, source)
+        return FakeChatEngine(self, source)
 
 
 @pytest.fixture
 def fake():
-    return FakeTalk()
+    return FakeChatCalls()
 
 
 @pytest.fixture
-def talk(tmp_path, fake, monkeypatch):
+def chat(tmp_path, fake, monkeypatch):
     """Returns a chat over one run with two checkpoints, whose weights are fake."""
     from engine.runs.record.run_folder import create_run
 
@@ -93,34 +89,34 @@ def talk(tmp_path, fake, monkeypatch):
     folder = create_run(session.runs_dir, make_config(tmp_path))
     for step in (10, 20):
         (folder.checkpoints_path / f"step-{step}").mkdir(parents=True)
-    talk = Talk(session, fake)
-    talk.run_id = folder.id
-    yield talk
-    talk.release()
+    chat = Chat(session, fake)
+    chat.run_id = folder.id
+    yield chat
+    chat.release()
     session.close()
 
 
-def say(talk, message, weights="step-20", compare=True, system="", tokens=3, wait=True):
-    talk.say(Choice(talk.run_id, weights), message, compare, system, Sampling(tokens))
+def say(chat, message, weights="step-20", compare=True, system="", tokens=3, wait=True):
+    chat.send(Choice(chat.run_id, weights), message, compare, system, Sampling(tokens))
     if wait:
-        wait_for(lambda: not talk.state()["working"])
-    return talk.state()
+        wait_for(lambda: not chat.state()["working"])
+    return chat.state()
 
 
-def test_a_run_whose_settings_cannot_be_read_hides_no_other(talk, tmp_path):
+def test_a_run_whose_settings_cannot_be_read_hides_no_other(chat, tmp_path):
     from engine.runs.record.run_folder import create_run
 
     damaged = create_run(tmp_path / "runs", make_config(tmp_path))
     (damaged.checkpoints_path / "step-5").mkdir(parents=True)
     (damaged.path / "config.yaml").unlink()
-    offered = OfferedWeights(talk._session, talk._engine).runs()
-    assert [run["id"] for run in offered] == [talk.run_id]
+    offered = OfferedWeights(chat._session, chat._engine).runs()
+    assert [run["id"] for run in offered] == [chat.run_id]
 
 
-def test_a_new_name_of_the_run_stands_above_its_answers(talk):
-    before = say(talk, "first", compare=False)["turns"][-1]["answers"]["tuned"]["weights"]
-    talk._session.describe(talk.run_id, "A new name", "")
-    after = say(talk, "second", compare=False)["turns"][-1]["answers"]["tuned"]["weights"]
+def test_a_new_name_of_the_run_stands_above_its_answers(chat):
+    before = say(chat, "first", compare=False)["turns"][-1]["answers"]["tuned"]["weights"]
+    chat._session.describe(chat.run_id, "A new name", "")
+    after = say(chat, "second", compare=False)["turns"][-1]["answers"]["tuned"]["weights"]
     assert after.startswith("A new name, ") and before.split(", ", 1)[1] == after.split(", ", 1)[1]
 
 
@@ -131,8 +127,8 @@ def texts(state):
     ]
 
 
-def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(talk, fake):
-    first = say(talk, "one")
+def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(chat, fake):
+    first = say(chat, "one")
     assert texts(first) == [{"base": "abc", "tuned": "abc"}] and fake.loaded == [
         "base",
         "checkpoint",
@@ -145,7 +141,7 @@ def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(talk, fake):
         and answers["base"]["rate"].endswith("tokens/s")
         and first["held"] == "2.00 MiB"
     )
-    say(talk, "two", system="be short")
+    say(chat, "two", system="be short")
     assert fake.loads == ["base", "checkpoint"]
     assert fake.heard[-1] == (
         "checkpoint",
@@ -158,116 +154,116 @@ def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(talk, fake):
     )
     # Without the comparison, its weights are unloaded, and later its history lacks what only the
     # other side was asked.
-    say(talk, "three", compare=False)
+    say(chat, "three", compare=False)
     assert fake.loaded == ["checkpoint"]
-    say(talk, "four")
+    say(chat, "four")
     base = next(messages for kind, messages in reversed(fake.heard) if kind == "base")
     assert [m["content"] for m in base if m["role"] == "user"] == ["one", "two", "four"]
-    talk.release()
-    assert not fake.loaded and not talk.state()["loaded"] and len(talk.state()["turns"]) == 4
+    chat.release()
+    assert not fake.loaded and not chat.state()["loaded"] and len(chat.state()["turns"]) == 4
 
 
-def test_other_weights_begin_a_new_chat_and_replace_those_in_memory(talk, fake):
-    say(talk, "one")
-    state = say(talk, "two", weights="step-10")
+def test_other_weights_begin_a_new_chat_and_replace_those_in_memory(chat, fake):
+    say(chat, "one")
+    state = say(chat, "two", weights="step-10")
     assert len(state["turns"]) == 1 and fake.loads == ["base", "checkpoint", "checkpoint"]
     assert fake.loaded == ["base", "checkpoint"]
-    talk.new_chat()
-    assert talk.state()["turns"] == [] and fake.loaded == ["base", "checkpoint"]
+    chat.new_chat()
+    assert chat.state()["turns"] == [] and fake.loaded == ["base", "checkpoint"]
 
 
-def test_what_does_not_fit_together_answers_one_after_the_other(talk, fake):
+def test_what_does_not_fit_together_answers_one_after_the_other(chat, fake):
     fake.most = 1
-    state = say(talk, "one")
+    state = say(chat, "one")
     assert (
         texts(state) == [{"base": "abc", "tuned": "abc"}] and "one after the other" in state["note"]
     )
     assert fake.loaded == ["checkpoint"]
-    say(talk, "two")  # with one of them already in memory
+    say(chat, "two")  # with one of them already in memory
     assert fake.loads == ["base", "checkpoint"] * 2
     fake.most = 0
-    state = say(talk, "three")
+    state = say(chat, "three")
     assert state["error"] == "It needs more RAM than is free." and not fake.loaded
     assert {answer["state"] for answer in state["turns"][-1]["answers"].values()} == {"stopped"}
 
 
-def test_stop_ends_the_answer_and_keeps_what_was_written(talk, fake):
+def test_stop_ends_the_answer_and_keeps_what_was_written(chat, fake):
     fake.gate = threading.Semaphore(4)
-    say(talk, "one", tokens=9, wait=False)
-    wait_for(lambda: texts(talk.state()) == [{"base": "ab", "tuned": "ab"}])
+    say(chat, "one", tokens=9, wait=False)
+    wait_for(lambda: texts(chat.state()) == [{"base": "ab", "tuned": "ab"}])
     with pytest.raises(RunError, match="still under way"):
-        say(talk, "two")
-    talk.stop()
+        say(chat, "two")
+    chat.stop()
     fake.gate.release()
-    wait_for(lambda: not talk.state()["working"])
-    answers = talk.state()["turns"][0]["answers"]
+    wait_for(lambda: not chat.state()["working"])
+    answers = chat.state()["turns"][0]["answers"]
     assert {answer["state"] for answer in answers.values()} == {"stopped"} and answers["base"][
         "text"
     ].startswith("ab")
-    assert talk.state()["error"] == ""
+    assert chat.state()["error"] == ""
 
 
-def test_a_side_that_cannot_be_asked_says_so_alone(talk, fake):
-    answers = say(talk, "too long")["turns"][0]["answers"]
+def test_a_side_that_cannot_be_asked_says_so_alone(chat, fake):
+    answers = say(chat, "too long")["turns"][0]["answers"]
     assert {(answer["state"], answer["problem"]) for answer in answers.values()} == {
         ("failed", "The conversation is too long.")
     }
 
 
-def test_weights_are_given_back_after_idle_time_and_before_a_run(talk, fake, monkeypatch):
-    monkeypatch.setattr("app.pages.chat.talk.IDLE_SECONDS", 0.05)
-    say(talk, "one")
+def test_weights_are_given_back_after_idle_time_and_before_a_run(chat, fake, monkeypatch):
+    monkeypatch.setattr("app.pages.chat.chat.IDLE_SECONDS", 0.05)
+    say(chat, "one")
     wait_for(lambda: not fake.loaded)
-    monkeypatch.setattr("app.pages.chat.talk.IDLE_SECONDS", 600)
-    say(talk, "two")
+    monkeypatch.setattr("app.pages.chat.chat.IDLE_SECONDS", 600)
+    say(chat, "two")
     assert fake.loaded
-    talk._session._free_memory()
+    chat._session._free_memory()
     assert not fake.loaded
 
 
-def test_weights_are_not_loaded_beside_a_run_that_is_being_prepared_elsewhere(talk, fake):
-    folder = open_run(talk._session.runs_dir, talk.run_id)
+def test_weights_are_not_loaded_beside_a_run_that_is_being_prepared_elsewhere(chat, fake):
+    folder = open_run(chat._session.runs_dir, chat.run_id)
     with folder.lock():
         with pytest.raises(
-            RunError, match=f"{talk.run_id} is getting ready in a process of its own"
+            RunError, match=f"{chat.run_id} is getting ready in a process of its own"
         ):
-            say(talk, "one")
-        assert not talk.state()["turns"] and not fake.loads
+            say(chat, "one")
+        assert not chat.state()["turns"] and not fake.loads
         recorder = RunRecorder(folder.path, folder.id)
         recorder.emit(StateChanged(state="running"))
         recorder.close()
-        talk._session._list.forget()
-        assert texts(say(talk, "one")) == [{"base": "abc", "tuned": "abc"}]
+        chat._session._list.forget()
+        assert texts(say(chat, "one")) == [{"base": "abc", "tuned": "abc"}]
 
 
-def call(talk, method, path, body=None):
-    return send(talk_routes(talk), method, path, body)
+def call(chat, method, path, body=None):
+    return send(chat_routes(chat), method, path, body)
 
 
-def test_routes_answer_with_the_chat_or_one_sentence(talk):
-    (run,) = call(talk, "GET", "/api/talk/choices").json()["runs"]
+def test_routes_answer_with_the_chat_or_one_sentence(chat):
+    (run,) = call(chat, "GET", "/api/chat/choices").json()["runs"]
     assert [weights["value"] for weights in run["weights"]] == ["step-20", "step-10"]
-    choice = {"run_id": talk.run_id, "weights": "step-20"}
+    choice = {"run_id": chat.run_id, "weights": "step-20"}
     body = {"choice": choice, "message": "one", "system": "", "compare": False, "max_new_tokens": 2}
-    assert call(talk, "POST", "/api/talk/say", body).json() == {}
-    wait_for(lambda: not talk.state()["working"])
-    state = call(talk, "GET", "/api/talk").json()
+    assert call(chat, "POST", "/api/chat/send", body).json() == {}
+    wait_for(lambda: not chat.state()["working"])
+    state = call(chat, "GET", "/api/chat").json()
     assert texts(state) == [{"tuned": "ab"}] and state["choice"] == choice | {"folder": ""}
-    assert call(talk, "GET", f"/api/talk?since={state['version']}").json() == {
+    assert call(chat, "GET", f"/api/chat?since={state['version']}").json() == {
         "server": state["server"],
         "version": state["version"],
         "working": False,
     }
     # A page that has received a question is not sent the messages before it again.
-    assert call(talk, "POST", "/api/talk/say", body | {"message": "two"}).json() == {}
-    wait_for(lambda: not talk.state()["working"])
-    whole = call(talk, "GET", f"/api/talk?since={state['version']}").json()
+    assert call(chat, "POST", "/api/chat/send", body | {"message": "two"}).json() == {}
+    wait_for(lambda: not chat.state()["working"])
+    whole = call(chat, "GET", f"/api/chat?since={state['version']}").json()
     assert whole["first"] == 0 and [turn["message"] for turn in whole["turns"]] == ["one", "two"]
-    latest = call(talk, "GET", f"/api/talk?since={whole['version'] - 1}").json()
+    latest = call(chat, "GET", f"/api/chat?since={whole['version'] - 1}").json()
     assert latest["first"] == 1 and latest["turns"] == whole["turns"][1:]
     for name in ("stop", "new", "unload"):
-        assert call(talk, "POST", f"/api/talk/{name}", {}).status_code == 200
-    assert call(talk, "GET", "/api/talk").json()["turns"] == []
+        assert call(chat, "POST", f"/api/chat/{name}", {}).status_code == 200
+    assert call(chat, "GET", "/api/chat").json()["turns"] == []
 
 
 @pytest.mark.parametrize(
@@ -284,19 +280,19 @@ def test_routes_answer_with_the_chat_or_one_sentence(talk):
         ({"system": None}, "system is missing"),
     ],
 )
-def test_bad_requests_are_one_sentence(talk, change, part):
+def test_bad_requests_are_one_sentence(chat, change, part):
     body = {
-        "choice": {"run_id": talk.run_id, "weights": "step-20"},
+        "choice": {"run_id": chat.run_id, "weights": "step-20"},
         "message": "one",
         "system": "",
     } | change
-    answer = call(talk, "POST", "/api/talk/say", body)
+    answer = call(chat, "POST", "/api/chat/send", body)
     assert answer.status_code == 409 and part in answer.json()["error"]
 
 
-def test_weights_that_a_run_does_not_have_are_named(talk):
+def test_weights_that_a_run_does_not_have_are_named(chat):
     with pytest.raises(RunError, match="has no such weights; it has Step 20, the newest, Step 10"):
-        say(talk, "one", weights="step-15")
+        say(chat, "one", weights="step-15")
 
 
 def test_a_job_that_is_cancelled_ends_where_it_looks():
@@ -368,20 +364,20 @@ def test_a_paused_run_is_talked_to_beside_its_base_and_trains_on_with_the_same_b
 
     states: list[str] = []
     session = Session(tmp_path / "runs", EngineCalls(start_run=start))
-    talk = Talk(session)
-    talk.run_id = session.start(config)
+    chat = Chat(session)
+    chat.run_id = session.start(config)
     with pytest.raises(RunError, match="pause it to talk"):  # it is still being prepared
-        talk.about(Choice(talk.run_id, "current"))
+        chat.about(Choice(chat.run_id, "current"))
     wait_for(lambda: "paused" in states, 60)
-    label = talk.choices()["runs"][0]["weights"][0]
+    label = chat.choices()["runs"][0]["weights"][0]
     assert label["value"] == "current" and label["label"].startswith("Now, paused after step ")
-    state = say(talk, "say after one", weights="current", tokens=5)
+    state = say(chat, "say after one", weights="current", tokens=5)
     assert not state["error"] and len(state["loaded"]) == 2
     assert {answer["state"] for answer in state["turns"][0]["answers"].values()} == {"done"}
-    say(talk, "say after two", weights="current", tokens=60, wait=False)
-    session.request(talk.run_id, "resume")
+    say(chat, "say after two", weights="current", tokens=60, wait=False)
+    session.request(chat.run_id, "resume")
     wait_for(lambda: session.active_id is None, 60)
-    assert not talk.state()["loaded"] and not talk.state()["working"]
+    assert not chat.state()["loaded"] and not chat.state()["working"]
     assert session.runs() and started[0].recorder.snapshot.state == "finished"
     assert planes_on_disk(started[0]) == planes_on_disk(whole)
     ours, theirs = started[0].recorder.snapshot.steps, whole.recorder.snapshot.steps

@@ -1,4 +1,4 @@
-// Talk: the model before training and the tuned one get the same messages. The server keeps
+// Chat: the model before training and the tuned one get the same messages. The server keeps
 // the chat itself.
 
 import { copyText, el, field, send, setText } from "../../shared/dom.js";
@@ -16,7 +16,7 @@ const NO_TEMPLATE =
     "and a message is added to what was written before.";
 const NUMBERS = ["max_new_tokens", "temperature", "top_p", "seed"];
 
-export class Talk {
+export class Chat {
     constructor(element) {
         this.root = element;
         this.version = 0; // of the chat that is shown
@@ -51,12 +51,12 @@ export class Talk {
         on("how", "input", () => this.sayHow());
         on("say", "submit", (event) => {
             event.preventDefault();
-            this.say();
+            this.sendMessage();
         });
         this.message.addEventListener("keydown", (event) => {
             if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
             event.preventDefault();
-            this.say();
+            this.sendMessage();
         });
         on("stop", "click", () => this.ask("stop"));
         on("new", "click", () => this.ask("new").then(() => this.message.focus()));
@@ -66,7 +66,7 @@ export class Talk {
         });
     }
 
-    // -------------------------------------------------------------- whom to talk to
+    // -------------------------------------------------------------- the weights
 
     // run: the run whose view this is, or null. The page moves there before the next refresh.
     setRun(run) {
@@ -79,7 +79,7 @@ export class Talk {
         if (!asked && (this.working || performance.now() - this.readAt < CHOICES_WAIT)) return;
         this.readAt = performance.now();
         try {
-            const [choices] = await Promise.all([send("/api/talk/choices"), this.read()]);
+            const [choices] = await Promise.all([send("/api/chat/choices"), this.read()]);
             this.minutes = choices.idle_minutes;
             // An answer may come after the person has left that view and chosen other weights.
             if (run === this.run) this.list(choices.runs, run, asked);
@@ -157,7 +157,7 @@ export class Talk {
             return;
         }
         try {
-            const about = await send("/api/talk/about", { choice });
+            const about = await send("/api/chat/about", { choice });
             if (asked !== this.asked) return;
             said.textContent = this.aboutWeights(about, choice);
             this.part("system").hidden = !about.system;
@@ -188,9 +188,9 @@ export class Talk {
         field(this.root, "how").textContent = `${how}, ${tokens} tokens at most`;
     }
 
-    // -------------------------------------------------------------- talking
+    // -------------------------------------------------------------- messages
 
-    async say() {
+    async sendMessage() {
         if (this.working || this.lacks || !this.message.value.trim()) return;
         if (!this.part("how").reportValidity()) return;
         const numbers = NUMBERS.map((name) => [name, Number(this.how[name].value)]);
@@ -202,7 +202,7 @@ export class Talk {
             system: this.part("system").hidden ? "" : this.how.system.value,
         };
         this.part("send").disabled = true;
-        if (await this.ask("say", body)) {
+        if (await this.ask("send", body)) {
             this.message.value = "";
             this.asked = "";
             this.tellWhom();
@@ -212,7 +212,7 @@ export class Talk {
 
     async ask(what, body = {}) {
         try {
-            await send(`/api/talk/${what}`, body);
+            await send(`/api/chat/${what}`, body);
             await this.read();
             return true;
         } catch (error) {
@@ -225,7 +225,7 @@ export class Talk {
     async read() {
         clearTimeout(this.timer);
         try {
-            const state = await send(`/api/talk?since=${this.version}`);
+            const state = await send(`/api/chat?since=${this.version}`);
             // Of two reads, either may reach the server first, and either answer may come first.
             if (state.server === this.server && state.version < this.version) return;
             this.server = state.server;
@@ -289,16 +289,16 @@ export class Talk {
         const answers = Object.fromEntries(sides.map((side) => [side, this.answer(side)]));
         const node = el(
             "article",
-            { class: "rs-talk-turn", "aria-label": `Message ${index + 1}` },
+            { class: "rs-chat-turn", "aria-label": `Message ${index + 1}` },
             el(
                 "p",
-                { class: "rs-talk-message" },
+                { class: "rs-chat-message" },
                 el("span", { class: "rs-hidden" }, "You: "),
                 turn.message,
             ),
             el(
                 "div",
-                { class: `rs-talk-answers${sides.length > 1 ? " rs-talk-both" : ""}` },
+                { class: `rs-chat-answers${sides.length > 1 ? " rs-chat-both" : ""}` },
                 ...sides.map((side) => answers[side].node),
             ),
         );
@@ -310,7 +310,7 @@ export class Talk {
 
     answer(side) {
         const weights = el("strong");
-        const text = el("p", { class: "rs-talk-text" });
+        const text = el("p", { class: "rs-chat-text" });
         const said = el("span", { class: "rs-hint" });
         const copy = el(
             "button",
@@ -319,7 +319,7 @@ export class Talk {
         );
         const node = el(
             "section",
-            { class: "rs-talk-answer", "data-side": side },
+            { class: "rs-chat-answer", "data-side": side },
             el("header", {}, weights),
             text,
             el("footer", {}, said, copy),
