@@ -29,7 +29,7 @@ LABELS = {
     "data.add_tokens": "Tokens to add (one a line)",
     "data.roles": "Roles with other names (one a line)",
     "data.unused_flags": "Keys that are no flags",
-    "data.eval_fraction": "Held-out share",
+    "data.eval_fraction": "Validation share",
 }
 
 CHOICE_LABELS = {

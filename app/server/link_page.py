@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from app.server.links import command_for_others
 from app.server.login import LINK_USED, LOGIN_PATH, Login
-from app.server.login_look import framed
+from app.server.login_style import framed
 from app.server.peers import Account
 
 USED = (

@@ -14,7 +14,7 @@ from app.server.attempts import FORGOTTEN_SECONDS, Attempts
 from app.server.clients import client_of
 from app.server.link_page import USED, link_routes
 from app.server.login import LINK_USED, LOGIN_PATH, Login
-from app.server.login_look import framed
+from app.server.login_style import framed
 
 WRONG_PASSWORD_SECONDS = 0.5
 

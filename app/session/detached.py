@@ -330,7 +330,7 @@ def _boot_id() -> str:
 
 def _ticks(pid: int) -> int:
     """Returns how many clock ticks after the machine's boot a process began, or 0 if it has ended
-    or the system does not tell. Whoever sets the machine's clock does not change this number.
+    or the system does not tell. Who sets the machine's clock does not change this number.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

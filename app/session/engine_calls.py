@@ -103,7 +103,7 @@ class ChatEngine(Protocol):
     def close(self) -> None: ...
 
 
-def _voice_of(config: TrainConfig) -> Any:
+def _prompt_builder_of(config: TrainConfig) -> Any:
     from engine.tools.chat.voice import PromptBuilder
 
     return PromptBuilder.of(config)
@@ -137,7 +137,7 @@ def _borrow(paused: Any, config: TrainConfig, label: str) -> ChatEngine:
 class ChatCalls:
     """Chat calls these functions of the engine; tests pass their own."""
 
-    voice_of: Callable[[TrainConfig], Any] = _voice_of
+    prompt_builder_of: Callable[[TrainConfig], Any] = _prompt_builder_of
     """It returns the prompt format of weights without loading them."""
     folder_of: Callable[..., Source] = _folder_of
     fit_together: Callable[[list[Source]], bool] = _fit_together

@@ -213,7 +213,7 @@ class RunQueue:
             self._keep(self._queued, must=False)
             self._work()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Looks at once whether the next run can start, since a run has ended."""
         with self._change:
             if self._next() is not None:
@@ -262,8 +262,8 @@ class RunQueue:
                         self._fault = ""
                         self._thread = None
                         return
-                may_look_at_once = self._look_once(first)
-                if not may_look_at_once:
+                may_poll_at_once = self._poll_once(first)
+                if not may_poll_at_once:
                     with self._change:
                         if not self._closed:
                             self._change.wait(POLL_SECONDS)
@@ -273,7 +273,7 @@ class RunQueue:
                 if self._thread is threading.current_thread():
                     self._thread = None
 
-    def _look_once(self, first: Queued) -> bool:
+    def _poll_once(self, first: Queued) -> bool:
         """Starts `first` if that is possible now. Returns whether the next check may follow at
         once. A failure is reported, and the start is tried again at the next check.
         """

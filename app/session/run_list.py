@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.session.detached import PROCESS_FILE, DetachedRuns, is_starting
-from app.session.glances import Glances
-from app.shared.run_row import NOTHING_SEEN, Look, Weights
+from app.session.run_scans import RunScans
+from app.shared.run_row import NOT_SCANNED, RunScan, Weights
 from app.shared.run_table import ORDERS, Asked, ListedRun, found_runs
 from engine import safe_files
 from engine.runs.record.following import EVENTS_FILE
@@ -41,7 +41,7 @@ class RunsToShow:
     shown: list[ListedRun]
     """These are the first of those, in the order that was asked for."""
     is_complete: bool
-    """Each of these runs, and of those that had to be sorted, was looked at."""
+    """Each of these runs, and of those that had to be sorted, was scanned."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class RunList:
         # run again.
         self._reading = threading.Lock()
         self._listing: _Listing | None = None
-        self._glances = Glances(runs_dir)
+        self._scans = RunScans(runs_dir)
         self._moment = object()
         """Each change of the folder replaces this object, so that a list whose read was in progress
         is known to be outdated.
@@ -124,25 +124,25 @@ class RunList:
         later answer.
         """
         entries = self._list().entries
-        every = self._with_looks(entries.values())
+        every = self._with_scans(entries.values())
         found = found_runs(every, asked)
         shown = [listed.run.id for listed in found[: asked.limit]]
-        sorted_by_looks = entries if ORDERS[asked.sort].needs_looks else ()
-        is_complete = self._glances.ask(dict.fromkeys([*shown, *sorted_by_looks]))
+        sorted_by_scans = entries if ORDERS[asked.sort].needs_scans else ()
+        is_complete = self._scans.ask(dict.fromkeys([*shown, *sorted_by_scans]))
         return RunsToShow(every, len(found), found[: asked.limit], is_complete)
 
-    def looks(self, run_ids: Sequence[str]) -> tuple[dict[str, Look], bool]:
-        """Returns what is known of these runs, and whether each was looked at. The others are
-        looked at for a later answer.
+    def scans(self, run_ids: Sequence[str]) -> tuple[dict[str, RunScan], bool]:
+        """Returns what is known of these runs, and whether each was scanned. The others are
+        scanned for a later answer.
         """
-        is_complete = self._glances.ask(run_ids)
-        return self._glances.known(run_ids), is_complete
+        is_complete = self._scans.ask(run_ids)
+        return self._scans.known(run_ids), is_complete
 
-    def _with_looks(self, entries: Iterable[_Entry]) -> list[ListedRun]:
+    def _with_scans(self, entries: Iterable[_Entry]) -> list[ListedRun]:
         listed = list(entries)
-        looks = self._glances.known(entry.run.id for entry in listed)
+        scans = self._scans.known(entry.run.id for entry in listed)
         return [
-            ListedRun(entry.run, entry.weights, looks.get(entry.run.id, NOTHING_SEEN))
+            ListedRun(entry.run, entry.weights, scans.get(entry.run.id, NOT_SCANNED))
             for entry in listed
         ]
 
@@ -167,7 +167,7 @@ class RunList:
                 [entry.run for entry in entries],
                 {entry.run.id: entry for entry in entries},
             )
-            self._glances.forget_others(self._listing.entries)
+            self._scans.forget_others(self._listing.entries)
             return self._listing
 
     def _found(self, run_id: str, before: _Entry | None) -> _Entry | None:

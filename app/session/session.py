@@ -18,14 +18,14 @@ from pathlib import Path
 
 from app.session.detached import DetachedRuns, is_starting, request_when_started
 from app.session.engine_calls import EngineCalls, Run
+from app.session.export_jobs import export_work, push_work
 from app.session.followed_run import FollowedRun
-from app.session.home_jobs import export_work, push_work
 from app.session.jobs import BYTES, Job, Jobs
 from app.session.queue import Queued, RunQueue
 from app.session.refusals import name_of, refuse_if_paused_when_seen, refuse_unless_done
 from app.session.run_list import RunList, RunsToShow
 from app.shared.run_bar import actions_in
-from app.shared.run_row import Look
+from app.shared.run_row import RunScan
 from app.shared.run_table import Asked
 from engine.config.changes import Change
 from engine.config.export_choice import AS_CONFIGURED, ExportChoice
@@ -290,7 +290,7 @@ class Session:
 
     def _has_ended(self) -> None:
         self._list.forget()
-        self.queue.look()
+        self.queue.poll()
 
     def stop(self, is_urgent: bool = False) -> None:
         """Asks the active run to stop, and starts no other from now on. If it `is_urgent`, the
@@ -398,11 +398,11 @@ class Session:
         """Returns the runs that a page asks for; see `RunList.runs_to_show`."""
         return self._list.runs_to_show(asked)
 
-    def looks(self, run_ids: Sequence[str]) -> tuple[dict[str, Look], bool]:
+    def scans(self, run_ids: Sequence[str]) -> tuple[dict[str, RunScan], bool]:
         """Returns what is known of these runs beyond their summaries, and whether that is all; see
         `RunList.looks`.
         """
-        return self._list.looks(run_ids)
+        return self._list.scans(run_ids)
 
     @property
     def is_busy(self) -> bool:

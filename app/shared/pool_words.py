@@ -28,7 +28,7 @@ ALL_PLANES = 3
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment of a bar is what a part holds of one kind, of neighbours together."""
+    """A segment of a bar is what a part holds of one kind, of neighbors together."""
 
     held: Held
     units: tuple[Units, ...]
@@ -104,7 +104,7 @@ def bar_in_words(part: PoolPart) -> str:
 
 
 def legend(pool: Pool) -> list[dict[str, str]]:
-    """Returns what the colours of the bars stand for, those that occur."""
+    """Returns what the colors of the bars stand for, those that occur."""
     there = {share.held for part in pool.parts for share in part.shares}
     found = [{"held": held.value, "text": HELD_WORDS[held]} for held in Held if held in there]
     return [*found, {"held": FREE, "text": FREE}]

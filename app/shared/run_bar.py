@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from app.verdict.findings import Verdict
-from app.verdict.held_out import memorizes
 from app.verdict.judge import verdict
 from app.verdict.outcome import how_it_can_go_on, how_it_ended, how_its_export_failed
+from app.verdict.validation import memorizes
 from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time, state_tone, state_word
 from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.run_folder import shown_state
@@ -29,7 +29,7 @@ JOB_WORDS = {
     "export": "Exporting",
     "evaluate": "Evaluating on held-out rows",
     "reference": "Answers before training",
-    "sample": "Held-out prompts",
+    "sample": "Validation prompts",
     "prompts": "Sample prompts",
     "dry_run": "Trying a step",
 }

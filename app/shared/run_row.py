@@ -21,7 +21,7 @@ class Weights:
     """`Weights` says which weights of a run there are."""
 
     can_chat: bool = False
-    """Whether there are weights for a chat: a checkpoint, the best, an export, or a paused run's."""
+    """Whether there are weights for a chat: a checkpoint, the best, an export or a paused run."""
     saved: SavedSteps = NOTHING_SAVED
     """These weights of the run are on the disk."""
 
@@ -30,8 +30,8 @@ NO_WEIGHTS = Weights()
 
 
 @dataclass(frozen=True)
-class Look:
-    """A `Look` is what the server finds out about a run after it was listed."""
+class RunScan:
+    """What the server finds out about a run after it was listed."""
 
     sparkline: Sparkline = NO_SPARKLINE
     folder_bytes: int | None = None
@@ -40,7 +40,7 @@ class Look:
     """The run is over and memorizes its rows, as its page says."""
 
 
-NOTHING_SEEN = Look()
+NOT_SCANNED = RunScan()
 RECENT = 6
 """So many runs stand in the sidebar, and all that go on."""
 
@@ -54,13 +54,13 @@ def recent_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:
     return [*going, *over[: max(0, RECENT - len(going))]]
 
 
-def recent_row(run: RunSummary, look: Look = NOTHING_SEEN) -> dict[str, Any]:
+def recent_row(run: RunSummary, scan: RunScan = NOT_SCANNED) -> dict[str, Any]:
     """Returns the entry of a run in the sidebar."""
     return {
         "id": run.id,
         "name": run.name,
         "word": state_word(run.state, run.export_failed),
-        "tone": _tone(run, look),
+        "tone": _tone(run, scan),
         "progress": round(min(1.0, run.step / run.total_steps), 4) if run.total_steps else 0.0,
         "continues": _goes_on(run),
     }
@@ -73,7 +73,7 @@ def _goes_on(run: RunSummary) -> bool:
 def run_row(
     run: RunSummary,
     weights: Weights = NO_WEIGHTS,
-    look: Look = NOTHING_SEEN,
+    scan: RunScan = NOT_SCANNED,
     is_busy: bool = False,
 ) -> dict[str, Any]:
     """Returns one row. A run that cannot be shown gets a row that says it is unreadable, so that
@@ -81,7 +81,7 @@ def run_row(
     can be resumed can only be queued for that.
     """
     try:
-        return _run_row(run, weights, look, is_busy)
+        return _run_row(run, weights, scan, is_busy)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         unreadable = replace(
             run,
@@ -92,11 +92,11 @@ def run_row(
             seconds=0.0,
             reason=f"What its record says cannot be shown ({type(error).__name__}: {error}).",
         )
-        return _run_row(unreadable, NO_WEIGHTS, NOTHING_SEEN, is_busy)
+        return _run_row(unreadable, NO_WEIGHTS, NOT_SCANNED, is_busy)
 
 
-def _run_row(run: RunSummary, weights: Weights, look: Look, is_busy: bool) -> dict[str, Any]:
-    sparkline = look.sparkline
+def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) -> dict[str, Any]:
+    sparkline = scan.sparkline
     steps = f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}"
     return {
         "id": run.id,
@@ -105,15 +105,15 @@ def _run_row(run: RunSummary, weights: Weights, look: Look, is_busy: bool) -> di
         "state": run.state,
         "word": state_word(run.state, run.export_failed),
         # As on its page: a run that made its model worse or memorizes its rows is not green.
-        "tone": _tone(run, look),
+        "tone": _tone(run, scan),
         "steps": steps,
         "loss": in_digits(run.loss),
         "curve": [float(f"{loss:.4g}") for loss in sparkline.losses],
-        "curve_tone": _curve_tone(look),
-        "held_out": _held_out(sparkline),
+        "curve_tone": _curve_tone(scan),
+        "validation": _validation(sparkline),
         "worse": "" if sparkline.worse is None else _worse(sparkline.worse),
         "accuracy": f"{sparkline.correct:,} of {sparkline.total:,}" if sparkline.total else "",
-        "size": "" if look.folder_bytes is None else in_bytes(look.folder_bytes),
+        "size": "" if scan.folder_bytes is None else in_bytes(scan.folder_bytes),
         "tags": list(run.tags),
         "model": run.model,
         "data": run.data,
@@ -126,22 +126,22 @@ def _run_row(run: RunSummary, weights: Weights, look: Look, is_busy: bool) -> di
     }
 
 
-def _tone(run: RunSummary, look: Look) -> str:
+def _tone(run: RunSummary, scan: RunScan) -> str:
     """Returns the tone that `app.shared.run_bar.shown_tone` gives to the whole record."""
-    if STATE_TONES[run.state] == "good" and look.sparkline.worse is not None:
+    if STATE_TONES[run.state] == "good" and scan.sparkline.worse is not None:
         return "bad"
     tone = state_tone(run.state, run.export_failed)
-    return "warn" if tone == "good" and look.memorizes else tone
+    return "warn" if tone == "good" and scan.memorizes else tone
 
 
-def _curve_tone(look: Look) -> str:
-    if look.sparkline.worse is not None:
+def _curve_tone(scan: RunScan) -> str:
+    if scan.sparkline.worse is not None:
         return "bad"
-    return "warn" if look.memorizes else "good"
+    return "warn" if scan.memorizes else "good"
 
 
-def _held_out(sparkline: Sparkline) -> str:
-    """Returns the lowest held-out loss, and that before training where that was no higher."""
+def _validation(sparkline: Sparkline) -> str:
+    """Returns the lowest validation loss, and that before training where that was no higher."""
     if sparkline.held_out is None:
         return ""
     lowest = in_digits(sparkline.held_out)

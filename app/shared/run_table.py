@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.shared.run_row import NO_WEIGHTS, NOTHING_SEEN, Look, Weights
+from app.shared.run_row import NO_WEIGHTS, NOT_SCANNED, RunScan, Weights
 from app.words import STATE_WORDS, state_word
 from engine.runs.summaries.listing import RunSummary
 
@@ -24,7 +24,7 @@ class ListedRun:
 
     run: RunSummary
     weights: Weights = NO_WEIGHTS
-    look: Look = NOTHING_SEEN
+    scan: RunScan = NOT_SCANNED
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Order:
     """Runs for which this is None come last."""
     falls: bool = False
     """The greatest comes first."""
-    needs_looks: bool = False
-    """All runs must be looked at before they can be sorted."""
+    needs_scans: bool = False
+    """All runs must be scanned before they can be sorted."""
 
 
 ORDERS = {
@@ -62,11 +62,13 @@ ORDERS = {
     "name": Order("Name", lambda listed: listed.run.name.casefold()),
     "model": Order("Model", lambda listed: listed.run.model.casefold()),
     "loss": Order("Lowest loss", lambda listed: listed.run.loss),
-    "held_out": Order("Lowest held-out loss", lambda at: at.look.sparkline.held_out, False, True),
-    "accuracy": Order("Highest accuracy", lambda at: at.look.sparkline.accuracy, True, True),
+    "validation": Order(
+        "Lowest validation loss", lambda at: at.scan.sparkline.held_out, False, True
+    ),
+    "accuracy": Order("Highest accuracy", lambda at: at.scan.sparkline.accuracy, True, True),
     "steps": Order("Most steps", lambda listed: listed.run.step, falls=True),
     "longest": Order("Longest at work", lambda listed: listed.run.seconds, falls=True),
-    "largest": Order("Largest on the disk", lambda at: at.look.folder_bytes, True, True),
+    "largest": Order("Largest on the disk", lambda at: at.scan.folder_bytes, True, True),
 }
 
 

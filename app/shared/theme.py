@@ -1,4 +1,4 @@
-"""Gradio's components and our own have the same look: a few colours, in light and in dark."""
+"""Gradio's components and our own have the same look: a few colors, in light and in dark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DARK = {
     "button_hover": "#2f3947",
 }
 
-_COLOURS = {
+_COLORS = {
     "body_background_fill": "page",
     "body_text_color": "text",
     "body_text_color_subdued": "muted",
@@ -86,10 +86,10 @@ def make_theme() -> gr.themes.Base:
         font=fonts,
         font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
     )
-    colours = {name: LIGHT[colour] for name, colour in _COLOURS.items()}
-    colours |= {f"{name}_dark": DARK[colour] for name, colour in _COLOURS.items()}
+    colors = {name: LIGHT[color] for name, color in _COLORS.items()}
+    colors |= {f"{name}_dark": DARK[color] for name, color in _COLORS.items()}
     return theme.set(
-        **colours,
+        **colors,
         block_border_width="0px",
         block_border_width_dark="0px",
         block_shadow="none",
@@ -110,10 +110,10 @@ def make_theme() -> gr.themes.Base:
 
 
 def css_variables() -> str:
-    """Returns the same colours as `--rs-…` variables for our own style sheets."""
+    """Returns the same colors as `--rs-…` variables for our own style sheets."""
     return f"{_css_rule(':root', LIGHT)}\n{_css_rule('body.dark', DARK)}"
 
 
-def _css_rule(selector: str, colours: dict[str, str]) -> str:
-    variables = [f"--rs-{name.replace('_', '-')}: {value};" for name, value in colours.items()]
+def _css_rule(selector: str, colors: dict[str, str]) -> str:
+    variables = [f"--rs-{name.replace('_', '-')}: {value};" for name, value in colors.items()]
     return f"{selector} {{ {' '.join(variables)} }}"

@@ -32,7 +32,7 @@ Rule = Literal[
 ]
 """A finding is made by one of these rules. The headline is chosen in their order."""
 Tone = Literal["good", "calm", "warn", "bad"]
-"""`base.css` has a colour for each tone. `warn` and `bad` are alarms."""
+"""`base.css` has a color for each tone. `warn` and `bad` are alarms."""
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import get_args
 
 from app.verdict.divergence import of_divergence, of_skipped, of_spikes
 from app.verdict.findings import Finding, Rule, Tone, Verdict
-from app.verdict.held_out import held_out, of_before, of_held_out, of_memorizing, of_plateau
 from app.verdict.learning import learning, of_answers, of_learning, of_low_rate
 from app.verdict.losses import losses_of
 from app.verdict.memory_rules import of_grown_memory, of_memory
 from app.verdict.outcome import how_it_can_go_on, how_it_ended, what_it_reached
 from app.verdict.speed import of_speed
+from app.verdict.validation import of_before, of_memorizing, of_plateau, of_validation, validation
 from engine.config.settings import TrainConfig
 from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
@@ -101,7 +101,7 @@ def _of_a_finished_run(snapshot: RunSnapshot, config: TrainConfig | None) -> Ver
     else:
         # What it reached says more than that it learns, which is found last.
         *others, learns = judged
-        went = held_out(snapshot)
+        went = validation(snapshot)
         is_worse = went is not None and went.is_above_best
         is_good = learns.rule == "doing well" and not others and not is_worse
         headline = replace(
@@ -121,9 +121,9 @@ def _early_stopping(snapshot: RunSnapshot, config: TrainConfig | None) -> list[F
     if not len(snapshot.steps):
         return []
     losses = losses_of(snapshot)
-    went = held_out(snapshot)
+    went = validation(snapshot)
     seen = learning(snapshot, losses, went)
-    rose, overfits = of_divergence(losses, config), of_held_out(went, losses)
+    rose, overfits = of_divergence(losses, config), of_validation(went, losses)
     if rose is not None and overfits is not None and overfits.rule == rose.rule:
         overfits = None
     graver = [rose, of_before(snapshot), of_memorizing(snapshot, went, losses), overfits]

@@ -1,5 +1,5 @@
 """It is judged here whether a run learns at all: from its training loss and, where there are
-evaluations, from its held-out loss. All functions are pure.
+evaluations, from its validation loss. All functions are pure.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.verdict.findings import Finding, Offer
-from app.verdict.held_out import HeldOut
 from app.verdict.losses import NOISE_STEPS, Losses, block_error, median, median_error, noise
+from app.verdict.validation import Validation
 from app.words import in_digits, in_share
 from engine.config.settings import TrainConfig
 from engine.runs.record.snapshot import RunSnapshot
@@ -42,7 +42,7 @@ share of the fall.
 HIGHER_RATE = 3
 """A run whose rate is too low is advised to use so many times the rate."""
 FEWEST_ANSWERS = 20
-"""So many held-out prompts say whether any answer is exact."""
+"""So many validation prompts say whether any answer is exact."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Learning:
     """A `Learning` says whether a run learns, by all that is known of it."""
 
     progress: Progress
-    went: HeldOut | None
+    went: Validation | None
 
     @property
     def falls(self) -> bool:
@@ -115,8 +115,8 @@ class Learning:
 
     @property
     def is_above_before(self) -> bool:
-        """Returns whether the run is no better than before training: by the held-out loss or, where
-        that is not known, by the loss of the first step.
+        """Returns whether the run is no better than before training: by the validation loss or,
+        where that is not known, by the loss of the first step.
         """
         if self.went is not None and len(self.went.steps) > 1 and self.went.steps[0] == 0:
             return self.went.is_above_before
@@ -131,15 +131,15 @@ class Learning:
     def does_not(self) -> bool:
         """Returns whether it is certain that the run does not learn."""
         is_known = self.progress.is_clear and self.progress.first >= LEARNED_LOSS
-        return is_known and not self.falls and not self._held_out_fell
+        return is_known and not self.falls and not self._validation_fell
 
     @property
-    def _held_out_fell(self) -> bool:
+    def _validation_fell(self) -> bool:
         went = self.went
         return went is not None and went.first - went.best >= LEAST_GAIN * abs(went.first)
 
 
-def learning(snapshot: RunSnapshot, losses: Losses, went: HeldOut | None) -> Learning:
+def learning(snapshot: RunSnapshot, losses: Losses, went: Validation | None) -> Learning:
     """Returns whether a run learns."""
     return Learning(progress(losses, snapshot.total_steps), went)
 
@@ -159,7 +159,7 @@ def of_learning(found: Learning) -> Finding:
             "Check that the preview marks the tokens that should be learned; if it does, try three "
             "times the learning rate.",
             f"{_compared(made)}; a fall of {in_digits(made.least)} would be seen."
-            f"{_held_out_stands(went)}",
+            f"{_validation_stands(went)}",
         )
     if found.falls and found.is_above_before:
         return _above_before(found)
@@ -197,7 +197,7 @@ def _above_before(found: Learning) -> Finding:
 
 def _too_early(made: Progress) -> Finding:
     text = f"Too early to say whether it learns ({made.made:,} of {made.needed:,} steps)."
-    if made.is_clear:  # the held-out loss says otherwise, or there was nothing left to learn
+    if made.is_clear:  # the validation loss says otherwise, or there was nothing left to learn
         text = f"The training loss has hardly changed: {in_digits(made.last)} now."
     if made.count < EARLY_STEPS:
         return Finding("too early", "calm", text)
@@ -216,7 +216,7 @@ def _compared(made: Progress) -> str:
     )
 
 
-def _held_out_stands(went: HeldOut | None) -> str:
+def _validation_stands(went: Validation | None) -> str:
     if went is None or len(went.losses) < 2:
         return ""
     return (

@@ -4,7 +4,7 @@ where it ended. All functions are pure.
 
 from __future__ import annotations
 
-from app.verdict.held_out import held_out
+from app.verdict.validation import validation
 from app.words import in_digits, in_share, in_time
 from engine.runs.record.snapshot import RunSnapshot
 from engine.training.checkpoints.saved_on_disk import SavedSteps
@@ -63,7 +63,7 @@ def what_it_reached(snapshot: RunSnapshot, judged: str = "") -> str:
     parts = [f"Finished {counted(snapshot.step, 'step')}{judged}"]
     if snapshot.loss is not None:
         parts[0] += f": the last loss is {in_digits(snapshot.loss)}"
-    found = held_out(snapshot)
+    found = validation(snapshot)
     if found is not None:
         words = f"held-out loss {in_digits(found.first)} → {in_digits(found.last)}"
         if len(found.losses) == 1:

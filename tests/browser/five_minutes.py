@@ -87,7 +87,7 @@ def chat(page: Page, _: Path) -> None:
 def take_it_home(page: Page, folder: Path) -> None:
     newest = max(path.parent.name for path in (folder / "runs").glob("*/config.yaml"))
     open_run(page, newest)
-    open_view(page, "home")
+    open_view(page, "export")
     page.locator("[data-part=export] input[name=folder]").fill(str(folder / "home"))
     page.locator("[data-part=export] button.rs-primary").click()
     expect(page.locator("[data-field=export-said]")).to_contain_text("Exported the model")
@@ -100,7 +100,7 @@ POINTS: dict[str, Callable[[Page, Path], None]] = {
     "Stop and resume": stop_and_resume,
     "Bring your data": bring_your_data,
     "Chat": chat,
-    "Take it home": take_it_home,
+    "Export it": take_it_home,
 }
 
 

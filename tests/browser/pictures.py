@@ -22,7 +22,7 @@ from tests.support.ports import free_port
 WIDTH, LEAST_HEIGHT = 1440, 900
 TALLEST = {"hardware": 1300, "result": 1250, "overview": LEAST_HEIGHT}
 """Of a page that would be longer."""
-COLOURS = 200
+COLORS = 200
 """Of a picture: few, so that it is small."""
 SETTLE = 1500
 """ms until a page of another height is drawn."""
@@ -104,7 +104,7 @@ PLACES: dict[str, Callable[[Page], None]] = {
 
 
 def small(picture: bytes, path: Path) -> None:
-    Image.open(BytesIO(picture)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
+    Image.open(BytesIO(picture)).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(
         path, optimize=True
     )
 

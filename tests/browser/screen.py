@@ -15,7 +15,7 @@ from tests.browser.conftest import Server
 from tests.support.synthetic_run import run_events
 
 PAGES = ("new", "runs", "chat", "hardware")
-VIEWS = ("overview", "learning", "machine", "chat", "settings", "log", "home")
+VIEWS = ("overview", "learning", "machine", "chat", "settings", "log", "export")
 OPENED_RUN = re.compile(r"run=[\w-]+&view=overview")
 """The address of a page after Start."""
 NEW_FORM = re.compile(r"(show=new|tab=train)")

@@ -38,8 +38,8 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 STANDARDS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-COLOUR_RULES = ["color-contrast", "link-in-text-block"]
-"""All that the other theme can change: it is colours alone."""
+COLOR_RULES = ["color-contrast", "link-in-text-block"]
+"""All that the other theme can change: it is colors alone."""
 IMPACTS = {"serious", "critical"}
 PLACES = (*PAGES, *VIEWS)
 WIDTHS = (1300, 800, 390)
@@ -232,7 +232,7 @@ def look(page, where, within=None, findings=None):
             )
             # A button that scrolled below the line over the run is not too small: it is elsewhere.
             page.evaluate("() => scrollTo(0, 0)")
-            only = COLOUR_RULES if scheme == "dark" else {"type": "tag", "values": STANDARDS}
+            only = COLOR_RULES if scheme == "dark" else {"type": "tag", "values": STANDARDS}
             findings += [
                 f"{where}, {width} px, {scheme}: {found['rule']} at {found['target']}: "
                 f"{found['html']}\n{found['why']}"
@@ -299,11 +299,11 @@ def test_the_login_page_has_no_serious_finding(browser, tmp_path):
     ):
         page.set_content(answer.text)
         page.evaluate(AXE)
-        assert not (findings := look_at_colours_of_the_system(page)), "\n".join(findings)
+        assert not (findings := look_at_colors_of_the_system(page)), "\n".join(findings)
     context.close()
 
 
-def look_at_colours_of_the_system(page):
+def look_at_colors_of_the_system(page):
     """Of a page that follows the system's theme by its style sheet alone."""
     findings = []
     for scheme in SCHEMES:

@@ -56,7 +56,7 @@ def test_adapters_from_the_form_to_both_exports(page, server, tmp_path):
     details = answer(server, f"/api/runs/{run_id}/details")
     assert "lora_rank: 8" in details["config"] and "method: lora" in details["config"]
 
-    open_view(page, "home")
+    open_view(page, "export")
     adapter, whole = tmp_path / "adapter", tmp_path / "whole"
     export(page, adapter, "adapter")
     export(page, whole, "model")

@@ -105,7 +105,7 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     wait_for_points(page, least=steps_done(folder) - 1)
     shows_every_step(page)
     press(page, "save")
-    open_view(page, "home")
+    open_view(page, "export")
     expect(page.locator(".rs-files")).to_contain_text("Checkpoint of step")
     expect(state(page)).to_have_text("Running")
 

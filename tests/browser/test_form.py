@@ -16,8 +16,8 @@ pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
 
-def effort(page, name="effort"):
-    return page.locator(f".rs-effort [data-field={name}]")
+def run_length(page, name="length"):
+    return page.locator(f".rs-run-length [data-field={name}]")
 
 
 def test_own_data_and_another_batch_are_taken_as_they_are(page, server):
@@ -33,12 +33,12 @@ def test_own_data_and_another_batch_are_taken_as_they_are(page, server):
         if (found := box(page, name).bounding_box())
     ]
     assert len(ends) == 2 and ends[0] == ends[1], "boxes of a row stand on one line"
-    expect(effort(page)).to_contain_text("450 steps are about")
+    expect(run_length(page)).to_contain_text("450 steps are about")
     fill(page, "train.batch_size", "4")
-    expect(effort(page, "settled")).to_contain_text("Micro-batches of 8 rows do not divide")
+    expect(run_length(page, "derived")).to_contain_text("Micro-batches of 8 rows do not divide")
     expect(page.locator("#start")).to_be_enabled()
     fill(page, "data.source", str(rows))
-    expect(effort(page)).to_have_text(
+    expect(run_length(page)).to_have_text(
         re.compile(r"^450 steps are about [\d.]+ passes over 1,152 rows")
     )
     expect(box(page, "name")).to_have_value(re.compile(r"^starter-model on questions\.csv, \d+ "))

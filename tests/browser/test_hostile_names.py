@@ -132,7 +132,7 @@ def test_names_never_become_markup(page, context, server):
         ("learning", ".rs-columns [data-part=answers]"),
         ("settings", "pre[data-field=config]"),
         ("log", ".rs-log"),
-        ("home", ".rs-home [data-part=benchmarks]"),
+        ("export", ".rs-export [data-part=benchmarks]"),
     ):
         open_view(page, view)
         expect(page.locator(shown)).to_be_visible()

@@ -1,4 +1,4 @@
-"""Data whose columns have odd names: chosen in the preview, seen in colour, and in the settings of
+"""Data whose columns have odd names: chosen in the preview, seen in color, and in the settings of
 the run that is started.
 """
 

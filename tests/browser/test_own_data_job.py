@@ -106,8 +106,10 @@ def test_a_table_becomes_a_model_that_is_taken_home(page, server, tmp_path, hand
     expect(page.locator(".rs-preview ol li mark").first).to_contain_text("0 plus 1 is")
 
     hands.write(field("train.steps"), str(STEPS))
-    effort = page.locator(".rs-effort [data-field=effort]")
-    expect(effort).to_contain_text(re.compile(rf"{STEPS} steps are about [\d.]+ passes over \d+"))
+    run_length = page.locator(".rs-run-length [data-field=length]")
+    expect(run_length).to_contain_text(
+        re.compile(rf"{STEPS} steps are about [\d.]+ passes over \d+")
+    )
     hands.write(field("name"), "Wohin damit")
     expect(page.locator("#start")).to_be_enabled()
     hands.press("#start")
@@ -116,15 +118,15 @@ def test_a_table_becomes_a_model_that_is_taken_home(page, server, tmp_path, hand
     run_id = run_of(page)
     wait_for_points(page)
     expect(state(page)).to_have_text("Finished")
-    expect(page.locator("[data-part=result]")).to_contain_text("Held-out loss")
+    expect(page.locator("[data-part=result]")).to_contain_text("Validation loss")
 
     target = tmp_path / "taken home"
-    hands.press(view_link("home"))
-    expect(page.locator("[data-field=home-weights]")).to_contain_text(f"step {STEPS}")
+    hands.press(view_link("export"))
+    expect(page.locator("[data-field=export-weights]")).to_contain_text(f"step {STEPS}")
     hands.write("[data-part=export] input[name=folder]", str(target))
     hands.press("[data-part=export] button.rs-primary")
     expect(page.locator("[data-field=export-said]")).to_contain_text(str(target))
-    expect(page.locator("[data-part=home-rows]")).to_contain_text("vllm serve")
+    expect(page.locator("[data-part=export-rows]")).to_contain_text("vllm serve")
     assert page.evaluate("window.isSamePage"), "the page was read again"
     card = (target / "README.md").read_text(encoding="utf-8")
     assert "Wohin damit" in card and "Fragen-Antworten.csv" in card

@@ -52,10 +52,10 @@ def test_the_preference_starter_learns_to_be_polite(blank, server):
     expect(shown.locator("td").nth(1)).to_contain_text("rejected: ")
     assert before.samples[0]["answer"] == before.samples[0]["rejected"]
     assert after.samples[0]["answer"] == after.samples[0]["expected"]
-    ahead = card.locator("dl > div", has_text="Held-out pairs with the chosen answer ahead")
+    ahead = card.locator("dl > div", has_text="Validation pairs with the chosen answer ahead")
     expect(ahead).to_contain_text("100 %")
     open_view(page, "learning")
     wait_for_points(page, least=100)
     drawn = "document.querySelector('[data-figure=preference]').data.map(t => t.name)"
     names = page.evaluate(drawn)
-    assert {"chosen", "rejected", "margin", "margin, held out"} <= set(names)
+    assert {"chosen", "rejected", "margin", "margin, validation"} <= set(names)

@@ -50,7 +50,7 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     expect(headline).to_contain_text(f"→ {last}, best {lowest} at step {best}.")
     card = page.locator("[data-part=result]")
     expect(card).to_contain_text(f"the weights of step {best}, which were exported")
-    row = card.locator("dl > div", has_text="Held-out loss")
+    row = card.locator("dl > div", has_text="Validation loss")
     expect(row).to_contain_text(lowest)
     expect(row).to_contain_text("the best of 13 evaluations")
     open_view(page, "learning")

@@ -13,7 +13,7 @@ from app.shared.charts.drawing import BLUE, GREEN, ORANGE
 from tests.browser.conftest import FLAGS, ROOT, chromium_path
 
 DOCUMENT = ROOT / "docs" / "performance.md"
-COLOURS = {"0.5B": GREEN, "3.1B": ORANGE, "7.6B": BLUE}
+COLORS = {"0.5B": GREEN, "3.1B": ORANGE, "7.6B": BLUE}
 WAYS: dict[str, dict[str, Any]] = {
     "streamed": {"mode": "lines+markers", "marker": {"size": 9}},
     "in memory": {"mode": "markers", "marker": {"size": 12, "symbol": "circle-open"}},
@@ -36,13 +36,13 @@ def figure(theme: str) -> go.Figure:
     """Returns the figure: a line for each model and way."""
     template, background = THEMES[theme]
     drawn = go.Figure()
-    for model, colour in COLOURS.items():
+    for model, color in COLORS.items():
         for way, style in WAYS.items():
             of_model = [row for row in rows() if row["model"] == model and row[way]]
             tokens = [int(row["tokens a step"].replace(",", "")) for row in of_model]
             rates = [count / float(row[way]) for count, row in zip(tokens, of_model, strict=True)]
             drawn.add_scatter(x=tokens, y=rates, name=f"{model}, {way}", **style)
-            drawn.data[-1].update(line_color=colour, marker_color=colour)
+            drawn.data[-1].update(line_color=color, marker_color=color)
     drawn.update_layout(
         template=template,
         paper_bgcolor=background,

@@ -19,7 +19,7 @@ CHOICE = {"run_id": RUN, "weights": "newest"}
 BODIES = {
     "/api/check": {"preset": None, "shown": SHOWN, "keep": False},
     "/api/gains": {"shown": SHOWN},
-    "/api/settle": {"before": SHOWN, "after": SHOWN},
+    "/api/derived": {"before": SHOWN, "after": SHOWN},
     "/api/rows": {"shown": SHOWN},
     "/api/presets": {"name": "Starter", "shown": SHOWN},
     "/api/presets/remove": {"file": "no file"},

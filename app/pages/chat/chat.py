@@ -106,7 +106,7 @@ class Chat:
         if they cannot be used.
         """
         tuned = self._offered.sides(choice, compare=False)["tuned"]
-        prompt_builder = self._engine.voice_of(tuned.config)
+        prompt_builder = self._engine.prompt_builder_of(tuned.config)
         return {
             "template": prompt_builder.has_template,
             "system": prompt_builder.takes_system,

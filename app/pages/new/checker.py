@@ -14,15 +14,15 @@ from dataclasses import replace
 from datetime import date
 from typing import Any
 
+from app.form.derived_defaults import default_values, derived_defaults, with_even_rows
 from app.form.presets import PresetShelf
 from app.form.settings_form import as_labelled, describe_error, read_config, settings
-from app.form.settling import default_values, settled, with_even_rows
 from app.pages.new.data_figures import lengths_figure, lengths_words
 from app.pages.new.draft import Draft
-from app.pages.new.effort_words import Effort, Sample, effort, effort_words
 from app.pages.new.faults import unforeseen
 from app.pages.new.gains import Gains
-from app.pages.new.verdict import Beside, shown_remedies, unchecked, verdict_of
+from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
+from app.pages.new.verdict import Beside, shown_suggestions, unchecked, verdict_of
 from app.session.session import Session
 from app.shared.pool_words import gain_of
 from engine.config.data_settings import DataConfig
@@ -132,11 +132,13 @@ class Checker:
             return unchecked("This cannot be checked yet.", as_labelled(str(error)))
         except Exception as error:  # noqa: BLE001  the page shows any fault of the program
             return unchecked("This cannot be checked.", unforeseen(error))
-        found = self._effort(config)
+        found = self._run_length(config)
         remarks = [*notes, *(as_labelled(doubt.text) for doubt in doubts(config))]
         if found is not None and found.doubt:
             remarks.append(found.doubt)
-        said = effort_words(config, found, report.time["run_seconds"], report.time["step_seconds"])
+        said = run_length_text(
+            config, found, report.time["run_seconds"], report.time["step_seconds"]
+        )
         # These are asked outside the cached estimate: a package may be installed meanwhile.
         tracked = destinations(config.output.trackers, self._session.runs_dir)
         lacks = timed and report.verdict == Verdict.DOES_NOT_FIT
@@ -164,12 +166,12 @@ class Checker:
             return {"gains": {}}  # the verdict says what is wrong
         return {"gains": self._gained[asked]}
 
-    def settle(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    def derived(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the `changes` of other settings that follow from what a person changed, and
         `notes`, the sentences about them.
         """
         names = {preset.name for preset in self.presets.listed().values()}
-        found = settled(before, after, names, date.today())
+        found = derived_defaults(before, after, names, date.today())
         return {"changes": found.changes, "notes": list(found.notes)}
 
     def count_rows(self, shown: dict[str, Any]) -> None:
@@ -186,11 +188,11 @@ class Checker:
         except RamstreamError:
             return  # the verdict and the preview say what is wrong
 
-    def _effort(self, config: TrainConfig) -> Effort | None:
+    def _run_length(self, config: TrainConfig) -> RunLength | None:
         sample = self._samples.get((config.model.source, config.read_data))
         if sample is None:
             return None
-        return effort(config, sample, self._rows.get(config.data))
+        return run_length(config, sample, self._rows.get(config.data))
 
     def preview(self, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the first rows with the trained parts marked, and how the data were interpreted.
@@ -281,7 +283,7 @@ class Checker:
 
     def _timed_now(self, config: TrainConfig, machine: Machine, rates: int) -> FitReport:
         report = self._estimate(config, machine, rates)
-        shown = replace(report, remedies=shown_remedies(report.remedies))
+        shown = replace(report, remedies=shown_suggestions(report.remedies))
         shape = shape_of_run(config)
         return with_times(shown, config, machine, shape, quick=True, adapted=adapted_shape)
 

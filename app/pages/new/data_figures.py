@@ -9,16 +9,16 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from app.shared.charts.drawing import BLUE, GREY, Figure, vertical_line
+from app.shared.charts.drawing import BLUE, GRAY, Figure, vertical_line
 from engine.words import counted
 
-LIMIT_COLOUR = "--rs-text"
-"""The page replaces this name by the theme's colour, for light or dark."""
+LIMIT_COLOR = "--rs-text"
+"""The page replaces this name by the theme's color, for light or dark."""
 
 
 def lengths_figure(preview: Mapping[str, Any]) -> Figure:
     """Returns a histogram of tokens per example; `preview` is a preview from `engine.data`.
-    Examples that are cut are grey, and a dotted line marks the cut.
+    Examples that are cut are gray, and a dotted line marks the cut.
     """
     histogram = preview["histogram"]
     longest = preview["max_seq_len"]
@@ -29,13 +29,13 @@ def lengths_figure(preview: Mapping[str, Any]) -> Figure:
         "y": histogram["counts"],
         "width": [high - low for low, high in spans],
         "marker": {
-            "color": [_bar_colour(low, longest) for low, _ in spans],
+            "color": [_bar_color(low, longest) for low, _ in spans],
             "line": {"width": 0},
         },
         "customdata": [_bar_words(low, high) for low, high in spans],
         "hovertemplate": "%{customdata} tokens: %{y} examples<extra></extra>",
     }
-    cut_line = {"color": LIMIT_COLOUR, "width": 1, "dash": "dot"}
+    cut_line = {"color": LIMIT_COLOR, "width": 1, "dash": "dot"}
     cut = [vertical_line(longest, cut_line)] if preview["rows_cut"] else []
     layout = {
         "bargap": 0.06,
@@ -56,9 +56,9 @@ def lengths_figure(preview: Mapping[str, Any]) -> Figure:
     return {"data": [bars], "layout": layout}
 
 
-def _bar_colour(low: int, longest: int) -> str:
+def _bar_color(low: int, longest: int) -> str:
     is_cut = low > longest
-    return GREY if is_cut else BLUE
+    return GRAY if is_cut else BLUE
 
 
 def _bar_words(low: int, high: int) -> str:

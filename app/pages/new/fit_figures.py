@@ -11,8 +11,8 @@ import numpy as np
 from app.shared.charts.drawing import (
     AMBER,
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     ORANGE,
     PINK,
     TEAL,
@@ -26,7 +26,7 @@ from app.words import GIB, in_bytes
 from engine.planning.fit.memory_items import MemoryItem
 from engine.planning.fit.requirements import Part
 
-PART_COLOURS = {
+PART_COLORS = {
     MemoryItem.WEIGHT_HIGH: BLUE,
     MemoryItem.WEIGHT_LOW: TEAL,
     MemoryItem.EXP_AVG: GREEN,
@@ -54,17 +54,17 @@ PART_COLOURS = {
     MemoryItem.CHECKPOINTS: BLUE,
     MemoryItem.EXPORT: GREEN,
 }
-"""Items with the same meaning have the same colour everywhere. The small ones, which every run has,
-are not listed here and are grey.
+"""Items with the same meaning have the same color everywhere. The small ones, which every run has,
+are not listed here and are gray.
 """
-FREE_COLOUR = "--rs-free"
-LIMIT_COLOUR = "--rs-text"
-"""The page replaces both names by the theme's colours, for light or dark."""
+FREE_COLOR = "--rs-free"
+LIMIT_COLOR = "--rs-text"
+"""The page replaces both names by the theme's colors, for light or dark."""
 
 
-def item_colour(kind: MemoryItem) -> str:
-    """Returns the colour of an item of host memory, GPU memory or disk."""
-    return PART_COLOURS.get(kind, GREY)
+def item_color(kind: MemoryItem) -> str:
+    """Returns the color of an item of host memory, GPU memory or disk."""
+    return PART_COLORS.get(kind, GRAY)
 
 
 def fit_figure(part: Part) -> Figure:
@@ -73,18 +73,16 @@ def fit_figure(part: Part) -> Figure:
     """
     total = part.total / GIB
     data = [
-        _segment(item.words, item.bytes, item_colour(item.kind))
-        for item in part.items
-        if item.bytes
+        _segment(item.words, item.bytes, item_color(item.kind)) for item in part.items if item.bytes
     ]
     limit_line = []
     end = total
     if part.limit is not None:
         limit = part.limit / GIB
         if limit > total:
-            free = _segment("free", part.limit - part.total, FREE_COLOUR)
+            free = _segment("free", part.limit - part.total, FREE_COLOR)
             data.append(free | {"meta": "free"})
-        limit_line = [vertical_line(limit, {"color": LIMIT_COLOUR, "width": 2})]
+        limit_line = [vertical_line(limit, {"color": LIMIT_COLOR, "width": 2})]
         end = max(total, limit)
     hidden = {"visible": False, "fixedrange": True}
     layout = {
@@ -104,7 +102,7 @@ def fit_figure(part: Part) -> Figure:
     return {"data": data, "layout": layout}
 
 
-def _segment(name: str, nbytes: int, colour: str) -> dict[str, Any]:
+def _segment(name: str, nbytes: int, color: str) -> dict[str, Any]:
     return {
         "type": "bar",
         "orientation": "h",
@@ -112,6 +110,6 @@ def _segment(name: str, nbytes: int, colour: str) -> dict[str, Any]:
         "y": [0],
         "x": rounded(np.array([nbytes / GIB]), 6),
         "width": 0.7,
-        "marker": {"color": colour, "line": {"width": 0}},
+        "marker": {"color": color, "line": {"width": 0}},
         "hovertemplate": f"{escaped(name)}: {in_bytes(nbytes)}<extra></extra>",
     }

@@ -63,9 +63,9 @@ function limit({ limit }) {
     return [node];
 }
 
-function itemRow({ name, text, note, colour }) {
+function itemRow({ name, text, note, color }) {
     const key = el("i");
-    key.style.background = colour;
+    key.style.background = color;
     const small = note ? el("small", {}, note) : null;
     return el("tr", {}, el("th", { scope: "row" }, key, name, small), el("td", {}, text));
 }

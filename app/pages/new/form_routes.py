@@ -11,7 +11,7 @@ POST /api/gains {shown}
     Answers with `gains`: what more of each memory would save of a step, as a `text`, and whether it
     `saves` anything, by the name of the memory. They are null where a verdict was asked for
     meanwhile. It takes seconds, and the page asks for it once nothing has changed for a while.
-POST /api/settle {before, after}
+POST /api/derived {before, after}
     Answers with the changes of other settings that follow from what a person changed.
 POST /api/rows {shown}
     Counts the rows of the data, and answers when later verdicts tell of them.
@@ -33,8 +33,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from app.form.derived_defaults import with_even_rows
 from app.form.settings_form import as_labelled, describe_error, read_config, settings, shown_values
-from app.form.settling import with_even_rows
 from app.pages.new.checker import Checker
 from app.server.requests import Handler, answering_errors, json_body, object_of, switch_of, text_of
 from engine.errors import ConfigError, RunError
@@ -62,10 +62,10 @@ def _verdict_routes(checker: Checker) -> list[Route]:
         shown = _shown(await json_body(request))
         return JSONResponse(await asyncio.to_thread(checker.gains, shown))
 
-    async def settle(request: Request) -> Response:
+    async def derived(request: Request) -> Response:
         body = await json_body(request)
         before, after = _shown(body, "before"), _shown(body, "after")
-        return JSONResponse(await asyncio.to_thread(checker.settle, before, after))
+        return JSONResponse(await asyncio.to_thread(checker.derived, before, after))
 
     async def rows(request: Request) -> Response:
         shown = _shown(await json_body(request))
@@ -75,7 +75,7 @@ def _verdict_routes(checker: Checker) -> list[Route]:
     return [
         _post("/api/check", check),
         _post("/api/gains", gains),
-        _post("/api/settle", settle),
+        _post("/api/derived", derived),
         _post("/api/rows", rows),
     ]
 

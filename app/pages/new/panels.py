@@ -19,7 +19,7 @@ from app.form.settings_form import (
     shown_values,
 )
 from app.pages.new.known_models import known_models
-from app.pages.new.verdict import REMEDIES_SHOWN
+from app.pages.new.verdict import SUGGESTIONS_SHOWN
 from app.shared.template import drawn
 
 DETACHED_HINT = (
@@ -73,7 +73,7 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
                 about = drawn("about", {"about": first.about if first is not None else ""})
             form.model_card()
             files, preview = form.data_card(has_folders)
-            form.effort_card()
+            form.run_length_card()
             tools = form.other_settings()
         with (
             gr.Column(scale=4, min_width=320, elem_classes="rs-side"),
@@ -82,7 +82,7 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
             verdict = drawn("verdict", {"models": known_models()})
             remedies = [
                 gr.Button(visible=False, size="sm", elem_classes="rs-remedy")
-                for _ in range(REMEDIES_SHOWN)
+                for _ in range(SUGGESTIONS_SHOWN)
             ]
             start = gr.Button(
                 "Start", variant="primary", size="lg", interactive=False, elem_id="start"
@@ -142,14 +142,14 @@ class _Form:
                 self._place("data.max_seq_len", min_width=160, scale=3)
             return drawn("files", {"has_folders": has_folders}), drawn("preview", {})
 
-    def effort_card(self) -> None:
+    def run_length_card(self) -> None:
         """Lays out the settings for the length and the speed of training."""
         with gr.Column(elem_classes="rs-card"):
-            gr.HTML(_step(3, "Effort", "how long and how fast to learn"))
+            gr.HTML(_step(3, "RunLength", "how long and how fast to learn"))
             with gr.Row():
                 for name in ("steps", "epochs", "batch_size", "learning_rate"):
                     self._place(f"train.{name}", min_width=120)
-            drawn("effort", {})
+            drawn("run_length", {})
 
     def other_settings(self) -> gr.HTML:
         """Lays out all other settings, folded away, section by section; returns what finds and

@@ -148,7 +148,7 @@ function rowNode({ skipped, pieces, where, tokens, trained_tokens: trained, cut 
     return el("li", {}, el("p", { class: "rs-tokens" }, ...text), el("small", {}, counted));
 }
 
-// The text of a piece. The answers of a pair have a name and a colour each, and an answer with a
+// The text of a piece. The answers of a pair have a name and a color each, and an answer with a
 // weight of its own tells it.
 function pieceNodes({ text, trained, answer, weight }) {
     if (weight !== undefined) {

@@ -3,13 +3,13 @@
 
 import { el, field, isShown, send } from "../../shared/dom.js";
 import { give } from "./changes.js";
+import { DerivedDefaults } from "./derived_defaults.js";
 import { FieldLink } from "./field_link.js";
 import { differ, findingOn, isOf, withFinding } from "./finding.js";
 import { FitPart, legendRow } from "./fit_part.js";
 import { Intro } from "./intro.js";
 import { drawPreview } from "./preview.js";
 import { SettingsTools } from "./settings_tools.js";
-import { Settling } from "./settling.js";
 import { isKnown, MODEL, Suggestions } from "./suggestions.js";
 
 // Times in ms until a verdict is requested, by the reason for the request.
@@ -31,7 +31,7 @@ const draw = {
     about: (place, value) => drawText(place, "about", value),
     why_not: (place, value) => drawText(place, "why_not", value),
     queued: (place, value) => drawText(place, "queued", value),
-    effort: () => {}, // the verdict and what was settled are written into it
+    run_length: () => {}, // the verdict and derived defaults are written into it
     settings_tools: mountTools,
     preview: takePreview,
 };
@@ -118,11 +118,11 @@ function mountVerdict(place) {
     askAfterPauses(place);
     listenToBoxes(place);
     new Suggestions(place.models);
-    place.settling = new Settling({
+    place.defaults = new DerivedDefaults({
         nameOf: settingOf,
         form: () => place.form,
         fill,
-        note: (notes) => writeEffort("settled", notes.join(" ")),
+        note: (notes) => writeRunLength("derived", notes.join(" ")),
     });
     takeForms(place);
 }
@@ -138,8 +138,8 @@ export function fill(changes) {
     if (places.preview) give(places.preview, changes);
 }
 
-function writeEffort(name, text) {
-    if (places.effort) field(places.effort.element, name).textContent = text;
+function writeRunLength(name, text) {
+    if (places.run_length) field(places.run_length.element, name).textContent = text;
 }
 
 // Has the rows of the form's data counted, of which the verdict then tells. Reading them may take a
@@ -227,7 +227,7 @@ async function check(place, form) {
     place.asking = new AbortController();
     const { signal } = place.asking;
     place.form = form;
-    place.settling.took(form);
+    place.defaults.took(form);
     places.settings_tools?.tools?.took(form);
     // A page without any input has nothing to store: what was typed in another page is newer.
     place.opened ??= JSON.stringify(form);
@@ -323,7 +323,7 @@ const UNCHECKED = {
     headline: "This cannot be checked now.",
     size: "",
     help: "",
-    effort: "",
+    run_length: "",
     smaller: [],
     model: null,
     lives: "",
@@ -351,7 +351,7 @@ function drawVerdict(place, verdict) {
     field(element, "legend").replaceChildren(...verdict.legend.map(legendRow));
     field(element, "time").replaceChildren(...verdict.time.map(timeRow));
     place.link.show(verdict.field, verdict.reasons[0]);
-    writeEffort("effort", verdict.effort);
+    writeRunLength("length", verdict.run_length);
     drawInstead(element, verdict);
 }
 

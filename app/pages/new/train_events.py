@@ -18,7 +18,7 @@ from app.form.settings_form import as_labelled, shown_values
 from app.pages.new.checker import Checker
 from app.pages.new.faults import unforeseen
 from app.pages.new.panels import TrainPanel
-from app.pages.new.verdict import REMEDIES_SHOWN
+from app.pages.new.verdict import SUGGESTIONS_SHOWN
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 
@@ -100,7 +100,7 @@ class TrainEvents:
         self._take_choices()
         self._open_with_the_draft(page)
         self._start_and_queue()
-        self._offer_remedies()
+        self._offer_suggestions()
 
     # ------------------------------------------------------------------ which event asks for what
 
@@ -170,11 +170,11 @@ class TrainEvents:
         panel.detached.click(start_detached, self._inputs, outputs, **AT_ONCE)
         panel.queue.click(self.enqueue, self._inputs, panel.queued, **AT_ONCE)
 
-    def _offer_remedies(self) -> None:
+    def _offer_suggestions(self) -> None:
         """Enables the buttons that the verdict allows, and connects each remedy to the form."""
         panel = self._panel
         offered = [panel.start, panel.detached, panel.queue, *panel.remedies]
-        offer = _filled_in(OFFER, {"SLOTS": list(range(REMEDIES_SHOWN))})
+        offer = _filled_in(OFFER, {"SLOTS": list(range(SUGGESTIONS_SHOWN))})
         panel.verdict.change(**in_page(offer, panel.verdict, offered))
         for number, button in enumerate(panel.remedies):
             fill = _filled_in(APPLY, {"FIELDS": self._names, "NUMBER": number})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.form.settings_form import as_labelled, settings
-from app.pages.new.fit_figures import fit_figure, item_colour
+from app.pages.new.fit_figures import fit_figure, item_color
 from app.shared.pool_words import (
     bar_in_words,
     cost_in_a_sentence,
@@ -42,17 +42,17 @@ HELP = {
 }
 """This sentence is shown above the remedies."""
 BARS = {PartName.GPU: "GPU memory", PartName.HOST: "RAM", PartName.DISK: "Disk"}
-REMEDIES_SHOWN = 4
+SUGGESTIONS_SHOWN = 4
 """The page shows at most this many remedies: three, and the one that trains adapters."""
 
 
-def shown_remedies(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
+def shown_suggestions(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
     """Returns the first remedies of a report, and the one that trains adapters even if others come
     before it.
     """
     adapters = [remedy for remedy in remedies if METHOD in remedy.changes]
     others = [remedy for remedy in remedies if remedy not in adapters]
-    shown = [*others[: REMEDIES_SHOWN - 1], *adapters]
+    shown = [*others[: SUGGESTIONS_SHOWN - 1], *adapters]
     return tuple(remedy for remedy in remedies if remedy in shown)
 
 
@@ -75,7 +75,7 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
         "to_be_timed": False,
         "help": "",
         "size": "",
-        "effort": "",
+        "run_length": "",
         "smaller": [],
         "model": None,
         "field": field,
@@ -93,7 +93,7 @@ class Beside:
     """A person should read these sentences before a start."""
     tracked: Sequence[str] = ()
     """These sentences say where curves also go."""
-    effort: str = ""
+    run_length: str = ""
     """This says what the length of the run means."""
     smaller: Sequence[str] = ()
     """Models with these ids would fit instead."""
@@ -119,7 +119,7 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
     if beside.lacks:
         why_not = beside.lacks
         tone, headline = "bad", LACKS if fits else headline
-    shown = shown_remedies(report.remedies)
+    shown = shown_suggestions(report.remedies)
     remedies = [_remedy(remedy) for remedy in shown]
     on_gpu = report.choices["device"] != "cpu"
     has_times = bool(report.time["step_seconds"])
@@ -149,7 +149,7 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
         "to_be_timed": (has_times and not is_timed) or not fits,
         "help": HELP[report.verdict] if remedies else "",
         "size": _size_words(report),
-        "effort": beside.effort,
+        "run_length": beside.run_length,
         "smaller": list(beside.smaller),
         # Of a model that does not fit, the page offers to look for machines that train it.
         "model": None if fits else report.model["source"],
@@ -306,7 +306,7 @@ def _item(item: Item) -> dict[str, Any]:
         "name": item.words,
         "text": in_bytes(item.bytes),
         "note": item.note,
-        "colour": item_colour(item.kind),
+        "color": item_color(item.kind),
     }
 
 

@@ -9,9 +9,9 @@ from engine.runs.record.snapshot import RunSnapshot
 
 
 def best_of(snapshot: RunSnapshot) -> Best | None:
-    """Returns the step with the lowest held-out loss or the most exact answers, as the run chooses,
-    or None without an evaluation after a step. Its weights also count as kept where a checkpoint
-    holds them.
+    """Returns the step with the lowest validation loss or the most exact answers, as the run
+    chooses, or None without an evaluation after a step. Its weights also count as kept where a
+    checkpoint holds them.
     """
     best = snapshot.best
     if best is None or best.kept:

@@ -132,10 +132,10 @@ export class LaneBars {
         pen.strokeRect(left, top, wide, tall);
     }
 
-    hatch(pen, colour) {
-        if (!this.patterns.has(colour))
-            this.patterns.set(colour, pen.createPattern(hatchTile(colour), "repeat"));
-        return this.patterns.get(colour);
+    hatch(pen, color) {
+        if (!this.patterns.has(color))
+            this.patterns.set(color, pen.createPattern(hatchTile(color), "repeat"));
+        return this.patterns.get(color);
     }
 
     // The pixel position of a value on the y axis, which has one row at each whole number.
@@ -281,10 +281,10 @@ const withoutEntities = (line) =>
     line.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
 
 // Two slanted lines, which continue across tiles.
-function hatchTile(colour) {
+function hatchTile(color) {
     const tile = el("canvas", { width: 6, height: 6 });
     const pen = tile.getContext("2d");
-    pen.strokeStyle = colour;
+    pen.strokeStyle = color;
     pen.lineWidth = 2;
     for (const shift of [-6, 0, 6]) {
         pen.moveTo(shift - 1, 7);

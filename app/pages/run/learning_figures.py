@@ -36,11 +36,11 @@ NARROWEST_NAMES = 58
 WIDEST_NAMES = 160
 """The column of unit names is at least and at most this many pixels wide."""
 NEAREST_TICK = 0.08
-"""Values between the ends of the colour scale are farther than this share of it from both."""
+"""Values between the ends of the color scale are farther than this share of it from both."""
 
 
 def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns the loss of each step, its smoothed mean, and the loss on held-out rows, with its
+    """Returns the loss of each step, its smoothed mean, and the loss on validation rows, with its
     best.
     """
     steps = snapshot.steps
@@ -49,11 +49,11 @@ def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     loss = np.asarray(steps.loss, dtype=float)
     window = smoothing_window(len(loss))
     each, mean = downsample(x, loss), downsample(x, smooth(loss, window))
-    held_out = np.asarray(evals.loss, dtype=float)
+    validation = np.asarray(evals.loss, dtype=float)
     data = [
         curve("each step", *each, Line(BLUE, opacity=0.55, width=1)),
         curve(f"mean of {window}", *mean, Line(BLUE)),
-        curve("held out", places(snapshot, evals, axis), held_out, Line(ORANGE, markers=True)),
+        curve("validation", places(snapshot, evals, axis), validation, Line(ORANGE, markers=True)),
     ]
     best = best_of(snapshot)
     at = np.flatnonzero(np.asarray(evals.step) == best.step) if best is not None else ()
@@ -76,7 +76,7 @@ def _mark(name: str, x: np.ndarray, height: float) -> dict[str, Any]:
 
 
 def accuracy_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns the share of held-out prompts that were answered exactly as expected, in percent,
+    """Returns the share of validation prompts that were answered exactly as expected, in percent,
     with the best where the run chooses by it. The figure `is_absent` if none were asked.
     """
     matches = sorted(
@@ -111,8 +111,8 @@ def optimizer_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 
 
 def norms_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns a map of the gradient norm of every unit in the sampled steps, as colours on a log
-    scale; the first unit is on top. A norm of 0 has no colour.
+    """Returns a map of the gradient norm of every unit in the sampled steps, as colors on a log
+    scale; the first unit is on top. A norm of 0 has no color.
 
     At most `MAP_COLUMNS` samples are drawn and, if there is more than one, about `MAP_CELLS` cells.
     The samples are selected at even intervals.
@@ -170,7 +170,7 @@ def _columns(samples: int, units: int) -> np.ndarray:
 
 
 def _scale(low: float, high: float) -> list[dict[str, Any]]:
-    """Returns the values next to the colour scale. `at` is the position of each, as a share of the
+    """Returns the values next to the color scale. `at` is the position of each, as a share of the
     scale from its lowest to its highest value. `low` and `high` are the powers of ten of both ends.
 
     Between the ends, the values are 1, 2 and 5 times the powers of ten, or only the powers if there

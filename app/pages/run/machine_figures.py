@@ -25,8 +25,8 @@ from app.shared.charts.curve_points import downsample
 from app.shared.charts.drawing import (
     AMBER,
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     ORANGE,
     PINK,
     RED,
@@ -89,7 +89,7 @@ def step_time_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     ends = rounded(_lasts(x, size), 12)
     data = []
     for name, values in step_parts(snapshot.steps).items():
-        label, colour = PARTS[name]
+        label, color = PARTS[name]
         if name != "compute" and not values.any():
             continue
         data.append(
@@ -100,8 +100,8 @@ def step_time_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
                 "x": ends,
                 "stackgroup": "step",
                 "y": rounded(_means(values, size), 4),
-                "line": {"width": 0, "color": colour},
-                "fillcolor": colour,
+                "line": {"width": 0, "color": color},
+                "fillcolor": color,
                 "hovertemplate": "%{y:.3~g} s",
             }
         )
@@ -155,7 +155,7 @@ def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
         column("gpu_reserved", "reserved", Line(VIOLET, row=2, width=1.5)),
         column("gpu_allocated", "allocated", Line(AMBER, row=2)),
         column("gpu_peak", "peak", Line(PINK, row=2, width=1.2, dash="dash")),
-        column("gpu_driver", "whole card", Line(GREY, row=2, width=1.5)),
+        column("gpu_driver", "whole card", Line(GRAY, row=2, width=1.5)),
         level("GPU limit", x, memory.gpu_total[-1] / GIB, RED, row=2),
     ]
     gpu = "GPU 0 GiB" if snapshot.ranks else "GPU GiB"

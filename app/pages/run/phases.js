@@ -33,8 +33,8 @@ export class PhaseBand {
     }
 }
 
-function phaseBand({ label, short, colour }) {
+function phaseBand({ label, short, color }) {
     const band = el("span", { role: "listitem", title: label, "aria-label": label }, short);
-    band.style.setProperty("--rs-swatch", colour);
+    band.style.setProperty("--rs-swatch", color);
     return band;
 }

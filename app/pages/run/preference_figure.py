@@ -26,7 +26,7 @@ _CURVES = (
 
 def preference_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     """Returns the rewards of chosen and rejected answers and their margin above, and the share of
-    pairs with a margin above 0 below, in percent, each as a mean over some steps and for held-out
+    pairs with a margin above 0 below, in percent, each as a mean over some steps and for validation
     pairs. The figure `is_absent` for a run without pairs.
     """
     steps, evals = snapshot.steps, snapshot.evals
@@ -35,18 +35,18 @@ def preference_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
         return figure([], axis, rows, "No pairs are learned from.") | {"is_absent": True}
     x, held = places(snapshot, steps, axis), places(snapshot, evals, axis)
     data = []
-    for name, words, colour in _CURVES:
+    for name, words, color in _CURVES:
         if name in steps.preference:
-            data.append(_smoothed(words, x, steps.preference[name], Line(colour)))
+            data.append(_smoothed(words, x, steps.preference[name], Line(color)))
     if MARGIN in evals.preference:
         values = np.asarray(evals.preference[MARGIN], dtype=float)
-        data.append(curve("margin, held out", held, values, Line(ORANGE, markers=True)))
+        data.append(curve("margin, validation", held, values, Line(ORANGE, markers=True)))
     if ACCURACY in steps.preference:
         shares = 100 * np.asarray(steps.preference[ACCURACY], dtype=float)
         data.append(_smoothed("chosen ahead", x, shares, Line(VIOLET, row=2)))
     if ACCURACY in evals.preference:
         values = 100 * np.asarray(evals.preference[ACCURACY], dtype=float)
-        data.append(curve("ahead, held out", held, values, Line(ORANGE, row=2, markers=True)))
+        data.append(curve("ahead, validation", held, values, Line(ORANGE, row=2, markers=True)))
     rows["yaxis2"] |= {"range": [0, 105], "autorange": False}
     return figure(data, axis, rows)
 
@@ -64,11 +64,11 @@ def _smoothed(
 
 
 def preference_words(snapshot: RunSnapshot) -> str:
-    """Returns a sentence for the figure, about held-out pairs if there are any; it is empty for a
+    """Returns a sentence for the figure, about validation pairs if there are any; it is empty for a
     run without pairs.
     """
     tables: tuple[tuple[EvalTable | StepTable, str], ...] = (
-        (snapshot.evals, "held out: "),
+        (snapshot.evals, "validation: "),
         (snapshot.steps, ""),
     )
     for table, of in tables:

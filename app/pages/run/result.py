@@ -11,8 +11,8 @@ import numpy as np
 
 from app.pages.run.best import best_of
 from app.pages.run.preference_figure import ACCURACY, MARGIN
-from app.verdict.held_out import memorizes
 from app.verdict.outcome import how_its_export_failed
+from app.verdict.validation import memorizes
 from app.words import STATE_WORDS, in_digits, in_share, in_time
 from engine.config.export_choice import ExportFrom
 from engine.runs.record.before_training import worse_than_before
@@ -87,7 +87,7 @@ def _actions(state: str, saved: SavedSteps, has_weights: bool) -> list[str]:
     """Returns the names of the buttons, in their order."""
     offers = [
         ("chat", has_weights),
-        ("home", has_weights and saved.trained_on is not None),
+        ("export", has_weights and saved.trained_on is not None),
         ("train-on", has_weights and saved.trained_on is not None),
         ("again" if state == "finished" else "draft", True),
     ]
@@ -99,7 +99,7 @@ def _actions(state: str, saved: SavedSteps, has_weights: bool) -> list[str]:
 
 def _rows(snapshot: RunSnapshot, step: int, best: Best | None) -> list[dict[str, str]]:
     rows = [
-        _held_out(snapshot, step, best),
+        _validation(snapshot, step, best),
         _exact(snapshot, step, best),
         _preferred(snapshot, step),
         _training(snapshot, step),
@@ -107,8 +107,8 @@ def _rows(snapshot: RunSnapshot, step: int, best: Best | None) -> list[dict[str,
     return [row for row in rows if row is not None]
 
 
-def _held_out(snapshot: RunSnapshot, step: int, best: Best | None) -> dict[str, str] | None:
-    """Returns the held-out loss of the first evaluation and of these weights."""
+def _validation(snapshot: RunSnapshot, step: int, best: Best | None) -> dict[str, str] | None:
+    """Returns the validation loss of the first evaluation and of these weights."""
     evals = snapshot.evals
     if not len(evals):
         return None
@@ -120,7 +120,7 @@ def _held_out(snapshot: RunSnapshot, step: int, best: Best | None) -> dict[str, 
     if not note and not first and at is not None and evals.loss[at] >= evals.loss[0]:
         note = "no lower than before training"
     return {
-        "label": "Held-out loss",
+        "label": "Validation loss",
         "from": in_digits(evals.loss[0]) if first != step else "",
         "since": "before training" if not first else f"at step {first:,}",
         "to": "not evaluated" if at is None else in_digits(evals.loss[at]),
@@ -137,7 +137,7 @@ def _best_note(snapshot: RunSnapshot, step: int, best: Best, value: str) -> str:
 
 
 def _exact(snapshot: RunSnapshot, step: int, best: Best | None) -> dict[str, str] | None:
-    """Returns the share of held-out prompts answered exactly, before training and by these
+    """Returns the share of validation prompts answered exactly, before training and by these
     weights.
     """
     matches = [match for match in snapshot.exact_matches if match.total]
@@ -158,7 +158,7 @@ def _exact(snapshot: RunSnapshot, step: int, best: Best | None) -> dict[str, str
 
 
 def _preferred(snapshot: RunSnapshot, step: int) -> dict[str, str] | None:
-    """Returns the share of held-out pairs whose chosen answer has the larger reward, at the first
+    """Returns the share of validation pairs whose chosen answer has the larger reward, at the first
     evaluation and for these weights. Before training, the rewards of DPO are all 0, which says
     nothing.
     """
@@ -170,7 +170,7 @@ def _preferred(snapshot: RunSnapshot, step: int) -> dict[str, str] | None:
     margins = evals.preference[MARGIN]
     has_first = evals.step[0] != step and margins[0] != 0
     return {
-        "label": "Held-out pairs with the chosen answer ahead",
+        "label": "Validation pairs with the chosen answer ahead",
         "from": in_share(shares[0]) if has_first else "",
         "since": "before training" if not evals.step[0] else f"at step {evals.step[0]:,}",
         "to": in_share(shares[at]),

@@ -1,5 +1,5 @@
-"""These details of one run are shown in its views Settings and Take home: its name and note, its
-exact settings, command lines for them, and how its model is taken home.
+"""These details of one run are shown in its views Settings and Export: its name and note, its
+exact settings, command lines for them, and how its model is exported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
 
     They are its name and note, with the limits of both; `config` as stored in the run folder, or
     `config_problem`; `commands` as label and text; and `printed`, the last lines of its output if
-    it ran in a process of its own. `home` says which weights can be exported, where to, what to
+    it ran in a process of its own. `export` says which weights can be exported, where to, what to
     type, and what benchmarks say of the weights.
     """
     about = read_about(folder.path)
@@ -58,12 +58,12 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
         "config": config,
         "config_problem": problem,
         "commands": _commands(folder, summary.state if summary else ""),
-        "home": _home(folder, summary is not None and bool(summary.export_failed)),
+        "export": _export(folder, summary is not None and bool(summary.export_failed)),
         "printed": [*_printed(folder, STDOUT_FILE), *_printed(folder, STDERR_FILE)],
     }
 
 
-def _home(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]:
+def _export(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]:
     there = saved_steps(folder.checkpoints_path, folder.best_path)
     saved = there.exported(_export_from(folder))
     exported = folder.path.resolve() / folder.export_path.name

@@ -91,7 +91,7 @@ def _loss_words(snapshot: RunSnapshot) -> str:
         f"{steps.step[-1]:,}"
     )
     if len(evals):
-        told += f"; held out {evals.loss[-1]:.3g} at step {evals.step[-1]:,}"
+        told += f"; validation {evals.loss[-1]:.3g} at step {evals.step[-1]:,}"
     return told
 
 

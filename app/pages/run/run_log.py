@@ -151,7 +151,7 @@ def _checkpoint(event: CheckpointWritten) -> str:
 def _evaluation(event: EvalFinished) -> str:
     tokens = counted(event.loss_tokens, "token")
     return (
-        f"Held-out loss {in_digits(event.loss)} over {tokens}, in {in_short_time(event.seconds)}."
+        f"Validation loss {in_digits(event.loss)} over {tokens}, in {in_short_time(event.seconds)}."
     )
 
 

@@ -5,7 +5,7 @@ import { followLinks } from "../../shared/address.js";
 import { LinkedCharts } from "../../shared/charts/plots.js";
 import { el, field, setText } from "../../shared/dom.js";
 import { Diagnosis } from "./diagnosis.js";
-import { HomeView } from "./home_view.js";
+import { ExportView } from "./export_view.js";
 import { LogView } from "./log_view.js";
 import { SamplePrompts } from "./prompts.js";
 import { SettingsView } from "./settings_view.js";
@@ -18,7 +18,7 @@ const TITLES = {
     chat: "Chat",
     settings: "Settings",
     log: "Log",
-    home: "Take home",
+    export: "Export",
 };
 const UNREAD = ["chat", "log"]; // these views show nothing of what a poll answers
 
@@ -41,7 +41,7 @@ export class RunPage {
         this.others = {
             settings: new SettingsView(this.root, wake),
             log: new LogView(this.root),
-            home: new HomeView(this.root),
+            export: new ExportView(this.root),
         };
         this.charts = this.linkedCharts();
         this.listen();
@@ -193,7 +193,7 @@ export class RunPage {
         describe(node, part.said);
     }
 
-    // The colour scale of a map, as elements of the page: Plotly's own takes a third of the drawing
+    // The color scale of a map, as elements of the page: Plotly's own takes a third of the drawing
     // time.
     showScale(name, values) {
         const scale = this.root.querySelector(`[data-scale="${name}"]`);

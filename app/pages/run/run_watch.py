@@ -30,7 +30,7 @@ from app.pages.run.stage import stage
 from app.session.followed_run import FollowedRun
 from app.session.session import Session
 from app.shared.charts.axes import Axis
-from app.shared.charts.drawing import is_empty, say_empty
+from app.shared.charts.drawing import is_empty, write_empty
 from app.shared.run_bar import ShownRun, run_bar
 from app.verdict.judge import verdict
 from engine.config.export_choice import ExportFrom
@@ -338,7 +338,7 @@ def _export_from(config: TrainConfig | None) -> ExportFrom:
 
 
 def _evaluates(config: TrainConfig) -> bool:
-    """Returns whether held-out rows are evaluated."""
+    """Returns whether validation rows are evaluated."""
     return bool(config.output.eval_every and config.data.eval_fraction)
 
 
@@ -346,14 +346,14 @@ def _figure(name: str, snapshot: RunSnapshot, axis: Axis, told: _Told) -> dict[s
     """Returns a figure with its description."""
     drawn = FIGURES[name](snapshot, axis)
     if told.is_over and is_empty(drawn) and not drawn.get("is_absent"):
-        say_empty(drawn["layout"], NO_SAMPLE if name == "norms" else NO_STEP)
+        write_empty(drawn["layout"], NO_SAMPLE if name == "norms" else NO_STEP)
     return drawn | told.words
 
 
 def _timeline(snapshot: RunSnapshot, is_over: bool) -> dict[str, Any]:
     part = timeline_part(snapshot.timeline, snapshot.simulated)
     if is_over and snapshot.timeline is None:
-        say_empty(part["layout"], NO_SAMPLE)
+        write_empty(part["layout"], NO_SAMPLE)
     return part | {"steps": snapshot.timeline_steps}
 
 

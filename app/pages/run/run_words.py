@@ -55,9 +55,9 @@ def _training_tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
         tokens = in_count(recent_median(steps.tokens_per_second))
         flops = in_digits(recent_median(steps.tflops))
         step_note = f"{in_step_time(steps.seconds[-1])} a step"
-    held_out_note = f"held out {in_digits(evals.loss[-1])}" if evals.loss else ""
+    validation_note = f"validation {in_digits(evals.loss[-1])}" if evals.loss else ""
     return [
-        _tile("Loss", loss, held_out_note),
+        _tile("Loss", loss, validation_note),
         _tile("Learning rate", rate, ""),
         _tile("Gradient norm", norm, "before clipping"),
         _tile("Tokens per second", tokens, step_note),
@@ -108,7 +108,7 @@ def _tile(label: str, value: str, note: str) -> dict[str, str]:
 
 
 def details(snapshot: RunSnapshot) -> dict[str, Any]:
-    """Returns the details of a run apart from its curves: facts, held-out answers and files."""
+    """Returns the details of a run apart from its curves: facts, validation answers and files."""
     return {
         "facts": _facts(snapshot),
         "data": _listed(snapshot.data),
@@ -217,7 +217,7 @@ def _signed(percent: float) -> str:
 
 
 def _answers(snapshot: RunSnapshot) -> dict[str, Any] | None:
-    """Returns held-out prompts with the expected answer and the model's answers before and after
+    """Returns validation prompts with the expected answer and the model's answers before and after
     training.
     """
     by_moment = {

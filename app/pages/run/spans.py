@@ -56,7 +56,7 @@ class TimedSpan(Span):
 
 
 class MergedSpan(TimedSpan):
-    """A `MergedSpan` is one bar of the drawing. It represents neighbouring spans of one lane."""
+    """A `MergedSpan` is one bar of the drawing. It represents neighboring spans of one lane."""
 
     count: int
     """The bar represents this many spans."""
@@ -100,7 +100,7 @@ def lanes_of(
     first = min((span["start"] for span in spans), default=0.0)
     last = max((span["end"] for span in spans), default=0.0)
     width = (last - first) / MAX_SPANS
-    # Passes alternate: first neighbours of one op are merged up to a width, then any neighbours up
+    # Passes alternate: first neighbors of one op are merged up to a width, then any neighbors up
     # to that width, then the width is doubled.
     is_any_op = False
     while sum(map(len, lanes.values())) > limit:
@@ -122,7 +122,7 @@ def _unmerged(span: Span) -> MergedSpan:
 
 
 def _merge(spans: list[MergedSpan], width: float, is_any_op: bool) -> list[MergedSpan]:
-    """Returns the spans of a lane after one pass, which joins neighbours as long as the result is
+    """Returns the spans of a lane after one pass, which joins neighbors as long as the result is
     no longer than `width` seconds.
     """
     joined: list[MergedSpan] = []
@@ -140,7 +140,7 @@ def _merge(spans: list[MergedSpan], width: float, is_any_op: bool) -> list[Merge
 
 
 def _both(one: MergedSpan, other: MergedSpan) -> MergedSpan:
-    """Returns the span that represents two neighbours."""
+    """Returns the span that represents two neighbors."""
     share = one["share"].copy()
     for op, seconds in other["share"].items():
         share[op] = share.get(op, 0.0) + seconds

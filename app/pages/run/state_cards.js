@@ -4,8 +4,8 @@
 import { el, field, send, setText } from "../../shared/dom.js";
 
 const LABELS = {
-    chat: "Chat with it",
-    home: "Take it home",
+    chat: "Chat",
+    export: "Export",
     "train-on": "Train on from these weights",
     again: "Train again",
     draft: "New run from this one",
@@ -66,7 +66,7 @@ class Card {
 
     act(name, button, problem) {
         if (name === "chat") this.openChat(this.run);
-        else if (name === "home") this.go({ page: "run", run: this.run, view: "home" });
+        else if (name === "export") this.go({ page: "run", run: this.run, view: "export" });
         else draftOf(this.run, name === "train-on", button, problem);
     }
 }

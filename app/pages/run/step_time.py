@@ -1,11 +1,11 @@
-"""The parts of a step's time have these colours."""
+"""The parts of a step's time have these colors."""
 
 from __future__ import annotations
 
-from app.shared.charts.drawing import AMBER, BLUE, GREEN, GREY, OLIVE, ORANGE, PINK, TEAL
+from app.shared.charts.drawing import AMBER, BLUE, GRAY, GREEN, OLIVE, ORANGE, PINK, TEAL
 from app.verdict.step_shares import PART_WORDS
 
-_COLOURS = {
+_COLORS = {
     "compute": GREEN,
     "data": TEAL,
     "h2d": BLUE,
@@ -13,7 +13,7 @@ _COLOURS = {
     "optimizer": PINK,
     "disk": AMBER,
     "exchange": OLIVE,
-    "other": GREY,
+    "other": GRAY,
 }
-PARTS = {name: (words, _COLOURS[name]) for name, words in PART_WORDS.items()}
-"""Each part has its words and a colour, which is the same as in the timeline."""
+PARTS = {name: (words, _COLORS[name]) for name, words in PART_WORDS.items()}
+"""Each part has its words and a color, which is the same as in the timeline."""

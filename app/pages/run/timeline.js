@@ -431,9 +431,9 @@ export class Timeline {
     }
 }
 
-function legendEntry({ label, colour, kind }) {
+function legendEntry({ label, color, kind }) {
     const swatch = el("i", { "data-kind": kind });
-    swatch.style.setProperty("--rs-swatch", colour);
+    swatch.style.setProperty("--rs-swatch", color);
     return el("span", {}, swatch, label);
 }
 

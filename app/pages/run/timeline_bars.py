@@ -1,5 +1,5 @@
-"""The bars of the timeline are made here, with their colours and texts: a bar for each span or
-group of merged neighbours, and one for each stretch in which COMPUTE waited. All functions are
+"""The bars of the timeline are made here, with their colors and texts: a bar for each span or
+group of merged neighbors, and one for each stretch in which COMPUTE waited. All functions are
 pure.
 """
 
@@ -14,8 +14,8 @@ from app.pages.run.spans import MergedSpan, longest
 from app.shared.charts.drawing import (
     AMBER,
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     OLIVE,
     ORANGE,
     PINK,
@@ -31,7 +31,7 @@ from engine.runs.record.events import Span, Wait
 OP_GROUPS = {
     "Weights in": (BLUE, (OpKind.PREFETCH,)),
     "Boundaries, sums": (
-        GREY,
+        GRAY,
         (
             OpKind.STORE_BOUNDARY,
             OpKind.FETCH_BOUNDARY,
@@ -69,20 +69,20 @@ OP_GROUPS = {
         (OpKind.READ_STATES, OpKind.WRITE_STATES, OpKind.READ_BOUNDARY, OpKind.WRITE_BOUNDARY),
     ),
 }
-"""Each colour of the timeline represents these ops, in the order of the legend."""
+"""Each color of the timeline represents these ops, in the order of the legend."""
 
-WAIT_COLOUR = "rgba(214, 69, 80, 0.35)"
+WAIT_COLOR = "rgba(214, 69, 80, 0.35)"
 WAITS = {
     "h2d": (BLUE, "weights (H2D)"),
     "d2h": (ORANGE, "gradients out (D2H)"),
     "optimizer": (PINK, "the optimizer"),
     "disk": (AMBER, "the disk"),
     "exchange": (OLIVE, "the other GPUs"),
-    "other": (GREY, "other work"),
+    "other": (GRAY, "other work"),
 }
-"""Stretches in which COMPUTE waited are red, with hatching in the colour of the cause."""
+"""Stretches in which COMPUTE waited are red, with hatching in the color of the cause."""
 
-OP_COLOURS: dict[str, str] = {op: colour for colour, ops in OP_GROUPS.values() for op in ops}
+OP_COLORS: dict[str, str] = {op: color for color, ops in OP_GROUPS.values() for op in ops}
 OP_WORDS: dict[str, str] = {
     OpKind.PREFETCH: "weights in",
     OpKind.MEET: "until all GPUs have updated it",
@@ -129,7 +129,7 @@ LANE_WORDS = {
 }
 
 SECOND_TONE = 0.74
-"""Every second one of neighbouring bars of the same op has this opacity, so that neighbours can be
+"""Every second one of neighboring bars of the same op has this opacity, so that neighbors can be
 told apart.
 """
 MAX_WAITS = 400
@@ -163,7 +163,7 @@ def lane_bars(lane: Lane, spans: list[MergedSpan], batches: int, row: str = "") 
     look = {
         "width": 0.72,
         "marker": {
-            "color": [OP_COLOURS.get(span["op"], GREY) for span in spans],
+            "color": [OP_COLORS.get(span["op"], GRAY) for span in spans],
             "opacity": _tones(spans),
             "line": {"width": 0},
         },
@@ -174,7 +174,7 @@ def lane_bars(lane: Lane, spans: list[MergedSpan], batches: int, row: str = "") 
 
 
 def _tones(spans: list[MergedSpan]) -> list[float]:
-    """Returns the opacity of each span, which differs between neighbours of the same op."""
+    """Returns the opacity of each span, which differs between neighbors of the same op."""
     tones: list[float] = []
     before: str | None = None
     for span in spans:
@@ -212,13 +212,13 @@ def wait_bars(
 
 
 def _bars_of_cause(cause: str, waits: list[Wait], row: str) -> dict[str, Any]:
-    colour, words = WAITS[cause]
+    color, words = WAITS[cause]
     look = {
         "width": 0.72,
         "marker": {
-            "color": WAIT_COLOUR,
+            "color": WAIT_COLOR,
             "line": {"width": 0},
-            "pattern": {"shape": "/", "fgcolor": colour, "size": 6, "solidity": 0.5},
+            "pattern": {"shape": "/", "fgcolor": color, "size": 6, "solidity": 0.5},
         },
         "hovertemplate": (
             f"Compute waits for {words}<br>%{{x:.3~g}} ms, from %{{base:.4~g}} ms<extra></extra>"
@@ -233,7 +233,7 @@ def unknown_waits(gaps: list[tuple[float, float]]) -> dict[str, Any]:
     ends = [end for _, end in gaps]
     look = {
         "width": 0.5,
-        "marker": {"color": WAIT_COLOUR, "line": {"width": 0}},
+        "marker": {"color": WAIT_COLOR, "line": {"width": 0}},
         "hovertemplate": "waiting for %{x:.3~g} ms<extra></extra>",
     }
     return _bars("waiting", LANE_WORDS[Lane.COMPUTE], starts, ends) | look

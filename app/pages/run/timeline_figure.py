@@ -25,7 +25,7 @@ from app.pages.run.spans import (
 from app.pages.run.timeline_bars import (
     LANE_WORDS,
     OP_GROUPS,
-    WAIT_COLOUR,
+    WAIT_COLOR,
     WAITS,
     in_words,
     lane_bars,
@@ -33,20 +33,20 @@ from app.pages.run.timeline_bars import (
     wait_bars,
 )
 from app.shared.charts.drawing import (
+    GRAY,
     GREEN,
-    GREY,
     PINK,
     VIOLET,
     Figure,
     rounded,
-    say_empty,
     vertical_line,
+    write_empty,
 )
 from app.words import in_share
 from engine.planning.schedule.ops import Lane
 from engine.runs.record.events import PlanSimulated, Span, StepTimeline, Wait
 
-PHASE_COLOURS = {"Forward": GREEN, "Loss": GREY, "Backward": VIOLET, "Updates": PINK}
+PHASE_COLORS = {"Forward": GREEN, "Loss": GRAY, "Backward": VIOLET, "Updates": PINK}
 
 MAX_BOXES = 500
 """At most this many boxes of the prediction are drawn."""
@@ -68,7 +68,7 @@ def timeline_figure(
     window: Window | None = None,
 ) -> Figure:
     """Returns the spans of a step, with one row per lane, in milliseconds from the step's first op.
-    Red marks stretches in which COMPUTE waited; the thin grey line under a lane is the prediction.
+    Red marks stretches in which COMPUTE waited; the thin gray line under a lane is the prediction.
     The figure is empty if there is no step.
 
     With a `window`, only the part inside it is drawn, on the same axes. `is_whole` is whether each
@@ -90,7 +90,7 @@ def timeline_figure(
         shapes = _ghost(simulated, list(lanes), window) + shapes
     layout = layout_of([LANE_WORDS[lane] for lane in lanes], every, all_waits, shapes)
     if not every:
-        say_empty(layout, "Appears with the first sampled step.")
+        write_empty(layout, "Appears with the first sampled step.")
     bars = sum(map(len, lanes.values()))
     return {
         "data": data,
@@ -152,7 +152,7 @@ def count_words(bars: int, spans: int, window: Window | None) -> str:
 
 
 def timeline_phases(timeline: StepTimeline | None) -> list[dict[str, Any]]:
-    """Returns `{label, short, colour, start, end}` of each phase in order of time; the times are in
+    """Returns `{label, short, color, start, end}` of each phase in order of time; the times are in
     milliseconds.
     """
     if timeline is None:
@@ -161,7 +161,7 @@ def timeline_phases(timeline: StepTimeline | None) -> list[dict[str, Any]]:
         {
             "label": f"{phase.label}: {in_words(phase.end - phase.start)}",
             "short": phase.short,
-            "colour": PHASE_COLOURS[phase.name],
+            "color": PHASE_COLORS[phase.name],
             "start": round(1000 * phase.start, 4),
             "end": round(1000 * phase.end, 4),
         }
@@ -172,24 +172,22 @@ def timeline_phases(timeline: StepTimeline | None) -> list[dict[str, Any]]:
 def timeline_legend(
     timeline: StepTimeline | None, simulated: PlanSimulated | None = None
 ) -> list[dict[str, str]]:
-    """Returns entries `{label, colour, kind}` for everything that the timeline shows; `kind` is op,
+    """Returns entries `{label, color, kind}` for everything that the timeline shows; `kind` is op,
     wait or predicted.
     """
     if timeline is None or not timeline.spans:
         return []
     shown = {span["op"] for span in timeline.spans}
     legend = [
-        _entry(label, colour, "op")
-        for label, (colour, ops) in OP_GROUPS.items()
-        if shown & set(ops)
+        _entry(label, color, "op") for label, (color, ops) in OP_GROUPS.items() if shown & set(ops)
     ]
     for cause, seconds in _waited(timeline).items():
-        colour, words = WAITS.get(cause, WAITS["other"])
-        legend.append(_entry(f"Compute waits for {words}: {in_words(seconds)}", colour, "wait"))
+        color, words = WAITS.get(cause, WAITS["other"])
+        legend.append(_entry(f"Compute waits for {words}: {in_words(seconds)}", color, "wait"))
     if not timeline.waits:
-        legend.append(_entry("Compute waits", WAIT_COLOUR, "op"))
+        legend.append(_entry("Compute waits", WAIT_COLOR, "op"))
     if simulated is not None:
-        legend.append(_entry("As predicted", GREY, "predicted"))
+        legend.append(_entry("As predicted", GRAY, "predicted"))
     return legend
 
 
@@ -220,8 +218,8 @@ def busy_share(timeline: StepTimeline) -> float:
     return min(1.0, busy / length) if length > 0 else 0.0
 
 
-def _entry(label: str, colour: str, kind: str) -> dict[str, str]:
-    return {"label": label, "colour": colour, "kind": kind}
+def _entry(label: str, color: str, kind: str) -> dict[str, str]:
+    return {"label": label, "color": color, "kind": kind}
 
 
 def _waited(timeline: StepTimeline) -> dict[str, float]:
@@ -237,7 +235,7 @@ def boundaries(phases: list[Phase]) -> list[dict[str, Any]]:
     """Returns lines through all lanes at each end of a phase that another phase follows."""
     if len(phases) > MAX_BOUNDARIES:
         return []
-    line = {"color": GREY, "width": 1, "dash": "dot"}
+    line = {"color": GRAY, "width": 1, "dash": "dot"}
     look = {"name": "phase", "layer": "below", "opacity": 0.6}
     starts = rounded(1000 * np.array([phase.start for phase in phases[1:]]), 6)
     return [vertical_line(start, line) | look for start in starts]
@@ -284,7 +282,7 @@ def _ghost(
                     "yref": "y",
                     "layer": "above",
                     "fillcolor": "rgba(138, 147, 163, 0.45)",
-                    "line": {"color": GREY, "width": 0.75},
+                    "line": {"color": GRAY, "width": 0.75},
                 }
             )
     return shapes

@@ -170,11 +170,11 @@ export class Comparison {
     }
 
     showRuns(runs) {
-        const nodes = runs.map(({ colour, name, tone, word }) =>
+        const nodes = runs.map(({ color, name, tone, word }) =>
             el(
                 "li",
                 {},
-                swatch(colour),
+                swatch(color),
                 el("span", {}, name),
                 el("span", { class: "rs-state", "data-tone": tone }, word),
             ),
@@ -184,7 +184,7 @@ export class Comparison {
 
     showTable(name, runs, rows) {
         const table = this.part(name);
-        const heads = runs.map((run) => el("th", { scope: "col" }, swatch(run.colour), run.name));
+        const heads = runs.map((run) => el("th", { scope: "col" }, swatch(run.color), run.name));
         table.querySelector("thead").replaceChildren(el("tr", {}, el("td"), ...heads));
         table.querySelector("tbody").replaceChildren(...rows.map(tableRow));
     }
@@ -205,14 +205,14 @@ function aboutUnread(names) {
 function tableRow({ name, texts, best }) {
     const cells = texts.map((text, index) => {
         if (!best?.includes(index)) return el("td", {}, text);
-        // A screen reader would not convey a colour alone.
+        // A screen reader would not convey a color alone.
         return el("td", { class: "rs-best" }, text, el("span", { class: "rs-hidden" }, " (best)"));
     });
     return el("tr", {}, el("th", { scope: "row" }, name), ...cells);
 }
 
-function swatch(colour) {
+function swatch(color) {
     const node = el("i", { class: "rs-swatch", "aria-hidden": "true" });
-    node.style.background = colour;
+    node.style.background = color;
     return node;
 }

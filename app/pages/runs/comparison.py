@@ -27,14 +27,14 @@ from app.shared.charts.drawing import (
     Figure,
     escaped,
     rounded,
-    say_empty,
+    write_empty,
 )
 from app.shared.run_bar import shown_tone
 from app.words import GIB, STATE_TONES, state_word
 from engine.runs.record.event_tables import EventTable
 from engine.runs.record.snapshot import RunSnapshot
 
-COLOURS = (BLUE, AMBER, GREEN, VIOLET, PINK, TEAL)
+COLORS = (BLUE, AMBER, GREEN, VIOLET, PINK, TEAL)
 CURVE_POINTS = 500
 OTHER_DATA = (
     "The data of these runs differ, or are not known, so no loss and no share of answers is called "
@@ -61,7 +61,7 @@ class Compared:
 
 
 def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
-    """Returns the `runs` (id, name, colour, state), `figures` by name, a sentence on each figure
+    """Returns the `runs` (id, name, color, state), `figures` by name, a sentence on each figure
     (`said`), `rows` of key figures, the `settings` that differ, as text, and a `caution` for runs
     that cannot be ranked.
     """
@@ -73,11 +73,11 @@ def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
         {
             "id": run.id,
             "name": name,
-            "colour": colour,
+            "color": color,
             "word": state_word(run.state, run.snapshot.export_failed),
             "tone": shown_tone(run.snapshot, run.state),
         }
-        for run, name, colour in zip(runs, names, COLOURS)
+        for run, name, color in zip(runs, names, COLORS)
     ]
     return {
         "runs": shown,
@@ -105,24 +105,24 @@ def labels(runs: Sequence[Compared]) -> list[str]:
 
 
 def loss_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
-    """Returns each run's smoothed loss as a curve, and its held-out loss as points."""
+    """Returns each run's smoothed loss as a curve, and its validation loss as points."""
     data = []
-    for run, name, colour in zip(runs, names, COLOURS):
+    for run, name, color in zip(runs, names, COLORS):
         steps, evals = run.snapshot.steps, run.snapshot.evals
         x, loss = _x(run, steps, axis), _smoothed(steps.loss)
-        data.append(_curve(name, x, loss, colour))
+        data.append(_curve(name, x, loss, color))
         if len(evals):
-            held_out = np.asarray(evals.loss, dtype=float)
-            points = _trace(f"{name}, held out", _x(run, evals, axis), held_out, colour, "dot")
-            marks = {"mode": "lines+markers", "marker": {"size": 6, "color": colour}}
+            validation = np.asarray(evals.loss, dtype=float)
+            points = _trace(f"{name}, validation", _x(run, evals, axis), validation, color, "dot")
+            marks = {"mode": "lines+markers", "marker": {"size": 6, "color": color}}
             data.append(points | marks)
     return _figure(data, axis, {"yaxis": _y("loss")}) | {"log_axes": ["yaxis"]}
 
 
 def accuracy_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
-    """Returns the share of held-out prompts that each run answered exactly, in percent."""
+    """Returns the share of validation prompts that each run answered exactly, in percent."""
     data = []
-    for run, name, colour in zip(runs, names, COLOURS):
+    for run, name, color in zip(runs, names, COLORS):
         asked = sorted(
             (match for match in run.snapshot.exact_matches if match.total),
             key=lambda match: match.step,
@@ -130,8 +130,8 @@ def accuracy_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) 
         if asked:
             shares = np.array([100 * match.correct / match.total for match in asked])
             x = places_of_steps(run.snapshot, [match.step for match in asked], axis)
-            marks = {"mode": "lines+markers", "marker": {"size": 6, "color": colour}}
-            data.append(_trace(name, x, shares, colour, "solid") | marks)
+            marks = {"mode": "lines+markers", "marker": {"size": 6, "color": color}}
+            data.append(_trace(name, x, shares, color, "solid") | marks)
     drawn = _figure(data, axis, {"yaxis": _y("%") | {"range": [0, 105], "autorange": False}})
     return drawn | {"is_absent": not data}
 
@@ -139,20 +139,20 @@ def accuracy_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) 
 def rate_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
     """Returns a curve of each run's learning rate."""
     data = []
-    for run, name, colour in zip(runs, names, COLOURS):
+    for run, name, color in zip(runs, names, COLORS):
         steps = run.snapshot.steps
         rates = np.asarray(steps.learning_rate, dtype=float)
-        data.append(_curve(name, _x(run, steps, axis), rates, colour))
+        data.append(_curve(name, _x(run, steps, axis), rates, color))
     return _figure(data, axis, {"yaxis": _y("learning rate") | {"tickformat": ".2~e"}})
 
 
 def throughput_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
     """Returns a smoothed curve of each run's tokens per second."""
     data = []
-    for run, name, colour in zip(runs, names, COLOURS):
+    for run, name, color in zip(runs, names, COLORS):
         steps = run.snapshot.steps
         x, rates = _x(run, steps, axis), _smoothed(steps.tokens_per_second)
-        data.append(_curve(name, x, rates, colour))
+        data.append(_curve(name, x, rates, color))
     y = _y("tokens/s") | {"rangemode": "tozero", "tickformat": "~s"}
     return _figure(data, axis, {"yaxis": y})
 
@@ -163,15 +163,15 @@ def memory_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) ->
     """
     data = []
     has_gpu = False
-    for run, name, colour in zip(runs, names, COLOURS):
+    for run, name, color in zip(runs, names, COLORS):
         memory = run.snapshot.memory
         x = _x(run, memory, axis)
         host = np.asarray(memory.host_rss, dtype=float) / GIB
-        data.append(_curve(name, x, host, colour))
+        data.append(_curve(name, x, host, color))
         if any(memory.gpu_total):
             has_gpu = True
             gpu = np.asarray(memory.gpu_allocated, dtype=float) / GIB
-            data.append(_curve(name, x, gpu, colour) | {"yaxis": "y2"})
+            data.append(_curve(name, x, gpu, color) | {"yaxis": "y2"})
     axes = {"yaxis": _y("host GiB") | {"rangemode": "tozero"}}
     if has_gpu:
         axes["yaxis"]["domain"] = [0.56, 1.0]
@@ -201,12 +201,12 @@ def _x(run: Compared, table: EventTable, axis: Axis) -> np.ndarray:
     return 1000 * (np.asarray(table.time, dtype=float) - (run.snapshot.started_time or 0.0))
 
 
-def _curve(name: str, x: np.ndarray, y: np.ndarray, colour: str) -> dict[str, Any]:
+def _curve(name: str, x: np.ndarray, y: np.ndarray, color: str) -> dict[str, Any]:
     """Returns a curve x[n], y[n], thinned to few enough points to draw."""
-    return _trace(name, *downsample(x, y, CURVE_POINTS), colour, "solid")
+    return _trace(name, *downsample(x, y, CURVE_POINTS), color, "solid")
 
 
-def _trace(name: str, x: np.ndarray, y: np.ndarray, colour: str, dash: str) -> dict[str, Any]:
+def _trace(name: str, x: np.ndarray, y: np.ndarray, color: str, dash: str) -> dict[str, Any]:
     is_long = len(name) > NAME_SHOWN
     shown = f"{name[: NAME_SHOWN - 1]}…" if is_long else name
     return {
@@ -215,7 +215,7 @@ def _trace(name: str, x: np.ndarray, y: np.ndarray, colour: str, dash: str) -> d
         "name": escaped(shown),
         "x": rounded(x, 12),
         "y": rounded(y, 5),
-        "line": {"color": colour, "width": 2, "dash": dash},
+        "line": {"color": color, "width": 2, "dash": dash},
         "hovertemplate": "%{y:.5~g}",
     }
 
@@ -234,7 +234,7 @@ def _figure(data: list[dict[str, Any]], axis: Axis, axes: dict[str, Any]) -> Fig
         "margin": {"l": 58, "r": 10, "t": 12, "b": 38},
     } | axes
     if not any(trace["x"] for trace in data):
-        say_empty(layout, NOTHING_YET)
+        write_empty(layout, NOTHING_YET)
     return {"data": data, "layout": layout}
 
 

@@ -101,13 +101,13 @@ def _final_loss(snapshot: RunSnapshot) -> float | None:
 
 
 def _lowest(snapshot: RunSnapshot) -> float | None:
-    """Returns the lowest held-out loss after a step, or None without one."""
+    """Returns the lowest validation loss after a step, or None without one."""
     evals = snapshot.evals
     return min((loss for step, loss in zip(evals.step, evals.loss) if step > 0), default=None)
 
 
 def _answered(snapshot: RunSnapshot) -> float | None:
-    """Returns the share of held-out prompts answered exactly at the newest measurement after a
+    """Returns the share of validation prompts answered exactly at the newest measurement after a
     step, or None.
     """
     asked = [match for match in snapshot.exact_matches if match.total and match.step > 0]
@@ -122,9 +122,9 @@ def _tokens(snapshot: RunSnapshot) -> float | None:
 
 
 FINAL_LOSS = "Final loss (mean of the last steps)"
-HELD_OUT = "Held-out loss, last"
-LOWEST = "Held-out loss, lowest"
-ANSWERED = "Held-out prompts answered exactly, last"
+HELD_OUT = "Validation loss, last"
+LOWEST = "Validation loss, lowest"
+ANSWERED = "Validation prompts answered exactly, last"
 RATE = "Learning rate, highest"
 THROUGHPUT = "Tokens per second (median)"
 HOST_MEMORY = "Host memory, peak"

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from app.pages.runs.queue_routes import queue_rows
 from app.server.requests import answering_errors, count_of
 from app.session.session import Session
-from app.shared.run_row import NOTHING_SEEN, recent_row, recent_runs, run_row
+from app.shared.run_row import NOT_SCANNED, recent_row, recent_runs, run_row
 from app.shared.run_table import MOST_SHOWN, ORDERS, SHOWN_AT_FIRST, Asked, choices
 
 
@@ -45,7 +45,7 @@ class _ListAnswers:
     def _table(self, asked: Asked) -> dict[str, Any]:
         to_show = self._session.runs_to_show(asked)
         is_busy = self._session.is_busy
-        rows = [run_row(at.run, at.weights, at.look, is_busy) for at in to_show.shown]
+        rows = [run_row(at.run, at.weights, at.scan, is_busy) for at in to_show.shown]
         counts = {
             "found": to_show.found,
             "total": len(to_show.every),
@@ -55,8 +55,8 @@ class _ListAnswers:
 
     async def recent(self, _: Request) -> Response:
         runs = recent_runs(await asyncio.to_thread(self._session.runs))
-        looks, is_complete = await asyncio.to_thread(self._session.looks, [run.id for run in runs])
-        rows = [recent_row(run, looks.get(run.id, NOTHING_SEEN)) for run in runs]
+        scans, is_complete = await asyncio.to_thread(self._session.scans, [run.id for run in runs])
+        rows = [recent_row(run, scans.get(run.id, NOT_SCANNED)) for run in runs]
         queue = await asyncio.to_thread(queue_rows, self._session.queue)
         queued = [{"name": row["name"], "problem": row["problem"]} for row in queue["rows"]]
         return JSONResponse({"runs": rows, "queued": queued, "is_complete": is_complete})

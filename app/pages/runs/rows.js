@@ -65,7 +65,7 @@ function lossCell(run) {
         "td",
         { class: "rs-number", "data-label": "Loss" },
         run.loss,
-        line("held out", run.held_out),
+        line("validation", run.validation),
         line("answered", run.accuracy),
     );
 }

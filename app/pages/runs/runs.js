@@ -40,7 +40,7 @@ export class RunList {
             details: (run) => this.openRun(run.id, "settings"),
             draft: (run, button) => this.draft(run, button),
             "train-on": (run, button) => this.draft(run, button, true),
-            export: (run) => this.openRun(run.id, "home"),
+            export: (run) => this.openRun(run.id, "export"),
             delete: (run, button) => this.delete([run], button),
         };
         this.listen();

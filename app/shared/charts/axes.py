@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from app.shared.charts.drawing import Figure, rounded, say_empty
+from app.shared.charts.drawing import Figure, rounded, write_empty
 from engine.runs.record.event_tables import EventTable
 from engine.runs.record.snapshot import RunSnapshot
 
@@ -65,7 +65,7 @@ def _tokens_at(snapshot: RunSnapshot, steps: np.ndarray) -> np.ndarray:
 class Line:
     """A `Line` describes how a curve looks, and in which row it is drawn."""
 
-    colour: str
+    color: str
     width: float = 2
     """The line has this width in pixels."""
     row: int = 1
@@ -84,21 +84,21 @@ def curve(name: str, x: np.ndarray, y: np.ndarray, line: Line) -> dict[str, Any]
         "name": name,
         "x": rounded(x, 12),
         "y": rounded(y, 5),
-        "line": {"color": line.colour, "width": line.width, "dash": line.dash},
+        "line": {"color": line.color, "width": line.width, "dash": line.dash},
         "opacity": line.opacity,
         "hovertemplate": "%{y:.5~g}",
     }
     if line.markers:
-        trace["marker"] = {"size": 6, "color": line.colour}
+        trace["marker"] = {"size": 6, "color": line.color}
     if line.row == 2:
         trace["yaxis"] = "y2"
     return trace
 
 
-def level(name: str, x: np.ndarray, height: float, colour: str, row: int = 1) -> dict[str, Any]:
+def level(name: str, x: np.ndarray, height: float, color: str, row: int = 1) -> dict[str, Any]:
     """Returns a dotted line at the given height, across the x range of the curves over x[n]."""
     ends = x[[0, -1]] if len(x) else x
-    dotted = Line(colour, width=1.2, row=row, dash="dot")
+    dotted = Line(color, width=1.2, row=row, dash="dot")
     return curve(name, ends, np.full(len(ends), height), dotted)
 
 
@@ -139,7 +139,7 @@ def figure(
     if "yaxis2" in layout:
         x["anchor"] = "y2"
     if not any(trace["x"] for trace in data):
-        say_empty(layout, empty)
+        write_empty(layout, empty)
     return {"data": data, "layout": layout}
 
 

@@ -1,7 +1,7 @@
-"""All figures share these colours, and the form in which Plotly takes numbers, names and lines. A
+"""All figures share these colors, and the form in which Plotly takes numbers, names and lines. A
 figure is a plain `{"data": ..., "layout": ...}`.
 
-The page fills in colours that follow the theme (text, grid, background); the colours below are the
+The page fills in colors that follow the theme (text, grid, background); the colors below are the
 same in light and dark.
 """
 
@@ -19,7 +19,7 @@ AMBER = "#d19a1f"
 VIOLET = "#8f63d8"
 ORANGE = "#d96f32"
 RED = "#d64550"
-GREY = "#8a93a3"
+GRAY = "#8a93a3"
 TEAL = "#1496ab"
 PINK = "#c05a94"
 OLIVE = "#7f8a1a"
@@ -76,7 +76,7 @@ def is_empty(drawn: Figure) -> bool:
     return not any(len(trace["x"]) for trace in drawn["data"])
 
 
-def say_empty(layout: dict[str, Any], text: str) -> None:
+def write_empty(layout: dict[str, Any], text: str) -> None:
     """Shows a sentence instead of axes that would have no data."""
     for name in layout:
         if name.startswith(("xaxis", "yaxis")):

@@ -35,26 +35,26 @@ export function loadPlotly() {
     return plotly;
 }
 
-// Returns the layout of a figure from the server, in the colours of the page and the size of its
+// Returns the layout of a figure from the server, in the colors of the page and the size of its
 // place.
 export function themed(layout, node) {
     const style = getComputedStyle(document.body);
-    const colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
+    const color = (name) => style.getPropertyValue(`--rs-${name}`).trim();
     const drawn = {
         ...layout,
         width: node.clientWidth,
         height: node.clientHeight,
         paper_bgcolor: "rgba(0,0,0,0)",
         plot_bgcolor: "rgba(0,0,0,0)",
-        font: { family: getComputedStyle(node).fontFamily, size: 12, color: colour("text") },
+        font: { family: getComputedStyle(node).fontFamily, size: 12, color: color("text") },
         hoverlabel: {
-            bgcolor: colour("card"),
-            bordercolor: colour("field-line"),
-            font: { color: colour("text") },
+            bgcolor: color("card"),
+            bordercolor: color("field-line"),
+            font: { color: color("text") },
         },
     };
     for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
-        drawn[name] = themedAxis(layout[name], colour("line"), colour("muted"));
+        drawn[name] = themedAxis(layout[name], color("line"), color("muted"));
         // Plotly would measure every label; next to a chart, none can reach past its edge.
         if (name.startsWith("y")) drawn[name].ticklabeloverflow = "allow";
     }

@@ -1,4 +1,4 @@
-// Draws a small standalone figure, as wide as its place and in the colours of the theme.
+// Draws a small standalone figure, as wide as its place and in the colors of the theme.
 
 import { CONFIG, loadPlotly, themed } from "./plots.js";
 
@@ -26,7 +26,7 @@ export class SmallFigure {
         const { node } = this;
         this.width = node.clientWidth;
         if (!this.width || !this.figure) return;
-        const { data, layout } = coloured(this.figure);
+        const { data, layout } = colored(this.figure);
         const drawn = JSON.stringify([this.width, data, layout, document.body.className]);
         // Drawing a bar takes longer than drawing all the text next to it.
         if (drawn === this.drawn) return;
@@ -35,12 +35,12 @@ export class SmallFigure {
     }
 }
 
-// Returns a figure with variables of the style sheet replaced by the colours of this theme.
-function coloured(value) {
+// Returns a figure with variables of the style sheet replaced by the colors of this theme.
+function colored(value) {
     if (typeof value === "string") return value.startsWith("--rs-") ? variable(value) : value;
-    if (Array.isArray(value)) return value.map(coloured);
+    if (Array.isArray(value)) return value.map(colored);
     if (!value || typeof value !== "object") return value;
-    const pairs = Object.entries(value).map(([name, item]) => [name, coloured(item)]);
+    const pairs = Object.entries(value).map(([name, item]) => [name, colored(item)]);
     return Object.fromEntries(pairs);
 }
 

@@ -45,7 +45,7 @@ class Place:
 
     def end(self, queue):
         self.free = True
-        queue.look()
+        queue.poll()
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_restart_loses_nothing_and_starts_nothing(tmp_path, queue, place):
     again = RunQueue(tmp_path, place.start, place.why_not)
     assert names(again) == ["a", "b"] and again.is_held
     assert again.add(named("c")) == 3
-    again.look()
+    again.poll()
     assert place.started == []
     again.go_on()
     wait_for(lambda: place.started == ["a"] and names(again) == ["b", "c"])
@@ -207,7 +207,7 @@ def test_it_is_held_where_a_person_stops_that_run(behind_a_stopped_run, place):
     again = behind_a_stopped_run
     place.end(again)
     wait_for(lambda: again.is_held and again.behind is None)
-    again.look()
+    again.poll()
     again.add(named("b"))
     assert place.started == []
     again.go_on()

@@ -83,7 +83,7 @@ def test_a_server_that_ends_starts_nothing_while_it_waits_for_its_jobs(session, 
     def work(job):
         engine.runs[0].asked.set()
         wait_for(lambda: session.active_id is None)
-        session.queue.look()
+        session.queue.poll()
         waited.set()
         return ""
 

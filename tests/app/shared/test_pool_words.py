@@ -61,7 +61,7 @@ def test_a_bar_is_as_long_as_what_there_is_and_its_segments_fill_it():
     assert drawn["limit"] is None and drawn["segments"][-1]["text"] == "free: 16.0 GiB"
 
 
-def test_neighbours_in_the_same_place_are_one_segment():
+def test_neighbors_in_the_same_place_are_one_segment():
     (model, step) = pool_bar(RAM)["segments"]
     assert (model["label"], model["share"]) == ("blocks 13–27, head", round(53 / 60, 4))
     assert model["text"] == "blocks 13 to 27 and head: weights, moments and gradients: 53.0 GiB"

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from app.verdict.divergence import divergence, of_divergence, of_spikes, spikes
-from app.verdict.held_out import (
-    held_out,
-    of_before,
-    of_held_out,
-    of_memorizing,
-    of_plateau,
-)
 from app.verdict.learning import learning, of_learning, of_low_rate
 from app.verdict.losses import block_error, losses_of, noise
+from app.verdict.validation import (
+    of_before,
+    of_memorizing,
+    of_plateau,
+    of_validation,
+    validation,
+)
 from app.words import in_digits
 from engine.runs.record.evaluations import RowLosses, paired_error
 from engine.runs.record.events import (
@@ -129,9 +129,9 @@ def with_rows(rows, losses, tokens=50):
 
 def test_a_small_rise_over_few_tokens_is_no_overfitting():
     few = fold(*steps(), *evaluated(1.0, 1.1, 1.2, 1.2, 1.2, tokens=100))
-    assert of_held_out(held_out(few), losses_of(few)) is None
+    assert of_validation(validation(few), losses_of(few)) is None
     many = fold(*steps(), *evaluated(1.0, 1.1, 1.2, 1.2, 1.2, tokens=10_000))
-    found = of_held_out(held_out(many), losses_of(many))
+    found = of_validation(validation(many), losses_of(many))
     assert found.rule == "possibly overfitting" and "at step 20" in found.text
     assert found.text.startswith("Possibly overfitting: held-out loss rises")
     assert "estimated from the number of their tokens" in found.evidence
@@ -149,13 +149,13 @@ def test_losses_of_pairs_are_counted_by_pairs():
 
     rising = (0.5, 0.6, 0.75, 0.75, 0.75)
     few, many = of_pairs(100, *rising), of_pairs(1000, *rising)
-    assert of_held_out(held_out(few), losses_of(few)) is None
-    found = of_held_out(held_out(many), losses_of(many))
+    assert of_validation(validation(few), losses_of(few)) is None
+    found = of_validation(validation(many), losses_of(many))
     assert found.rule == "possibly overfitting"
     assert "estimated from the number of their rows" in found.evidence
     falling_a_little = (0.69, 0.6)
-    assert not held_out(of_pairs(100, *falling_a_little)).has_improved
-    assert held_out(of_pairs(10_000, *falling_a_little)).has_improved
+    assert not validation(of_pairs(100, *falling_a_little)).has_improved
+    assert validation(of_pairs(10_000, *falling_a_little)).has_improved
 
 
 def test_rows_show_a_rise_that_few_tokens_could_not():
@@ -167,11 +167,11 @@ def test_rows_show_a_rise_that_few_tokens_could_not():
 
     losses = (1.0, 1.1, 1.2, 1.2, 1.2)
     sure = with_rows(alike, losses)
-    found = of_held_out(held_out(sure), losses_of(sure))
+    found = of_validation(validation(sure), losses_of(sure))
     assert found.text.startswith("Held-out loss rises") and "row by row" in found.evidence
     assert found.rule == "overfitting"
     unsure = with_rows(unlike, losses)
-    assert of_held_out(held_out(unsure), losses_of(unsure)) is None
+    assert of_validation(validation(unsure), losses_of(unsure)) is None
 
 
 def test_the_error_of_a_difference_is_that_of_its_rows():
@@ -191,23 +191,23 @@ def test_the_error_of_a_difference_is_that_of_its_rows():
 
 def test_one_better_evaluation_withdraws_overfitting():
     worse = fold(*steps(), *OVERFIT)
-    assert of_held_out(held_out(worse), losses_of(worse)).rule == "possibly overfitting"
+    assert of_validation(validation(worse), losses_of(worse)).rule == "possibly overfitting"
     better = fold(*steps(), *OVERFIT, EvalFinished(step=100, loss=1.7, loss_tokens=2000))
-    assert of_held_out(held_out(better), losses_of(better)) is None
+    assert of_validation(validation(better), losses_of(better)) is None
 
 
 def test_both_losses_that_rise_are_no_overfitting_but_a_divergence():
     rising = fold(*steps(loss=lambda step: 1 + step / 300), *evaluated(1.0, 1.0, 1.3, 1.4, 1.5))
-    found = of_held_out(held_out(rising), losses_of(rising))
+    found = of_validation(validation(rising), losses_of(rising))
     assert found.rule == "diverging" and found.text.startswith("Held-out and training loss both")
 
 
 def test_evaluations_of_other_rows_are_not_compared():
     events = [EvalFinished(step=place, loss=0.5, loss_tokens=900) for place in (5, 10)]
     other = fold(*steps(), *events, *evaluated(2.0, 1.9, 1.8, 1.7))
-    went = held_out(other)
+    went = validation(other)
     assert (went.first, went.best, len(went.losses)) == (2.0, 1.7, 4)
-    assert of_held_out(held_out(other), losses_of(other)) is None
+    assert of_validation(validation(other), losses_of(other)) is None
 
 
 def test_after_a_resume_three_evaluations_must_be_worse_than_the_best_of_before():
@@ -217,7 +217,7 @@ def test_after_a_resume_three_evaluations_must_be_worse_than_the_best_of_before(
         for step, loss in later:
             events.append(EvalFinished(step=step, loss=loss, loss_tokens=2000))
         snapshot = fold(*events, total=300)
-        return of_held_out(held_out(snapshot), losses_of(snapshot))
+        return of_validation(validation(snapshot), losses_of(snapshot))
 
     assert run((110, 2.0), (120, 2.0)) is None
     assert run((110, 2.0), (120, 2.0), (130, 2.0)).rule == "possibly overfitting"
@@ -227,7 +227,7 @@ def test_a_loss_that_stands_still_is_a_calm_remark():
     def run(losses, rate=3e-4, total=100):
         events = [*steps(99), StepFinished(step=100, loss=0.01, learning_rate=rate)]
         snapshot = fold(*events, *evaluated(*losses), total=total)
-        return of_plateau(snapshot, held_out(snapshot), losses_of(snapshot))
+        return of_plateau(snapshot, validation(snapshot), losses_of(snapshot))
 
     flat = [3.0, 2.0, 1.5, 1.2, 1.0, 1.0, 0.999, 1.0, 0.999, 1.0]
     found = run(flat)
@@ -288,7 +288,7 @@ def test_a_run_that_is_above_its_beginning_is_not_said_to_learn():
         return 6.0627 if step == 1 else 200 - step
 
     exploded = fold(*from_before(6.07, 300.0, 250.0, 150.0, every=30), *steps(loss=loss))
-    found = learning(exploded, losses_of(exploded), held_out(exploded))
+    found = learning(exploded, losses_of(exploded), validation(exploded))
     assert found.falls and not found.learns
     said = of_learning(found)
     assert said.tone == "calm" and "no lower than the 6.07 before training" in said.text
@@ -312,7 +312,7 @@ def losses_last(snapshot):
 def test_rows_that_are_known_by_heart_are_memorized():
     def told(*losses, loss=lambda step: 4 * math.exp(-step / 6) + 0.0003, ended=(), every=20):
         snapshot = fold(*from_before(*losses, every=every), *steps(loss=loss), *ended)
-        return of_memorizing(snapshot, held_out(snapshot), losses_of(snapshot))
+        return of_memorizing(snapshot, validation(snapshot), losses_of(snapshot))
 
     found = told(6.07, 5.3, 5.2, 5.1, 5.1)
     assert (found.rule, found.tone) == ("memorizes", "warn") and found.evidence
@@ -334,7 +334,7 @@ def test_rows_that_are_known_by_heart_are_memorized():
 
 def judged(count, loss, total=300, extra=()):
     snapshot = fold(*steps(count, loss=loss), *extra, total=total)
-    return of_learning(learning(snapshot, losses_of(snapshot), held_out(snapshot)))
+    return of_learning(learning(snapshot, losses_of(snapshot), validation(snapshot)))
 
 
 def test_a_run_that_learns_says_from_where_to_where():

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from app.verdict.findings import Verdict
-from app.verdict.held_out import held_out
 from app.verdict.judge import verdict
+from app.verdict.validation import validation
 from engine.paths import PROGRAM_ROOT
 from engine.runs.record.events import EvalFinished, StepFinished
 from engine.runs.record.snapshot import RunSnapshot
@@ -75,7 +75,7 @@ def sign(made: Recorded, told: Told) -> int | None:
     if made.changes:
         return min(made.changes)
     if "overfitting" in made.expected:
-        return held_out(told.snapshot).best_step
+        return validation(told.snapshot).best_step
     return 0 if made.expected in STARTS_WRONG else None
 
 

@@ -36,9 +36,9 @@ def test_a_run_of_pairs_is_drawn_and_told():
     drawn = preference_figure(snapshot, "step")
     assert not drawn.get("is_absent")
     by_name = {trace["name"]: trace for trace in drawn["data"]}
-    assert by_name["margin, held out"]["y"] == [0, 0.4]
-    assert by_name["ahead, held out"]["y"] == [0, 75]
-    assert preference_words(snapshot) == "held out: margin 0.4, chosen ahead in 75 % at step 2"
+    assert by_name["margin, validation"]["y"] == [0, 0.4]
+    assert by_name["ahead, validation"]["y"] == [0, 75]
+    assert preference_words(snapshot) == "validation: margin 0.4, chosen ahead in 75 % at step 2"
     card = result(snapshot, "finished", SavedSteps(2, 2))
     (row,) = [row for row in card["rows"] if "chosen answer ahead" in row["label"]]
     # Before training, all rewards are 0, which says nothing.

@@ -115,7 +115,7 @@ def test_the_routes_take_a_rank(tmp_path, step):
     assert starts_in(stretch.json(), "Exchange") == [-1.0]
 
 
-def test_every_cause_of_a_wait_has_words_and_a_colour():
+def test_every_cause_of_a_wait_has_words_and_a_color():
     assert set(CAUSES.values()) | {"other"} == set(WAITS)
     assert set(WAITS) <= set(PART_WORDS) == set(PARTS)
 

@@ -55,41 +55,41 @@ def test_an_exported_best_shows_the_numbers_of_the_best():
     card = result(overfitted(20), "finished", SavedSteps(30, 30))
     assert card["title"].startswith("Finished 30 steps")
     assert "step 20, which were exported" in card["of"]
-    loss = row(card, "Held-out loss")
+    loss = row(card, "Validation loss")
     assert (loss["from"], loss["since"], loss["to"]) == ("4", "before training", "1.5")
     assert loss["note"] == "the best of 4 evaluations"
     assert row(card, "Training loss")["to"] == "3"
     exact = row(card, "Answered exactly as expected")
     assert exact["from"] == "2 %" and exact["to"] == "not asked", "they were asked of step 30"
-    assert card["actions"] == ["chat", "home", "train-on", "again"]
+    assert card["actions"] == ["chat", "export", "train-on", "again"]
 
 
 def test_an_exported_last_step_names_the_better_one():
     card = result(overfitted(30), "finished", SavedSteps(30, 30))
-    loss = row(card, "Held-out loss")
+    loss = row(card, "Validation loss")
     assert loss["to"] == "2.5" and loss["note"] == "best 1.5 at step 20"
     assert row(card, "Answered exactly as expected")["to"] == "80 %"
     lost = result(overfitted(30, saved=(30,)), "finished", SavedSteps(30, 30))
-    assert row(lost, "Held-out loss")["note"] == "best 1.5 at step 20, whose weights are not kept"
+    assert row(lost, "Validation loss")["note"] == "best 1.5 at step 20, whose weights are not kept"
 
 
 def test_without_an_export_the_newest_checkpoint_counts():
     card = result(overfitted(None, "stopped"), "stopped", SavedSteps(20, 20))
     assert card["title"].startswith("Stopped at step 30 of 30")
     assert "step 20, the newest that were saved" in card["of"]
-    assert row(card, "Held-out loss")["to"] == "1.5"
+    assert row(card, "Validation loss")["to"] == "1.5"
 
 
 def test_a_run_that_kept_its_best_is_known_by_the_best_unless_it_exports_the_last():
     stopped, saved = overfitted(None, "stopped"), SavedSteps(30, 30, best=20)
     card = result(stopped, "stopped", saved)
     assert "step 20, the best, which are kept" in card["of"]
-    assert row(card, "Held-out loss")["to"] == "1.5"
+    assert row(card, "Validation loss")["to"] == "1.5"
     card = result(stopped, "stopped", saved, "last")
     assert "step 30, the newest that were saved" in card["of"]
     alone = result(stopped, "stopped", SavedSteps(best=20), "last")
     assert "step 20, the best" in alone["of"]
-    assert alone["actions"] == ["chat", "home", "train-on", "draft"]
+    assert alone["actions"] == ["chat", "export", "train-on", "draft"]
 
 
 def by_answers() -> RunSnapshot:
@@ -117,7 +117,7 @@ def test_a_run_that_chose_by_exact_match_says_so_everywhere():
     exact = row(card, "Answered exactly as expected")
     assert (exact["from"], exact["to"]) == ("2 %", "90 %")
     assert exact["note"] == "of 50 held-out prompts; the best of 3 evaluations"
-    loss = row(card, "Held-out loss")
+    loss = row(card, "Validation loss")
     assert loss["to"] == "2" and loss["note"] == "", "the lowest loss is not what was chosen by"
     other = result(snapshot, "finished", SavedSteps(30, 30, best=10), "last")
     assert row(other, "Answered exactly as expected") == exact

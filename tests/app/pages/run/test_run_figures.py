@@ -218,7 +218,7 @@ def test_the_map_of_norms_has_a_row_a_unit_and_a_bounded_size():
         ([0.0], {}),
     ],
 )
-def test_the_colours_of_norms_are_told_by_values_at_their_places(norms, said):
+def test_the_colors_of_norms_are_told_by_values_at_their_places(norms, said):
     drawn = FIGURES["norms"](
         fold([RunStarted(units=[f"u{k}" for k in range(len(norms))]), UnitNorms(1, norms)]), "step"
     )

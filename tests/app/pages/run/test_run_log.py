@@ -29,7 +29,7 @@ def test_nothing_is_lost_and_steps_are_told(tmp_path):
     log = RunLog(path)
     found = log.entries()
     assert found["count"] == 2_001 and {entry["step"] for entry in found["entries"]} == {3}
-    assert texts(log)[0] == "message 0" and texts(log)[-1].startswith("Held-out loss 0.5")
+    assert texts(log)[0] == "message 0" and texts(log)[-1].startswith("Validation loss 0.5")
     # What is new is read alone.
     later = [StepFinished(step=4), StepSkipped(4, "loss"), RunEnded("failed", "It diverged.")]
     write_events(path, records(later, first_seq=5_000))

@@ -121,7 +121,7 @@ def test_runs_are_searched_filtered_and_sorted(session):
     assert {state["value"] for state in answer["states"]} == {"finished", "interrupted"}
     assert {row["id"] for row in answer["runs"]} == {first.id, second.id, third.id}
     (row,) = (row for row in answer["runs"] if row["id"] == first.id)
-    assert len(row["curve"]) == 40 and row["held_out"] and row["size"].endswith(("KiB", "MiB"))
+    assert len(row["curve"]) == 40 and row["validation"] and row["size"].endswith(("KiB", "MiB"))
 
 
 def test_curves_are_given_as_csv(session):
@@ -321,7 +321,7 @@ def test_a_push_is_a_job_and_private_unless_asked(session, engine, tmp_path, giv
 
 def test_take_home_says_what_to_type_and_whether_the_template_was_checked(session):
     folder = finished_run(session, name="Roman Numerals!")
-    home = get(session, f"/api/runs/{folder.id}/details").json()["home"]
+    home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
     texts = "\n".join(row["text"] for row in home["rows"])
     for words in (
         "from transformers import",
@@ -340,7 +340,7 @@ def test_take_home_says_what_to_type_and_whether_the_template_was_checked(sessio
     ):
         if content is not None:
             (folder.export_path / "Modelfile").write_text(content)
-        home = get(session, f"/api/runs/{folder.id}/details").json()["home"]
+        home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
         assert words in home["template"] and home["pushed"] == str(folder.export_path.resolve())
         assert f"vllm serve {folder.export_path.resolve()}" in [row["text"] for row in home["rows"]]
 
@@ -348,10 +348,10 @@ def test_take_home_says_what_to_type_and_whether_the_template_was_checked(sessio
 def test_take_home_says_what_to_type_for_an_adapter(session):
     folder = finished_run(session)
     details = get(session, f"/api/runs/{folder.id}/details").json()
-    assert not details["home"]["has_adapters"]
+    assert not details["export"]["has_adapters"]
     folder.export_path.mkdir()
     (folder.export_path / "adapter_config.json").write_text("{}")
-    home = get(session, f"/api/runs/{folder.id}/details").json()["home"]
+    home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
     texts = "\n".join(row["text"] for row in home["rows"])
     assert "AutoPeftModelForCausalLM" in texts and "--enable-lora --lora-modules" in texts
     assert "ollama" not in texts and home["pushed"] == str(folder.export_path.resolve())
@@ -362,7 +362,7 @@ def test_take_home_has_the_benchmarks_of_the_weights(session):
     folder = finished_run(session)
 
     def home():
-        return get(session, f"/api/runs/{folder.id}/details").json()["home"]
+        return get(session, f"/api/runs/{folder.id}/details").json()["export"]
 
     assert home()["benchmarks"] == {"rows": [], "said": ""}
     typed = {row["label"]: row["text"] for row in home()["rows"]}

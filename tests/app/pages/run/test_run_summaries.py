@@ -16,7 +16,7 @@ def snapshot_of(**how) -> RunSnapshot:
 def test_every_figure_has_a_sentence_with_its_numbers():
     said = summaries(snapshot_of(steps=80))
     assert set(said) == set(FIGURES) - {"preference"}  # which is for runs of pairs
-    assert "at step 80" in said["loss"] and "held out" in said["loss"]
+    assert "at step 80" in said["loss"] and "validation" in said["loss"]
     assert said["optimizer"].startswith("rate ") and "norm" in said["optimizer"]
 
 
@@ -25,14 +25,14 @@ def test_sentences_follow_the_run():
         summaries(snapshot_of(steps=steps, total=200, ended=None)) for steps in (40, 80)
     )
     assert all(before[name] != after[name] for name in ("loss", "optimizer", "norms"))
-    assert "held out" not in summaries(snapshot_of(steps=20))["loss"]
+    assert "validation" not in summaries(snapshot_of(steps=20))["loss"]
 
 
 def test_a_comparison_names_every_run_and_leaves_out_what_none_has():
     names = (
         "Final loss (mean of the last steps)",
-        "Held-out loss, last",
-        "Held-out prompts answered exactly, last",
+        "Validation loss, last",
+        "Validation prompts answered exactly, last",
         "Learning rate, highest",
         "Tokens per second (median)",
         "Host memory, peak",
@@ -40,13 +40,13 @@ def test_a_comparison_names_every_run_and_leaves_out_what_none_has():
     )
     texts = {
         "Final loss (mean of the last steps)": ["0.42", "0.31"],
-        "Held-out loss, last": ["–", "0.4"],
+        "Validation loss, last": ["–", "0.4"],
     }
     rows = [{"name": name, "texts": texts.get(name, ["–", "–"])} for name in names]
     assert compared(["One", "Two"], rows) == {
         "loss": (
-            "Final loss (mean of the last steps): One 0.42, Two 0.31. Held-out loss, last: One –, "
-            "Two 0.4."
+            "Final loss (mean of the last steps): One 0.42, Two 0.31. Validation loss, "
+            "last: One –, Two 0.4."
         ),
         "accuracy": "None of these runs has made a step yet.",
         "rate": "None of these runs has made a step yet.",

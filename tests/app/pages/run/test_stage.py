@@ -36,7 +36,7 @@ JOBS = {
     "allocate": "Reserving host memory",
     "dry_run": "Trying a step",
     "evaluate": "Evaluating on held-out rows",
-    "sample": "Held-out prompts",
+    "sample": "Validation prompts",
     "prompts": "Sample prompts",
 }
 

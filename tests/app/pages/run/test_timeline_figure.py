@@ -60,7 +60,7 @@ def test_a_trace_a_lane(step):
     compute = figure["data"][1]
     assert compute["base"][0] == 4 and compute["x"][0] == pytest.approx(6)
     assert compute["customdata"][0] == "block.0: forward"
-    # A recompute has the colour of backward.
+    # A recompute has the color of backward.
     assert len(set(compute["marker"]["color"])) == 2
     assert figure["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
 
@@ -74,7 +74,7 @@ def test_nothing_sampled_is_said_in_place():
     assert "first sampled step" in part["layout"]["annotations"][0]["text"]
 
 
-def test_neighbours_of_one_op_differ_in_tone():
+def test_neighbors_of_one_op_differ_in_tone():
     spans = [
         span("a", op, Lane.COMPUTE, k, k + 1)
         for k, op in enumerate(["forward", "forward", "forward", "backward"])
@@ -119,7 +119,7 @@ def test_few_spans_stay_as_they_are():
     assert sum(len(own) for own in lanes_of(spans).values()) == len(spans)
 
 
-def test_every_op_of_a_plan_has_a_colour():
+def test_every_op_of_a_plan_has_a_color():
     assert set(OpKind) <= {op for _, ops in OP_GROUPS.values() for op in ops}
 
 
@@ -328,7 +328,7 @@ def test_rounds_are_counted():
     assert band[3] == {
         "label": "Forward, round 2 of 3: 2.00 s",
         "short": "Forward 2/3",
-        "colour": "#2f9e6e",
+        "color": "#2f9e6e",
         "start": 5000,
         "end": 7000,
     }
@@ -366,7 +366,7 @@ def test_the_prediction_is_one_path_a_lane_and_in_the_words_of_each_span(step):
     assert traces(figure)[Lane.COMPUTE]["customdata"][0] == "block.0: forward<br>3 ms predicted"
     assert timeline_legend(step, simulated)[-1] == {
         "label": "As predicted",
-        "colour": "#8a93a3",
+        "color": "#8a93a3",
         "kind": "predicted",
     }
     assert ghosts(timeline_figure(step)) == []

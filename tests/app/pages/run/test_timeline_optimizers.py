@@ -13,7 +13,7 @@ import pytest
 from app.pages.run.run_figures import summaries
 from app.pages.run.run_words import details
 from app.pages.run.spans import MAX_SPANS, lanes_of
-from app.pages.run.timeline_bars import LANE_WORDS, OP_COLOURS, OP_GROUPS, OP_WORDS
+from app.pages.run.timeline_bars import LANE_WORDS, OP_COLORS, OP_GROUPS, OP_WORDS
 from app.pages.run.timeline_figure import timeline_figure, timeline_legend, timeline_said
 from app.shared.theme import DARK, LIGHT
 from app.words import in_step_time
@@ -65,7 +65,7 @@ def step():
     return StepTimeline(step=1, spans=spans_of())
 
 
-# ------------------------------------------------------------------ rows, colours, words
+# ------------------------------------------------------------------ rows, colors, words
 
 
 def test_every_lane_with_spans_has_a_row(step):
@@ -123,33 +123,33 @@ def test_lanes_without_spans_have_no_row():
     ]
 
 
-def test_states_have_a_colour_of_their_own_and_the_update_the_optimizer_s(step):
+def test_states_have_a_color_of_their_own_and_the_update_the_optimizer_s(step):
     shown = {
         trace["name"]: set(trace["marker"]["color"]) for trace in timeline_figure(step)["data"][:-1]
     }
-    states = OP_COLOURS["fetch_states"]
+    states = OP_COLORS["fetch_states"]
     assert shown[Lane.STATES_IN] == shown[Lane.STATES_OUT] == {states}
-    assert shown[Lane.UPDATE] == {OP_COLOURS["update"]}
+    assert shown[Lane.UPDATE] == {OP_COLORS["update"]}
     assert states not in {
-        colour for label, (colour, _) in OP_GROUPS.items() if label != "States in and out"
+        color for label, (color, _) in OP_GROUPS.items() if label != "States in and out"
     }
     assert all(_contrast(states, theme["card"]) >= 3 for theme in (LIGHT, DARK))
-    legend = colours_of(timeline_legend(step))
+    legend = colors_of(timeline_legend(step))
     assert (
-        legend["States in and out"] == states and legend["Optimizer"] == OP_COLOURS["device_update"]
+        legend["States in and out"] == states and legend["Optimizer"] == OP_COLORS["device_update"]
     )
-    assert "States in and out" not in colours_of(
+    assert "States in and out" not in colors_of(
         timeline_legend(StepTimeline(step=1, spans=spans_of(())))
     )
 
 
-def colours_of(legend):
-    return {entry["label"]: entry["colour"] for entry in legend}
+def colors_of(legend):
+    return {entry["label"]: entry["color"] for entry in legend}
 
 
 def _contrast(one, other):
-    def luminance(colour):
-        parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    def luminance(color):
+        parts = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
         red, green, blue = (
             p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
         )
@@ -218,7 +218,7 @@ def test_merged_states_say_how_many_ops_they_are():
     assert first.startswith("block 0 to block ") and first.endswith(
         "ops, mostly optimizer states in"
     )
-    assert set(row["marker"]["color"]) == {OP_COLOURS["fetch_states"]}
+    assert set(row["marker"]["color"]) == {OP_COLORS["fetch_states"]}
 
 
 # ------------------------------------------------------------------ predicted and measured

@@ -13,9 +13,9 @@ from app.pages.run.result import result
 from app.pages.run.run_log import RunLog
 from app.pages.runs.comparison import Compared, comparison
 from app.pages.runs.key_figures import key_figures
-from app.session.glances import looked_at
+from app.session.run_scans import scanned
 from app.shared.run_bar import ShownRun, run_bar
-from app.shared.run_row import Look, recent_row, run_row
+from app.shared.run_row import RunScan, recent_row, run_row
 from app.verdict.judge import verdict
 from engine.runs.record.events import ExactMatchMeasured, RunEnded
 from engine.runs.record.recorder import RunRecorder
@@ -65,11 +65,11 @@ def test_it_is_red_and_never_said_to_learn_at_any_evaluation():
 
 
 def test_its_row_its_curve_and_its_entry_in_the_sidebar_are_red(folder):
-    run, look = summarize(folder), Look(read_sparkline(folder.events_path))
-    row = run_row(run, look=look)
+    run, look = summarize(folder), RunScan(read_sparkline(folder.events_path))
+    row = run_row(run, scan=look)
     assert (row["word"], row["tone"], row["curve_tone"]) == ("Finished", "bad", "bad")
     assert row["worse"].startswith("Worse than before training: held-out loss 6.07")
-    assert "6.073 before training" in row["held_out"]
+    assert "6.073 before training" in row["validation"]
     assert recent_row(run, look)["tone"] == "bad" and recent_row(run)["tone"] == "good"
 
 
@@ -79,7 +79,7 @@ def test_its_bar_and_its_card_are_red(snapshot):
     assert "diverged" in bar["sentence"] and "best" not in bar["sentence"]
     card = result(snapshot, "finished", SavedSteps(150, 150))
     assert card["tone"] == "bad" and card["title"].endswith(": worse than before training")
-    held_out = next(row for row in card["rows"] if row["label"] == "Held-out loss")
+    held_out = next(row for row in card["rows"] if row["label"] == "Validation loss")
     alone = result(snapshot, "finished", SavedSteps())
     assert alone["tone"] == "bad" and not alone["rows"]
     assert (held_out["from"], held_out["since"]) == ("6.073", "before training")
@@ -112,12 +112,12 @@ def test_a_run_has_one_color_wherever_it_is_listed(tmp_path, name, tone):
         recorder.emit(record.event)
         found.apply(record)
     recorder.close()
-    run, look = summarize(made), looked_at(made)
+    run, look = summarize(made), scanned(made)
     bar = run_bar(found, ShownRun("run-1", "x", is_running=False), verdict(found, "finished"))
     compared = comparison([Compared(run.id, "x", run.state, found, {})] * 2, "step")
-    tones = [run_row(run, look=look), recent_row(run, look), bar, *compared["runs"]]
+    tones = [run_row(run, scan=look), recent_row(run, look), bar, *compared["runs"]]
     assert [shown["tone"] for shown in tones] == [tone] * 5
-    assert run_row(run, look=look)["curve_tone"] == tone
+    assert run_row(run, scan=look)["curve_tone"] == tone
 
 
 def test_the_least_bad_of_such_runs_is_not_the_best(snapshot):
@@ -131,9 +131,9 @@ def test_the_least_bad_of_such_runs_is_not_the_best(snapshot):
         if other.step == 90 and len(other.evals) == 4:
             break
     rows = {row["name"]: row for row in key_figures([snapshot, other], same_data=True)}
-    assert rows["Held-out loss, lowest"]["best"] == rows["Held-out loss, last"]["best"] == []
+    assert rows["Validation loss, lowest"]["best"] == rows["Validation loss, last"]["best"] == []
     rows = {row["name"]: row for row in key_figures([snapshot, healthy], same_data=True)}
-    assert rows["Held-out loss, lowest"]["best"] == [1]
+    assert rows["Validation loss, lowest"]["best"] == [1]
 
 
 def test_answers_before_training_are_not_what_a_run_answered(tmp_path):
@@ -143,7 +143,7 @@ def test_answers_before_training_are_not_what_a_run_answered(tmp_path):
     recorder.emit(ExactMatchMeasured(0, "before", 0, 16))
     sparkline = read_sparkline(made.events_path)
     assert (sparkline.correct, sparkline.total, sparkline.accuracy) == (0, 0, None)
-    assert run_row(summarize(made), look=Look(sparkline))["accuracy"] == ""
+    assert run_row(summarize(made), scan=RunScan(sparkline))["accuracy"] == ""
     recorder.emit(ExactMatchMeasured(30, "after", 4, 16))
     recorder.close()
     assert read_sparkline(made.events_path).accuracy == 0.25

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import pytest
 
 from app.pages.runs.comparison import (
-    COLOURS,
+    COLORS,
     CURVE_POINTS,
     FIGURES,
     Compared,
@@ -44,25 +44,25 @@ def compared(name="Run", steps=60, settings=None, state="finished", **events):
 
 
 @pytest.mark.parametrize("axis", ["step", "time"])
-def test_each_run_has_one_colour_and_its_name_as_text(axis):
+def test_each_run_has_one_color_and_its_name_as_text(axis):
     hostile = "<img src=x onerror=1> & co"
     runs = [compared("Plain"), compared(hostile, 3000, gpu=False), compared("Empty", 0, ended=None)]
     answer = comparison(runs, axis)
     json.dumps(answer, allow_nan=False)
     assert [run["name"] for run in answer["runs"]] == ["Plain", hostile, "Empty"]
-    assert [run["colour"] for run in answer["runs"]] == list(COLOURS[:3])
+    assert [run["color"] for run in answer["runs"]] == list(COLORS[:3])
     for figure in answer["figures"].values():
         go.Figure(figure)
         by_name = {}
         for trace in figure["data"]:
             assert "<" not in trace["name"] and len(trace["x"]) <= CURVE_POINTS
-            by_name.setdefault(trace["name"].removesuffix(", held out"), set()).add(
+            by_name.setdefault(trace["name"].removesuffix(", validation"), set()).add(
                 trace["line"]["color"]
             )
-        assert all(len(colours) == 1 for colours in by_name.values())
-        assert by_name["Plain"] == {COLOURS[0]} and by_name[
+        assert all(len(colors) == 1 for colors in by_name.values())
+        assert by_name["Plain"] == {COLORS[0]} and by_name[
             "&lt;img src=x onerror=1&gt; &amp; co"
-        ] == {COLOURS[1]}
+        ] == {COLORS[1]}
         assert figure["layout"]["xaxis"].get("type") == ("date" if axis == "time" else None)
 
 
@@ -160,7 +160,7 @@ def test_accuracy_and_rate_are_compared_where_there_are_any():
     assert [trace["y"] for trace in accuracy["data"]] == [[0, 25]]
     assert not accuracy["is_absent"]
     rows = {row["name"]: row["texts"] for row in answer["rows"]}
-    assert rows["Held-out prompts answered exactly, last"] == ["25 %", "–"]
+    assert rows["Validation prompts answered exactly, last"] == ["25 %", "–"]
     assert len(answer["figures"]["rate"]["data"]) == 2
     assert comparison([not_asked] * 2, "step")["figures"]["accuracy"]["is_absent"]
 

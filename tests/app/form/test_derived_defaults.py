@@ -6,9 +6,9 @@ from datetime import date
 
 import pytest
 
+from app.form.derived_defaults import derived_defaults, run_title, with_even_rows
 from app.form.presets import read_presets
 from app.form.settings_form import read_config, shown_values
-from app.form.settling import run_title, settled, with_even_rows
 
 TODAY = date(2026, 11, 5)
 STARTER = shown_values(read_presets()["starter.yaml"].config)
@@ -17,7 +17,7 @@ NAMES = {"Starter"}
 
 def changed(before=STARTER, **values):
     after = {**before, **{name.replace("__", "."): value for name, value in values.items()}}
-    return settled(before, after, NAMES, TODAY)
+    return derived_defaults(before, after, NAMES, TODAY)
 
 
 def test_micro_batches_that_no_longer_divide_the_batch_are_chosen_automatically():

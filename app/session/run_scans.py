@@ -1,7 +1,7 @@
-"""The small curves of the list of runs are read here in the background, so that the list itself is
-there at once.
+"""Reads the small curves of the list of runs in the background, so that the list itself is there at
+once.
 
-A glance is read again when its record has grown, and a size after a while.
+A scan is made again when its record has grown, and a size after a while.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.shared.run_row import Look
-from app.verdict.held_out import memorizes
+from app.shared.run_row import RunScan
+from app.verdict.validation import memorizes
 from engine import safe_files
 from engine.errors import RunError
 from engine.files import bytes_in
@@ -24,16 +24,16 @@ from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.glance import Sparkline, read_sparkline
 
 GROWN_SECONDS = 5.0
-"""A record that grows is read again once its glance is older than this many seconds."""
+"""A record that grows is read again once its scan is older than this many seconds."""
 SIZE_SECONDS = 60.0
 """The size of a folder is measured again once it is older than this many seconds."""
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A `_Kept` is a look, and of what state of the run's folder it is."""
+    """A `_Kept` is a scan, and of what state of the run's folder it is."""
 
-    look: Look
+    scan: RunScan
     record: tuple[int, int]
     """The record had this size and modification time."""
     read_at: float
@@ -42,8 +42,8 @@ class _Kept:
     """The folder was measured at this monotonic time."""
 
 
-class Glances:
-    """A `Glances` keeps a look at each run of a folder. All methods may be called from any thread.
+class RunScans:
+    """A `RunScans` keeps a scan of each run of a folder. All methods may be called from any thread.
 
     One thread reads them. It exists only while there is something to read.
     """
@@ -54,17 +54,17 @@ class Glances:
         self._change = threading.Lock()
         self._kept: dict[str, _Kept] = {}
         self._wanted: dict[str, None] = {}
-        """The ids of the runs to look at, in order."""
+        """The ids of the runs to scan, in order."""
         self._thread: threading.Thread | None = None
 
-    def known(self, run_ids: Iterable[str]) -> dict[str, Look]:
-        """Returns the newest look at each of these runs, as far as there is one."""
+    def known(self, run_ids: Iterable[str]) -> dict[str, RunScan]:
+        """Returns the newest scan of each of these runs, as far as there is one."""
         with self._change:
-            return {run_id: self._kept[run_id].look for run_id in run_ids if run_id in self._kept}
+            return {run_id: self._kept[run_id].scan for run_id in run_ids if run_id in self._kept}
 
     def ask(self, run_ids: Iterable[str]) -> bool:
-        """Has these runs looked at, the first ones first, if what is known of them may be outdated.
-        Returns whether there is a look at each of them.
+        """Has these runs scanned, the first ones first, if what is known of them may be outdated.
+        Returns whether there is a scan of each of them.
         """
         now = time.monotonic()
         with self._change:
@@ -72,7 +72,7 @@ class Glances:
             unknown = [run_id for run_id in outdated if run_id not in self._kept]
             self._wanted = dict.fromkeys([*unknown, *outdated])
             if self._wanted and self._thread is None:
-                thread = threading.Thread(target=self._look_at_all, name="glances", daemon=True)
+                thread = threading.Thread(target=self._scan_all, name="run-scans", daemon=True)
                 with contextlib.suppress(RuntimeError):  # no thread is left; the next request tries
                     thread.start()
                     self._thread = thread
@@ -98,8 +98,8 @@ class Glances:
             return 0, 0
         return (0, 0) if stat is None else (stat.st_size, stat.st_mtime_ns)
 
-    def _look_at_all(self) -> None:
-        """Looks at the wanted runs one after the other; the thread runs this."""
+    def _scan_all(self) -> None:
+        """Scans the wanted runs one after the other; the thread runs this."""
         while True:
             with self._change:
                 run_id = next(iter(self._wanted), None)
@@ -110,30 +110,30 @@ class Glances:
                     return
                 before = self._kept.get(run_id)
             began = time.monotonic()
-            found = self._looked_at(run_id, before)
+            found = self._scanned(run_id, before)
             with self._change:
                 self._wanted.pop(run_id, None)
                 self._kept[run_id] = found
             # The thread takes at most half of a core, since a run may be training beside it.
             time.sleep(min(0.5, time.monotonic() - began))
 
-    def _looked_at(self, run_id: str, before: _Kept | None) -> _Kept:
+    def _scanned(self, run_id: str, before: _Kept | None) -> _Kept:
         folder = RunFolder(self._runs_dir / run_id)
         state, now = self._state_of(run_id), time.monotonic()
         is_same = before is not None and before.record == state
         if before and is_same:
             if now - before.sized_at < SIZE_SECONDS:
-                return _Kept(before.look, state, now, before.sized_at)
-            look = replace(before.look, folder_bytes=bytes_in(folder.path))
+                return _Kept(before.scan, state, now, before.sized_at)
+            scan = replace(before.scan, folder_bytes=bytes_in(folder.path))
         else:
-            look = looked_at(folder)
-        return _Kept(look, state, now, now)
+            scan = scanned(folder)
+        return _Kept(scan, state, now, now)
 
 
-def looked_at(folder: RunFolder) -> Look:
-    """Returns a new look at a run."""
+def scanned(folder: RunFolder) -> RunScan:
+    """Returns a new scan of a run."""
     sparkline = read_sparkline(folder.events_path)
-    return Look(sparkline, bytes_in(folder.path), _memorizes(folder.events_path, sparkline))
+    return RunScan(sparkline, bytes_in(folder.path), _memorizes(folder.events_path, sparkline))
 
 
 def _memorizes(path: Path, sparkline: Sparkline) -> bool:

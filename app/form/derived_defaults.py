@@ -1,5 +1,5 @@
-"""Some settings follow from others. When a person changes one, those that belonged to the value
-before are settled here, so that the form stays valid and says what it does.
+"""Defaults of settings that follow from other settings. When a person changes one, those that
+belonged to the value before are replaced, so that the form stays valid.
 
 All functions are pure, but that the configuration of a model in a folder is read. Values are those
 of the form's components by dotted name (`settings_form`).
@@ -20,21 +20,23 @@ from engine.config.settings import TrainConfig
 
 Shown = Mapping[str, Any]
 OF_THE_DATA = ("data.format", "data.split")
-"""These belong to the data set before, and go back to their defaults. Its columns are cleared when
-the preview of the new data arrives.
+"""Settings of one data set. With another they go back to their defaults; the columns are cleared
+when the preview of the new data arrives.
 """
 LONGEST_TITLE = 40
 
 
 @dataclass(frozen=True)
-class Settled:
-    """`Settled` are the changes of other settings, and what is said of them."""
+class DerivedDefaults:
+    """Changes of other settings that follow from a change, and the notes about them."""
 
     changes: dict[str, Any]
     notes: tuple[str, ...]
 
 
-def settled(before: Shown, after: Shown, names: Collection[str], today: date) -> Settled:
+def derived_defaults(
+    before: Shown, after: Shown, names: Collection[str], today: date
+) -> DerivedDefaults:
     """Returns what follows from the changes between two states of the form. names: these are of
     presets, so no person has given them to a run.
     """
@@ -42,7 +44,7 @@ def settled(before: Shown, after: Shown, names: Collection[str], today: date) ->
     changes: dict[str, Any] = {}
     notes: list[str] = []
     if "train.batch_size" in changed and "train.micro_batch_size" not in changed:
-        _settle_micro_batch(after, changes, notes)
+        _derive_micro_batch(after, changes, notes)
     if "model.source" in changed and "model.dtype" not in changed:
         changes["model.dtype"] = own_precision(str(after["model.source"] or ""))
     if "data.source" in changed:
@@ -53,10 +55,10 @@ def settled(before: Shown, after: Shown, names: Collection[str], today: date) ->
         if not given or given in names or given.startswith(run_title(before)):
             changes["name"] = f"{run_title(after)}, {today.day} {today:%b}"
     changes = {name: value for name, value in changes.items() if value != after.get(name)}
-    return Settled(changes, tuple(notes))
+    return DerivedDefaults(changes, tuple(notes))
 
 
-def _settle_micro_batch(after: Shown, changes: dict[str, Any], notes: list[str]) -> None:
+def _derive_micro_batch(after: Shown, changes: dict[str, Any], notes: list[str]) -> None:
     micro = str(after["train.micro_batch_size"] or "")
     with contextlib.suppress(ValueError, ZeroDivisionError):
         rows = int(after["train.batch_size"])
@@ -95,5 +97,5 @@ def with_even_rows(shown: Shown) -> tuple[dict[str, Any], tuple[str, ...]]:
     """
     changes: dict[str, Any] = {}
     notes: list[str] = []
-    _settle_micro_batch(shown, changes, notes)
+    _derive_micro_batch(shown, changes, notes)
     return {**shown, **changes}, tuple(notes)

@@ -1,16 +1,16 @@
-// Take home: exports the model of a run, pushes it to the hub, and says what to type to use it.
+// Export: exports the model of a run, pushes it to the hub, and says what to type to use it.
 
 import { el, field, send } from "../../shared/dom.js";
 import { JobView, noticeJobs } from "../../shared/jobs.js";
 import { commandRow } from "./settings_view.js";
 
-export class HomeView {
+export class ExportView {
     constructor(root) {
         this.root = root;
-        this.exporting = new HomeJob(root, "export", "exporting", (wanted) =>
+        this.exporting = new ExportJob(root, "export", "exporting", (wanted) =>
             send(`/api/runs/${encodeURIComponent(this.run)}/export`, wanted),
         );
-        this.pushing = new HomeJob(root, "push", "pushing", (wanted) =>
+        this.pushing = new ExportJob(root, "push", "pushing", (wanted) =>
             send(`/api/runs/${encodeURIComponent(this.run)}/push`, wanted),
         );
         // What was exported is what a person pushes next.
@@ -25,10 +25,10 @@ export class HomeView {
         this.version = null;
         this.exporting.clear();
         this.pushing.clear();
-        field(this.root, "home-weights").textContent = "";
-        field(this.root, "home-template").textContent = "";
+        field(this.root, "export-weights").textContent = "";
+        field(this.root, "export-template").textContent = "";
         this.showBenchmarks({ rows: [], said: "" });
-        this.root.querySelector('[data-part="home-rows"]').replaceChildren();
+        this.root.querySelector('[data-part="export-rows"]').replaceChildren();
     }
 
     // Reads what can be exported: again when the state of the run has changed.
@@ -38,8 +38,8 @@ export class HomeView {
         this.version = version;
         this.run = this.exporting.run = this.pushing.run = run_id;
         try {
-            const { home } = await send(`/api/runs/${encodeURIComponent(run_id)}/details`);
-            if (this.run === run_id) this.show(home);
+            const details = await send(`/api/runs/${encodeURIComponent(run_id)}/details`);
+            if (this.run === run_id) this.show(details.export);
         } catch (error) {
             this.version = null;
             this.exporting.tell(error.message, true);
@@ -49,15 +49,15 @@ export class HomeView {
     show({ folder, can_export, has_adapters, said, rows, pushed, template, benchmarks }) {
         this.exporting.form.elements.folder.value ||= folder; // what a person has typed stays
         this.pushing.form.elements.folder.value ||= pushed;
-        field(this.root, "home-weights").textContent = said;
-        field(this.root, "home-template").textContent = template;
+        field(this.root, "export-weights").textContent = said;
+        field(this.root, "export-template").textContent = template;
         this.exporting.form.hidden = !can_export;
         // Of another run, there is one form alone, and none is asked for.
         this.root.querySelector('[data-part="export-form"]').hidden = !has_adapters;
         this.exporting.form.elements.form.disabled = !has_adapters;
         this.pushing.form.hidden = false;
         const nodes = rows.map(commandRow);
-        this.root.querySelector('[data-part="home-rows"]').replaceChildren(...nodes);
+        this.root.querySelector('[data-part="export-rows"]').replaceChildren(...nodes);
         this.showBenchmarks(benchmarks);
     }
 
@@ -77,7 +77,7 @@ function benchmarkRow({ task, metric, value, asked, weights, when }) {
 }
 
 // A form that starts a job of the run, shows its progress, and says what came of it.
-class HomeJob {
+class ExportJob {
     // begin(wanted) sends the values of the form to the server, and gives the job.
     constructor(root, name, progress, begin) {
         this.begin = begin;

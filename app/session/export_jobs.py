@@ -1,4 +1,4 @@
-"""These functions return the work of the jobs that take a model home."""
+"""The work of the jobs that export a model and push it to the hub."""
 
 from __future__ import annotations
 

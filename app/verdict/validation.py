@@ -1,8 +1,8 @@
-"""The held-out losses are judged here: how they went, whether the run overfits or memorizes its
+"""The validation losses are judged here: how they went, whether the run overfits or memorizes its
 rows, whether it is worse than before training, and whether they stand still. All functions are
 pure.
 
-Overfitting is judged as by Prechelt's generalisation loss: the held-out loss is above its best so
+Overfitting is judged as by Prechelt's generalization loss: the validation loss is above its best so
 far while the training loss goes on falling. Evaluations of the same rows are compared row by row.
 """
 
@@ -32,28 +32,28 @@ PLATEAU_EVALS, PLATEAU_LAST, PLATEAU_SHARE, PLATEAU_GAIN = 8, 4, 0.25, 0.005
 quarter of the run, gained less than half a percent.
 """
 FAR_BELOW, GAP = 0.1, 0.5
-"""A run memorizes its rows if its training loss is below this share of the held-out loss and by
+"""A run memorizes its rows if its training loss is below this share of the validation loss and by
 more than this below it, in its latest evaluations; if its training loss has also fallen to less
-than `FAR_BELOW` of what the fall of the held-out loss would have made of it; and if the held-out
-loss does not fall any more.
+than `FAR_BELOW` of what the fall of the validation loss would have made of it; and if the
+validation loss does not fall any more.
 """
-MEMORISED_EVALS = 2
+MEMORIZED_EVALS = 2
 """These must be so many, since the training loss tells of an update one evaluation later. One is
 enough in a run that is over and has no more.
 """
 STILL_FALLS = 0.01
-"""A held-out loss falls if the latest one is below all others by this share."""
+"""A validation loss falls if the latest one is below all others by this share."""
 KNOWN_BY_HEART, KEPT_OF_BEFORE = 0.05, 0.5
 """Rows with a training loss below this are known by heart. Then the run memorizes them even if the
-held-out loss falls, while that has more than this share of what it was before training.
+validation loss falls, while that has more than this share of what it was before training.
 """
 HIGH_RATE = 0.1
 """A loss that stands still is worth a remark while the rate is above this share of its peak."""
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """A `HeldOut` says how the held-out loss went."""
+class Validation:
+    """A `Validation` says how the validation loss went."""
 
     steps: np.ndarray
     """`steps[evaluations]` are those after which the same rows were evaluated."""
@@ -109,9 +109,9 @@ class HeldOut:
         return bool(enough and above[-LAST_EVALS:].all())
 
 
-def held_out(snapshot: RunSnapshot) -> HeldOut | None:
-    """Returns how the held-out loss went, or None without an evaluation. Only evaluations of the
-    rows that are held out now are compared.
+def validation(snapshot: RunSnapshot) -> Validation | None:
+    """Returns how the validation loss went, or None without an evaluation. Only evaluations of the
+    validation rows of now are compared.
     """
     evals = evaluations(snapshot)
     if not evals:
@@ -134,13 +134,13 @@ def held_out(snapshot: RunSnapshot) -> HeldOut | None:
     margins = np.maximum(least, ERRORS * errors)
     is_paired = len(paired) == LAST_EVALS
     preferred = bool(snapshot.evals.preference)
-    return HeldOut(steps, losses, counted, preferred, place, margins, is_paired)
+    return Validation(steps, losses, counted, preferred, place, margins, is_paired)
 
 
 # ------------------------------------------------------------------ in words
 
 
-def of_held_out(went: HeldOut | None, losses: Losses) -> Finding | None:
+def of_validation(went: Validation | None, losses: Losses) -> Finding | None:
     """Returns that the run overfits, or that both of its losses rise, if they do."""
     since = int(losses.steps[losses.fresh - 1]) if 0 < losses.fresh <= len(losses) else 0
     if went is None or not went.rises(since):
@@ -207,16 +207,16 @@ def _instead(snapshot: RunSnapshot, worse: Worse) -> str:
     return "Nothing is gained by these weights; a lower learning rate is the first thing to try."
 
 
-def of_memorizing(snapshot: RunSnapshot, went: HeldOut | None, losses: Losses) -> Finding | None:
+def of_memorizing(snapshot: RunSnapshot, went: Validation | None, losses: Losses) -> Finding | None:
     """Returns that the run memorizes its rows, if it does: it knows them by heart, and nothing
     else.
     """
     after = [] if went is None else [at for at, step in enumerate(went.steps) if step]
-    fewest = 1 if snapshot.is_over else MEMORISED_EVALS
+    fewest = 1 if snapshot.is_over else MEMORIZED_EVALS
     if went is None or len(after) < fewest or not len(losses):
         return None
     trained = math.nan
-    for at in after[-MEMORISED_EVALS:]:
+    for at in after[-MEMORIZED_EVALS:]:
         trained = _trained_before(losses, int(went.steps[at]))
         held = float(went.losses[at])
         if not (trained < FAR_BELOW * held and held - trained > GAP):
@@ -224,7 +224,7 @@ def of_memorizing(snapshot: RunSnapshot, went: HeldOut | None, losses: Losses) -
     if not went.steps[0] and went.first > 0:
         fell = went.last / went.first
         if trained >= FAR_BELOW * fell * losses.begun:
-            return None  # the held-out rows were harder from the beginning
+            return None  # the validation rows were harder from the beginning
     falls = len(after) > 1 and went.last < (1 - STILL_FALLS) * went.losses[:-1].min()
     is_by_heart = trained < KNOWN_BY_HEART and went.last > KEPT_OF_BEFORE * went.first
     if (falls or len(after) < 2) and not is_by_heart:
@@ -246,7 +246,7 @@ def of_memorizing(snapshot: RunSnapshot, went: HeldOut | None, losses: Losses) -
 
 def memorizes(snapshot: RunSnapshot) -> bool:
     """Returns whether a run that is over memorizes its rows."""
-    return of_memorizing(snapshot, held_out(snapshot), losses_of(snapshot)) is not None
+    return of_memorizing(snapshot, validation(snapshot), losses_of(snapshot)) is not None
 
 
 def _trained_before(losses: Losses, step: int) -> float:
@@ -259,7 +259,7 @@ def _trained_before(losses: Losses, step: int) -> float:
     return float(median(losses.values[end - TRAIN_STEPS : end]))
 
 
-def _training_rose(losses: Losses, went: HeldOut) -> bool:
+def _training_rose(losses: Losses, went: Validation) -> bool:
     """Returns whether the training loss at the last evaluation is above that at the best one, by
     more than its noise.
     """
@@ -274,8 +274,8 @@ def _training_rose(losses: Losses, went: HeldOut) -> bool:
     return bool(median(now) > median(then) + 2 * error)
 
 
-def of_plateau(snapshot: RunSnapshot, went: HeldOut | None, losses: Losses) -> Finding | None:
-    """Returns that the held-out loss stands still though the rate is high, if it does."""
+def of_plateau(snapshot: RunSnapshot, went: Validation | None, losses: Losses) -> Finding | None:
+    """Returns that the validation loss stands still though the rate is high, if it does."""
     if went is None or len(went.losses) < PLATEAU_EVALS or not len(losses):
         return None
     if losses.rates[-1] <= HIGH_RATE * losses.rates.max():

@@ -5,7 +5,7 @@ import { send } from "../../shared/dom.js";
 
 const FOLLOWED = ["model.source", "data.source", "train.batch_size"];
 
-export class Settling {
+export class DerivedDefaults {
     // nameOf: returns the dotted name of the setting that a box shows. form: returns the form as
     // last checked. fill: changes settings. note: shows sentences.
     constructor({ nameOf, form, fill, note }) {
@@ -23,7 +23,7 @@ export class Settling {
     }
 
     // Takes each form that is checked: one that a preset has filled in belongs together. A value
-    // that arrived otherwise, such as a file that was uploaded, is settled; one that is being typed
+    // that arrived otherwise, such as a file that was uploaded, is sent; one that is being typed
     // is not.
     took({ preset, shown }) {
         // A check may come between the choice of a preset and its values, which have another name.
@@ -35,7 +35,7 @@ export class Settling {
         for (const name of FOLLOWED) {
             if (isFilled) this.known[name] = shown[name];
             else if (name !== typed && shown[name] !== this.known[name])
-                this.settle(name, shown[name]);
+                this.derive(name, shown[name]);
         }
     }
 
@@ -43,16 +43,16 @@ export class Settling {
         const name = box.matches?.(".rs-train input, .rs-train textarea") && this.nameOf(box);
         const form = this.form();
         if (!FOLLOWED.includes(name) || !form || this.known[name] === undefined) return;
-        if (box.value !== this.known[name]) this.settle(name, box.value);
+        if (box.value !== this.known[name]) this.derive(name, box.value);
     }
 
-    async settle(name, value) {
+    async derive(name, value) {
         const shown = this.form().shown;
         const before = { ...shown, [name]: this.known[name] };
         this.known[name] = value;
         const after = { ...shown, [name]: value };
         // An answer that does not arrive changes nothing: a run would still say what is wrong.
-        const answer = await send("/api/settle", { before, after }).catch(() => null);
+        const answer = await send("/api/derived", { before, after }).catch(() => null);
         if (!answer || this.known[name] !== value) return;
         this.note(answer.notes);
         if (Object.keys(answer.changes).length) this.fill(answer.changes);

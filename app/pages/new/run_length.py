@@ -40,8 +40,8 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Effort:
-    """An `Effort` is the length of a run in passes and in steps."""
+class RunLength:
+    """Length of a run in passes and in steps."""
 
     passes: float
     steps: float
@@ -53,7 +53,7 @@ class Effort:
         return doubt_about_passes(self.passes, self.rows)
 
 
-def effort(config: TrainConfig, sample: Sample, rows: float | None) -> Effort | None:
+def run_length(config: TrainConfig, sample: Sample, rows: float | None) -> RunLength | None:
     """Returns the length of a run. rows: the data have so many rows in all, if that is known.
 
     The first rows stand for the others: how many are skipped, and how long their documents are.
@@ -69,9 +69,9 @@ def effort(config: TrainConfig, sample: Sample, rows: float | None) -> Effort | 
     if trained < 1:
         return None
     if train.steps is not None:
-        return Effort(train.steps / steps_of_a_pass, train.steps, round(trained))
+        return RunLength(train.steps / steps_of_a_pass, train.steps, round(trained))
     passes = train.epochs or 0.0
-    return Effort(passes, passes * steps_of_a_pass, round(trained))
+    return RunLength(passes, passes * steps_of_a_pass, round(trained))
 
 
 def _batch_rows_of_a_row(sample: Sample, data: DataConfig) -> float:
@@ -84,8 +84,11 @@ def _batch_rows_of_a_row(sample: Sample, data: DataConfig) -> float:
     return documents * statistics.fmean(kept) / filled if filled else documents
 
 
-def effort_words(
-    config: TrainConfig, found: Effort | None, run_seconds: float | None, step_seconds: float | None
+def run_length_text(
+    config: TrainConfig,
+    found: RunLength | None,
+    run_seconds: float | None,
+    step_seconds: float | None,
 ) -> str:
     """Returns one sentence for the line below Steps and Epochs, or an empty text. Times are
     predicted, and None where no rates are known.

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from app.pages.new.effort_words import Sample, effort, effort_words
+from app.pages.new.run_length import Sample, run_length, run_length_text
 from engine.config.settings import TrainConfig
 
 SAMPLE = Sample(rows=200, skipped=0, lengths=(100,) * 200, percent_filled=None, is_all=False)
@@ -22,34 +22,36 @@ def config(**values):
 
 
 def test_steps_are_passes_over_the_rows_that_are_trained():
-    found = effort(config(), SAMPLE, 2000)
+    found = run_length(config(), SAMPLE, 2000)
     assert found.passes == pytest.approx(0.5) and found.rows == 2000
-    held = effort(config(data__eval_fraction=0.5), SAMPLE, 2000)
+    held = run_length(config(data__eval_fraction=0.5), SAMPLE, 2000)
     assert held.passes == pytest.approx(1.0) and held.rows == 1000
-    half = effort(config(), dataclasses.replace(SAMPLE, skipped=100, lengths=(100,) * 100), 2000)
+    half = run_length(
+        config(), dataclasses.replace(SAMPLE, skipped=100, lengths=(100,) * 100), 2000
+    )
     assert half.passes == pytest.approx(1.0) and half.rows == 1000
 
 
 def test_packed_rows_hold_several_documents():
     """Eight documents of 100 tokens fill a row of 1,000 to 80 %."""
-    assert effort(config(), PACKED, 2000).passes == pytest.approx(100 / (2000 / 8 / 10))
+    assert run_length(config(), PACKED, 2000).passes == pytest.approx(100 / (2000 / 8 / 10))
     cut = dataclasses.replace(PACKED, lengths=(5000,) * 200, percent_filled=100.0)
-    assert effort(config(), cut, 2000).passes == pytest.approx(100 / (2000 / 10))
+    assert run_length(config(), cut, 2000).passes == pytest.approx(100 / (2000 / 10))
 
 
 def test_passes_are_steps():
-    found = effort(config(train__steps=None, train__epochs=3.0), SAMPLE, 2000)
+    found = run_length(config(train__steps=None, train__epochs=3.0), SAMPLE, 2000)
     assert found.steps == pytest.approx(600)
-    said = effort_words(config(train__steps=None, train__epochs=3.0), found, None, 2.0)
+    said = run_length_text(config(train__steps=None, train__epochs=3.0), found, None, 2.0)
     assert said == "3 passes over 2,000 rows are about 600 steps, about 20 min."
 
 
 def test_the_number_of_rows_must_be_known():
-    assert effort(config(), SAMPLE, None) is None
+    assert run_length(config(), SAMPLE, None) is None
     whole = dataclasses.replace(SAMPLE, is_all=True)
-    assert effort(config(), whole, None).passes == pytest.approx(5)
-    assert effort(config(), dataclasses.replace(SAMPLE, lengths=()), 2000) is None
-    assert effort_words(config(), None, None, None) == ""
+    assert run_length(config(), whole, None).passes == pytest.approx(5)
+    assert run_length(config(), dataclasses.replace(SAMPLE, lengths=()), 2000) is None
+    assert run_length_text(config(), None, None, None) == ""
 
 
 @pytest.mark.parametrize(
@@ -63,14 +65,14 @@ def test_the_number_of_rows_must_be_known():
 )
 def test_it_is_one_sentence(steps, words):
     asked = config(train__steps=steps)
-    assert effort_words(asked, effort(asked, SAMPLE, 2000), float(steps), None) == words
+    assert run_length_text(asked, run_length(asked, SAMPLE, 2000), float(steps), None) == words
 
 
 def test_many_passes_over_few_rows_are_doubted():
     few = dataclasses.replace(SAMPLE, is_all=True)
-    assert effort(config(train__steps=500), few, None).doubt is None
-    found = effort(config(train__steps=800), few, None)
+    assert run_length(config(train__steps=500), few, None).doubt is None
+    found = run_length(config(train__steps=800), few, None)
     assert found.doubt.startswith("About 40 passes over 200 rows teach a model to repeat them")
     one = Sample(rows=1, skipped=0, lengths=(9,), percent_filled=None, is_all=True)
-    assert "over a single row teach" in effort(config(), one, None).doubt
-    assert effort(config(train__steps=10**6), SAMPLE, 2000).doubt is None
+    assert "over a single row teach" in run_length(config(), one, None).doubt
+    assert run_length(config(train__steps=10**6), SAMPLE, 2000).doubt is None
