@@ -38,8 +38,7 @@ from engine.tools.cli.end_signals import EndSignals, tell
 
 LOGIN_KEY_FILE = ".login.key"
 WARM_UP_PAUSE = 5.0
-"""The warm-up begins this many seconds after a page's first request. By then the page is complete.
-"""
+"""Seconds from a page's first request to the warm-up. By then the page is complete."""
 
 
 DEFAULT_ADDRESS = Address()

@@ -18,30 +18,30 @@ from engine.paths import PROGRAM_ROOT
 
 PRESETS = PROGRAM_ROOT / "presets"
 OWN_FOLDER = ".presets"
-"""A person's own presets are in this folder, in that of the runs."""
+"""Folder of a person's own presets, in the folder of the runs."""
 OWN = "own/"
-"""The key of a person's own preset begins so, and goes on with the name of its file."""
+"""Prefix of the key of a person's own preset; the name of its file follows."""
 FIRST_PRESET = "starter.yaml"
 STARTERS = {
     FIRST_PRESET: "to write Roman numerals",
     "starter-lora.yaml": "with adapters (LoRA) to be polite",
     "starter-preferences.yaml": "from pairs of answers to be polite",
 }
-"""These presets train tiny models on bundled data; each says what its model learns."""
+"""Presets that train tiny models on bundled data, each with what its model learns."""
 LONGEST_NAME = 60
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A `Preset` is one file of settings."""
+    """One file of settings."""
 
     file: str
-    """This is its key: the name of its file, after `OWN` for a person's own."""
+    """Key of the preset: the name of its file, after `OWN` for a person's own."""
     name: str
     about: str
-    """This is the comment at the top of the file, or the reason why the file cannot be used."""
+    """Comment at the top of the file, or the reason why the file cannot be used."""
     config: TrainConfig | None
-    """This is None if the file cannot be used."""
+    """None if the file cannot be used."""
 
     @property
     def is_own(self) -> bool:
@@ -49,7 +49,7 @@ class Preset:
 
     @property
     def label(self) -> str:
-        """Returns the name in the list of presets."""
+        """The name in the list of presets."""
         return f"{self.name} (yours)" if self.is_own else self.name
 
 
@@ -89,7 +89,7 @@ def _read_preset(key: str, path: Path, folder: Path) -> Preset:
 
 
 class PresetShelf:
-    """A `PresetShelf` has all presets, and keeps a person's own in `runs_dir`."""
+    """All presets; a person's own are kept in `runs_dir`."""
 
     def __init__(self, runs_dir: Path):
         self.own_folder = runs_dir / OWN_FOLDER

@@ -32,7 +32,7 @@ from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 
 Kind = Literal["text", "lines", "switch", "choice", "whole", "number"]
-"""The value of a component is of one of these kinds."""
+"""Kind of a component's value."""
 
 SECTION_TITLES = {
     "": "Run",
@@ -134,7 +134,7 @@ PROMINENT = (
     "train.batch_size",
     "train.learning_rate",
 )
-"""These fields are always visible; all others are folded away."""
+"""Fields that are always visible; all others are folded away."""
 
 SHORT_HELP = {
     **source_words.SHORT_HELP,
@@ -171,20 +171,20 @@ SHORT_HELP = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A `Setting` describes how the form shows one field of `TrainConfig`."""
+    """How the form shows one field of `TrainConfig`."""
 
     dotted: str
-    """The dotted name has the field's sections first, as in `train.batch_size`."""
+    """Dotted name with the field's sections first, as in `train.batch_size`."""
     kind: Kind
     choices: tuple[str, ...]
-    """These are the possible values of a setting of kind `choice`."""
+    """Possible values of a setting of kind `choice`."""
     auto: bool
-    """The value can be `auto`, which lets the planner choose."""
+    """Whether the value can be `auto`, which lets the planner choose."""
     optional: bool
-    """The value can be None."""
+    """Whether the value can be None."""
     mixed: bool
-    """The value can be one text, or a list of texts with settings for each. The list is shown as
-    YAML on one line.
+    """Whether the value can be one text or a list of texts with settings for each. The list is
+    shown as YAML on one line.
     """
     help: str
 
@@ -199,14 +199,14 @@ class Setting:
 
     @property
     def elem_id(self) -> str:
-        """The component has this id in the page. `train.js` reads the field's name from it, and
-        uses it to mark an invalid field.
+        """Id of the component in the page. `train.js` reads the field's name from it, and uses it
+        to mark an invalid field.
         """
         return "field-" + self.dotted.replace(".", "-")
 
     @property
     def empty_means(self) -> str:
-        """An empty text box stands for this word; the word is empty if a value is required."""
+        """The word that an empty text box stands for; empty if a value is required."""
         if self.auto:
             return AUTO
         return "none" if self.optional else ""

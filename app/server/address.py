@@ -15,25 +15,24 @@ from engine.errors import RamstreamError
 
 _INSTEAD = "leave --host out to listen on 127.0.0.1"
 _NUMBERS = re.compile(r"[\d.]+|[\da-fA-F:.%]*:[^/]*")
-"""A text of this form is meant as an IP address, and not as a name."""
+"""Form of a text that is meant as an IP address, and not as a name."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """An `Address` is the host and port on which the server listens, and any certificate."""
+    """Host and port on which the server listens, and any certificate."""
 
     host: str = "127.0.0.1"
     port: int = 7860
     tls: tuple[Path, Path] | None = None
-    """These are the files of a certificate (with its chain) and of its key, for serving over https.
-    """
+    """Files of a certificate (with its chain) and of its key, for serving over https."""
 
     proxies: tuple[str, ...] = ()
-    """Requests are passed on to the server by proxies with these addresses or networks."""
+    """Addresses or networks of the proxies that pass requests on to the server."""
 
     @property
     def url(self) -> str:
-        """Returns the URL under which a browser on this machine reaches the server."""
+        """URL under which a browser on this machine reaches the server."""
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://{self._shown_host}:{self.port}/"
 

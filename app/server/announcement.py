@@ -13,7 +13,7 @@ from app.server.peers import own_programs_are_known
 from engine.paths import named_folder, program_command
 
 RUNS = "runs"
-"""`launch.py link` looks here by default."""
+"""Where `launch.py link` looks by default."""
 
 
 def announce(login: Login | None, url: str, runs: Path, opens_browser: bool) -> None:

@@ -16,13 +16,13 @@ from collections.abc import Awaitable, Callable
 from app.server.clients import Client
 
 FORGOTTEN_SECONDS = 60
-"""A wrong password is remembered for this many seconds."""
+"""Seconds for which a wrong password is remembered."""
 WRONG_OF_ONE, WRONG_OF_ALL = 10, 100
-"""After this many wrong passwords from one address, or from all addresses together, no further
-password from elsewhere is checked until some are forgotten.
+"""Number of wrong passwords from one address, or from all addresses together, after which no
+further password from elsewhere is checked until some are forgotten.
 """
 TURN_SECONDS = 0.25
-"""At the machine itself, one password is checked in this time."""
+"""Seconds in which one password is checked at the machine itself."""
 
 
 class Attempts:

@@ -22,30 +22,30 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 CLIENT_KEY = "ramstream.client"
 FORWARDED_FOR, FORWARDED_PROTO = b"x-forwarded-for", b"x-forwarded-proto"
 _CLAIMS = (b"x-forwarded-", b"forwarded", b"x-real-ip", b"x-gradio-")
-"""Headers that begin with one of these say where a request comes from, or where Gradio is."""
+"""Beginnings of headers that say where a request comes from, or where Gradio is."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
 IPV6_PREFIX = 64
-"""One line of a home or an office has this many bits of IPv6 addresses to itself."""
+"""Bits of the IPv6 addresses that one line of a home or an office has to itself."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """A `Client` is who sent a request, as far as its connection and a named proxy tell."""
+    """Sender of a request, as far as its connection and a named proxy show."""
 
     address: str
-    """This is an IP address, or an empty text where there is none."""
+    """IP address, or an empty text where there is none."""
     is_here: bool = False
-    """This is whether the request was sent on this machine. It is never so while a proxy on this
-    machine is named.
+    """Whether the request was sent on this machine. It is never so while a proxy on this machine is
+    named.
     """
     is_proxied: bool = False
-    """This is whether a named proxy has passed the request on."""
+    """Whether a named proxy has passed the request on."""
     scheme: str = "http"
-    """The browser uses this scheme: http or https."""
+    """Scheme that the browser uses: http or https."""
 
     @property
     def group(self) -> str:
-        """Returns the address for counting: whoever has one IPv6 address has billions beside it."""
+        """Address for counting: who has one IPv6 address has billions beside it."""
         address = _address(self.address)
         if not isinstance(address, ipaddress.IPv6Address):
             return self.address

@@ -18,21 +18,21 @@ from app.server.peers import PEER_KEY, Peer
 
 SHUTDOWN_SECONDS = 2
 HEAD_SECONDS = 15.0
-"""The head of a request must arrive within this many seconds. The same limit holds for the rest of
-a body whose request was already answered.
+"""Seconds within which the head of a request must arrive. The same limit holds for the rest of a
+body whose request was already answered.
 """
 MOST_CONNECTIONS = 256
-"""Requests are answered as long as fewer connections are open. For one on a further connection, the
-oldest is closed on which a request arrives, or on which nothing is asked. Where all others are
-being answered or receive a file, it is answered with 503. A page opens up to 6.
+"""Number of open connections below which every request is answered. For one on a further
+connection, the oldest is closed on which a request arrives, or on which nothing is asked. Where all
+others are being answered or receive a file, it is answered with 503. A page opens up to 6.
 """
 NEW_SECONDS = 1.0
-"""A connection is new for this many seconds."""
+"""Seconds for which a connection is new."""
 MOST_OPEN = 512
-"""At most so many connections are open, of which most may not have sent a request yet."""
+"""Largest number of open connections, of which most may not have sent a request yet."""
 
 LARGEST_HEAD = 1 << 20
-"""The head of a request has at most this many bytes. Browsers keep up to 180 cookies of 4 KiB for a
+"""Largest number of bytes in the head of a request. Browsers keep up to 180 cookies of 4 KiB for a
 host, and send them all to each of its ports.
 """
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable
 
 LONGEST_VALUE = 200
-"""A value of ours is shorter than this; a longer one is not looked at."""
+"""Number of characters that every value of ours is below; a longer one is not read."""
 MOST_OF_A_NAME = 200
-"""At most this many cookies of one name are read. Browsers keep about 180 for a host."""
+"""Largest number of cookies of one name that are read. Browsers keep about 180 for a host."""
 _PLAIN = re.compile(rb"[\w-]+", re.ASCII)
 
 

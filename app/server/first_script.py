@@ -7,14 +7,12 @@ from app.server.login import Login
 
 HEAD = b"<head>"
 MARK = b'<meta name="ramstream-login" content="%b">'
-"""`app/pages/frame/main.js` shows what there is to do about logins by this."""
+"""Mark by which `app/pages/frame/main.js` shows what there is to do about logins."""
 
 
 class FirstScript:
-    """It adds a script to the head of the page, before all other scripts, and how whoever asks was
-    let in.
-
-    The class is ASGI middleware.
+    """ASGI middleware that adds a script to the head of the page, before all other scripts, and how
+    the person who asks was let in.
     """
 
     def __init__(self, app: App, script: str, login: Login | None = None):

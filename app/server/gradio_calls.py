@@ -43,8 +43,8 @@ class CheckedCalls:
             for number, function in page.fns.items()
             if function.fn is not None
         }
-        """The number of values that each function takes, for the functions of the page that run on
-        the server.
+        """Number of values that each function takes, for the functions of the page that run on the
+        server.
         """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -24,15 +24,14 @@ _SENT = re.compile(r"/gradio_api/(queue/join|run/predict)")
 _OWN = ("/api/", "/ramstream/")
 LONGEST_PATH = 200
 GRADIO_WORDS = ("page", "deep_link")
-"""Gradio reads these words of an address. This app has no page of that kind, for which Gradio would
+"""Words of an address that Gradio reads. This app has no page of that kind, for which Gradio would
 fail.
 """
 
 
 class OnlyNeeded:
-    """It answers 404 unless a path is one of our routes or a Gradio path that the page needs.
-
-    The class is ASGI middleware.
+    """ASGI middleware that answers 404 unless a path is one of our routes or a Gradio path that the
+    page needs.
     """
 
     def __init__(self, app: App):

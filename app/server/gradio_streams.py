@@ -20,13 +20,12 @@ _UNKNOWN = {
     "session_not_found": True,
     "success": False,
 }
-"""Gradio's page takes this message for a stream that is over."""
+"""Message that Gradio's page takes for a stream that is over."""
 
 
 class KnownStreams:
-    """A stream of a session of the queue is passed on only if the queue knows that session.
-
-    The class is ASGI middleware.
+    """ASGI middleware that passes a stream of a session of the queue on only if the queue knows
+    that session.
     """
 
     def __init__(self, app: App, page: gr.Blocks):

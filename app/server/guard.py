@@ -38,14 +38,14 @@ from app.server.login_streams import answer_while_logged_in
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_SECONDS = 20.0
 MOST_HEADERS, LARGEST_HEAD = 100, 32 << 10
-"""A request has at most this many headers, which together with its address have at most this many
-bytes. A browser sends about 20 headers. Cookies do not count: a browser sends all those of the
-host, and those of other programs must not shut us out.
+"""Largest number of headers of a request, and of their bytes together with its address. A browser
+sends about 20 headers. Cookies do not count: a browser sends all those of the host, and those of
+other programs must not shut us out.
 """
 LARGEST_FORM = 16 << 10
-"""The login form, which anybody may send, has at most this many bytes."""
+"""Largest number of bytes of the login form, which anybody may send."""
 LONGEST_LENGTH = 20
-"""A Content-Length has at most this many digits."""
+"""Largest number of digits of a Content-Length."""
 NO_PROXY = Proxies()
 FORM = "application/x-www-form-urlencoded"
 FILE = "application/octet-stream"
@@ -73,20 +73,19 @@ SECURITY_HEADERS = [
 
 @dataclass(frozen=True)
 class GuardPolicy:
-    """A policy says which requests pass the guard, and how large their bodies may be."""
+    """Which requests pass the guard, and how large their bodies may be."""
 
     hosts: frozenset[str]
-    """The Host header may carry these names and addresses, here in lower case and without a port.
-    """
+    """Names and addresses that the Host header may carry, here in lower case and without a port."""
 
     any_address: bool = False
-    """The Host header may also carry any literal IP address. This is safe for a server that listens
-    on all addresses, since a DNS rebinding attack needs a name.
+    """Whether the Host header may also carry any literal IP address. This is safe for a server that
+    listens on all addresses, since a DNS rebinding attack needs a name.
     """
 
     login: Login | None = None
     proxies: Proxies = NO_PROXY
-    """The user has named these proxies; any Host passes that one of them lets through."""
+    """Proxies that the user has named; any Host passes that one of them lets through."""
 
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout_seconds: float = BODY_TIMEOUT_SECONDS
@@ -108,7 +107,7 @@ class GuardPolicy:
 
 
 class Guard:
-    """The guard lets requests pass that its policy allows, and refuses all others."""
+    """Lets requests pass that its policy allows, and refuses all others."""
 
     def __init__(self, app: App, policy: GuardPolicy):
         self.app = app
@@ -283,7 +282,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """A refusal is an answer sent in place of the requested one; it may redirect."""
+    """Answer sent in place of the requested one; it may redirect."""
 
     status: int
     sentence: str
@@ -349,9 +348,7 @@ def _known(scope: Scope, session: LoginSession | None) -> Scope:
 
 
 class _Headers:
-    """The headers of a request by lower-case name, but for cookies; a name may occur more than
-    once.
-    """
+    """Headers of a request by lower-case name, but for cookies; a name may occur more than once."""
 
     def __init__(self, scope: Scope):
         pairs = [(name.lower(), value) for name, value in scope.get("headers", [])]

@@ -24,8 +24,7 @@ from engine.errors import RamstreamError
 from engine.paths import program_command
 
 LINK_SECONDS = 600
-"""A link of `launch.py link` works for this many seconds. The one of the start works until it is
-used.
+"""Seconds for which a link of `launch.py link` works. The one of the start works until it is used.
 """
 _NAME = re.compile(r"\.login\.link-([0-9]{1,5})\.json")
 _TOKEN = re.compile(r"(\d{1,12})\.([\w-]{16})\.([0-9a-f]{40})", re.ASCII)
@@ -42,7 +41,7 @@ class Links:
 
     @property
     def secret(self) -> bytes:
-        """Returns what signs the links."""
+        """Secret that signs the links."""
         return self._secret
 
     def make(self, seconds: int | None = None) -> str:
@@ -85,7 +84,7 @@ def token_in(text: str) -> str:
 
 
 class Published(msgspec.Struct, forbid_unknown_fields=True):
-    """What the file says to the server's owner."""
+    """Content of the file for the server's owner."""
 
     url: str
     secret: str

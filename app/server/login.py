@@ -44,7 +44,7 @@ LOGIN_PATH = "/login"
 LOGIN_VARIABLE = "RAMSTREAM_LOGIN"
 LINK_USED = "link_used"
 SESSION_KEY = "ramstream.session"
-"""The guard leaves the session of a request under this key of its scope."""
+"""Key of a request's scope under which the guard leaves its session."""
 OPEN_TO_ALL = (
     "--no-login: whoever reaches this port is the owner here, every account of this machine "
     "included, and whoever comes through a tunnel, a proxy or a container: they can start, delete, "
@@ -73,7 +73,7 @@ class Login:
         self.sessions = LoginSessions(sessions, key, fault)
         self.links = Links()
         self.link_token = self.links.make()
-        """The link that is printed at the start has this token."""
+        """Token of the link that is printed at the start."""
 
     @classmethod
     def without_password(cls, key_path: Path, port: int = 0) -> Login:
@@ -103,12 +103,12 @@ class Login:
 
     @property
     def has_password(self) -> bool:
-        """Returns whether everybody is asked for a password, the server's own account included."""
+        """Whether everybody is asked for a password, the server's own account included."""
         return bool(self._password)
 
     @property
     def user(self) -> str:
-        """Returns the name of the only user: without a password, that of the server's account."""
+        """The name of the only user: without a password, that of the server's account."""
         if self._user:
             return self._user
         try:

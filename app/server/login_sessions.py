@@ -25,15 +25,15 @@ from engine.safe_files import FileFault
 
 SESSION_SECONDS = 14 * 24 * 3600
 MOST_SESSIONS = 100
-"""There are at most this many; of more, the one that was not seen for the longest time ends."""
+"""Largest number of sessions; of more, the one that was not seen for the longest time ends."""
 WRITE_SECONDS = 300.0
-"""When a session was last seen is written to the file at most this often."""
+"""Least number of seconds between two writes of when a session was last seen."""
 NAME_LENGTH = 12
 
 
 @dataclass(frozen=True)
 class Record:
-    """A `Record` is what the file keeps of a session; its times are in seconds since 1970."""
+    """A session as the file keeps it; times are in seconds since 1970."""
 
     hash: str
     began: float
@@ -43,7 +43,7 @@ class Record:
 
 
 class LoginSession:
-    """A `LoginSession` is one browser that is logged in."""
+    """One browser that is logged in."""
 
     def __init__(self, record: Record):
         self._record = record
@@ -52,12 +52,12 @@ class LoginSession:
 
     @property
     def name(self) -> str:
-        """Returns what a page calls this session by; nobody can log in with it."""
+        """Name of this session for a page; nobody can log in with it."""
         return self._record.hash[:NAME_LENGTH]
 
     @property
     def record(self) -> Record:
-        """Returns what is kept of this session."""
+        """The session as the file keeps it."""
         return self._record
 
     def is_over(self, now: float | None = None) -> bool:
@@ -115,7 +115,7 @@ class LoginSessions:
         self._written = 0.0
         self._sessions: dict[str, LoginSession] = {}
         self.fault = fault
-        """What a person who was logged in before is told: a sentence, or nothing."""
+        """Sentence for a person who was logged in before, or nothing."""
         try:
             kept = _read(path, self._keys_mark())
         except OSError as error:
@@ -220,7 +220,7 @@ class LoginSessions:
 
 
 class _Kept(msgspec.Struct):
-    """The content of the file."""
+    """Content of the file."""
 
     key: str
     sessions: list[Record]

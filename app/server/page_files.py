@@ -24,7 +24,7 @@ _TYPES = {".css": "text/css", ".js": "text/javascript"}
 MAIN_SCRIPT = "pages/frame/main.js"
 FIRST_SCRIPT = "pages/frame/frames.js"
 _NAMED_BY_CONTENT = "/assets/"
-"""Gradio's own scripts and styles are below this path. A hash of the content ends each name."""
+"""Path of Gradio's own scripts and styles. A hash of the content ends each name."""
 
 
 # ------------------------------------------------------------------ our own
@@ -122,8 +122,8 @@ def file_routes() -> list[Route]:
 
 
 class KeptFiles:
-    """It tells browsers to keep Gradio's files. Gradio says nothing about that, so that browsers
-    would ask for some seventy files again each time. The class is ASGI middleware.
+    """ASGI middleware that has browsers keep Gradio's files. Gradio says nothing about that, so
+    that browsers would ask for some seventy files again each time.
     """
 
     def __init__(self, app: App):

@@ -35,18 +35,19 @@ from app.server.asgi import Scope
 
 Place: TypeAlias = tuple[str, int]
 Row: TypeAlias = tuple[int, int]
-"""The account and the inode of a socket."""
+"""Account and inode of a socket."""
 Find: TypeAlias = Callable[[Place, Place], set[Row]]
-"""Returns the open sockets at the first place that are connected to the second."""
+"""The open sockets at the first place that are connected to the second."""
 IP: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PEER_KEY = "ramstream.peer"
-"""A connection leaves its peer under this key of the scope's `state`."""
+"""Key of the scope's `state` under which a connection leaves its peer."""
 PROC = Path("/proc")
 READINGS = 2
-"""Rows may move while a table is read, so an open socket may be missed once."""
+"""Number of times a table is read: rows may move meanwhile, so an open socket may be missed once.
+"""
 ALL_ACCOUNTS = 2**32 - 1
-"""A user namespace that has this many accounts in a row is that of the machine."""
+"""Number of accounts in a row by which the user namespace of the machine is known."""
 _OPEN_STATES = frozenset({1, 4, 5})
 """Connected, and connected with nothing more to send (ESTABLISHED, FIN_WAIT1 and FIN_WAIT2)."""
 
@@ -55,17 +56,17 @@ class Account(enum.Enum):
     """Whose program is at the other end of a connection."""
 
     OWNER = "owner"
-    """That of the account that runs the server."""
+    """Account that runs the server."""
     ANOTHER = "another"
     """Another account of this machine."""
     UNKNOWN = "unknown"
     """It cannot be said: the connection comes from elsewhere, from a forwarder of root, from
-    another user namespace, or was closed; or the system does not tell.
+    another user namespace, or was closed; or the system does not show it.
     """
 
 
 class Peer:
-    """The other end of one connection."""
+    """Other end of one connection."""
 
     def __init__(self, client: Place | None, server: tuple[str, int | None] | None):
         self._client, self._server = client, server
@@ -73,7 +74,7 @@ class Peer:
 
     @property
     def account(self) -> Account:
-        """Returns whose program this is. It is looked up when it is first asked for."""
+        """Whose program this is. It is looked up when it is first asked for."""
         if self._account is None:
             self._account = Account.UNKNOWN
             if self._client is not None and self._server is not None:
@@ -147,11 +148,11 @@ def _knows_own(find: Find) -> bool:
 # ---------------------------------------------------------------------- netlink
 
 _HEADER = struct.Struct("=IHHII")
-"""The head of a message: its length, type, flags, number and sender (struct nlmsghdr)."""
+"""Head of a message: its length, type, flags, number and sender (struct nlmsghdr)."""
 _ASKED = struct.Struct("=BBBxI")
 _ENDS = struct.Struct("!HH16s16s")
 _ANY_SOCKET = b"\0" * 4 + b"\xff" * 8
-"""On any interface, with any cookie."""
+"""Any interface, with any cookie."""
 _TOLD = struct.Struct("=BBxx36s12x12xII")
 """Family, state, both ends, account and inode (struct inet_diag_msg)."""
 _BY_FAMILY, _REQUEST = 20, 1

@@ -18,11 +18,11 @@ from starlette.responses import JSONResponse, Response
 from engine.errors import RamstreamError, RunError
 
 LONGEST_SENTENCE = 2000
-"""The sentence of an error has at most this many characters: a value that it quotes may be as long
+"""Largest number of characters in the sentence of an error: a value that it quotes may be as long
 as the request.
 """
 DEEPEST = 16
-"""Objects and lists may be nested this many levels deep. Those of our pages are 3 deep."""
+"""Largest depth to which objects and lists may be nested. Those of our pages are 3 deep."""
 _COUNT = re.compile(r"[0-9]{1,15}")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

@@ -17,7 +17,7 @@ from engine.runs.record.run_folder import RunFolder
 from engine.runs.summaries.listing import run_ids
 
 INITS = {"catatonit", "docker-init", "dumb-init", "podman-init", "tini", "tini-static"}
-"""These programs are the first of a container. They start another program, and end with it."""
+"""Programs that are the first of a container. They start another program, and end with it."""
 POLL_SECONDS = 0.2
 
 

@@ -15,29 +15,29 @@ from engine.data.sources.kinds import is_data
 from engine.errors import RamstreamError, RunError
 
 MOST_ENTRIES = 1000
-"""A folder shows at most this many entries; the others are counted."""
+"""Largest number of entries that a folder shows; the others are counted."""
 _NO_PLACE = (OSError, ValueError, RuntimeError)
-"""pathlib raises these for a path that leads nowhere: RuntimeError for links that go round in a
+"""Errors of pathlib for a path that leads nowhere: RuntimeError for links that go round in a
 circle, and ValueError for a zero byte.
 """
 
 
 @dataclass(frozen=True)
 class FolderListing:
-    """A `FolderListing` is what a person may choose in one folder."""
+    """What a person may choose in one folder."""
 
     path: Path
     folders: list[str]
-    """These are the names of the folders in it."""
+    """Names of the folders in it."""
     files: list[tuple[str, int]]
-    """These are the names of the data files in it, and their sizes in bytes."""
+    """Names of the data files in it, and their sizes in bytes."""
     left_out: int
-    """So many entries are not shown, since there are too many."""
+    """Number of entries that are not shown, since there are too many."""
 
 
 @dataclass(frozen=True)
 class DataFolders:
-    """These folders can be browsed."""
+    """Folders that can be browsed."""
 
     roots: tuple[Path, ...] = ()
 

@@ -11,17 +11,17 @@ from app.session.uploads import UPLOADS_FOLDER, UploadLimits, Uploads
 
 @dataclass(frozen=True)
 class DataOptions:
-    """These are the options of the command line about data."""
+    """Options of the command line about data."""
 
     limits: UploadLimits = field(default_factory=UploadLimits)
-    """These are the limits of uploads."""
+    """Limits of uploads."""
     folders: tuple[Path, ...] = ()
-    """These folders can be browsed."""
+    """Folders that can be browsed."""
 
 
 @dataclass(frozen=True)
 class DataIn:
-    """A `DataIn` has the uploads and the folders of a server."""
+    """Uploads and folders of a server."""
 
     uploads: Uploads
     folders: DataFolders

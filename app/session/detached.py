@@ -45,25 +45,25 @@ STDOUT_FILE = "stdout.txt"
 STDERR_FILE = "stderr.txt"
 LOGIN_VARIABLE = "RAMSTREAM_LOGIN"
 TAIL_BYTES = 16_384
-"""The last lines of a text file are searched for in this many bytes at its end."""
+"""Number of bytes at the end of a text file in which its last lines are searched for."""
 LINES_TOLD = 3
 START_PATIENCE = 60.0
-"""A command waits at most this many seconds for a process that is starting."""
+"""Seconds that a command waits at most for a process that is starting."""
 START_LOOK = 0.1
-"""This is the interval, in seconds, of the checks whether a process has started."""
+"""Seconds between two checks whether a process has started."""
 SAME_START = 1.0
-"""Two readings of one process's start time differ by less than this many seconds. psutil counts
-from the boot time, which the system may report slightly differently each time.
+"""Seconds by which two readings of one process's start time differ at most. psutil counts from the
+boot time, which the system may report slightly differently each time.
 """
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TICKS_FIELD = 19
-"""A process's start has this place in its status line, counted from 0 after the name."""
+"""Place of a process's start in its status line, counted from 0 after the name."""
 OVER = ("Z", "X", "x")
-"""A process in one of these states has ended."""
+"""States of a process that has ended."""
 
 
 INTERRUPTED = {128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP}
-"""A process that was asked by a signal to end before its run began has one of these exit codes."""
+"""Exit codes of a process that was asked by a signal to end before its run began."""
 
 
 def train_command(folder: RunFolder) -> list[str]:
@@ -80,13 +80,13 @@ def train_command(folder: RunFolder) -> list[str]:
 
 
 class DetachedRuns:
-    """`DetachedRuns` starts a server's runs in processes of their own, and records a failure if a
+    """Starts a server's runs in processes of their own, and records a failure if a
     process ends before its run begins. All methods may be called from any thread.
     """
 
     def __init__(self) -> None:
         self._awaited: set[Path] = set()
-        """For each of these run folders, a thread of this server waits for the process. Only that
+        """Run folders for whose process a thread of this server waits. Only that
         thread will know how the process ended, so no other thread records its end. Adding to a set
         and removing from it are atomic in Python, so no lock is needed.
         """
@@ -251,17 +251,17 @@ def process_of_its_own(folder: RunFolder) -> int | None:
 
 
 class _Process(msgspec.Struct, frozen=True):
-    """What `detached.json` says of a process."""
+    """Content of `detached.json` about a process."""
 
     pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
     started: float
-    """It began at this Unix time."""
+    """Unix time at which it began."""
     boot: str = ""
-    """This distinguishes the boot of the machine on which it began."""
+    """Mark of the boot of the machine on which it began."""
     ticks: int = 0
-    """It began so many clock ticks after that boot."""
+    """Number of clock ticks from that boot to its beginning."""
     recorded: int = 0
-    """The record had this many bytes before."""
+    """Number of bytes that the record had before."""
 
 
 def _process_of(folder: RunFolder) -> _Process | None:

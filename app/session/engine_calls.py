@@ -31,7 +31,7 @@ def _estimate(config: TrainConfig, machine: Machine) -> FitReport:
 
 
 class Run(Protocol):
-    """A `Run` has those members of `engine.training.loop.run.Run` that the session uses."""
+    """Members of `engine.training.loop.run.Run` that the session uses."""
 
     id: str
 
@@ -68,7 +68,7 @@ def _warm_up(model: ModelConfig) -> None:
 
 @dataclass(frozen=True)
 class EngineCalls:
-    """The session calls these functions of the engine; tests pass their own."""
+    """Functions of the engine that the session calls; tests pass their own."""
 
     start_run: Callable[..., Run] = start_run
     resume_run: Callable[..., Run] = resume_run
@@ -77,14 +77,14 @@ class EngineCalls:
     estimate: Callable[[TrainConfig, Machine], FitReport] = _estimate
     preview: Callable[..., dict[str, Any]] = preview
     check_data: Callable[[DataConfig], None] = check_first_rows
-    """It raises DataError if the first rows of data on this machine cannot be read."""
+    """Raises DataError if the first rows of data on this machine cannot be read."""
     refuse_out_of_reach: Callable[..., None] = refuse_out_of_reach
-    """It raises ModelError for a model that is neither here nor to be had now."""
+    """Raises ModelError for a model that is neither here nor to be had now."""
     count_rows: Callable[[DataConfig], float | None] = count_rows
     load_tokenizer: Callable[[str], Any] = _load_tokenizer
     warm_up: Callable[[ModelConfig], None] = _warm_up
-    """It imports the modules that the first Start and Chat need and runs a model once, so that
-    Start and Chat need not wait for that.
+    """Imports the modules that the first Start and Chat need and runs a model once, so that Start
+    and Chat need not wait for that.
     """
 
 
@@ -92,7 +92,7 @@ class EngineCalls:
 
 
 class ChatEngine(Protocol):
-    """A `ChatEngine` has those members of `engine.tools.chat.talkers.ChatEngine` that Chat uses."""
+    """Members of `engine.tools.chat.talkers.ChatEngine` that Chat uses."""
 
     label: str
     prompt_builder: Any
@@ -135,17 +135,17 @@ def _borrow(paused: Any, config: TrainConfig, label: str) -> ChatEngine:
 
 @dataclass(frozen=True)
 class ChatCalls:
-    """Chat calls these functions of the engine; tests pass their own."""
+    """Functions of the engine that Chat calls; tests pass their own."""
 
     prompt_builder_of: Callable[[TrainConfig], Any] = _prompt_builder_of
-    """It returns the prompt format of weights without loading them."""
+    """Returns the prompt format of weights without loading them."""
     folder_of: Callable[..., Source] = _folder_of
     fit_together: Callable[[list[Source]], bool] = _fit_together
-    """It returns whether the weights of all sources fit in memory at once. It raises FitError if
-    those of one source do not fit even alone.
+    """Returns whether the weights of all sources fit in memory at once. Raises FitError if those of
+    one source do not fit even alone.
     """
     load: Callable[[Source, Callable[..., None]], ChatEngine] = _load
     borrow: Callable[[Any, TrainConfig, str], ChatEngine] = _borrow
-    """It lends the weights of a run that is paused in this process; the run's own thread computes
-    each token.
+    """Lends the weights of a run that is paused in this process; the run's own thread computes each
+    token.
     """

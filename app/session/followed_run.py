@@ -20,11 +20,11 @@ from engine.runs.record.snapshot import RunSnapshot
 T = TypeVar("T")
 
 ENDING = ("stop", "discard")
-"""These commands end a run."""
+"""Commands that end a run."""
 
 
 class FollowedRun:
-    """A `FollowedRun` is a run that pages show or that was asked for something.
+    """A run that pages show or that was asked for something.
 
     What begins with `note_` may be called from any thread, and `read` from one at a time.
     """
@@ -45,19 +45,19 @@ class FollowedRun:
         self.snapshot = RunSnapshot()
         self._follower = Follower(folder.events_path)
         self.has_news = False
-        """Something was noted that the next answer about the run shows."""
+        """Whether something was noted that the next answer about the run shows."""
         self._made: dict[Callable[[FollowedRun], Any], Any] = {}
         self._was_running = False
-        """The run had a process when the record was last read."""
+        """Whether the run had a process when the record was last read."""
         self.is_lost = False
-        """The run's folder vanished while the run was under way."""
+        """Whether the run's folder vanished while the run was under way."""
         self._request: tuple[str, int] | None = None
-        """The pending command, and how many commands the run had taken when it was sent."""
+        """Pending command, and number of commands that the run had taken when it was sent."""
 
     @property
     def is_outdated(self) -> bool:
-        """Returns whether the folder was deleted, or put back, so that what was read is no
-        longer there. Of a run whose folder vanished while it was under way, it goes on telling so.
+        """Whether the folder was deleted, or put back, so that what was read is no longer there. Of
+        a run whose folder vanished while it was under way, it goes on telling so.
         """
         if self.is_lost:
             return self._has_record()

@@ -19,19 +19,19 @@ from engine.errors import RamstreamError, RunError
 KEPT_JOBS = 50
 SHOWN = ("id", "title", "about", "state", "done", "total", "text", "result", "error")
 LIKELY_SECONDS = 1.0
-"""The remaining time is estimated only after this many seconds of a stage."""
+"""Seconds of a stage after which the remaining time is estimated."""
 GIVE_UP_SECONDS = 5
-"""A server that ends waits this many seconds for its jobs to clean up."""
+"""Seconds that a server that ends waits for its jobs to clean up."""
 BYTES = "bytes"
 
 
 class Cancelled(Exception):
-    """Cancelling a job makes its work raise this exception."""
+    """Raised in the work of a job that is cancelled."""
 
 
 @dataclass
 class Job:
-    """A `Job` is one piece of long work, with its progress and its result.
+    """One piece of long work, with its progress and its result.
 
     Only the job's thread writes the fields, and any thread may read them: each write replaces one
     value, so readers need no lock.
@@ -40,21 +40,21 @@ class Job:
     id: int
     title: str
     about: str = ""
-    """This is the id of the run that the job works on; it may be empty."""
+    """Id of the run that the job works on, or empty."""
     unit: str = ""
-    """Progress is counted in this unit: bytes, or another unit without a name."""
+    """Unit in which progress is counted: bytes, or another unit without a name."""
     state: str = "working"
-    """The state is one of working, done, failed and cancelled."""
+    """One of working, done, failed and cancelled."""
     done: float = 0
     total: float = 0
     text: str = ""
-    """The text names the current stage of the work."""
+    """Name of the current stage of the work."""
     result: str = ""
-    """This sentence reports the result of the job."""
+    """Sentence about the result of the job."""
     error: str = ""
-    """This sentence reports why the job failed."""
+    """Sentence about why the job failed."""
     _begun: float = field(default_factory=time.monotonic, repr=False)
-    """The current stage began at this monotonic time."""
+    """Monotonic time at which the current stage began."""
     _cancel: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def run(self, work: Callable[[Job], str]) -> None:
@@ -147,7 +147,7 @@ class Job:
 
 
 class Jobs:
-    """`Jobs` runs one job at a time, since each may hold a whole model in memory.
+    """Runs one job at a time, since each may hold a whole model in memory.
 
     It keeps the latest jobs, so that pages can learn how they ended. All methods may be called from
     any thread.
@@ -157,7 +157,7 @@ class Jobs:
         self._numbers = itertools.count(1)
         self._recent: deque[Job] = deque(maxlen=KEPT_JOBS)
         self._worker: threading.Thread | None = None
-        """This thread runs the latest job."""
+        """Thread of the latest job."""
         # Under the lock, checking that no job is running and starting this one are one step, so
         # that two simultaneous requests cannot both start a job.
         self._lock = threading.Lock()

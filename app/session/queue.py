@@ -33,47 +33,47 @@ from engine.safe_files import FileFault
 
 QUEUE_FILE = "queue.json"
 DAMAGED_FILE = "queue.damaged.json"
-"""A file that cannot be read gets this name, or one with a number."""
+"""Name that a file gets that cannot be read, with a number if it is taken."""
 LIMIT = 100
 _LARGEST = 128 << 20
-"""Bytes of the file. The settings of a run have at most those of a request."""
+"""Largest number of bytes of the file. The settings of a run have at most those of a request."""
 POLL_SECONDS = 1.0
-"""The queue checks at intervals of this many seconds whether the next run can start: runs of other
-processes do not report their end.
+"""Seconds between two checks whether the next run can start: runs of other processes do not report
+their end.
 """
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A `Queued` is one waiting run, with what the page shows about it."""
+    """One waiting run, with what the page shows about it."""
 
     id: str
     name: str
     model: str
-    """This text names the model."""
+    """Name of the model."""
     data: str
-    """This text names the data set."""
+    """Name of the data set."""
     added: float
-    """The run was queued at this Unix time."""
+    """Unix time at which the run was queued."""
     config: dict[str, Any]
-    """These are the run's settings, as returned by `TrainConfig.to_dict`."""
+    """Settings of the run, as returned by `TrainConfig.to_dict`."""
     problem: str = ""
-    """This text says why the run could not be started. A run with such a text waits no longer."""
+    """Why the run could not be started. A run with such a text waits no longer."""
     detached: bool = False
-    """If this is set, the run gets a process of its own."""
+    """Whether the run gets a process of its own."""
     resumes: str = ""
-    """If this is set, the run with this id is resumed, and no new run is started."""
+    """Id of a run to resume; empty if a new run is started."""
 
 
 class _Kept(msgspec.Struct):
-    """The content of the file."""
+    """Content of the file."""
 
     held: bool
     runs: list[Queued]
 
 
 class RunQueue:
-    """A `RunQueue` starts the waiting runs one after the other. All methods may be called from any
+    """Starts the waiting runs one after the other. All methods may be called from any
     thread.
     """
 
@@ -104,21 +104,21 @@ class RunQueue:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._starting = ""
-        """The id of the run that is being started without the lock, or an empty text."""
+        """Id of the run that is being started without the lock, or an empty text."""
         self._unread = ""
-        """This sentence says why an earlier queue could not be read."""
+        """Why an earlier queue could not be read."""
         self._unwritten = ""
-        """This sentence says why this queue cannot be written."""
+        """Why this queue cannot be written."""
         self._fault = ""
-        """This sentence says why nothing can be started."""
+        """Why nothing can be started."""
         was_held, self._queued = self._read()
         waiting = self._next() is not None
         self.behind = going_on() if waiting and not was_held else None
-        """The queue waits for this run of another process, which was already active when this
+        """Run of another process that the queue waits for, which was already active when this
         server started.
         """
         self.is_held = waiting and self.behind is None
-        """While this is set, the queue waits for a person to continue it."""
+        """Whether the queue waits for a person to continue it."""
         if self.is_held and not was_held:
             self._keep(self._queued, must=False)
         if self.behind is not None:
@@ -127,8 +127,8 @@ class RunQueue:
 
     @property
     def problem(self) -> str:
-        """Says why an earlier queue could not be read, why this one cannot be written and why
-        nothing can be started. The text is empty if there is no problem.
+        """Why an earlier queue could not be read, why this one cannot be written and why nothing
+        can be started. The text is empty if there is no problem.
         """
         problems = (self._unread, self._unwritten, self._fault)
         return " ".join(problem for problem in problems if problem)
@@ -140,7 +140,7 @@ class RunQueue:
 
     @property
     def waits(self) -> bool:
-        """Returns whether a run waits to be started."""
+        """Whether a run waits to be started."""
         with self._change:
             return self._next() is not None
 

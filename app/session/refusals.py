@@ -8,7 +8,7 @@ from engine.runs.record.run_folder import RunFolder
 from engine.runs.summaries.listing import summarize
 
 ENDED_AS_ASKED = {"stop": "stopped", "discard": "discarded"}
-"""A run that has carried out such a request ends in this state."""
+"""State in which a run ends that has carried out such a request."""
 
 
 def refuse_if_paused_when_seen(run_id: str, seen: str) -> None:

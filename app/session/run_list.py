@@ -27,60 +27,60 @@ from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, saved_steps
 
 NO_WEIGHTS = Weights(can_chat=False, saved=NOTHING_SAVED)
 LIST_SECONDS = 1.0
-"""The folder is read again once the last read is older than this many seconds."""
+"""Age in seconds from which the folder is read again."""
 
 
 @dataclass(frozen=True)
 class RunsToShow:
-    """A `RunsToShow` is the answer to what a page asked for."""
+    """Answer to what a page asked for."""
 
     every: list[ListedRun]
-    """These are all runs of the folder, the newest first."""
+    """All runs of the folder, the newest first."""
     found: int
-    """So many of them are asked for."""
+    """Number of runs that are asked for."""
     shown: list[ListedRun]
-    """These are the first of those, in the order that was asked for."""
+    """The first of those, in the order that was asked for."""
     is_complete: bool
-    """Each of these runs, and of those that had to be sorted, was scanned."""
+    """Whether each of these runs, and of those that had to be sorted, was scanned."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """An `_Entry` is one run, and of what state of its folder it is."""
+    """One run, and the state of its folder when it was read."""
 
     folder: RunFolder
     state: _FolderState
-    """Two equal states give the same run, unless it `is_starting`."""
+    """State of the folder. Two equal states give the same run, unless it `is_starting`."""
     run: RunSummary
     weights: Weights
     is_starting: bool
-    """The run has a process of its own that has not written a record yet."""
+    """Whether the run has a process of its own that has not written a record yet."""
 
 
 @dataclass(frozen=True)
 class _FolderState:
-    """A `_FolderState` changes with anything that the list shows of a run."""
+    """Changes with anything that the list shows of a run."""
 
     stamps: tuple[tuple[str, int, int, int], ...]
-    """These are the name, size, modification time and inode of everything in the folder."""
+    """Name, size, modification time and inode of everything in the folder."""
     is_running: bool
-    """A process holds the run's lock."""
+    """Whether a process holds the run's lock."""
     may_be_starting: bool
-    """The run was given a process of its own, and its record is no newer."""
+    """Whether the run was given a process of its own, and its record is no newer."""
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """A `_Listing` is the list of runs as read at one time."""
+    """List of runs as read at one time."""
 
     moment: object
-    """This was the current change marker when the read began."""
+    """Change marker when the read began."""
     read_at: float
-    """The read ended at this monotonic time."""
+    """Monotonic time at which the read ended."""
     runs: list[RunSummary]
-    """The newest run comes first."""
+    """Runs, the newest first."""
     entries: dict[str, _Entry]
-    """These are the runs by their ids, as they were found in their folders."""
+    """Runs by their ids, as they were found in their folders."""
 
     def is_good_at(self, moment: object) -> bool:
         """Returns whether nothing has changed since the read, and the read is recent."""
@@ -88,7 +88,7 @@ class _Listing:
 
 
 class RunList:
-    """A `RunList` lists the runs of one folder. All methods may be called from any thread."""
+    """Lists the runs of one folder. All methods may be called from any thread."""
 
     def __init__(self, runs_dir: Path, detached: DetachedRuns, active_id: Callable[[], str | None]):
         """`active_id` returns the id of the run that this process is running, or None."""
@@ -101,7 +101,7 @@ class RunList:
         self._listing: _Listing | None = None
         self._scans = RunScans(runs_dir)
         self._moment = object()
-        """Each change of the folder replaces this object, so that a list whose read was in progress
+        """Marker that each change of the folder replaces, so that a list whose read was in progress
         is known to be outdated.
         """
 

@@ -24,26 +24,26 @@ from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.glance import Sparkline, read_sparkline
 
 GROWN_SECONDS = 5.0
-"""A record that grows is read again once its scan is older than this many seconds."""
+"""Age in seconds from which the scan of a record that grows is repeated."""
 SIZE_SECONDS = 60.0
-"""The size of a folder is measured again once it is older than this many seconds."""
+"""Age in seconds from which the size of a folder is measured again."""
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A `_Kept` is a scan, and of what state of the run's folder it is."""
+    """A scan, and the state of the run's folder at the time."""
 
     scan: RunScan
     record: tuple[int, int]
-    """The record had this size and modification time."""
+    """Size and modification time of the record."""
     read_at: float
-    """The record was read at this monotonic time."""
+    """Monotonic time at which the record was read."""
     sized_at: float
-    """The folder was measured at this monotonic time."""
+    """Monotonic time at which the folder was measured."""
 
 
 class RunScans:
-    """A `RunScans` keeps a scan of each run of a folder. All methods may be called from any thread.
+    """Keeps a scan of each run of a folder. All methods may be called from any thread.
 
     One thread reads them. It exists only while there is something to read.
     """
@@ -54,7 +54,7 @@ class RunScans:
         self._change = threading.Lock()
         self._kept: dict[str, _Kept] = {}
         self._wanted: dict[str, None] = {}
-        """The ids of the runs to scan, in order."""
+        """Ids of the runs to scan, in order."""
         self._thread: threading.Thread | None = None
 
     def known(self, run_ids: Iterable[str]) -> dict[str, RunScan]:

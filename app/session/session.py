@@ -41,24 +41,26 @@ from engine.training.checkpoints.saved_on_disk import saved_steps
 KEPT_RUNS = 8
 ENDED_BY_A_PERSON = ("stopped", "discarded")
 JOIN_SECONDS = 0.2
-"""The wait for a thread is divided into waits of this many seconds, so that a second Ctrl-C can end
-it.
+"""Seconds of each of the waits into which the wait for a thread is divided, so that a second Ctrl-C
+can end it.
 """
 
 
 class Session:
-    """A `Session` owns the runs of one folder. All methods may be called from any thread."""
+    """Owns the runs of one folder. All methods may be called from any thread."""
 
     def __init__(self, runs_dir: Path, engine: EngineCalls | None = None):
         self.runs_dir = runs_dir
         self.engine = engine or EngineCalls()
         self.server_id = secrets.token_hex(6)
-        """Each server has a new id, from which a page notices that the server was restarted."""
+        """Id of this server, new at each start, from which a page notices that the server was
+        restarted.
+        """
         self.jobs = Jobs()
         self._detached = DetachedRuns()
         self._before_runs: list[Callable[[], None]] = []
         self.was_opened = threading.Event()
-        """The event is set once a page has been opened."""
+        """Event that is set once a page has been opened."""
         # Under this lock, checking that no run is active and starting one are one step: of twenty
         # people who press Start at once, only one starts a run.
         self._launching = threading.Lock()
@@ -71,11 +73,11 @@ class Session:
         self._is_closing = False
         self._is_urgent = False
         self._stopped: Run | None = None
-        """This run was asked to stop, since the server ends. A second request would leave it."""
+        """Run that was asked to stop, since the server ends. A second request would leave it."""
         # This lock guards `_followed`, so that each run is followed only once.
         self._following = threading.Lock()
         self._followed: OrderedDict[str, FollowedRun] = OrderedDict()
-        """The most recently requested run comes last."""
+        """Followed runs; the most recently requested comes last."""
         self._list = RunList(runs_dir, self._detached, lambda: self.active_id)
         self.queue = RunQueue(
             runs_dir,
@@ -99,27 +101,27 @@ class Session:
 
     @property
     def active_id(self) -> str | None:
-        """Returns the id of the run that is active in this process, or None if none is."""
+        """The id of the run that is active in this process, or None if none is."""
         run = self._active
         return run.id if run is not None else None
 
     @property
     def active_run(self) -> Run | None:
-        """Returns the run that `active_id` names, or None."""
+        """The run that `active_id` names, or None."""
         return self._active
 
     @property
     def busy_id(self) -> str | None:
-        """Returns the id of the run that is active, here or in another process. Other processes are
-        checked at most once a second.
+        """The id of the run that is active, here or in another process. Other processes are checked
+        at most once a second.
         """
         elsewhere = None if self._active is not None else self._list.running_elsewhere_lately()
         return self.active_id or elsewhere
 
     @property
     def preparing_elsewhere(self) -> str | None:
-        """Returns the id of a run that another process is preparing. Not all of its memory is
-        allocated yet.
+        """The id of a run that another process is preparing. Not all of its memory is allocated
+        yet.
         """
         run_id = self.busy_id
         if run_id is None or run_id == self.active_id:
@@ -406,7 +408,7 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Returns whether a run is active or waits to be started, so that another one waits."""
+        """Whether a run is active or waits to be started, so that another one waits."""
         return self.busy_id is not None or self.queue.waits
 
     def describe(

@@ -64,7 +64,7 @@ class RefusedUpload(RunError):
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """These are the limits of uploads; sizes are in bytes."""
+    """The limits of uploads; sizes are in bytes."""
 
     largest: int = 20 * GIB
     """One file has at most this many bytes."""
@@ -350,7 +350,7 @@ class Incoming:
 
     @property
     def missing(self) -> int:
-        """Returns how many bytes have not arrived yet."""
+        """Number of bytes that have not arrived yet."""
         return self.size - self._written
 
     def write(self, piece: bytes | bytearray) -> None:

@@ -36,7 +36,7 @@ class Segment:
 
     @property
     def words(self) -> str:
-        """Returns what it is, as in "embed and blocks 0 to 10: weights, moments and gradients"."""
+        """What it is, as in "embed and blocks 0 to 10: weights, moments and gradients"."""
         if not self.units:
             return HELD_WORDS[self.held]
         which = together_in_words(self.units)

@@ -82,7 +82,7 @@ class ShownRun:
     pending: str | None = None
     """This command was requested and has not been taken yet."""
     learning_rate: float | None = None
-    """This is the peak learning rate in the settings, or None if they cannot be read."""
+    """The peak learning rate in the settings, or None if they cannot be read."""
     saved: SavedSteps = NOTHING_SAVED
     """These checkpoints of the run are on the disk."""
     saves: bool = True

@@ -45,9 +45,9 @@ class Divergence:
     """A `Divergence` says that the training loss rose far above its best."""
 
     best: float
-    """This is the lowest median of `BASE_STEPS` steps before it rose."""
+    """The lowest median of `BASE_STEPS` steps before it rose."""
     last: float
-    """This is the median of the latest `LAST_STEPS` steps."""
+    """The median of the latest `LAST_STEPS` steps."""
     limit: float
     """The loss had to rise above this."""
     since: int

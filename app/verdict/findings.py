@@ -42,7 +42,7 @@ class Offer:
     label: str
     """The label describes the change in words."""
     changes: dict[str, Any]
-    """These are the new config values by dotted name."""
+    """The new config values by dotted name."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Verdict:
 
     @property
     def offer(self) -> Offer | None:
-        """Returns the first change that one of the findings offers; its label says what it is."""
+        """The first change that one of the findings offers; its label says what it is."""
         offers = (found.offer for found in (self.headline, *self.also))
         return next((offer for offer in offers if offer is not None), None)
 

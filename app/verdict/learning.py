@@ -56,11 +56,11 @@ class Progress:
     needed: int
     """After so many steps, it can be said whether the run learns."""
     first: float
-    """This is the loss at the beginning."""
+    """The loss at the beginning."""
     begun: float
-    """This is the loss of the first step, before its update, or infinite where it is not known."""
+    """The loss of the first step, before its update, or infinite where it is not known."""
     last: float
-    """This is the loss of the latest fifth of the steps, or of 20."""
+    """The loss of the latest fifth of the steps, or of 20."""
     least: float
     """The loss must fall by more than this."""
     is_learning: bool
@@ -110,13 +110,13 @@ class Learning:
 
     @property
     def falls(self) -> bool:
-        """Returns whether one of its losses has fallen, wherever it began."""
+        """Whether one of its losses has fallen, wherever it began."""
         return self.progress.is_learning or (self.went is not None and self.went.has_improved)
 
     @property
     def is_above_before(self) -> bool:
-        """Returns whether the run is no better than before training: by the validation loss or,
-        where that is not known, by the loss of the first step.
+        """Whether the run is no better than before training: by the validation loss or, where that
+        is not known, by the loss of the first step.
         """
         if self.went is not None and len(self.went.steps) > 1 and self.went.steps[0] == 0:
             return self.went.is_above_before
@@ -124,12 +124,12 @@ class Learning:
 
     @property
     def learns(self) -> bool:
-        """Returns whether a loss has fallen, and below what it was before training."""
+        """Whether a loss has fallen, and below what it was before training."""
         return self.falls and not self.is_above_before
 
     @property
     def does_not(self) -> bool:
-        """Returns whether it is certain that the run does not learn."""
+        """Whether it is certain that the run does not learn."""
         is_known = self.progress.is_clear and self.progress.first >= LEARNED_LOSS
         return is_known and not self.falls and not self._validation_fell
 

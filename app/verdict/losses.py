@@ -37,14 +37,14 @@ class Losses:
 
     @property
     def begun(self) -> float:
-        """Returns the loss of the first step, which is computed before its update, or infinity
-        where it is not known.
+        """The loss of the first step, which is computed before its update, or infinity where it is
+        not known.
         """
         return float(self.values[0]) if len(self) and self.steps[0] == 1 else math.inf
 
     @property
     def warm(self) -> int:
-        """Returns the index of the first step at the highest rate, where a warm-up ends."""
+        """The index of the first step at the highest rate, where a warm-up ends."""
         return int(np.argmax(self.rates)) if len(self.rates) else 0
 
 

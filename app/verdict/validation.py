@@ -88,17 +88,17 @@ class Validation:
 
     @property
     def is_above_best(self) -> bool:
-        """Returns whether the last value is above the best one by more than the noise."""
+        """Whether the last value is above the best one by more than the noise."""
         return bool(self.losses[-1] > self.best + self.margins[-1])
 
     @property
     def is_above_before(self) -> bool:
-        """Returns whether the last value is not below that before training."""
+        """Whether the last value is not below that before training."""
         return len(self.steps) > 1 and self.steps[0] == 0 and self.last >= self.first
 
     @property
     def has_improved(self) -> bool:
-        """Returns whether the best value is below the first one by more than 1 % and the noise."""
+        """Whether the best value is below the first one by more than 1 % and the noise."""
         least = max(0.01 * abs(self.first), ERRORS * TOKEN_SPREAD / math.sqrt(self.counted))
         return self.first - self.best > least
 

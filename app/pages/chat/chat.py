@@ -30,7 +30,7 @@ from engine.tools.chat.conversation import Message, Sampling, Source, take_turns
 
 IDLE_SECONDS = 600
 GIVE_UP_SECONDS = 30
-"""A beginning run waits at most this many seconds for the end of the current answer."""
+"""Seconds that a beginning run waits at most for the end of the current answer."""
 MOST_TURNS = 200
 
 
@@ -54,13 +54,13 @@ class Chat:
         self._note = ""
         self._error = ""
         self._server = time.time_ns() // 1_000_000
-        """It tells versions of this server from those of an earlier one."""
+        """Start of this server, which tells its versions from those of an earlier one."""
         self._version = self._server
-        """Each change of the state increments this. It starts from the clock, so that versions of
-        an earlier server are lower.
+        """Number of the state, incremented by each change. It starts from the clock, so that
+        versions of an earlier server are lower.
         """
         self._begun = self._version
-        """The latest turn began with this version."""
+        """Version with which the latest turn began."""
         self._idle: threading.Timer | None = None
         session.call_before_runs(self.release)
 
@@ -336,7 +336,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class _Question:
-    """A question is a message with the sides to ask and the turn that gets their answers."""
+    """A message with the sides to ask and the turn that gets their answers."""
 
     choice: Choice
     sides: dict[str, Source]

@@ -19,7 +19,7 @@ from engine.training.checkpoints.checkpoint import folders_by_step
 
 
 class OfferedWeights:
-    """Finds the available weights, and the ones that a choice means. It loads none."""
+    """Finds the available weights, and those of a choice. It loads none."""
 
     def __init__(self, session: Session, engine: ChatCalls):
         self._session = session

@@ -11,7 +11,7 @@ from typing import Any
 from engine.tools.chat.conversation import Message
 
 CURRENT = "current"
-"""The choice of these weights means the current weights of a paused run."""
+"""Value of a choice for the current weights of a paused run."""
 
 
 @dataclass(frozen=True)
@@ -19,29 +19,29 @@ class Choice:
     """The weights of a chat: those of a run, or a model in a folder."""
 
     run_id: str = ""
-    """This is empty if a folder is chosen."""
+    """Empty if a folder is chosen."""
     weights: str = "newest"
-    """The weights of a run are "current" (while it is paused), "newest", "step-N" or "export"."""
+    """Weights of the run: "current" (while it is paused), "newest", "step-N" or "export"."""
     folder: str = ""
-    """This is empty if a run is chosen."""
+    """Empty if a run is chosen."""
 
 
 @dataclass
 class Answer:
-    """An answer is one side's reply to a message."""
+    """One side's reply to a message."""
 
     weights: str
-    """The answer comes from these weights; the text is their name for the page."""
+    """Name on the page of the weights that answer."""
     text: str = ""
     state: str = "waiting"
-    """An answer is waiting, writing, done, stopped or failed."""
+    """Waiting, writing, done, stopped or failed."""
     problem: str = ""
-    """This is the reason why the answer failed."""
+    """Why the answer failed."""
     tokens: int = 0
     draws: int = 0
     seconds: float = 0.0
-    """This is the time, in seconds, in which `draws` tokens were drawn. The first token is not
-    counted, since before it the model must read the whole conversation.
+    """Seconds in which `draws` tokens were drawn. The first token is not counted, since before it
+    the model must read the whole conversation.
     """
 
     def write(self, text: str, tokens: int) -> None:
@@ -83,11 +83,11 @@ class Answer:
 
 @dataclass
 class Turn:
-    """A turn is one message of a person with the answers of one or two sides."""
+    """One message of a person with the answers of one or two sides."""
 
     message: str
     answers: dict[str, Answer] = field(default_factory=dict)
-    """These are the answers by side: "base" and "tuned"."""
+    """Answers by side: "base" and "tuned"."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the turn in the form that pages receive."""

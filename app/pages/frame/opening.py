@@ -18,11 +18,9 @@ from engine.errors import RamstreamError
 
 
 class Opening:
-    """When a page is opened, its answer names the files that its scripts will load.
-
-    A `Link` header (RFC 8288) names them, so that the browser fetches them at once. Meanwhile the
-    server begins to read the record of the run that the page will show. The class is ASGI
-    middleware.
+    """ASGI middleware that names the files that the page's scripts will load in the answer that
+    opens a page. A `Link` header (RFC 8288) names them, so that the browser fetches them at once.
+    Meanwhile the server begins to read the record of the run that the page will show.
     """
 
     def __init__(

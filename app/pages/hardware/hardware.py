@@ -70,14 +70,14 @@ FIELDS = {
     "optimizer": "train.optimizer",
 }
 MOST_ROWS = 1 << 16
-"""The table's settings have at most this many rows per step: with more, a column takes minutes."""
+"""Largest number of rows per step in the table's settings: with more, a column takes minutes."""
 RAM_GRAIN, GPU_GRAIN = 256 << 20, 64 << 20
-"""Free memory is rounded down to a multiple of this many bytes, so that the table is not rebuilt
-whenever some program allocates a page of memory.
+"""Bytes to whose multiples free memory is rounded down, so that the table is not rebuilt whenever
+some program allocates a page of memory.
 """
 GPU_WORK_STATES = ("preparing", "running", "pausing", "paused", "stopping", "saving")
 MOST_MACHINES = 12
-"""One table shows at most this many machines in addition to this one."""
+"""Largest number of machines in one table in addition to this one."""
 
 
 def choices() -> dict[str, Any]:
@@ -120,9 +120,9 @@ class Hardware:
         self._read = read
         self._measure = measure
         self._job: Job | None = None
-        """This job does the latest measurement."""
+        """Job of the latest measurement."""
         self._kept: Machine | None = None
-        """The table is based on this reading of the machine."""
+        """Reading of the machine on which the table is based."""
         self._rows = functools.lru_cache(maxsize=256)(_rows_of)
         self._largest = functools.lru_cache(maxsize=64)(_largest_of)
         self._offers = functools.lru_cache(maxsize=64)(machines_for)

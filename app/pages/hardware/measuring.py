@@ -12,11 +12,11 @@ from engine.machine.rates import ONE_THREAD, store_rates
 from engine.words import counted
 
 PROBE_SECONDS = 0.25
-"""Each rate is measured for this many seconds. On a CPU there are about two dozen measurements,
-with all threads and with one; together they take about ten seconds.
+"""Seconds for which each rate is measured. On a CPU there are about two dozen measurements, with
+all threads and with one; together they take about ten seconds.
 """
 PARTS = ("the bus", "the device", "host memory and AdamW")
-"""`engine.runtime.measure.machine_rates.measure` reports these parts as it goes."""
+"""Parts that `engine.runtime.measure.machine_rates.measure` reports as it goes."""
 
 
 class _Asking:

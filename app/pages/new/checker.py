@@ -46,14 +46,14 @@ from engine.runs.trackers.known_trackers import destinations
 from engine.training.weights.usable_start import refuse_unusable
 
 MACHINE_SECONDS = 10
-"""Free memory is read again after this many seconds; estimates are repeated if it has changed."""
+"""Seconds after which free memory is read again; estimates are repeated if it has changed."""
 PREVIEW_ROWS = 5
 PREVIEW_CHARACTERS = 1200
-"""A row of the preview shows at most this many characters."""
+"""Largest number of characters of a row in the preview."""
 SMALLER_SHOWN = 3
-"""Instead of a model that does not fit, so many smaller ones are offered."""
+"""Number of smaller models that are offered instead of one that does not fit."""
 SAMPLES_KEPT = 32
-"""What was measured of so many data sets is kept."""
+"""Number of data sets whose measurements are kept."""
 NO_TOKENIZER = "The tokenizer of the model is missing."
 UNKNOWN_COLUMNS = (
     "A run would refuse the names of these columns: say which one is what, in the preview of the "
@@ -72,7 +72,7 @@ TAKEN_OVER = (
     "endless",
     "warnings",
 )
-"""The page shows these parts of the engine's preview unchanged."""
+"""Parts of the engine's preview that the page shows unchanged."""
 
 
 class Checker:
@@ -87,10 +87,9 @@ class Checker:
         self.presets = PresetShelf(session.runs_dir)
         self._session = session
         self._read: tuple[float, Machine | None] = (0.0, None)
-        """The machine was last read at this time of the monotonic clock."""
+        """Time of the monotonic clock at which the machine was last read."""
         self._folder = (-math.inf, "")
-        """The folder of all runs was last looked at then, and could not be written for this reason.
-        """
+        """When the folder of all runs was last checked, and why it could not be written then."""
         self._estimate = functools.lru_cache(maxsize=128)(self._estimate_now)
         self._costs = functools.lru_cache(maxsize=128)(self._costs_now)
         self._gains = Gains()
@@ -100,7 +99,7 @@ class Checker:
         self._smaller = functools.lru_cache(maxsize=64)(_smaller_than)
         self._samples: dict[tuple[str, DataConfig], Sample] = {}
         self._rows: dict[DataConfig, float | None] = {}
-        """These data have so many rows; None if that is not known before a run."""
+        """Number of rows of these data; None if that is not known before a run."""
 
     def check(
         self, preset: str | None, shown: dict[str, Any], keep: bool, timed: bool = False

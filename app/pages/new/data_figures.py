@@ -13,7 +13,7 @@ from app.shared.charts.drawing import BLUE, GRAY, Figure, vertical_line
 from engine.words import counted
 
 LIMIT_COLOR = "--rs-text"
-"""The page replaces this name by the theme's color, for light or dark."""
+"""Name that the page replaces by the theme's color, for light or dark."""
 
 
 def lengths_figure(preview: Mapping[str, Any]) -> Figure:

@@ -25,7 +25,7 @@ DRAFT_FILE = ".draft.json"
 
 
 class _Kept(msgspec.Struct):
-    """The content of the file."""
+    """Content of the file."""
 
     preset: str | None
     shown: dict[str, bool | str | int | float | None]
@@ -38,7 +38,7 @@ class Draft:
         self._folder = folder
         self._path = folder / DRAFT_FILE
         self.problem = ""
-        """Says why the draft of before could not be read."""
+        """Why the earlier draft could not be read."""
         self._last: dict[str, Any] | None = None
         self._is_written = False
         self._lock = threading.Lock()

@@ -54,12 +54,12 @@ PART_COLORS = {
     MemoryItem.CHECKPOINTS: BLUE,
     MemoryItem.EXPORT: GREEN,
 }
-"""Items with the same meaning have the same color everywhere. The small ones, which every run has,
-are not listed here and are gray.
+"""Colors of items; the same meaning has the same color everywhere. The small ones, which every run
+has, are not listed here and are gray.
 """
 FREE_COLOR = "--rs-free"
 LIMIT_COLOR = "--rs-text"
-"""The page replaces both names by the theme's colors, for light or dark."""
+"""Both names are replaced by the theme's colors in the page, for light or dark."""
 
 
 def item_color(kind: MemoryItem) -> str:

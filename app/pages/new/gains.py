@@ -26,12 +26,12 @@ _PROGRAM = "from app.pages.new.gains import answer; answer()"
 _LENGTH = struct.Struct("<Q")
 _NICE = 10
 _PATIENCE = 60.0
-"""After so many seconds without an answer, the process is ended."""
+"""Seconds without an answer after which the process is ended."""
 Found = Mapping[PartName, float]
 
 
 class Gains:
-    """A `Gains` works out one answer at a time. Any thread may call."""
+    """Works out one answer at a time. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -32,16 +32,16 @@ DETACHED_HINT = (
 
 @dataclass(frozen=True)
 class TrainPanel:
-    """The page New consists of these components."""
+    """Components of the page New."""
 
     preset: gr.Dropdown
     about: gr.HTML
     fields: dict[str, Any]
-    """These are the components of the settings by dotted name. They are `Any` because Gradio adds
-    the events of a component at run time.
+    """Components of the settings by dotted name. They are `Any` because Gradio adds the events of a
+    component at run time.
     """
     files: gr.HTML
-    """Here a person uploads files, and chooses among those of the server."""
+    """Where a person uploads files, and chooses among those of the server."""
     preview: gr.HTML
     verdict: gr.HTML
     remedies: list[gr.Button]

@@ -15,17 +15,17 @@ from engine.words import counted, in_hours
 
 @dataclass(frozen=True)
 class Sample:
-    """A `Sample` is what a preview measured of the first rows of the data."""
+    """Measurements of the first rows of the data, made for a preview."""
 
     rows: int
     skipped: int
-    """So many of the rows give nothing to train on."""
+    """Number of rows that give nothing to train on."""
     lengths: tuple[int, ...]
-    """Each document has this many tokens, before it is cut."""
+    """Tokens of each document, before it is cut."""
     percent_filled: float | None
-    """This percentage of a packed row's positions are tokens. It is None without packing."""
+    """Percentage of a packed row's positions that are tokens; None without packing."""
     is_all: bool
-    """No rows follow."""
+    """Whether no rows follow."""
 
     @classmethod
     def of(cls, preview: Mapping[str, Any]) -> Sample:
@@ -46,7 +46,7 @@ class RunLength:
     passes: float
     steps: float
     rows: int
-    """So many rows of the data are trained on."""
+    """Number of rows of the data that are trained on."""
 
     @property
     def doubt(self) -> str | None:

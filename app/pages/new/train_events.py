@@ -63,7 +63,7 @@ def _filled_in(script: str, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class PageParts:
-    """The events of a new run connect these parts of the page."""
+    """Parts of the page that the events of a new run connect."""
 
     panel: TrainPanel
     bar: gr.HTML

@@ -26,11 +26,11 @@ from app.session.uploads import Incoming, RefusedUpload, Upload, UploadLimits, U
 from engine.runs.record.snapshot import OVER_STATES
 
 CHUNK_BYTES = 1 << 20
-"""The bytes of a file are written in pieces of about this size, each by a thread."""
+"""Approximate size of the chunks in which a thread writes the bytes of a file."""
 LARGEST_SIZE = 1 << 53
-"""A browser counts bytes up to this number."""
+"""Largest number to which a browser counts bytes."""
 NOT_READ = (*OVER_STATES, "interrupted", "unreadable")
-"""A run in one of these states reads no data."""
+"""States of a run in which it reads no data."""
 
 
 def upload_routes(session: Session, uploads: Uploads) -> list[Route]:

@@ -33,17 +33,17 @@ VERDICTS = {
     Verdict.TIGHT: ("warn", "It fits, but only just."),
     Verdict.DOES_NOT_FIT: ("bad", "It does not fit this machine."),
 }
-"""Each verdict has a tone and a headline."""
+"""Tone and headline of each verdict."""
 LACKS = "It would fit, but it lacks something that it needs."
 HELP = {
     Verdict.FITS: "",
     Verdict.TIGHT: "One click leaves more room:",
     Verdict.DOES_NOT_FIT: "One click makes it fit:",
 }
-"""This sentence is shown above the remedies."""
+"""Sentence above the suggestions."""
 BARS = {PartName.GPU: "GPU memory", PartName.HOST: "RAM", PartName.DISK: "Disk"}
 SUGGESTIONS_SHOWN = 4
-"""The page shows at most this many remedies: three, and the one that trains adapters."""
+"""Largest number of suggestions on the page: three, and the one that trains adapters."""
 
 
 def shown_suggestions(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
@@ -87,20 +87,20 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
 
 @dataclass(frozen=True)
 class Beside:
-    """`Beside` is what the verdict says beside the estimate."""
+    """Parts of the verdict besides the estimate."""
 
     remarks: Sequence[str] = ()
-    """A person should read these sentences before a start."""
+    """Sentences that a person should read before a start."""
     tracked: Sequence[str] = ()
-    """These sentences say where curves also go."""
+    """Where curves also go, in sentences."""
     run_length: str = ""
-    """This says what the length of the run means."""
+    """What the length of the run means."""
     smaller: Sequence[str] = ()
-    """Models with these ids would fit instead."""
+    """Ids of models that would fit instead."""
     costs: Costs | None = None
-    """These are the costs of where units live, in a verdict that is timed."""
+    """Costs of where units live, in a verdict that is timed."""
     lacks: str = ""
-    """This sentence says what the run needs and lacks now, memory apart."""
+    """What the run needs and lacks now, memory apart."""
 
 
 def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from app.words import in_digits
 from engine.runs.summaries.benchmark_results import BenchmarkResult, Benchmarks, latest
 
 MOST_ROWS = 200
-"""A table has so many rows at most: those that were measured last."""
+"""Largest number of rows in a table: those that were measured last."""
 _WHOSE = {"export": "exported", "best": "best", "last": "last"}
 
 

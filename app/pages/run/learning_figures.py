@@ -27,16 +27,16 @@ from engine.runs.record.snapshot import RunSnapshot
 
 MAP_COLUMNS = 200
 MAP_CELLS = 6_000
-"""The map of norms has at most this many columns and cells. A page draws that many in a few
+"""Largest number of columns, and of cells, in the map of norms. A page draws that many in a few
 milliseconds.
 """
 NAME_LETTER = 7
-"""A character of a unit's name is about this many pixels wide."""
+"""Approximate width of a character of a unit's name, in pixels."""
 NARROWEST_NAMES = 58
 WIDEST_NAMES = 160
-"""The column of unit names is at least and at most this many pixels wide."""
+"""Least and largest width of the column of unit names, in pixels."""
 NEAREST_TICK = 0.08
-"""Values between the ends of the color scale are farther than this share of it from both."""
+"""Share of the color scale by which values between its ends are farther than this from both."""
 
 
 def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:

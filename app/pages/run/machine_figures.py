@@ -39,11 +39,11 @@ from app.words import GIB
 from engine.runs.record.snapshot import RunSnapshot
 
 AREA_POINTS = 300
-"""A stacked area has at most this many points. Each is the mean of a stretch, since areas must add
+"""Largest number of points of a stacked area. Each is the mean of a stretch, since areas must add
 up.
 """
 SLOWEST_DRAWN = 1.5
-"""The axis of step times ends at this multiple of the slow steps (95th percentile). Otherwise a
+"""Multiple of the slow steps (95th percentile) at which the axis of step times ends. Otherwise a
 first step that compiles would compress all others into a flat line.
 """
 

@@ -12,9 +12,9 @@ from engine.runs.record.snapshot import RunSnapshot
 from engine.words import GIB
 
 LEAST_FREE_SHARE, LEAST_FREE = 0.05, GIB
-"""With less than this share of the limit free, or less than this many bytes, memory is short."""
+"""Share of the limit, and number of bytes, below which free memory is short."""
 FORECASTS = {"host": "host_bytes", "GPU": "gpu_peak_bytes"}
-"""Each kind of memory has a forecast of this name."""
+"""Name of the prediction for each kind of memory."""
 
 
 def meters(snapshot: RunSnapshot) -> list[dict[str, Any]]:

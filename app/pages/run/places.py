@@ -28,7 +28,7 @@ def places(snapshot: RunSnapshot) -> dict[str, Any] | None:
 
 
 MOST_OUTSIDE = 2
-"""Embed and head are units, but not blocks."""
+"""Embed and head, which are units but not blocks."""
 
 
 def _choices(recorded: dict[str, Any], count: int) -> PlanChoices:

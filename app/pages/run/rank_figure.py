@@ -27,9 +27,9 @@ from engine.runs.record.events import PlanSimulated, StepTimeline
 from engine.runs.record.timeline_index import of_rank, ranks_in
 
 ALL_RANKS = -1
-"""A page asks for all ranks together with this number."""
+"""Number with which a page asks for all ranks together."""
 COMMON_LANES = (Lane.COMPUTE, Lane.EXCHANGE)
-"""These lanes are drawn where all ranks are: they show how ranks wait for each other."""
+"""Lanes that are drawn where all ranks are: they show how ranks wait for each other."""
 
 
 def timeline_part(

@@ -9,7 +9,7 @@ from engine.runs.record.events import RankSample
 from engine.runs.record.snapshot import RunSnapshot
 
 MOST_DRAWN = 64
-"""A record that is damaged may name any number of ranks."""
+"""Largest number of ranks that are drawn, since a damaged record may name any number."""
 
 
 def ranks_in_words(snapshot: RunSnapshot) -> str:

@@ -26,7 +26,7 @@ from engine.training.export.modelfile import MODELFILE
 from engine.training.export.serve_commands import adapter_to_type, what_to_type
 
 PRINTED_LINES = 40
-"""This many lines are shown of each of the two files that hold a detached run's output."""
+"""Number of lines that are shown of each of the two files with a detached run's output."""
 
 
 def run_details(folder: RunFolder) -> dict[str, Any]:

@@ -43,9 +43,9 @@ FIGURES: dict[str, Callable[[RunSnapshot, Axis], Figure]] = {
     "power": power_figure,
     "norms": norms_figure,
 }
-"""These figures are drawn on the shared x axis."""
+"""Figures that are drawn on the shared x axis."""
 SHARE_SEEN = 0.005
-"""A part of a step is mentioned only if it takes at least this share of the step's time."""
+"""Least share of a step's time at which a part of the step is mentioned."""
 
 
 def summaries(snapshot: RunSnapshot) -> dict[str, str]:

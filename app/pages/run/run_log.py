@@ -38,13 +38,11 @@ from engine.words import counted
 
 _STEP = re.compile(rb'"step": ?(\d+)')
 _HEAD = 300
-"""The step of a line is within its first bytes, at most this many."""
+"""Number of bytes at the beginning of a line that hold its step."""
 
 
 class RunLog:
-    """A `RunLog` reads the log of one record, from where it stopped the last time. Any thread may
-    call.
-    """
+    """Reads the log of one record, from where it stopped the last time. Any thread may call."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
@@ -119,7 +117,7 @@ _SILENT = {
     *("step_timeline", "unit_norms", "memory_sampled", "job_progressed", "plan_simulated"),
     *("fit_reported", "plan_built", "data_prepared", "forecast_checked"),
 }
-"""Events of these kinds are drawn elsewhere."""
+"""Kinds of events that are drawn elsewhere."""
 
 
 def _level(event: Event) -> str:
@@ -235,4 +233,4 @@ _WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     RunStarted: ("state", _started),
     RunEnded: ("state", _ended),
 }
-"""Events of these types are entries, each with its kind and its words."""
+"""Types of events that are entries, each with its kind and its text."""

@@ -45,25 +45,25 @@ from engine.words import counted
 T = TypeVar("T")
 
 REBUILD_SECONDS = 0.75
-"""The parts are rebuilt at most once in this many seconds. Pages wait longer between requests, so
-that each request finds new data, if there is any.
+"""Least number of seconds from one build of a part to the next. Pages wait longer between requests,
+so that each request finds new data, if there is any.
 """
 NO_STEP = "No step was finished."
 NO_SAMPLE = "No step was sampled."
-"""These sentences stand in place of the empty figures of a run that is over."""
+"""Text in place of the empty figures of a run that is over."""
 FORGET_AXIS_SECONDS = 30.0
-"""Figures on an axis that no page has requested for this many seconds are no longer built."""
+"""Seconds without a request from any page after which figures on an axis are no longer built."""
 
 
 class Watch:
-    """A `Watch` draws one run. Any number of requests on one event loop may await `answer`."""
+    """Draws one run. Any number of requests on one event loop may await `answer`."""
 
     def __init__(self, run: FollowedRun):
         self.run = run
         self.folder = run.folder
         self.snapshot = run.snapshot
         self.timelines = TimelineIndex(run.folder.events_path)
-        """A page may request the timeline of an earlier step here."""
+        """Where a page may request the timeline of an earlier step."""
         self._log = RunLog(run.folder.events_path)
         # One request at a time rebuilds the parts; the waiting ones find them ready. The lock is
         # one of the event loop, so that waiting blocks no other request.
@@ -72,7 +72,7 @@ class Watch:
         self._head = b""
         self._parts: dict[tuple[str, Axis | None], _Part] = {}
         self._undrawn_of: dict[tuple[str, Axis | None], Hashable] = {}
-        """These parts cannot be built from these values."""
+        """Values from which these parts cannot be built."""
         self._undrawn: dict[str, str] = {}
         """What of this record cannot be shown, and why."""
         self._asked_at: dict[Axis, float] = {}
@@ -315,22 +315,22 @@ def watch_of(session: Session, run_id: str) -> Watch:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A `_Part` is one serialised member of the answer."""
+    """One serialized member of the answer."""
 
     made_of: Hashable
-    """The part was built from these values. It is rebuilt when they change."""
+    """Values from which the part was built. It is rebuilt when they change."""
     seq: int
-    """The part reflects the run's record up to this entry."""
+    """Entry of the run's record up to which the part reflects it."""
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """`_Told` is what a figure's caption says."""
+    """Caption of a figure."""
 
     words: dict[str, str]
     is_over: bool
-    """No further step will appear in the figure."""
+    """Whether no further step will appear in the figure."""
 
 
 def _export_from(config: TrainConfig | None) -> ExportFrom:

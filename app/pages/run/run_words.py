@@ -16,12 +16,12 @@ from engine.runs.record.snapshot import RunSnapshot
 from engine.words import counted
 
 EXCESS_SHOWN = 0.05
-"""A measured value is marked if it exceeds its prediction by more than this share."""
+"""Share by which a measured value must exceed its prediction to be marked."""
 SAMPLES_SHOWN = 5
 SAMPLES_LOOKED_AT = 20
-"""Power is shown if any of this many latest samples has a value for it."""
+"""Number of latest samples of which one must have a value for power to be shown."""
 UNITS_NAMED = 4
-"""A list of more units than this is shown as a number of units."""
+"""Largest number of units in a list that names them; a longer one is shown as their number."""
 MOMENT_WORDS = {
     "dry_run": "Measured in a dry run of one step, before the first.",
     "running": "Measured in the first steps; again when the run ends.",

@@ -26,8 +26,8 @@ LANES = (
     Lane.READ,
     Lane.WRITE,
 )
-"""These are the lanes from top to bottom: transfers to the device, work on it, transfers
-from it, the host, the other GPUs, and the disk.
+"""Lanes from top to bottom: transfers to the device, work on it, transfers from it, the host, the
+other GPUs, and the disk.
 """
 GAPS_SEEN = 500
 """A gap between spans is drawn if it is longer than the drawn time divided by this number."""
@@ -41,29 +41,30 @@ PHASES = {
     "embed_backward": "Backward",
     "reduce": "Backward",
 }
-"""An op of COMPUTE begins this phase. Ops that are not listed here belong to the current phase."""
+"""Phase that each op of COMPUTE begins. Ops that are not listed here belong to the current phase.
+"""
 
 Window = tuple[float, float]
-"""A window is a start and an end, in seconds from the step's first op."""
+"""Start and end, in seconds from the step's first op."""
 
 Piece = TypeVar("Piece", Span, Wait)
 
 
 class TimedSpan(Span):
-    """A `TimedSpan` may also have the predicted duration of its op."""
+    """Span with the predicted duration of its op, where there is one."""
 
     predicted: NotRequired[float]
 
 
 class MergedSpan(TimedSpan):
-    """A `MergedSpan` is one bar of the drawing. It represents neighboring spans of one lane."""
+    """One bar of the drawing, which represents neighboring spans of one lane."""
 
     count: int
-    """The bar represents this many spans."""
+    """Number of spans that the bar represents."""
     last: str
-    """This is the unit of the last of these spans; `unit` is that of the first."""
+    """Unit of the last of these spans; `unit` is that of the first."""
     share: dict[str, float]
-    """Each op takes this many seconds of the bar."""
+    """Seconds of each op in the bar."""
 
 
 def within(pieces: Sequence[Piece], window: Window | None) -> list[Piece]:
@@ -179,14 +180,14 @@ def longest(waits: Sequence[Wait], limit: int) -> list[Wait]:
 
 @dataclass(frozen=True)
 class Phase:
-    """A `Phase` is a part of a step; its times are in seconds from the step's first op."""
+    """Part of a step; its times are in seconds from the step's first op."""
 
     name: str
-    """The phase is Forward, Loss or Backward, or Updates once COMPUTE has finished."""
+    """Forward, Loss or Backward, or Updates once COMPUTE has finished."""
     label: str
-    """The label also names the round that the phase belongs to, if a step has several."""
+    """Name with the round that the phase belongs to, if a step has several."""
     short: str
-    """The short label is used if the phase is drawn narrow."""
+    """Label of a phase that is drawn narrow."""
     start: float
     end: float
 

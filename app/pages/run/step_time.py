@@ -16,4 +16,4 @@ _COLORS = {
     "other": GRAY,
 }
 PARTS = {name: (words, _COLORS[name]) for name, words in PART_WORDS.items()}
-"""Each part has its words and a color, which is the same as in the timeline."""
+"""Label and color of each part; the color is that of the timeline."""

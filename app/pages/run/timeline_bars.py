@@ -69,7 +69,7 @@ OP_GROUPS = {
         (OpKind.READ_STATES, OpKind.WRITE_STATES, OpKind.READ_BOUNDARY, OpKind.WRITE_BOUNDARY),
     ),
 }
-"""Each color of the timeline represents these ops, in the order of the legend."""
+"""Ops that each color of the timeline represents, in the order of the legend."""
 
 WAIT_COLOR = "rgba(214, 69, 80, 0.35)"
 WAITS = {
@@ -80,7 +80,8 @@ WAITS = {
     "exchange": (OLIVE, "the other GPUs"),
     "other": (GRAY, "other work"),
 }
-"""Stretches in which COMPUTE waited are red, with hatching in the color of the cause."""
+"""Causes for which COMPUTE waits. Such stretches are red, with hatching in the color of the cause.
+"""
 
 OP_COLORS: dict[str, str] = {op: color for color, ops in OP_GROUPS.values() for op in ops}
 OP_WORDS: dict[str, str] = {
@@ -129,11 +130,11 @@ LANE_WORDS = {
 }
 
 SECOND_TONE = 0.74
-"""Every second one of neighboring bars of the same op has this opacity, so that neighbors can be
-told apart.
+"""Opacity of every second one of neighboring bars of the same op, so that neighbors can be told
+apart.
 """
 MAX_WAITS = 400
-"""At most this many stretches of waiting are drawn."""
+"""Largest number of stretches of waiting that are drawn."""
 
 
 def _bars(name: str, row: str, starts: Sequence[float], ends: Sequence[float]) -> dict[str, Any]:

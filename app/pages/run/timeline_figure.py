@@ -49,17 +49,17 @@ from engine.runs.record.events import PlanSimulated, Span, StepTimeline, Wait
 PHASE_COLORS = {"Forward": GREEN, "Loss": GRAY, "Backward": VIOLET, "Updates": PINK}
 
 MAX_BOXES = 500
-"""At most this many boxes of the prediction are drawn."""
+"""Largest number of boxes of the prediction that are drawn."""
 MAX_BOUNDARIES = 24
-"""The ends of phases are drawn through the lanes if there are at most this many phases."""
+"""Largest number of phases whose ends are drawn through the lanes."""
 EDGE = 0.004
-"""The x axis extends beyond both ends of the step by this share of the step's length."""
+"""Share of the step's length by which the x axis extends beyond both ends of the step."""
 GHOST_LOW = 0.48
-"""The lower edge of a box of the prediction is this far below the middle of its row, which is 1
+"""Distance of the lower edge of a box of the prediction below the middle of its row, which is 1
 high.
 """
 GHOST_HIGH = 0.39
-"""The upper edge is this far below the middle."""
+"""Distance of the upper edge below the middle."""
 
 
 def timeline_figure(

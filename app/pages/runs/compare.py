@@ -84,14 +84,14 @@ class Records:
 
 @dataclass
 class _Fold:
-    """A fold is a snapshot of the part of a record that was read so far."""
+    """Snapshot of the part of a record that was read so far."""
 
     follower: Follower
     snapshot: RunSnapshot
     size: int = -1
-    """The record had this many bytes when it was last read."""
+    """Bytes of the record when it was last read."""
     mtime: int = -1
-    """The record had this modification time, in nanoseconds, when it was last read."""
+    """Modification time of the record when it was last read, in nanoseconds."""
 
     def is_of_other_record(self, size: int, mtime: int) -> bool:
         """Returns whether the file was replaced or repaired: a record itself only grows."""

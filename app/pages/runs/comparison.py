@@ -41,7 +41,7 @@ OTHER_DATA = (
     "the best."
 )
 NAME_SHOWN = 48
-"""The label of a curve shows this many characters of a run's name; the table next to it shows the
+"""Number of characters of a run's name in the label of a curve; the table next to it shows the
 whole name.
 """
 
@@ -50,14 +50,14 @@ Axis = Literal["step", "time"]
 
 @dataclass(frozen=True)
 class Compared:
-    """A `Compared` is one of the runs that are compared."""
+    """One of the runs that are compared."""
 
     id: str
     name: str
     state: str
     snapshot: RunSnapshot
     settings: dict[str, Any]
-    """These are the settings by dotted name. They are empty if the configuration cannot be read."""
+    """Settings by dotted name; empty if the configuration cannot be read."""
 
 
 def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:

@@ -18,17 +18,16 @@ NOTHING_YET = "None of these runs has made a step yet."
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A `KeyFigure` is one number by which runs are compared."""
+    """One number by which runs are compared."""
 
     name: str
     read: Callable[[RunSnapshot], float | None]
-    """This returns the run's number, or None if it is not known."""
+    """Returns the run's number, or None if it is not known."""
     words: Callable[[float], str]
     better: Literal["least", "most", ""]
-    """This says which number is best, the least or the greatest; if it is empty, neither is.
-    """
+    """Which number is best, the least or the greatest; empty if neither is."""
     is_of_data: bool = False
-    """The number depends on the rows that were trained on or held out, so that no run is the best
+    """Whether the number depends on the rows of training or validation, so that no run is the best
     of runs on different data.
     """
 
@@ -79,7 +78,7 @@ def is_same_data(settings: Sequence[dict[str, Any]]) -> bool:
 
 
 _SAME_ROWS = ("data.packing",)
-"""Runs that differ in these settings have the same rows."""
+"""Settings whose difference leaves the rows the same."""
 
 
 def _last(values: Sequence[float]) -> float | None:
@@ -153,7 +152,7 @@ SUMMARISED = {
     "throughput": (THROUGHPUT,),
     "memory": (HOST_MEMORY, GPU_MEMORY),
 }
-"""These key figures describe the content of each figure."""
+"""Key figures that describe the content of each figure."""
 
 
 def summaries(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, str]:

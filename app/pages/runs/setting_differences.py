@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 SHOWN_DIFFERENCES = 6
-"""An entry of the queue shows at most this many settings."""
+"""Largest number of settings in an entry of the queue."""
 _SHOWN_ELSEWHERE = ("name", "model.source", "data.source", "data.title")
-"""An entry of the queue shows these anyway."""
+"""Settings that an entry of the queue shows anyway."""
 
 
 def by_dotted_name(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
