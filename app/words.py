@@ -35,7 +35,7 @@ STATE_TONES = {
     "discarded": "calm",
     "unreadable": "bad",
 }
-"""Each state has a tone, and `base.css` has a color for each tone."""
+"""Tone of each state; `base.css` has a color for each tone."""
 
 
 def state_word(state: str, export_failed: str = "") -> str:

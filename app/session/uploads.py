@@ -41,21 +41,21 @@ from engine.safe_files import FileFault
 from engine.words import GIB
 
 UPLOADS_FOLDER = ".uploads"
-"""The folder of runs has the uploads in a folder of this name, which cannot be that of a run."""
+"""Name of the folder of uploads in the folder of runs, which cannot be that of a run."""
 ID = re.compile(r"[0-9a-f]{16}")
 _LEFT = re.compile(r"[0-9a-f]{16}\.partial")
-"""The folder of an upload that arrives, or that was left."""
+"""Folder of an upload that arrives, or that was left."""
 LONGEST_LABEL = 120
 _ABOUT_FILE = ".about.json"
 _PARTIAL = ".partial"
 _LONGEST_STEM = 60
 _OTHER_SIGNS = re.compile(r"[^A-Za-z0-9_]+")
 NO_NAME = "data"
-"""A file is called so where its own name has no sign that can be used."""
+"""Name of a file whose own name has no character that can be used."""
 
 
 class RefusedUpload(RunError):
-    """An upload is refused. `status` is the HTTP status of the answer."""
+    """Raised for an upload that is refused. `status` is the HTTP status of the answer."""
 
     def __init__(self, status: int, sentence: str):
         self.status = status
@@ -64,41 +64,42 @@ class RefusedUpload(RunError):
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """The limits of uploads; sizes are in bytes."""
+    """Limits of uploads; sizes are in bytes."""
 
     largest: int = 20 * GIB
-    """One file has at most this many bytes."""
+    """Largest size of one file."""
     quota: int = 100 * GIB
-    """All files together have at most this many bytes."""
+    """Largest size of all files together."""
     most: int = 1000
-    """There are at most this many files."""
+    """Largest number of files."""
     reserve: int = 4 * GIB
-    """Uploads leave this many bytes of the disk free, for checkpoints and other programs."""
+    """Bytes of the disk that uploads leave free, for checkpoints and other programs."""
     idle_seconds: float = 30.0
-    """An upload of which nothing arrives for this long has ended."""
+    """Seconds without any byte after which an upload has ended."""
     least_rate: int = 1 << 10
-    """An upload of which fewer bytes a second arrive over `idle_seconds` has ended."""
+    """Bytes a second over `idle_seconds` below which an upload has ended."""
     at_once: int = 16
-    """At most this many files arrive at once."""
+    """Largest number of files that arrive at once."""
     of_one: int = 4
-    """At most this many files of one client arrive at once. A page sends one after the other."""
+    """Largest number of files of one client that arrive at once. A page sends one after the other.
+    """
 
 
 @dataclass(frozen=True)
 class Upload:
-    """An `Upload` is a file that is complete."""
+    """A file that is complete."""
 
     id: str
     name: str
-    """The person gave the file this name."""
+    """Name that the person gave the file."""
     path: Path
     bytes: int
     uploaded: float
-    """It was complete at this Unix time."""
+    """Unix time at which it was complete."""
 
 
 class _About(msgspec.Struct):
-    """The content of ``.about.json``."""
+    """Content of ``.about.json``."""
 
     name: str
     file: str
@@ -110,14 +111,14 @@ class _Seen:
     """What was read of the folder of an upload."""
 
     state: tuple[int, int]
-    """The folder's number and when it was changed, from which a change is noticed."""
+    """Number of the folder and when it was changed, from which a change is noticed."""
     upload: Upload | None
     fault: str
     """Why there is none, as a sentence without its full stop."""
 
 
 class Uploads:
-    """An `Uploads` has the uploads of one folder. All methods may be called from any thread."""
+    """Uploads of one folder. All methods may be called from any thread."""
 
     def __init__(self, folder: Path, limits: UploadLimits | None = None):
         self.limits = limits or UploadLimits()
@@ -126,7 +127,7 @@ class Uploads:
         self._lock = threading.Lock()
         self._arriving: dict[str, Incoming] = {}
         self._left: dict[str, str] = {}
-        """The folders of killed servers that cannot be removed, and why."""
+        """Folders of killed servers that cannot be removed, and why."""
         # This lock guards the field below it. It may be taken under the other one.
         self._looking = threading.Lock()
         self._seen: dict[str, _Seen] = {}
@@ -138,8 +139,8 @@ class Uploads:
 
     @property
     def problem(self) -> str:
-        """Says which uploads cannot be read, and what of killed servers cannot be removed. The text
-        is empty if there is no problem.
+        """Which uploads cannot be read, and what of killed servers cannot be removed. The text is
+        empty if there is no problem.
         """
         faults = [seen.fault for seen in self._look().values() if seen.fault]
         said = [why for name, why in self._left.items() if os.path.lexists(self._folder / name)]
@@ -323,7 +324,7 @@ class Uploads:
 
 
 class Incoming:
-    """An `Incoming` is a file that arrives. It ends with `keep` or `drop`."""
+    """A file that arrives. It ends with `keep` or `drop`."""
 
     def __init__(self, folder: Path, name: str, size: int, owner: Uploads, client: str):
         """Makes the partial folder. Raises OSError."""

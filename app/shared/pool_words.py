@@ -23,12 +23,12 @@ HELD_WORDS = {
 }
 FREE = "free"
 ALL_PLANES = 3
-"""Weights, moments and gradients are all that there is of a unit."""
+"""Everything that there is of a unit: weights, moments and gradients."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment of a bar is what a part holds of one kind, of neighbors together."""
+    """Segment of a bar: what a part holds of one kind, of neighbors together."""
 
     held: Held
     units: tuple[Units, ...]

@@ -47,7 +47,7 @@ PASSING_WORDS = {
     "stopping": "Finishing the step, then saving.",
     "saving": "Saving.",
 }
-"""A run leaves each of these states after a short time."""
+"""Labels of the states that a run leaves after a short time."""
 STARTING = "Its process is starting."
 ACTIONS = {
     "preparing": ("stop", "discard"),
@@ -58,39 +58,39 @@ ACTIONS = {
     "failed": ("resume",),
     "interrupted": ("resume",),
 }
-"""A person can request these actions in each state."""
+"""Actions that a person can request in each state."""
 ACTIONS_ON_A_FULL_DISK = {
     "record": ("stop", "discard"),
     "checkpoint": ("save", "stop", "discard"),
     "stop": ("save", "stop", "discard"),
 }
-"""A person can request these actions while a run waits for disk space; the key says what the run
-cannot write. The run continues automatically once there is space, so there is no resume.
+"""Actions that a person can request while a run waits for disk space, by what the run cannot write.
+The run continues automatically once there is space, so there is no resume.
 """
 MARKS = {"good": "✓", "bad": "✗", "warn": "‖", "calm": "■"}
-"""The title of a browser's tab begins with one of these marks, chosen by the tone of the state."""
+"""Marks with which the title of a browser's tab begins, by the tone of the state."""
 
 
 @dataclass(frozen=True)
 class ShownRun:
-    """A `ShownRun` is what the bar shows about a run that is not in the run's record."""
+    """What the bar shows about a run that is not in the run's record."""
 
     run_id: str
     name: str
     is_running: bool
-    """A process holds the run's lock."""
+    """Whether a process holds the run's lock."""
     pending: str | None = None
-    """This command was requested and has not been taken yet."""
+    """Command that was requested and has not been taken yet."""
     learning_rate: float | None = None
-    """The peak learning rate in the settings, or None if they cannot be read."""
+    """Peak learning rate in the settings, or None if they cannot be read."""
     saved: SavedSteps = NOTHING_SAVED
-    """These checkpoints of the run are on the disk."""
+    """Checkpoints of the run on the disk."""
     saves: bool = True
-    """The run writes checkpoints."""
+    """Whether the run writes checkpoints."""
     is_lost: bool = False
-    """The run's folder is gone, so nothing can be requested."""
+    """Whether the run's folder is gone, so that nothing can be requested."""
     is_starting: bool = False
-    """The run has a process of its own, which has written nothing yet."""
+    """Whether the run has a process of its own, which has written nothing yet."""
 
     def state(self, recorded: str) -> str:
         """Returns the state to show of a run that has `recorded` another."""

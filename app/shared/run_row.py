@@ -18,12 +18,12 @@ from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 
 @dataclass(frozen=True)
 class Weights:
-    """`Weights` says which weights of a run there are."""
+    """Which weights of a run there are."""
 
     can_chat: bool = False
     """Whether there are weights for a chat: a checkpoint, the best, an export or a paused run."""
     saved: SavedSteps = NOTHING_SAVED
-    """These weights of the run are on the disk."""
+    """Weights of the run on the disk."""
 
 
 NO_WEIGHTS = Weights()
@@ -35,14 +35,14 @@ class RunScan:
 
     sparkline: Sparkline = NO_SPARKLINE
     folder_bytes: int | None = None
-    """The files of the run's folder have this many bytes; None if they were not counted yet."""
+    """Bytes of the files in the run's folder; None if they were not counted yet."""
     memorizes: bool = False
-    """The run is over and memorizes its rows, as its page says."""
+    """Whether the run is over and memorizes its rows, as its page says."""
 
 
 NOT_SCANNED = RunScan()
 RECENT = 6
-"""So many runs stand in the sidebar, and all that go on."""
+"""Number of runs in the sidebar, besides all that continue."""
 
 
 def recent_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:

@@ -20,7 +20,7 @@ MOST_SHOWN = 5000
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A `ListedRun` is all that the list knows about one run."""
+    """Everything that the list knows about one run."""
 
     run: RunSummary
     weights: Weights = NO_WEIGHTS
@@ -29,31 +29,31 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class Asked:
-    """An `Asked` says which runs a page shows."""
+    """Which runs a page shows."""
 
     search: str = ""
-    """Each of these words occurs in a run's name, id, note, tags, model, data or state."""
+    """Words that each occur in a run's name, id, note, tags, model, data or state."""
     state: str = ""
-    """The runs are in this state; an empty text stands for all states."""
+    """State of the runs; an empty text stands for all states."""
     tag: str = ""
-    """The runs have this tag; an empty text stands for all runs."""
+    """Tag of the runs; an empty text stands for all runs."""
     sort: str = "newest"
-    """This is a key of `ORDERS`."""
+    """Key of `ORDERS`."""
     limit: int = SHOWN_AT_FIRST
-    """At most this many runs are shown."""
+    """Largest number of runs that are shown."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """An `Order` sorts runs by a number or a text."""
+    """Sorts runs by a number or a text."""
 
     title: str
     key: Callable[[ListedRun], float | str | None]
-    """Runs for which this is None come last."""
+    """Value to sort by. Runs for which it is None come last."""
     falls: bool = False
-    """The greatest comes first."""
+    """Whether the greatest comes first."""
     needs_scans: bool = False
-    """All runs must be scanned before they can be sorted."""
+    """Whether all runs must be scanned before they can be sorted."""
 
 
 ORDERS = {

@@ -16,44 +16,47 @@ from engine.runs.record.snapshot import RunSnapshot
 from engine.words import counted
 
 FEWEST_STEPS = 30
-"""A loss is said to diverge only after this many steps."""
+"""Number of steps before which no loss is said to diverge."""
 BASE_STEPS = 20
-"""The best loss is the lowest median of this many steps."""
+"""Number of steps in the median whose lowest value is the best loss."""
 LAST_STEPS = 10
-"""These many of the latest steps must all be above the best loss. As many good ones withdraw it."""
+"""Number of latest steps that must all be above the best loss. As many good ones withdraw it."""
 RISE_SHARE, RISE, RISE_NOISES = 0.5, 0.5, 4.0
-"""A diverging loss is above its best by this share of the best, by this much, and by this many
-times its noise.
+"""Least rise of a diverging loss above its best: as a share of the best, in itself, and in
+multiples of its noise.
 """
 SPIKE_STEPS = 100
 SPIKES, SPIKE_NOISES = 5, 6.0
-"""So many spikes in so many steps, each this many times the noise above the losses around it, say
-that the rate is too high.
+"""Number of spikes, and their least height in multiples of the noise above the losses around them,
+from which the rate is said to be too high.
 """
 SPIKE_LASTS, SPIKE_SHARE = 3, 0.2
-"""A spike lasts at least this many steps, since the weights suffered, and so much of the steps is
-high at most. A batch of harder rows is over after a step; where many are harder, that is the data.
+"""Least number of steps that a spike lasts, since the weights suffered, and largest share of the
+steps that is high. A batch of harder rows is over after a step; where many are harder, that is the
+data.
 """
 AROUND_STEPS = 11
-"""A step is compared with the median of this many steps around it."""
+"""Number of steps around a step with whose median it is compared."""
 LOWER_RATE = 3
-"""A diverging run is advised to use its learning rate divided by this."""
+"""Divisor of the learning rate in the advice to a diverging run."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """A `Divergence` says that the training loss rose far above its best."""
+    """A rise of the training loss far above its best."""
 
     best: float
-    """The lowest median of `BASE_STEPS` steps before it rose."""
+    """Lowest median of `BASE_STEPS` steps before it rose."""
     last: float
-    """The median of the latest `LAST_STEPS` steps."""
+    """Median of the latest `LAST_STEPS` steps."""
     limit: float
-    """The loss had to rise above this."""
+    """Loss above which it had to rise."""
     since: int
-    """The rule held last at this step."""
+    """Step at which the rule held last."""
     is_over: bool
-    """So many steps in a row as it asks for have been back below the limit since then."""
+    """Whether as many steps in a row as the rule asks for have been back below the limit since
+    then.
+    """
 
 
 def divergence(losses: Losses) -> Divergence | None:

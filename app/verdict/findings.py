@@ -30,33 +30,33 @@ Rule = Literal[
     "too early",
     "memory",
 ]
-"""A finding is made by one of these rules. The headline is chosen in their order."""
+"""Rules by which a finding is made. The headline is chosen in their order."""
 Tone = Literal["good", "calm", "warn", "bad"]
-"""`base.css` has a color for each tone. `warn` and `bad` are alarms."""
+"""Tones, each with a color in `base.css`. `warn` and `bad` are alarms."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """An `Offer` is a change of the run's settings that a person can accept."""
+    """A change of the run's settings that a person can accept."""
 
     label: str
-    """The label describes the change in words."""
+    """Description of the change."""
     changes: dict[str, Any]
-    """The new config values by dotted name."""
+    """New config values by dotted name."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A `Finding` is one thing that is true of a run."""
+    """One thing that is true of a run."""
 
     rule: Rule
     tone: Tone
     text: str
-    """The text is one sentence."""
+    """One sentence."""
     advice: str = ""
-    """The advice is another sentence, or empty."""
+    """Another sentence, or empty."""
     evidence: str = ""
-    """The evidence says in a sentence which numbers led to the finding, by which limit."""
+    """Sentence about the numbers that led to the finding, and the limit."""
     offer: Offer | None = None
 
     @property
@@ -78,14 +78,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A `Verdict` is the headline of a run with the other findings."""
+    """Headline of a run with the other findings."""
 
     headline: Finding
     also: tuple[Finding, ...] = ()
 
     @property
     def offer(self) -> Offer | None:
-        """The first change that one of the findings offers; its label says what it is."""
+        """The first change that one of the findings offers; its label describes it."""
         offers = (found.offer for found in (self.headline, *self.also))
         return next((offer for offer in offers if offer is not None), None)
 

@@ -25,16 +25,16 @@ from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 
 ORDER: tuple[Rule, ...] = get_args(Rule)
-"""The rules are in this order, the gravest first."""
+"""Rules in their order, the gravest first."""
 CALM_RULES = ("speed", "memory")
-"""A finding of these rules is a headline only as an alarm."""
+"""Rules whose finding is a headline only as an alarm."""
 ENDED_TONES: dict[str, Tone] = {
     "failed": "bad",
     "interrupted": "warn",
     "stopped": "calm",
     "discarded": "calm",
 }
-"""A run that has ended before its last step has the tone of its state."""
+"""Tone of a run that has ended before its last step, by its state."""
 BUT = {
     "worse than before training": ", but it is worse than before training",
     "diverging": ", but it diverged",
@@ -45,7 +45,7 @@ BUT = {
     "rate too high": ", with many spikes in its loss",
     "skipped steps": ", with steps that were skipped at the end",
 }
-"""A finished run is said to have finished, with these words where a rule found something wrong."""
+"""Text with which a finished run is said to have finished where a rule found something wrong."""
 
 
 def verdict(

@@ -17,56 +17,56 @@ from engine.config.settings import TrainConfig
 from engine.runs.record.snapshot import RunSnapshot
 
 FEWEST_STEPS = 100
-"""A run is said not to learn only after so many steps, twice its warm-up, and `FEWEST_SHARE` of its
-steps.
+"""Number of steps, besides twice the warm-up and `FEWEST_SHARE` of all steps, before which no run
+is said not to learn.
 """
 FEWEST_SHARE = 0.2
 EARLY_STEPS = 30
-"""A run may be said to learn after so many steps."""
+"""Number of steps from which a run may be said to learn."""
 FIRST_STEPS = 20
-"""The loss at the beginning is the median of so many steps."""
+"""Number of steps whose median is the loss at the beginning."""
 LEAST_GAIN = 0.01
-"""A loss that fell by less than this share of its first value has not fallen."""
+"""Share of its first value by which a loss must fall."""
 LEAST_ERRORS, EARLY_ERRORS = 2.0, 3.0
-"""A fall must exceed this many standard errors, and more while there are few steps."""
+"""Number of standard errors that a fall must exceed, and more while there are few steps."""
 RESOLUTION = 0.03
-"""A run is said not to learn only if this share of the loss would be seen above the noise."""
+"""Share of the loss that must be visible above the noise for a run to be said not to learn."""
 LEARNED_LOSS = 0.05
-"""A loss that begins below this has nothing left to learn."""
+"""Loss below which nothing is left to learn from the beginning."""
 JUDGED_EVERY = 10
-"""The rule is judged after every so many steps, so that no single step changes it."""
+"""Number of steps after each of which the rule is judged, so that no single step changes it."""
 STEADY_SHARE = 0.4
-"""A rate is too low if the second half of the run, by the sum of its rates, brought at least this
-share of the fall.
+"""Share of the fall from which a rate is too low if the second half of the run, by the sum of its
+rates, brought it.
 """
 HIGHER_RATE = 3
-"""A run whose rate is too low is advised to use so many times the rate."""
+"""Factor of the learning rate in the advice to a run whose rate is too low."""
 FEWEST_ANSWERS = 20
-"""So many validation prompts say whether any answer is exact."""
+"""Number of validation prompts from which it is judged whether any answer is exact."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A `Progress` says how the training loss went from the beginning until now."""
+    """Course of the training loss from the beginning until now."""
 
     made: int
-    """The run has made so many steps."""
+    """Number of steps that the run has made."""
     count: int
-    """So many of them are judged."""
+    """Number of steps that are judged."""
     needed: int
-    """After so many steps, it can be said whether the run learns."""
+    """Number of steps after which it can be said whether the run learns."""
     first: float
-    """The loss at the beginning."""
+    """Loss at the beginning."""
     begun: float
-    """The loss of the first step, before its update, or infinite where it is not known."""
+    """Loss of the first step, before its update, or infinite where it is not known."""
     last: float
-    """The loss of the latest fifth of the steps, or of 20."""
+    """Loss of the latest fifth of the steps, or of 20."""
     least: float
-    """The loss must fall by more than this."""
+    """Least fall of the loss."""
     is_learning: bool
-    """The loss has fallen by more than its noise."""
+    """Whether the loss has fallen by more than its noise."""
     is_clear: bool
-    """There are enough steps to say that it has not."""
+    """Whether there are enough steps to say that it has not."""
 
 
 def progress(losses: Losses, total: int) -> Progress:
@@ -103,7 +103,7 @@ def progress(losses: Losses, total: int) -> Progress:
 
 @dataclass(frozen=True)
 class Learning:
-    """A `Learning` says whether a run learns, by all that is known of it."""
+    """Whether a run learns, by all that is known of it."""
 
     progress: Progress
     went: Validation | None

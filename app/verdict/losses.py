@@ -12,25 +12,25 @@ import numpy as np
 from engine.runs.record.snapshot import RunSnapshot
 
 NOISE_STEPS = 50
-"""The noise of the loss is taken from this many steps."""
+"""Number of steps from which the noise of the loss is taken."""
 BLOCK_STEPS = 10
-"""A block has this many steps."""
+"""Number of steps in a block."""
 MEDIAN_ERROR = 1.2533
-"""The standard error of a median is this many times that of a mean, for normal noise."""
+"""Standard error of a median in multiples of that of a mean, for normal noise."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """`Losses` are those of a run's steps, in order."""
+    """Losses of a run's steps, in order."""
 
     values: np.ndarray
-    """`values[steps]` are the losses."""
+    """Losses [steps]."""
     steps: np.ndarray
-    """`steps[steps]` are their numbers, which skip the steps that were skipped or thinned out."""
+    """Numbers of the steps [steps]; they leave out the steps that were skipped or thinned out."""
     rates: np.ndarray
-    """`rates[steps]` are their learning rates."""
+    """Learning rates [steps]."""
     fresh: int
-    """The steps from this index on are of the latest session, with its present settings."""
+    """Index from which the steps are of the latest session, with its present settings."""
 
     def __len__(self) -> int:
         return len(self.values)

@@ -15,41 +15,41 @@ import numpy as np
 from app.verdict.losses import median
 
 TOLERANCE = 0.02
-"""Steady samples differ from their middle by at most this share."""
+"""Share by which steady samples differ from their middle at most."""
 FEWEST_SAMPLES = 8
-"""A statement needs at least this many samples."""
+"""Least number of samples for a statement."""
 GROWTH_SHARE = 0.01
-"""Growth over the second half of the samples is reported only if it exceeds this share of their
-first value.
+"""Share of their first value that growth over the second half of the samples must exceed to be
+reported.
 """
 EVEN_SHARE = 1 / 12
-"""Each quarter of the second half must contribute at least this share of its growth. A jump in a
-single step is not continuing growth.
+"""Least share of the growth in the second half that each of its quarters must contribute. A jump in
+a single step is not continuing growth.
 """
 SLOWING = 0.9
-"""Growth slows if each quarter contributes less than this share of what the one before did."""
+"""Share of what the quarter before contributed, below which growth slows in each quarter."""
 
 
 @dataclass(frozen=True)
 class MemoryGrowth:
-    """A `MemoryGrowth` says what a series of samples shows. By default it shows nothing."""
+    """Growth in a series of samples. By default there is none."""
 
     steady_since: int | None = None
-    """From this step on, the samples are within `TOLERANCE`. It is None if that is not known, or if
-    there are too few such samples.
+    """Step from which the samples are within `TOLERANCE`. None if that is not known, or if there
+    are too few such samples.
     """
     share: float = 0.0
-    """The steady samples differ from their middle by at most this share."""
+    """Largest share by which the steady samples differ from their middle."""
     is_growing: bool = False
-    """The samples grow throughout."""
+    """Whether the samples grow throughout."""
     grown: float = 0.0
-    """The samples grew by this much over their second half, or 0 unless they grow throughout."""
+    """Growth of the samples over their second half, or 0 unless they grow throughout."""
     grows_since: int = 0
-    """The second half begins at this step."""
+    """Step at which the second half begins."""
     per_step: float = 0.0
-    """The samples grow by this much per step: in the second half or, where that is less, lately."""
+    """Growth per step: in the second half or, where that is less, lately."""
     to_come: float = math.inf
-    """Growth that slows adds at most this much; it is infinite for growth that does not slow."""
+    """Largest growth to come if growth slows; infinite for growth that does not slow."""
 
 
 def memory_growth(steps: Sequence[int], values: Sequence[float]) -> MemoryGrowth:

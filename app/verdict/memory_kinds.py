@@ -15,25 +15,25 @@ from app.words import in_bytes
 from engine.runs.record.snapshot import RunSnapshot
 
 WARM_UP_STEPS = 20
-"""Memory is judged by the samples after so many steps of a session."""
+"""Number of steps of a session after which samples of memory are judged."""
 
 
 @dataclass(frozen=True)
 class MemoryKind:
-    """A `MemoryKind` is host or GPU memory, as used by a run."""
+    """Host or GPU memory, as used by a run."""
 
     name: str
     most: int
-    """At most this many bytes were in use so far."""
+    """Largest number of bytes in use so far."""
     limit: int
-    """At most this many bytes can be in use; it is 0 if the limit is not known."""
+    """Largest number of bytes that can be in use; 0 if the limit is not known."""
     predicted: float
-    """This many bytes were predicted at most; it is 0 if nothing was."""
+    """Largest number of bytes that was predicted; 0 if nothing was."""
     growth: MemoryGrowth
-    """This is what the samples of the latest session show."""
+    """Growth in the samples of the latest session."""
     used: np.ndarray
-    """`used[samples]` are the bytes in use after the first steps of the latest session. For a GPU
-    they count all programs on the card.
+    """Bytes in use [samples] after the first steps of the latest session. For a GPU they count all
+    programs on the card.
     """
 
     @property

@@ -15,21 +15,21 @@ from engine.runs.record.snapshot import RECENT_STEPS, RunSnapshot
 from engine.words import GIB
 
 FEWEST_SAMPLES = 30
-"""So many samples after the first steps are needed."""
+"""Least number of samples after the first steps."""
 GROWTH_SHARE = 0.02
-"""Growth by less than this share of the limit is that of a program that warms up."""
+"""Share of the limit below which growth is that of a program that warms up."""
 LEAST_FREE_SHARE, LEAST_FREE_BYTES, MOST_FREE_SHARE = 0.05, GIB, 0.1
-"""Memory runs short where less than 5 % of its limit or less than 1 GiB is free. On a small machine
-it is 10 %, since a GiB would be most of it.
+"""Bounds of free memory: it runs short where less than 5 % of its limit or less than 1 GiB is free.
+On a small machine it is 10 %, since a GiB would be most of it.
 """
 SHORT_SAMPLES, SHORT_WITHIN = 3, 12
-"""It runs short in three samples in a row among the latest twelve, so that it is withdrawn after
-ten good ones.
+"""Samples in a row that must be short, and latest samples that they are among. So the finding is
+withdrawn after ten good ones.
 """
 FORECAST_ERROR = 0.02
-"""Memory as full as it was predicted to be, to this share, is in no danger."""
+"""Share by which memory may differ from its prediction and be in no danger."""
 SOON_SECONDS = 600.0
-"""Memory that is full within so many seconds is the most urgent finding."""
+"""Seconds within which memory must be full to be the most urgent finding."""
 
 
 def of_memory(snapshot: RunSnapshot) -> list[Finding]:

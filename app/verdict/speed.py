@@ -20,19 +20,21 @@ from engine.config.settings import AUTO, TrainConfig
 from engine.runs.record.snapshot import RunSnapshot
 
 FEWEST_STEPS = 20
-"""So many clean steps are needed: without compiling, an evaluation or a checkpoint before them."""
+"""Least number of clean steps: without compiling, an evaluation or a checkpoint before them."""
 LATEST_STEPS = 60
-"""The clean ones among so many of the latest steps are judged."""
+"""Number of latest steps of which the clean ones are judged."""
 FIRST_STEPS = 2
-"""Blocks are compiled in the first steps of a session, and memory is touched for the first time."""
+"""Number of first steps of a session, in which blocks are compiled and memory is touched for the
+first time.
+"""
 WAITING_SHARE = 0.1
-"""Waits that take at least this share of the time are worth an alarm."""
+"""Share of the time from which waits are worth an alarm."""
 TOLD_SHARE = 0.01
-"""Each further cause is named that accounts for at least this share of the time."""
+"""Share of the time from which a further cause is named."""
 SLOWER = 0.25
-"""A step is slow that takes this share longer than predicted from measured rates."""
+"""Share by which a slow step takes longer than predicted from measured rates."""
 JUDGED_EVERY = 10
-"""The rule is judged after every so many steps, and its alarm lasts as many steps longer."""
+"""Number of steps after each of which the rule is judged; its alarm lasts as many steps longer."""
 
 
 def of_speed(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Finding | None:
@@ -135,7 +137,7 @@ def _compute_bound(total: float, config: TrainConfig | None, evidence: str) -> F
 
 @dataclass(frozen=True)
 class _Cause:
-    """A `_Cause` is what is said of the main wait of a run."""
+    """Text about the main wait of a run."""
 
     text: str
     advice: str = ""
@@ -144,12 +146,12 @@ class _Cause:
 
 @dataclass(frozen=True)
 class _Case:
-    """A `_Case` is a run whose compute waits mostly for one cause."""
+    """A run whose compute waits mostly for one cause."""
 
     snapshot: RunSnapshot
     config: TrainConfig | None
     share: float
-    """This share of the time is spent waiting for the cause."""
+    """Share of the time that is spent waiting for the cause."""
 
     @property
     def worker(self) -> str:

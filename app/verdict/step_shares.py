@@ -19,7 +19,7 @@ PART_WORDS = {
     "exchange": "the other GPUs",
     "other": "launches and the rest",
 }
-"""The parts of a step, from the bottom of their drawing to the top."""
+"""Parts of a step, from the bottom of their drawing to the top."""
 
 
 def step_parts(steps: StepTable, first: int = 0) -> dict[str, np.ndarray]:

@@ -22,11 +22,11 @@ from engine.runs.record.snapshot import RunSnapshot
 
 FEWEST_EVALS = 4
 LAST_EVALS = 3
-"""These many of the latest evaluations must all be above the best one."""
+"""Number of latest evaluations that must all be above the best one."""
 NOISES = 3.0
-"""The rise must also exceed this many times the noise from one evaluation to the next."""
+"""Multiples of the noise from one evaluation to the next that the rise must also exceed."""
 TRAIN_STEPS = 20
-"""The training loss at an evaluation is the median of this many steps before it."""
+"""Number of steps before an evaluation whose median is the training loss at it."""
 PLATEAU_EVALS, PLATEAU_LAST, PLATEAU_SHARE, PLATEAU_GAIN = 8, 4, 0.25, 0.005
 """The loss stands still if, of at least 8 evaluations, the latest 4, which are over at least a
 quarter of the run, gained less than half a percent.
@@ -38,37 +38,37 @@ than `FAR_BELOW` of what the fall of the validation loss would have made of it; 
 validation loss does not fall any more.
 """
 MEMORIZED_EVALS = 2
-"""These must be so many, since the training loss tells of an update one evaluation later. One is
+"""Number of such evaluations, since the training loss shows an update one evaluation later. One is
 enough in a run that is over and has no more.
 """
 STILL_FALLS = 0.01
-"""A validation loss falls if the latest one is below all others by this share."""
+"""Share by which the latest validation loss is below all others while it falls."""
 KNOWN_BY_HEART, KEPT_OF_BEFORE = 0.05, 0.5
 """Rows with a training loss below this are known by heart. Then the run memorizes them even if the
 validation loss falls, while that has more than this share of what it was before training.
 """
 HIGH_RATE = 0.1
-"""A loss that stands still is worth a remark while the rate is above this share of its peak."""
+"""Share of its peak above which the rate makes a loss that stands still worth a remark."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """A `Validation` says how the validation loss went."""
+    """Course of the validation loss."""
 
     steps: np.ndarray
-    """`steps[evaluations]` are those after which the same rows were evaluated."""
+    """Steps [evaluations] after which the same rows were evaluated."""
     losses: np.ndarray
-    """`losses[evaluations]` are the losses of these."""
+    """Losses [evaluations]."""
     counted: int
-    """The loss is a mean over this many trained tokens or, of preferences, over so many rows."""
+    """Number of trained tokens or, of preferences, of rows that the loss is a mean over."""
     is_of_preferences: bool
-    """The loss is that of pairs, or of answers with marks."""
+    """Whether the loss is that of pairs, or of answers with labels."""
     place: int
-    """The best evaluation has this index."""
+    """Index of the best evaluation."""
     margins: np.ndarray
-    """An evaluation counts as worse if it is above the best one by its `margins[evaluations]`."""
+    """How far [evaluations] an evaluation must be above the best one to count as worse."""
     is_paired: bool
-    """The margins of the latest evaluations are taken from the losses of single rows."""
+    """Whether the margins of the latest evaluations are taken from the losses of single rows."""
 
     @property
     def first(self) -> float:

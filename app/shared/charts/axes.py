@@ -22,10 +22,10 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 TITLES = {"step": "step", "time": "time since the start", "tokens": "tokens so far"}
 MINUTE = 60_000
 DAY = 86_400_000
-"""The time axis is in milliseconds."""
+"""A day in milliseconds, the unit of the time axis."""
 LIMIT_SHARE = 0.05
-"""A limit is drawn only if the curve reaches this share of it: a line far above would compress the
-curve into a flat line.
+"""Share of a limit that the curve must reach for the limit to be drawn: a line far above would
+compress the curve into a flat line.
 """
 
 
@@ -63,17 +63,17 @@ def _tokens_at(snapshot: RunSnapshot, steps: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Line:
-    """A `Line` describes how a curve looks, and in which row it is drawn."""
+    """How a curve is drawn, and in which row."""
 
     color: str
     width: float = 2
-    """The line has this width in pixels."""
+    """Width of the line in pixels."""
     row: int = 1
     """The upper row is 1, the lower is 2."""
     opacity: float = 1.0
     dash: str = "solid"
     markers: bool = False
-    """A dot is drawn at each point."""
+    """Whether a dot is drawn at each point."""
 
 
 def curve(name: str, x: np.ndarray, y: np.ndarray, line: Line) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import numpy as np
 
 MAX_POINTS = 1200
 SMOOTH_STEPS = 25
-"""The moving mean of a curve covers at most this many steps."""
+"""Largest number of steps in the moving mean of a curve."""
 SMOOTH_PARTS = 20
-"""On a short curve, the moving mean covers one part in this many of its length."""
+"""Number of parts of a short curve of which the moving mean covers one."""
 
 
 def downsample(
