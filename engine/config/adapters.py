@@ -19,8 +19,8 @@ ALL_LINEAR = "all-linear"
 
 @dataclass(frozen=True)
 class Adapters:
-    """An `Adapters` says which adapters are trained. The whole model is frozen but for them, and
-    for the modules that are named here.
+    """Which adapters are trained. The whole model is frozen but for them, and for the modules that
+    are named here.
     """
 
     rank: int = 16
@@ -46,8 +46,8 @@ class Adapters:
 
     @property
     def is_plain(self) -> bool:
-        """Tells whether every linear layer has an adapter, without dropout, and nothing is trained
-        beside these adapters. Shapes with such adapters are known of all models of the catalog.
+        """Whether every linear layer has an adapter, without dropout, and nothing is trained beside
+        these adapters. Shapes with such adapters are known of all models of the catalog.
         """
         is_more = self.save_modules or self.target_parameters or self.dropout
         return self.targets == (ALL_LINEAR,) and not is_more

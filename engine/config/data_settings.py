@@ -39,41 +39,40 @@ MOST_PASSES = 1000
 
 @dataclass(frozen=True)
 class DataColumns:
-    """A `DataColumns` says what each column holds if the column names do not show it.
-
-    A required part that is not named here is found by its usual names. Once a part is named,
-    `input`, `history`, `system` and `tools` are used only if they are named too.
+    """What each column holds if the column names do not show it. A required part that is not named
+    here is found by its usual names. Once a part is named, `input`, `history`, `system` and `tools`
+    are used only if they are named too.
     """
 
     messages: str | None = None
-    """This column has the turns of a conversation: a list of {role, content} or {from, value}."""
+    """Column with the turns of a conversation: a list of {role, content} or {from, value}."""
 
     prompt: str | None = None
-    """This column has the user's turn."""
+    """Column with the user's turn."""
 
     completion: str | None = None
-    """This column has the assistant's turn."""
+    """Column with the assistant's turn."""
 
     input: str | None = None
     """This column is added to the user's turn."""
 
     history: str | None = None
-    """This column has the earlier turns: a list of [question, answer]."""
+    """Column with the earlier turns: a list of [question, answer]."""
 
     chosen: str | None = None
-    """This column has the better one of two answers, which is trained."""
+    """Column with the better one of two answers, which is trained."""
 
     rejected: str | None = None
-    """This column has the other one. Runs that learn from pairs read it; it is never an example."""
+    """Column with the other one. Runs that learn from pairs read it; it is never an example."""
 
     system: str | None = None
-    """This column has the system turn."""
+    """Column with the system turn."""
 
     tools: str | None = None
-    """This column has the tools that the chat template is told of."""
+    """Column with the tools that the chat template is told of."""
 
     text: str | None = None
-    """This column has a text, and every token of it is trained."""
+    """Column with a text, and every token of it is trained."""
 
     def named(self) -> dict[str, str]:
         """Returns the named columns, by the part of an example that each holds."""
@@ -104,7 +103,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """These settings are about the data set."""
+    """Settings of the data set."""
 
     source: str | tuple[DataSource, ...] = ""
     """This is a .jsonl, .json, .csv, .tsv, .txt, .md, .parquet, .arrow, .feather or .xlsx file (a
@@ -127,7 +126,7 @@ class DataConfig:
     """The run reads this split, where a data set has several."""
 
     max_seq_len: int = 1024
-    """A row has at most this many tokens. Longer examples are cut and counted; plain texts go on in
+    """Largest number of tokens of a row. Longer examples are cut and counted; plain texts go on in
     the next row.
     """
 
@@ -187,7 +186,7 @@ class DataConfig:
 
     @property
     def reads(self) -> Reading:
-        """Says what rows become. `engine.config.preference_settings` has data that become pairs."""
+        """What rows become. `engine.config.preference_settings` has data that become pairs."""
         return "examples"
 
     @property
@@ -203,7 +202,7 @@ class DataConfig:
 
     @property
     def only_source(self) -> str:
-        """Returns the source if there is only one, as in the settings that `parts` returns."""
+        """The source if there is only one, as in the settings that `parts` returns."""
         assert isinstance(self.source, str), "several sources are read one by one, see `parts`"
         return self.source
 

@@ -18,7 +18,7 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """These settings are about the streaming engine."""
+    """Settings of the streaming engine."""
 
     device: Literal["auto", "cuda", "cpu"] = AUTO
     """Blocks compute on this device; `auto` is the GPU when there is one."""
@@ -39,8 +39,8 @@ class EngineConfig:
     """The plan may use at most this much memory of each GPU; null is what is free."""
 
     slots: int | Auto = AUTO
-    """This many device buffers hold one streamed block each; 2 let a prefetch run under the compute
-    of the block before.
+    """Number of device buffers that hold one streamed block each; 2 let a prefetch run under the
+    compute of the block before.
     """
 
     activation_checkpointing: Literal["auto", "full", "offload", "offload_pairs", "none"] = AUTO

@@ -21,7 +21,7 @@ MOST_PROMPTS = 50
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """These settings are about what a run writes and reports."""
+    """Settings of what a run writes and reports."""
 
     checkpoint: CheckpointKind = "full"
     """`full` checkpoints hold the weights and AdamW's moments: the run can be resumed from them.
@@ -62,7 +62,7 @@ class OutputConfig:
     """
 
     sample_tokens: int = 64
-    """Each of these answers has at most this many tokens."""
+    """Largest number of tokens of each of these answers."""
 
     timeline_every: int = 10
     """A timeline of all units is recorded after every so many steps (at most 500 are kept,
@@ -135,5 +135,5 @@ class OutputConfig:
 
     @property
     def keeps_best(self) -> bool:
-        """Returns whether the best weights of a run that has held-out rows are to be kept."""
+        """Whether the best weights of a run that has validation rows are to be kept."""
         return self.keep_best != "none" and self.eval_every > 0

@@ -18,7 +18,7 @@ ObjectiveName = Literal["sft", "dpo", "orpo", "kto"]
 
 @dataclass(frozen=True)
 class PreferenceConfig:
-    """These settings are about learning from preferences, by the definitions of TRL."""
+    """Settings of learning from preferences, by the definitions of TRL."""
 
     beta: float = 0.1
     """With `dpo`, a larger one keeps the model nearer to the weights with which it began (with the
@@ -79,29 +79,29 @@ class Objective(PreferenceConfig):
 
     @property
     def is_preference(self) -> bool:
-        """Returns whether the run learns from preferences."""
+        """Whether the run learns from preferences."""
         return self.name != "sft"
 
     @property
     def reads(self) -> Reading:
-        """Says what rows become."""
+        """What rows become."""
         if self.name == "kto":
             return "labels"
         return "pairs" if self.is_preference else "examples"
 
     @property
     def needs_reference(self) -> bool:
-        """Returns whether answers are compared with those of the weights before the first step."""
+        """Whether answers are compared with those of the weights before the first step."""
         return self.name in ("dpo", "kto")
 
     @property
     def has_pass(self) -> bool:
-        """Returns whether other answers pass without gradients before each step (KTO)."""
+        """Whether other answers pass without gradients before each step (KTO)."""
         return self.name == "kto"
 
     @property
     def lines(self) -> int:
-        """Returns how many lines of tokens a row of a batch has: a pair is two."""
+        """Number of lines of tokens of a row of a batch: a pair is two."""
         return 2 if self.reads == "pairs" else 1
 
     def check_with(self, train_on: str, regularization: Regularization) -> None:
@@ -164,7 +164,7 @@ MOST_BETA = 1000.0
 
 
 class PairedData(DataConfig):
-    """A `PairedData` is the data section of a run that reads both answers of each pair."""
+    """The data section of a run that reads both answers of each pair."""
 
     @property
     def reads(self) -> Reading:
@@ -172,7 +172,7 @@ class PairedData(DataConfig):
 
 
 class LabelledData(DataConfig):
-    """A `LabelledData` is the data section of a run that reads answers marked as good or bad."""
+    """The data section of a run that reads answers marked as good or bad."""
 
     @property
     def reads(self) -> Reading:

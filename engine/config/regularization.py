@@ -13,7 +13,7 @@ from engine.errors import ConfigError
 
 @dataclass(frozen=True)
 class Regularization:
-    """A `Regularization` acts on training steps. Evaluations and samples are computed without."""
+    """Acts on training steps. Evaluations and samples are computed without."""
 
     label_smoothing: float = 0.0
     """This share of a target's probability is spread evenly over the vocabulary."""

@@ -31,12 +31,12 @@ _OF_METHODS = {
 }
 """Only these methods of training read these settings."""
 MOST_PASSES, FEW_ROWS = 25, 1000
-"""So many passes over fewer rows than this are doubted: models then learn rows by heart."""
+"""Number of passes over fewer rows than this that are doubted: models then learn rows by heart."""
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """A `Doubt` is a sentence about one setting, which a run would accept."""
+    """A sentence about one setting, which a run would accept."""
 
     field: str
     """The setting has this dotted name."""

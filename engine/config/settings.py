@@ -87,7 +87,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """These settings are about the objective, the optimizer and its steps."""
+    """Settings of the objective, the optimizer and its steps."""
 
     objective: ObjectiveName = "sft"
     """`sft` trains answers as they are written, of a pair the chosen one alone. `dpo` and `orpo`
@@ -98,19 +98,19 @@ class OptimConfig:
     """
 
     steps: int | None = None
-    """The run takes this many optimizer steps; give this or `epochs`. When neither is given, it
-    makes one epoch.
+    """Number of optimizer steps of the run; give this or `epochs`. When neither is given, it makes
+    one epoch.
     """
 
     epochs: float | None = None
     """The run makes this many passes over the training rows; give this or `steps`."""
 
     batch_size: int = 32
-    """An optimizer step takes this many rows."""
+    """Number of rows of an optimizer step."""
 
     micro_batch_size: int | Auto = AUTO
-    """This many rows pass through a block at once; it must divide `batch_size`. `auto` takes the
-    largest that fits.
+    """Number of rows that pass through a block at once; it must divide `batch_size`. `auto` takes
+    the largest that fits.
     """
 
     optimizer: Optimizer = "adamw"
@@ -151,8 +151,8 @@ class OptimConfig:
     """Adapters are multiplied by `lora_alpha / sqrt(lora_rank)` instead (rank-stabilised LoRA)."""
 
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)
-    """These layers get an adapter: `all-linear` is every linear layer of every block; a name such
-    as `q_proj` is every layer whose full name ends with it; in a pattern, * stands for any letters.
+    """Layers that get an adapter: `all-linear` is every linear layer of every block; a name such as
+    `q_proj` is every layer whose full name ends with it; in a pattern, * stands for any letters.
     """
 
     lora_save_modules: tuple[str, ...] = ()
@@ -238,7 +238,7 @@ class OptimConfig:
 
     @property
     def parts(self) -> Parts | Adapters | None:
-        """Returns what is trained of the model, or beside it; None where all of it is."""
+        """What is trained of the model, or beside it; None where all of it is."""
         if self.method == "lora":
             return self._adapters
         return Parts(self.part_names, self.last_blocks) if self.method == "parts" else None
@@ -365,17 +365,17 @@ class TrainConfig:
 
     @property
     def read_data(self) -> DataConfig:
-        """Returns the data section as the run reads it: rows become examples, or pairs."""
+        """The data section as the run reads it: rows become examples, or pairs."""
         return read_as(self.data, self.objective.reads)
 
     @property
     def row_tokens(self) -> int:
-        """Returns how many tokens a row of a batch has at most. A pair has two lines."""
+        """Number of tokens of a row of a batch at most. A pair has two lines."""
         return self.objective.lines * self.data.max_seq_len
 
     @property
     def packs(self) -> bool:
-        """Returns whether several examples may share a row. Answers of preferences never do."""
+        """Whether several examples may share a row. Answers of preferences never do."""
         return self.data.packing and not self.objective.is_preference
 
     # ------------------------------------------------------------------ writing
@@ -409,7 +409,7 @@ class TrainConfig:
 
     @property
     def exports_adapter(self) -> bool:
-        """Tells whether the run exports its adapters alone."""
+        """Whether the run exports its adapters alone."""
         return self.train.method == "lora" and self.output.export_form == "adapter"
 
     # ------------------------------------------------------------------ checking

@@ -15,7 +15,7 @@ NAMES, BLOCKS = "train.part_names", "train.last_blocks"
 
 @dataclass(frozen=True)
 class Parts:
-    """A `Parts` names the parameters that are trained. All others are frozen."""
+    """Names the parameters that are trained. All others are frozen."""
 
     names: tuple[str, ...] = ()
     """They have names that fit one of these patterns, as names of files fit those of a shell."""

@@ -40,7 +40,7 @@ class DiskRates:
 
     @property
     def is_drained(self) -> bool:
-        """Tells whether the rates are those that the drive keeps."""
+        """Whether the rates are those that the drive keeps."""
         return self.written >= DRAINED_BYTES
 
     @property

@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """A `GpuInfo` describes one GPU that this process may use. Memory is in bytes, temperature in
-    degrees Celsius, power in watts; a field is None where the driver does not report it.
+    """Describes one GPU that this process may use. Memory is in bytes, temperature in degrees
+    Celsius, power in watts; a field is None where the driver does not report it.
     """
 
     name: str
@@ -44,8 +44,8 @@ class GpuSample:
 
 
 class GpuSampler:
-    """A `GpuSampler` reads one GPU's memory and power through a driver handle that it keeps. This
-    takes microseconds, and needs no CUDA call and no synchronization.
+    """Reads one GPU's memory and power through a driver handle that it keeps. This takes
+    microseconds, and needs no CUDA call and no synchronization.
     """
 
     def __init__(self, index: int = 0):

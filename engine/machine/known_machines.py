@@ -95,8 +95,8 @@ one may not import.
 
 @dataclass(frozen=True)
 class KnownMachine:
-    """A `KnownMachine` is a card in a typical host. Its figures are the specified ones, in bytes,
-    bytes a second, FLOPs a second and watts.
+    """A card in a typical host. Its figures are the specified ones, in bytes, bytes a second, FLOPs
+    a second and watts.
     """
 
     name: str
@@ -109,13 +109,11 @@ class KnownMachine:
     """
     memory_bandwidth: float
     bf16_flops: float
-    """It is the peak rate of dense products that are accumulated in fp32."""
+    """The peak rate of dense products that are accumulated in fp32."""
     accumulate: str
     """It is `half` where accumulation in fp32 halves the rate of the tensor cores, else `full`."""
     best_bf16_flops: float | None
-    """It is the best rate of a matrix product that others have measured; None where none is
-    known.
-    """
+    """The best rate of a matrix product that others have measured; None where none is known."""
     link: str
     link_bandwidth: float
     """The link between host and device moves this many bytes a second one way, without the

@@ -30,13 +30,13 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 @dataclass(frozen=True)
 class Mount:
-    """A mount is a file system at its place in the tree of folders."""
+    """A file system at its place in the tree of folders."""
 
     path: str
     kind: str
-    """It is the name of the file system, such as ext4."""
+    """The name of the file system, such as ext4."""
     source: str
-    """It is the device or the server that the file system is on."""
+    """The device or the server that the file system is on."""
 
 
 def mount_of(folder: Path) -> Mount | None:

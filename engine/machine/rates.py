@@ -136,14 +136,14 @@ class Rates:
     was not measured.
     """
     adamw_8bit: float = 0.0
-    """It is the same with moments in 8 bits."""
+    """The same with moments in 8 bits."""
     disk_read: float = 0.0
     """Moments are read from their disk at this many bytes a second while others are written. The
     disk is another in every run (`engine.machine.disk_rates`), so this is not kept with the rest;
     it is 0 where no moments are on a disk.
     """
     disk_write: float = 0.0
-    """It is the same for writing."""
+    """The same for writing."""
     disk_read_alone: float = 0.0
     """Boundaries are read from the disk at this many bytes a second while nothing is written."""
     disk_write_alone: float = 0.0

@@ -23,9 +23,7 @@ from engine.machine.gpus import GpuInfo, read_gpus
 
 @dataclass(frozen=True)
 class Machine:
-    """A `Machine` describes the cores, memory, GPUs and disk of a machine. All sizes are in
-    bytes.
-    """
+    """Describes the cores, memory, GPUs and disk of a machine. All sizes are in bytes."""
 
     cpu_name: str
     cpu_cores: int

@@ -66,7 +66,7 @@ def link_of(card: KnownMachine | None) -> Link:
 
 @dataclass(frozen=True)
 class Several:
-    """A `Several` is a machine with several of a card."""
+    """A machine with several of a card."""
 
     card: KnownMachine
     """It has the host of this machine, not the one that is typical for a single card."""

@@ -38,19 +38,17 @@ _DEFAULT_EXECUTION = Execution()
 
 @dataclass(frozen=True)
 class Prompt:
-    """A `Prompt` is a held-out question: the conversation up to its last answer, ready to be
-    continued.
-    """
+    """A held-out question: the conversation up to its last answer, ready to be continued."""
 
     prompt_ids: list[int]
     prompt_text: str
-    """This is the last question, as shown to a person."""
+    """The last question, as shown to a person."""
     expected_text: str
-    """This is the answer, without special tokens and without white space around it. Compare it with
-    an answer decoded in the same way.
+    """The answer, without special tokens and without white space around it. Compare it with an
+    answer decoded in the same way.
     """
     answer_tokens: int
-    """The expected answer has this many tokens, including its end-of-turn token."""
+    """Number of tokens of the expected answer, including its end-of-turn token."""
     rejected_text: str = ""
     """Where the expected answer was chosen of a pair, this is the other one."""
 
@@ -69,7 +67,7 @@ class PreparedData:
     that its data is still the same, in the same order.
     """
     highest_id: int
-    """This is the highest token id in the sources."""
+    """The highest token id in the sources."""
     _prompts: Callable[[int], list[Prompt]] = field(repr=False)
 
     def grouped_by_length(self, batch_size: int) -> PreparedData:
@@ -91,7 +89,7 @@ class PreparedData:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Returns the tokens that are trained to end an answer."""
+        """The tokens that are trained to end an answer."""
         return tuple(self.summary[ENDS])
 
     def eval_prompts(self, n: int) -> list[Prompt]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _DOCUMENTS_A_PIECE = 1 << 16
-"""This many lengths at a time are converted to Python integers, which take far more memory."""
+"""Number of lengths at a time that are converted to Python integers, which take far more memory."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Rows:
     """
 
     documents: np.ndarray
-    """These are the document numbers, row after row: int64[documents]."""
+    """The document numbers, row after row: int64[documents]."""
     starts: np.ndarray
     """Row i starts at `starts[i]` in `documents`: int64[rows + 1]."""
 
@@ -37,7 +37,7 @@ class Rows:
 
     @property
     def packed(self) -> bool:
-        """Says whether a row has more than one document."""
+        """Whether a row has more than one document."""
         return len(self.documents) > len(self)
 
 
@@ -58,7 +58,7 @@ class _OpenRows:
         self._max_seq_len = max_seq_len
         self._rows_by_space: dict[int, array[int]] = {}
         self._spaces: list[int] = []
-        """These are the keys of `_rows_by_space`, sorted."""
+        """The keys of `_rows_by_space`, sorted."""
         self.count = 0
         """The number of rows begun so far."""
 

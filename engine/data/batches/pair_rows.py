@@ -25,7 +25,7 @@ from engine.data.batches.rows import (
 
 
 class PairRows(RowSet):
-    """A `PairRows` holds the pairs of a data set. `learn` says what is learned from them."""
+    """The pairs of a data set. `learn` says what is learned from them."""
 
     def __init__(self, documents: DocumentTokens, rows: Rows, pad_id: int, order: Order):
         super().__init__(documents, rows, pad_id, order)
@@ -101,10 +101,8 @@ class PairRows(RowSet):
 
 
 class MarkedRows(RowSet):
-    """A `MarkedRows` holds answers of which each is marked as good or bad. `learn` says what is
-    learned from them.
-
-    KTO also asks how likely other answers have become. The stranger of an answer is its prompt with
+    """Answers of which each is marked as good or bad. `learn` says what is learned from them. KTO
+    also asks how likely other answers have become. The stranger of an answer is its prompt with
     another row's answer, at most as long as the longest row. As with TRL, the rows of the data are
     divided into batches in their order, and the other row is the one before in the batch, and for
     the first one the last.
@@ -187,7 +185,7 @@ class MarkedRows(RowSet):
 
 
 class _Strangers(RowSet):
-    """A `_Strangers` has the stranger of each row of `base`, in the same order."""
+    """The stranger of each row of `base`, in the same order."""
 
     def __init__(self, base: MarkedRows):
         documents = DocumentTokens(base.ids, base.trained, base.starts)

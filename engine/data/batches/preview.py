@@ -136,7 +136,7 @@ def _plain(part: DataSource) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Read:
-    """A `Read` is a source, opened with its own settings, and its first rows."""
+    """A source, opened with its own settings, and its first rows."""
 
     config: DataConfig
     source: Source

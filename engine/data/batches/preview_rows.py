@@ -28,7 +28,7 @@ _BINS = 20
 
 @dataclass(frozen=True)
 class Opened:
-    """An `Opened` is a source whose first rows have been read."""
+    """A source whose first rows have been read."""
 
     source: Source
     columns: ColumnMap
@@ -52,7 +52,7 @@ class _Measured:
     text_rows: list[int] = field(default_factory=list)
     """Each plain text gives this many rows, as far as it was read."""
     text_bytes: int = 0
-    """The passages of plain texts that were read have this many bytes."""
+    """Number of bytes of the passages of plain texts that were read."""
 
     def add(self, found: Kept | Skipped) -> None:
         if isinstance(found, Skipped):

@@ -46,7 +46,7 @@ class Row:
     position_ids: np.ndarray
     """The positions are int32[T]. They begin at 0 in every document."""
     documents: int
-    """The row has this many documents."""
+    """Number of documents of the row."""
     answer: np.ndarray | None = None
     """In a line of a pair, it marks the labels that belong to the answer, bool[T]."""
     reference: float = 0.0
@@ -64,11 +64,11 @@ class PairTargets:
     """
 
     objective: Objective
-    """It says which loss the pairs have."""
+    """Which loss the pairs have."""
     answer: np.ndarray
     """It marks the labels that belong to an answer, bool[B, T]."""
     labelled: np.ndarray
-    """It marks the positions that have a label, bool[B, T]: more than `answer` with ORPO alone."""
+    """Mask of the positions that have a label, bool[B, T]: more than `answer` with ORPO alone."""
     reference: np.ndarray
     """Answers are compared with these logarithms of their probabilities, float32[B]."""
     pairs: int
@@ -84,7 +84,7 @@ class PairTargets:
 
     @property
     def answer_tokens(self) -> np.ndarray:
-        """Returns how many tokens each answer has, int64[B]."""
+        """Number of tokens of each answer, int64[B]."""
         return self.answer.sum(axis=1)
 
 
@@ -103,15 +103,15 @@ class MicroBatch:
     counts as one more document. None if no row is packed.
     """
     tokens: int
-    """The rows have this many tokens, without padding."""
+    """Number of tokens of the rows, without padding."""
     loss_tokens: int
-    """This many positions have a label other than -100."""
+    """Number of positions that have a label other than -100."""
     places: np.ndarray | None = None
     """The rows have these places in their step, in the order of the data and whatever micro-batch
     they are in: int64[B]. Rows of no step are counted from 0; None if nobody has counted them.
     """
     lengths: np.ndarray | None = None
-    """The rows have so many tokens without padding, int64[B]. None if nobody has counted them."""
+    """Number of tokens without padding of the rows, int64[B]. None if nobody has counted them."""
     pairs: PairTargets | None = None
     """The rows are pairs of answers, the chosen one of each first; None for other rows."""
     weights: np.ndarray | None = None
@@ -121,7 +121,7 @@ class MicroBatch:
 
     @property
     def loss_weight(self) -> float:
-        """Returns the sum of the weights of all labels, which is their number without weights."""
+        """The sum of the weights of all labels, which is their number without weights."""
         return float(self.loss_tokens) if self.weights is None else sum_of_weights(self.weights)
 
 
@@ -135,11 +135,11 @@ class DocumentTokens:
     """The arrays hold the tokens of all documents, one document after another."""
 
     ids: np.ndarray | Visited
-    """These are the token ids, int32[tokens]. Those of a mix of sources can be sliced, but are
-    never in memory as a whole.
+    """The token ids, int32[tokens]. Those of a mix of sources can be sliced, but are never in
+    memory as a whole.
     """
     trained: np.ndarray | Visited
-    """It marks the tokens that are training targets, bool[tokens]."""
+    """Mask of the tokens that are training targets, bool[tokens]."""
     starts: np.ndarray
     """Document d begins at token `starts[d]`: int64[documents + 1]."""
     references: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -150,7 +150,7 @@ class DocumentTokens:
 
 @dataclass(frozen=True)
 class Order:
-    """An `Order` says in which order epochs visit the rows."""
+    """In which order epochs visit the rows."""
 
     seed: int
     shuffle: bool
@@ -175,8 +175,8 @@ class Order:
 
 
 class RowSet:
-    """A `RowSet` holds the rows of a data set. Their tokens stay in files; memory holds about 40
-    bytes per document, whatever its length.
+    """The rows of a data set. Their tokens stay in files; memory holds about 40 bytes per document,
+    whatever its length.
     """
 
     def __init__(self, documents: DocumentTokens, rows: Rows, pad_id: int, order: Order):
@@ -202,7 +202,7 @@ class RowSet:
 
     @property
     def told_references(self) -> tuple[np.ndarray, ...]:
-        """Returns what the data say of answers to compare with, float64[documents], if they do."""
+        """What the data say of answers to compare with, float64[documents], if they do."""
         return ()
 
     @property

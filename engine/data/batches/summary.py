@@ -21,7 +21,7 @@ from engine.data.tokens.trained_ends import ENDS, seen_ends, without_end
 
 @dataclass(frozen=True)
 class Part:
-    """A part is one source of a mix, or the only source."""
+    """One source of a mix, or the only source."""
 
     config: DataConfig
     weight: float

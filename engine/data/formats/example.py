@@ -45,9 +45,7 @@ class Conversation:
 
     @property
     def asked(self) -> str:
-        """Returns the content of the message before the last answer, or an empty text if there is
-        none.
-        """
+        """The content of the message before the last answer, or an empty text if there is none."""
         for place in range(len(self.messages) - 1, 0, -1):
             if self.messages[place]["role"] == "assistant":
                 return str(self.messages[place - 1].get("content", ""))
@@ -56,8 +54,8 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair is a question and its answer. The `separator` is put between them only if there is no
-    chat template.
+    """A question and its answer. The `separator` is put between them only if there is no chat
+    template.
     """
 
     prompt: str
@@ -79,8 +77,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Text:
-    """A text is a document for continued pre-training. Every token is trained, and it has no
-    question. It may be a passage of a longer text, which goes on before and behind it.
+    """A document for continued pre-training. Every token is trained, and it has no question. It may
+    be a passage of a longer text, which goes on before and behind it.
     """
 
     text: str
@@ -123,8 +121,8 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Preference:
-    """A preference is a question with two answers, of which one was chosen. Both conversations
-    begin with the same messages, their `context`.
+    """A question with two answers, of which one was chosen. Both conversations begin with the same
+    messages, their `context`.
     """
 
     chosen: Conversation | Pair
@@ -142,7 +140,7 @@ class Preference:
 
 @dataclass(frozen=True)
 class Labelled:
-    """A labelled example is a question with an answer that its row marks as good or bad."""
+    """A question with an answer that its row marks as good or bad."""
 
     answer: Conversation | Pair
     is_good: bool

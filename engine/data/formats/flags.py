@@ -18,7 +18,7 @@ from engine.errors import DataError
 WEIGHTS = ("weight", "loss_weight", "loss_scale")
 """A number by which the losses of an answer are multiplied."""
 ROW_WEIGHTS = (*WEIGHTS, "sample_weight")
-"""Columns with these names say the same of a whole row."""
+"""Columns that say the same of a whole row."""
 TRAINED = (
     *("train", "training", "trainable", "is_trainable", "train_on_turn", "train_turn"),
     *("loss", "loss_mask", "compute_loss", "calculate_loss", "use_loss"),
@@ -48,7 +48,7 @@ LAST_ALONE = (
 )
 """True for a row of which the last answer alone is trained."""
 ANSWER_FLAGS = frozenset((*WEIGHTS, *TRAINED, *UNTRAINED, *LISTS, *LAST_ALONE))
-"""Columns with these names may say which answers of their rows are trained."""
+"""Columns that may say which answers of their rows are trained."""
 KNOWN = frozenset((*WEIGHTS, *TRAINED, *UNTRAINED, *DETAILS))
 """Keys of turns and of parts that are read."""
 _LEAST, _MOST = 1e-6, 1e6

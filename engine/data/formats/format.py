@@ -11,7 +11,7 @@ from engine.data.formats.row_parts import Parts
 from engine.data.formats.turns import has_turns
 
 Names = tuple[str, ...]
-"""These are the usual names of a column, the likeliest first. Capital letters do not matter."""
+"""The usual names of a column, the likeliest first. Capital letters do not matter."""
 
 TURNS: Names = ("messages", "conversations", "conversation", "chat", "items")
 """Columns with these names hold the turns of a conversation."""
@@ -32,13 +32,13 @@ class Format:
     read: Callable[[Parts], Example | None]
     """It returns a row as an example, or None if the row is empty."""
     looks_like: Callable[[Mapping[str, Any]], bool]
-    """It tells whether values of the required parts are what this format has."""
+    """Whether values of the required parts are what this format has."""
     needs: str
     """This says in words what rows of this format need."""
     optional: Mapping[str, Names] = field(default_factory=dict)
     """A row may have these parts."""
     weak: frozenset[str] = frozenset()
-    """These names say too little: they count only where the values look like this format."""
+    """Names that say too little: they count only where the values look like this format."""
     meanings: Mapping[str, str] = field(default_factory=dict)
     """This says what a part is used for, where it differs from other formats."""
     note: str = ""

@@ -70,7 +70,7 @@ class ColumnMap:
 
     format: str
     detected: bool
-    """It is true when the format was found from the columns, and false when the user chose it."""
+    """Whether the format was found from the columns, and false when the user chose it."""
     columns: dict[str, str]
     """Each part of an example (messages, prompt, completion, ...) is mapped to the name of its
     column.
@@ -79,21 +79,21 @@ class ColumnMap:
     known: tuple[str, ...] = ()
     """All columns, used or not. A row with another one is refused."""
     notes: tuple[str, ...] = ()
-    """These sentences say what a person must know about how rows are read."""
+    """Sentences that say what a person must know about how rows are read."""
     classes: tuple[str, ...] = ()
-    """These columns hold classes, so that 0 and 1 in them are no marks for good and bad answers."""
+    """Columns that hold classes, so that 0 and 1 in them are no marks for good and bad answers."""
     pairs: bool = False
     """Both answers of a row are read, the chosen and the rejected one."""
     label: str | None = None
     """This column marks the answer of a row as good or bad; None where none is read."""
     answer_flags: tuple[str, ...] = ()
-    """These columns say which answers of a row are trained."""
+    """Columns that say which answers of a row are trained."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """The role of each name in `data.roles`."""
     unused_flags: tuple[str, ...] = ()
-    """These keys say nothing of training, as `data.unused_flags` says."""
+    """Keys that say nothing of training, as `data.unused_flags` says."""
     possible_flags: tuple[str, ...] = ()
-    """These keys may be flags: rows that have one are refused."""
+    """Keys that may be flags: rows that have one are refused."""
     between: str | None = None
     """This is put between an instruction and its input, where another program says so."""
     figures: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from engine.errors import DataError
 
 _NAMES = ("label", "kto_tag")
 _SHORT = 8
-"""A mark that is written as text has at most this many characters."""
+"""Largest number of characters of a mark that is written as text."""
 
 
 def label_of(names: Mapping[str, Any], used: Mapping[str, str], source: str) -> str:

@@ -17,7 +17,7 @@ from engine.data.formats.values import in_words, is_blank, parsed_list, shown
 from engine.errors import DataError
 
 REFERENCES = ("ref_chosen_logps", "ref_rejected_logps")
-"""These columns may hold how likely the answers are for the model that they are compared with."""
+"""Columns that may hold how likely the answers are for the model that they are compared with."""
 
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 _DIALOGUE = ("Human:", "Assistant:")

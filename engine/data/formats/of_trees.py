@@ -15,7 +15,7 @@ from engine.errors import DataError
 
 _UNRANKED = 1 << 30
 FLAT = frozenset({"message_id", "parent_id", "text", "role"})
-"""These are the columns of the same trees with a row for each turn."""
+"""The columns of the same trees with a row for each turn."""
 
 
 def is_flat(names: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ _OR_KTO = "or learn from the marks with train.objective kto"
 LABEL = "label"
 """A column with this name may mark answers, or hold classes."""
 _LONGEST_CELL = 20
-"""A cell of a table with a number has at most this many characters."""
+"""Largest number of characters of a cell of a table with a number."""
 WITH_TURNS = ("messages", "sharegpt", "gemini")
 """Rows of these formats have several answers, of which a column may say which are trained."""
 WITH_ANSWERS = ("messages", "sharegpt", "gemini", "alpaca", "prompt_completion")

@@ -23,9 +23,9 @@ class Parts:
 
     row: Row
     columns: dict[str, str]
-    """It names the column of each part."""
+    """The column of each part."""
     where: str
-    """This is the place of the row, in the words of an error."""
+    """The place of the row, in the words of an error."""
     needs: str
     """This says in words what rows of this format need."""
     said: Said = field(default_factory=Said)

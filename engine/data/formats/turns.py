@@ -48,7 +48,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn is a message, and by what its losses are multiplied in training."""
+    """A message, and by what its losses are multiplied in training."""
 
     message: Message
     weight: float = 1.0

@@ -14,9 +14,9 @@ from engine.data.sources.reading import told
 from engine.errors import DataError
 
 LONGEST_LINE = 64 << 20
-"""A line has at most this many bytes."""
+"""Largest number of bytes of a line."""
 MOST_BLANK = 1 << 22
-"""So many blank lines may follow each other."""
+"""Largest number of blank lines that may follow each other."""
 _PIECE = 1 << 20
 _LINE_FEED = 10
 

@@ -14,17 +14,15 @@ from engine.errors import DataError
 
 _CHUNK_BYTES = 1 << 20
 LONGEST_VALUE = 64 << 20
-"""A value has at most this many characters; a longer one is refused."""
+"""Largest number of characters of a value; a longer one is refused."""
 _WHITE_SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
 
 
 class JsonText:
-    """A `JsonText` decodes and parses a JSON file a piece at a time.
-
-    - `at` is the index in the piece where parsing continues.
-    - Parsed text is discarded when the next piece is read.
-    - A value cut off at the end of a piece is parsed again together with the next piece.
+    """Decodes and parses a JSON file a piece at a time. - `at` is the index in the piece where
+    parsing continues. - Parsed text is discarded when the next piece is read. - A value cut off at
+    the end of a piece is parsed again together with the next piece.
     """
 
     def __init__(self, file: BinaryIO, name: str):

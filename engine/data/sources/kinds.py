@@ -19,7 +19,7 @@ KINDS = (
     f"{', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}, or a text with "
     f"{', '.join(COMPRESSIONS[:-1])} or {COMPRESSIONS[-1]} after that"
 )
-"""These are the endings of data files, in words."""
+"""The endings of data files, in words."""
 
 
 def suffixes_of(path: Path) -> tuple[str, str]:

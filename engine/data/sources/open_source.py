@@ -78,29 +78,29 @@ file.
 
 @dataclass(frozen=True)
 class Source:
-    """A source is a data set that can be read from the start any number of times."""
+    """A data set that can be read from the start any number of times."""
 
     name: str
     unit: str
-    """This is the word for a row in an error: line, item or row."""
+    """The word for a row in an error: line, item or row."""
     total: int | None
-    """The source has this many rows. It is None if the number is known only after reading to the
+    """Number of rows of the source. It is None if the number is known only after reading to the
     end.
     """
     read: Read
     """This function starts again at the first row and yields (number from 1, row)."""
     members: tuple[Source, ...] = ()
-    """These are the files of a folder. A row's number also encodes its file (`_MEMBER`)."""
+    """The files of a folder. A row's number also encodes its file (`_MEMBER`)."""
     fingerprint: str | None = None
     """`datasets` identifies the content of a data set by this value. It is None for other
     sources.
     """
     text_bytes: int | None = None
-    """The plain texts have this many bytes. It is None for other sources, and where a text is
+    """Number of bytes of the plain texts. It is None for other sources, and where a text is
     compressed.
     """
     format: str | None = None
-    """It is the format of the rows if a registry says it, or None."""
+    """The format of the rows if a registry says it, or None."""
     columns: dict[str, str] = dataclasses.field(default_factory=dict)
     """It gives the column of each part of an example if a registry says it."""
     between: str | None = None

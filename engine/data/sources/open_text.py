@@ -36,7 +36,9 @@ _BLOCK = 8 << 20
 longer than it takes.
 """
 _MOST_CHECKED = {".gz": 1 << 30, ".zst": 1 << 30, ".xz": 1 << 28, ".bz2": 1 << 26}
-"""So many bytes are decompressed, in about a second, to find what is wrong with a compression."""
+"""Number of bytes that are decompressed, in about a second, to find what is wrong with a
+compression.
+"""
 _STEP = 1 << 12
 """What stands before a damaged place is read in pieces of this many bytes."""
 _SAMPLE = 1 << 12

@@ -48,21 +48,21 @@ says about a row would be lost.
 """
 _MOST_NAMES = 20
 _LARGEST = 8 << 20
-"""A registry has at most this many bytes. A larger file is not looked at as one."""
+"""Largest number of bytes of a registry. A larger file is not looked at as one."""
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A `Registered` is a data set that a registry names."""
+    """A data set that a registry names."""
 
     config: DataConfig
-    """These are the settings of the data set itself."""
+    """The settings of the data set itself."""
     row: Callable[[Row, str], Row]
     """It gives the speakers of a row their usual names. The second argument is the place of the
     row, for errors. Raises DataError for a row that does not match the entry.
     """
     format: str
-    """It is the format of the rows."""
+    """The format of the rows."""
     columns: dict[str, str]
     """It gives the column of each part of an example."""
     most: int | None

@@ -12,7 +12,7 @@ ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "hist
 """For each of an entry's names for a column (prompt), this is the column if it names none."""
 SHAREGPT = {"messages": "conversations"}
 SHARED = {"system": "system", "tools": "tools", "chosen": "chosen", "rejected": "rejected"}
-"""These columns may be named in entries of each formatting."""
+"""Columns that may be named in entries of each formatting."""
 BETWEEN = "\n"
 """LLaMA-Factory puts this between an instruction and its input, where neither is empty."""
 _PARTS = {"query": "input", "response": "completion"}
@@ -36,7 +36,7 @@ class Entry:
     """The contents of an `Entry` have been checked."""
 
     title: str
-    """This is the name of the entry in errors."""
+    """The name of the entry in errors."""
     values: dict[str, Any]
     formatting: str
     """It is alpaca, sharegpt or openai."""

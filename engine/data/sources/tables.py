@@ -18,7 +18,7 @@ from engine.data.sources.text_files import TURN_COLUMNS
 from engine.errors import DataError
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-"""These characters may stand between cells; each has its name in the plural."""
+"""Characters that may stand between cells; each has its name in the plural."""
 _LINES_LOOKED_AT = 200
 _CHARACTERS_LOOKED_AT = 1 << 18
 _SEPARATOR_LINE = re.compile(r"\s*\"?sep=(.)\"?\s*")

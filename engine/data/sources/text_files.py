@@ -21,7 +21,7 @@ _PLACES_TRIED = 64
 
 
 class Passage(dict[str, Any]):
-    """A `Passage` is the row {text} of a text that goes on in the rows around it."""
+    """The row {text} of a text that goes on in the rows around it."""
 
     def __init__(self, text: str, before: str, after: str):
         super().__init__(text=text)

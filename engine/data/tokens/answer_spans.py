@@ -21,7 +21,7 @@ PROBES = ("A1b2C", "Z9y8X")
 _SUFFIX = 400
 """The end of a prompt is looked for in so many characters."""
 _BEHIND = 32
-"""At most so many characters stand between the end of a prompt and an answer."""
+"""Largest number of characters that stand between the end of a prompt and an answer."""
 _ALIKE = 4
 """Fewer equal characters do not show where a prompt ends."""
 
@@ -31,13 +31,13 @@ class Texts:
     """A template writes these texts for one answer."""
 
     through: str | Refusal
-    """It is the text up to and including the answer."""
+    """The text up to and including the answer."""
     before: str | Refusal
-    """It is the text before the answer, with the generation prompt."""
+    """The text before the answer, with the generation prompt."""
 
     @property
     def prompt(self) -> str | None:
-        """Returns the text before the answer if the answer is added to it, and None otherwise."""
+        """The text before the answer if the answer is added to it, and None otherwise."""
         through, before = self.through, self.before
         if isinstance(through, str) and isinstance(before, str) and through.startswith(before):
             return before
@@ -58,7 +58,7 @@ class Answer:
 
     @property
     def continues(self) -> bool:
-        """Returns whether the text is the prompt and the answer."""
+        """Whether the text is the prompt and the answer."""
         return self.prompt is not None and self.start == len(self.prompt)
 
     def after_prompt(self) -> Answer:

@@ -48,7 +48,7 @@ class Document:
 
     @property
     def all_weights(self) -> np.ndarray:
-        """Returns the weight of each token, float32[T]."""
+        """The weight of each token, float32[T]."""
         return np.ones(len(self.ids), np.float32) if self.weights is None else self.weights
 
     @property
@@ -58,14 +58,14 @@ class Document:
 
 @dataclass(frozen=True)
 class Kept:
-    """A `Kept` is an example that is trained on, as one or several documents."""
+    """An example that is trained on, as one or several documents."""
 
     documents: list[Document]
     """There is at least one document, and several if turns are trained one at a time. Each document
     has at least one trained token.
     """
     cut: bool
-    """It is true when part of the example is left out, because it is longer than max_seq_len."""
+    """Whether part of the example is left out, because it is longer than max_seq_len."""
     answer: tuple[int, int] | None
     """This is the token range of the example's last answer in the last document, or None if there
     is no answer or if part of it is left out.
@@ -81,9 +81,9 @@ class Documents:
     trained: np.ndarray
     """It marks the tokens that are training targets, bool[tokens]."""
     lengths: np.ndarray
-    """These are the lengths of the documents in tokens, int64[documents]."""
+    """The lengths of the documents in tokens, int64[documents]."""
     counts: np.ndarray
-    """Each row has this many documents, or 0 if it is skipped: int64[rows]."""
+    """Number of documents of each row, or 0 if it is skipped: int64[rows]."""
     references: np.ndarray
     """The answers of pairs have `Document.reference` here, float64[documents]; other documents have
     none, and the array is empty.
@@ -145,12 +145,10 @@ _TOO_LONG = Skipped("the text is longer than data.max_seq_len")
 
 
 class TextRows:
-    """A `TextRows` divides the texts of a source, in their order, into documents that fill a row
-    each.
-
-    Where a text goes on, a row begins with the last token of the row before, which is not trained
-    again, or with `data.overlap` of them. So each token but the first of a text is trained in
-    exactly one row. A text may come in passages (`engine.data.sources.text_files`).
+    """Divides the texts of a source, in their order, into documents that fill a row each. Where a
+    text goes on, a row begins with the last token of the row before, which is not trained again, or
+    with `data.overlap` of them. So each token but the first of a text is trained in exactly one
+    row. A text may come in passages (`engine.data.sources.text_files`).
     """
 
     def __init__(self, config: DataConfig):
@@ -163,7 +161,7 @@ class TextRows:
         self._length = 0
         """The text has had so many tokens."""
         self._complete: list[Document] = []
-        """These documents belong to the next row of the data."""
+        """Documents that belong to the next row of the data."""
 
     def of_row(self, row: dict[str, Any], found: Kept | Skipped) -> Kept | Skipped:
         """Returns the documents that are complete with a row of the data, of which there may be

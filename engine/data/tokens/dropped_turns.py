@@ -40,12 +40,13 @@ class Lost:
     roles: tuple[str, ...] = ()
     """Turns with these roles are without their text."""
     answers: int = 0
-    """So many answers are not as they were given: a template often drops earlier reasoning."""
+    """Number of answers that are not as they were given: a template often drops earlier reasoning.
+    """
     tools: bool = False
 
     @property
     def context(self) -> int:
-        """Returns how much is missing that an answer should have seen."""
+        """How much is missing that an answer should have seen."""
         return len(self.roles) + self.tools
 
 

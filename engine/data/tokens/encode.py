@@ -186,7 +186,7 @@ class Encoder:
 
     @functools.cached_property
     def _special(self) -> list[int]:
-        """Returns the tokens that are no piece of a text."""
+        """The tokens that are no piece of a text."""
         return sorted({*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder})
 
     @functools.cached_property

@@ -32,7 +32,7 @@ _CHARACTERS = 1 << 18
 MOST_COLUMNS = 4096
 """Columns of a row."""
 _DEEPEST = 100
-"""A row has at most this many levels of lists and objects."""
+"""Largest number of levels of lists and objects of a row."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Encoded:
     an answer: int64[rows, 2].
     """
     cut: int
-    """This many rows were cut to max_seq_len."""
+    """Number of rows that were cut to max_seq_len."""
     skipped: list[tuple[int, Skipped]]
-    """These are the skipped rows, as pairs of index in the batch and reason."""
+    """The skipped rows, as pairs of index in the batch and reason."""
     warnings: Counter[str]
 
 

@@ -21,7 +21,7 @@ from engine import safe_files
 from engine.files import new_digest
 
 _PIECE = 1 << 20
-"""A piece has this many values."""
+"""Number of values of a piece."""
 _PAGES_KEPT = 4
 """During a pass, the pages of at most this many pieces are in memory at once."""
 _BUFFER_BYTES = 1 << 20
@@ -68,8 +68,8 @@ def mapped(path: Path, within: Path, dtype: type) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Visits:
-    """A `Visits` is the order in which an epoch visits the documents of several sources. It takes
-    18 bytes per document.
+    """The order in which an epoch visits the documents of several sources. It takes 18 bytes per
+    document.
     """
 
     which: np.ndarray
@@ -89,8 +89,8 @@ class Visits:
 
 
 class Visited:
-    """A `Visited` is an array in the order of visits. It can only be sliced, and a slice is a numpy
-    array; the whole array is never in memory.
+    """An array in the order of visits. It can only be sliced, and a slice is a numpy array; the
+    whole array is never in memory.
     """
 
     def __init__(self, visits: Visits, arrays: list[np.ndarray]):

@@ -62,8 +62,8 @@ _DEVELOPER = (
 _TOOL_PROBE = "Q7x"
 """Names of tools that begin so stand in no conversation."""
 _MOST_WRITTEN = 2_000_000
-"""A conversation has at most this many turns times answers: for each answer, the template writes
-all turns before it.
+"""Largest number of turns times answers of a conversation: for each answer, the template writes all
+turns before it.
 """
 _TOO_MANY_TURNS = Skipped("the conversation has too many turns", "divide it into several rows")
 _UNTRAINED = Skipped(
@@ -100,7 +100,7 @@ class _Job:
 
     @property
     def rendered(self) -> Chat:
-        """Returns the part of the chat that is written."""
+        """The part of the chat that is written."""
         return self.chat if self.whole else self.chat.until(self.answers[-1] + 1)
 
 
@@ -125,7 +125,7 @@ class ChatRenderer:
 
     @cached_property
     def control(self) -> ControlTokens:
-        """Returns the tokens that a template writes. To find them, the template must be run."""
+        """The tokens that a template writes. To find them, the template must be run."""
         written = written_by(self.template) if self.available else ""
         handling = self._handling
         typed_are_text = handling.typed_tokens == "text"
@@ -133,7 +133,7 @@ class ChatRenderer:
 
     @cached_property
     def ends(self) -> TurnEnds:
-        """Returns what ends an answer. To find it, the template must be run."""
+        """What ends an answer. To find it, the template must be run."""
         if not self.available:
             return TurnEnds()
         control, own = self.control, self._handling.add_tokens
@@ -141,7 +141,7 @@ class ChatRenderer:
 
     @cached_property
     def _closing(self) -> tuple[str, ...]:
-        """Returns the tokens that may end an answer."""
+        """The tokens that may end an answer."""
         return (*self.control.special, *self.ends.tokens)
 
     def warn(self, text: str, times: int = 1) -> None:

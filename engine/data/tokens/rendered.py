@@ -11,7 +11,7 @@ from engine.config.data_settings import DroppedTurns, TypedTokens
 
 @dataclass(frozen=True)
 class Handling:
-    """A `Handling` holds the settings of `DataConfig` that say how conversations are read."""
+    """The settings of `DataConfig` that say how conversations are read."""
 
     train_on: str = "assistant"
     dropped_turns: DroppedTurns = "turn_by_turn"
@@ -21,19 +21,17 @@ class Handling:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A `Rendered` is the text of one document, with the character ranges that carry loss."""
+    """The text of one document, with the character ranges that carry loss."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
-    """These character ranges carry loss."""
+    """Character ranges that carry loss."""
     answer: tuple[int, int] | None
     """The last answer has this character range."""
     framed: bool = True
-    """It is true when the text already has its begin and end tokens, as text from a template
-    does.
-    """
+    """Whether the text already has its begin and end tokens, as text from a template does."""
     typed: bool = False
-    """It is true when characters in the text stand in for special tokens that a person typed."""
+    """Whether characters in the text stand in for special tokens that a person typed."""
     weights: tuple[float, ...] = ()
     """The losses of each range are multiplied by its weight; all weights are 1 if this is empty."""
     prompt: str | None = None
@@ -45,15 +43,14 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A `Skipped` gives the reason why an example is left out. The summary counts each `reason`,
-    and shows the `detail` of its first example.
+    """Reason why an example is left out. The summary counts each `reason`, and shows the `detail`
+    of its first example.
     """
 
     reason: str
     detail: str = ""
     refused: bool = False
-    """It is true when the whole data set is refused because of this example. `detail` then says
-    what to do.
+    """Whether the whole data set is refused because of this example. `detail` then says what to do.
     """
 
 

@@ -54,8 +54,8 @@ _EMPTY = Refusal("there is no turn")
 
 
 class Template:
-    """A `Template` applies the chat template of `tokenizer` as the library would, on a fixed date,
-    to conversations in the form that this template wants.
+    """Applies the chat template of `tokenizer` as the library would, on a fixed date, to
+    conversations in the form that this template wants.
     """
 
     def __init__(self, tokenizer: Any):
@@ -68,7 +68,7 @@ class Template:
 
     @cached_property
     def sources(self) -> list[str]:
-        """Returns the code of the template, or of each if there are several."""
+        """The code of the template, or of each if there are several."""
         templates = self._tokenizer.chat_template
         return list(templates.values()) if isinstance(templates, dict) else [templates or ""]
 

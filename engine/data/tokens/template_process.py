@@ -55,7 +55,7 @@ class Refusal:
 
 
 MOST_SECONDS = 5.0
-"""A template may compute for this many seconds on one chat."""
+"""Seconds for which a template may compute on one chat."""
 MOST_BYTES = 1 << 30
 """A template may take this many bytes of memory."""
 _SILENT_SECONDS = 20.0
@@ -98,7 +98,7 @@ class Asked:
     """The template sees these names, such as those of special tokens."""
     chats: list[Chat]
     generation: bool
-    """It says whether the beginning of an answer follows each chat."""
+    """Whether the beginning of an answer follows each chat."""
 
 
 class TemplateProcess:

@@ -46,7 +46,7 @@ class TextTokens:
         self._enough = max_seq_len + _MARGIN
         self._most = max(_FEWEST_CHARACTERS, _CHARACTERS_A_TOKEN * max_seq_len)
         self._characters = 0
-        """So many characters of whole texts have been given."""
+        """Number of characters of whole texts that have been given."""
 
     def prepare(self) -> None:
         """Prepares `WordTokens` now, and not when many characters have come."""

@@ -58,7 +58,7 @@ that its row gives a weight have `weights`; others do not.
 _NEEDED = {_PROMPTS, *(f"{side}.{name}" for side in ("train", "eval") for name in _TYPES)}
 _OPTIONAL = {f"{side}.{name}" for side in ("train", "eval") for name in _MORE_TYPES}
 _ONES = 1 << 18
-"""So many weights of 1 are written at a time."""
+"""Number of weights of 1 that are written at a time."""
 _KEY = re.compile("[0-9a-f]{40}")
 _LEFT = re.compile(r"\.[0-9a-f]{32}\.(partial|removed)")
 _ANY_SIZE = 1 << 62
@@ -80,14 +80,14 @@ class Tally:
     rows: int = 0
     cut: int = 0
     highest_id: int = -1
-    """This is the highest token id, or -1 if there are no tokens."""
+    """The highest token id, or -1 if there are no tokens."""
     skipped: Counter[str] = field(default_factory=Counter)
     """It counts the rows that were skipped, by reason."""
     first_skipped: dict[str, str] = field(default_factory=dict)
-    """It names the place of the first row that was skipped for each reason."""
+    """The place of the first row that was skipped for each reason."""
     warnings: Counter[str] = field(default_factory=Counter)
     ends: list[str] = field(default_factory=list)
-    """These tokens end the answers of the source, as its rows were written."""
+    """Tokens that end the answers of the source, as its rows were written."""
 
     def count(self, rows: int, cut: int, highest_id: int, warnings: Counter[str]) -> None:
         """Adds a batch of `rows` rows, `cut` of which were too long."""
@@ -107,9 +107,9 @@ class Side:
     """A side holds the documents to train on, or the held-out ones, as mapped arrays."""
 
     ids: np.ndarray
-    """These are the token ids, int32[tokens]."""
+    """The token ids, int32[tokens]."""
     trained: np.ndarray
-    """It marks the tokens that are training targets, bool[tokens]."""
+    """Mask of the tokens that are training targets, bool[tokens]."""
     starts: np.ndarray
     """Document d starts at token `starts[d]`: int64[documents + 1]."""
     examples: np.ndarray
@@ -121,7 +121,7 @@ class Side:
 
     @property
     def holds_pairs(self) -> bool:
-        """Returns whether the documents are answers of pairs."""
+        """Whether the documents are answers of pairs."""
         return len(self.references) > 0
 
     @classmethod

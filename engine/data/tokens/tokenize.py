@@ -161,7 +161,7 @@ def _held_out(total: int, fraction: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Encoding:
-    """An `_Encoding` turns the rows of a source into tokens, here or in helper processes."""
+    """Turns the rows of a source into tokens, here or in helper processes."""
 
     encoder: Encoder
     processes: int | None

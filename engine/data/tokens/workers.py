@@ -33,7 +33,7 @@ _OTHER_VERSION = 77
 it.
 """
 _BATCHES_AHEAD = 2
-"""Each helper has this many batches: one that it works on, and one in the queue."""
+"""Number of batches of each helper: one that it works on, and one in the queue."""
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Each process works in one thread, because there is one process for each core."""
 

@@ -44,7 +44,7 @@ class BlockArguments:
 
     @property
     def nested(self) -> dict[str, Any]:
-        """Returns the arguments as nested containers, in which values have places."""
+        """The arguments as nested containers, in which values have places."""
         return {"args": self.args, "kwargs": self.kwargs}
 
     def with_nested(self, nested: dict[str, Any]) -> BlockArguments:

@@ -10,10 +10,9 @@ import torch
 
 @dataclass(frozen=True)
 class StateForm:
-    """A `StateForm` says how a family's hidden state lies in a flat one [rows, tokens, width].
-
-    Gemma 3n has several states a token in front of the rows, [streams, rows, tokens, features], and
-    DeepSeek V4 has them behind the tokens.
+    """How a family's hidden state lies in a flat one [rows, tokens, width]. Gemma 3n has several
+    states a token in front of the rows, [streams, rows, tokens, features], and DeepSeek V4 has them
+    behind the tokens.
     """
 
     rows: int
@@ -41,12 +40,12 @@ class StateForm:
 
     @property
     def width(self) -> int:
-        """Returns how many elements a token has."""
+        """Number of elements of a token."""
         return math.prod(self.rest)
 
     @property
     def _order(self) -> list[int]:
-        """Returns the family's dimensions with rows and tokens in front."""
+        """The family's dimensions with rows and tokens in front."""
         others = [at for at in range(len(self.rest) + 2) if at not in (self.rows, self.tokens)]
         return [self.rows, self.tokens, *others]
 

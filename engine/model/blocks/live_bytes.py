@@ -27,7 +27,7 @@ class LiveBytes(TorchDispatchMode):
         self.inside = 0
         """At most so many existed while one did."""
         self.now = 0
-        """So many bytes exist."""
+        """Number of bytes that exist."""
         self._operations = 0
         self._live: dict[int, int] = {}
 

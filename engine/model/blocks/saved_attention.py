@@ -50,13 +50,13 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class KeptCall:
-    """A `KeptCall` is a call of a kernel whose results are kept."""
+    """A call of a kernel whose results are kept."""
 
     kernel: Any
     pieces: Sequence[_Piece]
     """They hold the output and the log-sums."""
     others: Sequence[Any]
-    """These are the other results: small tensors, numbers, or nothing."""
+    """The other results: small tensors, numbers, or nothing."""
     random_state: torch.Tensor | None
     """The call left the generator of random numbers in this state, uint8 [bytes]; None if it drew
     none. Dropout behind it must draw the same numbers again.
@@ -64,13 +64,11 @@ class KeptCall:
 
 
 KeptCalls = Sequence[KeptCall | None]
-"""These are the calls of kernels in a block, in order; None where the results are not kept."""
+"""The calls of kernels in a block, in order; None where the results are not kept."""
 
 
 class KeepsAttention(TorchDispatchMode):
-    """A `KeepsAttention` has a copy of what kernels returned while it was active, in `room`, uint8
-    [bytes].
-    """
+    """A copy of what kernels returned while it was active, in `room`, uint8 [bytes]."""
 
     def __init__(self, room: torch.Tensor):
         super().__init__()

@@ -24,7 +24,7 @@ BEFORE = -1
 
 @dataclass(frozen=True)
 class Source:
-    """A `Source` is a value that later blocks take."""
+    """A value that later blocks take."""
 
     block: int
     """The block at this position computes it, or the embed unit at `BEFORE`."""
@@ -52,13 +52,13 @@ class BlockHanding:
 
 @dataclass(frozen=True)
 class Handing:
-    """A `Handing` says what passes between the blocks of a model, for each block in order."""
+    """What passes between the blocks of a model, for each block in order."""
 
     blocks: tuple[BlockHanding, ...]
 
     @property
     def is_empty(self) -> bool:
-        """Returns whether nothing but the hidden state passes from block to block."""
+        """Whether nothing but the hidden state passes from block to block."""
         return not any(block.takes or block.gives for block in self.blocks)
 
 

@@ -33,9 +33,7 @@ class _Running:
 
 
 class _How(NamedTuple):
-    """A `_How` says that the module `part`, whose own code is `run`, runs on `span` tokens of each
-    row at a time.
-    """
+    """That the module `part`, whose own code is `run`, runs on `span` tokens of each row at a time."""
 
     part: nn.Module
     run: Callable[[torch.Tensor], torch.Tensor]

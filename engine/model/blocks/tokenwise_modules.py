@@ -26,7 +26,7 @@ _RANDOM = re.compile("drop|jitter")
 """Attributes whose names have one of these say how much a module leaves to chance."""
 
 TokenWise = tuple[str, str]
-"""It is the name of a module in its block, and the classes in it."""
+"""The name of a module in its block, and the classes in it."""
 
 
 def token_wise(

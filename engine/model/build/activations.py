@@ -32,7 +32,7 @@ from engine.model.build.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.planning.shape.activation_sizes import DOCUMENTS, Activations
 
 _LENGTHS = (32, 64, 96)
-"""These are the row lengths for the three counts, in tokens, at equal distances."""
+"""The row lengths for the three counts, in tokens, at equal distances."""
 
 _PRODUCTS = (
     "mm",
@@ -155,8 +155,8 @@ def _handed_bytes(model: StreamedModel, shapes_of_blocks: list[BlockShapes], len
 BlockShapes = tuple[
     bool, tuple[tuple[str, tuple[int, ...], bool], ...], tuple[tuple[Place, ...], ...]
 ]
-"""It tells whether the input of a block has a gradient, then the names and shapes of its parameters
-and whether they are frozen, and then what it takes and gives.
+"""Whether the input of a block has a gradient, then the names and shapes of its parameters and
+whether they are frozen, and then what it takes and gives.
 """
 
 
@@ -349,7 +349,7 @@ class FusedAttention(TorchFunctionMode):
 
     @property
     def has_run(self) -> bool:
-        """Tells whether torch's own attention has run."""
+        """Whether torch's own attention has run."""
         return self._origins.fused
 
     def __torch_function__(

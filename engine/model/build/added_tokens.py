@@ -14,7 +14,7 @@ ADD_TOKENS = "data.add_tokens"
 
 @dataclass(frozen=True)
 class Added:
-    """An `Added` says what a tokenizer got."""
+    """What a tokenizer got."""
 
     new: tuple[str, ...]
     """These tokens were added."""

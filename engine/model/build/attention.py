@@ -41,7 +41,7 @@ KERNELS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-"""These are the kernels of torch's fused attention on a GPU, in order of preference."""
+"""The kernels of torch's fused attention on a GPU, in order of preference."""
 
 _HARMLESS_TENSORS = {"position_ids", "cache_position", "s_aux", "sinks"}
 """Tensor arguments, besides query, key and value, that are as valid for a single document as for a

@@ -52,7 +52,7 @@ class Documents:
 
     @property
     def whole(self) -> bool:
-        """Returns whether every row is one document."""
+        """Whether every row is one document."""
         return all(len(row) == 1 for row in self.lengths)
 
     @property

@@ -36,7 +36,7 @@ _FIELD = re.compile(r"Field '(?P<field>\w+)' expected (?P<type>\w+)")
 _VALUE = re.compile(r"(?:with value |\(value: )(.+?)(?: doesn't match|\)(?:;|$))")
 _VALIDATED = re.compile(r"(Class v|V)alidation error for (field|validator) '\w+':\n")
 _MOST_SHOWN, _MOST_TOLD = 60, 200
-"""At most this many characters are shown of a value, and of a library's reason."""
+"""Largest number of characters that are shown of a value, and of a library's reason."""
 
 
 def refuse_broken(file: Path, known_types: Any) -> None:

@@ -55,8 +55,8 @@ class _Attention:
     heads: int
     """Queries have this many heads."""
     width: int
-    """This is the number of features in all heads together: the mean of the query's width and of
-    the value's width.
+    """The number of features in all heads together: the mean of the query's width and of the
+    value's width.
     """
 
 
@@ -285,8 +285,8 @@ def _tiled(
 
 
 class _TiledRun:
-    """A `_TiledRun` runs blocks in tiles on the meta device, earlier ones first. `arguments` are
-    those of all blocks, for a row of `_CAPTURED` tokens.
+    """Runs blocks in tiles on the meta device, earlier ones first. `arguments` are those of all
+    blocks, for a row of `_CAPTURED` tokens.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ from engine.model.build.tiny_config import VOCABULARY, shrunk
 from engine.planning.shape.activation_sizes import DOCUMENTS
 
 ROWS = ((19, 2, 25), (3, 30, 8))
-"""These are the lengths of the documents in each row of the test, in tokens. With attention that
-selects tokens by score, documents see each other only in some rows, so two rows are tested.
+"""The lengths of the documents in each row of the test, in tokens. With attention that selects
+tokens by score, documents see each other only in some rows, so two rows are tested.
 """
 ALONE = (2, 23)
 """So many rows of so many tokens run to find modules that compute each token by itself."""
@@ -53,7 +53,7 @@ than others, since they do not scale their attention, and Gemma 3n cuts small ac
 _NUDGES = 4
 """Weights are changed by one rounding so often, to see what that does."""
 _LARGEST = 80_000_000
-"""A tiny model has at most this many parameters. A family with unknown names for its sizes could
+"""Largest number of parameters of a tiny model. A family with unknown names for its sizes could
 otherwise fill the memory.
 """
 _SEEN = "documents that share a row see each other"
@@ -61,17 +61,15 @@ _SEEN = "documents that share a row see each other"
 
 @dataclass(frozen=True)
 class Packing:
-    """A `Packing` is the outcome of a trial: which attention is right and whether packing is
-    safe.
-    """
+    """The outcome of a trial: which attention is right and whether packing is safe."""
 
     attention: str | None
     """This implementation gives the right results. It is None if the tiny model could not be
     tested.
     """
     problem: str
-    """This is the reason why documents may not share a row, worded as the end of a sentence. It is
-    empty when they may.
+    """The reason why documents may not share a row, worded as the end of a sentence. It is empty
+    when they may.
     """
     parts: frozenset[str] = frozenset()
     """Modules of these classes took part in the trial."""

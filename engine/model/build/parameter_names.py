@@ -10,7 +10,7 @@ from engine.planning.layout.layout import ParameterSpec
 
 
 class ParameterNames:
-    """A `ParameterNames` knows the names of the parameters of a module that computes in `dtype`."""
+    """Knows the names of the parameters of a module that computes in `dtype`."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype):
         self.dtype = dtype

@@ -20,10 +20,10 @@ from engine.model.build.units import StreamedModel
 
 @dataclass(frozen=True)
 class ReadModel:
-    """A `ReadModel` has what is read of a model before its weights."""
+    """What is read of a model before its weights."""
 
     config: Any
-    """It is the configuration, of transformers, with rows for all tokens."""
+    """The configuration, of transformers, with rows for all tokens."""
     tokenizer: Any
     added: Added
     notes: tuple[str, ...]

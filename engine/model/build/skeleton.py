@@ -90,10 +90,8 @@ class _Recording:
 
 
 class Skeleton:
-    """A skeleton is a causal language model whose blocks are recorders.
-
-    The caller must bind its embedding, final norm and head to device slots. It runs only one pass
-    at a time.
+    """A causal language model whose blocks are recorders. The caller must bind its embedding, final
+    norm and head to device slots. It runs only one pass at a time.
     """
 
     def __init__(self, model: nn.Module, layers: nn.ModuleList):

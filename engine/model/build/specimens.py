@@ -19,9 +19,8 @@ from engine.model.build.units import StreamedModel, Unit
 
 
 class Specimens:
-    """A `Specimens` runs blocks of a model on the meta device, earlier ones first.
-
-    kinds: for each block, what is equal for blocks of the same shapes that hand on the same.
+    """Runs blocks of a model on the meta device, earlier ones first. kinds: for each block, what is
+    equal for blocks of the same shapes that hand on the same.
     """
 
     def __init__(self, model: StreamedModel, kinds: Sequence[Hashable]):

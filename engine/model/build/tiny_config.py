@@ -14,7 +14,7 @@ VOCABULARY = 61
 _LAYERS = 4
 _HEADS = 4
 _LOCAL = 5
-"""A window or a chunk of attention has this many tokens, fewer than most documents in a trial."""
+"""Number of tokens of a window or a chunk of attention, fewer than most documents in a trial."""
 _SIZES: tuple[tuple[str, int], ...] = (
     (r"(.*_)?vocab_size(_.*)?", VOCABULARY),
     (

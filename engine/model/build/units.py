@@ -88,9 +88,7 @@ class RouterLoss:
 
 @dataclass
 class StreamedModel:
-    """A streamed model is a causal language model divided into a skeleton and units in forward
-    order.
-    """
+    """A causal language model divided into a skeleton and units in forward order."""
 
     config: Any
     skeleton: Skeleton
@@ -111,7 +109,7 @@ class StreamedModel:
     hyper-connections, and two in float32 beside bfloat16 weights.
     """
     packing: Packing
-    """It says whether documents may share a row, and if not, why."""
+    """Whether documents may share a row, and if not, why."""
     aliases: dict[str, str] = field(default_factory=dict)
     """The second name of a tied parameter is mapped to the name that owns the plane."""
     untouched: dict[str, int] = field(default_factory=dict)
@@ -169,19 +167,17 @@ class StreamedModel:
 
     @property
     def holds_embed(self) -> bool:
-        """Tells whether the embed unit's weights are used throughout a pass: by the head, or by
-        blocks.
-        """
+        """Whether the embed unit's weights are used throughout a pass: by the head, or by blocks."""
         return self.tied or any(unit.shared for unit in self.blocks)
 
     @property
     def frozen_units(self) -> tuple[str, ...]:
-        """Returns the units that have parameters, none of which is trained, in forward order."""
+        """The units that have parameters, none of which is trained, in forward order."""
         return tuple(layout.unit for layout in self.layouts if layout.is_frozen)
 
     @property
     def has_exact(self) -> bool:
-        """Tells whether any weights stay in fp32 in a bf16 model."""
+        """Whether any weights stay in fp32 in a bf16 model."""
         return any(layout.exact_numel for layout in self.layouts)
 
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
@@ -197,20 +193,20 @@ class StreamedModel:
 
     @property
     def whole_class(self) -> str:
-        """Returns the class in transformers of a model that also reads images or sound; it is empty
-        for others.
+        """The class in transformers of a model that also reads images or sound; it is empty for
+        others.
         """
         return type(self.skeleton.model).__name__ if self.untouched else ""
 
     @property
     def _decoder_name(self) -> str:
-        """Returns the name of the language model in the whole model."""
+        """The name of the language model in the whole model."""
         decoder = self.skeleton.model.get_decoder()
         return next(n for n, part in self.skeleton.model.named_modules() if part is decoder)
 
     @property
     def unrecordable(self) -> str:
-        """Returns why no block can be recorded as a CUDA graph; it is empty where blocks can."""
+        """Why no block can be recorded as a CUDA graph; it is empty where blocks can."""
         if any(unit.shared for unit in self.blocks):
             return "its blocks share weights"
         if self.router_loss is not None:

@@ -26,7 +26,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 """In MXFP4, a weight is stored under its name with these two endings."""
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PIECE = 1 << 22
-"""So many values are dequantised at once, beside the result."""
+"""Number of values that are dequantized at once, beside the result."""
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """In MXFP4, the low three bits stand for these numbers, and the fourth for the sign."""
 _BIAS = 127

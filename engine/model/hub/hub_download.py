@@ -44,7 +44,7 @@ FILES_AT_ONCE = 8
 TOLD_EVERY = 0.2
 """Progress is reported once in this many seconds."""
 RETRY_SECONDS = 1.0
-"""A broken connection is reopened after this many seconds."""
+"""Seconds after which a broken connection is reopened."""
 _SMALL = re.compile(
     r"[^/]+\.(json|txt|model|jinja|tiktoken|spm|codes)|additional_chat_templates/[^/]+\.jinja"
 )
@@ -85,9 +85,7 @@ class _Transfer:
         self._folder = self._cache / model / "snapshots" / str(self._commit)
         self._locks = self._cache / ".locks" / model
         self._come: dict[str, int] = {}
-        """This is the number of bytes present for each wanted file. The threads of all files update
-        it.
-        """
+        """The number of bytes present for each wanted file. The threads of all files update it."""
         self._counting = threading.Lock()
 
     def run(self, weights: bool) -> None:

@@ -24,7 +24,7 @@ _NAMES = {
     torch.float16: "F16",
     torch.bfloat16: "BF16",
 }
-"""These are the names that safetensors has for types of torch."""
+"""The names that safetensors has for types of torch."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from engine.planning.layout.layout import ParameterSpec, UnitLayout, lay_out
 
 @dataclass(frozen=True)
 class Block:
-    """A `Block` is a block that may get adapters."""
+    """A block that may get adapters."""
 
     module: nn.Module
     prefix: str
@@ -36,7 +36,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Family:
-    """A `Family` has what PEFT and transformers say of the models of a family."""
+    """What PEFT and transformers say of the models of a family."""
 
     name: str
     """The configuration has it as `model_type`."""
@@ -63,7 +63,7 @@ _OF_EXPERTS = {
 
 @dataclass(frozen=True)
 class Adaptable:
-    """An `Adaptable` is a model that has no adapters yet."""
+    """A model that has no adapters yet."""
 
     whole: nn.Module
     blocks: Sequence[Block]

@@ -24,8 +24,8 @@ from engine.model.lora.adapted_linear import adapted_linear
 
 
 class Factor(nn.Module):
-    """A `Factor` holds one factor of an adapter. It is no linear layer, so that nothing that
-    initialises or names the linear layers of a model takes it for one.
+    """One factor of an adapter. It is no linear layer, so that nothing that initializes or names
+    the linear layers of a model takes it for one.
     """
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype):

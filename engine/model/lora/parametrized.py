@@ -24,7 +24,7 @@ from engine.planning.layout.adapter_layout import BASE_LAYER, FACTORS, Stack, pl
 
 
 class _Inner(nn.Module):
-    """An `_Inner` holds factors where PEFT has the module that it wraps once more."""
+    """Factors where PEFT has the module that it wraps once more."""
 
 
 class _WithStackAdapters(nn.Module):

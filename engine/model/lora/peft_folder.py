@@ -34,7 +34,7 @@ _UNKNOWN = {
 
 
 _MOST_BYTES = 1 << 20
-"""An adapter_config.json has at most this many bytes."""
+"""Largest number of bytes of an adapter_config.json."""
 _Name = Annotated[str, Meta(max_length=1000)]
 
 
@@ -70,7 +70,7 @@ def is_peft_folder(place: str | os.PathLike[str]) -> bool:
 
 @dataclass(frozen=True)
 class PeftFolder:
-    """A `PeftFolder` has an adapter that was trained elsewhere."""
+    """An adapter that was trained elsewhere."""
 
     path: Path
     settings: Mapping[str, Any]
@@ -135,7 +135,7 @@ class PeftFolder:
 
 @dataclass(frozen=True)
 class Base:
-    """A `Base` is the model to which an adapter belongs."""
+    """The model to which an adapter belongs."""
 
     source: str
     targets: Sequence[str]
@@ -143,7 +143,7 @@ class Base:
     target_parameters: Sequence[str]
     """The parameters that have an adapter by themselves are named by these."""
     saved: Sequence[str]
-    """These are the full names of the modules that are trained whole."""
+    """The full names of the modules that are trained whole."""
     is_transposed: bool
     """The weights of the layers are [features in, features out]."""
 

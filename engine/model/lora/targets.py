@@ -22,7 +22,7 @@ from engine.planning.layout.layout import UnitLayout
 
 @dataclass(frozen=True)
 class Modules:
-    """A `Modules` has the full names of a model's modules."""
+    """The full names of a model's modules."""
 
     linear: Mapping[str, str]
     """These are linear layers of blocks, each with the reason why it can have no adapter, or an
