@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 TARGETS, SAVE_MODULES = "train.lora_targets", "train.lora_save_modules"
 TARGET_PARAMETERS = "train.lora_target_parameters"
 ALL_LINEAR = "all-linear"
-"""This target stands for every linear layer of every block."""
+"""Target that stands for every linear layer of every block."""
 
 
 @dataclass(frozen=True)
@@ -24,24 +24,24 @@ class Adapters:
     """
 
     rank: int = 16
-    """The factors of an adapter have this width."""
+    """Width of the factors of an adapter."""
     alpha: float = 32.0
     dropout: float = 0.0
-    """So much of the input of an adapter is dropped in training."""
+    """Share of the input of an adapter that is dropped in training."""
     rslora: bool = False
-    """The result is divided by the root of the rank instead of the rank."""
+    """Whether the result is divided by the root of the rank instead of the rank."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
-    """Linear layers get an adapter whose names end with one of these, or fit it as a pattern."""
+    """Ends of the names, or a pattern of the names, of linear layers that get an adapter."""
     save_modules: tuple[str, ...] = ()
-    """Modules whose names end with one of these are trained whole."""
+    """Ends of the names of modules that are trained whole."""
     target_parameters: tuple[str, ...] = ()
-    """Parameters with the stacked weights of experts get adapters whose names end with one of
-    these, or fit it as a pattern.
+    """Ends of the names, or a pattern of the names, of parameters with the stacked weights of
+    experts that get adapters.
     """
 
     @property
     def scaling(self) -> float:
-        """The result of an adapter is multiplied by this."""
+        """Factor of the result of an adapter."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @property

@@ -12,13 +12,13 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RunError
 
 CHANGE = "change"
-"""This word names a change in the control file and in the record."""
+"""Word for a change in the control file and in the record."""
 CHANGEABLE = ("train.learning_rate", "train.steps")
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change has one or more new values, named as in `CHANGEABLE`."""
+    """One or more new values, named as in `CHANGEABLE`."""
 
     values: Mapping[str, Any]
 

@@ -17,8 +17,8 @@ EXPORT_FORMS: tuple[ExportForm, ...] = ("model", "adapter")
 
 @dataclass(frozen=True)
 class ExportChoice:
-    """An `ExportChoice` is made for one export. Raises ConfigError for a dtype or weights that are
-    unknown, and for a checkpoint beside `weights`.
+    """What one export writes. Raises ConfigError for a dtype or weights that are unknown, and for a
+    checkpoint beside `weights`.
     """
 
     checkpoint: int | None = None
@@ -55,7 +55,7 @@ class ExportChoice:
 
 
 AS_CONFIGURED = ExportChoice()
-"""This exports the weights that the run's settings name, in the model's own dtype."""
+"""Exports the weights that the run's settings name, in the model's own dtype."""
 
 
 def written_dtype(asked: str, of_model: str) -> str:

@@ -10,13 +10,13 @@ from engine.config.limits import at_least, at_most, web_address
 from engine.errors import ConfigError
 
 CheckpointKind = Literal["full", "weights", "none"]
-"""A run writes checkpoints of this kind (`output.checkpoint`)."""
+"""Kinds of checkpoints (`output.checkpoint`)."""
 KeepBest = Literal["loss", "exact_match", "none"]
-"""The best weights are kept by this criterion (`output.keep_best`)."""
+"""Criteria by which the best weights are kept (`output.keep_best`)."""
 TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
-"""Curves can also go to these trackers (`output.trackers`)."""
+"""Trackers that curves can also go to (`output.trackers`)."""
 MOST_PROMPTS = 50
-"""An evaluation answers at most this many prompts."""
+"""Largest number of prompts that an evaluation answers."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class OutputConfig:
 
     @property
     def best_by(self) -> Literal["loss", "exact_match"]:
-        """Returns by what evaluations are compared, whether or not weights are kept."""
+        """Criterion by which evaluations are compared, whether or not weights are kept."""
         return "exact_match" if self.keep_best == "exact_match" else "loss"
 
     @property

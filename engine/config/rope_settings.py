@@ -15,7 +15,7 @@ USUAL_FACTOR, MOST_FACTOR = 2.0, 1024.0
 
 
 class Scales(Protocol):
-    """A `Scales` is what these settings are read from."""
+    """Source from which these settings are read."""
 
     @property
     def rope_scaling(self) -> RopeScaling: ...

@@ -41,7 +41,7 @@ Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """These settings choose the model."""
+    """Settings that choose the model."""
 
     source: str = ""
     """The model is a decoder-only language model: a local folder or a Hugging Face id."""
@@ -318,7 +318,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A `TrainConfig` is everything that defines a run."""
+    """Everything that defines a run."""
 
     name: str = "Untitled"
     """The run is shown to people under this name."""

@@ -18,9 +18,9 @@ class Parts:
     """Names the parameters that are trained. All others are frozen."""
 
     names: tuple[str, ...] = ()
-    """They have names that fit one of these patterns, as names of files fit those of a shell."""
+    """Patterns that their names fit, as names of files fit those of a shell."""
     last_blocks: int = 0
-    """They are in this many blocks, counted from the last."""
+    """Number of blocks, counted from the last, that they are in."""
 
 
 def check_parts(method: str, names: tuple[str, ...], last_blocks: int) -> None:

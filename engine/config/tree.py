@@ -23,7 +23,7 @@ from engine import safe_files
 from engine.errors import ConfigError
 
 MOST_BYTES = 1 << 18
-"""The settings of a run, which somebody else may have written, have at most this many bytes."""
+"""Largest number of bytes of the settings of a run, which somebody else may have written."""
 
 
 def build(cls: type[Any], tree: Any, prefix: str) -> Any:

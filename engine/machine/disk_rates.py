@@ -17,13 +17,13 @@ from engine.machine.offload_folder import disk_name
 from engine.machine.rates import Rates, kept_entry, store_entry
 
 DRAINED_BYTES = 60 * 10**9
-"""Consumer drives cache less than this many bytes."""
+"""Number of bytes that consumer drives cache less than."""
 ASSUMED_RATE = 1.0e9
-"""A drained drive is assumed to read and write this many bytes a second at once. Good consumer
-drives write 1.5e9 to 2.5e9 when their cache is full.
+"""Bytes a second that a drained drive is assumed to read and write at once. Good consumer drives
+write 1.5e9 to 2.5e9 when their cache is full.
 """
 RATED_BYTES = 600 * 10**12
-"""A consumer drive of a terabyte is rated for this many written bytes."""
+"""Written bytes that a consumer drive of a terabyte is rated for."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,10 @@ class DiskRates:
     read: float = ASSUMED_RATE
     write: float = ASSUMED_RATE
     written: int = 0
-    """The measurement wrote this many bytes; 0 where the rates are assumed."""
+    """Bytes that the measurement wrote; 0 where the rates are assumed."""
     read_alone: float = 0.0
-    """The disk reads so many while nothing is written; 0 where that was not measured."""
+    """Bytes a second that the disk reads while nothing is written; 0 where that was not measured.
+    """
     write_alone: float = 0.0
 
     @property

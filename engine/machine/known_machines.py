@@ -111,13 +111,13 @@ class KnownMachine:
     bf16_flops: float
     """The peak rate of dense products that are accumulated in fp32."""
     accumulate: str
-    """It is `half` where accumulation in fp32 halves the rate of the tensor cores, else `full`."""
+    """`half` where accumulation in fp32 halves the rate of the tensor cores, else `full`."""
     best_bf16_flops: float | None
     """The best rate of a matrix product that others have measured; None where none is known."""
     link: str
     link_bandwidth: float
-    """The link between host and device moves this many bytes a second one way, without the
-    encoding's overhead.
+    """Bytes a second that the link between host and device moves one way, without the encoding's
+    overhead.
     """
     host: str
     """The text describes the typical host."""
@@ -127,9 +127,7 @@ class KnownMachine:
     cpu_cores: int
     power_watts: int
     unified: bool
-    """It is True where host and device share one memory, so that RAM must hold the items of
-    both.
-    """
+    """Whether host and device share one memory, so that RAM must hold the items of both."""
     supported: bool
     note: str
     """The note warns about limits of the machine; it is empty where there are none."""

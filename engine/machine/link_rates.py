@@ -12,12 +12,12 @@ from engine.machine.rates import UPDATE_BYTES, Rates
 START_SECONDS = 2e-5
 """An exchange between ranks takes about this long, however small it is."""
 ASSUMED_LINK = 8e9
-"""Where no rate of the link is known, a rank receives this many bytes a second: GPUs without access
-to each other's memory exchange tensors through that of the host. It is an assumption.
+"""Bytes a second that a rank is assumed to receive where no rate of the link is known: GPUs without
+access to each other's memory exchange tensors through that of the host.
 """
 ASSUMED_NETWORK = 12.5e9
-"""Where it was not measured, a host is assumed to send and to receive this many bytes a second at
-once, as over 100 Gbit/s. All of its ranks share that.
+"""Bytes a second that a node is assumed to send and to receive at once where it was not measured,
+as over 100 Gbit/s. All of its ranks share that.
 """
 COMPUTE_SECONDS = {1: 0.0, 2: 2e-12}
 """With so many ranks, COMPUTE loses this many seconds for each byte that its rank receives, since

@@ -112,28 +112,24 @@ class Rates:
     device_memory: float
     adamw: float
     adamw_busy: float
-    """AdamW updates this many parameters a second while copies run in both directions."""
+    """Parameters a second that AdamW updates while copies run in both directions."""
     h2d_busy: float
-    """Copies to the device reach this many bytes a second while copies back and AdamW also run."""
+    """Bytes a second of copies to the device while copies back and AdamW also run."""
     d2h_busy: float
-    """Copies to the host reach this many bytes a second while copies to the device and AdamW also
-    run.
-    """
+    """Bytes a second of copies to the host while copies to the device and AdamW also run."""
     packed_attention: float
-    """The variable-length kernel reaches this many FLOPs a second in long rows, not counting the
-    time for `PACKED_BYTES`.
+    """FLOPs a second of the variable-length kernel in long rows, not counting the time for
+    `PACKED_BYTES`.
     """
     overhead: float = 0.0
-    """On the CPU, the call overhead of one block in forward takes this many seconds, in which
-    nothing else is computed.
+    """Seconds of call overhead of one block in forward on the CPU, in which nothing else is
+    computed.
     """
     call: float = 0.0
-    """Launching one small operation on a GPU takes this many seconds while AdamW runs on the
-    host.
-    """
+    """Seconds to launch one small operation on a GPU while AdamW runs on the host."""
     adamw_bf16: float = 0.0
-    """AdamW updates this many parameters a second on the host with moments in bf16; 0 where that
-    was not measured.
+    """Parameters a second that AdamW updates on the host with moments in bf16; 0 where that was not
+    measured.
     """
     adamw_8bit: float = 0.0
     """The same with moments in 8 bits."""
@@ -145,16 +141,17 @@ class Rates:
     disk_write: float = 0.0
     """The same for writing."""
     disk_read_alone: float = 0.0
-    """Boundaries are read from the disk at this many bytes a second while nothing is written."""
+    """Bytes a second at which saved block inputs are read from the disk while nothing is written.
+    """
     disk_write_alone: float = 0.0
-    """They are written at so many while nothing is read."""
+    """Bytes a second at which they are written while nothing is read."""
     link: float = 0.0
-    """Each of several GPUs receives this many bytes a second from the others, while it sends as
-    many; 0 where that is not known.
+    """Bytes a second that each of several GPUs receives from the others, while it sends as many; 0
+    where that is not known.
     """
     network: float = 0.0
-    """A host receives this many bytes a second from the others, while it sends as many; 0 where
-    that was not measured.
+    """Bytes a second that a node receives from the others, while it sends as many; 0 where that was
+    not measured.
     """
 
     def updates(self, optimizer: Optimizer, busy: bool = False) -> float:
@@ -185,20 +182,20 @@ class Rates:
 
 _OF_DISK = ("disk_read", "disk_write", "disk_read_alone", "disk_write_alone")
 UPDATE_BYTES: dict[Optimizer, float] = {"adamw": 26, "adamw_bf16": 18, "adamw_8bit": 14.06}
-"""AdamW reads and writes this many bytes of host memory per parameter, with bf16 weights."""
+"""Bytes of host memory that AdamW reads and writes per parameter, with bf16 weights."""
 PACKED_BYTES, PACKED_WIDTH = 49, 76
 """In addition to its products, the variable-length kernel takes the time to move this many bytes of
 device memory in forward and backward for each token and feature of a query, and the time of this
 many additional features per head (measured: docs/performance.md).
 """
 SMALL_PRODUCT = 5e8
-"""One core finishes a matrix product of this many FLOPs in about the time that other cores need to
-wake up.
+"""FLOPs of a matrix product that one core finishes in about the time that other cores need to wake
+up.
 """
 TYPICAL = {
     "cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9, 1.5e9, 2e10, 2e10, 1.5e14, call=1e-5),
     "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8, 5e8, 1e10, 1e10, 5e10),
 }
-"""These rates are used for planning where none were measured. They are those of a card with 24 GiB
-on a bus of 16 lanes, and of two cores.
+"""Rates used for planning where none were measured: those of a card with 24 GiB on a bus of 16
+lanes, and of two cores.
 """

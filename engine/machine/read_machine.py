@@ -27,19 +27,19 @@ class Machine:
 
     cpu_name: str
     cpu_cores: int
-    """This process may use this many cores."""
+    """Number of cores that this process may use."""
     ram_total: int
     ram_limit: int
     """All processes of this session together may use this much RAM: the smallest of RAM and the
     limits of the cgroups above us.
     """
     ram_available: int
-    """This much RAM can still be allocated within the limit; page cache counts as available."""
+    """Bytes of RAM that can still be allocated within the limit; page cache counts as available."""
     gpus: tuple[GpuInfo, ...] = ()
     disk_path: str = ""
     disk_free: int = 0
     notes: tuple[str, ...] = ()
-    """These are sentences that say what could not be read, and why."""
+    """Sentences about what could not be read, and why."""
     here: bool = False
     """The machine is the one that the program runs on, with figures as read, not one that is only
     estimated.

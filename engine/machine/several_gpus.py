@@ -39,9 +39,9 @@ NVLINK = {
     "H200": 450e9,
     "B200": 900e9,
 }
-"""The NVLink of these cards moves this many bytes a second in each direction, by specification."""
+"""Bytes a second that the NVLink of these cards moves in each direction, by specification."""
 PEER_LINK = 20e9
-"""Cards that read each other's memory over PCIe are assumed to receive this many bytes a second."""
+"""Bytes a second that cards that read each other's memory over PCIe are assumed to receive."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Link:
 
     words: str
     bandwidth: float
-    """Each GPU receives this many bytes a second, while it sends as many."""
+    """Bytes a second that each GPU receives, while it sends as many."""
 
 
 def link_of(card: KnownMachine | None) -> Link:
@@ -69,7 +69,7 @@ class Several:
     """A machine with several of a card."""
 
     card: KnownMachine
-    """It has the host of this machine, not the one that is typical for a single card."""
+    """The card with the host of this machine, not the one that is typical for a single card."""
     gpus: int
 
     @property

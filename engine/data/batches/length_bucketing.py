@@ -13,14 +13,14 @@ from __future__ import annotations
 import numpy as np
 
 POOL_STEPS = 64
-"""A pool has the rows of this many steps. A larger one saves little padding; a smaller one mixes
+"""Number of steps whose rows make up a pool. A larger one saves little padding; a smaller one mixes
 lengths better.
 """
 
 
 ROW_MULTIPLE = 128
-"""Rows for compiled kernels are padded to a multiple of this many tokens. Fewer lengths mean fewer
-kernels, and fewer recordings of them.
+"""Number of tokens to whose multiples rows for compiled kernels are padded. Fewer lengths mean
+fewer kernels, and fewer recordings of them.
 """
 _LEAST_MULTIPLE = 32
 _SHARE = 4

@@ -31,7 +31,7 @@ from engine.data.tokens.trained_ends import ENDS, ids_of
 from engine.progress import Progress
 
 BY_LENGTH = " by length"
-"""A fingerprint ends with this if the rows are grouped by length."""
+"""End of a fingerprint of rows that are grouped by length."""
 _PIECES_A_REPORT = 64
 _DEFAULT_EXECUTION = Execution()
 
@@ -50,21 +50,19 @@ class Prompt:
     answer_tokens: int
     """Number of tokens of the expected answer, including its end-of-turn token."""
     rejected_text: str = ""
-    """Where the expected answer was chosen of a pair, this is the other one."""
+    """The other answer where the expected one was chosen of a pair."""
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A prepared data set has rows to train on, rows to evaluate on, and a `summary` for the
-    user.
-    """
+    """Rows of training and of validation, and a `summary` for the user."""
 
     summary: dict[str, Any]
     train: RowSet
     eval: RowSet
     fingerprint: str
-    """This digest covers every token, training mark and row. A resumed run compares it to check
-    that its data is still the same, in the same order.
+    """Digest of every token, loss mask and row. A resumed run compares it to check that its data is
+    still the same, in the same order.
     """
     highest_id: int
     """The highest token id in the sources."""

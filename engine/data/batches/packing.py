@@ -19,14 +19,12 @@ _DOCUMENTS_A_PIECE = 1 << 16
 
 @dataclass(frozen=True)
 class Rows:
-    """Two flat arrays hold the documents of each row. They take 8 bytes per document and 8 per
-    row.
-    """
+    """Documents of each row, in two flat arrays. They take 8 bytes per document and 8 per row."""
 
     documents: np.ndarray
     """The document numbers, row after row: int64[documents]."""
     starts: np.ndarray
-    """Row i starts at `starts[i]` in `documents`: int64[rows + 1]."""
+    """First place of each row in `documents`: int64[rows + 1]."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1

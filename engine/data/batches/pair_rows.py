@@ -48,7 +48,7 @@ class PairRows(RowSet):
 
     @property
     def lacks_references(self) -> bool:
-        """Returns whether the answers of a pair have nothing that they are compared with."""
+        """Whether the answers of a pair have nothing that they are compared with."""
         return bool(np.isnan(self.references).any())
 
     def learn(self, objective: Objective) -> None:
@@ -59,7 +59,7 @@ class PairRows(RowSet):
 
     @property
     def compared(self) -> list[RowSet]:
-        """Returns the rows whose log-probabilities the references are, column by column."""
+        """Rows whose log-probabilities the references are, column by column."""
         return [self]
 
     def take_references(self, found: np.ndarray) -> None:
@@ -112,7 +112,7 @@ class MarkedRows(RowSet):
         super().__init__(documents, rows, pad_id, order)
         self.objective = Objective()
         self.desirable = documents.references > 0.5
-        """Answer i is good: bool[rows]."""
+        """Whether each answer is good: bool[rows]."""
         self.references = np.full((len(self), 2), np.nan, dtype=np.float32)
         """The answer of row i and its stranger are compared with `references[i]`, float32[rows, 2].
         It is NaN until `take_references` is called.
@@ -125,7 +125,7 @@ class MarkedRows(RowSet):
 
     @property
     def lacks_references(self) -> bool:
-        """Returns whether answers have nothing that they are compared with."""
+        """Whether answers have nothing that they are compared with."""
         return bool(np.isnan(self.references).any())
 
     def learn(self, objective: Objective) -> None:
@@ -134,7 +134,7 @@ class MarkedRows(RowSet):
 
     @property
     def compared(self) -> list[RowSet]:
-        """Returns the rows whose log-probabilities the references are, column by column."""
+        """Rows whose log-probabilities the references are, column by column."""
         return [self, self.kl_completions]
 
     def take_references(self, found: np.ndarray) -> None:

@@ -27,7 +27,7 @@ from engine.errors import DataError
 from engine.paths import resolve_source
 
 _MOST_CHARACTERS = 16 << 20
-"""No further row is read for a preview once there are so many characters."""
+"""Number of characters from which no further row is read for a preview."""
 
 
 def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Read:
     source: Source
     rows: list[Numbered]
     has_more: bool
-    """Rows may follow that were not read."""
+    """Whether rows may follow that were not read."""
 
 
 def read_parts(config: DataConfig, rows: int) -> Iterator[Read]:

@@ -34,7 +34,7 @@ class Opened:
     columns: ColumnMap
     first_rows: list[Numbered]
     has_more: bool
-    """Rows may follow that were not read."""
+    """Whether rows may follow that were not read."""
 
 
 @dataclass
@@ -48,9 +48,9 @@ class _Measured:
     cut: int = 0
     skipped: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    """Skipped rows were skipped for these reasons."""
+    """Reasons for which rows were skipped."""
     text_rows: list[int] = field(default_factory=list)
-    """Each plain text gives this many rows, as far as it was read."""
+    """Number of rows that each plain text gives, as far as it was read."""
     text_bytes: int = 0
     """Number of bytes of the passages of plain texts that were read."""
 

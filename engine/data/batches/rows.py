@@ -28,17 +28,17 @@ from engine.data.batches.packing import Rows
 from engine.data.tokens.mapped_arrays import Visited, drop_pages, pieces
 
 IGNORED = -100
-"""A position without loss has this label."""
+"""Label of a position without loss."""
 _STEPS_MEASURED = 64
-"""The mean length of padded rows is that of this many steps."""
+"""Number of steps over which the mean length of padded rows is taken."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row has T tokens and no padding."""
+    """One row of T tokens, without padding."""
 
     input_ids: np.ndarray
-    """These are the token ids, int32[T]."""
+    """Token ids, int32[T]."""
     labels: np.ndarray
     """The labels are int32[T] and already shifted: labels[t] is input_ids[t + 1], or -100 if that
     token carries no loss or belongs to another document.
@@ -48,39 +48,39 @@ class Row:
     documents: int
     """Number of documents of the row."""
     answer: np.ndarray | None = None
-    """In a line of a pair, it marks the labels that belong to the answer, bool[T]."""
+    """Mask of the labels of the answer, in a line of a pair, bool[T]."""
     reference: float = 0.0
     """In a line of a pair, the answer is compared with this logarithm of its probability."""
     is_good: bool = False
-    """In a line with a mark, the answer is marked as good."""
+    """Whether the answer is good, in a line with a label."""
     weights: np.ndarray | None = None
     """The losses of the labels are multiplied by these numbers, float32[T]; by 1 if it is None."""
 
 
 @dataclass(frozen=True)
 class PairTargets:
-    """A `PairTargets` belongs to a micro-batch of B lines: those with an even number are chosen
-    answers, and each is followed by the rejected answer of its pair.
+    """Targets of a micro-batch of B lines: those with an even number are chosen answers, and each
+    is followed by the rejected answer of its pair.
     """
 
     objective: Objective
     """Which loss the pairs have."""
     answer: np.ndarray
-    """It marks the labels that belong to an answer, bool[B, T]."""
+    """Mask of the labels that belong to an answer, bool[B, T]."""
     labelled: np.ndarray
     """Mask of the positions that have a label, bool[B, T]: more than `answer` with ORPO alone."""
     reference: np.ndarray
-    """Answers are compared with these logarithms of their probabilities, float32[B]."""
+    """Reference log-probabilities of the answers, float32[B]."""
     pairs: int
-    """The whole step has this many pairs."""
+    """Number of pairs in the whole step."""
     chosen_tokens: int
-    """In the whole step, the lines of chosen answers have this many labels."""
+    """Number of labels in the lines of chosen answers of the whole step."""
     desirable: np.ndarray | None = None
-    """Each line is an answer by itself, marked as good or not, bool[B]; None for pairs. `pairs`
-    then counts answers.
+    """Whether each line is a good answer by itself, bool[B]; None for pairs. `pairs` then counts
+    answers.
     """
     divergence: float = 0.0
-    """Answers of other prompts have become so much likelier in the mean (KTO)."""
+    """Mean rise of the log-probability of KL completions (KTO)."""
 
     @property
     def answer_tokens(self) -> np.ndarray:
@@ -90,12 +90,12 @@ class PairTargets:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch consists of B rows that pass through the model together. Each row is padded on
+    """B rows that pass through the model together. Each row is padded on
     the right to the same length of T tokens; padding carries no loss.
     """
 
     input_ids: np.ndarray
-    """These are the token ids, int64[B, T]."""
+    """Token ids, int64[B, T]."""
     labels: np.ndarray
     """The labels are int64[B, T] and already shifted; -100 marks positions without loss."""
     position_ids: np.ndarray | None
@@ -141,7 +141,7 @@ class DocumentTokens:
     trained: np.ndarray | Visited
     """Mask of the tokens that are training targets, bool[tokens]."""
     starts: np.ndarray
-    """Document d begins at token `starts[d]`: int64[documents + 1]."""
+    """First token of each document: int64[documents + 1]."""
     references: np.ndarray = field(default_factory=lambda: np.zeros(0))
     """The answers of pairs have `Document.reference` here: float64[documents], else empty."""
     weights: np.ndarray | Visited = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -154,11 +154,9 @@ class Order:
 
     seed: int
     shuffle: bool
-    """Each epoch visits the rows in a new random order if this is true, and in the order of the
-    data otherwise.
-    """
+    """Whether each epoch visits the rows in a new random order, or in the order of the data."""
     batch_size: int | None = None
-    """If given, steps have this many rows, and rows of similar length share a step."""
+    """Number of rows in a step, if rows of similar length share a step."""
 
     def of_epoch(self, epoch: int, lengths: np.ndarray) -> np.ndarray:
         """Returns the row numbers, from 0 on, in the order of `epoch` (from 0), int64[rows]. Row i
@@ -188,10 +186,10 @@ class RowSet:
         self.rows = rows
         self.pad_id = pad_id
         self.row_lengths = _row_lengths(documents, rows)
-        """Row i has `row_lengths[i]` tokens: int64[rows]."""
+        """Tokens of each row: int64[rows]."""
         self.packed = rows.packed
         self.lines_of_row = 1
-        """A row of the set is this many lines of tokens in a micro-batch."""
+        """Number of lines of tokens in a micro-batch for a row of the set."""
         self._order = order
         # The order of the last epoch is cached: steps request it once per row, and making it takes
         # a pass over all rows.
@@ -215,7 +213,7 @@ class RowSet:
 
     @property
     def longest(self) -> int:
-        """The longest row has this many tokens. It is 0 if there are no rows."""
+        """Tokens of the longest row, or 0 if there are no rows."""
         return int(self.row_lengths.max(initial=0))
 
     def row(self, i: int) -> Row:
@@ -309,7 +307,7 @@ def _row_lengths(documents: DocumentTokens, rows: Rows) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RowSets:
-    """A data set has rows to train on and rows held out for evaluation."""
+    """Rows of training and of validation of one data set."""
 
     train: RowSet
     held_out: RowSet

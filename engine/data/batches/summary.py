@@ -33,7 +33,7 @@ class Part:
 
     @property
     def held_out(self) -> int:
-        """Counts the examples that are held out."""
+        """Number of validation examples."""
         return len(self.tokens.eval.examples) - 1
 
     def visits(self) -> int:

@@ -24,4 +24,4 @@ _ALL: tuple[Format, ...] = (
     TEXT,
 )
 FORMATS: dict[str, Format] = {made.name: made for made in _ALL}
-"""It finds each format by its name in `data.format`."""
+"""Formats by their names in `data.format`."""

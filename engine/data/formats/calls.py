@@ -16,7 +16,7 @@ from engine.data.formats.values import (
 from engine.errors import DataError
 
 _MOST_QUOTES = 8
-"""Arguments may be JSON within JSON text so many times."""
+"""Number of times that arguments may be JSON within JSON text."""
 _ARGUMENTS = ("arguments", "parameters", "input", "args")
 """The names of what a call gives its function, the likeliest first."""
 _END_OF_THOUGHTS = "</think>"

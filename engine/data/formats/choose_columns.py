@@ -62,9 +62,9 @@ _SIDE_COLUMNS = {
     "meta",
     "metadata",
 }
-"""A column with one of these words in its name describes an example, but is not part of it."""
+"""Words in the name of a column that describes an example, but is not part of it."""
 _IDENTITY = {"id", "idx", "index", "uuid", "key", "url", "link", "timestamp", "split"}
-"""A column with one of these words in its name is never guessed to be a part."""
+"""Words in the name of a column that is never guessed to be a part."""
 _WORDS = {
     "system": ("system",),
     "completion": (
@@ -100,9 +100,7 @@ _WORDS = {
         "frage",
     ),
 }
-"""A column with one of these words in its name probably holds this part. The likeliest word comes
-first.
-"""
+"""Words in the name of a column that probably holds this part. The likeliest word comes first."""
 
 
 def kind_of(columns: ColumnMap) -> str:

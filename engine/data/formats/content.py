@@ -46,7 +46,7 @@ _BEDROCK = {
 }
 """The types of the parts that Bedrock writes without one, by the key that each has."""
 _NOT_SAID = ("cachePoint",)
-"""Parts of these types tell a server what to keep, and say nothing."""
+"""Types of parts that tell a server what to keep, and have no text."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Content:
     results: list[Message] = field(default_factory=list)
     """What calls gave, each as a turn with the role tool."""
     weights: list[float | None] = field(default_factory=list)
-    """What each part says of its weight in training; None for one that says nothing."""
+    """Weight of each part in training; None for a part that gives none."""
 
     def add(
         self,

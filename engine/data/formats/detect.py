@@ -15,9 +15,9 @@ from engine.data.formats.values import is_blank, parsed_list
 from engine.data.sources.open_source import Source
 
 MAIN_PARTS = ("messages", "prompt", "completion", "text", "chosen", "rejected")
-"""Each of these parts is required by at least one format."""
+"""Parts that at least one format requires."""
 Fit = tuple[str, dict[str, str]]
-"""It consists of the name of a format and the column of each of its parts."""
+"""Name of a format and the column of each of its parts."""
 
 
 def as_registered(

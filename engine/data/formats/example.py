@@ -27,11 +27,11 @@ class Arguments(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation holds turns in the form that chat templates expect."""
+    """Turns in the form that chat templates expect."""
 
     messages: list[Message]
     context: int = 0
-    """The first messages, so many, are the prompt: their answers are not trained on, unless all
+    """Number of first messages that are the prompt: their answers are not trained on, unless all
     text is.
     """
     untrained: frozenset[int] = frozenset()
@@ -83,9 +83,9 @@ class Text:
 
     text: str
     before: str = ""
-    """These characters are before a passage. A text that begins here has none."""
+    """Characters before a passage. A text that begins here has none."""
     after: str = ""
-    """These characters are behind a passage. A text that ends here has none."""
+    """Characters behind a passage. A text that ends here has none."""
 
     @property
     def asked(self) -> str:
@@ -94,12 +94,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Segments:
-    """Segments are pieces of a text that is complete as it stands: no chat template and no begin or
-    end token is added, and special tokens in it are tokens.
+    """Chunks of a text that is complete as it stands: no chat template and no begin or end token is
+    added, and special tokens in it are tokens.
     """
 
     parts: tuple[tuple[str, bool], ...]
-    """Each piece is a text, and whether it is trained."""
+    """Text of each chunk, and whether it is trained."""
 
     @property
     def asked(self) -> str:
@@ -108,11 +108,11 @@ class Segments:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A row of tokens was made by another program, for the tokenizer of the same model."""
+    """Row of tokens made by another program, for the tokenizer of the same model."""
 
     ids: list[int]
     trained: list[bool]
-    """One value belongs to each token."""
+    """Whether each token is trained."""
 
     @property
     def asked(self) -> str:
@@ -127,7 +127,7 @@ class Preference:
 
     chosen: Conversation | Pair
     rejected: Conversation | Pair | None
-    """It is None where the row has no rejected answer."""
+    """Rejected answer, or None where the row has none."""
     reference: tuple[float, float] | None = None
     """The row tells how likely the chosen and the rejected answer are for the model that answers
     are compared with: natural logarithms. None where it does not.

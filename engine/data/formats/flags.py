@@ -39,8 +39,8 @@ LISTS = (
     *("loss_masks", "loss_weights", "loss_scales", "weights"),
     *("train_mask", "training_mask", "turn_mask", "turn_masks", "answer_mask"),
 )
-"""Beside the turns of a row, a list with one of these names, or with that of a weight or a flag,
-has a number for each turn or for each answer.
+"""Names of lists beside the turns of a row. Such a list, or one with the name of a weight or a
+flag, has a number for each turn or for each answer.
 """
 LAST_ALONE = (
     *("mask_history", "train_on_last", "train_on_last_turn", "train_last_turn"),

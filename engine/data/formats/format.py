@@ -30,22 +30,22 @@ class Format:
     required: Mapping[str, Names]
     """A row must have these parts."""
     read: Callable[[Parts], Example | None]
-    """It returns a row as an example, or None if the row is empty."""
+    """Returns a row as an example, or None if the row is empty."""
     looks_like: Callable[[Mapping[str, Any]], bool]
     """Whether values of the required parts are what this format has."""
     needs: str
-    """This says in words what rows of this format need."""
+    """What rows of this format need, in words."""
     optional: Mapping[str, Names] = field(default_factory=dict)
     """A row may have these parts."""
     weak: frozenset[str] = frozenset()
     """Names that say too little: they count only where the values look like this format."""
     meanings: Mapping[str, str] = field(default_factory=dict)
-    """This says what a part is used for, where it differs from other formats."""
+    """What a part is used for, where it differs from other formats."""
     note: str = ""
     """A person must know this. {part} stands for the column of that part."""
     read_pair: Callable[[Parts], Preference | None] | None = None
-    """It returns both answers of a row, or None if the row is empty. The function is None for a
-    format without pairs.
+    """Returns both answers of a row, or None if the row is empty. The function is None for a format
+    without pairs.
     """
     pair_note: str = ""
     """A person must know this where both answers are read, in place of `note`."""

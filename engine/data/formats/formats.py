@@ -85,7 +85,7 @@ class ColumnMap:
     pairs: bool = False
     """Both answers of a row are read, the chosen and the rejected one."""
     label: str | None = None
-    """This column marks the answer of a row as good or bad; None where none is read."""
+    """Column with the label of a good or bad answer; None where none is read."""
     answer_flags: tuple[str, ...] = ()
     """Columns that say which answers of a row are trained."""
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -95,9 +95,9 @@ class ColumnMap:
     possible_flags: tuple[str, ...] = ()
     """Keys that may be flags: rows that have one are refused."""
     between: str | None = None
-    """This is put between an instruction and its input, where another program says so."""
+    """Text between an instruction and its input, where another program names one."""
     figures: tuple[str, ...] = ()
-    """These keys (`KeySurvey.figures`) are 0 or 1 in some rows and something else in others."""
+    """Keys (`KeySurvey.figures`) that are 0 or 1 in some rows and something else in others."""
 
     def meaning(self) -> dict[str, str]:
         """Returns a description of how each column is used."""

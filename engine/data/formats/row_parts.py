@@ -27,11 +27,11 @@ class Parts:
     where: str
     """The place of the row, in the words of an error."""
     needs: str
-    """This says in words what rows of this format need."""
+    """What rows of this format need, in words."""
     said: Said = field(default_factory=Said)
     """What the settings say of roles and flags."""
     between: str | None = None
-    """This is put between an instruction and its input, where another program says so."""
+    """Text between an instruction and its input, where another program names one."""
 
     def place(self, part: str) -> str:
         """Returns where a part is, in the words of an error."""

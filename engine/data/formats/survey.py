@@ -35,7 +35,7 @@ _OTHER_KEY = "other"
 _TEXT = "text"
 _TEXT_KIND = '"text"'
 _FIRST = 8
-"""The kind of a list is that of its first items, of no more than this many."""
+"""Number of first items of a list by which its kind is found, at most."""
 _EXAMPLE_CHARACTERS = 90
 _EXAMPLE_ITEMS = 4
 
@@ -104,7 +104,7 @@ class Survey:
 
     rows: int = 0
     columns: dict[str, ColumnSurvey] = field(default_factory=dict)
-    """They come in the order in which the rows have them."""
+    """Columns in the order in which the rows have them."""
     keys: KeySurvey = field(default_factory=KeySurvey)
     """What the keys of rows and of their turns hold, of which some may be flags."""
     is_whole: bool = True

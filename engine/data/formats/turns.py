@@ -43,7 +43,7 @@ class Said:
     roles: Mapping[str, str] = field(default_factory=dict)
     """The role of each name in `data.roles`."""
     unused: frozenset[str] = frozenset()
-    """These keys (`data.unused_flags`) say nothing of training, whatever they are called."""
+    """Keys (`data.unused_flags`) that do not concern training, whatever they are called."""
 
 
 @dataclass(frozen=True)

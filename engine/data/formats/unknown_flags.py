@@ -22,7 +22,7 @@ from engine.data.sources.not_trained import MEDIA_COLUMNS
 from engine.errors import DataError
 
 TURN_PARTS = ("messages", "prompt", "completion", "chosen", "rejected", "model_a", "model_b")
-"""These parts of a row may be turns."""
+"""Parts of a row that may be turns."""
 _COUNTED = frozenset(
     (
         *("id", "ids", "idx", "index", "num", "number", "nr", "no", "n", "count", "counts"),

@@ -12,7 +12,7 @@ from engine.errors import DataError
 _DEEPEST = 64
 """A value may be nested so deep. Chat templates walk it recursively."""
 _LONGEST_NUMBER = 1024
-"""A whole number may have so many bits. Python writes none of more than 4,300 digits."""
+"""Largest number of bits of a whole number. Python writes none of more than 4,300 digits."""
 _MOST_NAMES = 20
 _MOST_QUOTED = 60
 _WORDS = {

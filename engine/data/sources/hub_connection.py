@@ -20,12 +20,12 @@ from engine.errors import DataError, first_line
 Loaded = TypeVar("Loaded")
 
 PATIENCE_SECONDS = 4.0
-"""The hub must answer within this many seconds."""
+"""Seconds within which the hub must answer."""
 GLANCE_SECONDS = 0.3
 """Who only looks waits so long for the answer."""
 OFFLINE = "offline mode is on: HF_HUB_OFFLINE"
 KNOWN_SECONDS = 10.0
-"""For this many seconds, it is known whether the hub answered, and it is not asked again."""
+"""Seconds for which it is known whether the hub answered, so that it is not asked again."""
 
 
 def from_hub_or_cache(source: str, load: Callable[[], Loaded]) -> Loaded:

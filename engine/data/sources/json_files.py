@@ -31,17 +31,17 @@ Row = dict[str, Any]
 Read = Callable[[], Iterator[tuple[int, Row]]]
 
 _LONGEST_OBJECT = 256 << 20
-"""A file that is one object, of columns or as the only row, has at most about this many characters,
-because it is in memory as a whole.
+"""Approximate largest number of characters of a file that is one object, of columns or as the only
+row, because it is in memory as a whole.
 """
 _MOST_CELLS = 3_000_000
-"""Such a file has at most so many items in its lists: a compressed one may have a thousand times as
-many as it has bytes.
+"""Largest number of items in the lists of such a file: a compressed one may have a thousand times
+as many as it has bytes.
 """
 _MOST_OBJECTS = 1_000_000
 """A list of more objects has the rows of its file, and is no column of it."""
 _MOST_MEMBERS = 100_000
-"""An object has at most so many members where not all of it are rows."""
+"""Largest number of members of an object whose members are not all rows."""
 _LONGEST_FIRST_LINE = 1 << 20
 """A file whose first line is longer has one object per line, if it has the suffix of lines."""
 

@@ -37,7 +37,7 @@ class JsonText:
         self._lines = 0
         self._columns = 0
         self.consumed = 0
-        """The pieces before this one had this many characters."""
+        """Number of characters in the pieces before this one."""
 
     def peek(self) -> str:
         """Moves to the next character that is not white space and returns it, or an empty text at

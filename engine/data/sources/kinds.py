@@ -97,7 +97,7 @@ _TAR = 257
 """A tar archive has its magic at this place."""
 _PAGES = (b"<!doctype html", b"<html")
 LONGEST_MAGIC = 512
-"""The first bytes that `refuse_other_content` looks at are this many."""
+"""Number of first bytes that `refuse_other_content` reads."""
 
 
 def refuse_other_content(head: bytes, name: str, suffix: str) -> None:

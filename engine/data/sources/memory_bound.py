@@ -9,9 +9,9 @@ from engine.machine.cgroups import sample_host_memory
 from engine.words import in_gib
 
 _ALWAYS_READ = 256 << 20
-"""A part of at most this many bytes is read however little memory is available."""
+"""Largest number of bytes of a part that is read however little memory is available."""
 _USUAL_BYTES = 2 << 30
-"""A part may have this many bytes whatever it was compressed from."""
+"""Number of bytes that a part may have whatever it was compressed from."""
 _HONEST_RATIO = 64
 """Texts are rarely compressed more than this: a larger part needs a file in proportion."""
 

@@ -88,7 +88,7 @@ class Source:
     end.
     """
     read: Read
-    """This function starts again at the first row and yields (number from 1, row)."""
+    """Starts again at the first row and yields (number from 1, row)."""
     members: tuple[Source, ...] = ()
     """The files of a folder. A row's number also encodes its file (`_MEMBER`)."""
     fingerprint: str | None = None
@@ -102,13 +102,13 @@ class Source:
     format: str | None = None
     """The format of the rows if a registry says it, or None."""
     columns: dict[str, str] = dataclasses.field(default_factory=dict)
-    """It gives the column of each part of an example if a registry says it."""
+    """Column of each part of an example if a registry names it."""
     between: str | None = None
     """A registry's program puts this between an instruction and its input."""
     skim: Read | None = None
-    """This function yields what tells the columns and the kinds of values of all rows, and is
-    faster than `read`: long lists are cut short, or rows left out that are like others. It is None
-    where there is no such way.
+    """Yields what shows the columns and the kinds of values of all rows, and is faster than `read`:
+    long lists are cut short, or rows left out that are like others. None where there is no such
+    way.
     """
     has_header: bool = False
     """Every row has all columns."""

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 _BUFFER = 1 << 17
 _BLOCK = 8 << 20
-"""The thread decompresses this many bytes at a time. A small block would wait for Python's lock
-longer than it takes.
+"""Bytes that the thread decompresses at a time. A small block would wait for Python's lock longer
+than it takes.
 """
 _MOST_CHECKED = {".gz": 1 << 30, ".zst": 1 << 30, ".xz": 1 << 28, ".bz2": 1 << 26}
 """Number of bytes that are decompressed, in about a second, to find what is wrong with a
 compression.
 """
 _STEP = 1 << 12
-"""What stands before a damaged place is read in pieces of this many bytes."""
+"""Bytes in which what stands before a damaged place is read."""
 _SAMPLE = 1 << 12
 _MARKS = (  # UTF-32 comes first, because its mark begins with that of UTF-16
     (codecs.BOM_UTF8, "utf-8"),

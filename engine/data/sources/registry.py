@@ -35,7 +35,7 @@ _COLUMNS = {"alpaca": ALPACA, "sharegpt": SHAREGPT, "openai": SHAREGPT}
 _OF_TURNS = ("role_tag", "content_tag")
 _OTHER_HUBS = {"ms_hub_url": "ModelScope", "om_hub_url": "Modelers"}
 _PLACES = ("file_name", "hf_hub_url", *_OTHER_HUBS, "script_url", "cloud_file_name")
-"""These keys of an entry say where its rows are."""
+"""Keys of an entry that name the place of its rows."""
 _OF_THE_HUB = ("folder", "revision")
 _TEXTS = ("formatting", "subset", "split", *_PLACES, *_OF_THE_HUB)
 _KEYS = (*_TEXTS, "ranking", "columns", "tags", "num_samples")
@@ -58,15 +58,15 @@ class Registered:
     config: DataConfig
     """The settings of the data set itself."""
     row: Callable[[Row, str], Row]
-    """It gives the speakers of a row their usual names. The second argument is the place of the
-    row, for errors. Raises DataError for a row that does not match the entry.
+    """Gives the speakers of a row their usual names. The second argument is the place of the row,
+    for errors. Raises DataError for a row that does not match the entry.
     """
     format: str
     """The format of the rows."""
     columns: dict[str, str]
-    """It gives the column of each part of an example."""
+    """Column of each part of an example."""
     most: int | None
-    """Only this many rows at the start are read; None stands for all."""
+    """Number of rows that are read from the start; None stands for all."""
     outside: str = ""
     """A sentence, where the rows are in a file outside of the folder of the registry."""
     hub: dict[str, str] = dataclasses.field(default_factory=dict)

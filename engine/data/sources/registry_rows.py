@@ -16,7 +16,7 @@ SHARED = {"system": "system", "tools": "tools", "chosen": "chosen", "rejected": 
 BETWEEN = "\n"
 """LLaMA-Factory puts this between an instruction and its input, where neither is empty."""
 _PARTS = {"query": "input", "response": "completion"}
-"""These names for a column differ from those of `data.columns`."""
+"""Names for a column that differ from those of `data.columns`."""
 _ANSWERS = ("chosen", "rejected")
 _NEEDED = ("prompt", "response", "messages", *_ANSWERS)
 SPEAKERS = {
@@ -39,29 +39,27 @@ class Entry:
     """The name of the entry in errors."""
     values: dict[str, Any]
     formatting: str
-    """It is alpaca, sharegpt or openai."""
+    """One of alpaca, sharegpt and openai."""
     columns: dict[str, str]
-    """It gives the name in the file for each of an entry's names for a column."""
+    """Name in the file for each of an entry's names for a column."""
     tags: dict[str, str]
-    """It gives the name in the file for each of an entry's names for a speaker, or for a key of a
-    turn.
-    """
+    """Name in the file for each of an entry's names for a speaker, or for a key of a turn."""
 
     @property
     def is_ranking(self) -> bool:
-        """It tells whether each row has a chosen answer and a rejected one."""
+        """Whether each row has a chosen answer and a rejected one."""
         return bool(self.values.get("ranking")) or "chosen" in self.columns
 
     @property
     def is_text(self) -> bool:
-        """It tells whether rows are whole texts: an entry that names only the prompt means that."""
+        """Whether rows are whole texts: an entry that names only the prompt means that."""
         return (
             self.formatting == "alpaca" and list(self.columns) == ["prompt"] and not self.is_ranking
         )
 
     @property
     def format(self) -> str:
-        """It is the name of the format of the entry's rows."""
+        """Name of the format of the entry's rows."""
         if self.is_text:
             return "text"
         if self.is_ranking:

@@ -12,11 +12,11 @@ from engine.data.sources.bounded_lines import text_blocks
 TURN_COLUMNS = ("messages", "conversations", "conversation")
 """Columns with these names hold the turns of a conversation."""
 CONTEXT = 64
-"""A passage comes with so many characters of the text before it and behind it: the tokens at its
-ends are those of the whole text where no word is longer.
+"""Number of characters before and behind a passage that come with it: the tokens at its ends are
+those of the whole text where no word is longer.
 """
 _CHARACTERS_A_TOKEN = 3
-"""A passage has about this many characters per token of a row."""
+"""Approximate number of characters of a passage per token of a row."""
 _PLACES_TRIED = 64
 
 

@@ -17,9 +17,9 @@ from engine.data.tokens.template import Template
 from engine.data.tokens.template_process import Chat, Refusal
 
 PROBES = ("A1b2C", "Z9y8X")
-"""These contents occur in no template. They begin and end with different characters."""
+"""Contents that occur in no template. They begin and end with different characters."""
 _SUFFIX = 400
-"""The end of a prompt is looked for in so many characters."""
+"""Number of characters in which the end of a prompt is searched for."""
 _BEHIND = 32
 """Largest number of characters that stand between the end of a prompt and an answer."""
 _ALIKE = 4

@@ -19,8 +19,8 @@ from engine.files import code_digest
 from engine.paths import registry_entry, resolve_source
 
 _BYTES_HASHED = 64 << 20
-"""If the files of a source have at most this many bytes in total, they are identified by their
-content, otherwise by size, times and inode.
+"""Largest total size in bytes of the files of a source that are identified by their content. Larger
+ones are identified by size, times and inode.
 """
 LIBRARIES = (
     "datasets",
@@ -31,8 +31,8 @@ LIBRARIES = (
     "tokenizers",
     "transformers",
 )
-"""They read rows, write them by templates, and make tokens of them. Python's own tables of letters
-divide texts as well.
+"""Libraries that read rows, write them by templates, and make tokens of them. Python's own tables
+of letters divide texts as well.
 """
 ROOMS = ("config", "data")
 """The code of these packages and the single files of the engine make tokens. A test walks the
@@ -40,7 +40,7 @@ imports.
 """
 
 Identity = list[Any]
-"""It consists of JSON values."""
+"""JSON values that identify the content of a source."""
 
 
 def identity_of(config: DataConfig) -> tuple[Identity, bool]:
@@ -146,6 +146,6 @@ def _digest(value: Any) -> str:
 
 
 PROGRAM = _code()
-"""It identifies the code that makes tokens, that of `ROOMS` and of the libraries, as this process
+"""Identity of the code that makes tokens, that of `ROOMS` and of the libraries, as this process
 loaded it. A newer version never reuses the tokens of an older one.
 """

@@ -37,7 +37,7 @@ from engine.progress import Progress, no_progress
 LARGEST_COUNTED = 4 << 30
 """The rows of files of more bytes are not counted before a run: reading them takes minutes."""
 ROWS_READ_FIRST = 200
-"""A preview reads this many rows."""
+"""Number of rows that a preview reads."""
 _QUICK = 64 << 20
 """A preview surveys files of as many bytes of text, which takes a second."""
 _QUICK_SECONDS = 3.0
@@ -46,11 +46,11 @@ _QUICK_SECONDS = 3.0
 _COUNT_SECONDS = 60.0
 """Rows are counted for so long: those of 4 GiB, and not all of a compressed file without end."""
 _BYTES_OF_TEXT = {".xlsx": 32, ".parquet": 4, ".gz": 5, ".zst": 5, ".bz2": 7, ".xz": 7}
-"""A byte of such a file takes as long to read as about so many bytes of text."""
+"""Bytes of text that take about as long to read as a byte of such a file."""
 _OURS = re.compile(r"[0-9a-f]{40}|\..*\.partial")
 """Names of files in the folder of surveys."""
 _KEPT = 256
-"""The cache keeps the surveys of this many sources."""
+"""Number of sources whose surveys the cache keeps."""
 _LEAST_KEPT = 1 << 20
 """Files of fewer bytes are read again faster than looked for."""
 _ROWS_A_REPORT = 20_000

@@ -18,23 +18,21 @@ from engine.data.tokens.rendered import Skipped
 
 @dataclass(frozen=True)
 class Document:
-    """A document consists of T tokens that attend to each other and to nothing else."""
+    """T tokens that attend to each other and to nothing else."""
 
     ids: np.ndarray
     """The token ids are int32[T], with T at most max_seq_len. A plain text is one document of any
     length until `TextRows` divides it.
     """
     trained: np.ndarray
-    """It marks the tokens that are training targets, bool[T]. The first token never is one, because
-    nothing predicts it.
+    """Loss mask: the tokens that are training targets, bool[T]. The first token never is one,
+    because nothing predicts it.
     """
     answer: tuple[int, int] | None
-    """This is the token range of the last answer, or None if there is no answer or if part of it
-    was cut.
-    """
+    """Token range of the last answer, or None if there is no answer or if part of it was cut."""
     length: int
-    """The document had at least this many tokens before the cut to max_seq_len: the end of a very
-    long text is not tokenised.
+    """Least number of tokens of the document before the cut to max_seq_len: the end of a very long
+    text is not tokenized.
     """
     reference: float | None = None
     """An answer of a pair has the logarithm of its probability for the model that it is compared
@@ -67,19 +65,19 @@ class Kept:
     cut: bool
     """Whether part of the example is left out, because it is longer than max_seq_len."""
     answer: tuple[int, int] | None
-    """This is the token range of the example's last answer in the last document, or None if there
-    is no answer or if part of it is left out.
+    """Token range of the example's last answer in the last document, or None if there is no answer
+    or if part of it is left out.
     """
 
 
 @dataclass(frozen=True)
 class Documents:
-    """These flat arrays hold the documents of several rows."""
+    """Documents of several rows, in flat arrays."""
 
     ids: np.ndarray
     """The token ids are int32[tokens]."""
     trained: np.ndarray
-    """It marks the tokens that are training targets, bool[tokens]."""
+    """Loss mask: the tokens that are training targets, bool[tokens]."""
     lengths: np.ndarray
     """The lengths of the documents in tokens, int64[documents]."""
     counts: np.ndarray
@@ -159,7 +157,7 @@ class TextRows:
         self._ids = np.empty(0, np.int32)
         self._trained = np.empty(0, bool)
         self._length = 0
-        """The text has had so many tokens."""
+        """Number of tokens that the text has had."""
         self._complete: list[Document] = []
         """Documents that belong to the next row of the data."""
 

@@ -20,14 +20,17 @@ from engine.data.tokens.message_forms import REASONING_KEYS
 from engine.data.tokens.template_process import Chat
 
 USED_KEYS = frozenset(("role", "content", "tool_calls", *REASONING_KEYS))
-"""These keys of a turn are looked for by what they hold."""
+"""Keys of a turn that are searched for by what they hold."""
 _NO_WORD = re.compile(r"[\W_]+")
 _COPIED = 20
-"""An earlier turn of so many characters is not found in an answer by chance."""
+"""Number of characters from which an earlier turn is not found in an answer by chance."""
 _TOLD = 8
-"""A description of so many characters is not found in a template's own words by chance."""
+"""Number of characters from which a description is not found in a template's own words by chance.
+"""
 _COUNTED = 200
-"""A text of fewer characters may stand in the text of another turn, so its places are counted."""
+"""Number of characters below which a text may stand in the text of another turn, so its places are
+counted.
+"""
 _LONG = 1 << 20
 _HTML_SAFE = (("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026"), ("'", r"\u0027"))
 """Jinja's `tojson` writes these characters so."""

@@ -30,7 +30,7 @@ from engine.errors import DataError
 _FAILED = Skipped("the tokenizer fails on its text")
 _PLAIN_WORDS = "The quick brown fox, 123."
 _Read = list[Rendered] | Skipped | Text | Segments | Tokens
-"""An example is read as texts from a template, or stays as it is."""
+"""An example as texts from a template, or as it is."""
 
 
 class Encoder:

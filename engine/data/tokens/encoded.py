@@ -23,7 +23,7 @@ from engine.data.tokens.rendered import Skipped
 from engine.errors import DataError
 
 Numbered = tuple[int, Row, str]
-"""It consists of a row's number, the row, and its place in the words of an error."""
+"""A row's number, the row, and its place in the words of an error."""
 
 # A batch ends at this many rows or this many characters, because the temporary memory of tokenising
 # grows with both.
@@ -37,12 +37,12 @@ _DEEPEST = 100
 
 @dataclass(frozen=True)
 class Encoded:
-    """An encoded batch consists of flat arrays, which are fast to send between processes."""
+    """Encoded batch of flat arrays, which are fast to send between processes."""
 
     documents: Documents
     answers: np.ndarray
-    """For each row, this is the token range of the answer in its last document, or (0, 0) without
-    an answer: int64[rows, 2].
+    """Token range of the answer in the last document of each row, or (0, 0) without an answer:
+    int64[rows, 2].
     """
     cut: int
     """Number of rows that were cut to max_seq_len."""

@@ -21,14 +21,14 @@ from engine import safe_files
 from engine.files import new_digest
 
 _PIECE = 1 << 20
-"""Number of values of a piece."""
+"""Number of values in a chunk."""
 _PAGES_KEPT = 4
-"""During a pass, the pages of at most this many pieces are in memory at once."""
+"""Largest number of chunks whose pages are in memory at once during a pass."""
 _BUFFER_BYTES = 1 << 20
 
 
 class WrittenFile:
-    """A `WrittenFile` is written once. It keeps count of its length and a digest of its content."""
+    """File that is written once. It keeps count of its length and a digest of its content."""
 
     def __init__(self, path: Path, within: Path, stack: contextlib.ExitStack):
         self.name = path.name
@@ -73,7 +73,7 @@ class Visits:
     """
 
     which: np.ndarray
-    """Visit v is to a document of source `which[v]`: uint16[documents]."""
+    """Source of the document of each visit: uint16[documents]."""
     begins: np.ndarray
     """The document's first token is token `begins[v]` of that source: int64[documents]."""
     starts: np.ndarray

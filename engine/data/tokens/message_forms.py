@@ -36,7 +36,7 @@ class Form:
     no_text: str | None = ""
     """The content of an answer that has calls and no text."""
     fills: tuple[str, ...] = ()
-    """These are filled in where a row lacks them: the `type` of calls, their `arguments`, the
+    """Values that are filled in where a row lacks them: the `type` of calls, their `arguments`, the
     `name` of the tool in its result, the `id` in both.
     """
     short_ids: bool = False

@@ -92,7 +92,7 @@ class _Job:
     excluded: frozenset[int] = frozenset()
     """Where all of the text is trained, these answers are not."""
     weights: Mapping[int, float] = field(default_factory=dict)
-    """These answers have a weight other than 1."""
+    """Answers that have a weight other than 1."""
 
     def weight(self, answer: Answer) -> float:
         """Returns by what the losses of an answer are multiplied."""

@@ -37,7 +37,7 @@ _FIRST_LITERAL = 0x108000
 number of characters after those serve as the names of control tokens in the copy.
 """
 _MARK = re.compile(r"(?=..).*[^\w\s]", re.DOTALL)
-"""It matches an added token that is more than a word, white space or a single character."""
+"""Matches an added token that is more than a word, white space or a single character."""
 
 
 class ReservedText(Exception):

@@ -23,7 +23,7 @@ from engine.data.tokens.template_process import Asked, Chat, Refusal, template_p
 
 
 _DATE = datetime(2024, 7, 26)
-"""Llama's templates write this date if none is given."""
+"""Date that Llama's templates write if none is given."""
 _DIRECTIVES = [
     f"%{flag}{letter}" for letter in "aAbBcdDeFgGhHIjklmMpPrRSTuUVwWxXyYZz" for flag in ("", "-")
 ]

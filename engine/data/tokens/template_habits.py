@@ -42,15 +42,13 @@ _TOOL = {
 _THINK = ("<think>", "</think>")
 """Data sets have reasoning between these two, for models of any family."""
 _OPENS = re.compile(r"(<[^<>/\s][^<>\s]*>|\[[^\[\]/\s]+\])\s*\Z")
-"""It matches an opening tag at the end of a text."""
+"""Matches an opening tag at the end of a text."""
 _FILLS = ((), ("type",), ("type", "name"), ("type", "name", "id"))
 """What a template may need of calls that rows often lack: none first."""
 _SHOWN_PART = re.compile(rf"""(text|thinking)\\?['"]:\s*\\?['"]({"|".join(_SAID)})""")
 
 Write = Callable[[list[Chat], bool], "list[str | Refusal]"]
-"""It has a template write chats as they are. The second argument adds the beginning of an
-answer.
-"""
+"""Has a template write chats as they are. The second argument adds the beginning of an answer."""
 
 
 @dataclass(frozen=True)

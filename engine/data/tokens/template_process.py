@@ -37,7 +37,7 @@ from engine.machine.cgroups import sample_host_memory
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat has messages, and the tools that the template receives."""
+    """Messages, and the tools that the template receives."""
 
     messages: list[Message]
     tools: list[Any] | None = None
@@ -57,7 +57,7 @@ class Refusal:
 MOST_SECONDS = 5.0
 """Seconds for which a template may compute on one chat."""
 MOST_BYTES = 1 << 30
-"""A template may take this many bytes of memory."""
+"""Bytes of memory that a template may take."""
 _SILENT_SECONDS = 20.0
 """The process is ended if it says nothing for so long: some work of a template cannot be
 interrupted.
@@ -68,7 +68,7 @@ _SHORT_OF_MEMORY = 16 << 30
 """The process takes some 70 MiB, which matters where fewer bytes than these are free."""
 _A_MOMENT = 0.2
 _CHARACTERS = 1 << 20
-"""Texts of about so many characters are sent at once."""
+"""Approximate number of characters of texts that are sent at once."""
 Written = tuple[str, str | None]
 """The second is the refusal of a chat, which then has no text."""
 _PROGRAM = "from engine.data.tokens.template_process import serve; serve()"
@@ -91,7 +91,7 @@ _LIMITS = {"time": _TOO_LONG, "memory": _TOO_LARGE}
 
 @dataclass(frozen=True)
 class Asked:
-    """A request asks for these chats, written by a template."""
+    """Chats that a request asks for, written by a template."""
 
     template: str
     variables: dict[str, Any]

@@ -24,11 +24,11 @@ _CHARACTERS_A_TOKEN = 16
 _MARGIN = 64
 """The last tokens of a text that was cut may differ from those of the whole text."""
 _LONGEST_PIECE = 1 << 14
-"""A whole text is tokenised in pieces of at most so many characters."""
+"""Largest number of characters of a chunk in which a whole text is tokenized."""
 _AT_ONCE = 1 << 18
-"""The tokenizer is given so many characters of whole texts at a time."""
+"""Number of characters of whole texts that the tokenizer is given at a time."""
 _FEW_CHARACTERS = 1 << 20
-"""The tokenizer reads so many characters of whole texts in the time that it takes to prepare
+"""Number of characters of whole texts that the tokenizer reads in the time that it takes to prepare
 `WordTokens`.
 """
 

@@ -66,14 +66,14 @@ _MOST_FOLDERS = 64
 _LEAST_BYTES = 10 << 30
 _CHUNK_BYTES = 8 << 20
 _GRACE_SECONDS = 60.0
-"""A folder younger than this many seconds is left alone: another process may have just made it and
-not locked it yet.
+"""Age in seconds below which a folder is left alone: another process may have just made it and not
+locked it yet.
 """
 
 
 @dataclass
 class Tally:
-    """A tally counts the rows of a source while they are read."""
+    """Counts of the rows of a source while they are read."""
 
     name: str
     columns: ColumnMap
@@ -82,7 +82,7 @@ class Tally:
     highest_id: int = -1
     """The highest token id, or -1 if there are no tokens."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """It counts the rows that were skipped, by reason."""
+    """Number of rows that were skipped, by reason."""
     first_skipped: dict[str, str] = field(default_factory=dict)
     """The place of the first row that was skipped for each reason."""
     warnings: Counter[str] = field(default_factory=Counter)
@@ -104,14 +104,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class Side:
-    """A side holds the documents to train on, or the held-out ones, as mapped arrays."""
+    """Documents of training or of validation, as mapped arrays."""
 
     ids: np.ndarray
     """The token ids, int32[tokens]."""
     trained: np.ndarray
     """Mask of the tokens that are training targets, bool[tokens]."""
     starts: np.ndarray
-    """Document d starts at token `starts[d]`: int64[documents + 1]."""
+    """First token of each document: int64[documents + 1]."""
     examples: np.ndarray
     """The first document of example e is `examples[e]`: int64[examples + 1]."""
     references: np.ndarray
@@ -136,9 +136,7 @@ class Side:
 
 
 class StoredTokens:
-    """An instance holds the tokens of one source, mapped from files. They stay readable after the
-    files are removed.
-
+    """Tokens of one source, mapped from files. They stay readable after the files are removed.
     `cached` says whether the tokens were in the cache already.
     """
 

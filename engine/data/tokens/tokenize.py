@@ -39,34 +39,32 @@ from engine.paths import resolve_source
 from engine.progress import Progress, no_progress, saying
 
 EVAL_SEED = 20_010_911
-"""This seed, not the run's, chooses the held-out examples, so that runs can be compared."""
+"""Seed that chooses the validation examples, not the run's, so that runs can be compared."""
 
 _SECONDS_SAVED = 6.0
-"""Helper processes are started if they save at least this many seconds. They need about two seconds
-to start.
+"""Least number of seconds that helper processes must save to be started. They need about two
+seconds to start.
 """
 _LARGE_TEXT = 512 << 20
-"""Plain texts of so many bytes take two processes about `_SECONDS_SAVED` less than one, with the
+"""Bytes of plain texts that take two processes about `_SECONDS_SAVED` less than one, with the
 fastest tokenizers.
 """
 _MOST_PROCESSES = 16
 _BYTES_A_PROCESS = 1 << 30
-"""A process needs at most this many bytes of host memory. The bound is generous, because the
-processes end before the planes are allocated.
+"""Largest number of bytes of host memory of a process. The bound is generous, because the processes
+end before the planes are allocated.
 """
 
 
 @dataclass(frozen=True)
 class Execution:
-    """An execution says how a data set is prepared: who receives the progress, and how many
-    processes tokenise.
-    """
+    """How a data set is prepared: who receives the progress, and how many processes tokenize."""
 
     progress: Progress = no_progress
-    """This callback receives the progress. An exception from it cancels the work."""
+    """Callback that receives the progress. An exception from it cancels the work."""
     processes: int | None = None
-    """This is the number of helper processes that tokenise. With 0, this process tokenises; with
-    None, as many processes start as save time. The tokens are the same in all cases.
+    """Number of helper processes that tokenize. With 0, this process tokenizes; with None, as many
+    processes start as save time. The tokens are the same in all cases.
     """
 
 
@@ -165,9 +163,9 @@ class _Encoding:
 
     encoder: Encoder
     processes: int | None
-    """It is that of `Execution`."""
+    """That of `Execution`."""
     early: EncodingProcesses | None
-    """These were started before the source was opened (`_early`)."""
+    """Processes that were started before the source was opened (`_early`)."""
 
     def of_source(
         self, source: Source, tally: Tally

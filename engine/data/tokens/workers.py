@@ -29,9 +29,7 @@ from engine.helper_process import HelperProcess, ending, take_output
 _PROGRAM = "from engine.data.tokens.workers import serve; serve()"
 _LENGTH = struct.Struct("<Q")
 _OTHER_VERSION = 77
-"""A helper exits with this code if it has loaded different code from the process that started
-it.
-"""
+"""Exit code of a helper that has loaded different code from the process that started it."""
 _BATCHES_AHEAD = 2
 """Number of batches of each helper: one that it works on, and one in the queue."""
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

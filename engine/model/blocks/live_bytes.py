@@ -23,9 +23,9 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.outside = 0
-        """At most so many bytes existed at once while no module ran in tiles."""
+        """Largest number of bytes that existed at once while no module ran in tiles."""
         self.inside = 0
-        """At most so many existed while one did."""
+        """Largest number of bytes that existed at once while one did."""
         self.now = 0
         """Number of bytes that exist."""
         self._operations = 0

@@ -17,7 +17,7 @@ class _Leaf(NamedTuple):
 
     source: Source
     number: int
-    """It is this one of the tensors in the value of `source`."""
+    """Index of this one among the tensors in the value of `source`."""
     tensor: torch.Tensor
 
 

@@ -33,7 +33,7 @@ class _Running:
 
 
 class _How(NamedTuple):
-    """That the module `part`, whose own code is `run`, runs on `span` tokens of each row at a time."""
+    """Runs the module `part`, with its own code `run`, on `span` tokens of each row at a time."""
 
     part: nn.Module
     run: Callable[[torch.Tensor], torch.Tensor]

@@ -56,13 +56,13 @@ class Counted:
     """The counts say how much autograd keeps for one block."""
 
     plain: Activations
-    """This is kept when the block runs without a mask."""
+    """What is kept when the block runs without a mask."""
     masked: Activations
-    """This is kept when the block has a dense mask: that of a packed row, or that of a window if
+    """What is kept when the block has a dense mask: that of a packed row, or that of a window if
     attention goes document by document.
     """
     compiled: Activations
-    """This is kept when the block is compiled and runs without a mask."""
+    """What is kept when the block is compiled and runs without a mask."""
 
 
 def count_activations(model: StreamedModel) -> list[Counted] | None:

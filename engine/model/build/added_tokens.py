@@ -17,11 +17,11 @@ class Added:
     """What a tokenizer got."""
 
     new: tuple[str, ...]
-    """These tokens were added."""
+    """Tokens that were added."""
     known: tuple[str, ...]
-    """It had these as added tokens before, and keeps them as they were."""
+    """Tokens that it had as added tokens before, and keeps as they were."""
     vocabulary: int
-    """A model needs this many rows for them; 0 where no token was named."""
+    """Number of rows that a model needs for them; 0 where no token was named."""
 
     def notes(self, before: int) -> list[str]:
         """Returns in words what was done, for a model of which the weights have `before` rows."""

@@ -48,8 +48,8 @@ _HARMLESS_TENSORS = {"position_ids", "cache_position", "s_aux", "sinks"}
 whole row.
 """
 _MASKED_AT_ONCE = 2_000_000
-"""On a CPU, one call with a mask is faster than a call per document if the elements of the queries,
-times the tokens in a row, divided by the number of documents, are at most this many.
+"""Bound of the elements of the queries, times the tokens in a row, divided by the number of
+documents, up to which one call with a mask is faster on a CPU than a call per document.
 """
 _FAMILY_OWN = ("softcap", "s_aux", "sinks")
 """Only a family's eager function honours these arguments."""

@@ -28,7 +28,7 @@ class Documents:
     document.
     """
     upload: Callable[[np.ndarray], torch.Tensor]
-    """It copies a host array to the device and does not wait for the device."""
+    """Copies a host array to the device and does not wait for the device."""
     _starts: dict[int | None, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
     _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
@@ -57,12 +57,12 @@ class Documents:
 
     @property
     def count(self) -> int:
-        """The rows have this many documents together."""
+        """Number of documents of the rows together."""
         return sum(len(row) for row in self.lengths)
 
     @property
     def longest(self) -> int:
-        """The longest document has this many tokens."""
+        """Tokens of the longest document."""
         return max(max(row) for row in self.lengths)
 
     def pieces(self, chunk: int | None) -> Iterator[tuple[slice, int, int]]:

@@ -92,11 +92,11 @@ class _Kind:
     names: list[str]
     """The block has these parameters."""
     extras: tuple | None
-    """It returns these in addition to its hidden state; None if it returns only that."""
+    """Values that it returns in addition to its hidden state; None if it returns only that."""
     writes: bool
-    """It leaves values in its arguments."""
+    """Whether it leaves values in its arguments."""
     unused: frozenset[Place]
-    """It is given values at these places that are trained, and computes nothing from them."""
+    """Places at which it is given values that are trained, and computes nothing from them."""
 
 
 class Trial:
@@ -114,9 +114,9 @@ class Trial:
         """The values that blocks have handed on, by their ids."""
         self._takes: dict[int, list[Take]] = {}
         self.trained: list[torch.Tensor] = []
-        """These inputs of blocks, of any shapes, are computed before all blocks and are trained."""
+        """Inputs of blocks, of any shapes, that are computed before all blocks and are trained."""
         self.state_bytes = 1
-        """An element of a block's hidden state has so many bytes."""
+        """Bytes of an element of a block's hidden state."""
         self.unrun: dict[int, set[str]] = {}
         """In each kind of block, these modules were not run (the block may read their weights), or
         returned something else than a tensor.

@@ -48,7 +48,7 @@ _BALANCED = (
     "qwen3_moe",
     "qwen3_next",
 )
-"""These families have one router a block, which returns its logits and scores, and the loss of
+"""Families with one router a block, which returns its logits and scores, and the loss of
 `engine.runtime.step.router_aux_loss`.
 """
 

@@ -30,12 +30,12 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.shape_cache import keep_shape, kept_shape, shape_key
 
 FAILURE_SECONDS = 20.0
-"""A source that failed is not tried again within this many seconds, because a form makes a request
-on every keystroke.
+"""Seconds within which a source that failed is not tried again, because a form makes a request on
+every keystroke.
 """
 
 _KNOWN_SHAPES = 64
-"""A process remembers this many shapes."""
+"""Number of shapes that a process remembers."""
 _known: dict[_Key, ModelShape] = {}
 _failures: dict[_Key, tuple[float, str]] = {}
 """The time and the sentence of the last failure for each key."""
@@ -55,9 +55,9 @@ class _Key:
     dtype: str
     attention: str
     parts: Parts | Adapters | None
-    """These parts are trained; None where the whole model is."""
+    """Parts that are trained; None where the whole model is."""
     vocabulary: int | None
-    """The model has rows for this many tokens; None where its own configuration says so."""
+    """Number of tokens for which the model has rows; None where its own configuration says so."""
 
 
 @dataclass(frozen=True)

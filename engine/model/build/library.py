@@ -334,7 +334,7 @@ def _told(items: Collection[Any], report: Callable[[float], None]) -> Iterator[A
 
 
 _HUGE = 1 << 28
-"""No buffer has so many elements."""
+"""Number of elements that no buffer has."""
 
 
 def _size(args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -367,7 +367,7 @@ class _DefaultDtype(TorchFunctionMode):
         torch.linspace,
         torch.logspace,
     }
-    """These functions make tensors of the default dtype."""
+    """Functions that make tensors of the default dtype."""
     _DEFAULT_FOR_FLOATS: ClassVar = {
         torch.full,
         torch.tensor,
@@ -375,9 +375,9 @@ class _DefaultDtype(TorchFunctionMode):
         torch.arange,
         torch.normal,
     }
-    """These functions do so if they are given Python floats."""
+    """Functions that do so if they are given Python floats."""
     _EXPLICIT: ClassVar = {torch.Tensor.float, torch.Tensor.to, torch.Tensor.type}
-    """These functions make tensors of the dtype that they are asked for."""
+    """Functions that make tensors of the dtype that they are asked for."""
     _FILLING: ClassVar = {
         "normal_",
         "uniform_",

@@ -40,7 +40,7 @@ and Mixtral, and up to 35 % too low for blocks with many norms.
 """
 
 _CAPTURED = 61
-"""Arguments of blocks are captured for so many tokens; no other dimension has this size."""
+"""Number of tokens for which arguments of blocks are captured; no other dimension has this size."""
 _ROWS_AND_TILES = ((1 << 17, 1 << 16), (1 << 18, 1 << 16), (1 << 18, 1 << 17))
 """A block in tiles runs with rows and tiles of so many tokens. They are so long that what does not
 grow with them, such as gradients of parameters, hardly matters for where the peak is.
@@ -53,7 +53,7 @@ class _Attention:
 
     implementation: str
     heads: int
-    """Queries have this many heads."""
+    """Number of heads of the queries."""
     width: int
     """The number of features in all heads together: the mean of the query's width and of the
     value's width.

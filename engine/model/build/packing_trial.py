@@ -41,7 +41,7 @@ ROWS = ((19, 2, 25), (3, 30, 8))
 tokens by score, documents see each other only in some rows, so two rows are tested.
 """
 ALONE = (2, 23)
-"""So many rows of so many tokens run to find modules that compute each token by itself."""
+"""Numbers of rows and of their tokens that run to find position-wise modules."""
 TOLERANCE = 1e-4
 """Rounding makes gradients differ by at most this share in nearly all families. If documents see
 each other, the difference is hundreds of times larger.
@@ -64,9 +64,7 @@ class Packing:
     """The outcome of a trial: which attention is right and whether packing is safe."""
 
     attention: str | None
-    """This implementation gives the right results. It is None if the tiny model could not be
-    tested.
-    """
+    """Implementation that gives the right results. None if the tiny model could not be tested."""
     problem: str
     """The reason why documents may not share a row, worded as the end of a sentence. It is empty
     when they may.
@@ -76,7 +74,7 @@ class Packing:
     token_wise: frozenset[TokenWise] = frozenset()
     """These modules of blocks compute each token by itself."""
     longest: int | None = None
-    """Rows may have at most this many tokens. In longer rows, the rotary embedding of all documents
+    """Largest number of tokens of a row. In longer rows, the rotary embedding of all documents
     depends on the longest document.
     """
 

@@ -25,17 +25,17 @@ from engine.planning.schedule.buffers import EMBED, HEAD
 
 @dataclass
 class _Outer:
-    """The parameters outside the blocks, bound to weights that occupy no memory."""
+    """Parameters outside the blocks, bound to weights that occupy no memory."""
 
     kept: list[str]
-    """The family keeps these parameters of the model from being trained."""
+    """Parameters of the model that the family keeps from being trained."""
     shared: frozenset[str]
-    """Blocks share these parameters. They have their first names here."""
+    """Parameters that blocks share. They have their first names here."""
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
-    """The modules and attributes to which each parameter is bound."""
+    """Modules and attributes to which each parameter is bound."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """The first name of each tied parameter, by its second name."""
+    """First name of each tied parameter, by its second name."""
 
     def add(self, group: list[str], hollow: nn.Parameter, modules: dict[str, nn.Module]) -> None:
         """Binds `hollow` to all names of a parameter, the owning one first. Blocks are not run
@@ -60,7 +60,7 @@ class _Outer:
 
 @dataclass(frozen=True)
 class Probed:
-    """The probe finds the units outside the blocks, and what passes between blocks."""
+    """Units outside the blocks, and what passes between blocks."""
 
     skeleton: Skeleton
     embed: Unit
@@ -68,15 +68,15 @@ class Probed:
     tied: bool
     aliases: dict[str, str]
     untouched: dict[str, int]
-    """No text passes through these parameters; they have so many elements."""
+    """Number of elements of the parameters through which no text passes."""
     entering_width: int
-    """The first block's input has this many elements per token."""
+    """Number of elements per token of the first block's input."""
     state_items: int
     """An element of the hidden state takes as many bytes as so many weights: two where a family
     keeps it in float32 beside bfloat16 weights.
     """
     handing: Handing | None
-    """This passes between blocks in addition to the hidden state; None for nothing."""
+    """What passes between blocks in addition to the hidden state; None for nothing."""
 
 
 def probe(

@@ -27,9 +27,9 @@ class ReadModel:
     tokenizer: Any
     added: Added
     notes: tuple[str, ...]
-    """They tell in sentences what is changed."""
+    """Sentences about what is changed."""
     grows: bool
-    """The weights of the model have too few rows for them."""
+    """Whether the weights of the model have too few rows for them."""
 
     def refuse_foreign(self, highest_id: int, source: str) -> None:
         """Raises RunError if the tokenizer produces tokens that the model does not know, up to

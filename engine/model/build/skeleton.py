@@ -41,32 +41,30 @@ from engine.model.build.library import reads_more_than_text, transformers
 
 
 class _Captured(Exception):
-    """The last recorder raises this, so that the norm and the head do not run in a capture pass."""
+    """Raised by the last recorder, so that the norm and the head do not run in a capture pass."""
 
 
 Ask = Callable[[int, BlockArguments, torch.Tensor], "Answer"]
-"""This function receives a block's position, its arguments and its input, in the family's shape."""
+"""Function that receives a block's position, its arguments and its input, in the family's shape."""
 
 
 class Answer(NamedTuple):
-    """A trial answers so for a block."""
+    """What a trial answers for a block."""
 
     hidden: torch.Tensor
-    """The model's code goes on with this state, in the family's shape."""
+    """State with which the model's code continues, in the family's shape."""
     extras: tuple | None
-    """The model's code receives these values in addition to it; None for a block that returns only
-    a tensor.
+    """Values that the model's code receives in addition to it; None for a block that returns only a
+    tensor.
     """
 
 
 @dataclass
 class Capture:
-    """The result of a capture pass has the input of the first block and the arguments of every
-    block.
-    """
+    """Result of a capture pass: the input of the first block and the arguments of every block."""
 
     hidden: torch.Tensor
-    """It is [batch, tokens, width]."""
+    """[batch, tokens, width]."""
     arguments: list[BlockArguments]
 
 
@@ -77,9 +75,9 @@ class _Recording:
         self.ask = ask
         self.arguments: list[BlockArguments] = []
         self.first: torch.Tensor | None = None
-        """The first block received this state, in the family's shape."""
+        """State that the first block received, in the family's shape."""
         self.returned: torch.Tensor | None = None
-        """The last recorder has returned this state."""
+        """State that the last recorder has returned."""
 
     def add(self, arguments: BlockArguments, hidden: torch.Tensor, returned: torch.Tensor) -> None:
         """Adds a block that was given `hidden` and returned `returned`, in the family's shape."""
@@ -102,13 +100,13 @@ class Skeleton:
         state; None for a block that returns only a tensor.
         """
         self.form: StateForm | None = None
-        """Blocks pass a state of this form; None for [batch, tokens, width]."""
+        """Form of the state that blocks pass; None for [batch, tokens, width]."""
         self._recording: _Recording | None = None
-        """It is set while a capture pass is running."""
+        """Set while a capture pass is running."""
         self._hidden: torch.Tensor | None = None
-        """The recorders return this in a pass through the tail."""
+        """State that the recorders return in a pass through the tail."""
         self._ran: list[int] = []
-        """The blocks ran in this order in a pass through the tail."""
+        """Order in which the blocks ran in a pass through the tail."""
         self._entering: list[torch.Tensor] | None = None
         """If this is a list, a pass through the tail appends each block's input to it."""
         self._local_kinds: dict[int, str] = {}

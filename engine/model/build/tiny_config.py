@@ -36,15 +36,16 @@ _SIZES: tuple[tuple[str, int], ...] = (
         _LOCAL,
     ),
 )
-"""A whole number whose name matches the pattern is reduced to this size, and never made larger."""
+"""Size to which a whole number is reduced whose name matches the pattern; it is never made larger.
+"""
 _DEPTHS = r"num_hidden_layers|n_layers?|num_layers"
 _WIDTHS = r"hidden_size|d_model|n_embd|word_embed_proj_dim|embedding_size"
 _QUERY_HEADS = r"(.*_)?num_attention_heads|n_heads?|num_heads|index_n_heads|linear_num_value_heads"
 _KEY_HEADS = r"(.*_)?num_(key_value|kv)_heads|multi_query_group_num|linear_num_key_heads"
 _SHARED = "num_kv_shared_layers"
-"""So many layers, the last ones, take keys and values of earlier layers."""
+"""Number of layers, the last ones, that take keys and values of earlier layers."""
 _OWN = "per_layer_config"
-"""Some layers have other values than the model, which are given by the layer's position."""
+"""Values of single layers that differ from the model's, given by the layer's position."""
 _RANDOM = r".*(dropout|pdrop|layerdrop|jitter|drop_rate).*"
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _MADE_ANEW = (
@@ -54,7 +55,7 @@ _MADE_ANEW = (
     "torch_dtype",
     "_name_or_path",
 )
-"""A configuration class sets these values itself."""
+"""Values that a configuration class sets itself."""
 
 
 def shrunk(config: Any) -> Any:

@@ -28,12 +28,12 @@ TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass
 class Unit:
-    """A unit is streamed as a whole: the embedding, one block, or the head."""
+    """What is streamed as a whole: the embedding, one block, or the head."""
 
     name: str
     layout: UnitLayout
     block: nn.Module | None = None
-    """The embed unit and the head unit have no block."""
+    """None for the embed unit and the head unit."""
     kind: int = -1
     """Blocks of one kind perform the same computation and can share one template on the device. It
     is -1 if the unit has no block.
@@ -44,15 +44,15 @@ class Unit:
     it in their computation.
     """
     unrun: frozenset[str] = frozenset()
-    """The block runs these of its modules not at all, or for more than a tensor."""
+    """Modules of the block that it runs not at all, or for more than a tensor."""
     untrained: frozenset[str] = frozenset()
-    """No gradient reaches these parameters of the block."""
+    """Parameters of the block that no gradient reaches."""
     shared: dict[str, str] = field(default_factory=dict)
-    """The block computes with these parameters, as other blocks do. They belong to the embed unit,
+    """Parameters that the block computes with, as other blocks do. They belong to the embed unit,
     where they have the second name.
     """
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
-    """A parameter of the embed or head unit is bound to these attributes of these modules."""
+    """Attributes and their modules to which a parameter of the embed or head unit is bound."""
 
     def lay_out_as(self, layout: UnitLayout) -> None:
         """Replaces the layout by another one for the same parameters."""
@@ -73,17 +73,17 @@ class Unit:
 
 @dataclass(frozen=True)
 class RouterLoss:
-    """A mixture of experts may ask for a loss that balances its experts
+    """Loss that balances the experts of a mixture of experts that asks for it
     (`engine.runtime.step.router_aux_loss`).
     """
 
     coefficient: float
     experts: int
-    """Each router chooses among this many experts."""
+    """Number of experts among which each router chooses."""
     chosen: int
-    """It chooses this many of them for a token."""
+    """Number of experts that it chooses for a token."""
     routers: dict[str, str]
-    """A block that has a router is mapped to the router's name in it, in forward order."""
+    """Name of the router in each block that has one, in forward order."""
 
 
 @dataclass
@@ -94,38 +94,38 @@ class StreamedModel:
     skeleton: Skeleton
     units: list[Unit]
     tied: bool
-    """The head uses the embed unit's weights."""
+    """Whether the head uses the embed unit's weights."""
     dtype: Dtype
     active_parameters: int
-    """A token passes through this many parameters: all except those of experts that its router does
-    not choose.
+    """Number of parameters that a token passes through: all except those of experts that its router
+    does not choose.
     """
     work_parameters: int | None
     """A model that is trained whole and in which a token goes through so many parameters needs as
     many FLOPs for a step; None where this one is trained whole.
     """
     residual_streams: int
-    """A block's input is as large as this many hidden states per token: one, but several with
+    """Number of hidden states per token that a block's input is as large as: one, but several with
     hyper-connections, and two in float32 beside bfloat16 weights.
     """
     packing: Packing
     """Whether documents may share a row, and if not, why."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """The second name of a tied parameter is mapped to the name that owns the plane."""
+    """Name that owns the plane of each tied parameter, by its second name."""
     untouched: dict[str, int] = field(default_factory=dict)
-    """No text passes through these parameters of a model that also reads images or sound; they have
-    so many elements. They are no part of a unit, are never loaded, and stay as they are.
+    """Number of elements of the parameters of a model that also reads images or sound through which
+    no text passes. They are no part of a unit, are never loaded, and stay as they are.
     """
     router_loss: RouterLoss | None = None
     """Training has this loss, too; None where the configuration asks for none."""
     quantised: Quantised | None = None
-    """The weights of the checkpoint are stored so. They are dequantised on loading."""
+    """How the weights of the checkpoint are stored. They are dequantized on loading."""
     state_items: int = 1
     """An element of a block's state takes as many bytes as so many elements of `dtype`."""
     handing: Handing | None = None
-    """This passes between blocks in addition to the hidden state; None for nothing."""
+    """What passes between blocks in addition to the hidden state; None for nothing."""
     parts: Parts | Adapters | None = None
-    """These are trained; None for the whole model."""
+    """Parts that are trained; None for the whole model."""
 
     @property
     def blocks(self) -> list[Unit]:
@@ -153,7 +153,7 @@ class StreamedModel:
 
     @property
     def hidden_width(self) -> int:
-        """Returns how many elements a block's input has per token."""
+        """Number of elements per token of a block's input."""
         return self.config.get_text_config().hidden_size * self.residual_streams
 
     @property
@@ -162,12 +162,12 @@ class StreamedModel:
 
     @property
     def trained_count(self) -> int:
-        """So many of the parameters are trained."""
+        """Number of parameters that are trained."""
         return sum(layout.trained_count for layout in self.layouts)
 
     @property
     def holds_embed(self) -> bool:
-        """Whether the embed unit's weights are used throughout a pass: by the head, or by blocks."""
+        """Whether a pass uses the embed unit's weights throughout: by the head, or by blocks."""
         return self.tied or any(unit.shared for unit in self.blocks)
 
     @property
@@ -215,7 +215,7 @@ class StreamedModel:
 
     @property
     def counted_parameters(self) -> int:
-        """FLOPs of a step are counted by this many parameters."""
+        """Number of parameters by which FLOPs of a step are counted."""
         return self.active_parameters if self.work_parameters is None else self.work_parameters
 
     def layouts_with(self, parts: Parts | Adapters, family: Family) -> list[UnitLayout]:

@@ -21,9 +21,9 @@ from engine.errors import ModelError
 from engine.planning.shape.quantization import Method, Quantised
 
 _SCALE = "_scale_inv"
-"""In fp8, the scales of a weight have its name with this ending."""
+"""Ending of the names of the scales of a weight in fp8."""
 _BLOCKS, _SCALES = "_blocks", "_scales"
-"""In MXFP4, a weight is stored under its name with these two endings."""
+"""Endings of the two names under which a weight is stored in MXFP4."""
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PIECE = 1 << 22
 """Number of values that are dequantized at once, beside the result."""
@@ -35,11 +35,11 @@ _BIAS = 127
 
 @dataclass(frozen=True)
 class Coded(ABC):
-    """A `Coded` weight is made of several tensors that are stored."""
+    """Weight that is made of several tensors that are stored."""
 
     name: str
     parts: tuple[Any, ...]
-    """These are slices of safetensors, or tensors of a mapped file."""
+    """Slices of safetensors, or tensors of a mapped file."""
 
     @abstractmethod
     def decoded(self, views: list[torch.Tensor]) -> torch.Tensor:

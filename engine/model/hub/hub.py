@@ -29,15 +29,15 @@ _VARIABLES = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 _ERRORS = {"ModelError": ModelError, "FitError": FitError}
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 POLL_SECONDS = 0.2
-"""Every this many seconds, the caller can cancel the transfer."""
+"""Seconds between two moments at which the caller can cancel the transfer."""
 RATE_SECONDS = 30.0
-"""The rate of a download is its average over this many seconds before now."""
+"""Seconds before now over which the rate of a download is averaged."""
 KNOWN_SECONDS = 3.0
-"""The rate is unknown until this many seconds have passed."""
+"""Seconds until the rate is known."""
 SILENT_SECONDS = 10.0
-"""If the hub sends nothing for this many seconds, the progress mentions it."""
+"""Seconds without anything from the hub after which the progress mentions it."""
 _fetched: dict[str, dict[str, Path]] = {}
-"""For each source that was fetched, these files were in the cache afterwards."""
+"""Files that were in the cache after each source was fetched."""
 
 
 def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], None]) -> None:

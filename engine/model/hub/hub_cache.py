@@ -17,7 +17,7 @@ from engine.safe_files import read_linked
 
 _LONGEST_REVISION = 1000
 _MOST_FILES = 10_000
-"""The weights of a model are in at most so many files."""
+"""Largest number of files with the weights of a model."""
 
 
 def cached_config(source: str) -> Path | None:
@@ -79,11 +79,10 @@ def cached_files(source: str) -> dict[str, Path]:
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-"""The index lists the weight files when the weights are split into several files."""
+"""Index that lists the weight files when the weights are split into several files."""
 PICKLED = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
-"""Weights that `torch.save` wrote have these names. They are read where there are no safetensors.
-"""
+"""Names of weights that `torch.save` wrote. They are read where there are no safetensors."""
 LISTED = (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX)
 """The first of these files that a folder has says where its weights are."""
 

@@ -37,22 +37,22 @@ from engine.model.hub.model_files import read_small
 from engine.words import in_gib
 
 ANSWER_SECONDS = 10
-"""The hub must list the files of a model within this many seconds."""
+"""Seconds within which the hub must list the files of a model."""
 CHUNK_BYTES = 1 << 18
-"""At most this much of each file is lost when a download is ended."""
+"""Largest number of bytes of each file that are lost when a download is ended."""
 FILES_AT_ONCE = 8
 TOLD_EVERY = 0.2
-"""Progress is reported once in this many seconds."""
+"""Seconds between two reports of the progress."""
 RETRY_SECONDS = 1.0
 """Seconds after which a broken connection is reopened."""
 _SMALL = re.compile(
     r"[^/]+\.(json|txt|model|jinja|tiktoken|spm|codes)|additional_chat_templates/[^/]+\.jinja"
 )
-"""Files with these names hold the configuration, or may belong to a tokenizer."""
+"""Names of files that hold the configuration, or may belong to a tokenizer."""
 _LARGE = (".safetensors", ".bin")
-"""Files with these endings hold weights. Their downloads go on where they were given up."""
+"""Endings of files that hold weights. Their downloads continue where they were given up."""
 _NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-"""The cache names contents by hashes of this form."""
+"""Form of the hashes by which the cache names contents."""
 
 
 class Refused(Exception):
@@ -67,9 +67,7 @@ class Refused(Exception):
 
 
 class _Transfer:
-    """A transfer downloads the files of one model into the cache, and reports how many bytes are
-    there.
-    """
+    """Downloads the files of one model into the cache, and reports how many bytes are there."""
 
     def __init__(self, source: str, say: Callable[[dict[str, Any]], None]):
         from huggingface_hub import HfApi, constants

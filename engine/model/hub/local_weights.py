@@ -26,9 +26,9 @@ _GGUF = ".gguf"
 _OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".npz")
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _LFS = b"version https://git-lfs.github.com/spec/"
-"""So begins a text that Git LFS leaves in place of a large file."""
+"""Beginning of a text that Git LFS leaves in place of a large file."""
 _ZIP = b"PK\x03\x04"
-"""So begins what torch.save has written since PyTorch 1.6."""
+"""Beginning of what torch.save has written since PyTorch 1.6."""
 _SHOWN = 3
 _AGAIN = "get the files again"
 _WHOLE = "give the folder or hub id of a whole model with safetensors weights"

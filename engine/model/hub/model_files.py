@@ -18,18 +18,18 @@ from engine.safe_files import MEDIUM, SMALL, FileFault
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TEMPLATES = "additional_chat_templates"
-"""transformers reads each .jinja in the folder of this name."""
+"""Name of the folder in which transformers reads each .jinja."""
 _SETTINGS = re.compile(
     r"((generation_|processor_|preprocessor_|video_preprocessor_|audio_tokenizer_|adapter_)?config"
     r"|config\..+|modelcard)\.json|chat_template\.json|.+\.jinja"
 )
-"""transformers reads files of these names, and each is small."""
+"""Names of small files that transformers reads."""
 _TABLES = re.compile(
     r"tokenizer.*|(special_tokens_map|added_tokens|((entity|target)_)?vocab.*|emoji|byte_maps"
     r"|tekken|normalizer|word_pronunciation|word_shape)\.json|(merges|vocab|dict)\.txt"
     r"|.+\.(model|tokenizer|tiktoken|codes|spm|index\.json)"
 )
-"""transformers reads files of these names too: tables of tokens, and of tensors."""
+"""Names of further files that transformers reads: tables of tokens, and of tensors."""
 
 
 def most_bytes(name: str) -> int | None:

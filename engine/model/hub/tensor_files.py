@@ -17,7 +17,7 @@ from engine.model.hub.torch_pickle import is_pickled, open_pickled
 from engine.model.hub.weight_header import MOST_FILE, read_header
 
 _FINER = {"F64", "F32", "F16"}
-"""Values of these types may have bits that bf16 does not hold."""
+"""Types whose values may have bits that bf16 does not hold."""
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -29,7 +29,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor is stored in `file`. `dtype` is the name of its type in safetensors."""
+    """Tensor that is stored in `file`. `dtype` is the name of its type in safetensors."""
 
     file: Path
     dtype: str

@@ -14,11 +14,11 @@ from msgspec import Meta, Struct
 from engine import safe_files
 
 MOST_BYTES = 100 << 20
-"""safetensors allows no longer header."""
+"""Largest number of bytes of a header that safetensors allows."""
 MOST_FILE = 1 << 50
-"""No file of weights is larger, in bytes."""
+"""Largest size of a file of weights, in bytes."""
 _MOST_SIZES = 64
-"""torch knows no tensors of more sizes."""
+"""Largest number of dimensions of a tensor of torch."""
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
     **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
@@ -28,7 +28,7 @@ _BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""How many bits a value of each type has, by the names of safetensors."""
+"""Number of bits of a value of each type, by the names of safetensors."""
 _Whole = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 

@@ -25,13 +25,13 @@ class Block:
 
     module: nn.Module
     prefix: str
-    """The full names of its modules begin with this."""
+    """Beginning of the full names of its modules."""
     unrun: Collection[str]
-    """It reads the weights of these of its layers without running them, or they return more than a
-    linear layer does.
+    """Layers whose weights it reads without running them, or that return more than a linear layer
+    does.
     """
     untrained: Collection[str]
-    """The weights of these get no gradient, nor would an adapter."""
+    """Layers whose weights get no gradient, nor would an adapter."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,13 @@ class Family:
     """What PEFT and transformers say of the models of a family."""
 
     name: str
-    """The configuration has it as `model_type`."""
+    """`model_type` of the configuration."""
     stacked: str
-    """Its experts were single layers in an earlier version of transformers, as in this family."""
+    """Whether its experts were single layers in an earlier version of transformers, as in this
+    family.
+    """
     transposed: type[nn.Module]
-    """Linear layers of this class have their weights as [features in, features out]."""
+    """Class of linear layers that have their weights as [features in, features out]."""
 
     def refuses(self, layer: str) -> str:
         """Returns why no layer of this name can have an adapter; an empty text if it can."""
@@ -68,12 +70,12 @@ class Adaptable:
     whole: nn.Module
     blocks: Sequence[Block]
     layouts: Sequence[UnitLayout]
-    """Those of embed, the blocks and the head."""
+    """Layouts of embed, the blocks and the head."""
     aliases: Mapping[str, str]
-    """It has the first name of each tied parameter, by its second name."""
+    """First name of each tied parameter, by its second name."""
     family: Family
     dtype: torch.dtype
-    """The factors are computed with in this dtype."""
+    """Dtype in which the factors are computed with."""
 
     @property
     def transposed(self) -> type[nn.Module]:

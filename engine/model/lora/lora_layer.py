@@ -40,7 +40,7 @@ class _WithAdapter(nn.Module):
     """
 
     is_linear = False
-    """The layer computes what `nn.Linear` does."""
+    """Whether the layer computes what `nn.Linear` does."""
 
     def __init__(
         self, layer: nn.Module, features: tuple[int, int], adapters: Adapters, dtype: torch.dtype

@@ -40,7 +40,7 @@ class _WithStackAdapters(nn.Module):
         self.lora_stacks = {stack.name: stack for stack in stacks}
         self.lora_scaling = adapters.scaling
         self._in_use: dict[str, torch.Tensor] = {}
-        """While the module runs, the weights with what their adapters add, by name."""
+        """Weights with what their adapters add, by name, while the module runs."""
         holder: nn.Module = self
         for stack in reversed(stacks):
             for factor, shape in zip(FACTORS, stack.factor_shapes(adapters.rank)):

@@ -30,7 +30,7 @@ _UNKNOWN = {
     "use_bdlora": "block-diagonal factors",
     "alora_invocation_tokens": "tokens that invoke it",
 }
-"""With one of these settings, PEFT computes something else."""
+"""Settings with which PEFT computes something else."""
 
 
 _MOST_BYTES = 1 << 20
@@ -74,7 +74,7 @@ class PeftFolder:
 
     path: Path
     settings: Mapping[str, Any]
-    """They are those of its adapter_config.json."""
+    """Settings of its adapter_config.json."""
 
     @classmethod
     def read(cls, place: str | os.PathLike[str]) -> PeftFolder:
@@ -139,13 +139,13 @@ class Base:
 
     source: str
     targets: Sequence[str]
-    """The layers that have an adapter are named by these."""
+    """Names of the layers that have an adapter."""
     target_parameters: Sequence[str]
-    """The parameters that have an adapter by themselves are named by these."""
+    """Names of the parameters that have an adapter by themselves."""
     saved: Sequence[str]
     """The full names of the modules that are trained whole."""
     is_transposed: bool
-    """The weights of the layers are [features in, features out]."""
+    """Whether the weights of the layers are [features in, features out]."""
 
 
 def peft_settings(adapters: Adapters, base: Base) -> dict[str, Any]:

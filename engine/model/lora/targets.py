@@ -25,16 +25,15 @@ class Modules:
     """The full names of a model's modules."""
 
     linear: Mapping[str, str]
-    """These are linear layers of blocks, each with the reason why it can have no adapter, or an
-    empty text.
+    """Linear layers of blocks, each with the reason why it can have no adapter, or an empty text.
     """
     others: Mapping[str, str]
-    """These are all other modules in blocks, with their class."""
+    """All other modules in blocks, with their class."""
     outside: Collection[str]
-    """These are outside of blocks, such as the embedding and the head."""
+    """Modules outside of blocks, such as the embedding and the head."""
     stacked: Mapping[str, str]
-    """These are no modules, but weights of three dimensions in blocks: one matrix an expert. Each
-    has the reason why it can have no adapter, or an empty text.
+    """Weights of three dimensions in blocks, which are no modules: one matrix an expert. Each has
+    the reason why it can have no adapter, or an empty text.
     """
 
 
