@@ -1,4 +1,4 @@
-"""What a server says when it starts: its address, and how whoever it does not know gets in."""
+"""What a server says when it starts: its address, and how those it does not know gets in."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Attempts:
         return of_this_one >= WRONG_OF_ONE or len(self._wrong) >= WRONG_OF_ALL
 
     def was_wrong(self, client: Client, now: float | None = None) -> None:
-        """Notes a wrong password. Those of this machine do not count: they would lock out whoever
+        """Notes a wrong password. Those of this machine do not count: they would lock out who
         is elsewhere.
         """
         if not client.is_here:

@@ -9,8 +9,8 @@ the guard answers with the status in brackets:
 - It was not sent by a page of another origin (403).
 - Its body is JSON, that of the login form, or an upload (415).
 - It comes from a program of the account that runs the server, or it carries our cookie; where a
-  password is set, it carries our cookie (401, or the login page for a page). An answer that goes on
-  for long ends with the login of that cookie.
+  password is set, it carries our cookie (401, or the login page for a page). An answer that
+  continues for long ends with the login of that cookie.
 - Its body is small (413) and arrives in time (408). Only an upload has other limits, which its
   route checks while the bytes arrive.
 
@@ -154,7 +154,7 @@ class Guard:
             await _Refusal(401, "Log in first.").send(send)
 
     def _refusal_before_login(self, scope: Scope, headers: _Headers) -> _Refusal | None:
-        """Returns the refusal of a request that may not pass whoever sent it, or None."""
+        """Returns the refusal of a request that may not pass, no matter who sent it, or None."""
         if headers.are_too_many():
             return _Refusal(431, "The head of the request is too large.")
         return (

@@ -1,4 +1,4 @@
-"""The page of a server without a password for whoever it does not know: what its owner does to let
+"""The page of a server without a password for those it does not know: what its owner does to let
 them in.
 """
 

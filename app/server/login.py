@@ -1,4 +1,4 @@
-"""Who may use the app: the account that runs it, whoever has its password, and browsers that were
+"""Who may use the app: the account that runs it, who has its password, and browsers that were
 let in by a link.
 
 - A server without a password knows the programs of its own account by their connections

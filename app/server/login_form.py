@@ -20,7 +20,7 @@ WRONG_PASSWORD_SECONDS = 0.5
 
 
 def login_routes(login: Login) -> list[Route]:
-    """Returns the routes of the page for whoever is not let in: the form, or without a password the
+    """Returns the routes of the page for who is not let in: the form, or without a password the
     page on links.
     """
     return _form_routes(login) if login.has_password else link_routes(login)

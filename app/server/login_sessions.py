@@ -1,7 +1,7 @@
 """The sessions are kept here: a browser has one until it logs out, or for two weeks.
 
 A browser holds a random token in its cookie. The server keeps only a keyed hash of it, in a file
-that outlives a restart: whoever reads the file cannot log in with it.
+that outlives a restart: who reads the file cannot log in with it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LoginSession:
         self._record = replace(self._record, seen=now, address=address)
 
     def end(self) -> None:
-        """Ends the session for good, and tells whoever watches it."""
+        """Ends the session for good, and tells who watches it."""
         self._ended = True
         for told in list(self._watchers):
             told()

@@ -1,4 +1,4 @@
-"""Ends an answer that goes on for long, such as a stream of events, with the session that asked."""
+"""Ends an answer that lasts long, such as a stream of events, with the session that asked."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Exchange:
                 if message.done():
                     return message.result()
             finally:
-                # Who waits here may be cancelled; nothing may go on listening then.
+                # Who waits here may be cancelled; nothing may listen on then.
                 message.cancel()
                 end.cancel()
             if self._is_cut_off:

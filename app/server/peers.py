@@ -180,7 +180,7 @@ def ask_kernel(client: Place, server: Place) -> set[Row]:
     if len(told) < _HEADER.size + _TOLD.size or _HEADER.unpack_from(told)[1] != _BY_FAMILY:
         return set()
     family, state, ends, account, inode = _TOLD.unpack_from(told, _HEADER.size)
-    # Where there is no such connection, the kernel tells of a socket that waits for one.
+    # Where there is no such connection, the kernel names a socket that waits for one.
     if _ends(family, ends) != ((near, client[1]), (far, server[1])):
         return set()
     return {(account, inode)} if state in _OPEN_STATES and inode != 0 else set()

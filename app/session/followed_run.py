@@ -1,4 +1,4 @@
-"""A `FollowedRun` reads the record of one run while it grows, and knows whether the run goes on.
+"""A `FollowedRun` reads the record of one run while it grows, and knows whether the run continues.
 
 All runs are read from their files, including those of this process, so that the same code serves
 live, finished and crashed runs.
@@ -57,7 +57,7 @@ class FollowedRun:
     @property
     def is_outdated(self) -> bool:
         """Whether the folder was deleted, or put back, so that what was read is no longer there. Of
-        a run whose folder vanished while it was under way, it goes on telling so.
+        a run whose folder vanished while it was under way, it stays so.
         """
         if self.is_lost:
             return self._has_record()

@@ -190,7 +190,7 @@ class RunList:
         state = _state_of(folder)
         starts = state.may_be_starting and is_starting(folder)
         is_same = before is not None and before.state == state and not state.may_be_starting
-        # A run of this process is paused and goes on without a sign in its folder.
+        # A run of this process is paused and continues without a sign in its folder.
         if before is not None and is_same and run_id != self._active_id():
             return before
         summary = summarize(folder)

@@ -267,7 +267,7 @@ class Session:
         """Runs a run to its end; the worker thread calls this."""
         try:
             self._free_memory()
-            # If the run's folder vanishes, only what was read before still tells of the run.
+            # If the run's folder vanishes, only what was read before is still known of the run.
             with self._noted(run.id):
                 run.execute()
         except RunError as error:

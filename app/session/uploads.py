@@ -400,7 +400,7 @@ class Incoming:
             self._close()
 
     def _remove(self) -> None:
-        with contextlib.suppress(OSError):  # the next server tells of it
+        with contextlib.suppress(OSError):  # the next server reports it
             safe_files.remove_tree(self._partial, self._all)
 
     def _close(self) -> None:

@@ -61,7 +61,7 @@ def pool_bar(part: PoolPart) -> dict[str, Any]:
 
 
 def segments_of(part: PoolPart) -> list[Segment]:
-    """Returns the segments of a part. Neighbours of which the same planes live there are one."""
+    """Returns the segments of a part. Neighbors of which the same planes live there are one."""
     found = []
     for (held, _), run in groupby(part.shares, key=lambda share: _kind(part.name, share)):
         shares = list(run)

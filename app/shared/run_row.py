@@ -46,8 +46,8 @@ RECENT = 6
 
 
 def recent_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Returns the runs of the sidebar: those that go on, then the latest ones. `runs` are all runs,
-    the newest first.
+    """Returns the runs of the sidebar: those that continue, then the latest ones. `runs` are all
+    runs, the newest first.
     """
     going = [run for run in runs if _goes_on(run)]
     over = [run for run in runs if not _goes_on(run)]

@@ -3,7 +3,7 @@ rows, whether it is worse than before training, and whether they stand still. Al
 pure.
 
 Overfitting is judged as by Prechelt's generalization loss: the validation loss is above its best so
-far while the training loss goes on falling. Evaluations of the same rows are compared row by row.
+far while the training loss continues to fall. Evaluations of the same rows are compared row by row.
 """
 
 from __future__ import annotations

@@ -126,19 +126,19 @@ class DataConfig:
     """The run reads this split, where a data set has several."""
 
     max_seq_len: int = 1024
-    """Largest number of tokens of a row. Longer examples are cut and counted; plain texts go on in
-    the next row.
+    """Largest number of tokens of a row. Longer examples are cut and counted; plain texts continue
+    in the next row.
     """
 
     long_texts: LongTexts = "continue"
-    """A plain text that is longer than a row goes on in the next rows, and no token is lost. Or it
-    ends with its first row, and is counted as cut; or it is skipped. A .txt or .md file is one
+    """A plain text that is longer than a row continues in the next rows, and no token is lost. Or
+    it ends with its first row, and is counted as cut; or it is skipped. A .txt or .md file is one
     text.
     """
 
     overlap: int = 0
-    """Where a text goes on, a row begins with so many tokens of the row before it. They are context
-    and are not trained again. With 0 it is the one token from which the next is predicted.
+    """Where a text continues, a row begins with so many tokens of the row before it. They are
+    context and are not trained again. With 0 it is the one token from which the next is predicted.
     """
 
     packing: bool = True

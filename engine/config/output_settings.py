@@ -37,21 +37,21 @@ class OutputConfig:
     """This many checkpoints, the newest ones, are kept on disk."""
 
     eval_every: int = 0
-    """The held-out rows are evaluated before the first step and after every so many steps; 0
+    """The validation rows are evaluated before the first step and after every so many steps; 0
     evaluates at the end only.
     """
 
     keep_best: KeepBest = "loss"
-    """The best weights so far are kept beside the checkpoints: those with the lowest held-out loss
-    (`loss`), or those that answer most of `exact_match_samples` exactly and, of equal ones, have
-    the lower loss (`exact_match`); or none are kept (`none`). They are fp32 masters, 4 bytes a
+    """The best weights so far are kept beside the checkpoints: those with the lowest validation
+    loss (`loss`), or those that answer most of `exact_match_samples` exactly and, of equal ones,
+    have the lower loss (`exact_match`); or none are kept (`none`). They are fp32 masters, 4 bytes a
     parameter, and twice that while new ones take the place of the old: they can be exported, talked
     to and trained on from. Nothing is kept that is no better than before training, with
     `eval_every` at 0, or where the disk has no room for it.
     """
 
     exact_match_samples: int = 0
-    """This many held-out examples are answered greedily before and after training, and compared
+    """This many validation examples are answered greedily before and after training, and compared
     with the expected answer. They are also answered at each evaluation where `keep_best` is
     `exact_match`.
     """
@@ -97,7 +97,7 @@ class OutputConfig:
     """
 
     trackers: tuple[str, ...] = ()
-    """The curves also go to these trackers, while the run goes on: any of `tensorboard`,
+    """The curves also go to these trackers, while the run continues: any of `tensorboard`,
     `trackio`, `wandb` (Weights & Biases) and `mlflow`. Data may leave this machine for them; what
     is checked before Start says where they go. Logins come from the trackers' own settings.
     """

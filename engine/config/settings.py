@@ -47,7 +47,7 @@ class ModelConfig:
     """The model is a decoder-only language model: a local folder or a Hugging Face id."""
 
     init: Literal["pretrained", "random"] = "pretrained"
-    """`pretrained` loads the weights; `random` initialises them from the model's own configuration.
+    """`pretrained` loads the weights; `random` initializes them from the model's own configuration.
     """
 
     start_from: str | None = None
@@ -148,7 +148,7 @@ class OptimConfig:
     """So much of what goes into an adapter is dropped in training, drawn anew in each step."""
 
     lora_rslora: bool = False
-    """Adapters are multiplied by `lora_alpha / sqrt(lora_rank)` instead (rank-stabilised LoRA)."""
+    """Adapters are multiplied by `lora_alpha / sqrt(lora_rank)` instead (rank-stabilized LoRA)."""
 
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)
     """Layers that get an adapter: `all-linear` is every linear layer of every block; a name such as
@@ -201,7 +201,7 @@ class OptimConfig:
 
     label_smoothing: float = 0.0
     """This share of a target's probability is spread evenly over the vocabulary, as by the Trainer
-    of transformers. The loss of training steps has it; held-out losses are plain cross-entropies.
+    of transformers. The loss of training steps has it; validation losses are plain cross-entropies.
     """
 
     neftune_alpha: float = 0.0
@@ -211,18 +211,18 @@ class OptimConfig:
 
     nonfinite: Literal["stop", "skip"] = "stop"
     """A step whose loss or gradient norm is not a finite number changes no weight. `stop` then
-    saves the step before it and ends the run; `skip` passes the step without an update and goes on,
-    at most 5 times in a row and 100 times in a run. Its rows are recorded.
+    saves the step before it and ends the run; `skip` passes the step without an update and
+    continues, at most 5 times in a row and 100 times in a run. Its rows are recorded.
     """
 
     patience: int = 0
     """The run ends early once this many evaluations in a row (`output.eval_every`) were not better
-    than the best one, by held-out loss or by exact match as `output.keep_best` says; 0 never ends
+    than the best one, by validation loss or by exact match as `output.keep_best` says; 0 never ends
     it early.
     """
 
     seed: int = 42
-    """The data order, dropout and the random initialisation depend on this seed."""
+    """The data order, dropout and the random initialization depend on this seed."""
 
     def check(self) -> None:
         """Raises ConfigError for the first rule that is broken."""

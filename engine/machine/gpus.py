@@ -138,7 +138,7 @@ def _power(nvml: Any, handle: Any) -> float | None:
 
 
 def _open_nvml() -> tuple[Any, str]:
-    """Returns the initialised library and an empty text, or None and one sentence that says why it
+    """Returns the initialized library and an empty text, or None and one sentence that says why it
     is missing.
     """
     try:

@@ -108,14 +108,14 @@ class OfferedWeights:
         saved = {f"step-{step}": f"Step {step:,}" for step in steps}
         if steps:
             saved[f"step-{steps[0]}"] += ", the newest"
-        # What is exported comes first: whoever only wants to ask gets its answers.
+        # What is exported comes first: who only wants to ask gets its answers.
         weights |= {**best, **saved} if is_best else {**saved, **best}
         if safe_files.is_file(folder.export_path / "config.json", folder.root):
             weights["export"] = "Its export"
         return weights
 
     def _source(self, folder: RunFolder, run_id: str, value: str, words: str) -> Source:
-        """Returns the weights that `value` names, labelled with the run's name and `words`."""
+        """Returns the weights that `value` names, labeled with the run's name and `words`."""
         name = read_about(folder.path).name or folder.config.name
         label = f"{name}, {words[0].lower()}{words[1:]}"
         if value == "export":

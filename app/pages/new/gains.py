@@ -62,7 +62,7 @@ class Gains:
         return {PartName(name): saved for name, saved in found["gains"].items()} if found else None
 
     def give_up(self) -> None:
-        """Ends the work that is going on."""
+        """Ends the work that is under way."""
         with self._lock:
             if self._helper is not None:
                 self._helper.kill()

@@ -1,5 +1,5 @@
 """A `Watch` prepares the data for the pages that show a run: its record is read once, and each part
-is serialised once, however many tabs request it.
+is serialized once, however many tabs request it.
 
 - A part is a figure, the details, or the timeline. A page reports with `since` what it has seen,
   and gets the parts that changed after that.
@@ -134,7 +134,7 @@ class Watch:
             "the verdict", lambda of: verdict(of, run.state(of.state), run.saved, config)
         )
         bar = self._shown("the line over the run", lambda of: run_bar(of, run, said))
-        if self.run.is_lost:  # there is nothing to go on from
+        if self.run.is_lost:  # there is nothing to continue from
             said = replace(said, headline=replace(said.headline, advice=""))
         head = {
             "run_id": self.folder.id,
@@ -256,7 +256,7 @@ class Watch:
     def _keep(
         self, name: str, axis: Axis | None, made_of: Hashable, build: Callable[[], dict[str, Any]]
     ) -> None:
-        """Builds and serialises a part, unless the values it is made from are unchanged."""
+        """Builds and serializes a part, unless the values it is made from are unchanged."""
         part = self._parts.get((name, axis))
         if part is None or part.made_of != made_of:
             if self._undrawn_of.get((name, axis)) == made_of:

@@ -91,7 +91,7 @@ def lanes_of(
     """Returns the spans of each lane in order of time, at most `limit` in all. `names` are the
     lanes; by default, they are the lanes that `spans` use.
 
-    Neighbours of a lane are merged until the limit is met: the shortest first, and those of one op
+    Neighbors of a lane are merged until the limit is met: the shortest first, and those of one op
     before those of several. The merged span has the op that fills most of it.
     """
     lanes: dict[Lane, list[MergedSpan]] = {}

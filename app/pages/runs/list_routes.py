@@ -3,7 +3,7 @@
 GET  /api/runs?search=WORDS&state=STATE&tag=TAG&sort=ORDER&limit=COUNT
     The runs that are asked for, what can be asked for, and the queue.
 GET  /api/recent
-    The runs of the sidebar: those that go on, and the latest ones; and the queue.
+    The runs of the sidebar: those that continue, and the latest ones; and the queue.
 """
 
 from __future__ import annotations

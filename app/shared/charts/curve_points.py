@@ -43,7 +43,7 @@ def smoothing_window(length: int) -> int:
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
     """Returns the mean of `window` values around each of values[n], or of fewer at the ends. The
-    mean is centred, so that the curve does not lag.
+    mean is centered, so that the curve does not lag.
     """
     if not len(values):
         return values

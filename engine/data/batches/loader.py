@@ -104,7 +104,7 @@ def prepare_data(
     packing_problem: str = "",
     execution: Execution = _DEFAULT_EXECUTION,
 ) -> PreparedData:
-    """Reads, renders, tokenises, splits and packs the data set of `config`, or maps tokens made by
+    """Reads, renders, tokenizes, splits and packs the data set of `config`, or maps tokens made by
     an earlier run.
 
     - `tokenizer` is a fast tokenizer from transformers.

@@ -105,7 +105,7 @@ def shown_rows(
     for place, part in enumerate(opened):
         # The first rows of every source are shown, as evenly as `rows` allows.
         most = rows * (place + 1) // len(opened)
-        # A run tells of such keys before it reads what else the rows of a source have.
+        # A run reports such keys before it reads what else the rows of a source have.
         placed = ((row, where) for _, row, where in part.first_rows)
         part.columns.refuse_possible_flags(placed, part.source.name)
         encoded = encode_rows(encoder, part.columns, part.first_rows)

@@ -78,7 +78,7 @@ class Pair:
 @dataclass(frozen=True)
 class Text:
     """A document for continued pre-training. Every token is trained, and it has no question. It may
-    be a passage of a longer text, which goes on before and behind it.
+    be a passage of a longer text, which continues before and behind it.
     """
 
     text: str

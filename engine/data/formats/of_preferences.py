@@ -84,7 +84,7 @@ def _text(parts: Parts, part: str) -> Pair:
 
 
 def _is_answer(turns: list[Turn]) -> bool:
-    """Returns whether turns go on behind a prompt, and are no whole conversation."""
+    """Returns whether turns continue behind a prompt, and are no whole conversation."""
     return bool(turns) and turns[0].message["role"] in ("assistant", "tool")
 
 

@@ -72,8 +72,8 @@ def skimmed_lines(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def goes_over_lines(path: Path) -> bool:
-    """Returns whether the first value of a file, an object or a list, goes on after its first line.
-    It also returns true for a list of objects in the only line.
+    """Returns whether the first value of a file, an object or a list, continues after its first
+    line. It also returns true for a list of objects in the only line.
     """
     filled = ((number, line) for number, line in lines(path) if not line.isspace())
     _, first = next(filled, (0, b""))
@@ -122,7 +122,7 @@ def _parse_line(raw: bytes, number: int, name: str) -> Row:
 
 
 def _is_cut_off(error: json.JSONDecodeError) -> bool:
-    """Whether the text may have been valid JSON that goes on."""
+    """Whether the text may have been valid JSON that continues."""
     if error.doc.lstrip()[:1] not in ("{", "["):
         return False
     is_open_text = error.msg.startswith("Unterminated string")
@@ -234,7 +234,7 @@ def _members(text: JsonText) -> tuple[list[_Member], bool]:
 
 
 def _member_of(place: int, name: str, first: Any, items: int | None = None) -> _Member:
-    """Returns what the first item of a list tells of it. items: how many it has, where known."""
+    """Returns what the first item of a list shows of it. items: how many it has, where known."""
     is_of_turns = _is_turn(first)
     is_of_rows = isinstance(first, dict) and not is_of_turns and name not in _NO_ROWS
     return _Member(place, items, is_of_rows, is_of_turns)

@@ -177,7 +177,7 @@ class JsonText:
         return self._lines + ends, at - self._piece.rfind("\n", 0, at) - 1
 
     def continues(self) -> DataError:
-        """Returns the error for a file that goes on here, after its list."""
+        """Returns the error for a file that continues here, after its list."""
         if self.peek() == "\0":
             return self._broken("", self.at)
         return DataError(

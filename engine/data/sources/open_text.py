@@ -112,7 +112,7 @@ def _opened(path: Path) -> tuple[io.BufferedReader, str, int]:
 
 def damage_of(path: Path) -> str | None:
     """Reads a compressed file to its end, or at most `_MOST_CHECKED` bytes. Returns what is
-    wrong with its compression, to go on after its name, or None.
+    wrong with its compression, to continue after its name, or None.
     """
     _, compression = suffixes_of(path)
     try:

@@ -147,7 +147,7 @@ def _first_lines(path: Path) -> Iterator[str]:
 def _parsed(lines: Iterable[str], delimiter: str) -> list[list[str]]:
     """Returns the cells of the rows that are whole in `lines`."""
     rows: list[list[str]] = []
-    # An error means that the last row goes on, or that quotes are meant otherwise.
+    # An error means that the last row continues, or that quotes are meant otherwise.
     with contextlib.suppress(csv.Error):
         rows.extend(csv.reader(lines, delimiter=delimiter, strict=True))
     return [row for row in rows if row]

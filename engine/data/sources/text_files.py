@@ -21,7 +21,7 @@ _PLACES_TRIED = 64
 
 
 class Passage(dict[str, Any]):
-    """The row {text} of a text that goes on in the rows around it."""
+    """The row {text} of a text that continues in the rows around it."""
 
     def __init__(self, text: str, before: str, after: str):
         super().__init__(text=text)
@@ -84,7 +84,7 @@ def _cut(path: Path, max_seq_len: int, lengths: Iterable[int]) -> Iterator[tuple
 
 def cut_place(text: str, begin: int, most: int) -> int:
     """Returns where a piece of `text` that begins at `begin` ends, at `most` or in the half before
-    it; the text goes on behind `most`. Two words with one space between them are the best place,
+    it; the text continues behind `most`. Two words with one space between them are the best place,
     because nearly every tokenizer begins a token with such a space. Then come the end of a line,
     any space, and any place at all.
     """

@@ -144,8 +144,8 @@ _TOO_LONG = Skipped("the text is longer than data.max_seq_len")
 
 class TextRows:
     """Divides the texts of a source, in their order, into documents that fill a row each. Where a
-    text goes on, a row begins with the last token of the row before, which is not trained again, or
-    with `data.overlap` of them. So each token but the first of a text is trained in exactly one
+    text continues, a row begins with the last token of the row before, which is not trained again,
+    or with `data.overlap` of them. So each token but the first of a text is trained in exactly one
     row. A text may come in passages (`engine.data.sources.text_files`).
     """
 
@@ -188,7 +188,7 @@ class TextRows:
 
     def of_passages(self, passages: Documents) -> Documents | None:
         """Returns the documents that are complete with each of several rows of the data, as
-        `of_row` does, but in one go. Each row is a document of `passages`, and the text goes on
+        `of_row` does, but in one go. Each row is a document of `passages`, and the text continues
         behind all of them. Returns None, and changes nothing, where they must be taken one by one.
         """
         if self._long != "continue" or self._complete:

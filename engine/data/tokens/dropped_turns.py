@@ -222,8 +222,8 @@ def missing_of_answer(answer: Message, written: str) -> tuple[str, str] | None:
 
 def is_more_than_answer(chat: Chat, place: int, written: str, end_of_turn: str) -> bool:
     """Returns whether `written`, what the template writes for the answer at `place` up to its
-    `end_of_turn` token, is more than that answer: it goes on after an end of turn, or has the text
-    of an earlier turn. Calls may be written as turns of their own.
+    `end_of_turn` token, is more than that answer: it continues after an end of turn, or has the
+    text of an earlier turn. Calls may be written as turns of their own.
     """
     answer = chat.messages[place]
     if answer.get("tool_calls"):

@@ -165,7 +165,7 @@ class Encoder:
         return self._kept([self._document(ids, np.asarray(example.trained, dtype=bool))])
 
     def _of_segments(self, example: Segments) -> Kept | Skipped:
-        """Tokenises each segment by itself, so that no token is in two of them."""
+        """Tokenizes each segment by itself, so that no token is in two of them."""
         ids: list[int] = []
         trained: list[bool] = []
         for encoding, (_, is_trained) in zip(

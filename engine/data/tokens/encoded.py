@@ -25,7 +25,7 @@ from engine.errors import DataError
 Numbered = tuple[int, Row, str]
 """A row's number, the row, and its place in the words of an error."""
 
-# A batch ends at this many rows or this many characters, because the temporary memory of tokenising
+# A batch ends at this many rows or this many characters, because the temporary memory of tokenizing
 # grows with both.
 _ROWS = 512
 _CHARACTERS = 1 << 18

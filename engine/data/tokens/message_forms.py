@@ -101,7 +101,7 @@ def _with_text(call: Any) -> Any:
 
 
 class _Calls:
-    """The calls of a conversation up to a message, and the ids under which they go on."""
+    """The calls of a conversation up to a message, and the ids under which they continue."""
 
     def __init__(self, form: Form):
         self._form = form

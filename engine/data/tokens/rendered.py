@@ -1,4 +1,4 @@
-"""Before an example is tokenised, it becomes a `Rendered` text or is `Skipped`."""
+"""Before an example is tokenized, it becomes a `Rendered` text or is `Skipped`."""
 
 from __future__ import annotations
 

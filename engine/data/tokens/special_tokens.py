@@ -8,7 +8,7 @@ which stay text.
 - In turns of users, systems and tools, every control token is text. In answers, only the special
   ones are text. A model writes the others itself, such as <think> or <tool_call>, so they stay
   tokens.
-- The tokens of `data.add_tokens` are tokens, whoever wrote them: they were added for that.
+- The tokens of `data.add_tokens` are tokens, no matter who wrote them: they were added for that.
 - While a template runs, private-use characters stand in for the control tokens that must become
   text.
 - A copy of the tokenizer with different names for the control tokens reads the result. Control
@@ -51,7 +51,7 @@ class ControlTokens:
     `tokenizer` is a fast tokenizer. `written` is the text that the template writes and mentions.
     Without a template it is empty, and only the special tokens are control tokens. Unless
     `typed_are_text`, what a person typed is read like the rest, as a server would. What is in
-    `own` is read as a token, whoever wrote it.
+    `own` is read as a token, no matter who wrote it.
     """
 
     def __init__(

@@ -121,8 +121,8 @@ class Template:
         return found
 
     def write_begun(self, chat: Chat) -> str | Refusal:
-        """Returns the template's text for a chat whose last message goes on, or its refusal. Raises
-        DataError as `write` does.
+        """Returns the template's text for a chat whose last message continues, or its refusal.
+        Raises DataError as `write` does.
         """
         habits = self._habits_of(bool(chat.tools))
         asked = [chat] if habits is None else habits.in_form([chat])

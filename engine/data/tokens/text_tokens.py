@@ -1,4 +1,4 @@
-"""`TextTokens` tokenises texts, in bounded memory and whatever a text holds."""
+"""`TextTokens` tokenizes texts, in bounded memory and whatever a text holds."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _FEW_CHARACTERS = 1 << 20
 
 
 class TextTokens:
-    """Tokenises texts with `tokenizer`, as far as a document of `max_seq_len` tokens needs them.
+    """Tokenizes texts with `tokenizer`, as far as a document of `max_seq_len` tokens needs them.
 
     A tokenizer takes some 200 bytes of memory for each character. So of a text that is much longer
-    than a row, only as much is tokenised as fills the row.
+    than a row, only as much is tokenized as fills the row.
     """
 
     def __init__(self, tokenizer: Any, renderer: ChatRenderer, max_seq_len: int):
@@ -110,7 +110,7 @@ class TextTokens:
 
     def _own(self, piece: Piece, encoding: Any) -> np.ndarray | None:
         """Returns the tokens of the piece itself, int32[T]: those that begin in it. Where a token
-        reaches over one of its ends, it is tokenised without what is beyond, so that its tokens
+        reaches over one of its ends, it is tokenized without what is beyond, so that its tokens
         are all of its characters and no others.
         """
         while encoding is not None:
@@ -158,7 +158,7 @@ class TextTokens:
         return list(map(_with_offsets, self._encodings(texts)))
 
     def _encodings(self, texts: list[str]) -> list[Any | None]:
-        """Returns what the tokenizers library tells of each text, or None where it fails."""
+        """Returns what the tokenizers library gives for each text, or None where it fails."""
         if not texts:
             return []
         try:

@@ -1,4 +1,4 @@
-"""Tokens on disk: each source is tokenised once, and every later run with the same data maps the
+"""Tokens on disk: each source is tokenized once, and every later run with the same data maps the
 same files.
 
 - The tokens of one source are stored in a folder below `tokens` in the cache (`RAMSTREAM_CACHE`, or

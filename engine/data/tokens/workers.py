@@ -1,4 +1,4 @@
-"""Helper processes do the tokenising. They share no memory with this process.
+"""Helper processes do the tokenizing. They share no memory with this process.
 
 - This process sends each batch of rows to an idle helper and yields the answers in order. One
   thread per helper waits for the answers.
@@ -38,7 +38,7 @@ _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP
 
 class EncodingProcesses:
     """An instance starts helper processes that encode batches with copies of `encoder`. Use it in a
-    `with` block: leaving the block ends the processes. While they start, this process goes on.
+    `with` block: leaving the block ends the processes. While they start, this process continues.
 
     `name` is the name of the source in errors. With `long_texts`, the processes prepare for plain
     texts of many characters.

@@ -52,7 +52,7 @@ _MASKED_AT_ONCE = 2_000_000
 documents, up to which one call with a mask is faster on a CPU than a call per document.
 """
 _FAMILY_OWN = ("softcap", "s_aux", "sinks")
-"""Only a family's eager function honours these arguments."""
+"""Only a family's eager function honors these arguments."""
 
 
 class Heads(NamedTuple):

@@ -100,7 +100,7 @@ class _Kind:
 
 
 class Trial:
-    """A capture pass calls its trial for every block, in order, and goes on with its answer.
+    """A capture pass calls its trial for every block, in order, and continues with its answer.
 
     The trial runs one block of each kind to find what the block returns. Raises ModelError for a
     model that cannot be streamed.
@@ -426,10 +426,10 @@ def _own_state(block: nn.Module) -> dict[str, Any]:
 
 
 def plain_attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """Returns the attributes that can affect a module's behaviour, without tensors and child
+    """Returns the attributes that can affect a module's behavior, without tensors and child
     modules.
 
-    The values compare equal if the behaviour is the same.
+    The values compare equal if the behavior is the same.
     """
     return [
         (name, _comparable(value))

@@ -1,7 +1,7 @@
 """`shrunk` makes a tiny configuration of the same family, for a quick trial.
 
 The kinds of layers and the head sizes are kept, since they decide what the model computes. Widths,
-windows and the numbers of heads, layers, experts and tokens are made small. They are recognised by
+windows and the numbers of heads, layers, experts and tokens are made small. They are recognized by
 the names that families use for them.
 """
 

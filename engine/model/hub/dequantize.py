@@ -1,4 +1,4 @@
-"""Quantised weights are dequantised one by one, when the model takes them.
+"""Quantized weights are dequantized one by one, when the model takes them.
 
 - fp8: each block of a weight has a scale. A value is its fp8 number times that scale, in fp32.
 - MXFP4: 32 values in a row share a power of two, and each has 4 bits. A value is the number that
@@ -112,7 +112,7 @@ def _refused(name: str, what: str) -> ModelError:
 
 def with_coded(stored: Mapping[str, Any], how: Quantised) -> dict[str, Any]:
     """Returns the tensors of a checkpoint by name, with `Coded` ones in place of those that are
-    quantised and of their scales. `stored` are slices of safetensors, or tensors of mapped files.
+    quantized and of their scales. `stored` are slices of safetensors, or tensors of mapped files.
     """
     found = dict(stored)
     if how.method is Method.FP8:

@@ -55,7 +55,7 @@ class Contradiction(ValueError):
 
 
 class CutOff(ValueError):
-    """A file that ends before the bytes that its header tells of."""
+    """A file that ends before the bytes that its header reports."""
 
 
 def read_header(file: Path) -> tuple[int, dict[str, Entry]]:
