@@ -92,7 +92,7 @@ class EngineCalls:
 
 
 class ChatEngine(Protocol):
-    """Members of `engine.tools.chat.talkers.ChatEngine` that Chat uses."""
+    """Members of `engine.tools.chat.chat_engines.ChatEngine` that Chat uses."""
 
     label: str
     prompt_builder: Any
@@ -104,31 +104,31 @@ class ChatEngine(Protocol):
 
 
 def _prompt_builder_of(config: TrainConfig) -> Any:
-    from engine.tools.chat.voice import PromptBuilder
+    from engine.tools.chat.prompt_builder import PromptBuilder
 
     return PromptBuilder.of(config)
 
 
 def _folder_of(folder: str, label: str = "") -> Source:
-    from engine.tools.chat.talk_sources import folder_of
+    from engine.tools.chat.chat_sources import folder_of
 
     return folder_of(folder, label)
 
 
 def _fit_together(sources: list[Source]) -> bool:
-    from engine.tools.chat.talk_sources import TOGETHER, how_they_fit
+    from engine.tools.chat.chat_sources import TOGETHER, how_they_fit
 
     return how_they_fit(sources) == TOGETHER
 
 
 def _load(source: Source, progress: Callable[..., None]) -> ChatEngine:
-    from engine.tools.chat.talkers import load
+    from engine.tools.chat.chat_engines import load
 
     return load(source, progress)
 
 
 def _borrow(paused: Any, config: TrainConfig, label: str) -> ChatEngine:
-    from engine.tools.chat.talkers import borrow
+    from engine.tools.chat.chat_engines import borrow
 
     return borrow(paused, config, label)
 

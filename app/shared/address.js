@@ -26,6 +26,7 @@ export function readPlace() {
 
 function pageOf(query) {
     if (PAGES.includes(query.get("show"))) return query.get("show");
+    if (query.get("show") === "talk") return "chat"; // its address before
     const tab = query.get("tab");
     if (tab === "talk" && query.get("run")) return "run";
     if (TABS.has(tab)) return TABS.get(tab);

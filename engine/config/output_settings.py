@@ -26,8 +26,8 @@ class OutputConfig:
     checkpoint: CheckpointKind = "full"
     """`full` checkpoints hold the weights and AdamW's moments: the run can be resumed from them.
     `weights` hold the fp32 masters alone, in a third of the space that fp32 moments need. They can
-    be exported, talked to and trained on from in a new run, but the run cannot be resumed. `none`
-    writes no checkpoint, not even at a stop or a failure; only the export at the end is kept.
+    be exported, chatted with and trained on from in a new run, but the run cannot be resumed.
+    `none` writes no checkpoint, not even at a stop or a failure; only the export at the end is kept.
     """
 
     checkpoint_every: int = 0
@@ -45,8 +45,8 @@ class OutputConfig:
     """The best weights so far are kept beside the checkpoints: those with the lowest validation
     loss (`loss`), or those that answer most of `exact_match_samples` exactly and, of equal ones,
     have the lower loss (`exact_match`); or none are kept (`none`). They are fp32 masters, 4 bytes a
-    parameter, and twice that while new ones take the place of the old: they can be exported, talked
-    to and trained on from. Nothing is kept that is no better than before training, with
+    parameter, and twice that while new ones take the place of the old: they can be exported,
+    chatted with and trained on from. Nothing is kept that is no better than before training, with
     `eval_every` at 0, or where the disk has no room for it.
     """
 

@@ -1,4 +1,4 @@
-"""A run that trains adapters, from the form to both ways in which it is taken home."""
+"""A run that trains adapters, from the form to both ways in which it is exported."""
 
 from __future__ import annotations
 

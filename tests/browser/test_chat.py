@@ -1,5 +1,5 @@
 """The Chat tab and the answers to sample prompts, in Chromium, against the real server and a run
-that it can talk to.
+that it can chat with.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
     expect(about).to_contain_text("/nowhere is not a folder on this machine")
 
 
-def test_a_row_of_runs_opens_talk_with_its_best_weights(context, server, run_id):
+def test_a_row_of_runs_opens_chat_with_its_best_weights(context, server, run_id):
     page = context.new_page()
     page.goto(address(server, run_id, "chat"))
     page.locator(".rs-chat").get_by_label("Weights").select_option("step-15")

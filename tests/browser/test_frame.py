@@ -108,6 +108,8 @@ def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(contex
     expect(other.locator("[data-timeline=number]")).to_have_text("Step 10")
     other.goto(f"{server.address}/?tab=hardware")
     expect(current(other, ".rs-nav > a")).to_have_text("Hardware")
+    other.goto(f"{server.address}/?show=talk")
+    expect(current(other, ".rs-nav > a")).to_have_text("Chat")
 
 
 def test_the_overview_needs_no_scrolling_and_the_line_over_a_run_stays(blank, server, going):

@@ -1,4 +1,4 @@
-"""A person's own table with odd columns, from the upload to the model that is taken home: with the
+"""A person's own table with odd columns, from the upload to the model that is exported: with the
 mouse and by keyboard alone, on one page that is never read again. In Chromium, on the real server
 and engine.
 """
@@ -120,7 +120,7 @@ def test_a_table_becomes_a_model_that_is_taken_home(page, server, tmp_path, hand
     expect(state(page)).to_have_text("Finished")
     expect(page.locator("[data-part=result]")).to_contain_text("Validation loss")
 
-    target = tmp_path / "taken home"
+    target = tmp_path / "exported model"
     hands.press(view_link("export"))
     expect(page.locator("[data-field=export-weights]")).to_contain_text(f"step {STEPS}")
     hands.write("[data-part=export] input[name=folder]", str(target))

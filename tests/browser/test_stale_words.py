@@ -22,10 +22,10 @@ REFUSED = """window.Notification = class {
   static requestPermission() { return Promise.resolve(Notification.permission = 'denied'); }
 };"""
 NEXT = "20990101-000000-next"
-BUSY = f"{NEXT} is training here and needs the machine: pause it to talk, or wait until it ends."
+BUSY = f"{NEXT} is training here and needs the machine: pause it to chat, or wait until it ends."
 
 
-def test_talk_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, server):
+def test_chat_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, server):
     page = blank
     folder = recorded_run(server, 20, "Ended")
     (folder.best_path / "step-10").mkdir(parents=True)

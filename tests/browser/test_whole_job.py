@@ -1,4 +1,4 @@
-"""A run that overfits, from Start to the model that is taken home. What the page says of it, and
+"""A run that overfits, from Start to the model that is exported. What the page says of it, and
 what it exports and answers with, is of its best step. In Chromium, on the real server and engine.
 """
 

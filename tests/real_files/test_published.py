@@ -1,4 +1,4 @@
-"""Published models go the whole way: they are loaded, shown, trained and taken home.
+"""Published models go the whole way: they are loaded, shown, trained and exported.
 
 Tokenizers, chat templates and configurations are the true ones (`tests/support/published.py`); only
 widths and the number of layers are smaller.

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.runs.record.run_folder import open_run
+from engine.tools.chat.chat_engines import load
 from engine.tools.chat.conversation import Sampling, checkpoint_of
-from engine.tools.chat.talkers import load
 
 
 def ask_run(

@@ -79,7 +79,7 @@ class OfferedWeights:
         if paused is None:
             raise RunError(
                 f"{self._session.active_id} is training here and needs the machine: pause it to "
-                "talk, or wait until it ends."
+                "chat, or wait until it ends."
             )
         return paused
 

@@ -21,9 +21,9 @@ from engine.runs.summaries.benchmark_results import (
     latest,
     read_benchmarks,
 )
+from engine.tools.chat.chat_engines import ChatEngine, load
+from engine.tools.chat.chat_sources import folder_of, how_they_fit
 from engine.tools.chat.conversation import Source, best_of, checkpoint_of
-from engine.tools.chat.talk_sources import folder_of, how_they_fit
-from engine.tools.chat.talkers import ChatEngine, load
 from engine.tools.evaluate.harness import (
     AskedTasks,
     MeasuredWeights,

@@ -19,7 +19,7 @@ from engine.data.sources.hub_connection import from_hub_or_cache
 from engine.errors import DataError, RamstreamError, RunError, first_line
 from engine.progress import Progress
 from engine.runs.summaries.benchmark_results import BenchmarkResult, WhichWeights
-from engine.tools.chat.talkers import ChatEngine
+from engine.tools.chat.chat_engines import ChatEngine
 from engine.tools.evaluate.task_code import (
     in_words,
     metrics_of_the_harness,

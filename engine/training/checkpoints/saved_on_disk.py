@@ -27,7 +27,7 @@ class SavedSteps:
     """`SavedSteps` is what a run has on the disk: its newest checkpoints by their steps."""
 
     newest: int | None = None
-    """The newest checkpoint is of this step: it can be exported, talked to and trained on from."""
+    """Step of the newest checkpoint, which can be exported, chatted with and trained on from."""
     full: int | None = None
     """The newest full checkpoint is of this step: a resume goes on from it."""
     best: int | None = None
@@ -46,7 +46,7 @@ class SavedSteps:
         return self.best if self.newest is None else self.newest
 
     def exported(self, export_from: ExportFrom) -> int | None:
-        """Returns the step of the weights that an export takes, and that Talk offers first: the
+        """Returns the step of the weights that an export takes, and that Chat offers first: the
         best where they are kept and `output.export_from` asks for them, or else as `trained_on`.
         """
         is_best = export_from == "best" and self.best is not None

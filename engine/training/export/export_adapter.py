@@ -1,4 +1,4 @@
-"""A run with adapters can be taken home as an adapter alone, in the files that PEFT writes."""
+"""The export of a run with adapters as an adapter alone, in the files that PEFT writes."""
 
 from __future__ import annotations
 

@@ -123,9 +123,9 @@ def shape_of(tokenizer: Any) -> ChatShape:
 def _found(template: Template) -> ChatShape:
     """Returns the texts around turns, as they are in a few conversations."""
     asked = _turns(None, _USER)
-    talked = _turns(None, _USER, _ANSWER, _AGAIN)
+    longer_turns = _turns(None, _USER, _ANSWER, _AGAIN)
     with_system = _turns(_SYSTEM, _USER)
-    alone, longer = (_text(text) for text in template.write([asked, talked], False))
+    alone, longer = (_text(text) for text in template.write([asked, longer_turns], False))
     (begun,) = (_text(text) for text in template.write([asked], True))
     (found,) = template.write([with_system], False)
     first, user_after = _split(alone, _USER)

@@ -22,12 +22,12 @@ def what_to_type(folder: str | Path, name: str) -> list[tuple[str, str]]:
         ("Load it in Python (transformers)", _python(str(path))),
         ("Serve it with vLLM", f"vllm serve {quoted}"),
         (
-            "Talk to it with llama.cpp, from its folder",
+            "Chat with it in llama.cpp, from its folder",
             f"python convert_hf_to_gguf.py {quoted} --outtype auto --outfile {gguf}\n"
             f"llama-cli -m {gguf} --jinja -cnv{_stops(path)}",
         ),
         (
-            "Talk to it with Ollama",
+            "Chat with it in Ollama",
             f"ollama create {name} -f {shlex.quote(str(path / 'Modelfile'))}\nollama run {name}",
         ),
     ]

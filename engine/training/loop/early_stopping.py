@@ -6,7 +6,7 @@
   ends early if its patience is over.
 - At the end, the weights that are exported are chosen: the best or the last. If they are the best,
   the planes take them up, once all else is saved. Held-out prompts are answered with the weights
-  that are exported, so that what is said of a run is true of what is taken home.
+  that are exported, so that what is said of a run is true of what is exported.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from app.session.jobs import BYTES, Cancelled, Job, Jobs
 from app.session.session import Session
 from engine.errors import RunError
 from engine.runtime.host.host_states import HostStates
+from engine.tools.chat.chat_engines import load
 from engine.tools.chat.conversation import Sampling, checkpoint_of
-from engine.tools.chat.talkers import load
 from engine.training.export.export import export_run
 from engine.training.loop.run import start_run
 from tests.app.pages.chat.test_chat_page import FakeChatCalls
@@ -219,7 +219,7 @@ class SlowChatCalls(FakeChatCalls):
         return super().load(source, progress)
 
 
-def test_talking_that_is_cancelled_while_it_loads_keeps_no_weights(tmp_path):
+def test_a_chat_that_is_cancelled_while_it_loads_keeps_no_weights(tmp_path):
     from engine.runs.record.run_folder import create_run
 
     session, fake = Session(tmp_path / "runs"), SlowChatCalls()

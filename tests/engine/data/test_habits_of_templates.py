@@ -17,7 +17,7 @@ from engine.data.formats.example import Conversation
 from engine.data.formats.turns import Said, conversation, read_turns
 from engine.data.tokens.encode import Encoder
 from engine.data.tokens.rendered import Handling, Skipped
-from engine.tools.chat.voice import PromptBuilder
+from engine.tools.chat.prompt_builder import PromptBuilder
 from tests.support.data_tokenizers import CHATML, byte_level_tokenizer
 from tests.support.references.trl_pairs import as_published, as_trained
 

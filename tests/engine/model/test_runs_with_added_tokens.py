@@ -23,7 +23,7 @@ from engine.model.build.shape_of_run import shape_of_run
 from engine.planning.fit.report import estimate
 from engine.runs.record.events import LogLine
 from engine.runtime.host.host_states import HostStates
-from engine.tools.chat.voice import PromptBuilder
+from engine.tools.chat.prompt_builder import PromptBuilder
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop.run import resume_run, start_run
 from engine.words import GIB
@@ -94,8 +94,8 @@ def test_a_stopped_run_goes_on_to_the_bit_and_with_the_same_tokens(tmp_path):
         assert ended.reason.startswith(f"data.add_tokens of run {id_} was ")
     again = resumed_to_the_end(stopped)
     assert files_of(again)[2] == files_of(whole)[2]
-    talked = PromptBuilder.of(again.folder.config)
-    assert KNOWN in talked.prompt([{"role": "user", "content": "<call>"}])
+    prompts = PromptBuilder.of(again.folder.config)
+    assert KNOWN in prompts.prompt([{"role": "user", "content": "<call>"}])
 
 
 @pytest.mark.everything("it trains several runs; a plain run trains one")

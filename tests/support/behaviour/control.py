@@ -1,5 +1,5 @@
 """Runs that are started from the page and led by requests: paused, changed, saved, resumed,
-stopped, queued, detached, exported, talked to and deleted. How far a run comes in the meantime
+stopped, queued, detached, exported, chatted with and deleted. How far a run comes in the meantime
 varies; what it does at each step, and what it says, does not.
 """
 
@@ -381,7 +381,7 @@ def _stopped_and_resumed(led: Led, form: Form) -> None:
 
 
 def _used(led: Led, place: Path) -> None:
-    """A finished run is exported and talked to."""
+    """A finished run is exported and chatted with."""
     run_id = led.side.kept["finished"]
     job = led.server.json("POST", f"/api/runs/{run_id}/export", {"folder": str(place / "exported")})
     led.note("export begins", without(job, COUNTED | {"text", "state"}))
@@ -397,12 +397,12 @@ def _used(led: Led, place: Path) -> None:
     )
     led.note("export to a folder that is full", without(_ended(led, again["id"]), COUNTED))
     choice = {"folder": str(place / "model")}
-    led.ask("POST", "/api/chat/about", {"choice": choice}, name="talk: about")
+    led.ask("POST", "/api/chat/about", {"choice": choice}, name="chat: about")
     led.ask(
         "POST",
         "/api/chat/about",
         {"choice": {"run_id": run_id, "weights": "newest"}},
-        name="talk: about a run",
+        name="chat: about a run",
     )
     for message, more in (
         ("say after two", {}),
@@ -423,8 +423,8 @@ def _used(led: Led, place: Path) -> None:
             without(led.server.json("GET", "/api/chat"), {"version", "job_id", "rate"}),
         )
     for path in ("new", "unload", "stop"):
-        led.ask("POST", f"/api/chat/{path}", {}, name=f"talk: {path}", unique=COUNTED)
-    led.ask("GET", "/api/chat", name="talk, at last", unique=COUNTED)
+        led.ask("POST", f"/api/chat/{path}", {}, name=f"chat: {path}", unique=COUNTED)
+    led.ask("GET", "/api/chat", name="chat, at last", unique=COUNTED)
 
 
 def _ended(led: Led, number: int) -> Any:

@@ -135,7 +135,7 @@ def gather(side: Side) -> dict[str, Any]:
                 name=f"POST {path} as text",
             )
         _hardware(ask)
-        _talk(ask)
+        _chat(ask)
         _sizes(ask)
         facts["a web socket"] = _raw(
             server,
@@ -243,7 +243,7 @@ def _hardware(ask: Asked) -> None:
         ask("POST", "/api/hardware/csv", body)
 
 
-def _talk(ask: Asked) -> None:
+def _chat(ask: Asked) -> None:
     good = {
         "choice": {"run_id": "x", "weights": "newest"},
         "message": "hello",

@@ -1,4 +1,4 @@
-"""Changes to what is saved, read back and taken home."""
+"""Changes to what is saved, read back and exported."""
 
 from __future__ import annotations
 

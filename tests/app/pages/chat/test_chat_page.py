@@ -22,8 +22,8 @@ from engine.runs.record.events import PromptsAnswered, Record, StateChanged, Ste
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import open_run
 from engine.runs.record.snapshot import PROMPT_ANSWERS, RunSnapshot
+from engine.tools.chat.chat_sources import folder_of
 from engine.tools.chat.conversation import Sampling
-from engine.tools.chat.talk_sources import folder_of
 from tests.support.folders import make_config, make_model
 from tests.support.routes import send, wait_for
 from tests.support.trained_runs import execute, planes_on_disk
@@ -334,7 +334,7 @@ def test_only_the_latest_answers_to_prompts_are_kept():
 # ---------------------------------------------------------------------- with the engine
 
 
-def test_a_paused_run_is_talked_to_beside_its_base_and_trains_on_with_the_same_bits(tmp_path):
+def test_a_paused_run_is_chatted_with_beside_its_base_and_trains_on_with_the_same_bits(tmp_path):
     from engine.training.loop.run import start_run
 
     model = make_model(tmp_path / "model", "gpt2", resid_pdrop=0.2, attn_pdrop=0.1, embd_pdrop=0.1)
@@ -366,7 +366,7 @@ def test_a_paused_run_is_talked_to_beside_its_base_and_trains_on_with_the_same_b
     session = Session(tmp_path / "runs", EngineCalls(start_run=start))
     chat = Chat(session)
     chat.run_id = session.start(config)
-    with pytest.raises(RunError, match="pause it to talk"):  # it is still being prepared
+    with pytest.raises(RunError, match="pause it to chat"):  # it is still being prepared
         chat.about(Choice(chat.run_id, "current"))
     wait_for(lambda: "paused" in states, 60)
     label = chat.choices()["runs"][0]["weights"][0]

@@ -87,7 +87,9 @@ def test_a_run_that_kept_weights_alone_is_trained_on_from_and_not_resumed(sessio
     assert "--resume" in [arguments[0] for arguments in commands_of(session, folder.id)]
 
 
-def test_a_run_that_has_its_best_weights_alone_is_talked_to_exported_and_trained_on_from(session):
+def test_a_run_that_has_its_best_weights_alone_is_chatted_with_exported_and_trained_on_from(
+    session,
+):
     """It writes no checkpoints (`output.checkpoint: none`), so only Start again is offered of what
     a resume could do. Best weights without a whole folder are none.
     """
@@ -131,7 +133,7 @@ def refused(session, run_id) -> str:
 @pytest.mark.parametrize("ended", ["finished", "failed"])
 def test_a_run_without_a_checkpoint_is_refused(session, ended):
     folder = finished_run(session, run_events(5, total=10, ended=ended))
-    # An exported model can be talked to, but its folder has no checkpoint.
+    # An exported model can be chatted with, but its folder has no checkpoint.
     (folder.path / "export").mkdir()
     (folder.path / "export" / "config.json").write_text("{}")
     actions = row_of(session, folder.id)["actions"]

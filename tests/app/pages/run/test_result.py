@@ -142,7 +142,7 @@ def test_without_evaluations_it_says_so():
 
 
 @pytest.mark.parametrize(("state", "saved"), [("failed", None), ("discarded", None)])
-def test_without_weights_there_is_nothing_to_take_home(state, saved):
+def test_without_weights_there_is_nothing_to_export(state, saved):
     card = result(overfitted(None, state), state, NOTHING_SAVED)
     assert card["of"] == "No weights are left of this run." and card["rows"] == []
     assert card["actions"] == ["draft"]

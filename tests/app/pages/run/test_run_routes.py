@@ -162,13 +162,13 @@ def test_the_resume_of_a_stopped_run_waits_in_the_queue(session, engine):
     wait_for(lambda: not session.queue.listed())
 
 
-def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
+def test_a_row_offers_to_chat_where_there_are_weights(session, engine):
     _, saved, exported = (finished_run(session) for _ in range(3))  # the first has no weights
     (saved.checkpoints_path / "step-40").mkdir(parents=True)
     exported.export_path.mkdir()
     (exported.export_path / "config.json").write_text("{}")
 
-    def talks():
+    def chats():
         session._list.forget()
         return {
             row["id"]
@@ -176,15 +176,15 @@ def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
             if "chat" in row["actions"]
         }
 
-    assert talks() == {saved.id, exported.id}
+    assert chats() == {saved.id, exported.id}
     (saved.path / "config.yaml").write_text("{")
     paused = session.start(CONFIG)
     wait_for(open_run(session.runs_dir, paused).events_path.exists)
-    assert talks() == {exported.id}
+    assert chats() == {exported.id}
     recorder = RunRecorder(engine.runs[0].folder.path, paused)
     recorder.emit(StateChanged(state="paused"))
     recorder.close()
-    assert talks() == {exported.id, paused}
+    assert chats() == {exported.id, paused}
 
 
 def test_a_run_is_deleted_unless_it_is_going_on(session):
@@ -319,7 +319,7 @@ def test_a_push_is_a_job_and_private_unless_asked(session, engine, tmp_path, giv
         assert post(session, f"/api/runs/{folder.id}/push", wanted | lacks).status_code == 409
 
 
-def test_take_home_says_what_to_type_and_whether_the_template_was_checked(session):
+def test_export_says_what_to_type_and_whether_the_template_was_checked(session):
     folder = finished_run(session, name="Roman Numerals!")
     home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
     texts = "\n".join(row["text"] for row in home["rows"])
@@ -345,7 +345,7 @@ def test_take_home_says_what_to_type_and_whether_the_template_was_checked(sessio
         assert f"vllm serve {folder.export_path.resolve()}" in [row["text"] for row in home["rows"]]
 
 
-def test_take_home_says_what_to_type_for_an_adapter(session):
+def test_export_says_what_to_type_for_an_adapter(session):
     folder = finished_run(session)
     details = get(session, f"/api/runs/{folder.id}/details").json()
     assert not details["export"]["has_adapters"]
@@ -358,7 +358,7 @@ def test_take_home_says_what_to_type_for_an_adapter(session):
     assert home["template"] == "An adapter has no Modelfile; export the whole model for Ollama."
 
 
-def test_take_home_has_the_benchmarks_of_the_weights(session):
+def test_export_has_the_benchmarks_of_the_weights(session):
     folder = finished_run(session)
 
     def home():

@@ -18,7 +18,7 @@ from engine.paths import PROGRAM_ROOT
 from engine.runs.record.events import JobProgressed
 from engine.runs.record.following import replay
 from engine.runs.record.snapshot import RunSnapshot
-from engine.tools.chat import talkers
+from engine.tools.chat import chat_engines
 from engine.tools.chat.conversation import base_of
 from tests.support.fake_hub import NAME, FakeHub, GivenUp, serve
 from tests.support.folders import make_config, make_data
@@ -39,7 +39,7 @@ def test_the_run_bar_says_how_far_it_is():
     )
 
 
-def test_talk_downloads_before_it_loads(tmp_path, monkeypatch):
+def test_chat_downloads_before_it_loads(tmp_path, monkeypatch):
     """Under the weights' own name, from where the download was; what is raised gives up."""
     config, seen = make_config(tmp_path), []
 
@@ -49,9 +49,9 @@ def test_talk_downloads_before_it_loads(tmp_path, monkeypatch):
         progress(30, 100, "0 of 2 files")
         progress(100, 100, "2 of 2 files")
 
-    monkeypatch.setattr(talkers, "fetch", fake)
+    monkeypatch.setattr(chat_engines, "fetch", fake)
     source = base_of(config)
-    talkers.load(source, lambda *given: seen.append(given)).close()
+    chat_engines.load(source, lambda *given: seen.append(given)).close()
     downloading = f"Downloading {config.model.source}"
     assert seen[:3] == [(0, 0), (0, 70, downloading), (70, 70, downloading)]
     assert {given[2] for given in seen[3:]} == {f"Loading the weights: {source.label}"} and seen[
@@ -62,7 +62,7 @@ def test_talk_downloads_before_it_loads(tmp_path, monkeypatch):
         raise GivenUp
 
     with pytest.raises(GivenUp):
-        talkers.load(source, cancel)
+        chat_engines.load(source, cancel)
 
 
 def train(tmp_path, variables, *given):

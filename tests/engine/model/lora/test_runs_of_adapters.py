@@ -1,4 +1,4 @@
-"""Runs that train adapters: they resume to the bit, and are taken home as PEFT and transformers
+"""Runs that train adapters: they resume to the bit, and are exported as PEFT and transformers
 read them.
 """
 
@@ -19,11 +19,11 @@ from engine.config.export_choice import ExportChoice
 from engine.errors import RunError
 from engine.runs.record.events import RunStarted
 from engine.runtime.sampling.generate import AnswerLimits, Sampler
-from engine.tools.chat.talk_sources import folder_of
+from engine.tools.chat.chat_sources import folder_of
 from engine.training.export.export import export_run
 from engine.training.loop.run import resume_run, start_run
 from engine.training.weights.open_for_sampling import open_checkpoint
-from tests.engine.tools.chat.test_talk import answer_of, base_of, checkpoint_of
+from tests.engine.tools.chat.test_chat import answer_of, base_of, checkpoint_of
 from tests.engine.training.loop.test_changed_settings import weights_at_start
 from tests.support.failing import command
 from tests.support.folders import make_config
@@ -354,7 +354,7 @@ def test_a_check_says_how_many_parameters_are_trained(tmp_path, capsys):
     assert "of them trained" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_talk_answers_with_the_adapters_and_without(tmp_path):
+def test_chat_answers_with_the_adapters_and_without(tmp_path):
     run = train(tmp_path, "runs", **{"model.dtype": "float32"})
     config = run.folder.config
     home = tmp_path / "home"

@@ -22,8 +22,8 @@ from tests.support.trained_runs import execute
 pytest.importorskip("lm_eval", reason='pip install -e ".[eval]" is not done')
 
 from engine.progress import no_progress
-from engine.tools.chat.talk_sources import folder_of
-from engine.tools.chat.talkers import load
+from engine.tools.chat.chat_engines import load
+from engine.tools.chat.chat_sources import folder_of
 from engine.tools.evaluate.streamed_lm import StreamedLM
 
 LONGEST = 24

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from engine.errors import DataError, FitError, GpuMemoryError
 from engine.runtime.sampling.generate import AnswerLimits, Drawing
-from engine.tools.chat.talk_sources import folder_of
-from engine.tools.chat.talkers import load
+from engine.tools.chat.chat_engines import load
+from engine.tools.chat.chat_sources import folder_of
 from engine.tools.evaluate.answering import WantedAnswers
 from engine.tools.evaluate.scoring import Continuation, score
 from tests.support.folders import make_model, make_tokenizer

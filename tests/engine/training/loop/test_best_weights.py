@@ -30,8 +30,8 @@ from engine.runs.record.events import (
 from engine.runs.record.following import replay
 from engine.runs.record.held_out import Best
 from engine.runs.record.snapshot import RunSnapshot
+from engine.tools.chat.chat_engines import load
 from engine.tools.chat.conversation import best_of
-from engine.tools.chat.talkers import load
 from engine.training.checkpoints import checkpoint
 from engine.training.checkpoints.piece_files import ChunkFile
 from engine.training.checkpoints.restore import newest_checkpoint

@@ -9,9 +9,9 @@ import pytest
 
 from engine.config.export_choice import ExportChoice
 from engine.runs.record.events import PromptsAnswered
+from engine.tools.chat.chat_engines import load
+from engine.tools.chat.chat_sources import folder_of
 from engine.tools.chat.conversation import Sampling, checkpoint_of
-from engine.tools.chat.talk_sources import folder_of
-from engine.tools.chat.talkers import load
 from engine.training.export.export import export_run
 from engine.training.export.modelfile import MODELFILE, stops_in
 from engine.training.export.serve_commands import adapter_to_type
@@ -116,7 +116,7 @@ def stops(folder) -> list[str]:
 
 
 def test_turns_of_a_base_model_end_by_themselves_in_every_answer(tmp_path):
-    """In conversations of several turns; samples, Talk and exports of the checkpoint stop there."""
+    """In conversations of several turns; samples, Chat and exports of the checkpoint stop there."""
     countries = list(CAPITALS)
     data: list[dict] = []
     for place, country in enumerate(countries):

@@ -306,7 +306,7 @@ def test_a_pause_that_is_asked_for_meanwhile_comes_after(
     equals(folder, whole)
 
 
-def test_the_weights_of_a_run_that_waits_can_be_talked_to(
+def test_the_weights_of_a_run_that_waits_can_be_chatted_with(
     tmp_path, no_space_for_a_checkpoint, whole
 ):
     run = start_run(make_config(tmp_path), no_space_for_a_checkpoint)

@@ -10,8 +10,8 @@ import pytest
 
 from engine.config.export_choice import ExportChoice
 from engine.errors import CheckpointError, RamstreamError
+from engine.tools.chat.chat_engines import load
 from engine.tools.chat.conversation import checkpoint_of
-from engine.tools.chat.talkers import load
 from engine.training.export.export import export_run
 from engine.training.loop.run import resume_run, start_run
 from tests.support.forged import THOUGHT_OF, body_of, forge, thought_of
@@ -69,7 +69,7 @@ def test_a_forged_checkpoint_is_refused_in_a_sentence_in_every_use(stopped_run, 
         "step": lambda: export_run(
             runs, folder.id, tmp_path / "out", ExportChoice(checkpoint=before["step"])
         ),
-        "talk": lambda: load(checkpoint_of(runs, folder.id, folder.config, None, "r")).close(),
+        "chat": lambda: load(checkpoint_of(runs, folder.id, folder.config, None, "r")).close(),
         "train on": lambda: ended(start_run(trained_on(folder), tmp_path / "more")),
         "resume": lambda: ended(resume_run(runs, folder.id)),
     }

@@ -42,7 +42,7 @@ class PromptBuilder:
 
     @classmethod
     def of(cls, config: TrainConfig) -> PromptBuilder:
-        """Returns the voice of a model without loading the weights.
+        """Returns the prompt builder of a model without loading the weights.
 
         Raises ModelError if there is no usable tokenizer.
         """

@@ -22,9 +22,9 @@ from engine.runs.record.following import Follower, catch_up
 from engine.runs.record.run_folder import open_run
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runtime.sampling.generate import AnswerLimits, Drawing, Sampler
+from engine.tools.chat.chat_sources import ADVICE
 from engine.tools.chat.conversation import Message, Sampling, Source
-from engine.tools.chat.talk_sources import ADVICE
-from engine.tools.chat.voice import PromptBuilder
+from engine.tools.chat.prompt_builder import PromptBuilder
 from engine.training.loop.paused_calls import PausedCalls
 from engine.training.weights.adapter_weights import initialize_adapters
 from engine.training.weights.open_for_sampling import OpenedModel, open_checkpoint, open_model
@@ -43,7 +43,7 @@ class ChatEngine:
     call: Callable[[Callable[[], Any]], Any]
     sampler: Callable[[], Sampler]
     held_bytes: int = 0
-    """This talker's weights take this many bytes of RAM if they were loaded for it, else 0."""
+    """Bytes of RAM of the weights if they were loaded for this chat engine, else 0."""
     _owned: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def answer(self, messages: list[Message], sampling: Sampling) -> Generator[int, None, None]:
@@ -167,15 +167,15 @@ def _trained_ends(source: Source, tokenizer: Any) -> tuple[str, ...]:
 
 
 def borrow(paused: PausedCalls, config: TrainConfig, label: str) -> ChatEngine:
-    """Returns a talker that uses the current weights of a run that is paused in this process.
+    """Returns a chat engine that uses the current weights of a run that is paused in this process.
 
     The run's own thread computes each token. Raises RunError if the run is not paused.
     """
     prompt_builder = PromptBuilder(
         config, *paused.do(lambda p: (p.model.config, p.tokenizer, p.data.ends))
     )
-    # A new sampler is created each time: a talker that kept one would keep the planes of a run that
-    # is over.
+    # A new sampler is created each time: a chat engine that kept one would keep the planes of a
+    # run that is over.
     return ChatEngine(
         label,
         prompt_builder,

@@ -1,4 +1,4 @@
-"""Talking to weights: conversations, what fits, a paused run that is asked and goes on to the bit,
+"""Chats with weights: conversations, what fits, a paused run that is asked and goes on to the bit,
 and fixed prompts.
 """
 
@@ -11,9 +11,9 @@ import torch
 
 from engine.errors import DataError, FitError, ModelError, RunError
 from engine.runs.record.events import PromptsAnswered, StateChanged
-from engine.tools.chat import talk_sources
-from engine.tools.chat.conversation import Sampling, Source, base_of, checkpoint_of, take_turns
-from engine.tools.chat.talk_sources import (
+from engine.tools.chat import chat_sources
+from engine.tools.chat.chat_engines import borrow, load
+from engine.tools.chat.chat_sources import (
     IN_TURN,
     TOGETHER,
     Size,
@@ -21,8 +21,8 @@ from engine.tools.chat.talk_sources import (
     how_they_fit,
     size_of_source,
 )
-from engine.tools.chat.talkers import borrow, load
-from engine.tools.chat.voice import PromptBuilder
+from engine.tools.chat.conversation import Sampling, Source, base_of, checkpoint_of, take_turns
+from engine.tools.chat.prompt_builder import PromptBuilder
 from engine.training.export.export import export_run
 from engine.training.loop.paused_calls import GOES_ON, PausedCalls
 from engine.training.loop.run import resume_run, start_run
@@ -37,7 +37,7 @@ GREEDY = Sampling(max_new_tokens=6)
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run that has learned something, with the checkpoints 20 and 30."""
-    place = tmp_path_factory.mktemp("talk")
+    place = tmp_path_factory.mktemp("chat")
     run = start_run(
         make_config(
             place,
@@ -119,28 +119,34 @@ def test_what_is_no_model_folder_is_refused_in_a_sentence(folder, part):
 
 def test_two_answers_take_turns_and_stop_at_once(trained):
     run, runs = trained
-    talkers = {
+    chat_engines = {
         "base": load(base_of(run.folder.config)),
         "tuned": load(checkpoint_of(runs, run.id, run.folder.config, None, "newest")),
     }
     alone = {
-        name: list(chat_engine.answer(QUESTION, GREEDY)) for name, chat_engine in talkers.items()
+        name: list(chat_engine.answer(QUESTION, GREEDY))
+        for name, chat_engine in chat_engines.items()
     }
 
     def together(stopped=lambda: False):
         order: list[tuple[str, int]] = []
         take_turns(
-            {name: chat_engine.answer(QUESTION, GREEDY) for name, chat_engine in talkers.items()},
+            {
+                name: chat_engine.answer(QUESTION, GREEDY)
+                for name, chat_engine in chat_engines.items()
+            },
             lambda name, token: order.append((name, token)),
             lambda: stopped(order),
         )
         return order
 
     order = together(lambda order: False)
-    assert {name: [token for told, token in order if told == name] for name in talkers} == alone
+    assert {
+        name: [token for told, token in order if told == name] for name in chat_engines
+    } == alone
     assert [name for name, _ in order[:2]] == ["base", "tuned"]
     assert len(together(lambda order: len(order) >= 3)) == 3
-    for chat_engine in talkers.values():
+    for chat_engine in chat_engines.values():
         chat_engine.close()
 
 
@@ -151,7 +157,7 @@ def test_two_answers_take_turns_and_stop_at_once(trained):
 def source(monkeypatch):
     """Makes a source that takes so many GiB."""
     sizes: dict[str, Size] = {}
-    monkeypatch.setattr(talk_sources, "size_of_source", lambda source: sizes[source.label])
+    monkeypatch.setattr(chat_sources, "size_of_source", lambda source: sizes[source.label])
 
     def make(host, loading=0, device=0):
         label = f"Weights of {host}"
