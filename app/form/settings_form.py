@@ -98,7 +98,7 @@ CHOICE_LABELS = {
         "none": "none are written",
     },
     "output.keep_best": {
-        "loss": "kept: those with the lowest held-out loss",
+        "loss": "kept: those with the lowest validation loss",
         "exact_match": "kept: those with the most exact answers",
         "none": "not kept",
     },
@@ -155,7 +155,7 @@ SHORT_HELP = {
     "train.learning_rate": "Peak, AdamW.",
     "train.decay_steps": "Of warmup_stable_decay, at the end; empty: a tenth of the run.",
     "train.min_learning_rate": "Reached by the end of the run.",
-    "train.label_smoothing": "Of the loss of steps; 0 is none. Held-out losses are without it.",
+    "train.label_smoothing": "Of the loss of steps; 0 is none. Validation losses are without it.",
     "train.neftune_alpha": "In training alone; 5 is usual, 0 is none.",
     "engine.gpus": "Of this machine. Each computes its share of the rows of every step.",
     "engine.across_nodes": "For runs that torchrun starts on several nodes.",

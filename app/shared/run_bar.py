@@ -27,7 +27,7 @@ JOB_WORDS = {
     "allocate": "Reserving host memory",
     "checkpoint": "Writing a checkpoint",
     "export": "Exporting",
-    "evaluate": "Evaluating on held-out rows",
+    "evaluate": "Evaluating on validation rows",
     "reference": "Answers before training",
     "sample": "Validation prompts",
     "prompts": "Sample prompts",

@@ -169,7 +169,9 @@ def of_learning(found: Learning) -> Finding:
         lowest = ", its lowest so far"
         if went.place != len(went.losses) - 1:
             lowest = f"; lowest {in_digits(went.best)} at step {went.best_step:,}"
-        text = f"It learns: held-out loss {in_digits(went.first)} → {in_digits(went.last)}{lowest}."
+        text = (
+            f"It learns: validation loss {in_digits(went.first)} → {in_digits(went.last)}{lowest}."
+        )
     else:
         # A quick fall may end before the first steps do, and a loss that rose at first began lower.
         began = made.first if made.last < made.first else made.begun
@@ -184,7 +186,7 @@ def _above_before(found: Learning) -> Finding:
     made, went = found.progress, found.went
     if went is not None and went.is_above_before:
         text = (
-            f"The held-out loss is {in_digits(went.last)}, no lower than the "
+            f"The validation loss is {in_digits(went.last)}, no lower than the "
             f"{in_digits(went.first)} before training."
         )
     else:
@@ -220,7 +222,7 @@ def _validation_stands(went: Validation | None) -> str:
     if went is None or len(went.losses) < 2:
         return ""
     return (
-        f" The held-out loss was {in_digits(went.first)} in the first evaluation and "
+        f" The validation loss was {in_digits(went.first)} in the first evaluation and "
         f"{in_digits(went.best)} in the best one."
     )
 
@@ -275,5 +277,5 @@ def of_answers(snapshot: RunSnapshot, found: Learning) -> Finding | None:
         "calm",
         "The loss falls; no answer is exact yet.",
         "The answers before and after show how close they come.",
-        f"Of {known[-1].total:,} held-out prompts, none was answered exactly as expected.",
+        f"Of {known[-1].total:,} validation prompts, none was answered exactly as expected.",
     )

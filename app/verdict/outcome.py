@@ -65,9 +65,9 @@ def what_it_reached(snapshot: RunSnapshot, judged: str = "") -> str:
         parts[0] += f": the last loss is {in_digits(snapshot.loss)}"
     found = validation(snapshot)
     if found is not None:
-        words = f"held-out loss {in_digits(found.first)} → {in_digits(found.last)}"
+        words = f"validation loss {in_digits(found.first)} → {in_digits(found.last)}"
         if len(found.losses) == 1:
-            words = f"held-out loss {in_digits(found.last)}"
+            words = f"validation loss {in_digits(found.last)}"
         elif found.best_step and found.place != len(found.losses) - 1:
             by_loss = snapshot.best is None or snapshot.best.by == "loss"
             lowest = "best" if by_loss else "lowest"
@@ -87,16 +87,16 @@ def _how_it_finished(snapshot: RunSnapshot) -> str:
     text = f"Finished {counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}"
     matched = _exact_match(snapshot)
     if matched:
-        return f"{text}; held-out {matched}."
+        return f"{text}; validation {matched}."
     losses = snapshot.evals.loss
     if len(losses) > 1:
-        text += f"; held-out loss {in_digits(losses[0])} → {in_digits(losses[-1])}"
+        text += f"; validation loss {in_digits(losses[0])} → {in_digits(losses[-1])}"
         best = snapshot.best
         if best is not None and best.by == "loss" and best.step != snapshot.evals.step[-1]:
             text += f", best {in_digits(best.loss)} at step {best.step:,}"
         return f"{text}."
     if len(losses):
-        return f"{text}; held-out loss {in_digits(losses[-1])}."
+        return f"{text}; validation loss {in_digits(losses[-1])}."
     return f"{text}."
 
 

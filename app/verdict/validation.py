@@ -155,17 +155,17 @@ def of_validation(went: Validation | None, losses: Losses) -> Finding | None:
         return Finding(
             "diverging",
             "bad",
-            f"Held-out and training loss both rise again: held out {numbers}.",
+            f"Validation and training loss both rise again: validation {numbers}.",
             "A lower learning rate is the first thing to try.",
             f"{evidence}, and the training loss is higher than it was then.",
         )
     of = "rows" if went.is_of_preferences else "tokens"
     by = "counted row by row" if went.is_paired else f"estimated from the number of their {of}"
-    rises = f"eld-out loss rises while the training loss falls: {numbers}."
+    rises = f"loss rises while the training loss falls: {numbers}."
     return Finding(
         "overfitting" if went.is_paired else "possibly overfitting",
         "warn",
-        f"H{rises}" if went.is_paired else f"Possibly overfitting: h{rises}",
+        f"Validation {rises}" if went.is_paired else f"Possibly overfitting: validation {rises}",
         "The model learns its rows by heart: fewer steps, more data or a lower learning rate would "
         "help.",
         f"{evidence}; their noise is {by}.",
@@ -178,8 +178,8 @@ def of_before(snapshot: RunSnapshot) -> Finding | None:
     if worse is None:
         return None
     now, before = in_digits(worse.now), in_digits(worse.before)
-    if worse.of == "held-out":
-        text = f"Worse than before training: the held-out loss is {now}, and was {before}."
+    if worse.of == "validation":
+        text = f"Worse than before training: the validation loss is {now}, and was {before}."
     else:
         text = (
             f"Worse than before training: the training loss is {now}, and was {before} in the "
@@ -198,7 +198,7 @@ def of_before(snapshot: RunSnapshot) -> Finding | None:
 def _instead(snapshot: RunSnapshot, worse: Worse) -> str:
     """Returns what to take or to do instead of weights that are worse than before training."""
     best = snapshot.best
-    if best is not None and worse.of == "held-out" and best.loss < worse.before:
+    if best is not None and worse.of == "validation" and best.loss < worse.before:
         kept = "which are kept" if best.kept else "which are not kept"
         return (
             f"The weights of step {best.step:,}, {kept}, were better: {in_digits(best.loss)}. "
@@ -235,12 +235,12 @@ def of_memorizing(snapshot: RunSnapshot, went: Validation | None, losses: Losses
     return Finding(
         "memorizes",
         "warn",
-        f"It memorizes its rows: training loss {in_digits(trained)}, held-out loss "
+        f"It memorizes its rows: training loss {in_digits(trained)}, validation loss "
         f"{in_digits(went.last)}.",
         "It knows them by heart and little else: more rows, fewer steps or a lower learning rate "
         "would help.",
         f"The median loss of the {TRAIN_STEPS} steps up to the latest evaluation is below "
-        f"{in_share(FAR_BELOW)} of the held-out loss.{best}",
+        f"{in_share(FAR_BELOW)} of the validation loss.{best}",
     )
 
 
@@ -291,7 +291,7 @@ def of_plateau(snapshot: RunSnapshot, went: Validation | None, losses: Losses) -
     return Finding(
         "plateau",
         "calm",
-        f"The held-out loss stands still at {in_digits(went.last)} since step "
+        f"The validation loss stands still at {in_digits(went.last)} since step "
         f"{int(went.steps[first - 1]):,}.",
         "It may fall again as the rate does; more of the same steps would bring little.",
         f"The latest {len(went.losses) - first} evaluations gained less than "

@@ -27,7 +27,8 @@ class OutputConfig:
     """`full` checkpoints hold the weights and AdamW's moments: the run can be resumed from them.
     `weights` hold the fp32 masters alone, in a third of the space that fp32 moments need. They can
     be exported, chatted with and trained on from in a new run, but the run cannot be resumed.
-    `none` writes no checkpoint, not even at a stop or a failure; only the export at the end is kept.
+    `none` writes no checkpoint, not even at a stop or a failure; only the export at the end is
+    kept.
     """
 
     checkpoint_every: int = 0
@@ -113,7 +114,7 @@ class OutputConfig:
         if self.keep_best == "exact_match" and not self.exact_match_samples:
             raise ConfigError(
                 "output.keep_best",
-                "exact_match compares answers to held-out prompts, and none is asked; set "
+                "exact_match compares answers to validation prompts, and none is asked; set "
                 "output.exact_match_samples, or output.keep_best to loss.",
             )
         if any(not prompt.strip() for prompt in self.sample_prompts):

@@ -68,7 +68,7 @@ def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server
     assert told.state == "finished" and told.step == 40
     assert f"the last loss is {in_digits(told.loss)}" in text
     first, last = (in_digits(told.evals.loss[place]) for place in (0, -1))
-    assert f"held-out loss {first} → {last}" in text
+    assert f"validation loss {first} → {last}" in text
     lowest = min(range(len(told.evals.loss)), key=lambda place: told.evals.loss[place])
     best = f"best {in_digits(told.evals.loss[lowest])} at step {told.evals.step[lowest]}"
     assert (best in text) == (told.evals.step[lowest] != 40)

@@ -102,7 +102,7 @@ def test_a_run_that_made_its_model_worse_is_red_everywhere(context, server):
     page.goto(f"{server.address}/?show=runs")
     row = page.locator("tr[data-run]")
     expect(row.locator(".rs-error")).to_have_text(
-        re.compile(r"^Worse than before training: held-out loss 6\.07.* → ")
+        re.compile(r"^Worse than before training: validation loss 6\.07.* → ")
     )
     stroke = "node => getComputedStyle(node).stroke"
     assert row.locator(".rs-spark polyline").evaluate(stroke) == RED

@@ -93,7 +93,7 @@ def model_folder(
 
 def config_of(folder: Path, data: list[dict[str, Any]] | None = None, **values) -> TrainConfig:
     """Returns a run that learns `data`, or `rows()`, by heart with the model in folder/model, and
-    asks for all held-out answers.
+    asks for all validation answers.
     """
     path = folder / "data.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in data or rows()))
@@ -130,7 +130,9 @@ class Learned:
 
     @property
     def exact(self) -> tuple[int, int]:
-        """Returns how many held-out answers were exactly right after training, and of how many."""
+        """Returns how many validation answers were exactly right after training, and of how
+        many.
+        """
         last = events_of(self.run, ExactMatchMeasured)[-1]
         return last.correct, last.total
 

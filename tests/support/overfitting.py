@@ -1,4 +1,6 @@
-"""Tiny runs that learn their rows by heart: their held-out loss falls at first, and then rises."""
+"""Tiny runs that learn their rows by heart: their validation loss falls at first, and
+then rises.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def overfitting(tmp_path: Path, **values) -> TrainConfig:
 
 def by_heart(folder: Path) -> TrainConfig:
     """Returns a run over a small CSV whose answers have nothing to do with what was asked. Its
-    held-out loss is best after more than half of its 60 steps, and rises far enough to be told.
+    validation loss is best after more than half of its 60 steps, and rises far enough to be told.
     """
     draw = random.Random(0)
     path = folder / "by-heart.csv"

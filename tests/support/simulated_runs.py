@@ -139,7 +139,7 @@ def _rates(draw: Draw, count: int) -> np.ndarray:
     return 1e-3 * rates
 
 
-# ---------------------------------------------------------------------- held-out losses
+# ---------------------------------------------------------------------- validation losses
 
 
 def _evaluated(draw: Draw, level: np.ndarray, every: int) -> dict[int, RowLosses]:
@@ -173,7 +173,7 @@ def healthy(draw: Draw, kind: str, count: int = 300) -> Simulated:
     losses = HEALTHY[kind](draw, trend)
     level = np.concatenate([[trend[0] * 1.02], trend]) * draw.uniform(1.0, 1.3)
     if kind == "tiny data":
-        # Whatever the training loss does, the held-out one stops at some level.
+        # Whatever the training loss does, the validation one stops at some level.
         level = np.maximum(level, draw.uniform(1.0, 1.4) * level.min())
     evals = _evaluated(draw, level, int(draw.integers(10, 50))) if draw.random() < 0.8 else {}
     return Simulated(kind, losses, _rates(draw, count), evals)
@@ -198,7 +198,9 @@ def diverging(draw: Draw, count: int = 300) -> Simulated:
 
 
 def overfitting(draw: Draw, count: int = 300) -> Simulated:
-    """Makes up a run whose held-out loss rises from some step on, while its training loss falls."""
+    """Makes up a run whose validation loss rises from some step on, while its training loss
+    falls.
+    """
     made = healthy(draw, str(draw.choice(["smooth", "wandering", "tiny data"])), count)
     onset = int(draw.integers(30, count // 2))
     steps = np.arange(count + 1)

@@ -23,7 +23,7 @@ from engine.training.checkpoints.saved_on_disk import SavedSteps
 from engine.words import counted
 
 UNEVALUATED = (
-    "No held-out rows were evaluated, so nobody knows whether it learned more than its rows; "
+    "No validation rows were evaluated, so nobody knows whether it learned more than its rows; "
     "data.eval_fraction holds some back."
 )
 
@@ -145,7 +145,7 @@ def _exact(snapshot: RunSnapshot, step: int, best: Best | None) -> dict[str, str
         return None
     of_these = [match for match in matches if match.step == step]
     before = [match for match in matches if match.step < step]
-    note = f"of {counted(matches[-1].total, 'held-out prompt')}"
+    note = f"of {counted(matches[-1].total, 'validation prompt')}"
     if best is not None and best.share is not None:
         note += f"; {_best_note(snapshot, step, best, in_share(best.share))}"
     return {

@@ -155,12 +155,12 @@ def _evaluation(event: EvalFinished) -> str:
 
 def _exact(event: ExactMatchMeasured) -> str:
     share = f" ({in_share(event.correct / event.total)})" if event.total else ""
-    prompts = counted(event.total, "held-out prompt")
+    prompts = counted(event.total, "validation prompt")
     return f"{event.correct:,} of {prompts} answered exactly as expected{share}."
 
 
 def _best(event: BestKept) -> str:
-    by = f"held-out loss {in_digits(event.loss)}"
+    by = f"validation loss {in_digits(event.loss)}"
     if event.total:
         by = f"{event.correct:,} of {event.total:,} answered exactly, {by}"
     return f"The weights of step {event.step:,} are the best so far and are kept: {by}."

@@ -29,9 +29,9 @@ WHAT_IT_IS = {
     "load_model": "Weights are read from the disk into host RAM.",
     "allocate": "Weights, gradients and optimizer states get their places in host RAM.",
     "dry_run": "A step of the longest rows shows now, not after hours, whether memory is enough.",
-    "evaluate": "The loss on held-out rows before training, to compare with later.",
+    "evaluate": "The loss on validation rows before training, to compare with later.",
     "reference": "What the answers are compared with is found once: how likely they are now.",
-    "sample": "Held-out prompts are answered before training, to compare with later.",
+    "sample": "Validation prompts are answered before training, to compare with later.",
     "prompts": "The sample prompts are answered before training, to compare with later.",
 }
 
@@ -103,8 +103,8 @@ def _done(snapshot: RunSnapshot) -> list[str]:
     if len(memory):
         done.append(f"The process takes {in_bytes(memory.host_rss[-1])} of host memory.")
     if len(snapshot.evals):
-        done.append(f"Before training the held-out loss is {in_digits(snapshot.evals.loss[0])}.")
+        done.append(f"Before training the validation loss is {in_digits(snapshot.evals.loss[0])}.")
     for match in snapshot.exact_matches[:1]:
-        right = f"{match.correct} of {counted(match.total, 'held-out prompt')}"
+        right = f"{match.correct} of {counted(match.total, 'validation prompt')}"
         done.append(f"Before training {right} are answered exactly as expected.")
     return done

@@ -38,7 +38,7 @@ _DEFAULT_EXECUTION = Execution()
 
 @dataclass(frozen=True)
 class Prompt:
-    """A held-out question: the conversation up to its last answer, ready to be continued."""
+    """A validation question: the conversation up to its last answer, ready to be continued."""
 
     prompt_ids: list[int]
     prompt_text: str
@@ -91,7 +91,7 @@ class PreparedData:
         return tuple(self.summary[ENDS])
 
     def eval_prompts(self, n: int) -> list[Prompt]:
-        """Returns the first `n` held-out questions, or all if there are fewer. Plain text has no
+        """Returns the first `n` validation questions, or all if there are fewer. Plain text has no
         questions.
         """
         return self._prompts(n)

@@ -343,7 +343,7 @@ class ChatRenderer:
 
     def _job_of_all(self, conversation: Conversation, chat: Chat) -> _Job | Skipped:
         """All of the text is trained, except the answers that the row excludes. An answer at the
-        very end must be found too, as the expected answer to a held-out question.
+        very end must be found too, as the expected answer to a validation question.
         """
         if not chat.messages:
             return Skipped("there is no turn")

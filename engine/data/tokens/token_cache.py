@@ -151,7 +151,7 @@ class StoredTokens:
                 self._prompts = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def prompts(self) -> Iterator[dict[str, Any]]:
-        """Yields the held-out questions as `TokenWriter.prompt` wrote them."""
+        """Yields the validation questions as `TokenWriter.prompt` wrote them."""
         if self._prompts is None:
             return
         begin = 0
@@ -301,8 +301,8 @@ class TokenWriter:
             safe_files.remove_tree(self._folder, self._folder.parent)
 
     def prompt(self, document: int, answer: tuple[int, int], asked: str) -> None:
-        """Writes a held-out question: the number of its document among the held-out ones, the token
-        range of its answer, and the text of the question.
+        """Writes a validation question: the number of its document among the validation ones, the
+        token range of its answer, and the text of the question.
         """
         line = json.dumps({"document": document, "answer": answer, "asked": asked})
         with self._told():

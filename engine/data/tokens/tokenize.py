@@ -247,7 +247,7 @@ class _OneExample:
 
 
 class _Sides:
-    """Writes each row to its side, training or held-out, and counts the rows.
+    """Writes each row to its side, training or validation, and counts the rows.
 
     `held_out` (bool[rows]) marks the rows to hold out; rows beyond it are trained on. The last
     example of each side is kept back until the next one arrives: if every row of the other side

@@ -41,7 +41,7 @@ FEWEST_STEPS = 30
 class Worse:
     """Measures by which the weights are worse than before training."""
 
-    of: Literal["held-out", "training"]
+    of: Literal["validation", "training"]
     """This loss says so."""
     before: float
     now: float
@@ -50,7 +50,7 @@ class Worse:
 
     def in_words(self) -> str:
         """Returns one sentence for a terminal and for a list."""
-        since = "before training" if self.of == "held-out" else "in the first step"
+        since = "before training" if self.of == "validation" else "in the first step"
         return (
             f"Worse than before training: the {self.of} loss is {self.now:.4f}, and was "
             f"{self.before:.4f} {since}."
@@ -65,7 +65,7 @@ def worse_in_words(snapshot: RunSnapshot) -> str:
     if worse is None:
         return ""
     said = worse.in_words()
-    if best is not None and best.kept and worse.of == "held-out" and best.loss < worse.before:
+    if best is not None and best.kept and worse.of == "validation" and best.loss < worse.before:
         said += f" The weights of step {best.step:,}, which are kept as the best, are better: "
         said += f"{best.loss:.4f}."
     return said
@@ -104,8 +104,8 @@ def evaluations(snapshot: RunSnapshot) -> list[Evaluated]:
 
 
 def of_evaluations(evals: Sequence[Evaluated], is_over: bool) -> Worse | None:
-    """Returns by how much the held-out loss is above that before training, if it is. `evals` are of
-    the same rows, in order.
+    """Returns by how much the validation loss is above that before training, if it is. `evals` are
+    of the same rows, in order.
     """
     if not evals or evals[0].step != 0:
         return None
@@ -115,7 +115,7 @@ def of_evaluations(evals: Sequence[Evaluated], is_over: bool) -> Worse | None:
         return None
     if any(each.loss <= first.loss + margin(first, each) for each in latest):
         return None
-    return Worse("held-out", first.loss, latest[-1].loss, margin(first, latest[-1]))
+    return Worse("validation", first.loss, latest[-1].loss, margin(first, latest[-1]))
 
 
 def of_training(first: float, latest: Sequence[float], count: int, is_over: bool) -> Worse | None:

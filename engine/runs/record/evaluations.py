@@ -1,5 +1,5 @@
-"""Two evaluations of the same held-out rows are compared here: whether one is worse than the other
-by more than its noise. All functions are pure.
+"""Two evaluations of the same validation rows are compared here: whether one is worse than the
+other by more than its noise. All functions are pure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RowLosses:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An `Evaluated` is one evaluation of held-out rows."""
+    """An `Evaluated` is one evaluation of validation rows."""
 
     step: int
     loss: float

@@ -51,8 +51,8 @@ Moment = (
 """Seconds from the first op of a step; a drawing multiplies them."""
 
 BestBy = Literal["loss", "exact_match"]
-"""The weights of a run are compared by this: by their held-out loss, or by the share of held-out
-prompts that they answer exactly.
+"""The weights of a run are compared by this: by their validation loss, or by the share of
+validation prompts that they answer exactly.
 """
 
 
@@ -206,7 +206,7 @@ class BestKept(Event, frozen=True):
 
     step: Whole = 0
     loss: Number = 0.0
-    """The held-out rows had this loss after `step`."""
+    """The validation rows had this loss after `step`."""
     path: str = ""
     bytes: Whole = 0
     seconds: Number = 0.0
@@ -217,8 +217,8 @@ class BestKept(Event, frozen=True):
     """So much was copied in RAM first, so that updates could go on."""
     correct: Whole = 0
     total: Whole = 0
-    """So many of `total` held-out prompts were answered exactly, where the run chooses by that; if
-    not, both are 0.
+    """So many of `total` validation prompts were answered exactly, where the run chooses by that;
+    if not, both are 0.
     """
 
 
@@ -261,7 +261,7 @@ class PlannedAnew(Event, frozen=True):
     """The order of sums differs from here on, or where an optimizer runs."""
     during: str = ""
     """It is empty for a step. After `step`, or before training if that is 0, it is `evaluation`,
-    `prompts` (the sample prompts) or `exact_match` (the held-out prompts).
+    `prompts` (the sample prompts) or `exact_match` (the validation prompts).
     """
 
 
@@ -457,13 +457,13 @@ class UnitNorms(Event, frozen=True):
 
 
 class EvalFinished(Event, frozen=True):
-    """The held-out rows were evaluated after `step`, or before the first step if that is 0; `loss`
-    is the mean over the tokens that have a loss.
+    """The validation rows were evaluated after `step`, or before the first step if that is 0;
+    `loss` is the mean over the tokens that have a loss.
 
-    `row_losses` and `row_tokens` have an entry for each held-out row with a loss, in an order that
-    is the same in all evaluations of a run; where rows are packed, each document in them is one. Of
-    more than 512, consecutive ones are one entry, so that there are 512: row r of n is in entry
-    512 r // n.
+    `row_losses` and `row_tokens` have an entry for each validation row with a loss, in an order
+    that is the same in all evaluations of a run; where rows are packed, each document in them is
+    one. Of more than 512, consecutive ones are one entry, so that there are 512: row r of n is in
+    entry 512 r // n.
     """
 
     step: Whole = 0
@@ -475,11 +475,11 @@ class EvalFinished(Event, frozen=True):
     row_tokens: list[Whole] = []
     """Number of tokens of the row that have a loss."""
     preference: dict[str, Number] = {}
-    """Held-out pairs have these figures, as a step of pairs has; `loss` is theirs."""
+    """Validation pairs have these figures, as a step of pairs has; `loss` is theirs."""
 
 
 class ExactMatchMeasured(Event, frozen=True):
-    """Greedy answers to held-out prompts were compared with the expected ones, before, during
+    """Greedy answers to validation prompts were compared with the expected ones, before, during
     or after training (`moment`).
     """
 

@@ -1,8 +1,8 @@
 """A `ValidationScores` follows the evaluations of a run: which was the best, whether its weights
 are kept, and the losses of single rows.
 
-The best has the lowest held-out loss or, where a run chooses by exact match, the highest share of
-held-out prompts that are answered exactly; of equal shares the one with the lower loss. An
+The best has the lowest validation loss or, where a run chooses by exact match, the highest share of
+validation prompts that are answered exactly; of equal shares the one with the lower loss. An
 evaluation that did not measure what a run chooses by is not compared.
 
 The evaluation before the first step, of step 0, is what the others are compared with. The best is
@@ -31,11 +31,11 @@ class Score:
 
     step: int
     loss: float
-    """The held-out rows had this loss."""
+    """The validation rows had this loss."""
     correct: int = 0
     total: int = 0
-    """So many of `total` held-out prompts were answered exactly; `total` is 0 if none was asked, or
-    if the run chooses by the loss.
+    """So many of `total` validation prompts were answered exactly; `total` is 0 if none was asked,
+    or if the run chooses by the loss.
     """
 
     @property
@@ -95,8 +95,8 @@ class ValidationScores:
         self._hold_rows()
 
     def answered(self, event: ExactMatchMeasured, evals: EvalTable) -> None:
-        """Takes answers to held-out prompts. `evals` has the evaluations so far: they are compared
-        with the loss of the newest, if that is of the same step.
+        """Takes answers to validation prompts. `evals` has the evaluations so far: they are
+        compared with the loss of the newest, if that is of the same step.
         """
         is_new = self.newest is None or event.step > self.newest.step
         is_evaluated = len(evals) and evals.step[-1] == event.step

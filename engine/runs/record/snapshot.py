@@ -313,7 +313,7 @@ class RunSnapshot(SnapshotFields):
 
     @property
     def eval_rows(self) -> dict[int, RowLosses]:
-        """Returns the losses of held-out rows by step, of the newest evaluations, the best,
+        """Returns the losses of validation rows by step, of the newest evaluations, the best,
         and the one before the first step.
         """
         return self.held_out.rows

@@ -1,6 +1,6 @@
 """A `Sparkline` is what a list of runs shows of a run's curves: its loss as a small curve, the
-lowest held-out loss, how many held-out prompts were answered exactly, and whether the run has made
-its model worse.
+lowest validation loss, how many validation prompts were answered exactly, and whether the run has
+made its model worse.
 
 A glance reads a record once and parses few of its lines, so that a list of a thousand runs can have
 one of each.
@@ -41,14 +41,14 @@ class Sparkline:
     losses: tuple[float, ...] = ()
     """These are means of the training loss over equal parts of the run, in order."""
     held_out: float | None = None
-    """This is the lowest held-out loss after a step, or None without evaluations."""
+    """This is the lowest validation loss after a step, or None without evaluations."""
     correct: int = 0
     total: int = 0
-    """At the newest measurement after a step, `correct` of `total` held-out prompts were answered
+    """At the newest measurement after a step, `correct` of `total` validation prompts were answered
     exactly. `total` is 0 if none was asked since training began.
     """
     before: float | None = None
-    """This is the held-out loss before training, or None if it was not evaluated."""
+    """This is the validation loss before training, or None if it was not evaluated."""
     worse: Worse | None = None
     """By this the latest weights are worse than those before training."""
     is_over: bool = False
@@ -56,7 +56,7 @@ class Sparkline:
 
     @property
     def accuracy(self) -> float | None:
-        """Returns the share of held-out prompts that were answered exactly, or None."""
+        """Returns the share of validation prompts that were answered exactly, or None."""
         return self.correct / self.total if self.total else None
 
 

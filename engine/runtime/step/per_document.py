@@ -1,4 +1,4 @@
-"""An `Evaluation` is the loss of held-out rows, as a whole and of each document in them.
+"""An `Evaluation` is the loss of validation rows, as a whole and of each document in them.
 
 The device leaves the cross-entropy of each position, and the host adds them up by document. So the
 documents cost one copy a sweep, of 4 bytes a position, and the sums have the same bits however the

@@ -262,7 +262,7 @@ class _Screen:
         self._write(
             f"Data: {summary['train_examples']:,} examples as {summary['format']} in "
             f"{summary['train_rows']:,} rows, {summary['train_tokens']:,} tokens, "
-            f"{percent} of them trained; {summary['eval_examples']:,} held out"
+            f"{percent} of them trained; {summary['eval_examples']:,} for validation"
         )
         read = [f"{column} -> {meaning}" for column, meaning in summary["columns"].items()]
         read += [f"{column} is not used" for column in summary["unused_columns"]]
@@ -286,7 +286,7 @@ class _Screen:
                     line += f", above the {before.loss:.4f} before training"
             case ExactMatchMeasured():
                 line = (
-                    f"Held-out exact match {event.moment} training: {event.correct} of "
+                    f"Validation exact match {event.moment} training: {event.correct} of "
                     f"{event.total} ({in_percent(event.correct, event.total)})"
                 )
             case CheckpointWritten():

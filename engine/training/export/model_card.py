@@ -229,12 +229,12 @@ def _results(snapshot: RunSnapshot, step: int, objective: str) -> str:
     if losses:
         first = min(losses)
         since = "before training" if not first else f"at step {first:,}"
-        rows.append((f"Held-out loss{of} {since}", f"{losses[first]:.4f}"))
+        rows.append((f"Validation loss{of} {since}", f"{losses[first]:.4f}"))
         if step in losses and step != first:
-            rows.append((f"Held-out loss{of} of these weights", f"{losses[step]:.4f}"))
+            rows.append((f"Validation loss{of} of these weights", f"{losses[step]:.4f}"))
     if snapshot.best is not None:
         best = f"{snapshot.best.loss:.4f}, at step {snapshot.best.step:,}"
-        rows.append((f"Lowest held-out loss{of}", best))
+        rows.append((f"Lowest validation loss{of}", best))
     rows += _rewards(evals, step)
     for match in snapshot.exact_matches:
         if match.total and match.step in (0, step):
@@ -247,13 +247,13 @@ def _results(snapshot: RunSnapshot, step: int, objective: str) -> str:
 
 
 def _rewards(evals: EvalTable, step: int) -> list[tuple[str, str]]:
-    """Returns the rows for the rewards of held-out answers, if the weights of `step` have any."""
+    """Returns the rows for the rewards of validation answers, if the weights of `step` have any."""
     rows = []
     places = [place for place, at in enumerate(evals.step) if at == step]
     for name, words, form in _REWARDS if places else ():
         values = evals.preference.get(name)
         if values and math.isfinite(values[places[-1]]):
-            rows.append((f"{words}, held out, of these weights", form.format(values[places[-1]])))
+            rows.append((f"{words}, validation, of these weights", form.format(values[places[-1]])))
     return rows
 
 
@@ -301,7 +301,7 @@ def _data(config: TrainConfig, snapshot: RunSnapshot) -> str:
     for label, key in (
         ("Examples to train on", "train_examples"),
         ("Rows to train on", "train_rows"),
-        ("Held-out rows", "eval_rows"),
+        ("Validation rows", "eval_rows"),
         ("Tokens to train on", "train_tokens"),
     ):
         if isinstance(found.get(key), int):

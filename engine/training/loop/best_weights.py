@@ -1,5 +1,5 @@
-"""`BestWeights` keeps the best weights so far, by held-out loss or exact match, in the run's folder
-`best`.
+"""`BestWeights` keeps the best weights so far, by validation loss or exact match, in the run's
+folder `best`.
 
 They are a checkpoint of weights alone, written in the same way, beside training: whatever happens
 at whichever moment, the folder holds whole weights once it has held any. The new ones are written,

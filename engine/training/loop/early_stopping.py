@@ -1,11 +1,11 @@
 """`EarlyStopping` asks at the right moments what a run has learned, and acts on the answer.
 
-- Before the first step, the held-out rows are evaluated, if they are evaluated during the run, and
-  the held-out and the fixed prompts are answered.
+- Before the first step, the validation rows are evaluated, if they are evaluated during the run,
+  and the validation and the fixed prompts are answered.
 - After an evaluation, the best weights are kept (`engine.training.loop.best_weights`), and the run
   ends early if its patience is over.
 - At the end, the weights that are exported are chosen: the best or the last. If they are the best,
-  the planes take them up, once all else is saved. Held-out prompts are answered with the weights
+  the planes take them up, once all else is saved. Validation prompts are answered with the weights
   that are exported, so that what is said of a run is true of what is exported.
 """
 
@@ -73,7 +73,7 @@ class EarlyStopping:
         elif output.best_by == "exact_match" and not prepared.data.eval_prompts(1):
             session.log(
                 "warning",
-                "No held-out row has a prompt and an answer, so output.keep_best: exact_match "
+                "No validation row has a prompt and an answer, so output.keep_best: exact_match "
                 "compares nothing and the last weights are exported; set it to loss.",
             )
 
@@ -85,7 +85,7 @@ class EarlyStopping:
 
     def before_first_step(self, poll: Poll) -> None:
         """Evaluates the weights with which the run begins, and answers prompts with them. The log
-        says what the loss of steps has that held-out losses lack.
+        says what the loss of steps has that validation losses lack.
         """
         self._report_losses()
         if self._session.config.output.eval_every:
@@ -102,15 +102,15 @@ class EarlyStopping:
         if smoothing:
             self._session.log(
                 "info",
-                f"The loss of steps is smoothed by {smoothing:g} (train.label_smoothing). Held-out "
-                "losses are not, so the two cannot be compared.",
+                f"The loss of steps is smoothed by {smoothing:g} (train.label_smoothing). "
+                "Validation losses are not, so the two cannot be compared.",
             )
         if self._prepared.model.router_loss is not None:
             rows = counted(self._prepared.chosen.micro_batch_size, "row")
             self._session.log(
                 "info",
                 "The model's configuration asks for a loss that balances experts. It is taken of "
-                f"micro-batches of {rows} (train.micro_batch_size); held-out losses are without.",
+                f"micro-batches of {rows} (train.micro_batch_size); validation losses are without.",
             )
 
     def evaluate(self, step: int, poll: Poll, is_last: bool = False) -> None:
@@ -132,7 +132,7 @@ class EarlyStopping:
         held_out = self._snapshot.held_out
         were = counted(held_out.since_best, "evaluation")
         were += " since was" if held_out.since_best == 1 else " since were"
-        what = "the held-out loss" if held_out.by == "loss" else "exact match"
+        what = "the validation loss" if held_out.by == "loss" else "exact match"
         best = held_out.best
         when = "before training" if best is None else f"at step {best.step:,}"
         return (
@@ -261,7 +261,7 @@ def _choice(snapshot: RunSnapshot, step: int, config: TrainConfig) -> _Choice:
     if best is None and newest is not None:
         return _Choice(step, f"{last}, though {_none_is_better(held_out)}.", is_no_better=True)
     if best is None or newest is None:
-        what = "held-out loss" if held_out.by == "loss" else "answer to a held-out prompt"
+        what = "validation loss" if held_out.by == "loss" else "answer to a validation prompt"
         return _Choice(step, f"{last}; no {what} says that others are better.")
     if config.output.export_from == "last":
         return _Choice(step, f"{last}, as output.export_from asks.")
@@ -275,9 +275,9 @@ def _choice(snapshot: RunSnapshot, step: int, config: TrainConfig) -> _Choice:
         )
     if best.step == step:
         by_loss = best.by == "loss"
-        better = "had a lower held-out loss" if by_loss else "answered more prompts exactly"
+        better = "had a lower validation loss" if by_loss else "answered more prompts exactly"
         return _Choice(step, f"{last}: none {better}.")
-    was = "the held-out loss was lower" if best.by == "loss" else "exact match was better"
+    was = "the validation loss was lower" if best.by == "loss" else "exact match was better"
     return _Choice(step, f"{last}; {was} at step {best.step:,}, whose weights are not kept.")
 
 
@@ -289,7 +289,7 @@ def _none_is_better(held_out: ValidationScores) -> str:
 
 
 def _told(score: Score) -> str:
-    loss = f"held-out loss {score.loss:.4f}"
+    loss = f"validation loss {score.loss:.4f}"
     return f"{_in_short(score)}, {loss}" if score.total else loss
 
 
@@ -301,13 +301,13 @@ def _compared(kept: Score, newest: Score) -> str:
     """Returns a clause that says why the weights of `kept` are better than those of `newest`."""
     if not kept.total:
         return (
-            f"their held-out loss is {kept.loss:.4f}, and that of step {newest.step:,}, the last, "
-            f"is {newest.loss:.4f}"
+            f"their validation loss is {kept.loss:.4f}, and that of step {newest.step:,}, the "
+            f"last, is {newest.loss:.4f}"
         )
     told = (
-        f"they answer {kept.correct} of {kept.total} held-out prompts exactly, and those of step "
+        f"they answer {kept.correct} of {kept.total} validation prompts exactly, and those of step "
         f"{newest.step:,}, the last, {newest.correct}"
     )
     if kept.share == newest.share:
-        told += f", at a held-out loss of {kept.loss:.4f} and {newest.loss:.4f}"
+        told += f", at a validation loss of {kept.loss:.4f} and {newest.loss:.4f}"
     return told

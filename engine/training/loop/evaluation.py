@@ -1,4 +1,4 @@
-"""An `Evaluator` measures a run: its loss on held-out rows, and its answers to prompts."""
+"""An `Evaluator` measures a run: its loss on validation rows, and its answers to prompts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class FixedPrompts:
 Poll = Callable[[], None]
 
 SHOWN_SAMPLES = 8
-"""The record keeps this many answers to held-out prompts."""
+"""The record keeps this many answers to validation prompts."""
 MOST_ROW_LOSSES = 512
 """The record has this many losses of rows in an evaluation at most. Of more rows, consecutive ones
 share a loss, always the same ones.
@@ -124,7 +124,7 @@ class Evaluator:
         self._prompts = FixedPrompts(config, model, tokenizer, self._ends)
 
     def measure_loss(self, step: int, poll: Poll) -> None:
-        """Records the mean loss on the held-out rows, if any of their tokens has a loss.
+        """Records the mean loss on the validation rows, if any of their tokens has a loss.
 
         A step that is evaluated already, before a resume for example, is not evaluated again.
 
@@ -181,7 +181,8 @@ class Evaluator:
             self._session.recorder.emit(answered)
 
     def measure_exact_match(self, moment: str, step: int, poll: Poll) -> None:
-        """Counts the held-out prompts that are answered exactly as expected, and records the count.
+        """Counts the validation prompts that are answered exactly as expected, and records the
+        count.
 
         `moment` is before, during or after training. Prompts that these weights have answered
         during training are not asked again.
@@ -236,7 +237,7 @@ class Evaluator:
 
 
 def _sample(prompt: Prompt, answer: str) -> dict[str, str]:
-    """Returns what the record keeps of an answer to a held-out prompt."""
+    """Returns what the record keeps of an answer to a validation prompt."""
     sample = {
         "prompt": prompt.prompt_text,
         "expected": prompt.expected_text,

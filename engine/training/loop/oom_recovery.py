@@ -73,7 +73,7 @@ _DURING = {
     "evaluation": "in the evaluation",
     "reference": "while the answers were compared with these weights",
     "prompts": "while the sample prompts were answered",
-    "exact_match": "while held-out prompts were answered",
+    "exact_match": "while validation prompts were answered",
 }
 
 

@@ -42,8 +42,8 @@ _CONVERTED = {
     "adamw_8bit": "AdamW's moments are rounded to 8 bits once, and kept so from now on.",
 }
 _COMPARED = (
-    "Evaluations without answers to held-out prompts are not compared with later ones, so weights "
-    "that were kept for their loss make way for those of the next evaluation."
+    "Evaluations without answers to validation prompts are not compared with later ones, so "
+    "weights that were kept for their loss make way for those of the next evaluation."
 )
 _OF_ADAPTERS = (
     "train.lora_rank",

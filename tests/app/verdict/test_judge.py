@@ -49,7 +49,7 @@ def test_a_finished_run_says_what_it_reached():
     assert rules(told) == ["doing well"]
     last = in_digits(good.loss)
     assert told.headline.text == (
-        f"Finished 100 steps: the last loss is {last}; held-out loss 2 → 0.5; exact match 2 % → "
+        f"Finished 100 steps: the last loss is {last}; validation loss 2 → 0.5; exact match 2 % → "
         "80 %."
     )
     plain = verdict(fold(*steps(), RunEnded("finished")), "finished")
@@ -64,13 +64,13 @@ def test_a_finished_run_that_overfits_says_so_first_and_where_it_was_best():
     )
     assert (told.headline.rule, told.headline.tone) == ("possibly overfitting", "warn")
     assert told.headline.text.startswith("Finished 100 steps, but it possibly overfits: ")
-    assert "held-out loss 1.67 → 3.25, best 1.67 at step 20" in told.headline.text
+    assert "validation loss 1.67 → 3.25, best 1.67 at step 20" in told.headline.text
     assert "learns its rows by heart" in told.headline.advice
     # The line over the run is no greener than the card below it.
     bar = sentence(fold(*fitted(), *OVERFIT, RunEnded("finished")), "finished", said=told)
     assert bar == told.headline.text
     alone = sentence(fold(*steps(), *evaluated(2.0, 1.0, 1.5), RunEnded("finished")), "finished")
-    assert alone.endswith("held-out loss 2 → 1.5, best 1 at step 66.")
+    assert alone.endswith("validation loss 2 → 1.5, best 1 at step 66.")
     assert "3 of 5 evaluations" in told.headline.evidence
 
 
@@ -78,7 +78,7 @@ def test_too_few_evaluations_make_no_alarm():
     risen = fold(*steps(), *evaluated(1.0, 2.0), RunEnded("finished"))
     told = verdict(risen, "finished")
     assert not told.headline.is_alarm and rules(told) == ["doing well"]
-    assert "held-out loss 1 → 2, best 1 at step 50" in told.headline.text
+    assert "validation loss 1 → 2, best 1 at step 50" in told.headline.text
     assert told.headline.tone == "calm"  # it ended above its best, by more than the noise
 
 

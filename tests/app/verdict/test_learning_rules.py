@@ -114,7 +114,7 @@ def test_many_spikes_that_last_tell_of_a_high_rate():
         assert spikes(losses_of(snapshot)) == 0
 
 
-# ------------------------------------------------------------------ held-out losses
+# ------------------------------------------------------------------ validation losses
 
 
 def with_rows(rows, losses, tokens=50):
@@ -133,7 +133,7 @@ def test_a_small_rise_over_few_tokens_is_no_overfitting():
     many = fold(*steps(), *evaluated(1.0, 1.1, 1.2, 1.2, 1.2, tokens=10_000))
     found = of_validation(validation(many), losses_of(many))
     assert found.rule == "possibly overfitting" and "at step 20" in found.text
-    assert found.text.startswith("Possibly overfitting: held-out loss rises")
+    assert found.text.startswith("Possibly overfitting: validation loss rises")
     assert "estimated from the number of their tokens" in found.evidence
 
 
@@ -168,7 +168,7 @@ def test_rows_show_a_rise_that_few_tokens_could_not():
     losses = (1.0, 1.1, 1.2, 1.2, 1.2)
     sure = with_rows(alike, losses)
     found = of_validation(validation(sure), losses_of(sure))
-    assert found.text.startswith("Held-out loss rises") and "row by row" in found.evidence
+    assert found.text.startswith("Validation loss rises") and "row by row" in found.evidence
     assert found.rule == "overfitting"
     unsure = with_rows(unlike, losses)
     assert of_validation(validation(unsure), losses_of(unsure)) is None
@@ -199,7 +199,7 @@ def test_one_better_evaluation_withdraws_overfitting():
 def test_both_losses_that_rise_are_no_overfitting_but_a_divergence():
     rising = fold(*steps(loss=lambda step: 1 + step / 300), *evaluated(1.0, 1.0, 1.3, 1.4, 1.5))
     found = of_validation(validation(rising), losses_of(rising))
-    assert found.rule == "diverging" and found.text.startswith("Held-out and training loss both")
+    assert found.rule == "diverging" and found.text.startswith("Validation and training loss both")
 
 
 def test_evaluations_of_other_rows_are_not_compared():
@@ -254,7 +254,7 @@ def test_what_is_above_the_evaluation_before_training_is_worse():
 
     found = told(6.07, 300.0, 86.4)
     assert (found.rule, found.tone) == ("worse than before training", "bad") and found.evidence
-    assert found.text == ("Worse than before training: the held-out loss is 86.4, and was 6.07.")
+    assert found.text == ("Worse than before training: the validation loss is 86.4, and was 6.07.")
     assert told(6.07, 86.4) is None  # one evaluation of a run that goes on may be a bad moment
     assert told(6.07, 300.0, 6.3) is None and told(6.07, 5.0, 300.0) is None
     assert told(6.0, 7.0, 7.0, tokens=4) is None and told(6.0, 7.0, 7.0, tokens=100)
@@ -317,15 +317,15 @@ def test_rows_that_are_known_by_heart_are_memorized():
     found = told(6.07, 5.3, 5.2, 5.1, 5.1)
     assert (found.rule, found.tone) == ("memorizes", "warn") and found.evidence
     assert found.text.startswith("It memorizes its rows: training loss 3.3")
-    assert found.text.endswith("e-4, held-out loss 5.1.")
+    assert found.text.endswith("e-4, validation loss 5.1.")
     assert told(6.07, 5.1, ended=[RunEnded("finished")], every=100)  # one evaluation is all
     assert told(6.07, 5.1, every=100) is None
-    # A task that is learned: the held-out loss follows, and is far below what it was.
+    # A task that is learned: the validation loss follows, and is far below what it was.
     assert told(6.07, 1.0, 0.9, 0.8, 0.7) is None
     assert told(6.07, 0.1, 0.05, 0.03, 0.03) is None
     # A real model that is trained for too long, as its validation loss begins to rise.
     assert told(1.6, 1.1, 1.0, 1.05, 1.1, loss=lambda step: 1.5 * math.exp(-step / 15) + 0.03)
-    # Held-out rows of another, harder kind than those of training, from the beginning.
+    # Validation rows of another, harder kind than those of training, from the beginning.
     assert told(3.0, 2.9, 2.9, 2.9, 2.9, loss=lambda step: 0.2 + 0.1 / step) is None
 
 
@@ -344,9 +344,9 @@ def test_a_run_that_learns_says_from_where_to_where():
         found.text.startswith("It learns: training loss 1.") and "first 20 steps" in found.evidence
     )
     found = judged(100, falling, extra=evaluated(2.0, 1.5, 1.0))
-    assert found.text == "It learns: held-out loss 2 → 1, its lowest so far."
+    assert found.text == "It learns: validation loss 2 → 1, its lowest so far."
     found = judged(100, falling, extra=evaluated(2.0, 1.0, 1.1))
-    assert found.text == "It learns: held-out loss 2 → 1.1; lowest 1 at step 66."
+    assert found.text == "It learns: validation loss 2 → 1.1; lowest 1 at step 66."
 
 
 def test_while_evidence_is_short_it_is_too_early_to_say():
@@ -366,7 +366,7 @@ def test_a_run_that_does_not_learn_is_told_so():
     slow = judged(200, lambda step: 5 - step / 1000 + shaken(step, 0.01))
     assert slow.rule == "doing well"
     by_rows = judged(100, lambda step: 5 + shaken(step, 0.01), extra=evaluated(5.0, 4.9))
-    assert by_rows.rule != "not learning"  # the held-out loss fell by more than 1 %
+    assert by_rows.rule != "not learning"  # the validation loss fell by more than 1 %
     held = judged(100, lambda step: 5 + shaken(step, 0.01), extra=evaluated(5.0, 4.99))
     assert held.rule == "not learning" and "4.99 in the best one" in held.evidence
 

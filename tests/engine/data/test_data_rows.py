@@ -1,4 +1,4 @@
-"""Rows become batches: packing, shifted labels, padding, the held-out split and an order that can
+"""Rows become batches: packing, shifted labels, padding, the validation split and an order that can
 be resumed are tested.
 """
 

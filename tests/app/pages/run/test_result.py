@@ -27,7 +27,7 @@ from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 from tests.support.synthetic_run import GIB, records, run_events
 
 LOSSES = {0: 4.0, 10: 2.0, 20: 1.5, 30: 2.5}
-"""The held-out losses by step: the best is not the last."""
+"""The validation losses by step: the best is not the last."""
 
 
 def overfitted(exported: int | None, state="finished", evaluated=True, saved=(20, 30)):
@@ -116,14 +116,14 @@ def test_a_run_that_chose_by_exact_match_says_so_everywhere():
     assert "step 10, which were exported" in card["of"]
     exact = row(card, "Answered exactly as expected")
     assert (exact["from"], exact["to"]) == ("2 %", "90 %")
-    assert exact["note"] == "of 50 held-out prompts; the best of 3 evaluations"
+    assert exact["note"] == "of 50 validation prompts; the best of 3 evaluations"
     loss = row(card, "Validation loss")
     assert loss["to"] == "2" and loss["note"] == "", "the lowest loss is not what was chosen by"
     other = result(snapshot, "finished", SavedSteps(30, 30, best=10), "last")
     assert row(other, "Answered exactly as expected") == exact
     said = what_it_reached(snapshot)
     assert "exact match 2 % → 90 %, best 90 % at step 10" in said
-    assert "held-out loss 2 → 2.5, lowest 1.5 at step 20" in said
+    assert "validation loss 2 → 2.5, lowest 1.5 at step 20" in said
     loss_names = [trace["name"] for trace in loss_figure(snapshot, "step")["data"]]
     assert "best by exact match: step 10" in loss_names
     points, star = accuracy_figure(snapshot, "step")["data"]

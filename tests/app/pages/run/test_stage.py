@@ -35,7 +35,7 @@ JOBS = {
     "load_model": "Loading the model",
     "allocate": "Reserving host memory",
     "dry_run": "Trying a step",
-    "evaluate": "Evaluating on held-out rows",
+    "evaluate": "Evaluating on validation rows",
     "sample": "Validation prompts",
     "prompts": "Sample prompts",
 }
@@ -67,7 +67,7 @@ def test_without_a_job_the_state_is_named_and_what_is_done_is_listed():
     assert found["done"] == [
         "The data are read: 1,200 rows, 34.6k tokens to train on.",
         "The model has 638k parameters in 3 units.",
-        "Before training the held-out loss is 5.25.",
+        "Before training the validation loss is 5.25.",
     ]
     paused = stage(ready, "paused", NOTHING_SAVED)
     assert paused["title"] == "Paused before the first step"

@@ -68,7 +68,7 @@ def test_its_row_its_curve_and_its_entry_in_the_sidebar_are_red(folder):
     run, look = summarize(folder), RunScan(read_sparkline(folder.events_path))
     row = run_row(run, scan=look)
     assert (row["word"], row["tone"], row["curve_tone"]) == ("Finished", "bad", "bad")
-    assert row["worse"].startswith("Worse than before training: held-out loss 6.07")
+    assert row["worse"].startswith("Worse than before training: validation loss 6.07")
     assert "6.073 before training" in row["validation"]
     assert recent_row(run, look)["tone"] == "bad" and recent_row(run)["tone"] == "good"
 

@@ -64,9 +64,9 @@ def test_the_card_has_the_figures_of_the_weights_that_were_exported():
     }
     assert "after step 4 of 8: 1,234,567 parameters, written in bfloat16" in card
     for row in (
-        "| Held-out loss before training | 3.5000 |",
-        "| Held-out loss of these weights | 1.2500 |",
-        "| Lowest held-out loss | 1.2500, at step 4 |",
+        "| Validation loss before training | 3.5000 |",
+        "| Validation loss of these weights | 1.2500 |",
+        "| Lowest validation loss | 1.2500, at step 4 |",
         "| Answered exactly as expected, before training | 1 of 40 |",
         "| Answered exactly as expected, of these weights | 30 of 40 |",
         "| `train.learning_rate` | 1e-05 |",
@@ -116,7 +116,7 @@ def test_a_card_names_no_folder_of_this_machine(tmp_path):
 
 def test_a_run_without_evaluations_has_a_card_without_them():
     card = model_card(config_with(), snapshot_of(RunStarted(name="Poet")), Exported(3, "float32"))
-    assert "Held-out loss" not in card and "## Results" not in card and "## Training" in card
+    assert "Validation loss" not in card and "## Results" not in card and "## Training" in card
 
 
 PREFERRED = snapshot_of(
@@ -132,10 +132,10 @@ def test_a_card_tells_how_preferences_were_learned():
     card = model_card(config_with(**own), PREFERRED, Exported(8, "float32"))
     for text in (
         "They learned from pairs of a chosen and a rejected answer (DPO).",
-        "| Held-out loss (DPO) before training | 0.6931 |",
-        "| Held-out loss (DPO) of these weights | 0.2500 |",
-        "| Mean margin of the rewards, held out, of these weights | 1.5000 |",
-        "| Pairs with the chosen answer ahead, held out, of these weights | 87.5% |",
+        "| Validation loss (DPO) before training | 0.6931 |",
+        "| Validation loss (DPO) of these weights | 0.2500 |",
+        "| Mean margin of the rewards, validation, of these weights | 1.5000 |",
+        "| Pairs with the chosen answer ahead, validation, of these weights | 87.5% |",
         "| Training loss (DPO) of the last step | 0.5000 |",
         "| `preference.beta` | 0.2 |",
         "| `preference.loss` | ipo |",

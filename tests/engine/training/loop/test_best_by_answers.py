@@ -70,7 +70,7 @@ def test_the_best_by_exact_match_is_kept_exported_and_told_everywhere(tmp_path, 
     assert (best.step, best.loss, best.correct, best.total) == (step, score.loss, score.correct, 12)
     assert saved_best(run.folder.best_path) == score
     assert snapshot.exported_step == step
-    told = f"The weights of step {step} are exported: they answer {score.correct} of 12 held-out"
+    told = f"The weights of step {step} are exported: they answer {score.correct} of 12 validation"
     assert told in log_of(run)
     after = events_of(run, ExactMatchMeasured)[-1]
     assert (after.moment, after.step, after.correct) == ("after", step, score.correct)

@@ -1,5 +1,5 @@
 """The best weights are kept, whatever happens meanwhile; they are what is exported; and a run whose
-held-out loss no longer falls can end early.
+validation loss no longer falls can end early.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def test_the_export_is_of_the_best_and_has_its_loss(overfitted, tmp_path, capsys
     runs, run_id = tmp_path / "runs", overfitted.id
     (written,) = events_of(overfitted, ExportWritten)
     assert written.step == overfitted.recorder.snapshot.exported_step == BEST
-    assert "The weights of step 18 are exported: their held-out loss is" in log_of(overfitted)
+    assert "The weights of step 18 are exported: their validation loss is" in log_of(overfitted)
     # What is said of the run at its end is said of these weights.
     before, after = events_of(overfitted, ExactMatchMeasured)
     assert (before.step, after.step, after.moment) == (0, BEST, "after")
@@ -259,7 +259,7 @@ def test_without_evaluations_the_last_is_exported_and_the_log_says_so(tmp_path):
     run = start_run(make_config(tmp_path, **values), tmp_path / "runs")
     assert execute(run).state == "finished"
     assert run.recorder.snapshot.exported_step == 8
-    assert "no held-out loss says that others are better" in log_of(run)
+    assert "no validation loss says that others are better" in log_of(run)
     with pytest.raises(RunError, match="has kept no best weights"):
         export_run(tmp_path / "runs", run.id, tmp_path / "out", ExportChoice(weights="best"))
 
@@ -345,7 +345,7 @@ def test_a_run_ends_once_its_patience_is_over(tmp_path):
     ended = execute(run)
     assert ended == RunEnded(
         "finished",
-        "Ended early, after step 30 of 36: the held-out loss was best at step 18, and 2 "
+        "Ended early, after step 30 of 36: the validation loss was best at step 18, and 2 "
         "evaluations since were not better (train.patience).",
     )
     assert [event.step for event in events_of(run, EvalFinished)] == [0, 6, 12, 18, 24, 30]

@@ -215,7 +215,7 @@ def test_every_moment_is_told_in_words():
     told = {
         Moment(0): "in the dry run",
         Moment(1_234): "before the updates of step 1,234",
-        Moment(0, "exact_match"): "while held-out prompts were answered before training",
+        Moment(0, "exact_match"): "while validation prompts were answered before training",
         Moment(7, "prompts"): "while the sample prompts were answered after step 7",
         Moment(7, "evaluation"): "in the evaluation after step 7",
     }

@@ -216,7 +216,7 @@ def test_adapters_learn_from_pairs_resume_to_the_bit_and_are_exported(tmp_path):
 
 
 def mean_of_chosen(config, model) -> float:
-    """The mean log-probability that plain transformers give the chosen held-out answers."""
+    """The mean log-probability that plain transformers give the chosen validation answers."""
     tokenizer = AutoTokenizer.from_pretrained(config.model.source)
     rows = prepare_data(config.read_data, tokenizer, config.train.seed).eval
     sums = []

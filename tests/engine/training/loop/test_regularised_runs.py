@@ -71,7 +71,7 @@ def test_each_changes_the_loss_of_steps_and_neither_that_of_an_evaluation(tmp_pa
         run = train(tmp_path, name, **still | {k: v for k, v in plain.items() if k != name})
         first.append(round(losses(run)[0], 5))
         evaluated.append([round(event.loss, 6) for event in events_of(run, EvalFinished)])
-        told = "The loss of steps is smoothed by 0.1 (train.label_smoothing). Held-out"
+        told = "The loss of steps is smoothed by 0.1 (train.label_smoothing). Validation"
         assert any(told in line for line in log_of(run)) == (name == "train.label_smoothing")
     assert len(set(first)) == 3 and first[1] > first[0]
     assert evaluated[0] == evaluated[1] == evaluated[2] and evaluated[0]

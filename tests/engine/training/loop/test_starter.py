@@ -136,8 +136,8 @@ def whole_run(tmp_path_factory) -> Path:
     ],
 )
 def test_the_starter_learns_roman_numerals(tmp_path, request, steps, questions, right, loss):
-    """No held-out question is answered exactly before training, and at least `right` of `questions`
-    are after it.
+    """No validation question is answered exactly before training, and at least `right` of
+    `questions` are after it.
     """
     if steps == WHOLE_STEPS:
         folder = request.getfixturevalue("whole_run")

@@ -47,15 +47,15 @@ def test_nothing_is_kept_as_the_best_and_the_log_says_why(exploded):
     told = [line for line in events_of(run, LogLine) if line.level == "warning"]
     assert any(
         line.text == "The weights of the last step are exported, though no evaluation was better "
-        f"than that before training (held-out loss {losses[0]:.4f})."
+        f"than that before training (validation loss {losses[0]:.4f})."
         for line in told
     )
     card = (run.folder.export_path / "README.md").read_text(encoding="utf-8")
-    assert "**Worse than before training: the held-out loss is" in card
-    assert "Lowest held-out loss" not in card
+    assert "**Worse than before training: the validation loss is" in card
+    assert "Lowest validation loss" not in card
     assert ended.reason == (
-        f"Finished all 36 steps. Worse than before training: the held-out loss is {losses[36]:.4f},"
-        f" and was {losses[0]:.4f} before training."
+        "Finished all 36 steps. Worse than before training: the validation loss is "
+        f"{losses[36]:.4f}, and was {losses[0]:.4f} before training."
     )
 
 
@@ -65,11 +65,11 @@ def test_the_list_in_a_terminal_says_it(exploded, capsys):
     runs = ["--runs-dir", str(run.folder.path.parent)]
     assert launch.main(["runs", *runs]) == 0
     line = capsys.readouterr().out.splitlines()[1]
-    assert f"none: held-out {losses[36]:.4f}, before {losses[0]:.4f}" in line
+    assert f"none: validation {losses[36]:.4f}, before {losses[0]:.4f}" in line
     assert launch.main(["runs", "--json", *runs]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed["best"] is None
-    assert listed["worse_than_before_training"]["of"] == "held-out"
+    assert listed["worse_than_before_training"]["of"] == "validation"
 
 
 def test_a_glance_judges_as_the_whole_record_does(exploded):
@@ -89,7 +89,7 @@ def test_the_last_lines_of_the_command_say_it(tmp_path, capsys):
     assert "warning: No weights are kept as the best: no evaluation was better" in out
     assert "the best weights so far" not in out
     assert out.rstrip().endswith(
-        f"Worse than before training: the held-out loss is {losses[12]:.4f}, and was "
+        f"Worse than before training: the validation loss is {losses[12]:.4f}, and was "
         f"{losses[0]:.4f} before training."
     )
 
@@ -99,7 +99,7 @@ def test_patience_counts_from_before_training(tmp_path):
     run = start_run(overfitting(tmp_path, **values), tmp_path / "runs")
     reason = execute(run).reason
     assert reason.startswith(
-        "Ended early, after step 12 of 36: the held-out loss was best before training, and 2 "
+        "Ended early, after step 12 of 36: the validation loss was best before training, and 2 "
         "evaluations since were not better (train.patience)."
     )
 
