@@ -32,8 +32,8 @@ from tests.browser.screen import (
     state,
     wait_for_points,
 )
+from tests.support.exported_answers import transformers_answer
 from tests.support.ports import free_port
-from tests.support.taken_home import transformers_answer
 from tests.support.tiers import BROWSER_FLOWS
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
@@ -99,9 +99,9 @@ def test_the_whole_job(page, context, server):
     # Export; the folder loads in transformers and answers as the app's own sampling does.
     open_page(page, "runs")
     more_of(page, run_id).get_by_role("button", name="Export").click()
-    page.locator("[data-part=export] input").fill("taken-home")
+    page.locator("[data-part=export] input").fill("exported")
     page.locator("[data-part=export] form button.rs-primary").click()
-    said = f"Exported the model of step 60 (the best weights) to {server.folder / 'taken-home'}."
+    said = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
     expect(page.locator("[data-field=export-said]")).to_have_text(said)
     open_view(page, "overview")
     card = page.locator("[data-part=result]")
@@ -118,7 +118,7 @@ def test_the_whole_job(page, context, server):
     question = "Write 1888 in Roman numerals."
     answer = ask(page, question).locator("[data-side=tuned] .rs-chat-text")
     assert answer.inner_text().strip() == transformers_answer(
-        server.folder / "taken-home", question, 24
+        server.folder / "exported", question, 24
     )
 
 

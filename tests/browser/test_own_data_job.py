@@ -91,7 +91,7 @@ def field(name):
 
 
 @pytest.mark.parametrize("hands", [Mouse, Keyboard])
-def test_a_table_becomes_a_model_that_is_taken_home(page, server, tmp_path, hands):
+def test_a_table_becomes_a_model_that_is_exported(page, server, tmp_path, hands):
     hands = hands(page)
     page.evaluate("window.isSamePage = true")
     with page.expect_file_chooser() as chosen:

@@ -13,8 +13,8 @@ from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.snapshot import RunSnapshot
 from tests.browser.conftest import WAIT_MILLISECONDS, answer
 from tests.browser.screen import OPENED_RUN, ask, bar, open_view, run_of, state, wait_for_points
+from tests.support.exported_answers import transformers_answer
 from tests.support.overfitting import by_heart
-from tests.support.taken_home import transformers_answer
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)

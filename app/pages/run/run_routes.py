@@ -9,7 +9,7 @@ GET  /api/runs/RUN/log?after=COUNT
 GET  /api/runs/RUN/curves.csv
     The curves of a run as a CSV file, with one row for each step.
 GET  /api/runs/RUN/details
-    Its name and note, its settings, command lines for them, and how to take the model home.
+    Its name and note, its settings, and command lines for them and for its exported model.
 POST /api/runs/RUN/control {command, seen}
     Stops, discards, pauses, resumes or saves; `seen` is the state that the page showed then.
 POST /api/runs/RUN/describe {name, note, tags?}

@@ -83,12 +83,12 @@ def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> N
         for name, (unit, spec, _) in specs.items():
             if spec.frozen:
                 assert torch.equal(run.store.master(unit, spec.name), before[name]), name
-        assert_taken_home(run, peft, adapters, (config, folder))
+        assert_exported(run, peft, adapters, (config, folder))
     finally:
         run.close()
 
 
-def assert_taken_home(run: Streamed, peft, adapters: Adapters, where: tuple) -> None:
+def assert_exported(run: Streamed, peft, adapters: Adapters, where: tuple) -> None:
     """The exported adapter is what PEFT writes; PEFT reads it, with the same logits, and merges to
     the same weights. `where`: the configuration of the base, and a folder that is made.
     """

@@ -181,7 +181,7 @@ def run(folder):
     return trained(make_config(folder, **LORA | values), folder / "runs")
 
 
-def test_they_are_taken_home(folder, run):
+def test_they_are_exported(folder, run):
     """PEFT reads the adapter, with the logits of the merged folder in transformers, which answers
     as the run does.
     """

@@ -164,7 +164,7 @@ def umask(request):
 
 
 @pytest.mark.parametrize("form", ["model", "float32", "adapter", "merged"])
-def test_files_that_are_taken_home_have_the_mode_of_new_files(form, umask, tmp_path):
+def test_exported_files_have_the_mode_of_new_files(form, umask, tmp_path):
     values = {"train.method": "lora"} if form in ("adapter", "merged") else {}
     values |= {"model.dtype": "bfloat16", "train.steps": 1}
     run = trained(make_config(tmp_path, **values), tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""An exported folder answers in plain transformers, as whoever takes it home would ask it."""
+"""An exported folder answers in plain transformers, as its users ask it."""
 
 from __future__ import annotations
 
