@@ -130,7 +130,7 @@ def test_the_table_is_filtered_sorted_extended_and_taken_as_csv(tab):
     # What is typed stays text.
     tab.get_by_label("Filter by model or family").fill(HOSTILE)
     expect(tab.locator(".rs-hardware [data-field=counted]")).to_contain_text(HOSTILE)
-    tab.get_by_label("Model", exact=True).fill(HOSTILE)
+    tab.get_by_role("combobox", name="Model", exact=True).fill(HOSTILE)
     tab.get_by_role("button", name="Show machines").click()
     expect(tab.locator("[data-field=offered]")).to_contain_text("is not in the catalog")
     assert tab.locator("img[src=x]").count() == 0 and tab.evaluate("window.hacked") is None

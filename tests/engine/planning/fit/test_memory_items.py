@@ -1,5 +1,5 @@
 """What every item of memory counts as: in predictions, in the sentence of what no longer fits, in
-shares, in colours.
+shares, in colors.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from app.pages.new.fit_figures import item_colour
-from app.shared.charts.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET
+from app.pages.new.fit_figures import item_color
+from app.shared.charts.drawing import AMBER, BLUE, GRAY, GREEN, ORANGE, PINK, TEAL, VIOLET
 from engine.machine.known_machines import named_machine, with_figures
 from engine.planning.fit.memory_items import Item, MemoryItem, PartName, items_of, read_item
 from engine.planning.fit.predictions import predictions
@@ -77,7 +77,7 @@ OVERHEAD = (
     "Allocator slack",
     "Exchange buffers",
 )
-COLOURS = {
+COLORS = {
     "weight_high": BLUE,
     "weight_low": TEAL,
     "exp_avg": GREEN,
@@ -245,8 +245,8 @@ def test_the_item_that_crosses_the_limit_is_named(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_item_has_its_colour(name):
-    assert item_colour(MemoryItem(name)) == COLOURS.get(name, GREY)
+def test_every_item_has_its_color(name):
+    assert item_color(MemoryItem(name)) == COLORS.get(name, GRAY)
 
 
 def test_a_part_as_plain_data_names_its_items_in_text():
@@ -286,7 +286,7 @@ def test_an_item_of_another_version_is_ordinary_and_keeps_its_name():
     told = {"name": "Loading margin, runtime data", "bytes": GIB, "note": ""}
     (unknown,) = items_of({"gpu": {"items": [told | {"share": 0.5}]}}, PartName.GPU)
     assert unknown.kind is MemoryItem.UNKNOWN and unknown.to_dict() == told
-    assert item_colour(unknown.kind) == GREY
+    assert item_color(unknown.kind) == GRAY
     found = predictions({"host": {"items": [told]}, "gpu": {"items": [told]}})
     assert found == {"loading_peak_bytes": 0, "host_bytes": GIB, "gpu_peak_bytes": GIB}
     (share,) = host_shares({"host": {"items": [told]}}, HostFigures({}, 0, 0, 0))
