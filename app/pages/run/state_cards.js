@@ -4,6 +4,7 @@
 import { el, field, send, setText } from "../../shared/dom.js";
 
 const LABELS = {
+    "export-again": "Export again",
     talk: "Talk to it",
     home: "Take it home",
     "train-on": "Train on from these weights",
@@ -66,7 +67,8 @@ class Card {
 
     act(name, button, problem) {
         if (name === "talk") this.talkTo(this.run);
-        else if (name === "home") this.go({ page: "run", run: this.run, view: "home" });
+        else if (name === "home" || name === "export-again")
+            this.go({ page: "run", run: this.run, view: "home" });
         else draftOf(this.run, name === "train-on", button, problem);
     }
 }
