@@ -119,7 +119,8 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
         "data": run.data,
         "created": run.created,
         "at_work": in_time(run.seconds),
-        "reason": run.reason,
+        # The row names the folder, so what is in it needs no path.
+        "reason": run.reason.removeprefix(f"{run.path}/"),
         "actions": _row_actions(run, weights, is_busy),
         "begins_anew": weights.saved.newest is None,
         "export_folder": f"{run.path}/export" if run.export_failed else f"exports/{run.id}",

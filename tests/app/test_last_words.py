@@ -8,6 +8,7 @@ and another hook sends the signal at one moment of a run.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import pty
@@ -65,6 +66,7 @@ def step(number: int) -> Callable[[Event], bool]:
     return lambda event: isinstance(event, StepFinished) and event.step == number
 
 
+LONG_OP = "in a long op"
 LONG_STEP = "in a long step of two ranks"
 OPS_BEFORE = 12
 """So many ops of that step are over when the signal comes; the ranks wait for each other in some of
@@ -93,6 +95,9 @@ def signal_at(moment: str, number: int) -> None:
     """Sends a signal at a moment of the run that is started."""
     if moment == LONG_STEP:
         signal_in_a_long_step(number)
+        return
+    if moment == LONG_OP:
+        signal_in_a_long_op(number)
         return
     if moment == "in mid step":
         from engine.runtime.step.streaming_engine import StreamingEngine
@@ -159,6 +164,48 @@ def signal_in_a_long_step(number: int) -> None:
         known.set()
 
     StreamingEngine._training_step, CpuBackend.submit, Run.stop = begin, submitted, stopped
+
+
+def signal_in_a_long_op(number: int) -> None:
+    """Sends a signal in the first op of step 5, which goes on until step 4 is saved, and in which
+    the main thread hears of no signal.
+    """
+    from engine.runs.record.events import CheckpointWritten
+    from engine.runtime.device.cpu_backend import CpuBackend
+    from engine.runtime.step.streaming_engine import StreamingEngine
+
+    begins, submit, emit = StreamingEngine._training_step, CpuBackend.submit, RunRecorder.emit
+    threads, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    is_long, saved = threading.Event(), threading.Event()
+    steps: list[int] = []
+
+    def begin(self, step_number, *given):
+        steps.append(step_number)
+        return begins(self, step_number, *given)
+
+    def end_the_op() -> None:
+        threads.pthread_mutex_lock(mutex)
+        is_long.set()
+        send_to_itself(number)
+        saved.wait(PATIENCE)
+        threads.pthread_mutex_unlock(mutex)
+
+    def submitted(self, lane, waits, work):
+        if steps[-1:] == [5] and not is_long.is_set():
+            threading.Thread(target=end_the_op, daemon=True).start()
+            is_long.wait()
+            threads.pthread_mutex_lock(mutex)
+            assert saved.is_set()
+        return submit(self, lane, waits, work)
+
+    def emitted(self, event):
+        record = emit(self, event)
+        if isinstance(event, CheckpointWritten) and event.step == 4:
+            saved.set()
+        return record
+
+    StreamingEngine._training_step, CpuBackend.submit = begin, submitted
+    RunRecorder.emit = emitted
 
 
 def descendants() -> list[int]:
@@ -253,6 +300,20 @@ def test_a_signal_at_any_moment_of_an_apps_run_saves_its_last_finished_step(
     assert whole_checkpoints(Path(run.path)) == (run.step or None), "what was trained is saved"
     if moment == "in mid step":
         assert run.step == 4 and "Step 4 is being saved: " in said
+    whole = start_run(make_config(tmp_path), tmp_path / "whole")
+    execute(whole)
+    resumes_to_the_end(capsys, runs, whole)
+
+
+@pytest.mark.everything("a process is started, which trains")
+@pytest.mark.parametrize("program", [train, app])
+def test_a_step_is_saved_while_a_long_op_of_the_next_goes_on(capsys, tmp_path, program):
+    """A container gives ten seconds, and no signal ends an op. It is computed in the main thread
+    by the command line, and in another one by the app.
+    """
+    runs, said = ended_app(tmp_path, LONG_OP, signal.SIGTERM, program=program)
+    (run,) = list_runs(runs)
+    assert run.state == "stopped" and run.step == 4 and "saved at step 4" in said + run.reason
     whole = start_run(make_config(tmp_path), tmp_path / "whole")
     execute(whole)
     resumes_to_the_end(capsys, runs, whole)
@@ -360,14 +421,42 @@ def test_a_second_signal_leaves_at_once_unless_it_belongs_to_the_first(pairs, co
     assert done.stdout.count("\n") == (2 if code == 0 else 1)
 
 
+IN_A_LONG_OP = """
+import ctypes, os, signal, threading
+from engine.tools.cli.end_signals import EndSignals
+threads, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+expected, is_long, said = threading.Event(), threading.Event(), []
+def end_the_op():
+    threads.pthread_mutex_lock(mutex)
+    is_long.set()
+    os.kill(os.getpid(), {number})
+    said.append(expected.wait({seconds}))
+    threads.pthread_mutex_unlock(mutex)
+with EndSignals(lambda *given: said.append(given), expected.set):
+    other = threading.Thread(target=end_the_op)
+    other.start()
+    is_long.wait()
+    threads.pthread_mutex_lock(mutex)  # as an op that computes, it hears of no signal
+    other.join()
+print(sorted(said, key=str))
+"""
+
+
+@pytest.mark.parametrize("number, seconds", [(TERM, PATIENCE), (HUP, PATIENCE), (INT, 0.0)])
+def test_a_signal_of_a_machine_is_expected_while_the_main_thread_computes(number, seconds):
+    done = handled([], program=IN_A_LONG_OP.format(number=number, seconds=seconds))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{[(number, number != INT), number != INT]}\n"
+
+
 def test_who_started_with_nohup_hears_of_no_closed_terminal():
     ignored = handled([(0, HUP)], signal.SIG_IGN)
     assert ignored.stdout == "still there\n"
 
 
-def handled(pairs, hup=signal.SIG_DFL):
+def handled(pairs, hup=signal.SIG_DFL, program=HANDLER):
     return subprocess.run(
-        [sys.executable, "-c", HANDLER.format(pairs=pairs)],
+        [sys.executable, "-c", program.format(pairs=pairs)],
         capture_output=True,
         text=True,
         cwd=PROGRAM_ROOT,

@@ -57,7 +57,7 @@ def result(
         "tone": tone,
         "rows": rows,
         "of": f"{how_its_export_failed(snapshot)} {of}".lstrip(),
-        "actions": _actions(state, saved, has_weights),
+        "actions": _actions(state, saved, has_weights, bool(snapshot.export_failed)),
     }
 
 
@@ -83,12 +83,16 @@ def _of(snapshot: RunSnapshot, step: int | None, whose: str) -> str:
     return said if len(snapshot.evals) else f"{said} {UNEVALUATED}"
 
 
-def _actions(state: str, saved: SavedSteps, has_weights: bool) -> list[str]:
-    """Returns the names of the buttons, in their order."""
+def _actions(
+    state: str, saved: SavedSteps, has_weights: bool, has_export_failed: bool
+) -> list[str]:
+    """Returns the names of the buttons, in their order; the first one is what is done most."""
+    can_export = has_weights and saved.trained_on is not None
     offers = [
+        ("export-again", can_export and has_export_failed),
         ("chat", has_weights),
-        ("export", has_weights and saved.trained_on is not None),
-        ("train-on", has_weights and saved.trained_on is not None),
+        ("export", can_export and not has_export_failed),
+        ("train-on", can_export),
         ("again" if state == "finished" else "draft", True),
     ]
     return [name for name, is_offered in offers if is_offered and state != "unreadable"]

@@ -4,6 +4,7 @@
 import { el, field, send, setText } from "../../shared/dom.js";
 
 const LABELS = {
+    "export-again": "Export again",
     chat: "Chat",
     export: "Export",
     "train-on": "Train on from these weights",
@@ -66,7 +67,8 @@ class Card {
 
     act(name, button, problem) {
         if (name === "chat") this.openChat(this.run);
-        else if (name === "export") this.go({ page: "run", run: this.run, view: "export" });
+        else if (name === "export" || name === "export-again")
+            this.go({ page: "run", run: this.run, view: "export" });
         else draftOf(this.run, name === "train-on", button, problem);
     }
 }

@@ -53,7 +53,7 @@ function nameCell(run, works) {
         name,
         tags.length ? el("span", { class: "rs-tags" }, ...tags) : null,
         note,
-        el("small", {}, run.id),
+        run.name === run.id ? null : el("small", {}, run.id),
         why,
     );
 }
@@ -71,13 +71,9 @@ function lossCell(run) {
 }
 
 function timeCell(run) {
-    const size = run.size ? ` · ${run.size}` : "";
-    return el(
-        "td",
-        {},
-        started(run.created),
-        el("small", {}, `${run.steps} steps in ${run.at_work}${size}`),
-    );
+    const work = run.state === "unreadable" ? "" : `${run.steps} steps in ${run.at_work}`;
+    const facts = [work, run.size].filter(Boolean).join(" · ");
+    return el("td", {}, started(run.created), el("small", {}, facts));
 }
 
 function started(seconds) {

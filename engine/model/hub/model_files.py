@@ -1,7 +1,8 @@
 """The small files in a model's folder, which may come from a stranger: a pipe, a device, a folder
 or a file of gigabytes under the name of one is told before a library opens it.
 
-Links are followed, since the hub's cache consists of them. No torch is needed.
+Links are followed to where the model is, since the hub's cache consists of them, and no further.
+No torch is needed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ _TABLES = re.compile(
     r"|.+\.(model|tokenizer|tiktoken|codes|spm|index\.json)"
 )
 """Names of further files that transformers reads: tables of tokens, and of tensors."""
+_WEIGHTS = re.compile(r".+\.safetensors|pytorch_model.*\.bin")
+_BLOB = re.compile(r"(.*/)?models--[^/]+/blobs/([0-9a-f]{40}|[0-9a-f]{64})")
+"""Paths under which the hub's cache keeps the files of a model, by their hashes."""
 
 
 def most_bytes(name: str) -> int | None:
@@ -52,16 +56,19 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def refuse_unlike_files(path: Path | None) -> None:
     """Raises ModelError, in one sentence, if in the folder `path` of a model a name that
-    transformers reads is no file, or is far too large for what it holds, or if the settings of
-    answers are no JSON. `path` may be one such file, or None for a model that is not here.
+    transformers reads is no file, is far too large for what it holds or leads elsewhere
+    (`refuse_links_elsewhere`), or if the settings of answers are no JSON. `path` may be one such
+    file, or None for a model that is not here.
     """
     if path is None:
         return
     try:
-        for file in _files(path):
-            most = most_bytes(file.name)
-            if most is not None:
-                safe_files.refuse_unlike_files(file, most)
+        files = [file for file in _files(path) if most_bytes(file.name) is not None]
+        for file in files:
+            safe_files.refuse_unlike_files(file, most_bytes(file.name) or SMALL)
+        if path.is_dir():
+            refuse_links_elsewhere(path, [file for file in files if file.exists()])
+        for file in files:
             if file.name == GENERATION and file.exists():
                 read_object(file)
     except FileFault as fault:
@@ -71,18 +78,45 @@ def refuse_unlike_files(path: Path | None) -> None:
         pass  # reading it says what is wrong
 
 
-def refuse_links_elsewhere(folder: Path, files: Iterable[Path], weights: Iterable[Path]) -> None:
-    """Raises ModelError if one of these `files` of a model's folder is a link that leads elsewhere
-    than to where the model is: its folder, or one in which its configuration or its `weights`
-    really lie, as in the hub's cache. A stranger's link could lead to any file of this account.
+def refuse_links_elsewhere(folder: Path, files: Iterable[Path]) -> None:
+    """Raises ModelError if one of these `files` of a model's folder is a link, or is reached by
+    one, that leads elsewhere than to where the model is: its folder, one in which its configuration
+    or its weights really lie, or the hub's cache. A stranger's link could lead to any file of this
+    account. Raises OSError where a folder cannot be listed.
     """
-    own = {folder.resolve(), *(file.resolve().parent for file in (folder / CONFIG, *weights))}
+    own = folder.resolve()
+    beside: set[Path] | None = None
     for file in files:
-        if file.is_symlink() and own.isdisjoint(file.resolve().parents):
+        real = file.resolve()
+        if own in real.parents or _BLOB.fullmatch(real.as_posix()):
+            continue
+        if beside is None:  # most models have no such link
+            others = _real_folders(folder)
+            beside = others | {other / TEMPLATES for other in others}
+        if real.parent not in beside:
             raise ModelError(
                 f"model.source: {file} is a link to a file outside of the model's folder, and "
                 "would be copied into the export; put the file itself there, or remove the link."
             )
+
+
+def _real_folders(folder: Path) -> set[Path]:
+    """Returns where the configuration and the weights of a model really lie. What is neither of
+    them by its content or by its name does not count.
+    """
+    found = set()
+    for file in folder.iterdir():
+        real = file.resolve()
+        if _WEIGHTS.fullmatch(real.name) or (file.name == CONFIG and _is_config(file)):
+            found.add(real.parent)
+    return found
+
+
+def _is_config(file: Path) -> bool:
+    try:
+        return isinstance(read_object(file).get("model_type"), str)
+    except OSError:
+        return False
 
 
 def _files(path: Path) -> list[Path]:

@@ -17,7 +17,7 @@ own lane, and delays change no result (law 3).
 Units that live on the device are updated on the lane COMPUTE, whose ops are launched long before
 the device runs them, and before the step before is complete. So lanes write under a lock, and a
 step that began counts from its launch on. Readers come and go between two steps, before any op of a
-later step is submitted.
+later step is submitted, or while the later step has begun no update.
 """
 
 from __future__ import annotations
@@ -89,12 +89,17 @@ class PlaneVersion:
         """Says that an update of `step` is about to change planes of `unit`. It returns once no
         reader needs these planes as they are.
         """
-        # Read once, since another thread may release one of them.
-        for of_step, reader in self._readers:
-            if step > of_step:
-                reader.protect(unit)
-        with self._lock:
-            self._writing = max(self._writing, step)
+        while True:
+            # Read once, since another thread may release one of them.
+            readers = self._readers
+            for of_step, reader in readers:
+                if step > of_step:
+                    reader.protect(unit)
+            with self._lock:
+                # Another reader may have come meanwhile.
+                if self._readers is readers:
+                    self._writing = max(self._writing, step)
+                    return
 
     def complete(self, step: int) -> None:
         """Says that every update of `step` is in the planes."""
@@ -118,14 +123,21 @@ class PlaneVersion:
 
     # ------------------------------------------------------------------ readers of the planes
 
-    def read_by(self, step: int, reader: PlaneReader) -> None:
-        """Lets `reader` read the planes as they are after `step`, which was submitted last."""
-        self._readers += ((step, reader),)
+    def read_by(self, step: int, reader: PlaneReader) -> bool:
+        """Lets `reader` read the planes as they are after `step`. Returns False where the updates
+        of a later step have begun, and the reader is not taken.
+        """
+        with self._lock:
+            if self._writing > step:
+                return False
+            self._readers += ((step, reader),)
         self._arm()  # the step may be complete already
+        return True
 
     def release(self, reader: PlaneReader) -> None:
         """Says that `reader` is done."""
-        self._readers = tuple(entry for entry in self._readers if entry[1] is not reader)
+        with self._lock:
+            self._readers = tuple(entry for entry in self._readers if entry[1] is not reader)
 
     def fail(self) -> None:
         """Says that a step has failed. A reader whose step is not complete would wait for ever, and

@@ -37,11 +37,16 @@ class EndSignals:
     sends it, which may soon end the program by force; a second one leaves at once.
 
     Python calls `ask` in the main thread, between any two of its instructions, so `ask` must take
-    no lock. In a thread other than the main one, the context does nothing.
+    no lock. An instruction may take minutes, if it computes: so a thread of its own calls `expect`
+    at once when a machine sends a signal. In a thread other than the main one, the context does
+    nothing.
     """
 
-    def __init__(self, ask: Callable[[int, bool], None]):
+    def __init__(self, ask: Callable[[int, bool], None], expect: Callable[[], None] | None = None):
         self._ask = ask
+        self._expect = expect
+        self._pipe: tuple[int, int] | None = None
+        """The end of the pipe to that thread, and what Python wrote signals to before."""
         self._before: dict[int, Any] = {}
         self._since = 0.0
         self.first: int | None = None
@@ -50,6 +55,8 @@ class EndSignals:
     def __enter__(self) -> EndSignals:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._take) for number in _numbers()}
+            if self._expect is not None:
+                self._listen(self._expect)
         return self
 
     def __exit__(
@@ -58,8 +65,26 @@ class EndSignals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._pipe is not None:
+            end, before = self._pipe
+            signal.set_wakeup_fd(before)
+            os.close(end)  # so the thread ends
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _listen(self, expect: Callable[[], None]) -> None:
+        """Starts the thread that calls `expect`. The system writes each signal to a pipe."""
+        begin, end = os.pipe()
+        os.set_blocking(end, False)
+        self._pipe = end, signal.set_wakeup_fd(end, warn_on_full_buffer=False)
+
+        def listen() -> None:
+            while numbers := os.read(begin, 64):
+                if any(number in self._before and number != signal.SIGINT for number in numbers):
+                    expect()
+            os.close(begin)
+
+        threading.Thread(target=listen, name="end-signals", daemon=True).start()
 
     def _take(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP:

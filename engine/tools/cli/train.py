@@ -114,7 +114,7 @@ def show_run(run: Run, runs_dir: Path) -> int:
     screen = _Screen(run)
     run.recorder.subscribe(screen.show)
     try:
-        with EndSignals(screen.interrupt):
+        with EndSignals(screen.interrupt, run.expect_stop):
             ended = run.execute()
     finally:
         screen.close()

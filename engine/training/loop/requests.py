@@ -20,3 +20,7 @@ class Requests:
     """It returns whether a request to stop cannot wait for the end of a step. Any thread may call
     it.
     """
+    will_be_urgent: Callable[[], bool] = lambda: False
+    """It returns whether such a request has arrived or is on its way: a signal is told to the main
+    thread only once an op that this computes is over. Any thread may call it.
+    """

@@ -218,6 +218,18 @@ def _parts_in_words(settings: Mapping[str, Any]) -> str:
     return " and ".join([*words, *names])
 
 
+def lost_steps(saved: int, finished: int) -> str:
+    """Returns a sentence on the steps after `saved`, up to `finished`, that an earlier session of a
+    run has trained and not saved.
+    """
+    if finished == saved + 1:
+        return f"Step {finished:,} was trained before and not saved; it is trained again."
+    return (
+        f"Steps {saved + 1:,} to {finished:,} were trained before and not saved; they are trained "
+        "again."
+    )
+
+
 def train_on_in_words(run_id: str) -> str:
     """Returns the part of a sentence that tells how a new run starts from these weights."""
     return (

@@ -38,7 +38,7 @@ from engine.training.checkpoints.own_folders import refuse_links
 from engine.training.checkpoints.saved_on_disk import saved_steps
 from engine.training.loop.paused_calls import PausedCalls
 from engine.training.loop.requests import Requests
-from engine.training.loop.resume import train_on_in_words
+from engine.training.loop.resume import lost_steps, train_on_in_words
 from engine.training.loop.webhook import message, tell
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class Run:
         self._asked_to_end: list[str | Change] = []
         """All requests to end the run are kept here, obeyed or not."""
         self._is_urgent = False
+        self._will_be_urgent = False
         self._looking = threading.Lock()
         self.recorder.wait_for_disk_space(self._count_endings)
 
@@ -122,6 +123,12 @@ class Run:
         self.request("stop")
         # It is set after the request, so that whoever reads it finds the request.
         self._is_urgent = self._is_urgent or is_urgent
+
+    def expect_stop(self) -> None:
+        """Says that an urgent request to stop is on its way: the step that was finished last is
+        saved, even if an op goes on for long. Any thread may call it.
+        """
+        self._will_be_urgent = True
 
     def follow(self, told: Callable[[str], None]) -> None:
         """Calls `told` with each line of the log from now on, and why the run is in a state."""
@@ -248,6 +255,7 @@ class Run:
         return items_of(self.recorder.snapshot.fit, PartName.GPU)
 
     def _train(self) -> RunEnded:
+        finished = self.recorder.snapshot.step
         self.recorder.emit(StateChanged("preparing"))
         config = self.folder.config
         refuse_little_memory(Work.RUN)
@@ -269,8 +277,15 @@ class Run:
         try:
             event: RunStarted = started_event(config, prepared, program_version(), os.getpid())
             self.recorder.emit(event)
+            if finished > prepared.step:
+                self.recorder.emit(LogLine("warning", lost_steps(prepared.step, finished)))
             self._attach_trackers(config.output.trackers)
-            requests = Requests(self._next_commands, self._count_endings, lambda: self._is_urgent)
+            requests = Requests(
+                self._next_commands,
+                self._count_endings,
+                lambda: self._is_urgent,
+                lambda: self._is_urgent or self._will_be_urgent,
+            )
             ended = Trainer(session, prepared, requests, self.paused).run()
         except BaseException as error:
             note_memory(error, prepared.planned.breakdown.note)

@@ -56,7 +56,8 @@ class _UnderWay:
 
 
 class Saver:
-    """A `Saver` belongs to one session of a run; only the training loop calls it.
+    """A `Saver` belongs to one session of a run. Only the training loop calls it, but for
+    `begin_early`, for which it lends what it holds (`engine.training.loop.early_save`).
 
     `asks_to_end` tells whether somebody wants the run to end, or memory is low. Any thread calls
     it.
@@ -143,6 +144,22 @@ class Saver:
                 self._begin(step, due_step, contents, keep)
         return True
 
+    def begin_early(self, step: int, config: TrainConfig) -> bool:
+        """Begins to write the state after `step`, of any size, while the training loop computes.
+        Returns whether it is written, or being written; not so while an earlier one is, or where
+        the updates of the next step have begun.
+        """
+        if self.has(step):
+            return True
+        if self._under_way is not None:
+            if self._under_way.step == step:
+                return True
+            if not self._under_way.writing.is_done:
+                return False
+            self._take_note()
+        keep = config.output.keep_checkpoints
+        return self._begin(step, self._take_due(step), self._contents(config), keep)
+
     def _take_due(self, step: int) -> int:
         """Returns the step after which the checkpoint of `step` fell due, or 0 if that is `step`
         itself. Nothing is postponed any more.
@@ -162,10 +179,11 @@ class Saver:
         if self._due is not None and self._due <= step and self._under_way is None:
             self.begin(step, config)
 
-    def _begin(self, step: int, due_step: int, contents: Contents, keep: int) -> None:
+    def _begin(self, step: int, due_step: int, contents: Contents, keep: int) -> bool:
         prepared = self._prepared
         snapshot = Snapshot(prepared.store, contents.planes, prepared.copies, self._asks_to_end)
-        prepared.store.held.read_by(step, snapshot)
+        if not prepared.store.held.read_by(step, snapshot):
+            return False
         write = partial(
             self._write_snapshot,
             step,
@@ -174,6 +192,7 @@ class Saver:
         )
         told = partial(self._record, snapshot=snapshot, due_step=due_step)
         self._under_way = _UnderWay(step, snapshot, AsyncCheckpoint(snapshot, write, told))
+        return True
 
     def _write_snapshot(self, step: int, contents: Contents, keep: int) -> CheckpointInfo:
         assert contents.snapshot is not None

@@ -10,7 +10,8 @@
   which the GPU's memory does not last is planned with less and repeated
   (`engine.training.loop.oom_recovery`).
 - A stop by Ctrl-C or on the page finishes the step. One that may be followed by force (SIGTERM)
-  gives up the step that is being submitted, and saves the one before it. Ranks of several hosts
+  gives up the step that is being submitted, and saves the one before it, on the CPU even while a
+  long op keeps it from being given up (`engine.training.loop.early_save`). Ranks of several hosts
   finish it.
 - A submitted step is executed while the loop submits the next one. The HOST lane records its
   `StepFinished` when it is applied.
@@ -49,6 +50,7 @@ from engine.runs.record.events import (
 )
 from engine.runtime.distributed.rank_samples import fullest_gpu
 from engine.training.loop.disk_space import DiskSpaceWatch, wait_in_words
+from engine.training.loop.early_save import EarlySave
 from engine.training.loop.early_stopping import EarlyStopping
 from engine.training.loop.measurements import Measurements
 from engine.training.loop.memory_watch import MemoryWatch
@@ -108,6 +110,7 @@ class Trainer:
         self._measurements = Measurements(session, prepared, self._watch, self._prediction_check)
         # A wait for disk space does not count as part of a step's time.
         recorder.call_after_wait(self._measurements.start_clock)
+        self._early_save = EarlySave(requests.will_be_urgent, self._begin_early)
         oom_recovery = OomRecovery(session, prepared, self._saver.take_rounding)
         self._oom_recovery = oom_recovery
         self._early_stopping = EarlyStopping(
@@ -127,8 +130,15 @@ class Trainer:
 
         Exceptions from the engine are raised unchanged; no part of the failed step is applied then.
         """
-        with self._watch:
+        with self._watch, self._early_save if self._computes_here else contextlib.nullcontext():
             return self._run()
+
+    @property
+    def _computes_here(self) -> bool:
+        """Returns whether the thread of this loop computes every op of a step itself. Elsewhere it
+        submits them, and can give a step up at any time.
+        """
+        return self.prepared.backend.device.type == "cpu" and self.prepared.workers is None
 
     def _run(self) -> RunEnded:
         try:
@@ -180,7 +190,8 @@ class Trainer:
             self._obey(self._steps.done)
             if self._is_at_end:  # a change has lowered the number of steps
                 break
-            self._steps.advance()
+            with self._early_save.lends(self._steps.done):
+                self._steps.advance()
             step = self._steps.done
             # What falls due after a step does so once, also where the step was skipped.
             if step <= attended or step >= self.prepared.total_steps:
@@ -467,7 +478,8 @@ class Trainer:
     def _evaluate(self, step: int, is_last: bool = False) -> None:
         """Evaluates the weights after `step`, once every submitted step is applied."""
         self._steps.settle()
-        self._early_stopping.evaluate(step, self._look, is_last)
+        with self._early_save.lends(step):
+            self._early_stopping.evaluate(step, self._look, is_last)
         self._measurements.start_clock()
 
     def _look(self) -> None:
@@ -493,6 +505,9 @@ class Trainer:
         if self._requests.is_urgent() and not self._has_given_up:
             self._has_given_up = True  # a step before it that has to be repeated is not given up
             raise StepAborted
+
+    def _begin_early(self, step: int) -> bool:
+        return self._saver.begin_early(step, self.config)
 
     def _asks_to_end(self) -> bool:
         """Returns whether somebody wants the run to end, or memory is low. Any thread may call

@@ -147,7 +147,7 @@ class Source:
             is_other = file.name.endswith(_WEIGHTS) or file.name.lower() in _WRITTEN_ANEW
             if file.is_file() and not is_other and not file.name.startswith("."):
                 found.append(file)
-        refuse_links_elsewhere(self.folder, found, files_with_weights(self.folder))
+        refuse_links_elsewhere(self.folder, found)
         return found
 
     def copy_files(self, folder: Path, dtype: str) -> None:

@@ -298,8 +298,8 @@ CHECKPOINT = (
     Change(
         "updates-do-not-ask-the-reader",
         HELD,
-        "                reader.protect(unit)\n",
-        "                pass\n",
+        "                    reader.protect(unit)\n",
+        "                    pass\n",
         "An update changes planes that a checkpoint has yet to write.",
         (BESIDE,),
     ),

@@ -223,7 +223,12 @@ def test_a_preview_reads_no_further_rows_once_they_are_long(tmp_path, monkeypatc
 
 ROW = b'{"prompt": "a", "completion": "b"}'
 TOO_LARGE = " is one object that is too large for a row; write a list of objects, one for each row."
-PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+PACKED = {
+    ".gz": gzip.compress,
+    ".zst": lambda content: pa.compress(content, codec="zstd", asbytes=True),
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
 
 
 def packed(path: Path, content: bytes) -> Path:
@@ -245,6 +250,20 @@ def test_a_list_of_a_hundred_million_items_takes_seconds(tmp_path):
     path = write(tmp_path / "a.json.gz", content)
     assert path.stat().st_size < 1 << 20
     assert first_rows(path) == path.name + TOO_LARGE
+
+
+def test_a_window_of_gigabytes_is_refused(tmp_path):
+    """A frame of Zstandard says how much of what came before it needs (RFC 8878, 3.1.1.1.2)."""
+    rows = b"[" + ROW + b"]"
+    block = ((len(rows) << 3) | 1).to_bytes(3, "little") + rows  # raw, and the last one
+    path = tmp_path / "a.json.zst"
+    for log, refused in ((17, False), (31, True)):
+        path.write_bytes(MAGIC["zstd"] + bytes((0, (log - 10) << 3)) + block)
+        found = first_rows(path)
+        if refused:
+            assert found.startswith("a.json.zst is damaged (") and "memory" in found
+        else:
+            assert [row for _, row, _ in found.rows] == [json.loads(ROW)]
 
 
 def test_members_without_end_are_refused(tmp_path, monkeypatch):

@@ -187,6 +187,89 @@ def test_json_that_is_nested_without_end_is_told(name, model):
         assert own_precision(str(model)) == "bfloat16"
 
 
+# ---------------------------------------------------------------------- links
+
+PRIVATE = "-----BEGIN OPENSSH PRIVATE KEY-----\n"
+
+
+def refused_link(file: Path, model: Path) -> None:
+    """All that reads the small files of `model` refuses to follow the link at `file`."""
+    for ask in (
+        lambda: refuse_no_model(str(model), model),
+        lambda: load_config(str(model)),
+        lambda: load_tokenizer(str(model)),
+        lambda: load_generation_config(str(model)),
+    ):
+        assert said(ask) == (
+            f"model.source: {file} is a link to a file outside of the model's folder, and would be "
+            "copied into the export; put the file itself there, or remove the link."
+        )
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    (tmp_path / "home" / ".ssh").mkdir(parents=True)
+    (tmp_path / "home" / ".ssh" / "id_rsa").write_text(PRIVATE)
+    return tmp_path / "home" / ".ssh" / "id_rsa"
+
+
+@pytest.mark.parametrize("name", [*NAMES, "tokenizer.model", "processor_config.json"])
+def test_a_link_to_a_private_file_is_not_followed(name, model, private):
+    """A stranger who gives the folder of a model may know the name of a private file."""
+    file = model / name
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    file.symlink_to(private)
+    refused_link(file, model)
+    file.unlink()
+    file.symlink_to(os.path.relpath(private, file.parent))
+    refused_link(file, model)
+
+
+def test_a_folder_of_templates_that_is_a_link_is_not_followed(model, private):
+    (private.parent / "id.jinja").write_text(PRIVATE)
+    (model / "additional_chat_templates").symlink_to(private.parent)
+    refused_link(model / "additional_chat_templates" / "id.jinja", model)
+
+
+def to_weights(model: Path, private: Path) -> None:
+    (model / WEIGHTS).unlink()
+    (model / WEIGHTS).symlink_to(private)
+
+
+def to_settings_of_others(model: Path, private: Path) -> None:
+    (private.parent / "config.json").write_text('{"auths": {"hub": {"auth": "secret"}}}')
+    (model / "config.json").unlink()
+    (model / "config.json").symlink_to(private.parent / "config.json")
+
+
+def to_an_own_file_in_the_home_folder(model: Path, private: Path) -> None:
+    home = private.parents[1]
+    (model / "config.json").rename(home / "config.json")
+    (model / "config.json").symlink_to(home / "config.json")
+
+
+def as_in_a_cache(model: Path, private: Path) -> None:
+    blobs = private.parents[1] / "models--acme--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    (model / "tokenizer_config.json").rename(blobs / "tokenizer_config.json")
+    (model / "tokenizer_config.json").symlink_to(blobs / "tokenizer_config.json")
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [to_weights, to_settings_of_others, to_an_own_file_in_the_home_folder, as_in_a_cache],
+    ids=lambda prepare: prepare.__name__,
+)
+def test_no_other_link_makes_a_private_folder_one_of_the_model(prepare, model, private):
+    """Where the configuration and the weights lie, links may lead, unless they are none."""
+    prepare(model, private)
+    (model / "chat_template.jinja").unlink()
+    (model / "chat_template.jinja").symlink_to(private)
+    with pytest.raises(ModelError, match="is a link to a file outside of the model's folder"):
+        load_tokenizer(str(model))
+
+
 # ---------------------------------------------------------------------- headers
 
 
@@ -318,6 +401,50 @@ def test_a_cache_of_links_keeps_working(model, tmp_path, monkeypatch):
     assert load_config(str(snapshot)).vocab_size > 0
     assert load_tokenizer(str(snapshot)) is not None
     assert stored_in(snapshot / WEIGHTS)
+
+
+def reads_whole(folder: Path) -> None:
+    """A model is read from a folder, with its chat templates."""
+    refuse_no_model(str(folder), folder)
+    refuse_no_weights(str(folder), folder)
+    assert load_config(str(folder)).vocab_size > 0
+    assert set(load_tokenizer(str(folder)).chat_template) == {"default", "more"}
+    load_generation_config(str(folder))
+
+
+def with_more_templates(model: Path) -> Path:
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "more.jinja").write_text("more")
+    return model
+
+
+def test_a_folder_that_is_a_link_keeps_working(model, tmp_path):
+    (tmp_path / "link").symlink_to(with_more_templates(model))
+    reads_whole(tmp_path / "link")
+
+
+@pytest.mark.parametrize("own", [(), ("config.json",), ("config.json", "tokenizer_config.json")])
+def test_a_folder_of_links_to_another_model_keeps_working(model, tmp_path, own):
+    """Each name is a link to the model on a bigger disk, but for those that were edited."""
+    folder = tmp_path / "edited"
+    folder.mkdir()
+    for file in with_more_templates(model).iterdir():
+        if file.name in own:
+            shutil.copy(file, folder)
+        else:
+            (folder / file.name).symlink_to(file)
+    reads_whole(folder)
+
+
+def test_links_into_the_hubs_cache_keep_working(model, tmp_path):
+    """Older versions of the hub's library downloaded small files and linked large ones so."""
+    blobs = tmp_path / "hub" / "models--acme--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    for name, digits in ((WEIGHTS, 64), ("tokenizer.json", 64), ("tokenizer_config.json", 40)):
+        blob = blobs / name.encode().hex().ljust(digits, "0")[:digits]
+        (model / name).rename(blob)
+        (model / name).symlink_to(blob)
+    reads_whole(with_more_templates(model))
 
 
 def test_other_files_of_any_size_may_lie_beside_a_model(model):

@@ -6,8 +6,11 @@ import os
 
 import pytest
 
-from engine.errors import RunError
+from engine.errors import ModelError, RunError
 from engine.training.export.export import export_run
+from engine.training.loop.run import start_run
+from tests.support.folders import make_config
+from tests.support.trained_runs import execute
 
 
 class Enough(Exception):
@@ -59,3 +62,20 @@ def test_what_is_no_folder_is_kept_and_named(tmp_path, runs, stopped_run):
         with pytest.raises(RunError, match=f"{name} is not an empty folder"):
             export_run(runs, stopped_run.id, tmp_path / name)
         assert (tmp_path / name).lstat()
+
+
+def test_a_link_to_a_private_file_gets_into_no_run_and_no_export(tmp_path, runs, stopped_run):
+    """A chat template of a stranger's model was any file of this account."""
+    (tmp_path / "id_rsa").write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
+    template = tmp_path / "model" / "chat_template.jinja"
+    kept = template.rename(tmp_path / "kept")
+    template.symlink_to(tmp_path / "id_rsa")
+    with pytest.raises(ModelError) as refused:
+        export_run(runs, stopped_run.id, tmp_path / "home")
+    assert f"{template} is a link to a file outside of the model's folder" in str(refused.value)
+    assert not (tmp_path / "home").exists()
+    ended = execute(start_run(make_config(tmp_path), tmp_path / "more"))
+    assert (ended.state, ended.reason) == ("failed", str(refused.value))
+    template.unlink()
+    kept.rename(template)
+    export_run(runs, stopped_run.id, tmp_path / "home")

@@ -79,16 +79,17 @@ def test_list_page_and_terminal_say_so_until_it_is_exported(unexported, runs):
     shown = head_of(session, run.id)
     assert shown["bar"]["word"] == "Finished, export failed" and shown["bar"]["tone"] == "warn"
     assert ended.export_failed in shown["bar"]["sentence"]
-    assert "its export failed" in shown["result"]["title"] and "home" in shown["result"]["actions"]
+    assert "its export failed" in shown["result"]["title"]
+    assert shown["result"]["actions"][0] == "export-again"
     assert ended.export_failed in shown["result"]["of"]
 
     run.folder.export_path.unlink()
-    target = run_details(run.folder)["home"]["folder"]
+    target = run_details(run.folder)["export"]["folder"]
     export_run(runs, run.id, target)
     (again,) = list_runs(runs)
     assert again.in_words == "finished" and run_row(again)["word"] == "Finished"
     assert head_of(Session(runs), run.id)["bar"]["word"] == "Finished"
-    assert run_details(run.folder)["home"]["folder"] == f"exports/{run.id}"
+    assert run_details(run.folder)["export"]["folder"] == f"exports/{run.id}"
 
 
 def head_of(session: Session, run_id: str) -> dict:

@@ -11,7 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,13 +35,16 @@ from engine.runs.record.events import (
     StepFinished,
 )
 from engine.runs.record.following import replay
+from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import RunFolder
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.listing import list_runs
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.plane_version import PlaneVersion
 from engine.runtime.step.copy_ops import BlockOps
 from engine.runtime.step.streaming_engine import StreamingEngine
+from engine.training.checkpoints.plane_snapshot import Snapshot
 from engine.training.loop.run import start_run
 from engine.words import MIB
 from tests.support.clocks import DAYS_40, WallClock
@@ -54,9 +59,10 @@ from tests.support.failing import (
     whole_checkpoints,
 )
 from tests.support.folders import WORDS, make_config
-from tests.support.trained_runs import execute
+from tests.support.trained_runs import events_of, execute
 
 ROOT = PROGRAM_ROOT
+PATIENCE = 120
 
 
 # ---------------------------------------------------------------------- signals and the clock
@@ -144,6 +150,8 @@ launch.main(sys.argv[1:])
     run = list_runs(runs)[0]
     assert run.state == "interrupted" and whole_checkpoints(Path(run.path)) == 3
     resumes_to_the_end(capsys, runs, whole)
+    told = [r.event.text for r in intact(Path(run.path)) if isinstance(r.event, LogLine)]
+    assert "Step 4 was trained before and not saved; it is trained again." in told
 
 
 def test_a_pipe_that_nobody_reads_ends_no_run(preset, runs):
@@ -188,6 +196,99 @@ def test_a_clock_that_is_set_in_mid_run_changes_no_duration(
     taken = [event.seconds for event in (r.event for r in records) if isinstance(event, timed)]
     assert len(taken) > 10 and all(0 < seconds <= took for seconds in taken)
     equals(RunFolder(Path(run.path)), whole)
+
+
+# ---------------------------------------------------------------------- an op without end
+
+
+def block_in_step(monkeypatch, number: int, act: Callable[[], None]) -> None:
+    """Calls `act` within the first backward op of a step, which goes on once it returns."""
+    real, acted = BlockOps.work, []
+
+    def work(self, op, step):
+        begin = real(self, op, step)
+        if step.inputs.number != number or op.kind != "backward" or acted:
+            return begin
+        acted.append(op)
+
+        def blocked():
+            act()
+            begin()
+
+        return blocked
+
+    monkeypatch.setattr(BlockOps, "work", work)
+
+
+def saved_in_time(monkeypatch) -> threading.Event:
+    """Returns an event that is set once the checkpoint of step 4 is recorded."""
+    saved = threading.Event()
+    real = RunRecorder.emit
+
+    def emit(self, event):
+        record = real(self, event)
+        if isinstance(event, CheckpointWritten) and event.step == 4:
+            saved.set()
+        return record
+
+    monkeypatch.setattr(RunRecorder, "emit", emit)
+    return saved
+
+
+@pytest.mark.parametrize("is_expected", [False, True], ids=["asked", "expected"])
+def test_a_step_is_saved_while_a_long_op_of_the_next_goes_on(
+    capsys, tmp_path, runs, monkeypatch, whole, is_expected
+):
+    """The op goes on until the checkpoint is whole: no stop can interrupt it. Where the op is
+    computed by the main thread, the stop is only expected until the op is over.
+    """
+    run = start_run(make_config(tmp_path), runs)
+    with monkeypatch.context() as long:
+        saved = saved_in_time(long)
+
+        def asked() -> None:
+            if is_expected:
+                run.expect_stop()
+                assert saved.wait(PATIENCE)
+            run.stop(is_urgent=True)
+            assert saved.wait(PATIENCE)
+
+        block_in_step(long, 5, asked)
+        ended = execute(run)
+    assert ended.state == "stopped" and "saved at step 4" in ended.reason, ended
+    assert whole_checkpoints(run.folder.path) == 4
+    written = [event.step for event in events_of(run, CheckpointWritten)]
+    assert written == [3, 4]
+    resumes_to_the_end(capsys, runs, whole)
+
+
+def test_a_step_that_ends_while_the_one_before_it_is_being_saved_is_saved(
+    capsys, tmp_path, runs, monkeypatch, whole
+):
+    """Its updates wait for the planes, until the checkpoint gives way to them."""
+    run = start_run(make_config(tmp_path), runs)
+    begun = threading.Event()
+    with monkeypatch.context() as long:
+        real = PlaneVersion.begin
+
+        def begin(self, step, unit):
+            if step == 5 and not begun.is_set():
+                run.stop(is_urgent=True)
+                assert begun.wait(PATIENCE)
+            real(self, step, unit)
+
+        wait = Snapshot.wait_until_ready
+
+        def wait_until_ready(self):
+            begun.set()
+            wait(self)
+
+        long.setattr(Snapshot, "wait_until_ready", wait_until_ready)
+        long.setattr(PlaneVersion, "begin", begin)
+        ended = execute(run)
+    assert ended.state == "stopped" and "saved at step 5" in ended.reason, ended
+    assert whole_checkpoints(run.folder.path) == 5
+    resumes_to_the_end(capsys, runs, whole)
 
 
 # ---------------------------------------------------------------------- numbers, memory and devices
