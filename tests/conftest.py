@@ -1,9 +1,12 @@
-"""Settings for all tests: the two tiers, how tests share processes, and what no test may touch.
+"""Settings for all tests: the three sets, how tests share processes, and what no test may touch.
 
-A plain `pytest` runs the first tier, which covers every room in a few minutes. `pytest
---everything` runs the second tier too: the tests that are marked
-`@pytest.mark.everything("the reason")`, and those that tests/second_tier.yaml lists.
-CONTRIBUTING.md says what belongs where.
+- `pytest` runs all tests that are not slow. Slow tests are marked where they stand, with the
+  reason: `@pytest.mark.slow("it tokenizes 17 MB, for 15 seconds")`.
+- `pytest --ci`, as `.ci/run` calls it, also runs the slow tests. Of a sweep, which is a test with
+  many cases, it has the cases that are chosen in tests/sweeps.yaml.
+- `pytest --everything` runs all cases of all tests.
+
+Tests that the command line names (`FILE::test`) run in any case.
 
 No test asks a hub: some families' code looks for kernels there and waits for the answer. Nor does
 a test find tokens that another test left, because each test has a cache of its own.
@@ -16,8 +19,6 @@ import itertools
 import os
 import sys
 import tempfile
-import zlib
-from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -59,33 +60,27 @@ SWEEPS = {
 once, and its packing is tried once.
 """
 
-LIST = Path(__file__).parent / "second_tier.yaml"
-"""This file lists tests of the second tier."""
-NOTHING_LISTED = {"reasons": {"sweep": "it is one of many cases"}, "whole": [], "tests": {}}
+SWEEPS_FILE = Path(__file__).parent / "sweeps.yaml"
+SWEEP = "a plain run has the cases that tests/sweeps.yaml chooses"
 
-MOST_CASES = 4
-"""A plain run has so many cases of a test, spread evenly over all; the others are a sweep."""
-SWEEP = "sweep"
-
-NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "16"))
-"""Of the cases that a plain run leaves out, the second tier has one of sixteen, and all with 1.
-"""
-
+ALL = pytest.StashKey[set[str]]()
+"""The configuration of a run has under this key the names of all tests that it has collected."""
 PLAIN = pytest.StashKey[set[str]]()
-"""The configuration of a run has under this key the names of those collected tests that a plain run
-has.
-"""
-WHOLE = pytest.StashKey[set[str]]()
-"""Under this key are the names of the tests that keep all their cases."""
+"""Under this key are the names of those that are not slow."""
 LEFT_OUT = pytest.StashKey[int]()
-"""The configuration of a run counts under this key the tests that its tier leaves out."""
+"""The configuration of a run counts under this key the tests that its set leaves out."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--everything",
         action="store_true",
-        help="also run the tests that a plain run leaves out (marked `everything`)",
+        help="run all cases of all tests, slow ones too",
+    )
+    parser.addoption(
+        "--ci",
+        action="store_true",
+        help="also run slow tests, with the cases of sweeps that tests/sweeps.yaml chooses",
     )
 
 
@@ -104,19 +99,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the second tier unless it is asked for. What takes longest comes first: tests in a
-    browser, those that need the GPU, and sweeps over families. Then come those that only compute: a
-    busy machine disturbs none of them.
+    """Leaves out what is not in the set that is asked for. What takes longest comes first: tests
+    in a browser, those that need the GPU, and sweeps over families. Then come those that only
+    compute: a busy machine disturbs none of them.
     """
-    config.stash[WHOLE] = _mark_listed(items)
-    config.stash[PLAIN] = {
-        item.nodeid for item in items if item.get_closest_marker("everything") is None
-    }
+    sweeps = _read_sweeps()
+    _mark_sweeps(items, sweeps)
+    config.stash[ALL] = {item.nodeid for item in items}
+    config.stash[PLAIN] = {item.nodeid for item in items if item.get_closest_marker("slow") is None}
     named = _named_tests(config)
-    left_out = [item for item in items if not _is_wanted(item, config, named)]
+    left_out = [item for item in items if not _is_wanted(item, config, named, sweeps)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _is_wanted(item, config, named)]
+        items[:] = [item for item in items if _is_wanted(item, config, named, sweeps)]
     config.stash[LEFT_OUT] = len(left_out)
     first = {ALONE: 1, FAMILIES: 2}
 
@@ -151,73 +146,47 @@ def _group(nodeid: str) -> str:
     return FAMILIES if file.rpartition("/")[2] in SWEEPS else file
 
 
-def _mark_listed(items: list[pytest.Item]) -> set[str]:
-    """Marks the tests of the second tier that the file lists, and those that are too many cases for
-    a plain run. Returns the names of the tests that keep all their cases.
-    """
-    listed = yaml.safe_load(LIST.read_text(encoding="utf-8")) if LIST.exists() else NOTHING_LISTED
-    reasons = listed["reasons"]
-    cases: Counter[tuple[Path, str]] = Counter()
-    chosen = set()
-    """The cases of these tests were chosen where they stand (`tests.support.tiers.in_tiers`)."""
+def _read_sweeps() -> dict[str, dict]:
+    """Returns for each sweep, by the name of its test, the cases that `plain` and `ci` have."""
+    if not SWEEPS_FILE.exists():
+        return {}
+    files = yaml.safe_load(SWEEPS_FILE.read_text(encoding="utf-8"))
+    return {
+        f"tests/{file}::{test}": chosen
+        for file, tests in files.items()
+        for test, chosen in tests.items()
+    }
+
+
+def _mark_sweeps(items: list[pytest.Item], sweeps: dict[str, dict]) -> None:
+    """Marks the cases of sweeps as slow that a plain run does not have."""
     for item in items:
-        if item.get_closest_marker("everything"):
-            chosen.add(item.nodeid.split("[")[0])
-        if LIST.parent not in item.path.parents or item.get_closest_marker("everything"):
-            continue
-        test = item.name.split("[")[0]
-        cases[item.path, test] += 1
-        found = listed["tests"].get(item.path.relative_to(LIST.parent).as_posix())
-        if isinstance(found, dict):
-            found = found.get(test)
-        if isinstance(found, int):
-            found = SWEEP if cases[item.path, test] > found else None
-        elif isinstance(found, dict):
-            found = SWEEP if (cases[item.path, test] - 1) % found["every"] else None
-        if found is not None:
-            item.add_marker(pytest.mark.everything(reasons[found]))
-    whole = set(listed["whole"])
-    for each in _too_many(items, chosen | whole):
-        each.add_marker(pytest.mark.everything(reasons[SWEEP]))
-    return whole
+        test, _, case = item.nodeid.partition("[")
+        plain = sweeps.get(test, {}).get("plain")
+        if plain is not None and case[:-1] not in plain:
+            item.add_marker(pytest.mark.slow(SWEEP))
 
 
-def _too_many(items: list[pytest.Item], chosen: set[str]) -> list[pytest.Item]:
-    """Returns the cases of tests in the plain run that are more than it has of one test, except
-    for those whose cases were `chosen`.
-    """
-    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        test = item.nodeid.split("[")[0]
-        is_plain = item.get_closest_marker("everything") is None
-        if LIST.parent in item.path.parents and is_plain and test not in chosen:
-            cases[test].append(item)
-    left_out = []
-    for own in cases.values():
-        if len(own) > MOST_CASES:
-            kept = {place * len(own) // MOST_CASES for place in range(MOST_CASES)}
-            left_out += [each for place, each in enumerate(own) if place not in kept]
-    return left_out
-
-
-def _is_wanted(item: pytest.Item, config: pytest.Config, named: set[tuple[Path, str]]) -> bool:
-    """Whether `item` is in the first tier, or the command line asks for the second one: with
-    `--everything`, with `-m` and the marker's name, or with the name of the test. Of the cases of a
-    sweep, the second tier has some, unless the test is named.
-    """
-    marker = item.get_closest_marker("everything")
+def _is_wanted(
+    item: pytest.Item,
+    config: pytest.Config,
+    named: set[tuple[Path, str]],
+    sweeps: dict[str, dict],
+) -> bool:
+    """Whether `item` is in the set that the command line asks for, or is named there."""
+    marker = item.get_closest_marker("slow")
     if marker is None:
         return True
     if not marker.args:
-        raise pytest.UsageError(f"{item.nodeid} is marked `everything` without a reason")
+        raise pytest.UsageError(f"{item.nodeid} is marked `slow` without a reason")
     name = item.nodeid.partition("::")[2]
+    test, _, case = item.nodeid.partition("[")
     if (item.path, name) in named or (item.path, name.split("[")[0]) in named:
         return True
-    if not config.option.everything and "everything" not in config.option.markexpr:
-        return False
-    is_case = "[" in name and item.nodeid.split("[")[0] not in config.stash[WHOLE]
-    # The checksum chooses the same cases each time.
-    return not is_case or zlib.crc32(item.nodeid.encode()) % NTH_CASE == 0
+    if config.option.everything or "slow" in config.option.markexpr:
+        return True
+    in_ci = sweeps.get(test, {"ci": "all"}).get("ci", [])
+    return config.option.ci and (in_ci == "all" or case[:-1] in in_ci)
 
 
 def _named_tests(config: pytest.Config) -> set[tuple[Path, str]]:
@@ -243,9 +212,10 @@ def pytest_sessionfinish(session: pytest.Session):
     left_out = config.stash.get(LEFT_OUT, 0)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if left_out and reporter is not None:
-        tests = "1 test was" if left_out == 1 else f"{left_out:,} tests were"
-        how = "RAMSTREAM_NTH_CASE=1" if config.option.everything else "`pytest --everything`"
-        reporter.write_line(f"{tests} left out; {how} runs them too.")
+        tests, them = (
+            ("1 test was", "it") if left_out == 1 else (f"{left_out:,} tests were", "them")
+        )
+        reporter.write_line(f"{tests} left out; `pytest --everything` runs {them} too.")
     return result
 
 

@@ -77,6 +77,7 @@ def copy(tmp_path) -> Iterator[Copy]:
     made.close()
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize(
     "new, verdict",
     [("max(values)", CAUGHT), ("sum(values[:])", SURVIVED), ("sum(values)\n\n\nx = y", BROKEN)],

@@ -100,6 +100,7 @@ def test_data_has_an_example_of_every_format():
     } - {"auto", "tokens"}
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_the_counts_of_models_on_desktops_are_those_of_the_table():
     (line,) = between("performance.md", "counts").strip().splitlines()
     names = [pair.rpartition(" ")[0] for pair in line.partition(": ")[2].split(", ")]
@@ -109,6 +110,7 @@ def test_the_counts_of_models_on_desktops_are_those_of_the_table():
     assert counts_in_words(rows, shown) == line
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_the_counts_of_models_with_adapters_are_those_of_the_table():
     lines = between("lora.md", "adapters").strip().splitlines()
     names = [pair.rpartition(" ")[0] for pair in lines[0].split(": ")[2].split(", ")]
@@ -169,6 +171,7 @@ def pressed(tmp_path):
     return list(called)
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_the_hops_from_the_click_to_the_kernel_run_in_this_order(pressed):
     named = hops()
     assert 1 < len(named) <= MOST_HOPS
@@ -188,6 +191,7 @@ def test_the_readme_shows_the_commands():
     assert {command[0] for command in readme_commands()} >= {"train", "check", "runs", "export"}
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize(
     "command",
     [command for command in readme_commands() if command[0] in ("check", "runs")],
@@ -210,6 +214,7 @@ def test_a_command_of_the_readme_is_understood(monkeypatch, command):
     assert launch.main(command) == 0 and len(asked) == 1
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_the_readme_says_what_check_says(capsys):
     text = (PROGRAM_ROOT / "README.md").read_text(encoding="utf-8")
     table = text.split("<!-- fit -->\n")[1].split("<!-- /fit -->")[0]

@@ -321,7 +321,7 @@ def predictions() -> dict[str, Prediction]:
     return found
 
 
-@pytest.mark.everything("it plans a job, for a second; a prediction of a page is one case")
+@pytest.mark.slow("it plans a job, for a second; a prediction of a page is one case")
 @pytest.mark.parametrize("name", predictions())
 def test_a_prediction_is_what_check_says(capsys, monkeypatch, tmp_path, name):
     asked = predictions()[name]

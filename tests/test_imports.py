@@ -15,6 +15,8 @@ import pytest
 from engine.paths import PROGRAM_ROOT
 from tests.support.house import TREES, files, imports, module_of
 
+pytestmark = pytest.mark.slow("it is about how the code is written and not about what it does")
+
 LATE = {
     "app/pages/hardware/measuring.py": (
         {

@@ -19,6 +19,8 @@ import pytest
 from engine.paths import PROGRAM_ROOT
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
+
 SOURCES = (
     "app",
     "engine",

@@ -12,6 +12,8 @@ import pytest
 
 from engine.paths import PROGRAM_ROOT
 
+pytestmark = pytest.mark.slow("it is about how the code is written and not about what it does")
+
 ROOMS = (
     *("engine/runs", "engine/training/export", "engine/training/loop"),
     *("engine/tools/evaluate", "engine/tools/chat", "engine/tools/cli"),

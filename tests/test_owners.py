@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.owners import findings
 
+pytestmark = pytest.mark.slow("it is about how the code is written and not about what it does")
+
 TORCH_MODULE = "torch keeps the parts of a module there, and takes ours in no other way"
 TORCH_SETTING = "a setting of torch's compiler, which has no other place"
 KEPT_FOR_BACKWARD = "torch keeps what is no tensor for a backward in no other way"

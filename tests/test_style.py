@@ -18,6 +18,8 @@ import pytest
 from engine.paths import PROGRAM_ROOT
 from tests.support.house import TREES
 
+pytestmark = pytest.mark.slow("it is about how the code is written and not about what it does")
+
 LONGEST_FILE = 700
 """A longer file probably has two jobs."""
 LONGEST_LINE = 100

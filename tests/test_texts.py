@@ -20,6 +20,8 @@ from engine.config.settings import EngineConfig
 from engine.paths import PROGRAM_ROOT
 from tests.support.house import TREES, packages
 
+pytestmark = pytest.mark.slow("it is about how the code is written and not about what it does")
+
 PAGES = (
     "README.md",
     "CHANGELOG.md",

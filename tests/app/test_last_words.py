@@ -287,7 +287,7 @@ def queued(runs: Path) -> int:
     return len(json.loads(path.read_text())["runs"]) if path.exists() else 0
 
 
-@pytest.mark.everything("it tries a signal at many moments of a run")
+@pytest.mark.slow("it tries a signal at many moments of a run")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
 @pytest.mark.parametrize("moment", [*MOMENTS, "in mid step"])
 def test_a_signal_at_any_moment_of_an_apps_run_saves_its_last_finished_step(
@@ -305,7 +305,7 @@ def test_a_signal_at_any_moment_of_an_apps_run_saves_its_last_finished_step(
     resumes_to_the_end(capsys, runs, whole)
 
 
-@pytest.mark.everything("a process is started, which trains")
+@pytest.mark.slow("a process is started, which trains")
 @pytest.mark.parametrize("program", [train, app])
 def test_a_step_is_saved_while_a_long_op_of_the_next_goes_on(capsys, tmp_path, program):
     """A container gives ten seconds, and no signal ends an op. It is computed in the main thread
@@ -319,7 +319,7 @@ def test_a_step_is_saved_while_a_long_op_of_the_next_goes_on(capsys, tmp_path, p
     resumes_to_the_end(capsys, runs, whole)
 
 
-@pytest.mark.everything("two ranks are started, three times")
+@pytest.mark.slow("two ranks are started, three times")
 def test_a_long_step_of_two_ranks_is_given_up_and_the_one_before_it_saved(capsys, tmp_path):
     """As with one rank, the end of the step is not waited for: a container gives ten seconds. The
     app starts such a run by the same command.
@@ -338,7 +338,7 @@ def test_a_long_step_of_two_ranks_is_given_up_and_the_one_before_it_saved(capsys
     resumes_to_the_end(capsys, runs, whole)
 
 
-@pytest.mark.everything("it tries a signal at many moments of a run")
+@pytest.mark.slow("it tries a signal at many moments of a run")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
 def test_a_signal_in_the_export_leaves_a_run_that_is_finished(tmp_path, number):
     runs, _ = ended_app(tmp_path, "in the export", number, **{"output.export": True})
@@ -348,21 +348,21 @@ def test_a_signal_in_the_export_leaves_a_run_that_is_finished(tmp_path, number):
     assert (Path(run.path) / "export" / "model.safetensors").is_file()
 
 
-@pytest.mark.everything("it tries a signal at many moments of a run")
+@pytest.mark.slow("it tries a signal at many moments of a run")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
 def test_a_signal_between_two_queued_runs_starts_no_other(tmp_path, number):
     runs, _ = ended_app(tmp_path, "between two runs", number)
     assert [run.state for run in list_runs(runs)] == ["finished"] and queued(runs) == 1
 
 
-@pytest.mark.everything("it tries a signal at many moments of a run")
+@pytest.mark.slow("it tries a signal at many moments of a run")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
 def test_a_signal_ends_an_idle_app(tmp_path, number):
     runs, said = ended_app(tmp_path, "idle", number)
     assert not list_runs(runs) and "Stopping" not in said
 
 
-@pytest.mark.everything("it tries a signal at many moments of a run")
+@pytest.mark.slow("it tries a signal at many moments of a run")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
 def test_a_detached_run_outlives_the_app_that_a_signal_ends(tmp_path, number):
     runs, said = ended_app(tmp_path, "beside a detached run", number, **DETACHED)
@@ -375,7 +375,7 @@ def test_a_detached_run_outlives_the_app_that_a_signal_ends(tmp_path, number):
     wait_until(lambda: list_runs(runs)[0].state == "stopped")
 
 
-@pytest.mark.everything("it tries a signal at many moments of a run")
+@pytest.mark.slow("it tries a signal at many moments of a run")
 def test_the_first_process_of_a_container_stops_and_saves_detached_runs(tmp_path):
     container = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if subprocess.run([*container, "true"], capture_output=True).returncode:
@@ -465,7 +465,7 @@ def handled(pairs, hup=signal.SIG_DFL, program=HANDLER):
     )
 
 
-@pytest.mark.everything("it starts processes and waits for them, for five seconds or more")
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_run_in_a_terminal_that_closes_is_saved(tmp_path):
     """bash and the system both tell a run in its foreground that the terminal is closed, mostly at
     once, so that Python sees one signal; here, one more comes a moment later.

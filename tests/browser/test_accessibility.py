@@ -29,10 +29,10 @@ from tests.browser.screen import (
     run_of,
     view_link,
 )
+from tests.support.sets import BROWSER_FLOWS
 from tests.support.synthetic_run import run_events
-from tests.support.tiers import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -34,11 +34,11 @@ from tests.browser.screen import (
 )
 from tests.support.exported_answers import transformers_answer
 from tests.support.ports import free_port
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
-in_everything = pytest.mark.everything(BROWSER_FLOWS)
+in_everything = pytest.mark.slow(BROWSER_FLOWS)
 
 
 def test_the_whole_job(page, context, server):

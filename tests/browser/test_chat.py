@@ -11,9 +11,9 @@ from engine.training.loop.run import start_run
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import address, ask, open_page, row_of
 from tests.support.folders import make_config
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -15,9 +15,9 @@ from engine.runs.record.following import EVENTS_FILE, replay
 from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import bar, open_view, press, start_short_run, state
 from tests.support.ports import free_port
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -12,10 +12,10 @@ from engine.runs.record.events import RunStarted, StateChanged, StepFinished
 from engine.runs.record.run_folder import create_run
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS
 from tests.browser.screen import address, open_view
+from tests.support.sets import BROWSER_FLOWS
 from tests.support.synthetic_run import records, run_events, step_finished, write_events
-from tests.support.tiers import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -38,9 +38,9 @@ from tests.browser.screen import (
     wait_for_points,
 )
 from tests.support.disks import small_file_system
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

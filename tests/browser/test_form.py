@@ -9,9 +9,9 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import box, fill
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -28,9 +28,9 @@ from tests.browser.screen import (
 from tests.support.hostile import HOSTILE, hostile_events
 from tests.support.measured import measured
 from tests.support.ports import free_port
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -18,9 +18,9 @@ from tests.browser.screen import OPENED_RUN, address, ask, bar, press, run_of
 from tests.support.fake_hub import FakeHub, serve
 from tests.support.folders import make_config, make_model
 from tests.support.ports import free_port
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -11,10 +11,10 @@ from engine.config.settings import TrainConfig
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
 from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.support.sets import BROWSER_FLOWS
 from tests.support.synthetic_run import run_events
-from tests.support.tiers import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -16,9 +16,9 @@ from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import address, more_of, open_page, open_view, state
 from tests.support.folders import make_config
 from tests.support.ports import free_port
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

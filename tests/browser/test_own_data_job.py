@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import OPENED_RUN, bar, box, run_of, state, view_link, wait_for_points
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

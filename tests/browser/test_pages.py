@@ -11,7 +11,7 @@ import pytest
 
 from tests.browser.pages import feeding, measure
 
-pytestmark = pytest.mark.everything("it takes a core for a minute")
+pytestmark = pytest.mark.slow("it takes a core for a minute")
 
 MINUTES = float(os.environ.get("RAMSTREAM_PAGES_MINUTES", "0.5"))
 PEOPLE = 4

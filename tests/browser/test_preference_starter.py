@@ -11,9 +11,9 @@ from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.snapshot import RunSnapshot
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import OPENED_RUN, bar, open_view, run_of, state, wait_for_points
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

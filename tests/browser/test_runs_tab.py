@@ -31,10 +31,10 @@ from tests.browser.screen import (
     start_short_run,
 )
 from tests.support.ports import free_port
+from tests.support.sets import BROWSER_FLOWS
 from tests.support.synthetic_run import run_events, step_finished
-from tests.support.tiers import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -25,9 +25,9 @@ from engine.runs.record.timeline_index import of_rank, ranks_in
 from tests.browser.conftest import WAIT_MILLISECONDS, answer
 from tests.browser.screen import OPENED_RUN, bar, open_view, press, run_of, state
 from tests.support.folders import make_config
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -15,9 +15,9 @@ from tests.browser.conftest import WAIT_MILLISECONDS, answer
 from tests.browser.screen import OPENED_RUN, ask, bar, open_view, run_of, state, wait_for_points
 from tests.support.exported_answers import transformers_answer
 from tests.support.overfitting import by_heart
-from tests.support.tiers import BROWSER_FLOWS
+from tests.support.sets import BROWSER_FLOWS
 
-pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -21,6 +21,10 @@ from tests.engine.planning.schedule.test_laws import BASE, SAME_BITS, assert_sam
 from tests.support.lanes import Event, find_missing_waits
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
+pytestmark = pytest.mark.slow(
+    "without a GPU it repeats what tests/engine/planning/schedule/test_laws.py shows"
+)
+
 RATE = 3e-3
 CHOICES = PlanChoices(micro_batches=2)
 PLANS = (

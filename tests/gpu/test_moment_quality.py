@@ -21,7 +21,10 @@ from tests.gpu import moment_quality
 from tests.gpu.in_memory import InMemoryTraining, Moments, TrainingSettings
 from tests.gpu.token_file import read_tokens, write_tokens
 
-pytestmark = pytest.mark.computing
+pytestmark = [
+    pytest.mark.computing,
+    pytest.mark.slow("without a GPU it tries a command for the GPU"),
+]
 
 VOCABULARY = 384
 SHAPE = {

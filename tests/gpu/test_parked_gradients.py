@@ -14,9 +14,12 @@ from tests.engine.planning.schedule.test_laws import BASE, assert_same_bits, pla
 from tests.engine.runtime.test_parked_gradients import FRAMES, OUTERS, run
 from tests.support.device_homes import HOMES, at_home
 from tests.support.lanes import Lanes, find_missing_waits
-from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.sets import PLAN_SWEEP, slow_but
 
-pytestmark = pytest.mark.computing
+pytestmark = [
+    pytest.mark.computing,
+    pytest.mark.slow("without a GPU it repeats tests/engine/runtime"),
+]
 
 ROUNDS = dict(micro_batches=4, rounds=2, gradient_sum="device")
 SOME = dict(device_homes=HOMES["some"], update_buffers=2)
@@ -39,7 +42,7 @@ LATE = [
 PARKED = dict(parked_gradients=True)
 
 
-@pytest.mark.parametrize("dtype", in_tiers(["float32", "bfloat16"], ("float32",), PLAN_SWEEP))
+@pytest.mark.parametrize("dtype", slow_but(["float32", "bfloat16"], ("float32",), PLAN_SWEEP))
 @pytest.mark.parametrize("name", PLANS)
 def test_the_bits_are_those_of_a_plane_on_the_host(lanes, name, dtype):
     choices = dataclasses.replace(BASE, **PLANS[name])

@@ -20,7 +20,10 @@ from tests.engine.runtime.test_device_homes import one_unit
 from tests.engine.runtime.test_settled_units import FRAMES, UNITS, planes_after
 from tests.support.device_homes import HOMES, at_home
 
-pytestmark = pytest.mark.computing
+pytestmark = [
+    pytest.mark.computing,
+    pytest.mark.slow("without a GPU it repeats tests/engine/runtime"),
+]
 
 
 @pytest.mark.parametrize("frame", FRAMES)

@@ -26,7 +26,10 @@ from tests.engine.runtime.test_spilled_boundaries import (
 from tests.support.lanes import find_missing_waits
 from tests.support.tiny import random_batches
 
-pytestmark = pytest.mark.computing
+pytestmark = [
+    pytest.mark.computing,
+    pytest.mark.slow("without a GPU it repeats tests/engine/runtime"),
+]
 
 LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.H2D,), (Lane.D2H,), (Lane.COMPUTE,), DISK_LANES)
 EACH = dataclasses.replace(ON_HOST, spilled_boundaries=3 * LAYERS, micro_batches=3)

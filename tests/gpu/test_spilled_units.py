@@ -18,7 +18,10 @@ from tests.engine.runtime.test_spilled_units import planes_after, run_of
 from tests.support.lanes import find_missing_waits
 from tests.support.tiny import random_batches
 
-pytestmark = pytest.mark.computing
+pytestmark = [
+    pytest.mark.computing,
+    pytest.mark.slow("without a GPU it repeats tests/engine/runtime"),
+]
 
 LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.HOST,), (Lane.COMPUTE,), (*DISK_LANES, Lane.HOST))
 

@@ -25,7 +25,10 @@ from engine.training.export.export import export_run
 from tests.support.published import PUBLISHED
 from tests.support.trained_runs import events_of, trained
 
-pytestmark = pytest.mark.computing
+pytestmark = [
+    pytest.mark.computing,
+    pytest.mark.slow("it trains five published models, each for three steps"),
+]
 TEXT = (
     "“Don't,” she'd said — it's 3,141 km to Zürich!\n\n\tНо 東京は遠い。  🙂 naïve ﬁn\r\n"
     "def f(x):\n    return x**2  # ½ of it\n" + "La mer, la mer, toujours recommencée ! "

@@ -43,7 +43,7 @@ FAMILIES = (
     "mixtral",
     "qwen3_moe",
 )
-"""Tests of the second tier train all of these."""
+"""Slow tests train all of these."""
 MOST_USED = ("llama", "qwen2", "qwen3", "gemma3_text", "mistral", "phi3", "gpt2", "mixtral")
 """The families that people download most, of as many kinds: a plain run of the tests trains
 these, in float32 and in bf16.

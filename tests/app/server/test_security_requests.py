@@ -182,6 +182,7 @@ def test_wrong_calls_of_the_pages_functions_are_told_in_a_sentence(ask, calls, p
     }
 
 
+@pytest.mark.slow("it sweeps over many cases")
 def test_wrong_values_for_the_pages_functions_are_told_in_a_sentence(ask, calls):
     wrong = [
         json.dumps(changed(calls[name], ("data", place), value)).encode()

@@ -302,6 +302,7 @@ def test_an_answer_that_was_not_begun_is_not_given_to_an_ended_session(port, hel
     assert answer.status == 401 and SECRET not in answer.body
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 def test_an_answer_that_has_begun_is_whole(port, capfd):
     mine, other = enter(port, RIGHT).cookie, enter(port, RIGHT).cookie
     line, said = begun(port, "/large", mine)

@@ -18,9 +18,7 @@ from tests.support.neighbor import neighbor
 from tests.support.over_sockets import ask
 from tests.support.ports import free_port
 
-pytestmark = pytest.mark.everything(
-    "it starts processes and waits for them, for five seconds or more"
-)
+pytestmark = pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 
 LOOPBACK = {"0100007F", "0" * 24 + "01000000"}
 LISTENS = "0A"

@@ -190,7 +190,7 @@ def answer(address: str) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
-@pytest.mark.everything("processes")
+@pytest.mark.slow("processes")
 def test_the_served_app_answers_and_ends(tmp_path, victim):
     runs = tmp_path / "runs"
     good = create_run(runs, CONFIG)
@@ -377,7 +377,7 @@ def whole(tmp_path_factory):
     return make_runs(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.everything("sweep")
+@pytest.mark.slow("sweep")
 @pytest.mark.parametrize("case", cases(SEEDS), ids=str)
 def test_whatever_is_in_a_folder_everything_is_answered(whole, tmp_path, victim, case, capsys):
     runs, run_id = whole

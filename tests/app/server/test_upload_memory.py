@@ -28,7 +28,7 @@ def server(tmp_path):
     server.end()
 
 
-@pytest.mark.everything("it starts a server and streams 2 GiB, for 15 seconds")
+@pytest.mark.slow("it starts a server and streams 2 GiB, for 15 seconds")
 def test_two_gib_are_streamed_within_64_mib_of_memory(server):
     process = psutil.Process(server.process.pid)
     before = most = process.memory_info().rss

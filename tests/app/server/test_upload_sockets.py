@@ -154,6 +154,7 @@ def poured(request: Trickling, limits: UploadLimits) -> bytes:
     return b"".join(written)
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_slow_file_arrives_as_long_as_something_does(monkeypatch):
     limits = dataclasses.replace(LIMITS, idle_seconds=1.0)
     assert poured(Trickling(Clocks(monkeypatch), ROWS[:8], 0.25), limits) == ROWS[:8]
@@ -232,7 +233,7 @@ def test_slow_uploads_keep_no_page_waiting(session, uploads, monkeypatch):
             assert ask(port, "/api/uploads").status == 200
 
 
-@pytest.mark.everything("300 connections for some seconds")
+@pytest.mark.slow("300 connections for some seconds")
 def test_300_slow_uploads_keep_no_page_of_the_app_waiting(tmp_path, monkeypatch):
     limits = dataclasses.replace(UploadLimits(), idle_seconds=600)
     given = property(lambda _: limits, lambda *_: None)

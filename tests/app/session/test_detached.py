@@ -86,6 +86,7 @@ def state(session, run_id):
     return next(run.state for run in session.runs() if run.id == run_id)
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_real_run_survives_its_server_and_is_controlled_by_the_next(tmp_path, session, request):
     config = make_config(tmp_path, **{"train.steps": 100_000, "train.schedule": "constant"})
     run_id = session.start_detached(config)
@@ -123,6 +124,7 @@ def test_the_command_is_the_one_that_people_use(tmp_path):
     assert command[2:] == ["train", "--resume", folder.id, "--runs-dir", str(tmp_path)]
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_request_waits_for_a_process_that_is_still_starting(session, monkeypatch):
     monkeypatch.setattr(detached, "train_command", as_python(HOLDS))
     run_id = session.start_detached(CONFIG)

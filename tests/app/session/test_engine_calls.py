@@ -9,9 +9,12 @@ import importlib
 import subprocess
 import sys
 
+import pytest
+
 from engine.paths import PROGRAM_ROOT
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_the_app_is_imported_without_what_takes_seconds():
     code = (
         "import sys, app.main\nprint(sorted({'torch', 'transformers', 'datasets', 'numba', "

@@ -15,6 +15,8 @@ from tests.support.routes import wait_for
 from tests.support.sessions import CONFIG, finished_run, get, post
 from tests.support.synthetic_run import run_events, step_finished
 
+pytestmark = pytest.mark.slow("it tries a fault at many moments of a run")
+
 SECONDS = 60
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import statistics
 
+import pytest
+
 from tests.support.simulated_runs import (
     alarms,
     any_healthy,
@@ -22,6 +24,7 @@ EVERY = 10
 """An alarm lasts at least so many steps, so hardly any is missed by looking only so often."""
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_hardly_any_healthy_run_gets_an_alarm():
     alarmed = {}
     for number, made in enumerate(many(any_healthy, HEALTHY_RUNS, seed=1)):

@@ -60,6 +60,7 @@ def test_there_is_one_for_each_family_and_size_class():
         assert any(low <= size < high for size in sizes), (low, high)
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_is_checked_and_runs(preset, shrunken, tmp_path, capsys):
     asked = TrainConfig.load(preset)

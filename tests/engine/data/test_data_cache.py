@@ -217,6 +217,7 @@ def test_a_source_that_does_not_say_what_it_holds_is_not_kept(tokenizer, monkeyp
 # ---------------------------------------------------------------------- damage
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_killed_writer_leaves_nothing_that_is_read_and_its_rest_goes(
     tmp_path, tokenizer, own_cache
 ):
@@ -272,6 +273,7 @@ def flip(path, place):
     path.write_bytes(content)
 
 
+@pytest.mark.slow("it sweeps over many cases")
 def test_damaged_tokens_are_made_again(tmp_path, tokenizer, own_cache):
     path = write(tmp_path / "a.jsonl")
     sound = prepared(path, tokenizer)

@@ -61,7 +61,7 @@ def small_and_large(tmp_path_factory):
     return texts(folder / "small.jsonl", 3), texts(folder / "large.jsonl", 14)
 
 
-@pytest.mark.everything("it tokenises 17 MB, for 15 seconds")
+@pytest.mark.slow("it tokenises 17 MB, for 15 seconds")
 def test_memory_does_not_grow_with_the_tokens(small_and_large):
     small, large = small_and_large
     few, many = prepared(small), prepared(large)
@@ -76,7 +76,7 @@ def test_memory_does_not_grow_with_the_tokens(small_and_large):
     )
 
 
-@pytest.mark.everything("it tokenises 17 MB, for 15 seconds")
+@pytest.mark.slow("it tokenises 17 MB, for 15 seconds")
 def test_memory_does_not_grow_where_other_processes_tokenise(small_and_large):
     small, large = small_and_large
     few, many = prepared(small, 2), prepared(large, 2)

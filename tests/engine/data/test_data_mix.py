@@ -52,6 +52,7 @@ def asked(rows, tokenizer) -> Counter[str]:
     )
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_weights_are_visits_an_epoch_and_held_out_rows_are_never_repeated(files, tokenizer):
     mix = config(
         [{"source": files["a"], "weight": 0.5}, {"source": files["b"], "weight": 2.5}, files["c"]],

@@ -71,6 +71,7 @@ def in_a_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("RAMSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_any_number_of_processes_makes_the_same_bits(
     tmp_path, tokenizer, tmp_path_factory, monkeypatch
 ):
@@ -99,6 +100,7 @@ def test_any_number_of_processes_makes_the_same_bits(
         )
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_going_on_in_processes_makes_the_same_bits(
     tmp_path, tokenizer, tmp_path_factory, monkeypatch
 ):
@@ -178,6 +180,7 @@ def test_processes_start_early_for_large_texts_alone(
         assert (early is not None) == starts
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_processes_that_start_early_make_the_same_bits_and_end_with_an_error(
     tmp_path, tokenizer, tmp_path_factory, monkeypatch
 ):
@@ -196,6 +199,7 @@ def test_processes_that_start_early_make_the_same_bits_and_end_with_an_error(
     assert not others()
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
@@ -217,6 +221,7 @@ def test_the_first_error_in_the_data_is_the_one_that_is_told(tmp_path, tokenizer
             prepare_data(config(path), tokenizer, 1, execution=Execution(processes=count))
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_process_that_dies_is_one_sentence(tmp_path, tokenizer):
     path = write(tmp_path / "a.jsonl", rows(600))
 
@@ -254,6 +259,7 @@ def test_a_program_that_was_changed_while_it_ran_is_one_sentence(tmp_path, token
         )
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_fault_of_the_program_keeps_its_name_and_its_trace(
     tmp_path, tokenizer, monkeypatch, capfd
 ):
@@ -268,6 +274,7 @@ def test_a_fault_of_the_program_keeps_its_name_and_its_trace(
     assert "Traceback" in capfd.readouterr().err
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("problem", [KeyboardInterrupt, RuntimeError])
 def test_a_stop_ends_the_processes(tmp_path, tokenizer, problem, own_cache):
     path = write(tmp_path / "a.jsonl", rows(600))
@@ -281,6 +288,7 @@ def test_a_stop_ends_the_processes(tmp_path, tokenizer, problem, own_cache):
     assert not list((own_cache / "tokens").iterdir())
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
     path = write(tmp_path / "a.jsonl", rows(600))
     code = (

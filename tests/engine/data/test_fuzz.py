@@ -179,13 +179,14 @@ def _run(count: int, prefix: str) -> dict[str, int]:
     return ends
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_any_data_set_is_trained_as_it_says_or_refused_in_a_sentence():
     ends = _run(100, "few-")
     # Texts go on in more rows, so that few data sets have nothing to train.
     assert min(ends["trained"], ends["refused"]) > 4
 
 
-@pytest.mark.everything("it invents 500 data sets, for a minute")
+@pytest.mark.slow("it invents 500 data sets, for a minute")
 def test_many_data_sets():
     ends = _run(MANY, "many-")
     assert min(ends["trained"], ends["refused"]) > MANY // 25

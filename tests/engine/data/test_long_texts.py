@@ -112,7 +112,7 @@ def test_each_file_of_a_folder_is_a_text_of_its_own(tmp_path):
     assert labels_of(rows) == [label for labels in wanted for label in labels]
 
 
-@pytest.mark.everything("it starts two processes")
+@pytest.mark.slow("it starts two processes")
 def test_other_processes_make_the_same_rows(tmp_path):
     tokenizer = TOKENIZERS["bytes"]
     path = file_of(tmp_path / "a.txt", BOOK * 12)

@@ -26,14 +26,14 @@ PLAIN = range(16)
 ALL = range(16, 416)
 _TOLD = re.compile(r"The chat template leaves out (?:a (\w+) turn, in its prompts too|the (tools))")
 families = pytest.mark.parametrize("family", FAMILIES)
-tiers = pytest.mark.parametrize(
+in_sets = pytest.mark.parametrize(
     "which",
     [
         pytest.param(PLAIN, id="plain"),
         pytest.param(
             ALL,
             id="all",
-            marks=pytest.mark.everything("it draws 8,400 conversations; a plain run has 336"),
+            marks=pytest.mark.slow("it draws 8,400 conversations; a plain run has 336"),
         ),
     ],
 )
@@ -66,7 +66,7 @@ def compared(family: str, which: range) -> tuple[list[Compared], Counter[str]]:
     ], told
 
 
-@tiers
+@in_sets
 @families
 def test_ids_and_masks_of_every_document_equal_the_references(family, which):
     chosen, made = FAMILIES[family], tokenizer(family)
@@ -83,7 +83,7 @@ def test_ids_and_masks_of_every_document_equal_the_references(family, which):
     assert kept > len(rows) / 2
 
 
-@tiers
+@in_sets
 @families
 def test_each_document_has_the_text_of_every_turn_or_the_warnings_name_its_role(family, which):
     chosen, made = FAMILIES[family], tokenizer(family)
@@ -109,7 +109,7 @@ def bare(text: str) -> str:
     return "".join(unicodedata.normalize("NFC", text).replace("▁", " ").split())
 
 
-@pytest.mark.everything("it draws 7,900 conversations again, for 5 seconds")
+@pytest.mark.slow("it draws 7,900 conversations again, for 5 seconds")
 def test_two_thousand_conversations_are_compared_in_nineteen_real_templates():
     real = [family for family in FAMILIES if family not in INVENTED]
     kept = 0

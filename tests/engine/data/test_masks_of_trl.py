@@ -73,7 +73,7 @@ families = pytest.mark.parametrize(
             family,
             marks=[]
             if family in FEW
-            else pytest.mark.everything("31 families take half a minute; a plain run has five"),
+            else pytest.mark.slow("31 families take half a minute; a plain run has five"),
         )
         for family in PAIRS
     ],

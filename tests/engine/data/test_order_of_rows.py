@@ -29,7 +29,7 @@ from engine.data.sources import open_source as opening
 from engine.data.tokens import column_survey as columns_room
 from engine.errors import DataError
 from tests.support import references as reference
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 
 TOOL = {
     "type": "function",
@@ -380,7 +380,7 @@ MORE_KINDS = "a plain run has a kind of each reader"
 PLAIN_KINDS = ("chats", "preferences", "marked answers", "texts")
 
 
-@pytest.mark.everything("it writes each kind of rows into each kind of file")
+@pytest.mark.slow("it writes each kind of rows into each kind of file")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_rows_train_the_same_tokens_in_any_layout(tmp_path, tokenizer, kind):
     made, reads = KINDS[kind]
@@ -394,7 +394,7 @@ def test_the_same_rows_train_the_same_tokens_in_any_layout(tmp_path, tokenizer, 
         assert trained(written(folder, order), tokenizer, reads) == expected, layout
 
 
-@pytest.mark.parametrize("kind", in_tiers(KINDS, PLAIN_KINDS, MORE_KINDS))
+@pytest.mark.parametrize("kind", slow_but(KINDS, PLAIN_KINDS, MORE_KINDS))
 def test_the_same_rows_train_the_same_tokens_in_any_order_and_division(tmp_path, tokenizer, kind):
     made, reads = KINDS[kind]
     rows = [made(number) for number in range(100)]

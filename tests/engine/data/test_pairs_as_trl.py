@@ -300,7 +300,7 @@ def test_families_whose_prompts_end_otherwise_than_their_texts(tmp_path, family)
     assert count >= 4 and not others
 
 
-@pytest.mark.everything("it sweeps over 31 families")
+@pytest.mark.slow("it sweeps over 31 families")
 def test_lines_of_all_families(tmp_path):
     total, others = 0, []
     for family in PAIRS:

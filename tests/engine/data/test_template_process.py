@@ -68,6 +68,7 @@ def test_it_writes_what_the_library_writes(process):
         ]
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
@@ -89,6 +90,7 @@ def test_a_limit_is_one_sentence_and_the_next_template_is_written(
     assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_memory_beside_a_template_that_fills_it_stays_bounded(process):
     written(process, PLAIN)
     child = psutil.Process(process._process._process.pid)
@@ -136,6 +138,7 @@ def sleeps(child: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_process_that_is_silent_is_ended(fresh, monkeypatch):
     program = (
         "import time, engine.data.tokens.template_process as p; "
@@ -151,6 +154,7 @@ def test_a_process_that_is_silent_is_ended(fresh, monkeypatch):
     assert written(fresh, PLAIN) == ["user:hello\nassistant:an answer\n"]
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_killed_process_is_one_sentence_and_an_idle_one_is_replaced(process):
     written(process, PLAIN)
     process._process.kill()
@@ -158,6 +162,7 @@ def test_a_killed_process_is_one_sentence_and_an_idle_one_is_replaced(process):
     assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_it_ends_when_nothing_is_asked_of_it(fresh, monkeypatch):
     monkeypatch.setattr(
         template_process,
@@ -184,6 +189,7 @@ def test_threads_get_their_own_answers(process):
     assert found == {number: [[f"user:{number}\n"] * 5] * 10 for number in range(4)}
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_data_set_with_a_template_that_loops_is_refused_in_a_sentence():
     encoder = Encoder(made.byte_level_tokenizer(LOOPS), Handling(), 64)
     with pytest.raises(DataError, match="computes for more than 5 s"):
@@ -196,6 +202,7 @@ def test_a_template_that_recurses_skips_the_row():
     assert isinstance(found, Skipped) and "recursion" in found.detail
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize(("free", "ends"), [(15 << 30, True), (17 << 30, False)])
 def test_it_ends_before_a_run_is_judged_where_memory_is_short(process, monkeypatch, free, ends):
     monkeypatch.setattr(template_process, "sample_host_memory", lambda: (0, free))

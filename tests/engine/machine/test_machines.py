@@ -304,6 +304,7 @@ def test_adamw_of_the_h200s_host_is_as_it_was_measured(threads, measured, monkey
     assert BY_NAME["H200"].rates().adamw == pytest.approx(measured, rel=0.12)
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 @pytest.mark.parametrize("rows, measured", [(148, 11.2), (64, 5.04), (32, 2.54), (16, 1.77)])
 def test_steps_of_the_h200_are_predicted_within_a_tenth(rows, measured, monkeypatch):
     """7.6B, rows of 1,024 tokens, 128 GiB of RAM: seconds of docs/performance.md."""

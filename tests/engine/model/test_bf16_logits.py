@@ -20,7 +20,7 @@ from tests.support.library_version import (
     NOT_AS_RECORDED,
     another_version_may_refuse,
 )
-from tests.support.tiers import FAMILY_SWEEP, in_tiers, nth
+from tests.support.sets import FAMILY_SWEEP, slow_but
 
 pytestmark = pytest.mark.computing
 
@@ -38,9 +38,7 @@ def named_as_equal() -> set[str]:
     return {family.strip() for family in words[1].split(",")}
 
 
-@pytest.mark.parametrize(
-    "family", in_tiers(nth(COMPARED, {*A_FEW, *OTHER_ORDER}, first=2), A_FEW, FAMILY_SWEEP)
-)
+@pytest.mark.parametrize("family", slow_but(COMPARED, A_FEW, FAMILY_SWEEP))
 def test_logits_in_bf16_are_those_of_plain_transformers(family):
     with another_version_may_refuse():
         found = compare(family)

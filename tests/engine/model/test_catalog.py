@@ -299,6 +299,7 @@ def test_only_what_is_bundled_is_answered():
     assert uncounted.shape("float32") is None and uncounted.shape() == entry.shape()
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_large_model_is_checked_without_torch_and_without_a_network(tmp_path):
     script = """
 import sys

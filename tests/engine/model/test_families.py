@@ -28,7 +28,7 @@ from tests.support.library_version import (
     RECORDED,
     another_version_may_refuse,
 )
-from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import MOST_USED, plain_loss, plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.computing
@@ -213,7 +213,7 @@ def families_and_ties() -> list:
         if family in MOST_USED:
             found += [pytest.param(family, tied, id=f"{family}-{tied}") for tied in (False, True)]
         else:
-            sweep = pytest.mark.everything(FAMILY_SWEEP)
+            sweep = pytest.mark.slow(FAMILY_SWEEP)
             found.append(pytest.param(family, None, id=family, marks=[sweep]))
     return found
 
@@ -226,7 +226,7 @@ def test_streamed_training_equals_plain_training(family, tied):
 
 
 @pytest.mark.parametrize("family", LATER)
-@pytest.mark.everything(FAMILY_SWEEP)
+@pytest.mark.slow(FAMILY_SWEEP)
 def test_a_later_family_is_trained_rightly_or_refused(family):
     """Whatever version of transformers is installed, no family trains to other numbers."""
     try:
@@ -240,7 +240,7 @@ def test_a_later_family_is_trained_rightly_or_refused(family):
         law_one(config, resync=True, steps=FEWER_STEPS)
 
 
-@pytest.mark.parametrize("family", in_tiers(SUPPORTED, MOST_USED, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(SUPPORTED, MOST_USED, FAMILY_SWEEP))
 def test_no_token_is_seen_before_its_turn(family):
     plain = plain_model(tiny_family_config(family)).eval()
     ids = torch.arange(3, 15).unsqueeze(0)
@@ -253,7 +253,7 @@ def test_no_token_is_seen_before_its_turn(family):
 
 
 @pytest.mark.skipif(not AS_RECORDED, reason=NOT_AS_RECORDED)
-@pytest.mark.parametrize("family", in_tiers(sorted(REFUSED), ONE_PER_REASON, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(sorted(REFUSED), ONE_PER_REASON, FAMILY_SWEEP))
 def test_what_cannot_be_right_is_refused_by_name(family):
     with pytest.raises(ModelError, match=re.escape(REFUSED[family])) as refusal:
         build_model(tiny_family_config(family), ModelConfig(source="tiny", dtype="float32"))
@@ -326,6 +326,7 @@ def test_check_says_whether_a_family_is_supported(family, code, tmp_path, capsys
         assert family in out and not err
 
 
+@pytest.mark.slow("it sweeps over many cases")
 @pytest.mark.skipif(not AS_RECORDED, reason=NOT_AS_RECORDED)
 def test_the_page_of_families_has_the_table_of_today():
     """Of the verdicts that are shown here and, for packed rows, in test_packing.py."""

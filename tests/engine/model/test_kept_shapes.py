@@ -117,6 +117,7 @@ def test_a_copy_of_the_starter_is_answered_as_well(tmp_path, forgetful):
     )
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("family,dtype", [("llama", "float32"), ("qwen3_moe", "bfloat16")])
 def test_a_second_process_answers_without_torch_until_the_configuration_changes(
     tmp_path, family, dtype

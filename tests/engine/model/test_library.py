@@ -43,6 +43,7 @@ assert not errors, errors
 """
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_threads_may_need_it_first_at_the_same_moment():
     """A page makes a preview and a verdict while a run starts."""
     done = subprocess.run(

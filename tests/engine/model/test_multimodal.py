@@ -20,7 +20,7 @@ from tests.support.multimodal import (
     multimodal_model,
     multimodal_table,
 )
-from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import streamed
 
 pytestmark = pytest.mark.computing
@@ -43,7 +43,7 @@ def frozen_but_its_language_model(config):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", in_tiers(CONFIGS, PLAIN, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(CONFIGS, PLAIN, FAMILY_SWEEP))
 def test_training_on_text_equals_training_of_the_whole_model(family, tied):
     config = multimodal_config(family, tied)
     whole, untouched = frozen_but_its_language_model(config)
@@ -52,7 +52,7 @@ def test_training_on_text_equals_training_of_the_whole_model(family, tied):
     law_one(config, family in AMPLIFIES, steps=STEPS, plain=whole)
 
 
-@pytest.mark.parametrize("family", in_tiers(CONFIGS, PLAIN, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(CONFIGS, PLAIN, FAMILY_SWEEP))
 def test_greedy_answers_equal_generate_of_the_whole_model(family):
     config = multimodal_config(family)
     whole = multimodal_model(config)
@@ -80,7 +80,7 @@ def test_the_architecture_decides_which_class_a_configuration_has():
     }
 
 
-@pytest.mark.everything(FAMILY_SWEEP)
+@pytest.mark.slow(FAMILY_SWEEP)
 @pytest.mark.skipif(not AS_RECORDED, reason=NOT_AS_RECORDED)
 def test_the_page_of_families_has_the_table_of_today():
     page = (PROGRAM_ROOT / "docs/families.md").read_text()

@@ -26,7 +26,7 @@ from tests.engine.runtime.test_parity import plain_optimizer
 from tests.support import data_tokenizers as made
 from tests.support.folders import make_model, make_tokenizer
 from tests.support.plain_steps import step_both
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 from tests.support.tiny import random_batches, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -80,9 +80,9 @@ def test_rows_are_those_of_transformers_under_the_same_random_state(rows, unit):
 
 
 @pytest.mark.parametrize(
-    "tied", [pytest.param(True, marks=pytest.mark.everything(SWEEP)), False], ids=["tied", "untied"]
+    "tied", [pytest.param(True, marks=pytest.mark.slow(SWEEP)), False], ids=["tied", "untied"]
 )
-@pytest.mark.parametrize("family", in_tiers(("llama", "gpt2", "phi"), ("llama", "phi"), SWEEP))
+@pytest.mark.parametrize("family", slow_but(("llama", "gpt2", "phi"), ("llama", "phi"), SWEEP))
 def test_training_equals_plain_training_with_the_same_new_rows(tmp_path, family, tied):
     """Phi has a bias in its head. Three steps: losses, and every weight after them."""
     folder = with_own_rows(tmp_path / "model", family, MANY, tie_word_embeddings=tied)

@@ -29,7 +29,7 @@ from tests.support.library_version import (
     NOT_AS_RECORDED,
     another_version_may_refuse,
 )
-from tests.support.tiers import FAMILY_SWEEP, in_tiers, nth
+from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import MOST_USED, VOCAB, Batch, plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -225,7 +225,7 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-@pytest.mark.parametrize("family", in_tiers(nth(PACKED, MOST_USED), MOST_USED, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(PACKED, MOST_USED, FAMILY_SWEEP))
 def test_packed_documents_do_not_see_each_other(family):
     config = tiny_family_config(family)
     plain = plain_model(config)
@@ -247,7 +247,7 @@ def test_the_comparison_can_tell(family):
 
 
 @pytest.mark.skipif(not AS_RECORDED, reason=NOT_AS_RECORDED)
-@pytest.mark.parametrize("family", in_tiers(NOT_PACKED, ("bloom", "mamba"), FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(NOT_PACKED, ("bloom", "mamba"), FAMILY_SWEEP))
 def test_a_family_whose_documents_see_each_other_is_found(family):
     packing = packing_of(tiny_family_config(family))
     assert not packing.safe and packing.problem == WHY_NOT_PACKED
@@ -282,7 +282,7 @@ def test_layers_with_values_of_their_own_keep_them_in_a_small_model(model_id):
     assert small.num_kv_shared_layers == shared and len(set(heads[: 4 - shared])) == 2
 
 
-@pytest.mark.everything("a small model has heads of the published sizes")
+@pytest.mark.slow("a small model has heads of the published sizes")
 def test_documents_of_a_published_gemma_4_do_not_see_each_other():
     _, small = small_gemma_4(GEMMA_4[0])
     small.hidden_size, small.vocab_size, small.vocab_size_per_layer_input = 64, VOCAB, VOCAB

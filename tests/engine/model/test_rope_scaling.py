@@ -32,7 +32,7 @@ from tests.support.failing import command
 from tests.support.folders import make_config, make_data, make_model
 from tests.support.multimodal import multimodal_config
 from tests.support.plain_steps import step_both
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 from tests.support.tiny import plain_loss, random_batches, tiny_config
 from tests.support.trained_runs import events_of, execute, resumed_to_the_end, trained
 
@@ -65,7 +65,7 @@ def in_transformers(folder, kind: str, factor: float):
 
 @pytest.mark.parametrize(
     "made",
-    in_tiers(("llama yarn", "llama linear", "mixtral yarn"), ("llama yarn",), "the same code"),
+    slow_but(("llama yarn", "llama linear", "mixtral yarn"), ("llama yarn",), "the same code"),
 )
 def test_training_equals_plain_training_on_longer_rows(tmp_path, made):
     family, kind = made.split()
@@ -99,7 +99,7 @@ def test_training_equals_plain_training_on_longer_rows(tmp_path, made):
         part.close()
 
 
-@pytest.mark.everything("it trains several runs")
+@pytest.mark.slow("it trains several runs")
 def test_a_run_says_what_it_does_and_its_export_carries_it(tmp_path):
     make_model(tmp_path / "model")
     rows = make_data(tmp_path / "short.jsonl", 4).read_text().splitlines()

@@ -32,7 +32,7 @@ from tests.support.crews import forked_followers  # noqa: F401  a fixture
 from tests.support.failing import command
 from tests.support.folders import make_config, make_model, make_tokenizer
 from tests.support.multimodal import make_multimodal
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
 
 pytestmark = pytest.mark.computing
@@ -59,7 +59,7 @@ def with_tokens(tmp_path, tokens=TOKENS, **values):
 
 
 @pytest.mark.parametrize(
-    "dtype", in_tiers(("float32", "bfloat16"), ("bfloat16",), "a plain run trains one")
+    "dtype", slow_but(("float32", "bfloat16"), ("bfloat16",), "a plain run trains one")
 )
 def test_an_export_loads_without_a_warning_and_has_the_tokens(tmp_path, dtype, caplog):
     config = with_tokens(tmp_path, **{"model.dtype": dtype, "output.export": True})
@@ -83,7 +83,7 @@ def test_an_export_loads_without_a_warning_and_has_the_tokens(tmp_path, dtype, c
     assert (grown - before).norm() > 1e-3, "rows of new tokens are trained"
 
 
-@pytest.mark.everything("it trains several runs; a plain run trains one")
+@pytest.mark.slow("it trains several runs; a plain run trains one")
 def test_a_stopped_run_goes_on_to_the_bit_and_with_the_same_tokens(tmp_path):
     whole = trained(with_tokens(tmp_path), tmp_path / "whole")
     stopped = trained(with_tokens(tmp_path), tmp_path / "stopped", {1: "stop"})
@@ -98,7 +98,7 @@ def test_a_stopped_run_goes_on_to_the_bit_and_with_the_same_tokens(tmp_path):
     assert KNOWN in prompts.prompt([{"role": "user", "content": "<call>"}])
 
 
-@pytest.mark.everything("it trains several runs; a plain run trains one")
+@pytest.mark.slow("it trains several runs; a plain run trains one")
 def test_a_new_run_starts_from_one_without_the_tokens_and_from_one_with_them(tmp_path):
     plain = trained(with_tokens(tmp_path, ()), tmp_path / "runs")
     start = {"model.start_from": str(plain.folder.path)}
@@ -123,7 +123,7 @@ def test_a_new_run_starts_from_one_without_the_tokens_and_from_one_with_them(tmp
 
 
 @pytest.mark.parametrize(
-    "dtype", in_tiers(("float32", "bfloat16"), ("bfloat16",), "a plain run counts one")
+    "dtype", slow_but(("float32", "bfloat16"), ("bfloat16",), "a plain run counts one")
 )
 def test_the_report_itemises_what_the_store_allocates(tmp_path, dtype):
     config = with_tokens(tmp_path, **{"model.dtype": dtype})
@@ -153,7 +153,7 @@ def test_the_preview_shows_a_token_as_one_and_check_reads_it(tmp_path, capsys):
     assert code == 0 and "Data:" in printed
 
 
-@pytest.mark.everything("it trains several runs; a plain run trains one")
+@pytest.mark.slow("it trains several runs; a plain run trains one")
 def test_where_the_vocabulary_cannot_grow_it_is_said(tmp_path, capsys):
     folder = make_multimodal(tmp_path / "seeing", "gemma3")
     config = with_tokens(tmp_path, **{"model.source": str(folder)})
@@ -174,7 +174,7 @@ def test_where_the_vocabulary_cannot_grow_it_is_said(tmp_path, capsys):
     assert model.config.vocab_size == KNOWN + 2
 
 
-@pytest.mark.everything("it trains with two ranks, each a process")
+@pytest.mark.slow("it trains with two ranks, each a process")
 def test_several_ranks_train_the_same(tmp_path, forked_followers):
     values = {"train.micro_batch_size": 1, "output.export": True}
     alone = trained(with_tokens(tmp_path, **values), tmp_path / "alone")

@@ -46,7 +46,7 @@ SAME_BITS = {
 
 
 @needs_compiler
-@pytest.mark.everything("torch compiles the blocks of five plans, for half a minute")
+@pytest.mark.slow("torch compiles the blocks of five plans, for half a minute")
 def test_compiled_plans_give_the_same_bits_and_nearly_those_of_eager_ones():
     expected = planes_after(COMPILED)
     for changes in SAME_BITS.values():
@@ -55,6 +55,7 @@ def test_compiled_plans_give_the_same_bits_and_nearly_those_of_eager_ones():
         assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
 
 
+@pytest.mark.slow("torch compiles several blocks, for five seconds or more")
 @needs_compiler
 def test_blocks_really_are_compiled():
     run = streamed(plain_model(tiny_config("llama")), COMPILED)
@@ -68,9 +69,7 @@ def test_blocks_really_are_compiled():
 
 
 @needs_compiler
-@pytest.mark.everything(
-    "torch compiles the blocks and the loss of an evaluation, for half a minute"
-)
+@pytest.mark.slow("torch compiles the blocks and the loss of an evaluation, for half a minute")
 def test_an_evaluation_is_compiled_where_training_is(monkeypatch):
     """Its kernels are its own: one that cannot be compiled leaves those of training alone."""
     batches = random_batches(3, seed=5)
@@ -95,7 +94,7 @@ def test_an_evaluation_is_compiled_where_training_is(monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.everything("torch compiles the optimizer for several sizes, for 20 seconds")
+@pytest.mark.slow("torch compiles the optimizer for several sizes, for 20 seconds")
 def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(monkeypatch):
     """Over units whose decayed part ends inside a piece, of several sizes. Blocks run as they are,
     since their kernels would be compiled for half a minute more.
@@ -121,6 +120,7 @@ def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(monke
             assert not torch.equal(ours["master"], before["master"])
 
 
+@pytest.mark.slow("torch compiles several blocks, for five seconds or more")
 def test_a_block_is_compiled_once_for_rows_however_they_are_packed(monkeypatch):
     """Which documents share a row changes from step to step."""
     monkeypatch.setattr(
@@ -386,6 +386,7 @@ def attention_of_a_gpu():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow("torch compiles several blocks, for five seconds or more")
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
 def test_compiled_activations_are_what_a_compiled_block_keeps(family, request):
     changes = dict(hidden_size=128, intermediate_size=704, num_attention_heads=4) | (

@@ -24,7 +24,7 @@ from tests.engine.planning.schedule.test_laws import (
     planes_after,
 )
 from tests.support.device_homes import HOMES, LATE, SUMS, at_home, states
-from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -51,8 +51,9 @@ def test_states_have_the_host_s_bits(gradient_sum, dtype, tied):
 # ---------------------------------------------------------------------- to the bit
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("resident,tied", [(0, False), (2, True)])
-@pytest.mark.parametrize("gradient_sum", in_tiers(SUMS, ("vertical",), PLAN_SWEEP))
+@pytest.mark.parametrize("gradient_sum", slow_but(SUMS, ("vertical",), PLAN_SWEEP))
 def test_neither_buffers_nor_delays_change_a_bit(gradient_sum, resident, tied):
     for name, homes in HOMES.items():
 
@@ -85,6 +86,7 @@ def test_small_pieces_change_no_bit_whichever_lane_is_late(frame, slots):
     assert_same_bits(run(2, (Lane.COMPUTE,), boundary_blocks=2), expected)
 
 
+@pytest.mark.slow("it sweeps over many cases")
 def test_buffers_over_sums_are_as_good_as_their_own():
     """Of eight blocks, the sums have space for two buffers and part of a third."""
     homes = tuple(f"block {k}" for k in (0, 1, 3, 4, 7))
@@ -108,7 +110,8 @@ def test_buffers_over_sums_are_as_good_as_their_own():
             assert_same_bits(run(buffers, late), expected)
 
 
-@pytest.mark.parametrize("gradient_sum", in_tiers(SUMS, ("vertical",), PLAN_SWEEP))
+@pytest.mark.slow("it sweeps over many cases")
+@pytest.mark.parametrize("gradient_sum", slow_but(SUMS, ("vertical",), PLAN_SWEEP))
 def test_buffers_in_the_place_of_activations_are_as_good(gradient_sum):
     """Of eight blocks, the last five keep their activations."""
     homes = ("embed", *(f"block {k}" for k in (0, 1, 3, 4, 7)))

@@ -21,7 +21,7 @@ from tests.engine.runtime.test_settled_units import kept_planes
 from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
 from tests.support.device_homes import HOMES, at_home
 from tests.support.families import tiny_family_config
-from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.computing
@@ -114,7 +114,7 @@ def test_nor_does_where_units_live(count):
 
 
 @pytest.mark.parametrize("resident", [0, 4])
-@pytest.mark.parametrize("family", in_tiers(KEEP, ("ernie4_5_moe", "flint"), FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(KEEP, ("ernie4_5_moe", "flint"), FAMILY_SWEEP))
 def test_the_device_has_the_masters_to_the_bit(family, resident):
     config = tiny_family_config(family)
     choices = PlanChoices(micro_batches=1, resident_blocks=resident)
@@ -145,7 +145,7 @@ def test_the_device_has_the_masters_to_the_bit(family, resident):
     run.close()
 
 
-@pytest.mark.parametrize("family", in_tiers(KEEP, ("ernie4_5_moe", "flint"), FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(KEEP, ("ernie4_5_moe", "flint"), FAMILY_SWEEP))
 def test_the_fit_report_counts_them_to_the_byte(family):
     config, tokens = tiny_family_config(family), 20
     choices = PlanChoices(micro_batches=2, host_boundaries=True, resident_blocks=1)
@@ -195,7 +195,7 @@ first step are 0.501 % apart, where the bound is 0.5 %.
 """
 
 
-@pytest.mark.parametrize("family", in_tiers(TRAINED, ("ernie4_5_moe", "olmo_hybrid"), FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(TRAINED, ("ernie4_5_moe", "olmo_hybrid"), FAMILY_SWEEP))
 def test_training_in_bf16_is_that_of_plain_transformers(family):
     """Losses and norms of five steps, and the gradients of the first."""
     bounds = Bounds(norm=2e-2, update=0.15)

@@ -24,7 +24,7 @@ def test_the_norm_of_a_unit_is_that_of_float64(unit, piece):
         assert found == pytest.approx(norm_in_float64(values), rel=CLOSE, abs=0), numel
 
 
-@pytest.mark.everything("it adds 400 million squares, which takes 1.6 GB")
+@pytest.mark.slow("it adds 400 million squares, which takes 1.6 GB")
 def test_the_norm_of_400_million_elements_is_that_of_float64():
     values = gradient_like(400_000_000)
     found = math.sqrt(float(squares_of(values)))

@@ -23,7 +23,7 @@ from tests.engine.planning.schedule.test_laws import (
     planes_after,
 )
 from tests.support.device_homes import HOMES, at_home
-from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import VOCAB, plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -116,7 +116,7 @@ def test_embed_and_head_in_the_memory_of_parked_gradients_change_no_bit(frame, v
 
 
 @pytest.mark.parametrize("boundaries", [False, True])
-@pytest.mark.parametrize("homes", in_tiers(HOMES, ("some",), PLAN_SWEEP))
+@pytest.mark.parametrize("homes", slow_but(HOMES, ("some",), PLAN_SWEEP))
 def test_optimizers_on_the_device_read_parked_gradients(homes, boundaries):
     choices = at_home(HOMES[homes], 2, host_boundaries=boundaries)
     expected = run(choices, dtype="float32")

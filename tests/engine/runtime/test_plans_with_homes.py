@@ -60,6 +60,7 @@ def plans(depth: int):
                         yield plan, numel, choices
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("depth", [4, 9])
 def test_plans_with_homes_validate_and_update_everything_once(depth):
     for plan, numel, choices in plans(depth):

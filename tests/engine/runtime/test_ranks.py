@@ -10,7 +10,7 @@ import torch
 from engine.config.settings import ModelConfig
 from engine.model.build.build import build_model
 from tests.engine.runtime.test_parity import plain_optimizer
-from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import MOST_USED, plain_loss, plain_model, random_batches, tiny_config
 from tests.support.trained_ranks import InTurn, Job, Trained, train
 
@@ -27,7 +27,7 @@ rank adds the gradients of micro-batches in the order in which ranks that have o
 
 
 @pytest.mark.parametrize("dtype, ranks", [("float32", 2), ("bfloat16", 3)])
-@pytest.mark.parametrize("family", in_tiers(MOST_USED, ("llama", "mixtral"), FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(MOST_USED, ("llama", "mixtral"), FAMILY_SWEEP))
 def test_ranks_with_one_micro_batch_have_the_bits_of_one_rank(family, dtype, ranks):
     """Weights are gathered as they are, sums are rounded once, and updates see the whole step."""
     job = Job(family, dtype, 3, ranks, UNTIED, IN_ORDER)
@@ -71,7 +71,7 @@ def test_so_they_have_where_optimizers_run_on_the_device(homes, optimizer, monke
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("family", in_tiers(EXACT, ("ernie4_5_moe",), FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(EXACT, ("ernie4_5_moe",), FAMILY_SWEEP))
 def test_so_they_have_where_weights_stay_in_fp32(family, ranks):
     """Whatever shard a router begins in, every rank computes with all bits of it."""
     job = Job(family, "bfloat16", 2, ranks, {}, IN_ORDER, exact=True)
@@ -122,7 +122,7 @@ def assert_near(ours: Trained, theirs: Trained) -> None:
 
 
 @pytest.mark.parametrize("ranks, tied", [(2, True), (4, False)])
-@pytest.mark.parametrize("family", in_tiers(MOST_USED, ("gemma3_text",), FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(MOST_USED, ("gemma3_text",), FAMILY_SWEEP))
 def test_ranks_train_what_one_rank_trains(family, ranks, tied):
     job = Job(family, steps=10, changes={"tie_word_embeddings": tied})
     assert_near(train(ranks, job), train(1, job))

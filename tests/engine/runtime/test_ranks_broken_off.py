@@ -20,7 +20,7 @@ from tests.engine.planning.schedule.test_laws import DelayedBackend
 from tests.engine.runtime.test_ranks_same_bits import HOMES, LATE
 from tests.support.lanes import ImmediateStreams, lanes_without_a_gpu
 from tests.support.ranks import Rendezvous, ThreadExchange, on_ranks
-from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import random_batches
 from tests.support.trained_ranks import RATE, Job, open_rank, shards_of
 
@@ -74,7 +74,7 @@ def all_equal(ours: dict, theirs: dict) -> bool:
 
 @pytest.mark.parametrize(
     "bad",
-    in_tiers(
+    slow_but(
         [
             (name, what, number)
             for name in PLANS

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.runtime.test_ranks import AT_HOME, EXACT, IN_ORDER, UNTIED, assert_near
-from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.trained_ranks import InTurn, Job, train
 
 pytestmark = pytest.mark.computing
@@ -33,7 +33,7 @@ def test_hosts_that_clip_have_the_bits_of_one_host():
     several.assert_same_bits(one)
 
 
-@pytest.mark.parametrize("homes", in_tiers(AT_HOME, ["all, parked"], PLAN_SWEEP))
+@pytest.mark.parametrize("homes", slow_but(AT_HOME, ["all, parked"], PLAN_SWEEP))
 @pytest.mark.parametrize("hosts, ranks", [(2, 1), (2, 2)])
 def test_so_they_have_where_optimizers_run_on_the_device(hosts, ranks, homes):
     job = Job("qwen3", "bfloat16", 2, 2 * ranks, UNTIED, IN_ORDER)
@@ -51,6 +51,7 @@ def test_so_they_have_where_weights_stay_in_fp32():
     train(1, job, hosts=2).assert_same_bits(train(1, job))
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("family, changes", [("llama", UNTIED), ("qwen3", {})])
 def test_hosts_of_several_ranks_differ_by_the_rounding_of_fp32(family, changes):
     """(a + b) + (c + d) is not ((a + b) + c) + d."""

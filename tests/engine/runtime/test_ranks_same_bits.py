@@ -13,7 +13,7 @@ from engine.runtime.device import cuda_backend
 from engine.runtime.device.cpu_backend import CpuBackend
 from tests.engine.planning.schedule.test_laws import LATE_MOMENTS, SAME_BITS, DelayedBackend
 from tests.support.lanes import ImmediateStreams, find_missing_waits, lanes_without_a_gpu
-from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.trained_ranks import Job, Trained, train
 
 pytestmark = pytest.mark.computing
@@ -92,13 +92,13 @@ def test_repeated_runs_have_the_same_bits(usual):
 
 
 @pytest.mark.parametrize("dtype, tied", [("bfloat16", False), ("float32", True)])
-@pytest.mark.parametrize("name", in_tiers(PLANS, FIRST_PLANS, PLAN_SWEEP))
+@pytest.mark.parametrize("name", slow_but(PLANS, FIRST_PLANS, PLAN_SWEEP))
 def test_any_plan_gives_the_same_bits(usual, name, dtype, tied):
     job = job_of(dtype, tied)
     assert_same(train(2, job, **PLANS[name]), usual(2, job))
 
 
-@pytest.mark.parametrize("name", in_tiers(UNTIED_PLANS, FIRST_PLANS, PLAN_SWEEP))
+@pytest.mark.parametrize("name", slow_but(UNTIED_PLANS, FIRST_PLANS, PLAN_SWEEP))
 def test_so_do_plans_for_untied_models(usual, name):
     assert_same(train(2, job_of(), **UNTIED_PLANS[name]), usual(2, job_of()))
 
@@ -113,7 +113,7 @@ SHARD_PLANS = {
 }
 
 
-@pytest.mark.parametrize("name", in_tiers(SHARD_PLANS, ("late moments",), PLAN_SWEEP))
+@pytest.mark.parametrize("name", slow_but(SHARD_PLANS, ("late moments",), PLAN_SWEEP))
 def test_so_do_plans_that_keep_shards_of_sums(usual, name):
     """Their sums have another order than those of plans that add up all ranks once."""
     assert_same(train(2, job_of(), **SHARDS, **SHARD_PLANS[name]), usual(2, job_of(), **SHARDS))
@@ -122,7 +122,7 @@ def test_so_do_plans_that_keep_shards_of_sums(usual, name):
 @pytest.mark.parametrize(
     "homes, optimizer", [("some", "adamw"), ("all", "adamw_bf16"), ("all", "adamw_8bit")]
 )
-@pytest.mark.parametrize("name", in_tiers(HOME_PLANS, ("three buffers", "parked"), PLAN_SWEEP))
+@pytest.mark.parametrize("name", slow_but(HOME_PLANS, ("three buffers", "parked"), PLAN_SWEEP))
 def test_so_do_plans_whose_optimizers_run_on_the_device(usual, name, homes, optimizer):
     job, at_home = job_of(optimizer=optimizer), {"device_homes": HOMES[homes]}
     expected = usual(2, job, **at_home, update_buffers=1)
@@ -130,7 +130,7 @@ def test_so_do_plans_whose_optimizers_run_on_the_device(usual, name, homes, opti
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
-@pytest.mark.parametrize("name", in_tiers(UNTIED_PLANS, ("rounds",), PLAN_SWEEP))
+@pytest.mark.parametrize("name", slow_but(UNTIED_PLANS, ("rounds",), PLAN_SWEEP))
 def test_so_do_plans_with_rounded_moments_on_the_host(usual, name, optimizer):
     job = replace(job_of(optimizer=optimizer), micro_batches=6)  # two for each rank
     assert_same(train(3, job, **UNTIED_PLANS[name]), usual(3, job))
@@ -157,7 +157,7 @@ FIRST_DELAYS = ("exchange",)
 
 
 @pytest.mark.parametrize("who", ["every rank", "one rank"])
-@pytest.mark.parametrize("late", in_tiers(LATE, FIRST_DELAYS, PLAN_SWEEP))
+@pytest.mark.parametrize("late", slow_but(LATE, FIRST_DELAYS, PLAN_SWEEP))
 @pytest.mark.parametrize("name", DELAYED)
 def test_no_delay_changes_a_bit(usual, name, late, who):
     """A rank whose EXCHANGE is late holds the others up, and takes part in the end."""

@@ -30,7 +30,7 @@ from tests.engine.runtime.test_ranks import IN_ORDER, UNTIED
 from tests.support.bf16_parity import Rows, compare_in_bf16
 from tests.support.families import tiny_family_config
 from tests.support.regularised import PlainStep
-from tests.support.tiers import FAMILY_SWEEP, in_tiers, nth
+from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import (
     FAMILIES,
     VOCAB,
@@ -56,7 +56,7 @@ BASE = PlanChoices(micro_batches=2)
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("family", in_tiers(FAMILIES, FEW, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(FAMILIES, FEW, FAMILY_SWEEP))
 def test_training_in_float32_equals_plain_training(family, tied):
     """Gemma scales what it looks up, before the noise; GPT-2 adds positions, after it."""
     compare(family, tied, 2, BASE, regularization=BOTH)
@@ -88,7 +88,7 @@ def test_rows_of_several_lengths_have_noise_of_their_own_strength():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", in_tiers(FEW, ("llama",), FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(FEW, ("llama",), FAMILY_SWEEP))
 def test_training_in_bf16_equals_plain_training(family, kind):
     compare_in_bf16(tiny_config(family), Rows(2, 12, 7), BASE, regularization=KINDS[kind], steps=10)
 
@@ -104,7 +104,7 @@ def test_training_in_bf16_equals_plain_training(family, kind):
         "eager",
         pytest.param(
             "compiled",
-            marks=[needs_compiler, pytest.mark.everything("torch compiles the loss, for seconds")],
+            marks=[needs_compiler, pytest.mark.slow("torch compiles the loss, for seconds")],
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(how, smoot
         assert loss_of.ran and not loss_of.problem
 
 
-@pytest.mark.everything("torch traces the blocks of four runs, for some seconds")
+@pytest.mark.slow("torch traces the blocks of four runs, for some seconds")
 def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s(monkeypatch):
     """A process has one compiled loss for each number."""
     without_kernels(monkeypatch)
@@ -336,7 +336,7 @@ def test_a_model_that_looks_up_twice_is_refused_by_name():
     assert not model.table._forward_hooks
 
 
-@pytest.mark.parametrize("family", in_tiers(nth(SUPPORTED, FEW, first=1), FEW, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(SUPPORTED, FEW, FAMILY_SWEEP))
 def test_every_family_looks_its_tokens_up_once_and_gets_the_noise(family):
     model = plain_model(tiny_family_config(family))
     batch = random_batches(1, 2, 6)[0]

@@ -21,7 +21,7 @@ from tests.engine.planning.schedule.test_laws import (
     planes_after,
 )
 from tests.support.device_homes import HOMES, LATE, at_home
-from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -59,6 +59,7 @@ def trained(choices, optimizer: str, dtype: str, steps: int, backend=None):
     return run, losses
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ROUNDED)
 def test_any_plan_has_the_same_bits(optimizer, dtype):
@@ -68,9 +69,10 @@ def test_any_plan_has_the_same_bits(optimizer, dtype):
         assert_same_bits(planes_after(choices, dtype=dtype, optimizer=optimizer), expected)
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("resident,tied", [(2, True)])
 @pytest.mark.parametrize(
-    "gradient_sum", in_tiers(["vertical", "device"], ("vertical",), PLAN_SWEEP)
+    "gradient_sum", slow_but(["vertical", "device"], ("vertical",), PLAN_SWEEP)
 )
 @pytest.mark.parametrize("optimizer", ROUNDED)
 def test_neither_buffers_nor_delays_change_a_bit(optimizer, gradient_sum, resident, tied):

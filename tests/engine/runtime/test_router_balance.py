@@ -21,7 +21,7 @@ from tests.engine.runtime.test_parity import compare
 from tests.engine.runtime.test_ranks import IN_ORDER
 from tests.support.families import tiny_family_config
 from tests.support.recorders import AgainRecorder, RecordingBackend
-from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import Batch, plain_model, random_batches, streamed
 from tests.support.traced import without_kernels
 from tests.support.trained_ranks import Job, train
@@ -74,7 +74,7 @@ def balanced_loss(model: torch.nn.Module, batches: list[Batch]) -> torch.Tensor:
     return loss
 
 
-@pytest.mark.parametrize("family", in_tiers(_BALANCED, FEW, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(_BALANCED, FEW, FAMILY_SWEEP))
 def test_training_equals_plain_training(family):
     law_one(asked(family), True, 12, 3, 10, padded, balanced_loss)
 
@@ -156,7 +156,7 @@ def test_steps_in_bf16_are_nearly_those_of_plain_transformers(family):
     run.close()
 
 
-@pytest.mark.everything("torch traces the blocks of a mixture, for some seconds")
+@pytest.mark.slow("torch traces the blocks of a mixture, for some seconds")
 def test_a_compiled_plan_has_the_same_loss(monkeypatch):
     without_kernels(monkeypatch)
     losses = []

@@ -17,7 +17,7 @@ from engine.planning.schedule.shards import WHOLE
 from engine.runtime.step.step import StepShard
 from tests.engine.planning.schedule.test_laws import BASE, DelayedBackend, assert_same_bits
 from tests.support.device_homes import LATE, at_home
-from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -70,7 +70,7 @@ def kept_planes(run) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("frame", in_tiers(FRAMES, ("plain", "rounds"), PLAN_SWEEP))
+@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "rounds"), PLAN_SWEEP))
 def test_the_bits_are_those_of_planes_in_host_memory(frame, tied):
     base = dataclasses.replace(BASE, **FRAMES[frame])
     for dtype in ("bfloat16", "float32") if "sums" not in frame else ("bfloat16",):
@@ -80,7 +80,7 @@ def test_the_bits_are_those_of_planes_in_host_memory(frame, tied):
             assert_same_bits(planes_after(choices, dtype=dtype, tied=tied), expected)
 
 
-@pytest.mark.parametrize("frame", in_tiers(FRAMES, ("plain", "kept"), PLAN_SWEEP))
+@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "kept"), PLAN_SWEEP))
 def test_blocks_that_live_there_may_be_apart(frame):
     base = dataclasses.replace(BASE, **FRAMES[frame])
     expected = planes_after(base)
@@ -97,7 +97,7 @@ def test_small_moments_have_the_same_bits_wherever_they_are(optimizer):
         assert_same_bits(planes_after(choices, optimizer=optimizer), expected)
 
 
-@pytest.mark.parametrize("frame", in_tiers(FRAMES, ("plain", "in sums"), PLAN_SWEEP))
+@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "in sums"), PLAN_SWEEP))
 def test_a_late_lane_changes_nothing(frame):
     base = dataclasses.replace(BASE, **FRAMES[frame])
     expected = planes_after(base)

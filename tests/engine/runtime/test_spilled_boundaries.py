@@ -104,6 +104,7 @@ def test_a_late_lane_changes_nothing(frame, late, tmp_path):
         assert_same_bits(planes_after(choices, tmp_path, late), expected)
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("late", [(), Lane], ids=["inline", "late"])
 @pytest.mark.parametrize("frame", ["plain", "rounds", "parked", "pairs"])
 def test_moments_may_be_on_the_disk_too(frame, late, tmp_path):

@@ -23,7 +23,7 @@ from engine.planning.schedule.ops import DISK_LANES, Lane, OpKind
 from engine.runtime.host.disk_file import DiskFile
 from tests.engine.planning.schedule.test_laws import BASE, DelayedBackend, assert_same_bits
 from tests.engine.runtime.test_settled_units import FRAMES, UNITS, kept_planes
-from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -77,7 +77,7 @@ def test_a_step_is_over_once_its_moments_are_on_the_disk(tmp_path):
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("frame", in_tiers(FRAMES, ("plain", "parked"), PLAN_SWEEP))
+@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "parked"), PLAN_SWEEP))
 def test_the_bits_are_those_of_moments_in_ram(frame, tied, tmp_path):
     base = dataclasses.replace(BASE, **FRAMES[frame])
     for dtype in ("bfloat16", "float32") if "sums" not in frame else ("bfloat16",):
@@ -107,7 +107,7 @@ def test_other_units_may_live_on_the_device(parked, tmp_path):
             assert_same_bits(planes_after(choices, tmp_path, late), expected)
 
 
-@pytest.mark.parametrize("frame", in_tiers(FRAMES, ("plain", "parked"), PLAN_SWEEP))
+@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "parked"), PLAN_SWEEP))
 def test_a_late_lane_changes_nothing(frame, tmp_path):
     base = dataclasses.replace(BASE, **FRAMES[frame])
     expected = planes_after(base, tmp_path, steps=3)

@@ -21,6 +21,8 @@ from tests.support.folders import WORDS, make_config
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 from tests.support.trained_runs import events_of, execute
 
+pytestmark = pytest.mark.slow("torch compiles several blocks, for five seconds or more")
+
 COMPILED = dataclasses.replace(BASE, compiled=True)
 LIMIT = 2
 LENGTHS = (6, 8, 10, 12)

@@ -21,7 +21,7 @@ from tests.engine.runtime.test_parity import compare
 from tests.engine.runtime.test_parity_in_bf16 import DENSE, MIXTURE, ROWS
 from tests.engine.runtime.test_ranks import IN_ORDER, UNTIED
 from tests.support.bf16_parity import compare_in_bf16
-from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import (
     FAMILIES,
     plain_model,
@@ -43,12 +43,12 @@ FEW = ("llama", "gemma3_text", "gpt2")
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("family", in_tiers(FAMILIES, FEW, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(FAMILIES, FEW, FAMILY_SWEEP))
 def test_training_in_float32_equals_a_weighted_mean(family, tied):
     compare(family, tied, 2, BASE, weighted_batches, loss_of=weighted_loss)
 
 
-@pytest.mark.parametrize("family", in_tiers(FAMILIES, FEW, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(FAMILIES, FEW, FAMILY_SWEEP))
 def test_training_in_bf16_equals_a_weighted_mean(family):
     bounds = MIXTURE if family == "mixtral" else DENSE
     compare_in_bf16(tiny_config(family), ROWS, BASE, bounds=bounds, made=weighted_batches)
@@ -61,7 +61,7 @@ def test_training_in_bf16_equals_a_weighted_mean(family):
         "eager",
         pytest.param(
             "compiled",
-            marks=[needs_compiler, pytest.mark.everything("torch compiles the loss, for seconds")],
+            marks=[needs_compiler, pytest.mark.slow("torch compiles the loss, for seconds")],
         ),
     ],
 )

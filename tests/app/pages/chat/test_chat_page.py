@@ -334,6 +334,7 @@ def test_only_the_latest_answers_to_prompts_are_kept():
 # ---------------------------------------------------------------------- with the engine
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_a_paused_run_is_chatted_with_beside_its_base_and_trains_on_with_the_same_bits(tmp_path):
     from engine.training.loop.run import start_run
 

@@ -220,6 +220,7 @@ def test_the_table_is_about_the_moments_that_are_asked_for(tab):
     assert too_large["words"]["word"] == "too large" and "8 bits" in too_large["detail"]
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_the_largest_model_and_offers_follow_the_moments(tab):
     tab.machine = replace(MACHINE, ram_available=65 * GIB)
     best = {"settings": {"optimizer": "best"}}
@@ -250,6 +251,7 @@ def test_an_identical_request_is_remembered_and_small_changes_are_none(tab, monk
     assert tab.call("hardware/column", asked).json() == first
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_the_table_is_about_adapters_where_they_are_chosen(tab):
     """The model of 70 billion parameters fits the machine of 180 GiB with adapters alone."""
     large, lora = "meta-llama/Llama-2-70b-hf", {"settings": {"method": "lora"}}
@@ -298,6 +300,7 @@ def test_the_largest_model_is_a_sentence(tab, tmp_path):
     assert "No model" in small.call("hardware/largest", {}).json()["sentence"]
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_machines_are_offered_for_an_id_and_for_a_title(tab):
     found = tab.call("hardware/offers", {"model": LLAMA}).json()
     assert found == tab.call("hardware/offers", {"model": "llama 3.1 8b"}).json()

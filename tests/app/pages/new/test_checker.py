@@ -169,6 +169,7 @@ def test_a_folder_that_cannot_take_moments_is_refused_at_its_field(
     assert checker.verdict(wanted)["field"] is None
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_the_verdict_tells_how_a_drive_of_moments_wears(checker):
     job = {"model__source": "Qwen/Qwen2.5-7B", "output__checkpoint": "none"}
     assert not checker.verdict(shown(**job))["can_start"]
@@ -324,6 +325,7 @@ def test_what_else_a_run_needs_closes_start_too(tmp_path, lacking):
     assert as_labelled(str(refused.value)) == told["why_not"]
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_every_known_model_has_a_verdict_without_the_hub(checker):
     names = [name for name, _ in known_models()]
     assert len(names) == len(set(names)) > 50

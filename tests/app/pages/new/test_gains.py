@@ -41,6 +41,7 @@ def test_the_process_finds_what_the_engine_finds():
     assert set(found) == {PartName.GPU, PartName.HOST}
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_a_model_that_cannot_be_read_has_no_gains():
     assert Gains().find(job("no/such-folder/here"), MACHINE) is None
 

@@ -193,6 +193,7 @@ tool_lists = st.one_of(
 )
 
 
+@pytest.mark.slow("it sweeps over many cases")
 @settings(examples, max_examples=40)
 @given(
     tool_lists,

@@ -82,9 +82,10 @@ rows = st.dictionaries(
 )
 
 
-MANY = pytest.mark.everything("it invents 60 data sets, for some five seconds")
+MANY = pytest.mark.slow("it invents 60 data sets, for some five seconds")
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 @pytest.mark.parametrize("count", [20, pytest.param(60, marks=MANY)])
 def test_rows_of_any_values_are_read_or_refused_in_a_sentence(count):
     @settings(many, max_examples=count)
@@ -104,7 +105,7 @@ def test_rows_of_any_values_are_read_or_refused_in_a_sentence(count):
     run()
 
 
-@pytest.mark.everything("it invents 30 rows for each format, for some ten seconds")
+@pytest.mark.slow("it invents 30 rows for each format, for some ten seconds")
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_rows_of_any_values_under_the_usual_names_of_a_format(name):
     made = FORMATS[name]

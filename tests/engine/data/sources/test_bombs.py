@@ -107,7 +107,7 @@ def test_the_size_that_a_sheet_says_is_not_asked_of_it(tmp_path, monkeypatch):
     assert len(first_rows(path).rows) == 1
 
 
-@pytest.mark.everything("a sheet of a million cells, which takes a second")
+@pytest.mark.slow("a sheet of a million cells, which takes a second")
 def test_a_row_of_millions_of_cells_is_refused(tmp_path):
     path = with_sheet(tmp_path / "a.xlsx", f"{HEAD}<row>{'<c/>' * 1_100_000}</row>")
     said = first_rows(path)
@@ -243,7 +243,7 @@ def test_an_object_with_a_list_without_end_is_refused(tmp_path, monkeypatch, suf
     assert first_rows(path) == path.name + TOO_LARGE
 
 
-@pytest.mark.everything("the first three of a hundred million items are read, for three seconds")
+@pytest.mark.slow("the first three of a hundred million items are read, for three seconds")
 def test_a_list_of_a_hundred_million_items_takes_seconds(tmp_path):
     million = gzip.compress(b"1," * 1_000_000)
     content = gzip.compress(b'{"a": [') + million * 100 + gzip.compress(b"1]}")
@@ -337,7 +337,7 @@ def test_rows_of_a_long_text_are_read_few_at_once(tmp_path):
         assert rows_at_once(group, file, "a.parquet") == 255
 
 
-@pytest.mark.everything("hundreds of megabytes are decoded, for seconds")
+@pytest.mark.slow("hundreds of megabytes are decoded, for seconds")
 def test_a_dictionary_of_one_long_text_is_read_a_few_rows_at_a_time(tmp_path):
     """A kilobyte of Parquet that pyarrow would read as 80 gigabytes at once."""
     table = of_one_text(tmp_path / "a.parquet", 16 << 20)

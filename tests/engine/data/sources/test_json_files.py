@@ -40,6 +40,7 @@ def read(path):
     return None if found is None else [row for _, row in found()]
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_lists_and_lists_within_objects_are_what_the_whole_file_says(tmp_path):
     path = tmp_path / "a.json"
 
@@ -64,6 +65,7 @@ def test_lists_and_lists_within_objects_are_what_the_whole_file_says(tmp_path):
     run()
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_whatever_json_refuses_is_one_sentence_at_the_same_place(tmp_path):
     path = tmp_path / "a.json"
 

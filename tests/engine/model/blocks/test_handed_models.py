@@ -21,7 +21,7 @@ from tests.engine.model.test_families import AMPLIFIES
 from tests.engine.planning.schedule.test_laws import assert_same_bits
 from tests.engine.runtime.sampling.test_generate import PROMPTS, plain_answer
 from tests.support.families import tiny_family_config
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.computing
@@ -72,7 +72,7 @@ def test_what_is_handed_on_is_found():
     assert build("qwen3").handing is None
 
 
-@pytest.mark.parametrize("family", in_tiers(HANDING, FEW[:1], OTHERS_SAY_AS_MUCH))
+@pytest.mark.parametrize("family", slow_but(HANDING, FEW[:1], OTHERS_SAY_AS_MUCH))
 def test_any_plan_gives_the_same_bits(family):
     """Zaya keeps its hidden states in float32 beside weights in bfloat16."""
     expected = planes_after(family, BASE)
@@ -80,7 +80,7 @@ def test_any_plan_gives_the_same_bits(family):
         assert_same_bits(planes_after(family, replace(BASE, **PLANS[name])), expected)
 
 
-@pytest.mark.parametrize("family", in_tiers(HANDING, FEW, OTHERS_SAY_AS_MUCH))
+@pytest.mark.parametrize("family", slow_but(HANDING, FEW, OTHERS_SAY_AS_MUCH))
 def test_greedy_answers_and_evaluations_are_those_of_the_plain_model(family):
     plain = plain_model(tiny_family_config(family)).eval()
     run = streamed(plain, BASE)
@@ -126,9 +126,7 @@ def test_memory_counts_what_waits_on_the_device():
 
 
 @pytest.mark.parametrize("family", AMPLIFIES)
-@pytest.mark.everything(
-    "two families have inputs for each block, the third none: some seconds each"
-)
+@pytest.mark.slow("two families have inputs for each block, the third none: some seconds each")
 def test_gradients_are_no_further_from_float64_than_those_of_plain_training(family):
     """Attention that is not scaled turns rounding into more than other families have."""
     config = tiny_family_config(family)

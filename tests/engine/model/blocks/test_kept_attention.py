@@ -18,7 +18,7 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.shape.saved_attention_sizes import attention_room, returned_bytes
 from tests.engine.planning.schedule.test_laws import assert_same_bits, planes_after
 from tests.support.attention_calls import AttentionCalls
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 from tests.support.tiny import plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -40,7 +40,7 @@ def counted(choices: PlanChoices, **more) -> tuple[list[torch.Tensor], int]:
     return planes, calls.count
 
 
-@pytest.mark.parametrize("dtype", in_tiers(ITEM, ["bfloat16"], SWEEP))
+@pytest.mark.parametrize("dtype", slow_but(ITEM, ["bfloat16"], SWEEP))
 def test_no_bit_changes_whichever_blocks_keep_attention(dtype):
     right = planes_after(ON_HOST, dtype=dtype)
     (one, many), (all_, few) = (counted(keeping(n, dtype), dtype=dtype) for n in (1, 3))
@@ -49,7 +49,7 @@ def test_no_bit_changes_whichever_blocks_keep_attention(dtype):
     assert many - few == 2 * 2 * 2, "two blocks more, in two steps of two micro-batches"
 
 
-@pytest.mark.everything(SWEEP)
+@pytest.mark.slow(SWEEP)
 @pytest.mark.parametrize("family", ["mixtral", "gemma3_text"])
 def test_other_plans_and_families_keep_their_bits(family):
     right = planes_after(ON_HOST, family=family)

@@ -77,12 +77,12 @@ def test_blocks_of_any_family_may_share(llama):
     law_one(llama, steps=3)
 
 
-@pytest.mark.everything("a plain run trains Llama")
+@pytest.mark.slow("a plain run trains Llama")
 def test_ten_steps_are_those_of_plain_training():
     law_one(two_shared(), steps=10)
 
 
-@pytest.mark.everything("it trains plain bf16 and float32 beside")
+@pytest.mark.slow("it trains plain bf16 and float32 beside")
 def test_training_in_bf16_is_as_near_to_float32_as_plain_training():
     compare_in_bf16(two_shared(), Rows(2, 12, 7), BASE, steps=2)
 
@@ -96,7 +96,7 @@ def planes_after(config, choices: PlanChoices, **how) -> list[torch.Tensor]:
     return planes
 
 
-@pytest.mark.everything("it trains by six plans")
+@pytest.mark.slow("it trains by six plans")
 def test_any_plan_gives_the_same_bits():
     config = two_shared()
     expected = planes_after(config, BASE)
@@ -104,7 +104,7 @@ def test_any_plan_gives_the_same_bits():
         assert_same_bits(planes_after(config, replace(BASE, **changes)), expected)
 
 
-@pytest.mark.everything("tests of other families say as much of sampling")
+@pytest.mark.slow("tests of other families say as much of sampling")
 def test_greedy_answers_and_evaluations_are_those_of_the_plain_model():
     plain = plain_model(tiny_family_config("zamba")).eval()
     run = streamed(plain, BASE)
@@ -118,13 +118,13 @@ def test_greedy_answers_and_evaluations_are_those_of_the_plain_model():
     run.close()
 
 
-@pytest.mark.everything("it trains by three ranks")
+@pytest.mark.slow("it trains by three ranks")
 def test_ranks_train_what_one_rank_trains():
     job = Job("zamba2", steps=3, exact=True)
     assert_near(train(2, job), train(1, job))
 
 
-@pytest.mark.everything("it has three runs")
+@pytest.mark.slow("it has three runs")
 def test_a_run_resumes_bit_by_bit_and_exports_the_names_of_its_source(tmp_path):
     config = two_shared()
     config.vocab_size = 128
@@ -163,7 +163,7 @@ def test_blocks_take_only_what_they_compute_from():
     assert [len(block.takes) for block in handing.blocks] == [0, 1, 0, 1]
 
 
-@pytest.mark.everything("it measures a shape")
+@pytest.mark.slow("it measures a shape")
 def test_what_blocks_share_is_counted_once_in_memory_and_at_each_use_in_work():
     model = build_model(two_shared(), ModelConfig(source="tiny", dtype="bfloat16"))
     shape = shape_of(model)
@@ -184,7 +184,7 @@ def test_parts_of_such_a_model_are_refused_by_name(llama, parts):
         build(llama, parts)
 
 
-@pytest.mark.everything("its small model is tried for packing first")
+@pytest.mark.slow("its small model is tried for packing first")
 def test_blocks_that_follow_each_other_may_not_share():
     config = tiny_family_config("zamba", layers_block_type=["hybrid"] * 4)
     with pytest.raises(ModelError, match="between block 0 and block 1, which follow each other"):

@@ -29,20 +29,20 @@ OTHER_PLANS = {
 }
 
 
-@pytest.mark.everything(SWEEP)
+@pytest.mark.slow(SWEEP)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_equals_plain_training(family):
     compare(family, False, 2, TILES)
 
 
-@pytest.mark.everything(SWEEP)
+@pytest.mark.slow(SWEEP)
 @pytest.mark.parametrize("family", ["qwen2", "mixtral"])
 def test_training_in_bf16_is_as_near_to_float32_as_plain_training(family):
     bounds = Bounds(norm=2e-2, update=0.15 if family == "mixtral" else 6e-2)
     compare_in_bf16(tiny_config(family), Rows(2, 12, 7), TILES, bounds=bounds, steps=2)
 
 
-@pytest.mark.everything("it trains by six plans; the laws of plans do not depend on tiles")
+@pytest.mark.slow("it trains by six plans; the laws of plans do not depend on tiles")
 @pytest.mark.parametrize("family", ["mixtral"])
 def test_any_plan_gives_the_same_bits(family):
     right = planes_after(TILES, family=family)

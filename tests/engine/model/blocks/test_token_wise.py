@@ -103,7 +103,7 @@ def test_the_largest_ones_that_keep_more_than_their_input_run_in_tiles():
     assert parts_in_tiles(layer, known) == ["norm"]
 
 
-@pytest.mark.everything("it builds three models")
+@pytest.mark.slow("it builds three models")
 @pytest.mark.parametrize(
     ("family", "names"),
     [

@@ -84,6 +84,7 @@ def test_blocks_at_the_ends_of_a_weight_may_be_smaller(poured, tmp_path):
     assert torch.equal(ours[name], expected)
 
 
+@pytest.mark.slow("it sweeps over many cases")
 @pytest.mark.parametrize("piece", [64, 1 << 22])
 def test_mxfp4_is_what_transformers_makes_of_it(piece, poured, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.model.hub.dequantize._PIECE", piece)

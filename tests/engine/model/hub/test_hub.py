@@ -202,6 +202,7 @@ def test_what_is_no_hub_id_is_not_asked_for(hub, source):
 # ------------------------------------------------------------------ given up, and gone on with
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("ignores_ranges", [False, True])
 def test_a_download_that_was_given_up_goes_on_where_it_was(hub, model, tmp_path, ignores_ranges):
     hub.pause, size = 0.02, (model / "model.safetensors").stat().st_size
@@ -288,7 +289,7 @@ def test_a_gated_model_is_one_sentence(hub):
         fetch(NAME, True, told([]), nothing)
 
 
-@pytest.mark.everything("huggingface_hub waits twelve seconds between its attempts")
+@pytest.mark.slow("huggingface_hub waits twelve seconds between its attempts")
 def test_a_lost_connection_is_one_sentence_and_goes_on_later(hub, model):
     hub.breaks_after = 3 << 20
     with pytest.raises(
@@ -330,6 +331,7 @@ def test_weights_that_arrive_damaged_are_not_used(hub, model, tmp_path):
     assert cached_weights(NAME) is not None
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("how", ["offline", "no answer"])
 def test_without_a_hub_the_cache_will_do(hub, tmp_path, monkeypatch, how):
     fetch(NAME, False, told([]), nothing)

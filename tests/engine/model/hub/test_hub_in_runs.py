@@ -100,7 +100,7 @@ def downloads(events):
     ]
 
 
-@pytest.mark.everything("three runs in processes of their own take 20 seconds")
+@pytest.mark.slow("three runs in processes of their own take 20 seconds")
 def test_a_run_of_a_hub_model_stops_goes_on_and_trains(model, tmp_path):
     config = make_config(tmp_path, **{"train.steps": 3, "output.checkpoint_every": 2}).to_dict()
     config["model"]["source"], config["data"]["source"] = (
@@ -144,6 +144,7 @@ def test_a_run_of_a_hub_model_stops_goes_on_and_trains(model, tmp_path):
     assert [path for _, path, _ in hub.requests] == asked
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_weights_are_not_waited_for_where_the_data_cannot_be_used(model, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"nr": 1, "what": 2}\n' * 20, encoding="utf-8")

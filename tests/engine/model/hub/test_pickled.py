@@ -16,7 +16,7 @@ from engine.training.weights.weights import load_pretrained
 from tests.support.checkpoints_of_families import save_family
 from tests.support.folders import make_model
 from tests.support.pickled_folders import pickle_weights, write_pickled
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 
 pytestmark = pytest.mark.computing
 
@@ -40,7 +40,7 @@ def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 
 @pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("family", in_tiers(FAMILIES, ("gpt2", "mixtral"), "a part says as much"))
+@pytest.mark.parametrize("family", slow_but(FAMILIES, ("gpt2", "mixtral"), "a part says as much"))
 def test_masters_and_buffers_are_those_of_the_same_safetensors(
     family, stored, files, poured, tmp_path
 ):

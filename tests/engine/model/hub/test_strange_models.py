@@ -335,7 +335,7 @@ def test_a_header_that_says_it_is_huge_is_not_read(length, model):
     assert "its header is longer than safetensors allows" in text
 
 
-@pytest.mark.everything("a header of 30 MB is decoded, for a second")
+@pytest.mark.slow("a header of 30 MB is decoded, for a second")
 def test_a_header_of_very_many_tensors_takes_seconds(model):
     same = entry(0, 0)
     names = ",".join(f'"{number}":{same}' for number in range(400_000))

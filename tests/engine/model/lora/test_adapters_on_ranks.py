@@ -9,7 +9,7 @@ import pytest
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from tests.engine.runtime.test_ranks import IN_ORDER, UNTIED, assert_near
-from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.trained_ranks import Job, Trained, train
 
 pytestmark = pytest.mark.computing
@@ -55,7 +55,7 @@ def test_ranks_with_one_micro_batch_have_the_bits_of_one_rank(name, dtype, ranks
     assert [loss for loss, _ in several.steps] == [loss for loss, _ in one.steps]
 
 
-@pytest.mark.everything(PLAN_SWEEP)
+@pytest.mark.slow(PLAN_SWEEP)
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
 def test_so_they_have_where_weights_stay_in_fp32(optimizer, monkeypatch):
     """Routers are frozen, and have all planes nonetheless."""
@@ -65,6 +65,7 @@ def test_so_they_have_where_weights_stay_in_fp32(optimizer, monkeypatch):
     train(2, job).assert_same_bits(train(1, job))
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 def test_stacked_experts_have_them_too():
     experts = Adapters(4, target_parameters=("experts.gate_up_proj", "experts.down_proj"))
     job = Job("mixtral", "float32", 2, 2, UNTIED, IN_ORDER | {"parts": experts})
@@ -85,7 +86,7 @@ def usual():
 
 
 @pytest.mark.parametrize("name", ["adapters", "some adapters"])
-@pytest.mark.parametrize("plan", in_tiers(PLANS, ("parked",), PLAN_SWEEP))
+@pytest.mark.parametrize("plan", slow_but(PLANS, ("parked",), PLAN_SWEEP))
 def test_any_plan_gives_the_same_bits(usual, plan, name):
     found = train(2, job_of(TRAINED[name], "bfloat16"), **PLANS[plan])
     common = found.planes.keys() & usual(name).planes.keys()
@@ -94,6 +95,7 @@ def test_any_plan_gives_the_same_bits(usual, plan, name):
     assert found.steps == usual(name).steps
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("ranks, name", [(2, "adapters"), (4, "some adapters"), (4, "norms")])
 def test_ten_steps_are_those_of_one_rank(name, ranks):
     job = job_of(TRAINED[name], steps=10, max_grad_norm=1.0, loss_chunk=7)

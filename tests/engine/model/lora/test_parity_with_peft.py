@@ -18,7 +18,7 @@ from tests.engine.model.test_families import AMPLIFIES, SUPPORTED, assert_alloca
 from tests.support.families import tiny_family_config
 from tests.support.library_version import another_version_may_refuse
 from tests.support.peft_models import ADAPTERS, adapted_layers, in_peft, take_adapters, trained_of
-from tests.support.tiers import FAMILY_SWEEP, in_tiers, nth
+from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import Streamed, plain_loss, plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.computing
@@ -30,7 +30,6 @@ STEPS = 10
 RATE = 1e-3
 FIRST_TIER = ("llama", "gpt2", "gemma3_text", "phi3", "mixtral")
 """Linear layers, transposed ones, tied heads, fused layers, and experts that get no adapters."""
-FAMILIES = nth(SUPPORTED, {*FIRST_TIER, *MISREAD})
 
 
 def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> None:
@@ -127,10 +126,10 @@ def assert_exported(run: Streamed, peft, adapters: Adapters, where: tuple) -> No
 
 
 def families() -> list:
-    sweep = pytest.mark.everything(FAMILY_SWEEP)
+    sweep = pytest.mark.slow(FAMILY_SWEEP)
     return [
         family if family in FIRST_TIER else pytest.param(family, marks=[sweep])
-        for family in FAMILIES
+        for family in SUPPORTED
     ]
 
 
@@ -170,7 +169,7 @@ parameter alone.
 """
 
 
-@pytest.mark.parametrize("family", in_tiers(STACKED, ("mixtral",), FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(STACKED, ("mixtral",), FAMILY_SWEEP))
 def test_adapters_of_stacked_experts(family, tmp_path):
     with another_version_may_refuse():
         config = tiny_family_config(family)

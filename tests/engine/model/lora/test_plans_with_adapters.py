@@ -83,6 +83,7 @@ def test_dropout_changes_what_is_learned(reference):
     assert any(not torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.slow("torch compiles several blocks, for five seconds or more")
 def test_blocks_with_adapters_are_compiled(monkeypatch):
     """Compiled ones learn what eager ones do, and nothing is left uncompiled."""
     without_kernels(monkeypatch)

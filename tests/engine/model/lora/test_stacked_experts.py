@@ -117,6 +117,7 @@ def planes_after(choices: PlanChoices) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 def test_any_plan_gives_the_same_bits():
     base = PlanChoices(micro_batches=2)
     expected = planes_after(base)
@@ -181,6 +182,7 @@ def run(folder):
     return trained(make_config(folder, **LORA | values), folder / "runs")
 
 
+@pytest.mark.slow("it sweeps over many cases")
 def test_they_are_exported(folder, run):
     """PEFT reads the adapter, with the logits of the merged folder in transformers, which answers
     as the run does.
@@ -205,11 +207,13 @@ def test_they_are_exported(folder, run):
     assert own == told[0, IDS.shape[1] :].tolist()
 
 
+@pytest.mark.slow("it sweeps over many cases")
 def test_a_stopped_run_goes_on_to_the_bit(folder, run):
     stopped = trained(make_config(folder, **LORA), folder / "stopped", {3: "stop"})
     assert files_of(resumed_to_the_end(stopped))[8] == files_of(run)[8]
 
 
+@pytest.mark.slow("it sweeps over many cases")
 def test_an_adapter_of_other_experts_is_not_started_from(folder, run, capsys):
     preset = folder / "preset.yaml"
     start = {"model.start_from": str(run.folder.export_path)}

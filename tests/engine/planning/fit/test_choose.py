@@ -73,6 +73,7 @@ def with_candidates(monkeypatch, gib: float, **changes):
         return on_gpu(gib, **changes), seen
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_memory_is_used_where_it_is_and_saved_where_it_is_not(either):
     large, middle, small = on_gpu(139), on_gpu(80), on_gpu(24)
     for chosen in (large, middle):
@@ -187,6 +188,7 @@ def test_one_more_resident_block_would_not_have_fitted():
         assert not sizer.fits(chosen.micro_batch_size, more)
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_micro_batches_saturate_but_do_not_sprawl():
     """In one round."""
     one = dict(engine__rounds=1)
@@ -201,6 +203,7 @@ def test_micro_batches_saturate_but_do_not_sprawl():
     assert on_gpu(139, train__micro_batch_size=2, **one).micro_batch_size == 2
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_rounds_are_not_many_and_their_micro_batches_are_not_small():
     for gib, length, rows in itertools.product((48, 139), (256, 8192), (7, 148, 512)):
         chosen = on_gpu(gib, length=length, train__batch_size=rows)
@@ -245,6 +248,7 @@ def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs
     assert sizer.total(size, few) < sizer.total(size, more)  # what is recomputed finds less space
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_explicit_settings_are_kept():
     asked = on_gpu(
         80,
@@ -275,6 +279,7 @@ def test_explicit_settings_are_kept():
     assert on_gpu(24, engine__gpu_memory_gib=139.0).choices == on_gpu(24).choices
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_kernels_are_compiled_where_they_can_be_or_as_asked(compiler):
     def compiled(device: str = "cuda", **changes) -> bool:
         shape = big_shape(changes.get("model__dtype", "bfloat16"))
@@ -334,6 +339,7 @@ def test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices(comp
     assert again.rounding == old | single
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_logits_stay_bounded(either):
     for shape in (
         big_shape(),

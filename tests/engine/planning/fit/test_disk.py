@@ -34,6 +34,7 @@ def disk_items(report: FitReport) -> dict[MemoryItem, int]:
     return {item.kind: item.bytes for item in report.disk.items}
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_the_kinds_take_what_their_planes_take():
     assert SHAPE.checkpoint_bytes() == 12 * SHAPE.gradient_numel
     assert SHAPE.checkpoint_bytes("weights") == 4 * SHAPE.gradient_numel
@@ -119,6 +120,7 @@ def test_a_disk_for_nothing_has_no_remedy():
     assert not report.remedies and any("No change of settings" in r for r in report.reasons)
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_the_checkpoint_of_an_earlier_session_counts():
     """A disk for one checkpoint does not hold the next one beside that of the session before."""
     disk = FULL + EXPORT + GIB
@@ -145,6 +147,7 @@ def test_the_best_weights_are_counted_before_a_run_starts(values, copies):
     assert disk_items(report).get(MemoryItem.BEST, 0) == copies * WEIGHTS
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_a_disk_without_room_for_the_best_weights_only_costs_these():
     """The run fits without them, and the report says that they are not kept."""
     rest = 3 * FULL + EXPORT + RECORD_BYTES

@@ -24,7 +24,7 @@ from engine.planning.schedule.ops import Lane, OpKind
 from engine.training.loop.planning import simulated_step
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config
-from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.sets import PLAN_SWEEP, slow_but
 
 pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
 
@@ -77,7 +77,8 @@ def test_a_pass_computes_what_a_forward_does():
     assert 0.25 < loss / trained[OpKind.LOSS, "head"] < 0.5
 
 
-@pytest.mark.parametrize("gpus", in_tiers([1, 2], [1], PLAN_SWEEP))
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
+@pytest.mark.parametrize("gpus", slow_but([1, 2], [1], PLAN_SWEEP))
 def test_a_report_and_the_step_of_a_run_count_it(gpus):
     machine = named_with_several(f"{gpus} x H100 SXM" if gpus > 1 else "H100 SXM", 512)
     values = {"engine__gpus": gpus, "engine__states": "host", "train__batch_size": 32}

@@ -27,7 +27,7 @@ from engine.planning.shape.serialize import pack, unpack
 from engine.planning.shape.tile_sizes import TILES, TiledBlock, tiles_for
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 from tests.support.tiny import tiny_config
 
 pytestmark = pytest.mark.computing
@@ -174,7 +174,7 @@ def test_a_shape_with_tiles_is_stored_as_it_is():
     assert unpack(pack({"bfloat16": shape}), "bfloat16", "qwen") == shape
 
 
-@pytest.mark.parametrize("family", in_tiers(["qwen2", "mixtral"], ["qwen2"], MEASURED))
+@pytest.mark.parametrize("family", slow_but(["qwen2", "mixtral"], ["qwen2"], MEASURED))
 def test_blocks_are_measured_in_tiles(family):
     """A block keeps its two norms' outputs, queries, keys, values and what attention returns."""
     model = build_model(tiny_config(family), ModelConfig(source="tiny", dtype="bfloat16"))
@@ -187,7 +187,7 @@ def test_blocks_are_measured_in_tiles(family):
         assert unit.tiled.peak_bytes(1 << 20, 4096) > unit.tiled.kept_bytes(1 << 20)
 
 
-@pytest.mark.everything(MEASURED)
+@pytest.mark.slow(MEASURED)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_what_is_kept_is_what_autograd_saves(family):
     """The block runs on the CPU, with values. Rows are shorter than a window."""

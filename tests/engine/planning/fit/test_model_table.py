@@ -145,6 +145,7 @@ def test_what_is_missing_is_never_nothing():
         assert found.missing == f"{words} GiB of RAM"
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_smaller_moments_make_larger_models_and_smaller_machines_fit():
     machine = named_machine("H200", 96)
     _, plain = largest_model(CONFIG, machine)
@@ -210,6 +211,7 @@ def test_a_table_of_adapters_has_what_a_report_of_each_says():
     assert float(told["step_seconds"]) == pytest.approx(found.step_seconds, abs=0.001)
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_more_models_and_smaller_machines_do_for_adapters():
     machine = named_machine("RTX 4090", 32)
     (largest, _), (larger, found) = (largest_model(each, machine) for each in (CONFIG, LORA))

@@ -217,6 +217,7 @@ def report_of(**changes):
     return estimate(job, machine, big_shape())
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_a_report_offers_and_tells_what_is_on_the_disk():
     without, report = report_of(), report_of(engine__disk="/disk")
     assert without.verdict == Verdict.DOES_NOT_FIT and without.spill is None

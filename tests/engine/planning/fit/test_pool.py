@@ -270,6 +270,7 @@ def test_a_remedy_says_how_the_border_moves():
     )
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_settings_that_keep_all_in_ram_are_lifted_where_that_lacks():
     config = job(engine__states="host", engine__gradients="host")
     on = machine("H100 SXM", 98)

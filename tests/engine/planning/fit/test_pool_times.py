@@ -163,6 +163,7 @@ def test_costs_in_words_leave_out_what_is_hardly_anything():
 # ---------------------------------------------------------------------- what more would save
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_further_memory_saves_what_the_planner_makes_of_it():
     config, shape = job("Qwen/Qwen2.5-7B", 16)
     machine = named_machine("H100 SXM", 128)
@@ -174,6 +175,7 @@ def test_further_memory_saves_what_the_planner_makes_of_it():
     assert now - FURTHER_GIB * found[PartName.GPU] == pytest.approx(then)
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_a_cap_of_gpu_memory_is_what_grows_where_there_is_one():
     config, shape = job("Qwen/Qwen2.5-7B", 16, engine__gpu_memory_gib=60)
     machine = named_machine("H100 SXM", 128)

@@ -81,6 +81,7 @@ def test_a_job_that_lacks_ram_is_offered_the_most_exact_moments_that_fit(
     assert after.verdict != Verdict.DOES_NOT_FIT
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_nothing_larger_than_the_job_s_own_moments_is_offered():
     (remedy,) = of_moments(short_of(job("adamw_bf16"), 10))
     assert remedy.changes == {"train.optimizer": "adamw_8bit"}
@@ -249,6 +250,7 @@ def test_a_remedy_fits_as_promised_and_its_seconds_are_the_report_s(name):
         assert all(kind.sentence in told["exactness_in_words"] for kind in remedy.exactness)
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_what_auto_does_by_itself_is_offered_only_where_settings_forbid_it():
     for ram in (20, 40, 60, 80, 100):
         asked = job().with_values(

@@ -303,6 +303,7 @@ def test_which_numbers_of_gpus_are_compared():
     assert numbers_of_ranks(rows.with_values({"engine.gpus": 4}), 0, {}) == (4,)
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_auto_takes_as_many_gpus_as_make_a_step_fastest():
     changes = {"engine__gpus": "auto", "train__batch_size": 296}
     assert needs_on("2 x H100 SXM", **changes).ranks == 2
@@ -392,6 +393,7 @@ def tokens_per_second(ranks: int, rates: Rates, rows: int) -> float:
     return rows * ranks * 1024 / timing.seconds
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_two_gpus_train_nearly_twice_as_fast_at_large_steps():
     """7.6 billion parameters, 148 rows of 1,024 tokens a GPU: measured, 1.98 times one H200."""
     one = tokens_per_second(1, QUICK, 148)

@@ -94,6 +94,7 @@ def test_a_step_gathers_all_weights_and_scatters_the_sums_of_adapters():
             assert times.received(op) < 0.02 * shape.item_bytes * gathered
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_two_gpus_are_predicted_to_be_faster():
     one, two = (needs_on(ranks) for ranks in (1, 2))
     assert 0.45 < two.step_seconds / one.step_seconds < 0.7

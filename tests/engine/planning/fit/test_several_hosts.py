@@ -107,6 +107,7 @@ def on_two(machine, rates, **changes) -> Needs:
     return needs_of(asked, machine, big_shape(), SessionFacts(hosts=2, rates=rates))
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_planes_that_are_divided_take_half_of_the_ram_of_two_hosts():
     machine = named_with_several("2 x RTX 4090", 512)
     copy, divide = (

@@ -125,6 +125,7 @@ def report_of(**changes):
     return estimate(job, machine, big_shape())
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_a_report_tells_what_is_on_the_disk_and_what_it_costs():
     without = report_of()
     assert without.verdict == Verdict.DOES_NOT_FIT and without.spill is None
@@ -172,6 +173,7 @@ def offered_changes(remedy) -> dict:
     return {name.replace(".", "__"): value for name, value in remedy.changes.items()}
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_a_faster_disk_makes_shorter_steps(tmp_path, monkeypatch):
     monkeypatch.setenv("RAMSTREAM_CACHE", str(tmp_path / "cache"))
     slow = report_of(engine__disk=str(tmp_path))

@@ -66,6 +66,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_total_is_the_sum_of_the_items_whatever_was_computed_before(device, tied):

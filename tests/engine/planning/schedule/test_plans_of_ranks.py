@@ -128,6 +128,7 @@ def plan_of(name: str, ranks: int, rank: int, tied: bool = False, piece: int = 0
     return build_step_plan(BLOCKS, tied, choices_of(name, ranks), sizes)
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("ranks, tied", [(2, True), (4, False)], ids=["tied", "untied"])
 def test_every_plan_of_every_rank_is_sound(ranks, tied):
     """Every rank updates its own shard and nothing else, and meets the others where they are."""

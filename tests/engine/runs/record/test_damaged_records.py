@@ -40,6 +40,7 @@ def run(tmp_path_factory):
     return run.folder
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_damaged_byte_hides_no_run(run, tmp_path, seed):
     generator, whole = random.Random(seed), run.events_path.read_bytes()

@@ -57,6 +57,7 @@ def small_disk(tmp_path):
         yield place
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 def test_a_disk_that_is_full_for_the_export(capsys, preset, small_disk, monkeypatch):
     monkeypatch.setattr(engine.training.loop.planning, "read_machine", plenty)
     at_event(
@@ -115,6 +116,7 @@ def test_a_form_is_kept_once_there_is_space_again(small_disk, tmp_path):
     assert Draft(small_disk).recall() == (None, shown)
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 def test_files_that_may_not_grow(tmp_path, preset, runs):
     """A quota is imitated by RLIMIT_FSIZE, in a separate process, since the limit holds for a
     process.
@@ -146,6 +148,7 @@ def test_files_that_may_not_grow(tmp_path, preset, runs):
     intact(Path(list_runs(runs)[0].path))
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 @pytest.mark.parametrize("call", ["fsync", "fdatasync"])
 def test_a_disk_that_fails_to_sync(capsys, preset, runs, monkeypatch, call, whole):
     from engine.training.checkpoints import piece_files
@@ -321,6 +324,7 @@ def test_two_processes_on_one_run_folder(capsys, runs, stopped_run):
     assert command(capsys, "--runs-dir", runs, "train", "--resume", stopped_run.id)[0] == 0
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("commands", [("stop",), ("stop", "pause", "resume", "save")])
 def test_twenty_who_stop_a_run_of_another_process_at_once_end_it_once(
     capsys, runs, preset, monkeypatch, whole, commands

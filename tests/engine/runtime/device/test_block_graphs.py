@@ -114,6 +114,7 @@ def test_a_shape_that_comes_late_has_no_recordings_beside_its_rehearsal():
     assert recorder.told.count("record") == 12 + 12 + 12
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_too_many_shapes_are_told():
     shapes = [(rows, tokens) for rows in (1, 2) for tokens in range(3, 16)]
     planes, problem = planes_after(WHOLE, AgainRecorder(), shapes, each=1)

@@ -26,7 +26,7 @@ from engine.runtime.distributed.codec import (
     kinds,
 )
 from engine.runtime.distributed.messages import Failed, Losses, Message, ShardReply
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 
 TIMES = 40
 DTYPES = (np.uint8, np.int64, np.float32, np.bool_, np.float64, np.int32)
@@ -215,7 +215,7 @@ USUAL = [name for name in ("llama", "qwen3_moe", "gpt2", "gemma3_text") if name 
 
 
 @pytest.mark.parametrize(
-    "family", in_tiers(FAMILIES, USUAL, "it makes the configurations of all families")
+    "family", slow_but(FAMILIES, USUAL, "it makes the configurations of all families")
 )
 def test_a_configuration_arrives_as_the_leader_changed_it(family):
     with warnings.catch_warnings():

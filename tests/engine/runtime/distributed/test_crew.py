@@ -74,6 +74,7 @@ def train_until_it_fails(workers: Led, first: int = 1) -> str:
 # --------------------------------------------------------------------- a rank is lost
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize(
     "number, rank, told",
     [
@@ -98,6 +99,7 @@ def test_a_signal_to_one_ends_all(model, number, rank, told, moment):
     assert shared_files() == before and not followers_of(os.getpid())
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_process_that_is_stopped_is_lost_once_it_was_silent(model, monkeypatch):
     monkeypatch.setattr(connection, "SILENT_SECONDS", 3.0)
     with led(model, 2) as workers:
@@ -149,6 +151,7 @@ def test_what_goes_wrong_in_a_step_of_one_is_told(model, tmp_path, monkeypatch, 
     assert all("Traceback" in text and traced in text for text in workers.logged)
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("message", ["Open", "Build", "Evaluate", "DryRun", "Drain"])
 def test_what_goes_wrong_elsewhere_is_told_too(model, tmp_path, monkeypatch, message):
     plant(monkeypatch, tmp_path / "fault", 1, message, "raise ValueError('broken')")
@@ -182,6 +185,7 @@ def test_a_program_that_is_not_there_is_told(model, monkeypatch):
         pass
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_model_that_vanishes_is_not_missed(tmp_path):
     """Followers are told the configuration by the leader, and read nothing of the model."""
     folder = tmp_path / "model"
@@ -290,6 +294,7 @@ def test_an_evaluation_that_is_given_up_leaves_the_ranks_in_step(model):
         assert workers.store.held.step == 2 and not workers.store.held.is_mixed
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_an_engine_that_the_leader_cannot_build_leaves_the_ranks_in_step(model, monkeypatch):
     def no_room(*_):
         raise torch.OutOfMemoryError("no room")
@@ -322,6 +327,7 @@ def test_numbers_that_are_not_finite_end_no_rank(model):
         assert workers.store.held.step == 3 and not workers.store.held.is_mixed
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_followers_of_a_leader_that_is_killed_end_by_themselves(model, tmp_path):
     if not model.exists():
         with led(model, 2):
@@ -355,6 +361,7 @@ def test_followers_of_a_leader_that_is_killed_end_by_themselves(model, tmp_path)
 # --------------------------------------------------------------------- what stays
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_crews_one_after_another_leave_nothing(model, capfd, recwarn):
     """The app starts several runs in one process."""
 

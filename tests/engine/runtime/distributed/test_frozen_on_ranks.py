@@ -78,6 +78,7 @@ def usual(model):
     return get
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_any_plan_gives_the_same_bits(model, usual, case):
     name, plan = case
@@ -85,7 +86,7 @@ def test_any_plan_gives_the_same_bits(model, usual, case):
     assert found == expected
 
 
-@pytest.mark.everything(SWEEP)
+@pytest.mark.slow(SWEEP)
 @pytest.mark.parametrize("name, choices", [("adapters", {}), ("some", {"settled_units": 2})])
 def test_hosts_with_copies_train_what_one_host_trains(model, usual, name, choices):
     found, loss = found_by(model, 1, 2, parts=PARTS[name], **choices)

@@ -23,7 +23,7 @@ from tests.support.crews import (
     led,
     wait_for_end,
 )
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 from tests.support.tiny import random_batches
 
 SWEEP = "it starts one to three processes, for five seconds or more"
@@ -59,7 +59,7 @@ def trained_planes(workers: Led) -> dict[tuple[str, str], bytes]:
     }
 
 
-@pytest.mark.parametrize("case", in_tiers(CASES, CASES[:1], SWEEP), ids=str)
+@pytest.mark.parametrize("case", slow_but(CASES, CASES[:1], SWEEP), ids=str)
 def test_hosts_train_what_one_host_trains(model, planes_of_hosts, case):
     """Those of one rank each have the bits of one host with as many ranks but for the norm, which
     is added up otherwise, and clips nothing here.
@@ -96,7 +96,8 @@ DIVIDED = [(2, 1, {}), (2, 2, {"settled_units": 2}), (3, 1, PARKED)]
 ROWS = [[1, 2, 3], [4, 5]]
 
 
-@pytest.mark.parametrize("case", in_tiers(DIVIDED, DIVIDED[:1], SWEEP), ids=str)
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
+@pytest.mark.parametrize("case", slow_but(DIVIDED, DIVIDED[:1], SWEEP), ids=str)
 def test_hosts_that_divide_planes_have_the_bits_of_one_host(model, planes_of_hosts, case):
     """RAM of each holds its share, also after the leader has read all planes and weights, and all
     ranks have evaluated and sampled.
@@ -129,7 +130,7 @@ def ram_of(planes: SharedPlanes) -> int:
     return sum(512 * os.stat(planes.path(key)).st_blocks for key in planes.files)
 
 
-@pytest.mark.everything(SWEEP)
+@pytest.mark.slow(SWEEP)
 def test_planes_that_were_on_a_host_that_is_lost_are_not_read(model):
     with led(model, 1, 2, 2, span=2) as workers:
         (pid,) = workers.pids
@@ -142,7 +143,7 @@ def test_planes_that_were_on_a_host_that_is_lost_are_not_read(model):
             trained_planes(workers)
 
 
-@pytest.mark.parametrize("rank", in_tiers([1, 2, 3], [], SWEEP))
+@pytest.mark.parametrize("rank", slow_but([1, 2, 3], [], SWEEP))
 def test_a_process_of_any_host_that_is_killed_is_told_and_all_others_end(model, rank):
     with led(model, 2, 4, 2) as workers:
         pids = workers.pids
@@ -157,7 +158,7 @@ def test_a_process_of_any_host_that_is_killed_is_told_and_all_others_end(model, 
     assert "\n" not in told
 
 
-@pytest.mark.everything(SWEEP)
+@pytest.mark.slow(SWEEP)
 def test_a_process_of_another_host_that_hangs_is_lost_once_it_was_silent(model, monkeypatch):
     """Nobody on this host can end it, and gloo waits for it without an end."""
     monkeypatch.setattr(connection, "SILENT_SECONDS", 3.0)

@@ -26,6 +26,7 @@ def run(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_sampled_steps_have_the_ops_of_every_rank_on_one_clock(run):
     timelines = events_of(run, StepTimeline)
     assert [event.step for event in timelines] == [1, 2, 4]

@@ -12,7 +12,7 @@ from tests.engine.model.test_families import SUPPORTED
 from tests.engine.runtime.sampling.test_generate import PROMPTS, plain_answer
 from tests.support.families import tiny_family_config
 from tests.support.library_version import AS_RECORDED, another_version_may_refuse
-from tests.support.tiers import FAMILY_SWEEP, in_tiers, nth
+from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import MOST_USED, plain_model, streamed
 
 pytestmark = pytest.mark.computing
@@ -33,10 +33,7 @@ CHANGES = {"jamba": {"attn_layer_period": 2, "attn_layer_offset": 1}}
 NEW_TOKENS = 10
 
 
-FAMILIES = nth(SUPPORTED, {*MOST_USED, *UNTRUSTED, *CHANGES}, first=1)
-
-
-@pytest.mark.parametrize("family", in_tiers(FAMILIES, MOST_USED, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(SUPPORTED, MOST_USED, FAMILY_SWEEP))
 def test_greedy_answers_equal_generate(family):
     config = tiny_family_config(family, **CHANGES.get(family, {}))
     plain = plain_model(config).eval()

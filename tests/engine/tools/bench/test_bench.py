@@ -56,6 +56,7 @@ def short(monkeypatch):
     monkeypatch.setattr("engine.runtime.measure.machine_rates.PARAMETERS", {"cpu": 1 << 16})
 
 
+@pytest.mark.slow("torch compiles several blocks, for five seconds or more")
 def test_an_evaluation_is_timed_beside_its_kernels(preset, capsys):
     command = ["bench", str(preset), "--seconds", "0.1", "--streamed-only", "--evaluation", "9"]
     settings = ["--set", "train.micro_batch_size=1", "--set", "train.batch_size=4"]
@@ -72,6 +73,7 @@ def test_an_evaluation_is_timed_beside_its_kernels(preset, capsys):
     assert "give 1 or more" in capsys.readouterr().err
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_a_training_has_as_many_steps_as_are_asked_for(preset, capsys):
     command = ["bench", str(preset), "--seconds", "0.0001", "--streamed-only", "--json"]
     for asked in (1, 6):
@@ -117,6 +119,7 @@ def test_a_preset_is_measured_streamed_and_resident(preset, capsys):
     )
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_the_table_says_what_was_measured(preset, capsys):
     assert (
         launch.main(["bench", str(preset), "--seconds", "0.1", "--set", "train.batch_size=4"]) == 0
@@ -190,6 +193,7 @@ def test_the_cpu_is_measured_with_one_thread_too(capsys):
     ), "products are measured in float32"
 
 
+@pytest.mark.slow("torch compiles several blocks, for five seconds or more")
 def test_several_trainings_on_the_same_weights(preset, capsys):
     assert (
         launch.main(

@@ -64,6 +64,7 @@ def test_what_a_run_trains_is_measured(tmp_path, capsys, job):
     assert resident["ways"] == [] and "measured streamed alone" in resident["why_not"]
 
 
+@pytest.mark.slow("torch compiles several blocks, for five seconds or more")
 def test_the_table_tells_adapters_and_pairs(tmp_path, capsys):
     assert launch.main(command_of(tmp_path, JOBS["dpo of adapters"])) == 0
     said = capsys.readouterr()

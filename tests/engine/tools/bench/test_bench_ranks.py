@@ -24,6 +24,7 @@ def short(monkeypatch):
     monkeypatch.setattr("engine.runtime.measure.machine_rates.PARAMETERS", {"cpu": 1 << 16})
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("settled", [0, 2])
 def test_two_ranks_and_one_are_measured(tmp_path, capsys, monkeypatch, settled):
     plain = plan_training.choose

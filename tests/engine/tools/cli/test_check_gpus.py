@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import launch
 from tests.engine.tools.cli.test_launch import bad
 
@@ -22,6 +24,7 @@ def test_check_takes_a_number_of_gpus(capsys):
     assert "Each of the 2 GPUs is assumed to receive 8 GB/s from the others" in text
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_check_compares_numbers_of_gpus(capsys):
     asked = (*ASKED, *ROWS, "--machine", "2 x H100 SXM", "--ram-gib", "256", "--json")
     found = {}

@@ -28,6 +28,7 @@ def test_check_takes_hosts_and_their_network(capsys):
         assert ("divided among 2 hosts" in text) == (way == "shard")
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_what_one_host_cannot_hold_is_divided_among_two(capsys):
     small = (*ASKED, *ROWS, "--ram-gib", "64", "--json")
     found = []

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 import launch
 from engine.planning.shape.catalog import entry_of
 from engine.words import in_seconds
 from tests.engine.tools.cli.test_launch import bad
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_check_takes_the_optimizer_of_a_report_and_any_in_a_table(capsys, monkeypatch):
     asked = ("--model", "Qwen/Qwen2.5-7B", "--machine", "H200")
     assert launch.main(["check", *asked, "--optimizer", "adamw_8bit"]) == 0
@@ -40,6 +43,7 @@ def test_check_takes_the_optimizer_of_a_report_and_any_in_a_table(capsys, monkey
     assert "parked: gradients wait on the GPU" in best and "parked: " not in plain
 
 
+@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_check_says_how_long_a_remedy_takes_and_how_exact_it_is(capsys):
     asked = ("check", "--model", "Qwen/Qwen2.5-7B", "--machine", "RTX 4090")
     assert launch.main([*asked]) == 1

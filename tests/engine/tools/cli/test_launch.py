@@ -155,6 +155,7 @@ def test_a_finished_run_is_not_resumed_and_stays_finished(capsys, tmp_path, pres
     assert (runs / run.id / "events.jsonl").read_bytes() == record
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_ctrl_c_stops_and_saves_and_resume_finishes(tmp_path, preset):
     runs = tmp_path / "runs"
     command = [sys.executable, str(ROOT / "launch.py"), "train", "--runs-dir", str(runs)]
@@ -363,6 +364,7 @@ def test_a_name_that_the_terminal_cannot_write_is_written_in_codes(tmp_path):
     assert "Gr\\xf6\\xdfe \\u2192" in done.stdout
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_reader_that_has_enough_ends_a_command_without_a_word():
     command = subprocess.Popen(
         [sys.executable, "launch.py", "check", "--table", "--csv"],

@@ -63,7 +63,7 @@ def test_little_address_space_is_told_in_one_sentence(tmp_path, command, mib):
     assert command != "train" or not (tmp_path / "runs").exists()
 
 
-@pytest.mark.everything("it starts processes and waits for them, for five seconds or more")
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("mib", [1160, 1250, 1400, 1600])
 def test_a_run_above_the_least_is_whole_or_tells_of_memory(tmp_path, mib):
     make_config(tmp_path, **{"train.steps": 2}).save(tmp_path / "preset.yaml")

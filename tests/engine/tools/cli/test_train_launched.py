@@ -33,8 +33,8 @@ from tests.support.folders import make_config
 from tests.support.launches import SETTINGS, events_in, launch, planes_in, preset_of
 from tests.support.made_pairs import pair_config
 from tests.support.other_account import needs_root
+from tests.support.sets import slow_but
 from tests.support.strangers import attacked
-from tests.support.tiers import in_tiers
 
 PROCESSES = "it starts processes and waits for them, for ten seconds or more"
 
@@ -97,7 +97,8 @@ def trained(folder: Path, preset: str, hosts: int, ranks: int, *how) -> Path:
 DIVIDED = ["--set", "engine.across_nodes=shard"]
 
 
-@pytest.mark.parametrize("ranks", in_tiers([1, 2], [1], PROCESSES))
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
+@pytest.mark.parametrize("ranks", slow_but([1, 2], [1], PROCESSES))
 def test_planes_that_are_divided_among_hosts_have_the_bits_of_one_host(
     folder, preset, plain, ranks
 ):
@@ -144,7 +145,8 @@ def figures(runs: Path) -> list[float]:
     return [n for e in steps for n in (e.loss, e.grad_norm)] + [e.loss for e in evaluations]
 
 
-@pytest.mark.parametrize("shape", in_tiers([(2, 1), (1, 2), (2, 2)], [(2, 1)], PROCESSES), ids=str)
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
+@pytest.mark.parametrize("shape", slow_but([(2, 1), (1, 2), (2, 2)], [(2, 1)], PROCESSES), ids=str)
 def test_it_trains_what_a_run_with_processes_of_its_own_trains(
     folder, preset, plain, two_hosts, shape
 ):
@@ -156,7 +158,7 @@ def test_it_trains_what_a_run_with_processes_of_its_own_trains(
         assert figures(runs) == figures(plain)
 
 
-@pytest.mark.everything(PROCESSES)
+@pytest.mark.slow(PROCESSES)
 def test_its_bits_repeat(folder, preset, two_hosts):
     """Also where all processes are started in the plain way."""
     first, second = two_hosts, trained(folder, preset, 2, 1, 0, subprocess.Popen)
@@ -168,8 +170,9 @@ def test_its_bits_repeat(folder, preset, two_hosts):
 # --------------------------------------------------------------------- strangers
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @needs_root
-@pytest.mark.everything(PROCESSES)
+@pytest.mark.slow(PROCESSES)
 def test_another_account_that_attacks_it_runs_nothing_and_it_goes_on(
     folder, preset, plain, tmp_path
 ):
@@ -205,7 +208,7 @@ def test_other_settings_on_another_host_are_refused(folder, preset):
     assert not list_runs(runs)
 
 
-@pytest.mark.everything(PROCESSES)
+@pytest.mark.slow(PROCESSES)
 @pytest.mark.parametrize(
     "arguments, told",
     [
@@ -224,7 +227,8 @@ def test_wrong_settings_are_told_in_one_sentence(folder, preset, arguments, told
     assert not [run for run in list_runs(runs) if run.step]
 
 
-@pytest.mark.parametrize("shape", in_tiers([(1, 2), (2, 1)], [(1, 2)], PROCESSES), ids=str)
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
+@pytest.mark.parametrize("shape", slow_but([(1, 2), (2, 1)], [(1, 2)], PROCESSES), ids=str)
 def test_several_processes_learn_from_preferences_what_one_learns(folder, shape):
     hosts, ranks = shape
     preset = folder / "pairs.yaml"
@@ -253,7 +257,7 @@ LONG = {"train.steps": 120, "train.schedule": "constant", "output.eval_every": 0
 LONG |= {"output.checkpoint_every": 10, "output.keep_checkpoints": 2}
 
 
-@pytest.mark.everything(PROCESSES)
+@pytest.mark.slow(PROCESSES)
 @pytest.mark.parametrize("hosts, ranks, rank, more", [(1, 2, 1, []), (2, 1, 0, DIVIDED)], ids=str)
 def test_a_run_whose_process_is_killed_goes_on_by_itself(folder, hosts, ranks, rank, more):
     preset = preset_of(folder / "long", **LONG)
@@ -275,7 +279,7 @@ def test_a_run_whose_process_is_killed_goes_on_by_itself(folder, hosts, ranks, r
         assert ends[0].reason.startswith(f"Rank {rank} of {hosts * ranks}")
 
 
-@pytest.mark.everything(PROCESSES)
+@pytest.mark.slow(PROCESSES)
 def test_without_restarts_it_ends_with_an_error_and_nothing_is_left(folder):
     preset = preset_of(folder / "long", **LONG)
     runs = folder / "no-restarts"
@@ -288,7 +292,7 @@ def test_without_restarts_it_ends_with_an_error_and_nothing_is_left(folder):
     assert ended.state == "failed" and ended.error_type == "RankError"
 
 
-@pytest.mark.everything(PROCESSES)
+@pytest.mark.slow(PROCESSES)
 def test_ctrl_c_stops_and_saves_and_a_later_launch_resumes(folder):
     preset = preset_of(folder / "long", **LONG | {"train.steps": 100_000})
     runs = folder / "stopped"

@@ -19,6 +19,8 @@ from tests.support.crews import FORK_RANKS, followers_of, wait_for_end
 from tests.support.folders import make_config
 from tests.support.forked_processes import ForkedProcess
 
+pytestmark = pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
+
 ROOT = Path(launch.__file__).parent
 PATIENCE = 120
 TWO = {"engine.gpus": 2, "train.micro_batch_size": 1}

@@ -74,6 +74,7 @@ def command(trained, monkeypatch, capsys):
     (trained.path / RESULTS_FILE).unlink(missing_ok=True)
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_every_metric_becomes_a_result(command, trained):
     code, out = command("--json", "--limit", "7", "--chat")
     assert code == 0

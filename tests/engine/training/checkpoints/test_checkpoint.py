@@ -337,6 +337,7 @@ write_checkpoint(sys.argv[1], 3, Contents(store, {}), 1, progress=die_half_way)
 """
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_killed_process_leaves_the_old_one_and_the_next_write_clears_up(two, new_store):
     root, held = two
     process = subprocess.run([sys.executable, "-c", KILLED, root], cwd=PROGRAM_ROOT)

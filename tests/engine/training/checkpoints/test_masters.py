@@ -27,7 +27,7 @@ from tests.support.checkpoints_of_families import (
 )
 from tests.support.families import VOCAB
 from tests.support.folders import make_tokenizer
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 
 pytestmark = pytest.mark.computing
 
@@ -86,7 +86,7 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("family", in_tiers(TWELVE, A_FEW, SWEEP))
+@pytest.mark.parametrize("family", slow_but(TWELVE, A_FEW, SWEEP))
 def test_masters_and_exports_have_every_bit_of_the_checkpoint(family, stored, poured, tmp_path):
     source = save_family(tmp_path / "source", family, STORED[stored])
     model, store = poured(source)
@@ -110,7 +110,7 @@ def test_masters_and_exports_have_every_bit_of_the_checkpoint(family, stored, po
     assert load_config(str(source.with_name("source-float32"))).dtype == torch.float32
 
 
-@pytest.mark.parametrize("family", in_tiers(CORRECTED, ("deepseek_v3", "beam"), SWEEP))
+@pytest.mark.parametrize("family", slow_but(CORRECTED, ("deepseek_v3", "beam"), SWEEP))
 def test_an_untrained_export_has_the_logits_of_its_source(family, poured, tmp_path):
     """Buffers of 8 +- 0.2 moved them by a quarter, when they were rounded to bf16."""
     source = save_family(tmp_path / "source", family, bias=8.0)

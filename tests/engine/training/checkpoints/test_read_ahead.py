@@ -25,7 +25,7 @@ from engine.words import MIB
 from tests.support.folders import make_model
 from tests.support.pickled_folders import pickle_weights
 from tests.support.quantised_folders import quantise_to_fp8, quantise_to_mxfp4
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 from tests.support.tiny import tiny_config
 
 SHAPES = {
@@ -87,8 +87,9 @@ def taken_by(folders: list[str]) -> list[int]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize(
-    "family", in_tiers(SHAPES, {"qwen3_moe"}, "it is another layout of experts")
+    "family", slow_but(SHAPES, {"qwen3_moe"}, "it is another layout of experts")
 )
 def test_a_real_load_takes_less_than_the_bound_and_far_less_than_a_copy(family, tmp_path):
     plain = large_model(family)
@@ -108,6 +109,7 @@ def test_a_real_load_takes_less_than_the_bound_and_far_less_than_a_copy(family, 
         assert took < bound < copy / 3, figures
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize(
     "family, quantise",
     [("qwen3_moe", quantise_to_fp8), ("gpt_oss", quantise_to_mxfp4)],

@@ -53,6 +53,7 @@ def in_python(template: str, system: str, messages: list[dict[str, str]]) -> str
     return before + "".join(text) + generation
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 @pytest.mark.parametrize("template", [CHATML, DEFAULT_SYSTEM + CHATML, NO_SYSTEM])
 @pytest.mark.parametrize("system", ["", "Answer in Latin."])
 def test_what_ollama_reads_is_what_the_template_writes(tokenizer, template, system):

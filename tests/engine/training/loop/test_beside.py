@@ -17,6 +17,8 @@ from engine.training.loop.run import Run, resume_run, start_run
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, files_of, weights_in
 
+pytestmark = pytest.mark.slow("it tries a fault at many moments of a run")
+
 EVERY = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9, "output.eval_every": 0}
 
 

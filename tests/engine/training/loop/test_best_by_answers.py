@@ -56,6 +56,7 @@ def log_of(run: Run) -> str:
     return "\n".join(line.text for line in events_of(run, LogLine))
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 def test_the_best_by_exact_match_is_kept_exported_and_told_everywhere(tmp_path, capsys):
     run = started(tmp_path, **{"output.export": True})
     assert execute(run).state == "finished"
@@ -118,6 +119,7 @@ def test_a_patience_waits_for_exact_match(tmp_path):
     assert run.recorder.snapshot.exported_step == step
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 @pytest.mark.parametrize("stop", [15, 27])
 def test_a_resume_goes_on_with_the_same_best(tmp_path, stop):
     whole = started(tmp_path, "whole")
@@ -132,6 +134,7 @@ def test_a_resume_goes_on_with_the_same_best(tmp_path, stop):
     assert saved_best(again.folder.best_path) == saved_best(whole.folder.best_path)
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 def test_a_resume_that_chooses_by_answers_begins_to_compare(tmp_path):
     """What was kept for its loss makes way for the next evaluation, however high its loss."""
     run = started(tmp_path, **{"output.keep_best": "loss"})
@@ -146,6 +149,7 @@ def test_a_resume_that_chooses_by_answers_begins_to_compare(tmp_path):
     assert best.step == expected_best(again) and best.kept and best.by == "exact_match"
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 def test_a_resume_that_chooses_by_loss_knows_all_losses(tmp_path):
     run = started(tmp_path)
     assert execute(run, {27: "stop"}).state == "stopped" and asked_during(run)

@@ -305,6 +305,7 @@ def test_the_best_weights_answer_and_are_trained_on_from(overfitted, tmp_path):
 # ---------------------------------------------------------------------- resumes and patience
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 def test_a_resume_does_not_measure_again_what_is_recorded(tmp_path):
     run = started(tmp_path, **{"output.sample_prompts": ["say after one"]})
     assert execute(run, {21: "stop"}).state == "stopped"
@@ -320,6 +321,7 @@ def test_a_resume_does_not_measure_again_what_is_recorded(tmp_path):
     assert kept_steps(again) == kept_steps(whole) == ["step-18"]
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_weights_that_a_kill_kept_from_the_disk_are_kept_by_the_resume(tmp_path):
     """The process died after the evaluation of step 18, whose checkpoint is whole."""
     run = started(tmp_path, **{"output.checkpoint_every": 18})

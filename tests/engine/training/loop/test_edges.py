@@ -62,7 +62,7 @@ def test_a_run_completes_with_just_enough_ram_and_is_refused_with_a_mebibyte_les
     assert "does not fit" in refused.reason and "RAM" in refused.reason
 
 
-@pytest.mark.everything("three runs of a model of 1 GiB take half a minute")
+@pytest.mark.slow("three runs of a model of 1 GiB take half a minute")
 def test_the_kernel_holds_a_run_to_what_it_said_it_needs(tmp_path):
     judged_under_a_limit(tmp_path, "cpu")
 

@@ -34,9 +34,9 @@ FEW = ("glm4moe", "qwen2_5")
 
 
 def families() -> list:
-    """Returns all templates; most of them are for the second tier."""
+    """Returns all templates; a plain run has two of them."""
     reason = "it trains a model for each of 29 chat templates; a plain run has two"
-    later = pytest.mark.everything(reason)
+    later = pytest.mark.slow(reason)
     return [pytest.param(name, marks=() if name in FEW else later) for name in PAIRS]
 
 
@@ -102,7 +102,7 @@ def base_model(folder, code=CHATML, **values):
     return config_of(folder, **values)
 
 
-@pytest.mark.everything("it trains a model of each of ten families")
+@pytest.mark.slow("it trains a model of each of ten families")
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
 def test_answers_end_by_themselves_in_every_family_of_models(tmp_path, family):
     model_folder(tmp_path / "model", tokenizer_for(CHATML), family=family)
@@ -153,7 +153,7 @@ def test_turns_of_a_base_model_end_by_themselves_in_every_answer(tmp_path):
             chat_engine.close()
 
 
-@pytest.mark.everything("its model learns calls of 60 tokens, for some eight seconds")
+@pytest.mark.slow("its model learns calls of 60 tokens, for some eight seconds")
 def test_calls_end_with_the_token_that_begins_their_results(tmp_path):
     """A model of GLM's template ends a call with <|observation|> and an answer with <|user|>."""
     calls, data = {}, []

@@ -29,6 +29,8 @@ from engine.training.loop.run import resume_run, start_run
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
+pytestmark = pytest.mark.slow("it tries a fault at many moments of a run")
+
 MEASURED = {
     "evaluation": (EvalFinished, {}),
     "prompts": (PromptsAnswered, {"output.sample_prompts": ["say after one"]}),

@@ -15,7 +15,10 @@ from tests.engine.training.loop.test_rank_runs import train as train_rows
 from tests.support.crews import forked_followers  # noqa: F401  a fixture
 from tests.support.trained_runs import events_of, files_of
 
-pytestmark = pytest.mark.computing
+pytestmark = [
+    pytest.mark.computing,
+    pytest.mark.slow("it starts processes and waits for them, for five seconds or more"),
+]
 
 LORA = {"train.method": "lora", "train.lora_rank": 4, "train.lora_dropout": 0.2}
 PARTS = {"train.method": "parts", "train.last_blocks": 1}

@@ -50,6 +50,8 @@ from tests.support.failing import (
 from tests.support.folders import make_config
 from tests.support.trained_runs import execute
 
+pytestmark = pytest.mark.slow("it tries a fault at many moments of a run")
+
 SECONDS = 60
 POLL_SECONDS = 0.05
 

@@ -116,6 +116,7 @@ def test_a_signal_while_a_resumed_run_loads_loses_nothing(
     resumes_to_the_end(capsys, runs, whole)
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_second_signal_leaves_now_and_resume_equals_the_undisturbed_run(
     capsys, preset, runs, whole
 ):
@@ -154,6 +155,7 @@ launch.main(sys.argv[1:])
     assert "Step 4 was trained before and not saved; it is trained again." in told
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_pipe_that_nobody_reads_ends_no_run(preset, runs):
     line = (
         f"{sys.executable} {ROOT / 'launch.py'} --runs-dir {runs} train {preset} | true; exit "

@@ -62,7 +62,7 @@ def rows_of_many_lengths(path: Path) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
-@pytest.mark.everything("a process trains 120 steps, for ten seconds")
+@pytest.mark.slow("a process trains 120 steps, for ten seconds")
 def test_rows_of_many_lengths_take_no_more_ram(tmp_path, monkeypatch):
     if "avx512" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         pytest.skip("oneDNN has no kernels for bf16 here")

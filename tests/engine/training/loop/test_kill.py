@@ -22,7 +22,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from engine.paths import PROGRAM_ROOT
+
+pytestmark = pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",

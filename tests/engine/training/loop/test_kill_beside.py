@@ -43,7 +43,7 @@ RESUMED = 5
 """One of this many killed runs is resumed."""
 
 
-@pytest.mark.everything("it kills a run fourteen times, for some twenty seconds")
+@pytest.mark.slow("it kills a run fourteen times, for some twenty seconds")
 def test_a_checkpoint_is_one_step_s_state_whenever_the_process_dies():
     done = subprocess.run(
         [sys.executable, "-m", "tests.engine.training.loop.test_kill_beside"],

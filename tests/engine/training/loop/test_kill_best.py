@@ -33,7 +33,7 @@ MOMENTS = (("write", 2), ("write", 20), ("fsync", 1), ("fsync", 7), ("rename", 1
 ROOM = 1 << 30
 
 
-@pytest.mark.everything("it kills a run six times, for some twenty seconds")
+@pytest.mark.slow("it kills a run six times, for some twenty seconds")
 def test_the_best_weights_are_whole_whenever_the_process_dies():
     done = subprocess.run(
         [sys.executable, "-m", "tests.engine.training.loop.test_kill_best"],

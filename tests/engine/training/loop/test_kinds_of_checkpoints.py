@@ -54,6 +54,7 @@ def breaks(monkeypatch):
 # ---------------------------------------------------------------------- weights
 
 
+@pytest.mark.slow("it sweeps over many cases")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_weights_alone_are_used_as_those_of_a_full_checkpoint(tmp_path, dtype):
     values = {"model.dtype": dtype}

@@ -31,6 +31,8 @@ from tests.support.failing import at_event, at_step, command, equals, plenty
 from tests.support.folders import make_config
 from tests.support.trained_runs import execute
 
+pytestmark = pytest.mark.slow("it tries a fault at many moments of a run")
+
 SECONDS = 60
 
 

@@ -44,7 +44,7 @@ from tests.support.crews import (
 )
 from tests.support.folders import make_config
 from tests.support.forked_processes import ForkedProcess
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 from tests.support.trained_runs import events_of, files_of
 
 PATIENCE = 120
@@ -136,7 +136,7 @@ def draws(count: int) -> list[tuple[int, float, int]]:
     return [(draw.randint(1, 9), draw.uniform(0, 0.1), (2, 1, 4)[k % 3]) for k in range(count)]
 
 
-@pytest.mark.parametrize("moment", in_tiers(draws(KILLS), draws(1), MOMENTS))
+@pytest.mark.parametrize("moment", slow_but(draws(KILLS), draws(1), MOMENTS))
 def test_a_follower_that_is_killed_costs_no_finished_step(folder, whole, moment):
     step, delay, ranks = moment
     runs = folder / f"follower-{step}-{delay}"
@@ -149,6 +149,7 @@ def test_a_follower_that_is_killed_costs_no_finished_step(folder, whole, moment)
     continues(runs, run.id, ranks, whole)
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 @pytest.mark.parametrize("count", [0, 3])
 def test_one_that_is_killed_among_the_updates_leaves_a_mixture_that_is_not_saved(
     folder,
@@ -179,6 +180,7 @@ def test_one_that_is_killed_among_the_updates_leaves_a_mixture_that_is_not_saved
     continues(runs, run.id, 2, whole)
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_what_lived_on_the_device_of_a_lost_rank_is_lost_and_the_checkpoint_counts(
     folder,
     whole,
@@ -209,6 +211,7 @@ def test_what_lived_on_the_device_of_a_lost_rank_is_lost_and_the_checkpoint_coun
     continues(runs, run.id, 1, whole)
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 def test_one_that_is_killed_while_the_run_is_paused_costs_nothing(folder, whole):
     runs = folder / "paused"
     run = start_run(make_config(folder, **on(2, **EVERY)), runs)
@@ -228,6 +231,7 @@ def test_one_that_is_killed_while_the_run_is_paused_costs_nothing(folder, whole)
     continues(runs, run.id, 2, whole)
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 def test_one_that_is_killed_while_a_checkpoint_is_written_leaves_it_whole(
     folder, whole, monkeypatch
 ):
@@ -248,6 +252,7 @@ def test_one_that_is_killed_while_a_checkpoint_is_written_leaves_it_whole(
     continues(runs, run.id, 2, whole)
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 def test_one_that_is_lost_before_the_first_step_is_told(folder, monkeypatch):
     plain = prepare.build_engines
 
@@ -275,7 +280,8 @@ sys.exit(ended.state != "finished")
 """
 
 
-@pytest.mark.parametrize("moment", in_tiers(draws(KILLS), draws(1), MOMENTS))
+@pytest.mark.slow("it tries a fault at many moments of a run")
+@pytest.mark.parametrize("moment", slow_but(draws(KILLS), draws(1), MOMENTS))
 def test_a_leader_that_is_killed_costs_the_steps_since_the_newest_checkpoint(folder, whole, moment):
     step, delay, ranks = moment
     runs = folder / f"leader-{step}-{delay}"

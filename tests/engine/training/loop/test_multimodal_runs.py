@@ -19,7 +19,7 @@ from engine.training.export.serve_commands import what_to_type
 from engine.training.loop.run import start_run
 from tests.support.folders import make_config
 from tests.support.multimodal import CONFIGS, image_prompt, make_multimodal
-from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.trained_runs import execute
 
 pytestmark = pytest.mark.computing
@@ -65,7 +65,7 @@ def untouched(names) -> set[str]:
     return {name for name in names if any(part in name for part in parts)}
 
 
-@pytest.mark.parametrize("family", in_tiers(CONFIGS, PLAIN, FAMILY_SWEEP))
+@pytest.mark.parametrize("family", slow_but(CONFIGS, PLAIN, FAMILY_SWEEP))
 def test_an_export_is_the_whole_model_again(tmp_path, family):
     """With a learning rate that is lost in rounding it is the same model, to the bit; otherwise its
     language model has learned, and everything else is as it was.

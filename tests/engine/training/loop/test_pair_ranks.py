@@ -64,6 +64,7 @@ def test_two_ranks_learn_what_one_does(tmp_path, objective, forked_followers):
         np.testing.assert_allclose(mine, plain, rtol=2e-4, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
 def test_a_run_on_two_ranks_goes_on_to_the_bit(tmp_path, objective, forked_followers):
     whole = train(tmp_path, "whole", 2, objective)
@@ -73,6 +74,7 @@ def test_a_run_on_two_ranks_goes_on_to_the_bit(tmp_path, objective, forked_follo
     assert files_of(resumed)[8] == files_of(whole)[8]
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_a_run_on_one_rank_goes_on_on_two(tmp_path, forked_followers):
     stopped = train(tmp_path, "stopped", 1, "dpo", {4: "stop"})
     resumed = resume_run(tmp_path / "stopped", stopped.id, ["engine.gpus=2"])

@@ -51,6 +51,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
 def test_any_plan_gives_the_same_bits(tmp_path, objective):
     own = {"train.objective": objective}
@@ -190,6 +191,7 @@ def test_parts_of_a_model_learn_from_pairs(tmp_path):
     assert changed == {name for name in before if name.startswith(last)}
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_adapters_learn_from_pairs_resume_to_the_bit_and_are_exported(tmp_path):
     own = {"train.method": "lora", "train.lora_rank": 4, "model.dtype": "float32"}
     own |= {"output.export": True, "output.export_form": "adapter", "output.eval_every": 4}

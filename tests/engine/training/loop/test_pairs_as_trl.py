@@ -13,7 +13,7 @@ from engine.training.loop.run import start_run
 from tests.support.folders import make_model
 from tests.support.made_pairs import made_answers, marked_config, pair_config, write_rows
 from tests.support.references import tokenizer
-from tests.support.tiers import in_tiers
+from tests.support.sets import slow_but
 from tests.support.trained_runs import events_of, execute
 
 pytest.importorskip("trl")
@@ -175,7 +175,7 @@ def in_one_batch(rows: list[dict]) -> dict:
 
 @pytest.mark.parametrize(
     "preference_config",
-    in_tiers(["sigmoid", "ipo"], ["sigmoid"], "a plain run has one loss of DPO"),
+    slow_but(["sigmoid", "ipo"], ["sigmoid"], "a plain run has one loss of DPO"),
 )
 def test_dpo_of_turns_and_tools_as_trl_reads_and_trains_them(tmp_path, preference_config):
     """TRL reads the rows itself. Its references, as columns of the data, are those of the run."""

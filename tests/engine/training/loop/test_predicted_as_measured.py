@@ -69,7 +69,7 @@ def size(folder: Path, pattern: str = "*") -> int:
     return sum(path.stat().st_size for path in files.values())
 
 
-@pytest.mark.everything("eleven runs of the small model, some fifteen seconds")
+@pytest.mark.slow("eleven runs of the small model, some fifteen seconds")
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpoints_exports_and_ram_are_measured_as_predicted(tmp_path, kind):
     run = start_run(config_of(**KINDS[kind]), tmp_path)

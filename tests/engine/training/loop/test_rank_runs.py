@@ -104,6 +104,7 @@ def two(folder) -> Run:
 # --------------------------------------------------------------------- what a run leaves
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_its_record_is_that_of_one_rank(one, two):
     assert [e.choices["ranks"] for e in events_of(two, PlanBuilt)] == [2]
     kinds = [StepFinished, EvalFinished, ExactMatchMeasured, PromptsAnswered, CheckpointWritten]
@@ -127,6 +128,7 @@ def test_its_checkpoints_and_its_export_are_those_of_one_rank(one, two):
     assert_close(load_file(ours), load_file(theirs))
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_its_bits_repeat(folder, two):
     repeated = train(folder, "repeated", on(2, **EVERYTHING))
     assert files_of(repeated) == files_of(two)
@@ -163,6 +165,7 @@ def test_it_is_paused_saved_changed_and_goes_on(folder):
     assert list(rates) == [1, 2, 3, 4, 5, 6] and rates[changed.step] <= 2e-3
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_stop_during_an_evaluation_saves_and_the_run_goes_on(folder, monkeypatch, two):
     run = start_run(make_config(folder, **on(2, **EVERYTHING)), folder / "stopped")
     plain = StreamingEngine.losses_of
@@ -180,12 +183,14 @@ def test_a_stop_during_an_evaluation_saves_and_the_run_goes_on(folder, monkeypat
     assert files_of(resumed)[8] == files_of(two)[8]
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_run_is_discarded(folder):
     run = start_run(make_config(folder, **on(2)), folder / "discarded")
     assert execute(run, {4: "discard"}).state == "discarded"
     assert files_of(run) == {} and not followers_of(os.getpid())
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_steps_that_are_not_finite_are_skipped(tmp_path, bad_row):
     found = {}
     for ranks in (1, 2):
@@ -203,6 +208,7 @@ def test_steps_that_are_not_finite_are_skipped(tmp_path, bad_row):
     assert_close(finite[2], finite[1])
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_step_that_is_not_finite_saves_the_one_before(tmp_path, bad_row):
     run = start_run(bad_row(**on(2)), tmp_path / "runs")
     ended = execute(run)
@@ -250,6 +256,7 @@ def saved_planes(run: Run) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("settled", [(0, 0, 0, 0), (3, 4, 2, 0)], ids=["in RAM", "on devices"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
 def test_a_resume_with_other_ranks_begins_with_the_bits_that_were_saved(
@@ -276,6 +283,7 @@ def test_a_resume_with_other_ranks_begins_with_the_bits_that_were_saved(
     assert [event.step for event in events_of(run, StepFinished)] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 @pytest.mark.parametrize("count", [1, 4])
 def test_units_on_the_devices_of_all_ranks_change_no_bit(folder, settle, two, count):
     settle(count)

@@ -114,6 +114,7 @@ def test_a_run_with_balanced_experts_goes_on_to_the_bit(mixture, dtype):
     assert files_of(again)[8] == files_of(whole)[8]
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_ranks_balance_what_one_rank_balances_and_an_export_asks_for_it_again(mixture):
     one = train(mixture, "one", **{"train.micro_batch_size": 1, "output.export": True})
     two = train(mixture, "two", **{"train.micro_batch_size": 1, "engine.gpus": 2})

@@ -55,6 +55,7 @@ def test_a_last_evaluation_that_fails_costs_nothing_and_is_made_up_for(tmp_path,
         resume_run(tmp_path / "runs", run.id)
 
 
+@pytest.mark.slow("it tries a fault at many moments of a run")
 @pytest.mark.parametrize(
     "moment, message",
     [("before", "nothing was trained"), ("after", "Stopped and saved at step 40")],

@@ -99,6 +99,7 @@ def test_the_border_moves_at_a_resume(tmp_path, in_ram, monkeypatch, before, aft
     assert files_of(again)[8] == expected.files[8]
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_moments_go_to_the_disk_in_another_kind(tmp_path, monkeypatch):
     """A resume with smaller moments converts those of the checkpoint, wherever they go."""
     run = train(tmp_path, "in-ram", at_step={3: "stop"})
@@ -251,6 +252,7 @@ def killed(tmp_path_factory) -> Path:
     return folder / "killed"
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("after", [0, 2, UNITS])
 def test_a_killed_run_is_resumed_bit_for_bit_and_leaves_nothing(
     tmp_path, in_ram, killed, monkeypatch, after

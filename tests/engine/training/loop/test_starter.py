@@ -130,9 +130,7 @@ def whole_run(tmp_path_factory) -> Path:
     "steps, questions, right, loss",
     [
         pytest.param(120, 20, 4, 0.5, id="short"),
-        pytest.param(
-            WHOLE_STEPS, 100, 80, 0.2, id="whole", marks=pytest.mark.everything(WHOLE_SECONDS)
-        ),
+        pytest.param(WHOLE_STEPS, 100, 80, 0.2, id="whole", marks=pytest.mark.slow(WHOLE_SECONDS)),
     ],
 )
 def test_the_starter_learns_roman_numerals(tmp_path, request, steps, questions, right, loss):
@@ -159,7 +157,7 @@ def test_the_starter_learns_roman_numerals(tmp_path, request, steps, questions, 
     assert len(losses) == steps and losses[-1] < loss < 1 < losses[0]
 
 
-@pytest.mark.everything(WHOLE_SECONDS)
+@pytest.mark.slow(WHOLE_SECONDS)
 def test_memory_does_not_grow_with_the_steps_of_packed_rows(whole_run):
     # When each update left 200 bytes, these steps took 270 KiB more each. The heap of a young
     # process still spreads, by up to 90 KiB a step here. `tests.browser.soak` measures an older
@@ -169,6 +167,7 @@ def test_memory_does_not_grow_with_the_steps_of_packed_rows(whole_run):
     assert growth.nbytes / growth.steps < 128 << 10
 
 
+@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_the_starter_with_adapters_learns_and_leaves_its_adapter(tmp_path):
     preset = str(PRESETS / "starter-lora.yaml")
     assert launch.main(["train", preset, "--runs-dir", str(tmp_path / "runs")]) == 0

@@ -22,6 +22,8 @@ from engine.training.loop.run import resume_run, start_run
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
+pytestmark = pytest.mark.slow("it tries a fault at many moments of a run")
+
 
 def full_at(monkeypatch, step: int, kind: str, times: int) -> list[int]:
     """Makes ops of this kind run out of memory in the first `times` attempts of a step; returns a

@@ -59,6 +59,7 @@ def figures_of(run) -> list[tuple]:
     return steps + [(one.loss, one.row_losses) for one in events_of(run, EvalFinished)]
 
 
+@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("packing", [True, False])
 def test_any_plan_gives_the_same_bits_and_weights_matter(tmp_path, packing):
     usual = train(tmp_path, "usual", **{"data.packing": packing})
@@ -85,6 +86,7 @@ def test_a_stopped_run_goes_on_to_the_bit(tmp_path):
     assert files_of(resumed)[8] == files_of(whole)[8]
 
 
+@pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_two_ranks_train_by_the_same_mean(tmp_path, forked_followers):
     """The sum of weights is that of the whole step, on whatever rank its rows are."""
     one = train(tmp_path, "one", **{"train.micro_batch_size": 1})
