@@ -26,6 +26,7 @@ import yaml
 
 from engine.machine.primitive_cache import bound_kept_kernels
 
+pytest.register_assert_rewrite("tests.support")  # a failure there tells the values, too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as launch.py does
 bound_kept_kernels()  # as it does, too
@@ -230,6 +231,14 @@ def pytest_collection_finish() -> None:
     """Lets memory be collected again: all that was imported until now stays."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def collected(request) -> dict[str, set[str]]:
+    """Returns the names of all tests that this run has collected, and of those that are not slow,
+    by the words `all` and `plain`.
+    """
+    return {"all": request.config.stash[ALL], "plain": request.config.stash[PLAIN]}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,6 +5,7 @@ files import each other in a circle, and each import inside a function has its r
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -224,3 +225,25 @@ def copy_as_text(root: Path) -> None:
     for file in files():
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_bytes((PROGRAM_ROOT / file).read_bytes())
+
+
+def test_tests_import_no_tests():
+    """What several tests need is in tests/support, and fixtures of a folder in its conftest.py."""
+    found = [
+        f"{file.relative_to(PROGRAM_ROOT)}: {name}"
+        for file in sorted((PROGRAM_ROOT / "tests").rglob("*.py"))
+        for name in imported_names(file)
+        if name.startswith("tests.") and re.search(r"\.(test_\w+|conftest)(\.|$)", name)
+    ]
+    assert found == []
+
+
+def imported_names(file: Path) -> set[str]:
+    """Returns the dotted name of each module, and of each name of one, that `file` imports."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{each.name}" for each in node.names}
+    return names

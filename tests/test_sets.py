@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from engine.paths import PROGRAM_ROOT
-from tests.conftest import ALL, PLAIN
 from tests.support.tiny import MOST_USED
 
 FP32 = "tests/engine/runtime/test_parity.py::test_streamed_training_equals_plain_training"
@@ -47,22 +46,22 @@ def told(folder: Path, *arguments: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def plain(request) -> set[str]:
+def plain(request, collected) -> set[str]:
     """Returns the names of the tests of a plain run. They are collected in another process only
     where this run has not collected them all.
     """
     config = request.config
     if config.args == config.getini("testpaths") and not config.getoption("ignore"):
-        return config.stash[PLAIN]
+        return collected["plain"]
     return {line for line in told(PROGRAM_ROOT, "--collect-only") if "::" in line}
 
 
 @pytest.fixture(scope="module")
-def everything(request) -> set[str]:
+def everything(request, collected) -> set[str]:
     """Returns the names of all tests, as `plain` does those of a plain run."""
     config = request.config
     if config.args == config.getini("testpaths") and not config.getoption("ignore"):
-        return config.stash[ALL]
+        return collected["all"]
     return {line for line in told(PROGRAM_ROOT, "--collect-only", "--everything") if "::" in line}
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -20,39 +16,8 @@ import pytest
 from app.form.presets import FIRST_PRESET, PRESETS
 from app.form.settings_form import shown_values
 from engine.config.settings import TrainConfig
+from tests.support.browser import FLAGS, WAIT_MILLISECONDS, Server, answer, chromium_path
 from tests.support.ports import free_port
-
-ROOT = Path(__file__).resolve().parents[2]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    # Each window would load the list below the address bar, a page of its own, for 0.8 s of a core.
-    # This list of features replaces Playwright's, of which these few matter here.
-    "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,"
-    "AvoidUnnecessaryBeforeUnloadCheckSync,DestroyProfileOnBrowserClose,HttpsUpgrades,"
-    "HttpsFirstBalancedModeAutoEnable,MediaRouter,OptimizationHints,PaintHolding,"
-    "NetworkTimeServiceQuerying,ThirdPartyStoragePartitioning",
-]
-START_SECONDS = 90
-WAIT_MILLISECONDS = 120_000
-"""A run of some steps takes a minute on a busy core. How long things take is not tested here."""
-
-
-def chromium_path() -> str | None:
-    """The system's Chromium, or the one that Playwright has installed."""
-    from playwright.sync_api import sync_playwright
-
-    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
-        if path := shutil.which(name):
-            return path
-    with sync_playwright() as playwright:
-        path = playwright.chromium.executable_path
-    return path if Path(path).exists() else None
 
 
 def pytest_collection_modifyitems(items):
@@ -94,63 +59,6 @@ def shared_context(tmp_path_factory):
 def browser(shared_context):
     """The browser, for tests that need a window of their own."""
     return shared_context.browser
-
-
-@dataclass
-class Server:
-    """The app, started as a user starts it; what it prints goes to `log`."""
-
-    folder: Path
-    port: int
-    variables: dict[str, str] = field(default_factory=dict)
-    process: subprocess.Popen | None = None
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def runs(self) -> Path:
-        return self.folder / "runs"
-
-    @property
-    def command(self) -> list[str]:
-        return [
-            sys.executable,
-            str(ROOT / "launch.py"),
-            "--port",
-            str(self.port),
-            "--runs-dir",
-            str(self.runs),
-            "--no-browser",
-        ]
-
-    def start(self) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.variables
-        with open(self.folder / "server.log", "ab") as log:
-            self.process = subprocess.Popen(
-                self.command, cwd=self.folder, env=environment, stdout=log, stderr=log
-            )
-        end = time.monotonic() + START_SECONDS
-        while not self.answers():
-            assert self.process.poll() is None and time.monotonic() < end, self.log()
-            time.sleep(0.2)
-
-    def answers(self) -> bool:
-        try:
-            urllib.request.urlopen(f"{self.address}/api/live", timeout=5).close()
-        except urllib.error.HTTPError:
-            return True
-        except OSError:
-            return False
-        return True
-
-    def end(self, how: int = signal.SIGKILL) -> int:
-        self.process.send_signal(how)
-        return self.process.wait(timeout=60)
-
-    def log(self) -> str:
-        return (self.folder / "server.log").read_text(encoding="utf-8", errors="replace")
 
 
 @pytest.fixture(scope="session")
@@ -196,15 +104,6 @@ def own_server(tmp_path_factory):
     server.start()
     yield server
     server.end()
-
-
-def answer(server: Server, path: str, body: dict | None = None) -> dict:
-    content = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        f"{server.address}{path}", content, {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.browser.conftest import FLAGS, Server, chromium_path
 from tests.browser.screen import (
     OPENED_RUN,
     ask,
@@ -25,6 +24,7 @@ from tests.browser.screen import (
     state,
     wait_for_points,
 )
+from tests.support.browser import FLAGS, Server, chromium_path
 from tests.support.ports import free_port
 
 PATIENCE = 200_000

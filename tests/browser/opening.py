@@ -24,8 +24,8 @@ from engine.config.settings import TrainConfig
 from engine.runs.record.events import MemorySampled
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
-from tests.browser.conftest import FLAGS, Server, chromium_path
 from tests.browser.pages import SPAN_BLOCKS, UNITS
+from tests.support.browser import FLAGS, Server, chromium_path
 from tests.support.ports import free_port
 from tests.support.synthetic_run import (
     records,

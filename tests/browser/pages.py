@@ -29,8 +29,8 @@ from engine.config.settings import TrainConfig
 from engine.runs.record.events import MemorySampled, StepFinished
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import RunFolder, create_run
-from tests.browser.conftest import FLAGS, Server, chromium_path
 from tests.browser.screen import address
+from tests.support.browser import FLAGS, Server, chromium_path
 from tests.support.ports import free_port
 from tests.support.synthetic_run import run_events, step_finished, timeline, unit_norms
 

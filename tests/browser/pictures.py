@@ -15,8 +15,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 from app.form.presets import FIRST_PRESET, PRESETS
 from engine.config.settings import TrainConfig
 from engine.training.loop.run import start_run
-from tests.browser.conftest import FLAGS, ROOT, Server, chromium_path
 from tests.browser.screen import OPENED_RUN, bar, open_page, run_of, state
+from tests.support.browser import FLAGS, ROOT, Server, chromium_path
 from tests.support.ports import free_port
 
 WIDTH, LEAST_HEIGHT = 1440, 900

@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 from engine.config.settings import TrainConfig
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
-from tests.browser.conftest import Server
+from tests.support.browser import Server
 from tests.support.synthetic_run import run_events
 
 PAGES = ("new", "runs", "chat", "hardware")

@@ -18,7 +18,7 @@ from app.form.settings_form import shown_values
 from engine.config.settings import TrainConfig
 from engine.runs.record.events import RunEnded
 from engine.runs.record.following import EVENTS_FILE, last_of_kind
-from tests.browser.conftest import FLAGS, Server, answer, chromium_path
+from tests.support.browser import FLAGS, Server, answer, chromium_path
 from tests.support.ports import free_port
 from tests.support.soak import (
     STEADY_SHARE,

@@ -33,14 +33,8 @@ from engine.runs.record.events import (
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import RunFolder, create_run
 from engine.runs.summaries.benchmark_results import BenchmarkResult, append_benchmarks
-from tests.browser.conftest import (
-    FLAGS,
-    WAIT_MILLISECONDS,
-    Server,
-    answer,
-    chromium_path,
-)
 from tests.browser.screen import address, note, open_page
+from tests.support.browser import FLAGS, WAIT_MILLISECONDS, Server, answer, chromium_path
 from tests.support.measured import SEVERAL
 from tests.support.ports import free_port
 from tests.support.several_ranks import on_ranks

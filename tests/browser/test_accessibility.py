@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import namedtuple
-from pathlib import Path
 
-import axe_playwright_python
 import pytest
 from playwright.sync_api import expect
 from starlette.applications import Starlette
@@ -17,7 +15,6 @@ from app.server.login_form import login_routes
 from engine.config.settings import TrainConfig
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import (
     OPENED_RUN,
     PAGES,
@@ -29,6 +26,8 @@ from tests.browser.screen import (
     run_of,
     view_link,
 )
+from tests.support.axe import AXE, FIND, IMPACTS, SCHEMES, STANDARDS, look
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 from tests.support.synthetic_run import run_events
 
@@ -36,27 +35,13 @@ pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
-AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-STANDARDS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-COLOR_RULES = ["color-contrast", "link-in-text-block"]
-"""All that the other theme can change: it is colors alone."""
-IMPACTS = {"serious", "critical"}
 PLACES = (*PAGES, *VIEWS)
-WIDTHS = (1300, 800, 390)
-SCHEMES = ("light", "dark")
 PHONE = 390
 LEAST_TARGET, FINGER = 24, 40
 """px: of whatever is pressed (WCAG 2.2), and of the buttons of a run on a phone."""
 STAYS = 110
 """px at most, at the top of a phone's screen, for what stays in view of the line over a run."""
 
-FIND = """async ([within, only]) => {
-  const options = {resultTypes: ['violations'], runOnly: only};
-  const {violations} = await axe.run(within === null ? document : within, options);
-  return violations.flatMap((rule) => rule.nodes.map((node) => ({
-    rule: rule.id, impact: node.impact ?? rule.impact, target: node.target.join(' '),
-    html: node.html.slice(0, 160), why: node.failureSummary})));
-}"""
 LABELS = """(nodes) => Object.fromEntries([...document.querySelectorAll(nodes)]
   .map((node) => [Object.values(node.dataset)[0] ?? 'lengths', [node.ariaLabel,
     ...(node.getAttribute('aria-describedby') ?? '').split(' ').filter(Boolean)
@@ -216,34 +201,6 @@ def open_place(page, place):
         expect(page.locator("[data-part=rows] tr", has_text="Under way")).to_be_visible()
     elif place == "hardware":
         expect(page.locator(".rs-grid tbody tr").first).to_be_visible()
-
-
-def look(page, where, within=None, findings=None):
-    """Every serious or critical finding at all widths in both themes; the page is never wider than
-    its window.
-    """
-    findings = [] if findings is None else findings
-    for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 900})
-        for scheme in SCHEMES:
-            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-            page.wait_for_function(
-                "dark => document.body.classList.contains('dark') === dark", arg=scheme == "dark"
-            )
-            # A button that scrolled below the line over the run is not too small: it is elsewhere.
-            page.evaluate("() => scrollTo(0, 0)")
-            only = COLOR_RULES if scheme == "dark" else {"type": "tag", "values": STANDARDS}
-            findings += [
-                f"{where}, {width} px, {scheme}: {found['rule']} at {found['target']}: "
-                f"{found['html']}\n{found['why']}"
-                for found in page.evaluate(FIND, [within, only])
-                if found["impact"] in IMPACTS
-            ]
-        page.wait_for_function(
-            "width => document.documentElement.scrollWidth <= width", arg=width, timeout=5000
-        )
-    page.set_viewport_size({"width": 1300, "height": 900})
-    return findings
 
 
 @pytest.mark.parametrize("place", dict.fromkeys(PLACES))

@@ -9,7 +9,6 @@ from playwright.sync_api import expect
 from transformers import AutoModelForCausalLM
 
 from engine.paths import PROGRAM_ROOT
-from tests.browser.conftest import WAIT_MILLISECONDS, answer
 from tests.browser.screen import (
     OPENED_RUN,
     box,
@@ -19,6 +18,7 @@ from tests.browser.screen import (
     run_of,
     state,
 )
+from tests.support.browser import WAIT_MILLISECONDS, answer
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)

@@ -13,7 +13,6 @@ import pytest
 from playwright.sync_api import expect
 from safetensors.numpy import save_file
 
-from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server
 from tests.browser.screen import (
     POINTS,
     address,
@@ -32,6 +31,7 @@ from tests.browser.screen import (
     state,
     wait_for_points,
 )
+from tests.support.browser import ROOT, WAIT_MILLISECONDS, Server
 from tests.support.exported_answers import transformers_answer
 from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS

@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.training.loop.run import start_run
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import address, ask, open_page, row_of
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.folders import make_config
 from tests.support.sets import BROWSER_FLOWS
 

@@ -12,8 +12,8 @@ from playwright.sync_api import expect
 
 from engine.runs.record.events import SettingsChanged
 from engine.runs.record.following import EVENTS_FILE, replay
-from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import bar, open_view, press, start_short_run, state
+from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS
 

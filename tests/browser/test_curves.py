@@ -10,8 +10,8 @@ from playwright.sync_api import expect
 from engine.config.settings import TrainConfig
 from engine.runs.record.events import RunStarted, StateChanged, StepFinished
 from engine.runs.record.run_folder import create_run
-from tests.browser.conftest import ROOT, WAIT_MILLISECONDS
 from tests.browser.screen import address, open_view
+from tests.support.browser import ROOT, WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 from tests.support.synthetic_run import records, run_events, step_finished, write_events
 

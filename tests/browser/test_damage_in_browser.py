@@ -14,7 +14,6 @@ from playwright.sync_api import expect
 
 from engine.runs.record.run_folder import RunFolder
 from engine.runs.summaries.listing import list_runs
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.faults import (
     grows,
     opened,
@@ -37,6 +36,7 @@ from tests.browser.screen import (
     state,
     wait_for_points,
 )
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.disks import small_file_system
 from tests.support.sets import BROWSER_FLOWS
 

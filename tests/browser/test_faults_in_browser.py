@@ -18,7 +18,6 @@ from engine.runs.record.events import RunEnded, RunStarted
 from engine.runs.record.following import replay
 from engine.runs.record.run_folder import RunFolder
 from engine.runs.summaries.listing import list_runs
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.faults import (
     grows,
     is_the_same,
@@ -41,6 +40,7 @@ from tests.browser.screen import (
     state,
     wait_for_points,
 )
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)

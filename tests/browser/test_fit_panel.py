@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 from app.form.settings_form import shown_values
 from app.pages.new.draft import Draft
 from engine.config.settings import TrainConfig
-from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server
+from tests.support.browser import ROOT, WAIT_MILLISECONDS, Server
 from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS
 

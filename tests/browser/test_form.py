@@ -7,8 +7,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import box, fill
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.runs.summaries.about import write_about
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import more_of, recorded_run, row_of
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)

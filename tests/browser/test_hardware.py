@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.planning.fit.model_table import HERE
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import box, open_other_settings
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)

@@ -14,7 +14,6 @@ from engine.config.settings import TrainConfig
 from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.snapshot import RunSnapshot
 from engine.training.loop.run import start_run
-from tests.browser.conftest import ROOT, WAIT_MILLISECONDS
 from tests.browser.screen import (
     NEW_FORM,
     OPENED_RUN,
@@ -30,6 +29,7 @@ from tests.browser.screen import (
     start_short_run,
     state,
 )
+from tests.support.browser import ROOT, WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)

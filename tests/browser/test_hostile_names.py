@@ -14,7 +14,6 @@ from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
 from engine.runs.summaries.about import write_about
 from engine.runs.summaries.benchmark_results import append_benchmarks
-from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import (
     NEW_FORM,
     address,
@@ -25,6 +24,7 @@ from tests.browser.screen import (
     row_of,
     wait_for_points,
 )
+from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.hostile import HOSTILE, hostile_events
 from tests.support.measured import measured
 from tests.support.ports import free_port

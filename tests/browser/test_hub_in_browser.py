@@ -13,8 +13,8 @@ import pytest
 from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
-from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import OPENED_RUN, address, ask, bar, press, run_of
+from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.fake_hub import FakeHub, serve
 from tests.support.folders import make_config, make_model
 from tests.support.ports import free_port

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from engine.config.settings import TrainConfig
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
-from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 from tests.support.synthetic_run import run_events
 

@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.training.loop.run import start_run
-from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import address, more_of, open_page, open_view, state
+from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.folders import make_config
 from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS
@@ -43,7 +43,7 @@ class SlowServer(Server):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    from tests.browser.conftest import ROOT
+    from tests.support.browser import ROOT
 
     server = SlowServer(tmp_path_factory.mktemp("jobs"), free_port(), {"PYTHONPATH": str(ROOT)})
     server.start()

@@ -9,9 +9,9 @@ import threading
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import address
-from tests.browser.test_accessibility import AXE, look
+from tests.support.axe import AXE, look
+from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from playwright.sync_api import expect
 
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import OPENED_RUN, open_page
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)

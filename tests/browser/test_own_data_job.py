@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import expect
 from transformers import AutoModelForCausalLM
 
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import OPENED_RUN, bar, box, run_of, state, view_link, wait_for_points
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)

@@ -9,8 +9,8 @@ from playwright.sync_api import expect
 
 from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.snapshot import RunSnapshot
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import OPENED_RUN, bar, open_view, run_of, state, wait_for_points
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server
+from tests.support.browser import ROOT, WAIT_MILLISECONDS, Server
 from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS
 

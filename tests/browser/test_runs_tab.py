@@ -18,7 +18,6 @@ from engine.paths import PROGRAM_ROOT
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
 from engine.runs.summaries.listing import list_runs
-from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import (
     NEW_FORM,
     bar,
@@ -30,6 +29,7 @@ from tests.browser.screen import (
     row_of,
     start_short_run,
 )
+from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS
 from tests.support.synthetic_run import run_events, step_finished

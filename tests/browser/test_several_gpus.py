@@ -22,8 +22,8 @@ from engine.paths import PROGRAM_ROOT
 from engine.runs.record.events import MemorySampled, RunEnded, StepFinished, StepTimeline
 from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.timeline_index import of_rank, ranks_in
-from tests.browser.conftest import WAIT_MILLISECONDS, answer
 from tests.browser.screen import OPENED_RUN, bar, open_view, press, run_of, state
+from tests.support.browser import WAIT_MILLISECONDS, answer
 from tests.support.folders import make_config
 from tests.support.sets import BROWSER_FLOWS
 

@@ -9,8 +9,8 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import address, bar, note, open_view, recorded_run, state
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)

@@ -14,8 +14,8 @@ from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.runs.record.events import PlanBuilt, StepFinished, StepTimeline
 from engine.runs.record.run_folder import create_run
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import address
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.planned_steps import measured, plan_of, simulated
 from tests.support.sets import BROWSER_FLOWS
 from tests.support.synthetic_run import records, run_events, step_finished, timeline, write_events

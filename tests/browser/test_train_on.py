@@ -8,7 +8,6 @@ from playwright.sync_api import expect
 from engine.runs.record.events import LogLine, RunEnded, RunStarted, StepFinished
 from engine.runs.record.following import replay
 from engine.runs.record.run_folder import open_run
-from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.screen import (
     NEW_FORM,
     OPENED_RUN,
@@ -18,6 +17,7 @@ from tests.browser.screen import (
     start_short_run,
     state,
 )
+from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.routes import wait_for
 from tests.support.sets import BROWSER_FLOWS
 

@@ -17,7 +17,7 @@ from app.form.settings_form import shown_values
 from engine.config.settings import TrainConfig
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
-from tests.browser.conftest import WAIT_MILLISECONDS, Server
+from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.folders import make_data
 from tests.support.ports import free_port
 from tests.support.recorded_runs import read

@@ -11,8 +11,8 @@ from app.form.settings_form import shown_values
 from app.words import in_digits
 from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.snapshot import RunSnapshot
-from tests.browser.conftest import WAIT_MILLISECONDS, answer
 from tests.browser.screen import OPENED_RUN, ask, bar, open_view, run_of, state, wait_for_points
+from tests.support.browser import WAIT_MILLISECONDS, answer
 from tests.support.exported_answers import transformers_answer
 from tests.support.overfitting import by_heart
 from tests.support.sets import BROWSER_FLOWS

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from playwright.sync_api import sync_playwright
 
 from app.shared.charts.drawing import BLUE, GREEN, ORANGE
-from tests.browser.conftest import FLAGS, ROOT, chromium_path
+from tests.support.browser import FLAGS, ROOT, chromium_path
 
 DOCUMENT = ROOT / "docs" / "performance.md"
 COLORS = {"0.5B": GREEN, "3.1B": ORANGE, "7.6B": BLUE}

@@ -17,7 +17,7 @@ from engine.runtime.step import copy_ops
 from engine.training.checkpoints import piece_files, staging, unit_files
 from engine.training.loop import planning
 from engine.training.loop.run import Run, start_run
-from tests.gpu.test_whole_job import gpu_config
+from tests.support.gpu_configs import gpu_config
 from tests.support.trained_runs import events_of, execute, files_of
 
 pytestmark = pytest.mark.gpu

@@ -16,9 +16,9 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.stalls import seconds_by_cause, waits_of
 from engine.runtime.device.cuda_backend import CudaBackend
 from engine.tools.bench.steps import Planes, RunSettings, random_rows, run_steps
-from tests.engine.planning.schedule.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.gpu.measure import llama, peak_at_depth, synchronizations
 from tests.support.bf16_parity import Rows, compare_in_bf16
+from tests.support.same_bits import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,7 @@ from engine.planning.fit.requirements import Verdict
 from engine.training.loop import planning
 from engine.training.loop.run import start_run
 from engine.words import GIB, MIB
-from tests.engine.training.loop.test_edges import judged_under_a_limit
+from tests.support.edges import judged_under_a_limit
 from tests.support.folders import make_config, make_data, make_model
 
 pytestmark = pytest.mark.gpu

@@ -9,8 +9,8 @@ import torch
 
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.cuda_backend import CudaBackend
-from tests.engine.planning.schedule.test_laws import assert_same_bits
 from tests.support.families import tiny_family_config
+from tests.support.same_bits import assert_same_bits
 from tests.support.tiny import plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.gpu

@@ -9,8 +9,8 @@ import dataclasses
 import pytest
 
 from engine.planning.schedule.ops import Lane
-from tests.engine.planning.schedule.test_laws import assert_same_bits
-from tests.engine.planning.schedule.test_plans_of_parts import BASE, PARTS, planes_after
+from tests.support.plans_of_parts import BASE, PARTS, planes_after
+from tests.support.same_bits import assert_same_bits
 
 pytestmark = pytest.mark.computing
 

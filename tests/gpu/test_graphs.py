@@ -13,9 +13,9 @@ import torch
 from engine.config.adapters import Adapters
 from engine.runtime.device.cuda_backend import CudaBackend, cuda_available
 from engine.training.weights.adapter_weights import initialize_adapters
-from tests.engine.planning.schedule.test_laws import assert_same_bits
-from tests.engine.runtime.device.test_block_graphs import FRAMES, WHOLE
-from tests.engine.runtime.test_settled_units import kept_planes
+from tests.support.block_graphs import FRAMES, WHOLE
+from tests.support.same_bits import assert_same_bits
+from tests.support.settled_units import kept_planes
 from tests.support.tiny import VOCAB, Batch, plain_model, streamed, tiny_config
 
 pytestmark = [

@@ -10,11 +10,11 @@ import pytest
 
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.cuda_backend import CudaBackend
-from tests.engine.model.blocks.test_handed_models import BASE, HANDING, PLANS, planes_after
-from tests.engine.model.test_families import AMPLIFIES
-from tests.engine.planning.schedule.test_laws import assert_same_bits
 from tests.support.bf16_parity import distance, plain_gradients
 from tests.support.families import tiny_family_config
+from tests.support.family_parity import AMPLIFIES
+from tests.support.handed_models import BASE, HANDING, PLANS, planes_after
+from tests.support.same_bits import assert_same_bits
 from tests.support.tiny import plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.gpu

@@ -17,8 +17,8 @@ from engine.errors import NonFiniteError
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runtime.step.copy_ops import BlockOps
-from tests.engine.planning.schedule.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.support.lanes import Event, find_missing_waits
+from tests.support.same_bits import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.slow(

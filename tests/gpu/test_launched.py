@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from engine.training.loop.run import start_run
-from tests.engine.tools.cli.test_train_launched import figures, trained
 from tests.support.folders import make_config
 from tests.support.launches import SETTINGS, preset_of
+from tests.support.trained_launches import figures, trained
 
 pytestmark = [
     pytest.mark.gpu,

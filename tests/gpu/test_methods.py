@@ -12,10 +12,10 @@ from engine.config.adapters import Adapters
 from engine.planning.schedule.ops import Lane
 from engine.runs.record.events import StepFinished
 from engine.training.loop.run import resume_run, start_run
-from tests.engine.model.lora.test_plans_with_adapters import BASE, planes_after
-from tests.engine.planning.schedule.test_laws import assert_same_bits
 from tests.support.folders import make_config
 from tests.support.made_pairs import marked_config, pair_config
+from tests.support.plans_with_adapters import BASE, planes_after
+from tests.support.same_bits import assert_same_bits
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 LORA = {"train.method": "lora", "train.lora_rank": 4, "train.learning_rate": 1e-2}

@@ -20,12 +20,12 @@ from engine.runtime.device.cuda_backend import CudaBackend
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.training.loop import planning
 from engine.training.loop.run import resume_run, start_run
-from tests.engine.planning.schedule.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
-from tests.engine.runtime.host.test_moment_kernels import made_store, set_gradient
-from tests.engine.runtime.test_rounded_moments import ROUNDED, assert_rounded_alike, trained
 from tests.support.blockwise import RATE, update_on
 from tests.support.device_homes import HOMES, SUMS, at_home
 from tests.support.folders import make_config
+from tests.support.moment_kernels import made_store, set_gradient
+from tests.support.rounded_moments import ROUNDED, assert_rounded_alike, trained
+from tests.support.same_bits import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 pytestmark = pytest.mark.computing

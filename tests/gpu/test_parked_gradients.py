@@ -10,10 +10,10 @@ import dataclasses
 import pytest
 
 from engine.planning.schedule.ops import Lane
-from tests.engine.planning.schedule.test_laws import BASE, assert_same_bits, planes_after
-from tests.engine.runtime.test_parked_gradients import FRAMES, OUTERS, run
 from tests.support.device_homes import HOMES, at_home
 from tests.support.lanes import Lanes, find_missing_waits
+from tests.support.parked_gradients import FRAMES, OUTERS, run
+from tests.support.same_bits import BASE, assert_same_bits, planes_after
 from tests.support.sets import PLAN_SWEEP, slow_but
 
 pytestmark = [

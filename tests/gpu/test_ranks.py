@@ -2,8 +2,6 @@
 rank that is lost ends the run within a bounded time.
 """
 
-# ruff: noqa: F811  fixtures are imported by name
-
 from __future__ import annotations
 
 import os
@@ -25,10 +23,10 @@ from engine.runs.record.events import (
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop.run import Run, resume_run, start_run
-from tests.engine.training.loop.test_rank_runs import assert_close, planes
-from tests.engine.training.loop.test_settled_runs import figures, settle  # noqa: F401  a fixture
 from tests.support.crews import followers_of
 from tests.support.folders import make_config
+from tests.support.rank_runs import assert_close, planes
+from tests.support.settled_runs import figures
 from tests.support.trained_runs import events_of, execute, files_of
 
 pytestmark = [

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from engine.runtime.step.neftune import RowNoise, StepNoise
-from tests.engine.planning.schedule.test_laws import assert_same_bits
-from tests.engine.runtime.test_regularisation import BASE, BOTH, NOISY, planes_after
 from tests.support.regularised import PlainStep
+from tests.support.regularised_plans import BASE, BOTH, NOISY, planes_after
+from tests.support.same_bits import assert_same_bits
 from tests.support.tiny import random_batches
 
 pytestmark = pytest.mark.computing

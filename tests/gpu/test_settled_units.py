@@ -15,10 +15,9 @@ from engine.runtime.device.compiled import uncompiled_functions
 from engine.runtime.device.cuda_backend import cuda_available
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.optimizer.device_adamw import StepFactors, update
-from tests.engine.planning.schedule.test_laws import BASE, assert_same_bits
-from tests.engine.runtime.test_device_homes import one_unit
-from tests.engine.runtime.test_settled_units import FRAMES, UNITS, planes_after
-from tests.support.device_homes import HOMES, at_home
+from tests.support.device_homes import HOMES, at_home, one_unit
+from tests.support.same_bits import BASE, assert_same_bits
+from tests.support.settled_units import FRAMES, UNITS, planes_after
 
 pytestmark = [
     pytest.mark.computing,

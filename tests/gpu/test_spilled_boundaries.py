@@ -13,9 +13,10 @@ import pytest
 from engine.errors import SpillError
 from engine.planning.layout import spilled
 from engine.planning.schedule.ops import DISK_LANES, Lane
-from tests.engine.planning.schedule.test_laws import assert_same_bits
-from tests.engine.runtime.test_settled_units import kept_planes
-from tests.engine.runtime.test_spilled_boundaries import (
+from tests.support.lanes import find_missing_waits
+from tests.support.same_bits import assert_same_bits
+from tests.support.settled_units import kept_planes
+from tests.support.spilled_boundaries import (
     FRAMES,
     LAYERS,
     ON_HOST,
@@ -23,7 +24,6 @@ from tests.engine.runtime.test_spilled_boundaries import (
     run_of,
     with_spilled,
 )
-from tests.support.lanes import find_missing_waits
 from tests.support.tiny import random_batches
 
 pytestmark = [

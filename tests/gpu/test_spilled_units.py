@@ -12,10 +12,10 @@ import pytest
 from engine.errors import SpillError
 from engine.planning.layout import spilled
 from engine.planning.schedule.ops import DISK_LANES, Lane
-from tests.engine.planning.schedule.test_laws import BASE, assert_same_bits
-from tests.engine.runtime.test_settled_units import FRAMES, UNITS
-from tests.engine.runtime.test_spilled_units import planes_after, run_of
 from tests.support.lanes import find_missing_waits
+from tests.support.same_bits import BASE, assert_same_bits
+from tests.support.settled_units import FRAMES, UNITS
+from tests.support.spilled_units import planes_after, run_of
 from tests.support.tiny import random_batches
 
 pytestmark = [

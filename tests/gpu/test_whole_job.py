@@ -15,20 +15,11 @@ from engine.training.export.export import export_run
 from engine.training.loop.run import resume_run, start_run
 from engine.words import MIB
 from tests.support.asking import ask_run
-from tests.support.folders import WORDS, make_config, make_model, make_tokenizer
+from tests.support.folders import WORDS, make_tokenizer
+from tests.support.gpu_configs import gpu_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 pytestmark = pytest.mark.gpu
-
-
-def gpu_config(tmp_path, dtype: str, **values):
-    make_model(
-        tmp_path / "model", "llama", getattr(torch, dtype), hidden_size=256, intermediate_size=512
-    )
-    return make_config(
-        tmp_path,
-        **{"engine.device": "cuda", "model.dtype": dtype, "train.learning_rate": 1e-3} | values,
-    )
 
 
 @pytest.mark.parametrize("states", ["host", "auto"])

@@ -163,7 +163,7 @@ def _filled(text: str) -> str:
 
 
 if __name__ == "__main__":
-    from tests.engine.model.test_families import SUPPORTED
+    from tests.support.family_parity import SUPPORTED
 
     left_out = {*REFUSED, *UNMEASURED}
     print(table({family: compare(family) for family in SUPPORTED if family not in left_out}))

@@ -22,7 +22,7 @@ from engine.runtime.optimizer.device_moments import (
     update_rounded,
 )
 from engine.runtime.optimizer.moment_codes import moment_map
-from tests.engine.runtime.host.test_moment_kernels import gradients
+from tests.support.moment_kernels import gradients
 
 UNIT = "block 0"
 SETTINGS = AdamWSettings(0.9, 0.999, 1e-8, 0.1)

@@ -6,12 +6,11 @@ import dataclasses
 
 import torch
 
-from engine.planning.layout.layout import PLANE_ITEM_BYTES
+from engine.planning.layout.layout import PLANE_ITEM_BYTES, ParameterSpec, lay_out
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
-from tests.engine.planning.schedule.test_laws import (
-    BASE,
-)
+from engine.runtime.host.host_states import HostStates
+from tests.support.same_bits import BASE
 
 SUMS = {
     "vertical": {},
@@ -62,3 +61,17 @@ def states(planes: list[torch.Tensor], dtype: str) -> list[dict[str, torch.Tenso
             {"master": master, "exp_avg": unit["exp_avg"], "exp_avg_sq": unit["exp_avg_sq"]}
         )
     return found
+
+
+def one_unit(dtype: str) -> HostStates:
+    layout = lay_out(
+        "unit",
+        [
+            ParameterSpec("weight", "weight", (70, 64), True),
+            ParameterSpec("norm", "norm", (640,), False),
+        ],
+    )
+    store = HostStates([layout], dtype, threads=1)
+    store.allocate_weights()
+    store.allocate_states()
+    return store

@@ -19,10 +19,10 @@ from engine.runs.record.events import Event
 from engine.runs.record.following import replay
 from engine.runs.summaries.listing import list_runs
 from engine.runtime.distributed.shared_secret import VARIABLE
-from tests.engine.training.loop.test_kill import ONE_THREAD
 from tests.support.crews import SECRET, is_running, wait_for_end
 from tests.support.folders import make_config
 from tests.support.forked_processes import ForkedProcess, fork_from_here, forked_rank
+from tests.support.killed import ONE_THREAD
 from tests.support.ports import free_port
 
 PATIENCE = 150

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from tests.browser.conftest import Server
+from tests.support.browser import Server
 from tests.support.over_sockets import heard, opened
 from tests.support.ports import free_port
 

@@ -19,7 +19,7 @@ from engine.tools.chat.chat_engines import load
 from engine.tools.chat.conversation import Sampling, checkpoint_of
 from engine.training.export.export import export_run
 from engine.training.loop.run import start_run
-from tests.app.pages.chat.test_chat_page import FakeChatCalls
+from tests.support.fake_chat import FakeChatCalls
 from tests.support.folders import make_config
 from tests.support.routes import send, wait_for
 

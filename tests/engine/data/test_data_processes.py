@@ -19,8 +19,8 @@ from engine.data.batches.loader import prepare_data
 from engine.data.tokens import cache_key, encoded, tokenize, workers
 from engine.data.tokens.tokenize import Execution
 from engine.errors import DataError
-from tests.engine.data.test_data_cache import assert_same
 from tests.support import data_tokenizers as made
+from tests.support.cached_data import assert_same
 
 
 @pytest.fixture(autouse=True)

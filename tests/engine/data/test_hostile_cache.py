@@ -15,8 +15,8 @@ from engine.files import body_checksum
 from engine.machine import rates
 from engine.paths import PROGRAM_ROOT
 from engine.planning.shape import shape_cache
-from tests.engine.data.test_data_cache import kept, prepared, write
 from tests.support import data_tokenizers as made
+from tests.support.cached_data import kept, prepared, write
 from tests.support.no_files import KINDS, put
 from tests.support.stuck import never_stuck
 

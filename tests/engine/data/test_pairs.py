@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.config.data_settings import DataColumns, DataConfig, DataSource
-from engine.config.preference_settings import Objective, read_as
+from engine.config.preference_settings import read_as
 from engine.data.batches.loader import prepare_data
 from engine.data.batches.preview import preview
 from engine.data.formats.formats import map_columns
@@ -18,6 +18,7 @@ from engine.data.sources.open_source import open_source
 from engine.errors import DataError
 from tests.support.folders import make_tokenizer
 from tests.support.made_pairs import write_rows
+from tests.support.prepared_pairs import prepared
 
 ASKED = {"role": "user", "content": "say after one"}
 GOOD = {"role": "assistant", "content": "two"}
@@ -40,13 +41,6 @@ FORMS = {
         "rejected": "\n\nHuman: say after one\n\nAssistant: three four",
     },
 }
-
-
-def prepared(path, reads="pairs", **values):
-    data = read_as(DataConfig(source=str(path), **{"eval_fraction": 0.0} | values), reads)
-    found = prepare_data(data, make_tokenizer(), 1)
-    found.learn(Objective(name="kto" if reads == "labels" else "dpo"))
-    return found
 
 
 def said(line) -> str:

@@ -12,14 +12,10 @@ from engine.config.settings import ModelConfig
 from engine.errors import ModelError
 from engine.model.build.build import build_model
 from engine.paths import PROGRAM_ROOT
-from tests.engine.model.test_families import SUPPORTED
 from tests.support.bf16_table import BOUND, OTHER_ORDER, REFUSED, UNMEASURED, compare
 from tests.support.families import tiny_family_config
-from tests.support.library_version import (
-    AS_RECORDED,
-    NOT_AS_RECORDED,
-    another_version_may_refuse,
-)
+from tests.support.family_parity import SUPPORTED
+from tests.support.library_version import AS_RECORDED, NOT_AS_RECORDED, another_version_may_refuse
 from tests.support.sets import FAMILY_SWEEP, slow_but
 
 pytestmark = pytest.mark.computing

@@ -11,15 +11,10 @@ from engine.model.build.build import build_model
 from engine.paths import PROGRAM_ROOT
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.sampling.generate import AnswerLimits
-from tests.engine.model.test_families import law_one
-from tests.engine.runtime.sampling.test_generate import PROMPTS, plain_answer
+from tests.support.family_parity import law_one
 from tests.support.library_version import AS_RECORDED, NOT_AS_RECORDED
-from tests.support.multimodal import (
-    CONFIGS,
-    multimodal_config,
-    multimodal_model,
-    multimodal_table,
-)
+from tests.support.multimodal import CONFIGS, multimodal_config, multimodal_model, multimodal_table
+from tests.support.plain_answers import PROMPTS, plain_answer
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import streamed
 

@@ -22,9 +22,9 @@ from engine.runtime.step.engine_settings import EngineSettings
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.weights.resize_embeddings import ResizedEmbeddings
 from engine.training.weights.weights import load_pretrained
-from tests.engine.runtime.test_parity import plain_optimizer
 from tests.support import data_tokenizers as made
 from tests.support.folders import make_model, make_tokenizer
+from tests.support.parity import plain_optimizer
 from tests.support.plain_steps import step_both
 from tests.support.sets import slow_but
 from tests.support.tiny import random_batches, tiny_config

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,183 +23,12 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.planning.shape.catalog import entry_of
 from tests.support.families import tiny_family_config
-from tests.support.library_version import (
-    AS_RECORDED,
-    NOT_AS_RECORDED,
-    another_version_may_refuse,
-)
+from tests.support.library_version import AS_RECORDED, NOT_AS_RECORDED, another_version_may_refuse
+from tests.support.packed_rows import LENGTHS, NOT_PACKED, PACKED, WHY_NOT_PACKED, packed_and_apart
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import MOST_USED, VOCAB, Batch, plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
-
-LENGTHS = ((9, 4, 11), (1, 20, 3))
-"""Tokens of the documents of each row."""
-PACKED = (
-    "afmoe",
-    "apertus",
-    "apertus1p5_text",
-    "arcee",
-    "aria_text",
-    "axk1",
-    "beam",
-    "biogpt",
-    "bitnet",
-    "codegen",
-    "cohere",
-    "cohere2",
-    "cohere2_moe",
-    "cohere_compass_text",
-    "ctrl",
-    "cwm",
-    "dbrx",
-    "deepseek_v2",
-    "deepseek_v3",
-    "diffllama",
-    "dots1",
-    "emu3",
-    "ernie4_5",
-    "ernie4_5_moe",
-    "exaone",
-    "exaone4",
-    "exaone_moe",
-    "falcon",
-    "flex_olmo",
-    "flint",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gemma3n_text",
-    "gemma4_text",
-    "gemma4_unified_text",
-    "glm",
-    "glm4",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "gpt-sw3",
-    "gpt2",
-    "gpt_bigcode",
-    "gpt_neo",
-    "gpt_neox",
-    "gpt_neox_japanese",
-    "gpt_oss",
-    "gptj",
-    "granite",
-    "granite_swa",
-    "granitemoe",
-    "granitemoe_swa",
-    "granitemoeshared",
-    "helium",
-    "hunyuan_v1_dense",
-    "hunyuan_v1_moe",
-    "hy_v3",
-    "hyperclovax",
-    "internlm3",
-    "iquestcoder",
-    "jais2",
-    "jetmoe",
-    "kolibri1",
-    "laguna",
-    "llama",
-    "llama4",
-    "llama4_text",
-    "longcat_flash",
-    "mellum",
-    "mimo_v2_flash",
-    "minicpm3",
-    "minimax_m2",
-    "minimax_m3_vl_text",
-    "ministral",
-    "ministral3",
-    "mistral",
-    "mixtral",
-    "modernbert-decoder",
-    "moshi",
-    "nanochat",
-    "nemotron",
-    "olmo",
-    "olmo2",
-    "olmo3",
-    "olmoe",
-    "opt",
-    "persimmon",
-    "phi",
-    "phi3",
-    "phimoe",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "sarvam_mla",
-    "sarvam_moe",
-    "seed_oss",
-    "smollm3",
-    "solar_open",
-    "stablelm",
-    "starcoder2",
-    "vaultgemma",
-    "youtu",
-)
-NOT_PACKED = (
-    "axk2",
-    "bailing_hybrid",
-    "bamba",
-    "bloom",
-    "deepseek_v32",
-    "deepseek_v4",
-    "doge",
-    "dots3_note",
-    "dots3_note_text",
-    "falcon_h1",
-    "falcon_mamba",
-    "glm_moe_dsa",
-    "granitemoehybrid",
-    "hy_v4",
-    "inkling_text",
-    "jamba",
-    "kimi_linear",
-    "lara_mini",
-    "lfm2",
-    "lfm2_moe",
-    "lfm3",
-    "mamba",
-    "mamba2",
-    "minimax",
-    "mpt",
-    "nemotron_h",
-    "olmo_hybrid",
-    "openai-gpt",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_next",
-    "qwen4_exp",
-    "qwen4_exp_text",
-    "rwkv",
-    "trocr",
-    "xglm",
-    "xlstm",
-    "zamba",
-    "zamba2",
-    "zaya",
-)
-"""Families in which one document of a row reaches another."""
-WHY_NOT_PACKED = "documents that share a row see each other"
-
-
-def packed_and_apart(rows_of=LENGTHS) -> tuple[list[Batch], list[Batch]]:
-    generator = np.random.default_rng(5)
-    rows = [[generator.integers(3, VOCAB, n) for n in lengths] for lengths in rows_of]
-    apart = [
-        Batch(d[None], np.append(d[1:], -100)[None], None, len(d), len(d) - 1)
-        for row in rows
-        for d in row
-    ]
-    ids = np.stack([np.concatenate(row) for row in rows])
-    labels = np.stack([np.concatenate([np.append(d[1:], -100) for d in row]) for row in rows])
-    positions = np.stack([np.concatenate([np.arange(n) for n in lengths]) for lengths in rows_of])
-    return [Batch(ids, labels, positions, ids.size, sum(b.loss_tokens for b in apart))], apart
 
 
 def gradients(

@@ -27,10 +27,10 @@ from engine.runtime.step.engine_settings import EngineSettings
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.loop.run import resume_run, start_run
 from engine.training.weights.weights import load_pretrained
-from tests.engine.runtime.test_parity import plain_optimizer
 from tests.support.failing import command
 from tests.support.folders import make_config, make_data, make_model
 from tests.support.multimodal import multimodal_config
+from tests.support.parity import plain_optimizer
 from tests.support.plain_steps import step_both
 from tests.support.sets import slow_but
 from tests.support.tiny import plain_loss, random_batches, tiny_config

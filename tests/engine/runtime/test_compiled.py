@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import shutil
 
 import pytest
 import torch
@@ -24,14 +23,14 @@ from engine.runtime.device import compiled
 from engine.runtime.device.compiled import CompiledBlock, CompiledFunction, set_up_compiler
 from engine.runtime.step import cross_entropy as loss
 from engine.runtime.step.cross_entropy import LossChunks, LossTargets, TailGradients, chunked_loss
-from tests.engine.model.test_packing import packed_and_apart
-from tests.engine.planning.schedule.test_laws import BASE, assert_same_bits, planes_after
+from tests.support.compiled import needs_compiler
 from tests.support.device_homes import at_home, states
+from tests.support.packed_rows import packed_and_apart
+from tests.support.same_bits import BASE, assert_same_bits, planes_after
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
 
-needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
 
 COMPILED = dataclasses.replace(BASE, compiled=True)
 SAME_BITS = {

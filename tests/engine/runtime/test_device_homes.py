@@ -11,19 +11,13 @@ import pytest
 import torch
 
 from engine.errors import NonFiniteError
-from engine.planning.layout.layout import PLANE_ITEM_BYTES, ParameterSpec, lay_out
+from engine.planning.layout.layout import PLANE_ITEM_BYTES
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.device_adamw import StepFactors, clip_of, update
 from engine.runtime.step.copy_ops import BlockOps
-from tests.engine.planning.schedule.test_laws import (
-    BASE,
-    DelayedBackend,
-    assert_same_bits,
-    planes_after,
-)
-from tests.support.device_homes import HOMES, LATE, SUMS, at_home, states
+from tests.support.device_homes import HOMES, LATE, SUMS, at_home, one_unit, states
+from tests.support.same_bits import BASE, DelayedBackend, assert_same_bits, planes_after
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
@@ -226,20 +220,6 @@ def test_a_loss_that_is_not_finite_applies_nothing(late, gradient_sum):
 
 
 # ---------------------------------------------------------------------- the arithmetic
-
-
-def one_unit(dtype: str) -> HostStates:
-    layout = lay_out(
-        "unit",
-        [
-            ParameterSpec("weight", "weight", (70, 64), True),
-            ParameterSpec("norm", "norm", (640,), False),
-        ],
-    )
-    store = HostStates([layout], dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states()
-    return store
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -16,12 +16,12 @@ from engine.planning.schedule.assign_slots import slot_of
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
 from engine.planning.shape.serialize import pack, unpack
-from tests.engine.planning.schedule.test_laws import BASE, DelayedBackend, assert_same_bits
-from tests.engine.runtime.test_settled_units import kept_planes
 from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
 from tests.support.device_homes import HOMES, at_home
 from tests.support.families import tiny_family_config
+from tests.support.same_bits import BASE, DelayedBackend, assert_same_bits
 from tests.support.sets import FAMILY_SWEEP, slow_but
+from tests.support.settled_units import kept_planes
 from tests.support.tiny import plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.computing

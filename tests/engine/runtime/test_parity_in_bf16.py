@@ -7,16 +7,10 @@ from __future__ import annotations
 import pytest
 
 from engine.planning.schedule.choices import PlanChoices
-from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
+from tests.support.bf16_parity import DENSE, MIXTURE, ROWS, compare_in_bf16
 from tests.support.tiny import MOST_USED, tiny_config
 
 pytestmark = pytest.mark.computing
-
-ROWS = Rows(count=2, length=12, loss_chunk=7)
-DENSE = Bounds(norm=2e-2)
-"""In a model this narrow, few roundings even out."""
-MIXTURE = Bounds(norm=2e-2, update=0.15)
-"""Rounding may also send a token to another expert, which then has another gradient."""
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])

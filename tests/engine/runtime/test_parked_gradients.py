@@ -15,35 +15,19 @@ from engine.planning.schedule.choices import PlaneSizes
 from engine.planning.schedule.ops import Lane, OffloadParked, Prefetch
 from engine.planning.schedule.step_buffers import GRADIENT_RINGS
 from engine.planning.schedule.validate import validate
-from tests.engine.planning.schedule.test_laws import (
-    BASE,
-    SAME_BITS,
-    DelayedBackend,
-    assert_same_bits,
-    planes_after,
-)
 from tests.support.device_homes import HOMES, at_home
+from tests.support.parked_gradients import FRAMES, OUTERS, TALL, run
+from tests.support.same_bits import BASE, SAME_BITS, assert_same_bits
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import VOCAB, plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
 
-FRAMES = {
-    "parked": dict(parked_gradients=True),
-    "shared slot": dict(shared_outer_slot=True),
-    "both": dict(parked_gradients=True, shared_outer_slot=True),
-    "pairs": dict(boundary_blocks=2, slots=2),
-    "all": dict(parked_gradients=True, shared_outer_slot=True, boundary_blocks=2, slots=2),
-}
-OUTER = FRAMES["both"] | dict(outer_in_parked=True)
 IN_SUMS = dict(parked_gradients=True, gradients_in_sums=True)
 ROUNDS = {
     "vertical": {},
     "device": dict(micro_batches=4, rounds=2, gradient_sum="device"),
 }
-OUTERS = {"outer": OUTER, "outer, pairs": OUTER | FRAMES["pairs"]}
-TALL = 340
-"""A vocabulary of this size makes a table of several pieces, which is larger than a block."""
 LATE = [
     (),
     (Lane.GRADIENTS_OUT,),
@@ -51,16 +35,6 @@ LATE = [
     (Lane.D2H, Lane.H2D),
     (Lane.COMPUTE, Lane.GRADIENTS_OUT),
 ]
-
-
-def without_gradients(planes: list[torch.Tensor], dtype: str) -> list[torch.Tensor]:
-    count = 5 if dtype == "bfloat16" else 4
-    return [plane for place, plane in enumerate(planes) if place % count != count - 1]
-
-
-def run(choices, late=(), dtype="bfloat16", backend=None, **options) -> list[torch.Tensor]:
-    planes = planes_after(choices, backend or DelayedBackend(late), dtype=dtype, **options)
-    return planes if choices.parked_gradients else without_gradients(planes, dtype)
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)

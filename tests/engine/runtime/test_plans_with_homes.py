@@ -11,10 +11,8 @@ from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import DISK_LANES, Lane
 from engine.planning.schedule.text import grid
 from engine.planning.schedule.validate import validate
-from tests.engine.planning.schedule.test_laws import (
-    find_dropped_waits,
-)
 from tests.support.device_homes import SUMS
+from tests.support.same_bits import find_dropped_waits
 
 pytestmark = pytest.mark.computing
 

@@ -16,10 +16,10 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import GradientSum
 from engine.runtime.device import cuda_backend
 from engine.runtime.device.cpu_backend import CpuBackend
-from tests.engine.planning.schedule.test_laws import DelayedBackend
-from tests.engine.runtime.test_ranks_same_bits import HOMES, LATE
 from tests.support.lanes import ImmediateStreams, lanes_without_a_gpu
+from tests.support.rank_choices import HOMES, LATE
 from tests.support.ranks import Rendezvous, ThreadExchange, on_ranks
+from tests.support.same_bits import DelayedBackend
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import random_batches
 from tests.support.trained_ranks import RATE, Job, open_rank, shards_of

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.runtime.test_ranks import AT_HOME, EXACT, IN_ORDER, UNTIED, assert_near
+from tests.support.rank_parity import AT_HOME, EXACT, IN_ORDER, UNTIED, assert_near
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.trained_ranks import InTurn, Job, train
 

@@ -8,20 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from engine.planning.schedule.ops import UPDATE_LANES, Lane
+from engine.planning.schedule.ops import Lane
 from engine.runtime.device import cuda_backend
 from engine.runtime.device.cpu_backend import CpuBackend
-from tests.engine.planning.schedule.test_laws import LATE_MOMENTS, SAME_BITS, DelayedBackend
 from tests.support.lanes import ImmediateStreams, find_missing_waits, lanes_without_a_gpu
+from tests.support.rank_choices import HOMES, LATE
+from tests.support.same_bits import LATE_MOMENTS, SAME_BITS, DelayedBackend
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.trained_ranks import Job, Trained, train
 
 pytestmark = pytest.mark.computing
 
-HOMES = {
-    "some": ("embed", "block 0"),
-    "all": ("embed", "block 0", "block 1", "block 2", "head"),
-}
 OF_ONE_RANK = ("boundary_blocks", "gradients_in_sums")
 PLANS = {
     name: changes for name, changes in SAME_BITS.items() if not set(changes) & set(OF_ONE_RANK)
@@ -138,14 +135,6 @@ def test_so_do_plans_with_rounded_moments_on_the_host(usual, name, optimizer):
 
 # ---------------------------------------------------------------------- delays
 
-LATE = {
-    "exchange": (Lane.EXCHANGE,),
-    "h2d": (Lane.H2D,),
-    "d2h and host": (Lane.D2H, Lane.HOST),
-    "compute": (Lane.COMPUTE,),
-    "updates": UPDATE_LANES,
-    "all": tuple(Lane),
-}
 DELAYED = {
     "usual": {},
     "rounds, host boundaries": UNTIED_PLANS["rounds, host boundaries"],

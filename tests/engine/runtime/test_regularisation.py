@@ -11,45 +11,34 @@ import pytest
 import torch
 from transformers.trainer_pt_utils import LabelSmoother
 
-from engine.config.regularization import NO_REGULARIZATION, Regularization
+from engine.config.regularization import NO_REGULARIZATION
 from engine.config.trained_parts import Parts
 from engine.data.batches.packing import one_each
 from engine.data.batches.rows import DocumentTokens, Order, RowSet, batches
 from engine.errors import ModelError
 from engine.planning.schedule.choices import PlanChoices
-from engine.planning.schedule.ops import EmbedBackward
 from engine.runtime.device.compiled import compiled_function
 from engine.runtime.step.cross_entropy import IGNORED, smoothed
 from engine.runtime.step.neftune import RowNoise, StepNoise
-from tests.engine.model.test_families import SUPPORTED
-from tests.engine.planning.schedule.test_laws import SAME_BITS, assert_same_bits
-from tests.engine.runtime.test_compiled import needs_compiler
-from tests.engine.runtime.test_parity import compare, uneven
-from tests.engine.runtime.test_parked_gradients import OUTER, TALL
-from tests.engine.runtime.test_ranks import IN_ORDER, UNTIED
 from tests.support.bf16_parity import Rows, compare_in_bf16
+from tests.support.compiled import needs_compiler
 from tests.support.families import tiny_family_config
+from tests.support.family_parity import SUPPORTED
+from tests.support.parity import compare, uneven
+from tests.support.parked_gradients import OUTER, TALL
+from tests.support.rank_parity import IN_ORDER, UNTIED
 from tests.support.regularised import PlainStep
+from tests.support.regularised_plans import BASE, BOTH, NOISY, SMOOTHED, planes_after
+from tests.support.same_bits import SAME_BITS, assert_same_bits
 from tests.support.sets import FAMILY_SWEEP, slow_but
-from tests.support.tiny import (
-    FAMILIES,
-    VOCAB,
-    Batch,
-    plain_model,
-    random_batches,
-    streamed,
-    tiny_config,
-)
+from tests.support.tiny import FAMILIES, Batch, plain_model, random_batches, streamed, tiny_config
 from tests.support.traced import without_kernels
 from tests.support.trained_ranks import Job, train
 
 pytestmark = pytest.mark.computing
 
-SMOOTHED, NOISY = Regularization(label_smoothing=0.1), Regularization(neftune_alpha=5.0)
-BOTH = Regularization(0.2, 8.0)
 KINDS = {"smoothed": SMOOTHED, "noisy": NOISY, "both": BOTH}
 FEW = ("llama", "gemma3_text", "gpt2")
-BASE = PlanChoices(micro_batches=2)
 
 
 # ------------------------------------------------------------------ beside plain transformers
@@ -150,23 +139,6 @@ def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s(monkeypatch):
 
 
 # ------------------------------------------------------------------ any plan
-
-
-def planes_after(
-    choices, regularization, dtype="float32", parts=None, vocabulary=VOCAB, backend=None
-):
-    plain = plain_model(tiny_config("qwen3", vocab_size=vocabulary, tie_word_embeddings=False))
-    how = dict(backend=backend, dtype=dtype, parts=parts, regularization=regularization)
-    run = streamed(plain, choices, **how)
-    for step in (1, 2):
-        batches = random_batches(choices.micro_batches, seed=step, vocabulary=vocabulary)
-        run.engine.train_step(step, batches, 1e-2)
-    run.engine.drain()
-    in_pieces = [op.piece for op in run.engine.plan.ops if isinstance(op, EmbedBackward)]
-    assert any(in_pieces) == choices.outer_in_parked
-    planes = run.planes()
-    run.close()
-    return planes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -15,12 +15,12 @@ from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.model.build.build import _BALANCED, build_model
 from engine.planning.schedule.choices import PlanChoices
-from tests.engine.model.test_families import law_one
-from tests.engine.planning.schedule.test_laws import SAME_BITS, assert_same_bits
-from tests.engine.runtime.test_parity import compare
-from tests.engine.runtime.test_ranks import IN_ORDER
 from tests.support.families import tiny_family_config
+from tests.support.family_parity import law_one
+from tests.support.parity import compare
+from tests.support.rank_parity import IN_ORDER
 from tests.support.recorders import AgainRecorder, RecordingBackend
+from tests.support.same_bits import SAME_BITS, assert_same_bits
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import Batch, plain_model, random_batches, streamed
 from tests.support.traced import without_kernels

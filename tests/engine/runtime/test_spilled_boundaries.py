@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import os
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,29 +20,21 @@ from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlaneSizes, boundaries_on_disk
 from engine.planning.schedule.offloaded_activations import DISK_RINGS
 from engine.planning.schedule.ops import DISK_LANES, GradientSum, Lane, OpKind
-from tests.engine.planning.schedule.test_laws import BASE, DelayedBackend, assert_same_bits
-from tests.engine.runtime.host.test_disk_planes import counted
-from tests.engine.runtime.test_settled_units import kept_planes
+from tests.support.counted import counted
+from tests.support.same_bits import assert_same_bits
+from tests.support.settled_units import kept_planes
+from tests.support.spilled_boundaries import (
+    FRAMES,
+    LAYERS,
+    ON_HOST,
+    planes_after,
+    run_of,
+    with_spilled,
+)
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
 
-LAYERS = 5
-ON_HOST = dataclasses.replace(BASE, host_boundaries=True)
-FRAMES = {
-    "plain": {},
-    "six micro-batches": dict(micro_batches=6),
-    "one ring": dict(micro_batches=3, boundary_rings=1),
-    "rounds": dict(micro_batches=4, rounds=2, gradient_sum=GradientSum.DEVICE),
-    "sums on the host": dict(micro_batches=4, rounds=2, gradient_sum=GradientSum.HOST),
-    "two kept": dict(kept_blocks=2, resident_blocks=2),
-    "pairs": dict(boundary_blocks=2, slots=3, micro_batches=3),
-    "parked": dict(parked_gradients=True, shared_outer_slot=True),
-    "some live on the device": dict(settled_units=3),
-    "updated on the device": dict(device_homes=("block 1", "head"), update_buffers=2),
-}
-BOUNDED = {"two kept": 3, "pairs": 3}
-"""So many of the blocks keep a boundary, where not all do."""
 LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.D2H,), (Lane.H2D,), (*DISK_LANES, Lane.COMPUTE), Lane)
 
 
@@ -51,32 +42,6 @@ LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.D2H,), (Lane.H2D,), (*DISK_LANES, Lan
 def small_pieces(monkeypatch):
     """Moments that are on the disk, too, have more pieces than there are ring buffers."""
     monkeypatch.setattr(spilled, "SPILL_NUMEL", 512)
-
-
-def run_of(choices, folder: Path | None, **how):
-    plain = plain_model(tiny_config("qwen3", num_hidden_layers=LAYERS))
-    return streamed(plain, choices, max_grad_norm=0.5, disk=folder, **how)
-
-
-def planes_after(choices, folder: Path | None, late=(), steps=3, **how):
-    """The planes of weights and moments after some steps, and a dry run before them."""
-    if late:
-        how["backend"] = DelayedBackend(late)
-    run = run_of(choices, folder, **how)
-    run.engine.dry_run(random_batches(choices.micro_batches, seed=9))
-    for step in range(1, steps + 1):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
-    planes = kept_planes(run)
-    run.close()
-    return planes
-
-
-def with_spilled(base, frame: str):
-    """Yields the choices with one, some and all boundaries on the disk."""
-    most = BOUNDED.get(frame, LAYERS) * base.micro_batches
-    for count in (1, most // 2 + 1, most):
-        yield dataclasses.replace(base, spilled_boundaries=count)
 
 
 @functools.cache

@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,10 +20,11 @@ from engine.planning.schedule.choices import PlaneSizes
 from engine.planning.schedule.offloaded_updates import STATE_RINGS
 from engine.planning.schedule.ops import DISK_LANES, Lane, OpKind
 from engine.runtime.host.disk_file import DiskFile
-from tests.engine.planning.schedule.test_laws import BASE, DelayedBackend, assert_same_bits
-from tests.engine.runtime.test_settled_units import FRAMES, UNITS, kept_planes
+from tests.support.same_bits import BASE, assert_same_bits
 from tests.support.sets import PLAN_SWEEP, slow_but
-from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.settled_units import FRAMES, UNITS, kept_planes
+from tests.support.spilled_units import planes_after, run_of
+from tests.support.tiny import random_batches
 
 pytestmark = pytest.mark.computing
 
@@ -37,26 +37,6 @@ LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.HOST,), (*DISK_LANES, Lane.HOST), Lan
 def small_pieces(monkeypatch):
     """A unit has more pieces than there are ring buffers."""
     monkeypatch.setattr(spilled, "SPILL_NUMEL", 512)
-
-
-def run_of(choices, folder: Path, **how):
-    plain = plain_model(tiny_config("qwen3", tie_word_embeddings=how.pop("tied", False)))
-    return streamed(plain, choices, max_grad_norm=0.5, disk=folder, **how)
-
-
-def planes_after(choices, folder: Path, late=(), steps=2, dtype="bfloat16", **how):
-    """The planes of weights and moments after some steps. how: as for `streamed`, and `tied`."""
-    if late:
-        how["backend"] = DelayedBackend(late)
-    run = run_of(choices, folder, dtype=dtype, **how)
-    for step in range(1, steps + 1):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
-    units = [unit.name for unit in run.model.units]
-    assert run.store.spilled == set(units[len(units) - choices.spilled_units :])
-    planes = kept_planes(run)
-    run.close()
-    return planes
 
 
 def test_a_step_has_more_pieces_than_ring_buffers(tmp_path):

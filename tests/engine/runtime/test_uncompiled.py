@@ -16,8 +16,8 @@ from torch import nn
 from engine.runs.record.events import LogLine
 from engine.runtime.device import compiled
 from engine.training.loop.run import start_run
-from tests.engine.planning.schedule.test_laws import BASE
 from tests.support.folders import WORDS, make_config
+from tests.support.same_bits import BASE
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 from tests.support.trained_runs import events_of, execute
 

@@ -15,12 +15,11 @@ from engine.config.regularization import Regularization
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.compiled import compiled_function
 from engine.runtime.step.cross_entropy import IGNORED, weighted
-from tests.engine.planning.schedule.test_laws import SAME_BITS, assert_same_bits
-from tests.engine.runtime.test_compiled import needs_compiler
-from tests.engine.runtime.test_parity import compare
-from tests.engine.runtime.test_parity_in_bf16 import DENSE, MIXTURE, ROWS
-from tests.engine.runtime.test_ranks import IN_ORDER, UNTIED
-from tests.support.bf16_parity import compare_in_bf16
+from tests.support.bf16_parity import DENSE, MIXTURE, ROWS, compare_in_bf16
+from tests.support.compiled import needs_compiler
+from tests.support.parity import compare
+from tests.support.rank_parity import IN_ORDER, UNTIED
+from tests.support.same_bits import SAME_BITS, assert_same_bits
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import (
     FAMILIES,

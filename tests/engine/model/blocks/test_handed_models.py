@@ -14,51 +14,25 @@ from engine.config.trained_parts import Parts
 from engine.model.blocks.side_inputs import BEFORE, Source
 from engine.model.build.activations import argument_numel, handed_numel
 from engine.model.build.build import build_model
-from engine.planning.schedule.choices import PlanChoices
-from engine.runtime.device.backend import Backend
 from engine.runtime.sampling.generate import AnswerLimits
-from tests.engine.model.test_families import AMPLIFIES
-from tests.engine.planning.schedule.test_laws import assert_same_bits
-from tests.engine.runtime.sampling.test_generate import PROMPTS, plain_answer
 from tests.support.families import tiny_family_config
+from tests.support.family_parity import AMPLIFIES
+from tests.support.handed_models import BASE, HANDING, PLANS, planes_after
+from tests.support.plain_answers import PROMPTS, plain_answer
+from tests.support.same_bits import assert_same_bits
 from tests.support.sets import slow_but
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.computing
 
-HANDING = ("gemma4_text", "zaya", "gemma3n_text", "glm_moe_dsa", "hy_v4")
 FEW = ("gemma4_text", "zaya")
 OTHERS_SAY_AS_MUCH = "two families have both ways of handing on"
-BASE = PlanChoices(micro_batches=2)
-PLANS = {
-    "all kept, one slot": dict(kept_blocks=4, slots=1),
-    "host boundaries": dict(host_boundaries=True),
-    "pairs": dict(boundary_blocks=2),
-    "one resident, two kept": dict(resident_blocks=1, kept_blocks=2),
-}
 
 
 def build(family: str, **how):
     return build_model(
         tiny_family_config(family), ModelConfig(source="tiny", dtype="float32"), **how
     )
-
-
-def planes_after(
-    family: str, choices: PlanChoices, backend: Backend | None = None
-) -> list[torch.Tensor]:
-    plain = plain_model(tiny_family_config(family))
-    run = streamed(plain, choices, backend=backend, dtype="bfloat16")
-    for step in (1, 2):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
-    planes = [
-        run.store.tensor(unit.name, plane).clone()
-        for unit in run.model.units
-        for plane in run.store.planes
-    ]
-    run.close()
-    return planes
 
 
 def test_what_is_handed_on_is_found():

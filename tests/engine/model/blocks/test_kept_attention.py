@@ -16,8 +16,8 @@ from engine.model.build.measure_shape import shape_of
 from engine.planning.fit.buffer_sizes import fixed_items, host_boundary_bytes
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.shape.saved_attention_sizes import attention_room, returned_bytes
-from tests.engine.planning.schedule.test_laws import assert_same_bits, planes_after
 from tests.support.attention_calls import AttentionCalls
+from tests.support.same_bits import assert_same_bits, planes_after
 from tests.support.sets import slow_but
 from tests.support.tiny import plain_model, streamed, tiny_config
 

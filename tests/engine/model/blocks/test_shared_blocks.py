@@ -23,14 +23,14 @@ from engine.runtime.sampling.generate import AnswerLimits
 from engine.training.export.export import export_run
 from engine.training.loop.run import resume_run, start_run
 from engine.training.weights.weights import initialize
-from tests.engine.model.test_families import law_one
-from tests.engine.planning.schedule.test_laws import assert_same_bits
-from tests.engine.runtime.sampling.test_generate import PROMPTS, plain_answer
-from tests.engine.runtime.test_ranks import assert_near
 from tests.support.bf16_parity import Rows, compare_in_bf16
 from tests.support.checkpoints_of_families import load_plain
 from tests.support.families import tiny_family_config
+from tests.support.family_parity import law_one
 from tests.support.folders import make_config, make_tokenizer
+from tests.support.plain_answers import PROMPTS, plain_answer
+from tests.support.rank_parity import assert_near
+from tests.support.same_bits import assert_same_bits
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed, tiny_config
 from tests.support.trained_ranks import Job, train
 from tests.support.trained_runs import execute, planes_on_disk

@@ -11,9 +11,9 @@ import torch
 
 from engine.config.adapters import Adapters
 from engine.planning.schedule.choices import PlanChoices
-from tests.engine.planning.schedule.test_laws import assert_same_bits, planes_after
-from tests.engine.runtime.test_parity import compare
 from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
+from tests.support.parity import compare
+from tests.support.same_bits import assert_same_bits, planes_after
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing

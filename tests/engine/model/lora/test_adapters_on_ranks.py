@@ -8,7 +8,7 @@ import pytest
 
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
-from tests.engine.runtime.test_ranks import IN_ORDER, UNTIED, assert_near
+from tests.support.rank_parity import IN_ORDER, UNTIED, assert_near
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.trained_ranks import Job, Trained, train
 

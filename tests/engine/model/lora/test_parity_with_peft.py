@@ -14,8 +14,8 @@ from engine.config.adapters import Adapters
 from engine.planning.schedule.choices import PlanChoices
 from engine.training.export.export_adapter import save_adapter
 from engine.training.weights.adapter_weights import merged, stacks_of
-from tests.engine.model.test_families import AMPLIFIES, SUPPORTED, assert_allocated_as_said
 from tests.support.families import tiny_family_config
+from tests.support.family_parity import AMPLIFIES, SUPPORTED, assert_allocated_as_said
 from tests.support.library_version import another_version_may_refuse
 from tests.support.peft_models import ADAPTERS, adapted_layers, in_peft, take_adapters, trained_of
 from tests.support.sets import FAMILY_SWEEP, slow_but

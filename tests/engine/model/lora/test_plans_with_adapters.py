@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from engine.config.adapters import Adapters
-from engine.planning.schedule.choices import PlanChoices
 from engine.training.weights.adapter_weights import initialize_adapters
-from tests.engine.planning.schedule.test_laws import assert_same_bits
+from tests.support.plans_with_adapters import BASE, planes_after
+from tests.support.same_bits import assert_same_bits
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 from tests.support.traced import without_kernels
 
 pytestmark = pytest.mark.computing
 
-BASE = PlanChoices(micro_batches=2)
 PLANS = {
     "one slot": dict(slots=1),
     "three slots": dict(slots=3, prefetch_depth=2),
@@ -35,27 +34,6 @@ EVERYWHERE = Adapters(rank=4)
 DROPPING = Adapters(rank=4, dropout=0.3)
 SOME = Adapters(rank=4, targets=("model.layers.1.self_attn.q_proj",), save_modules=("norm",))
 """Nothing of the first block is trained, so it has no backward."""
-
-
-def planes_after(
-    choices: PlanChoices, adapters: Adapters, dtype: str, backend=None
-) -> list[torch.Tensor]:
-    """Every plane but gradients, after three steps that are submitted without draining."""
-    plain = plain_model(tiny_config("qwen3"))
-    run = streamed(plain, choices, dtype=dtype, parts=adapters, backend=backend)
-    initialize_adapters(run.model, run.store, seed=7)
-    for step in (1, 2, 3):
-        run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
-    run.engine.drain()
-    planes = [
-        torch.from_numpy(run.store.content(unit.name, plane, 0, run.store.nbytes(unit.name, plane)))
-        for unit in run.model.units
-        for plane in run.store.planes
-        if plane != "grad"
-    ]
-    planes = [plane.clone() for plane in planes]
-    run.close()
-    return planes
 
 
 CASES = {"everywhere": EVERYWHERE, "dropping": DROPPING, "some": SOME}

@@ -20,13 +20,14 @@ from engine.errors import RunError
 from engine.runs.record.events import RunStarted
 from engine.runtime.sampling.generate import AnswerLimits, Sampler
 from engine.tools.chat.chat_sources import folder_of
+from engine.tools.chat.conversation import base_of, checkpoint_of
 from engine.training.export.export import export_run
 from engine.training.loop.run import resume_run, start_run
 from engine.training.weights.open_for_sampling import open_checkpoint
-from tests.engine.tools.chat.test_chat import answer_of, base_of, checkpoint_of
-from tests.engine.training.loop.test_changed_settings import weights_at_start
+from tests.support.chats import answer_of
 from tests.support.failing import command
 from tests.support.folders import make_config
+from tests.support.start_weights import weights_at_start
 from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
 
 pytestmark = pytest.mark.computing

@@ -27,12 +27,12 @@ from engine.training.export.export import export_run
 from engine.training.weights.adapter_weights import initialize_adapters, stacks_of
 from engine.training.weights.open_for_sampling import open_checkpoint
 from engine.words import GIB
-from tests.engine.planning.schedule.test_laws import assert_same_bits
 from tests.support.chosen import QUICK
 from tests.support.chosen import config as job_config
 from tests.support.failing import command
 from tests.support.families import tiny_family_config
 from tests.support.folders import make_config, make_model
+from tests.support.same_bits import assert_same_bits
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 from tests.support.trained_runs import files_of, resumed_to_the_end, trained
 

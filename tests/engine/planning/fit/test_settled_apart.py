@@ -21,9 +21,9 @@ from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes, settled_of, settled_places
 from engine.planning.schedule.ops import Lane
-from tests.engine.planning.fit.test_sizes import BUFFER_GRID
 from tests.support.chosen import QUICK, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_store
+from tests.support.size_grid import BUFFER_GRID
 from tests.support.tiny import tiny_config
 
 pytestmark = pytest.mark.computing

@@ -5,10 +5,8 @@ their steps take as long as their copies, products and exchanges do.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -47,63 +45,19 @@ from engine.planning.shape.catalog import entry_of
 from engine.planning.shape.model_shape import ModelShape
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
-from engine.runtime.host.ram_planes import Key, Wanted
 from engine.runtime.step.device_state import DeviceBuffers, DeviceState
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config
+from tests.support.gpu_grid import GRID, NoShards, bytes_of
 from tests.support.ranks import on_ranks
 from tests.support.tiny import plain_model, streamed, tiny_config
 
 pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
 
 RANKS = (2, 4)
-SETTLED: dict = {"settled_units": 2, "slots": 1}
-"""Embed and the first block live on the device."""
-HOMES: dict = {"device_homes": ("embed", "block 0", "block 2"), "update_buffers": 2}
-GRID = [
-    replace(base, **changes)
-    for base in (
-        PlanChoices(micro_batches=4),
-        PlanChoices(micro_batches=4, rounds=2, gradient_sum=GradientSum.DEVICE),
-        PlanChoices(micro_batches=4, rounds=2, gradient_sum=GradientSum.SHARDS),
-    )
-    for changes in (
-        {},
-        {"slots": 1, "resident_blocks": 1, "kept_blocks": 1},
-        {"slots": 5, "host_boundaries": True},
-        {"parked_gradients": True},
-        {"shared_outer_slot": True},
-        SETTLED,
-        SETTLED | {"settled_units": 5},
-        SETTLED | {"parked_gradients": True, "device_homes": ("head",), "update_buffers": 2},
-        HOMES,
-        HOMES | {"update_pieces": 3, "update_buffers": 8},
-        HOMES | {"parked_gradients": True, "resident_blocks": 2},
-    )
-]
-"""Choices of one rank."""
 
 
 # ---------------------------------------------------------------------- memory
-
-
-class NoShards:
-    """The devices of the other ranks, of which nothing is read."""
-
-    def __init__(self, ranks: int):
-        self.ranks = ranks
-
-    def allocate(self, rank: int, wanted: Mapping[Key, Wanted]) -> None:
-        assert 0 < rank < self.ranks
-
-    def release(self, keys: Iterable[Key]) -> None:
-        pass
-
-    def read(self, rank: int, key: Key, begin: int, end: int) -> np.ndarray:
-        return np.zeros(end - begin, np.uint8)
-
-    def write(self, rank: int, key: Key, begin: int, content: np.ndarray) -> None:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -176,10 +130,6 @@ def test_what_engines_allocate_is_what_is_reported(ranks):
 
 def needs_on(machine: str, shape: ModelShape | None = None, **changes) -> Needs:
     return needs_of(config(**changes), named_with_several(machine, 512), shape or big_shape())
-
-
-def bytes_of(needs: Needs, part: PartName, kind: MemoryItem) -> int:
-    return sum(item.bytes for item in needs.parts[part].items if item.kind == kind)
 
 
 def test_a_host_has_planes_once_and_the_rest_once_for_each_rank():

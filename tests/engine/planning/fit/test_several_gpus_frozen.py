@@ -24,9 +24,9 @@ from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.ops import OpKind
 from engine.planning.schedule.shards import Shards
 from engine.planning.shape.model_shape import ModelShape
-from tests.engine.planning.fit.test_several_gpus import GRID, NoShards, bytes_of
 from tests.support.chosen import QUICK, config
 from tests.support.device_bytes import agreeing_plans, filled_store
+from tests.support.gpu_grid import GRID, NoShards, bytes_of
 from tests.support.tiny import tiny_config
 
 pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]

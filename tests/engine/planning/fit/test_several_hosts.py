@@ -27,9 +27,9 @@ from engine.planning.schedule.ops import OpKind
 from engine.planning.schedule.text import from_text, to_text
 from engine.planning.schedule.validate import validate
 from engine.words import GIB
-from tests.engine.planning.fit.test_several_gpus import GRID, bytes_of
 from tests.support.chosen import QUICK, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_store
+from tests.support.gpu_grid import GRID, bytes_of
 from tests.support.tiny import tiny_config
 
 

@@ -35,6 +35,7 @@ from engine.runtime.step.device_state import DeviceBuffers, DeviceState
 from engine.words import GIB
 from tests.support.chosen import big_shape
 from tests.support.folders import make_config, make_model
+from tests.support.size_grid import BUFFER_GRID, HOME_GRID
 from tests.support.tiny import plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -53,41 +54,6 @@ QWEN_7B = dict(
     use_sliding_window=False,
 )
 
-BUFFER_GRID = [
-    PlanChoices(
-        micro_batches=4,
-        rounds=r,
-        slots=s,
-        resident_blocks=k,
-        kept_blocks=a,
-        host_boundaries=h,
-        boundary_rings=b,
-        gradient_sum=g,
-    )
-    for r, g in ((1, "vertical"), (2, "device"), (2, "host"))
-    for s in (1, 2, 5)
-    for k in (0, 1, 3)
-    for a in (0, 1, 3)
-    for h, b in ((False, 3), (True, 1), (True, 3))
-]
-HOME_GRID = [
-    PlanChoices(
-        micro_batches=4,
-        rounds=r,
-        gradient_sum=g,
-        resident_blocks=k,
-        device_homes=homes,
-        update_buffers=n,
-    )
-    for r, g in ((1, "vertical"), (2, "device"), (2, "host"))
-    for k in (0, 2)
-    for n in (1, 2, 3, 8)
-    for homes in (
-        ("embed",),
-        ("block 0", "block 2"),
-        ("embed", "block 0", "block 1", "block 2", "head"),
-    )
-]
 HOME_GRID += [
     dataclasses.replace(
         choices, kept_blocks=3, spare_buffers=choices.update_buffers - 1, spare_blocks=2

@@ -32,10 +32,10 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.serialize import pack, unpack
 from engine.tools.bench.step_flops import step_flops
 from engine.words import GIB
-from tests.engine.planning.fit.test_sizes import BUFFER_GRID, HOME_GRID
 from tests.support.chosen import QUICK, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_store
 from tests.support.folders import make_model
+from tests.support.size_grid import BUFFER_GRID, HOME_GRID
 from tests.support.tiny import plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.computing

@@ -10,31 +10,18 @@ import itertools
 import pytest
 import torch
 
-from engine.config.trained_parts import Parts
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import GradientSum, Lane, OpKind
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.validate import validate
-from tests.engine.planning.schedule.test_laws import (
-    GRID,
-    DelayedBackend,
-    assert_same_bits,
-    find_dropped_waits,
-)
-from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.plans_of_parts import BASE, PARTS, planes_after
+from tests.support.same_bits import GRID, DelayedBackend, assert_same_bits, find_dropped_waits
 
 pytestmark = pytest.mark.computing
 
 BLOCKS = [f"block {at}" for at in range(4)]
 UNITS = ("embed", *BLOCKS, "head")
-BASE = PlanChoices(micro_batches=2)
-PARTS = {
-    "last block": Parts(last_blocks=1),
-    "in the middle": Parts(("model.layers.1.mlp.*", "model.layers.2.self_attn.q_proj.*")),
-    "around": Parts(("model.embed_tokens.weight", "model.layers.3.mlp.up_proj.*", "*.norm.weight")),
-    "head": Parts(("model.norm.weight", "lm_head.weight")),
-}
 SAME_BITS = {
     "one slot": dict(slots=1),
     "three slots": dict(slots=3, prefetch_depth=2),
@@ -54,27 +41,6 @@ SAME_BITS = {
         rounds=2, gradient_sum=GradientSum.DEVICE, parked_gradients=True, gradients_in_sums=True
     ),
 }
-
-
-def planes_after(choices: PlanChoices, parts: Parts, backend=None, **how) -> list[torch.Tensor]:
-    """Every plane but gradients, after two steps that are submitted without draining."""
-    tied, dtype = how.pop("tied", False), how.pop("dtype", "float32")
-    plain = plain_model(tiny_config("qwen3", num_hidden_layers=4, tie_word_embeddings=tied))
-    run = streamed(
-        plain, choices, backend=backend, dtype=dtype, parts=parts, max_grad_norm=0.5, **how
-    )
-    for step in (1, 2):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
-    planes = [
-        torch.from_numpy(run.store.content(unit.name, plane, 0, run.store.nbytes(unit.name, plane)))
-        for unit in run.model.units
-        for plane in run.store.planes
-        if plane != "grad"
-    ]
-    planes = [plane.clone() for plane in planes]
-    run.close()
-    return planes
 
 
 @pytest.fixture(scope="module")

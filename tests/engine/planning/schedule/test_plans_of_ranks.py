@@ -19,7 +19,7 @@ from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.shards import SHARD_ELEMENTS, Shards
 from engine.planning.schedule.text import from_text, grid, to_text
 from engine.planning.schedule.validate import validate
-from tests.engine.planning.schedule.test_laws import find_dropped_waits
+from tests.support.same_bits import find_dropped_waits
 
 # ---------------------------------------------------------------------- shards
 

@@ -24,6 +24,7 @@ from engine.runs.record.snapshot import DAMAGED_TOLD, RunSnapshot
 from engine.runs.summaries.listing import summarize
 from engine.tools.cli.runs import runs_as_text
 from engine.training.loop.run import start_run
+from tests.support.damaged_records import DAMAGE, STEPS, line_of
 from tests.support.folders import make_config
 from tests.support.synthetic_run import cannot_apply_step, run_events, step_finished
 from tests.support.trained_runs import execute
@@ -85,20 +86,6 @@ def test_one_damaged_byte_hides_no_run(run, tmp_path, seed):
 
 # ---------------------------------------------------------------------- lines of every kind, in the
 
-STEPS = 60
-DAMAGE = {
-    "garbage": bytes(range(256)).replace(b"\n", b""),
-    "nul bytes": bytes(4096),
-    "half a line": b'{"kind":"step_finished","run_',
-    "not utf-8": b'{"kind":"log_line","run_id":"r","seq":1,"time":1.0,"text":"\xff\xfe"}',
-    "nested": b"[" * 100_000,
-    "a long line": b"x" * (50 << 20),
-    "no numbers": b'{"kind":"step_finished","run_id":"r","seq":9,"time":NaN,"step":3}',
-    "empty": b"",
-    "a list": b"[1, 2]",
-    "a backward step": None,
-    "a far step": None,
-}
 WRONG_VALUES = {
     "state_changed": [{"state": "on_holiday"}, {"state": ["running"]}, {"reason": None}],
     "run_ended": [{"state": "on_holiday"}, {"reason": {}}],
@@ -138,13 +125,6 @@ def written(tmp_path):
         recorder.emit(event)
     recorder.close()
     return folder, folder.events_path.read_bytes().splitlines(keepends=True)
-
-
-def line_of(step, seq=500):
-    values = {"kind": "step_finished", "run_id": "written", "seq": seq, "time": 1_760_000_100.0}
-    return json.dumps(
-        values | step_finished(max(1, step), STEPS).fields() | {"step": step}
-    ).encode()
 
 
 def the_line(name):

@@ -27,11 +27,11 @@ from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import RunFolder
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.record.timeline_index import TimelineIndex
-from tests.engine.runs.record.test_damaged_records import DAMAGE, line_of
-from tests.engine.runs.record.test_recorder import fold
-from tests.engine.runs.record.test_snapshot import random_run
+from tests.support.damaged_records import DAMAGE, line_of
+from tests.support.folded import fold
 from tests.support.folders import make_config
 from tests.support.plain_reading import caught_up, plain, plain_fold, recorded, resumed_run
+from tests.support.random_runs import random_run
 from tests.support.synthetic_run import cannot_apply_step, run_events, step_finished, timeline
 
 

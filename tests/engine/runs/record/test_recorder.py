@@ -33,25 +33,13 @@ from engine.runs.record.events import (
 from engine.runs.record.following import Follower, replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.snapshot import RunSnapshot
-
-
-def fold(records) -> RunSnapshot:
-    snapshot = RunSnapshot()
-    for record in records:
-        snapshot.apply(record)
-    return snapshot
+from tests.support.folded import fold
 
 
 def lines(folder) -> list[dict]:
     text = (folder / "events.jsonl").read_bytes()
     assert text.endswith(b"\n") or not text
     return [json.loads(line) for line in text.splitlines()]
-
-
-def fold_of(*events, run_id="r") -> RunSnapshot:
-    return fold(
-        Record(run_id, seq, 1000.0 + seq, event) for seq, event in enumerate(events, start=1)
-    )
 
 
 # ---------------------------------------------------------------------- writing

@@ -27,8 +27,8 @@ from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries import listing as run_list
 from engine.runs.summaries.about import NAME_LIMIT, NOTE_LIMIT, About, read_about, write_about
 from engine.runs.summaries.listing import list_runs
-from tests.engine.runs.record.test_snapshot import random_run
 from tests.support.clocks import Clocks
+from tests.support.random_runs import random_run
 from tests.support.run_folders import CONFIG, named, record
 
 # ---------------------------------------------------------------------- what it says

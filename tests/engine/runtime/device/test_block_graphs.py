@@ -14,22 +14,14 @@ from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from engine.planning.schedule.build import build_step_plan
 from engine.training.weights.adapter_weights import initialize_adapters
-from tests.engine.planning.schedule.test_laws import BASE, assert_same_bits
-from tests.engine.runtime.test_settled_units import kept_planes
+from tests.support.block_graphs import FRAMES, WHOLE
 from tests.support.recorders import AgainRecorder, RecordingBackend
+from tests.support.same_bits import assert_same_bits
+from tests.support.settled_units import kept_planes
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
 
-WHOLE = dataclasses.replace(BASE, settled_units=5)
-"""All units of a model with three blocks live on the device."""
-FRAMES = {
-    "plain": {},
-    "kept": dict(kept_blocks=3),
-    "pairs": dict(boundary_blocks=2, slots=2),
-    "rounds": dict(micro_batches=6, rounds=3, gradient_sum="device"),
-    "without the head": dict(settled_units=4, kept_blocks=1),
-}
 STEPS = 5
 
 

@@ -18,15 +18,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config.settings import ModelConfig
 from engine.errors import HostMemoryError, NonFiniteError, RankError
 from engine.paths import PROGRAM_ROOT
 from engine.planning.schedule.ops import OpKind
 from engine.runtime.distributed import build_engine, connection
-from engine.runtime.distributed.build_engine import LeaderComponents, build_engines
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.step import compute_ops, copy_ops
-from engine.runtime.step.engine_settings import EngineSettings
 from tests.support.crews import (
     Led,
     followers_of,
@@ -35,6 +31,7 @@ from tests.support.crews import (
     plant,
     wait_for_end,
 )
+from tests.support.rebuilt import rebuilt
 from tests.support.stores import planes_of
 from tests.support.tiny import random_batches
 
@@ -195,22 +192,6 @@ def test_a_model_that_vanishes_is_not_missed(tmp_path):
         rebuilt(workers)
         workers.train(1)
         assert workers.store.held.step == 1
-
-
-def rebuilt(workers: Led) -> None:
-    """Builds the engines of all ranks once more, as a run does that is planned anew."""
-    settings, how = (
-        AdamWSettings(eps=1e-5),
-        ModelConfig(source=str(workers.source), dtype="float32"),
-    )
-    workers.engine = build_engines(
-        workers.workers,
-        LeaderComponents(
-            workers.model, workers.store, workers.engine.backend, HostAdamW(workers.store, settings)
-        ),
-        (how, settings),
-        EngineSettings(workers.engine.choices, 24, 7, 1.0, 0),
-    )
 
 
 # --------------------------------------------------------------------- the leader fails

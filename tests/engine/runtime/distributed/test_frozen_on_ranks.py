@@ -13,11 +13,11 @@ from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.runtime.host.cross_host_planes import Nodes, NodeShards
-from tests.engine.runtime.distributed.test_hosts import trained_planes
 from tests.support.crews import (
     forked_followers,  # noqa: F401  a fixture
     led,
 )
+from tests.support.planes_of_hosts import trained_planes
 from tests.support.tiny import random_batches
 
 SWEEP = "it starts one to three processes, for five seconds or more"

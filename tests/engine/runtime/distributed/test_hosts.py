@@ -16,13 +16,13 @@ import torch
 from engine.errors import RankError
 from engine.runtime.distributed import build_engine, connection
 from engine.runtime.host.shared_memory import OpenedMemory, SharedPlanes
-from tests.engine.runtime.distributed.test_crew import rebuilt
 from tests.support.crews import (
-    Led,
     forked_followers,  # noqa: F401  a fixture
     led,
     wait_for_end,
 )
+from tests.support.planes_of_hosts import trained_planes
+from tests.support.rebuilt import rebuilt
 from tests.support.sets import slow_but
 from tests.support.tiny import random_batches
 
@@ -47,16 +47,6 @@ def planes_of_hosts(monkeypatch) -> list[SharedPlanes]:
 
     monkeypatch.setattr(build_engine, "_planes_of_nodes", kept)
     return found
-
-
-def trained_planes(workers: Led) -> dict[tuple[str, str], bytes]:
-    store = workers.store
-    return {
-        (unit, plane): store.content(unit, plane, 0, store.nbytes(unit, plane)).tobytes()
-        for unit in store.layouts
-        for plane in store.planes
-        if plane != "grad"
-    }
 
 
 @pytest.mark.parametrize("case", slow_but(CASES, CASES[:1], SWEEP), ids=str)

@@ -8,7 +8,6 @@ import errno
 import fcntl
 import os
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,18 +21,13 @@ from engine.runtime.host.disk_file import DiskFile
 from engine.runtime.host.disk_planes import DiskPlanes
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.mapped_memory import map_memory
+from tests.support.counted import counted
 
 ROUNDS = 3
 
 
 def layout_of(numel: int):
     return lay_out("block 0", [ParameterSpec("weight", "block.weight", (numel,), True)])
-
-
-def counted() -> dict[str, int]:
-    """What the kernel has read from disks and written to them for this process."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16", "adamw_8bit"])

@@ -6,57 +6,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.planning.layout.moments import BLOCK, MOMENTS, MomentKind
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.host_kernels import kernel
 from engine.runtime.optimizer.moment_codes import moment_map
+from tests.support.moment_kernels import made_store, set_gradient
 
 pytestmark = pytest.mark.computing
 
-SHAPES = {"w": (70, 128), "v": (4097,), "s": (100,), "b": (5000,), "n": (64,)}
-"""A matrix of whole blocks, a vector whose last block is short, small ones, with and without
-decay.
-"""
 SETTINGS = AdamWSettings(0.9, 0.999, 1e-8, 0.1, seed=7)
 RATE, CLIP = 3e-3, 0.7
-
-
-def layout(unit="block 0"):
-    return lay_out(
-        unit,
-        [ParameterSpec(name, name, shape, name in "wvs") for name, shape in SHAPES.items()],
-    )
-
-
-def made_store(optimizer, dtype="bfloat16", unit="block 0"):
-    store = HostStates([layout(unit)], dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states(optimizer=optimizer)
-    random = torch.Generator().manual_seed(1)
-    for spec in store.layouts[unit].parameters:
-        store.write(unit, spec.name, torch.randn(spec.shape, generator=random) * 0.02)
-    return store
-
-
-def gradients(numel, number):
-    """Gradients of all kinds: smooth ones, zeros, one of a billion in its block, tiny ones."""
-    random = np.random.default_rng(number)
-    found = (random.standard_normal(numel) * 1e-3).astype(np.float32)
-    found[:BLOCK] = 0
-    found[3 * BLOCK : 4 * BLOCK] = 1e-9
-    found[3 * BLOCK + 5] = 1.0
-    found[5 * BLOCK : 6 * BLOCK] *= np.float32(1e-30)
-    found[7 * BLOCK : 8 * BLOCK : 2] = 0
-    return found
-
-
-def set_gradient(store, unit, number):
-    plane = store.tensor(unit, "grad")
-    plane.copy_(torch.from_numpy(gradients(plane.numel(), number)))
 
 
 # ---------------------------------------------------------------- the reference

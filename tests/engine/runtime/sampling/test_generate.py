@@ -18,7 +18,8 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
 from engine.runtime.sampling.generate import AnswerLimits, Drawing, pick
 from engine.runtime.sampling.kv_cache import cache_bytes
-from tests.engine.planning.schedule.test_laws import DelayedBackend, assert_same_bits
+from tests.support.plain_answers import PROMPTS, plain_answer
+from tests.support.same_bits import DelayedBackend, assert_same_bits
 from tests.support.tiny import FAMILIES, VOCAB, plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -46,27 +47,6 @@ def test_a_lower_temperature_sharpens():
     torch.testing.assert_close(
         (drawn == 0).float().mean(), torch.tensor(0.36 / 0.52), atol=0.02, rtol=0
     )
-
-
-PROMPTS = [
-    [5, 9, 11],
-    [7, 3, 8, 20, 33, 4, 50],
-    [12, 60, 4, 90, 41, 6, 77],
-    [6, 7, 8, 9, 10, 21, 22, 23, 24, 25, 26],
-]
-
-
-def plain_answer(plain, prompt: list[int], new_tokens: int, use_cache: bool = True) -> list[int]:
-    out = plain.generate(
-        torch.tensor([prompt]),
-        max_new_tokens=new_tokens,
-        do_sample=False,
-        eos_token_id=2,
-        pad_token_id=0,
-        use_cache=use_cache,
-    )
-    answer = out[0, len(prompt) :].tolist()
-    return answer[: answer.index(2)] if 2 in answer else answer
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])

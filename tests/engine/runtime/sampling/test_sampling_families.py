@@ -8,10 +8,10 @@ import pytest
 
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.sampling.generate import AnswerLimits
-from tests.engine.model.test_families import SUPPORTED
-from tests.engine.runtime.sampling.test_generate import PROMPTS, plain_answer
 from tests.support.families import tiny_family_config
+from tests.support.family_parity import SUPPORTED
 from tests.support.library_version import AS_RECORDED, another_version_may_refuse
+from tests.support.plain_answers import PROMPTS, plain_answer
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import MOST_USED, plain_model, streamed
 

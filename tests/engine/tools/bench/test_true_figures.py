@@ -18,9 +18,9 @@ from engine.tools.bench.bench_table import as_text, streamed_as_text
 from engine.tools.bench.credible import share_of, without_doubtful
 from engine.tools.bench.steady import steady
 from engine.tools.bench.steps import UPDATED, rates, updated_by_place
-from tests.engine.planning.schedule.test_laws import BASE
 from tests.support.device_homes import HOMES, at_home
 from tests.support.folders import make_config
+from tests.support.same_bits import BASE
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing

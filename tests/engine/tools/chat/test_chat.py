@@ -27,11 +27,9 @@ from engine.training.export.export import export_run
 from engine.training.loop.paused_calls import GOES_ON, PausedCalls
 from engine.training.loop.run import resume_run, start_run
 from tests.support.asking import ask_run
+from tests.support.chats import GREEDY, QUESTION, answer_of, text_of
 from tests.support.folders import WORDS, make_config, make_model, make_tokenizer
 from tests.support.trained_runs import events_of, execute, planes_on_disk
-
-QUESTION = [{"role": "user", "content": "say after three"}]
-GREEDY = Sampling(max_new_tokens=6)
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +50,6 @@ def trained(tmp_path_factory):
     )
     assert execute(run).state == "finished"
     return run, place / "runs"
-
-
-def text_of(chat_engine, messages=QUESTION, sampling=GREEDY):
-    ids = list(chat_engine.answer(messages, sampling))
-    return chat_engine.prompt_builder.text(ids)
-
-
-def answer_of(source, messages=QUESTION, sampling=GREEDY):
-    chat_engine = load(source)
-    try:
-        return text_of(chat_engine, messages, sampling)
-    finally:
-        chat_engine.close()
 
 
 # ---------------------------------------------------------------------- which weights answer

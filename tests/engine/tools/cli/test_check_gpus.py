@@ -7,7 +7,7 @@ import json
 import pytest
 
 import launch
-from tests.engine.tools.cli.test_launch import bad
+from tests.support.bad_commands import bad
 
 ASKED = ("check", "--model", "Qwen/Qwen2.5-7B", "--set", "data.max_seq_len=1024")
 ROWS = ("--set", "train.batch_size=148")

@@ -11,7 +11,7 @@ import pytest
 import launch
 from engine.paths import PROGRAM_ROOT
 from engine.words import GIB
-from tests.engine.tools.cli.test_launch import bad
+from tests.support.bad_commands import bad
 
 ASKED = ("check", "--model", "Qwen/Qwen2.5-7B", "--set", "data.max_seq_len=1024")
 ROWS = ("--set", "train.batch_size=128", "--machine", "2 x RTX 4090", "--gpus", "2")

@@ -10,7 +10,7 @@ import pytest
 import launch
 from engine.planning.shape.catalog import entry_of
 from engine.words import in_seconds
-from tests.engine.tools.cli.test_launch import bad
+from tests.support.bad_commands import bad
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")

@@ -21,6 +21,7 @@ from engine.paths import PROGRAM_ROOT
 from engine.runs.record.run_folder import create_run
 from engine.runs.record.runs_root import refuse_unusable
 from engine.runs.summaries.listing import list_runs
+from tests.support.bad_commands import bad
 from tests.support.data_tokenizers import NO_END
 from tests.support.disks import small_file_system
 from tests.support.folders import make_config, make_data, make_model, make_tokenizer
@@ -35,21 +36,6 @@ def preset(tmp_path):
     path = tmp_path / "preset.yaml"
     config.save(path)
     return path
-
-
-def bad(capsys, *arguments: str) -> str:
-    """Run a command that must fail with exit code 2, and return its one sentence."""
-    try:
-        code = launch.main(list(arguments))
-    except SystemExit as error:
-        code = error.code
-    captured = capsys.readouterr()
-    assert code == 2, captured
-    sentence = captured.err.strip()
-    assert (
-        sentence.startswith("ramstream: ") and "\n" not in sentence and "Traceback" not in sentence
-    )
-    return sentence
 
 
 def test_bad_input_ends_with_one_sentence(capsys, tmp_path, preset):

@@ -16,25 +16,19 @@ import numpy as np
 import pytest
 
 import launch as launch_py
-from engine.runs.record.events import (
-    EvalFinished,
-    LogLine,
-    PlanBuilt,
-    RunEnded,
-    RunStarted,
-    StepFinished,
-)
+from engine.runs.record.events import LogLine, PlanBuilt, RunEnded, RunStarted, StepFinished
 from engine.runs.summaries.listing import list_runs
 from engine.runtime.distributed.launched_group import MOST_TOLD
 from engine.training.loop.run import start_run
-from tests.engine.training.loop.test_rank_runs import assert_close
 from tests.support.crews import followers_of, forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
 from tests.support.launches import SETTINGS, events_in, launch, planes_in, preset_of
 from tests.support.made_pairs import pair_config
 from tests.support.other_account import needs_root
+from tests.support.rank_runs import assert_close
 from tests.support.sets import slow_but
 from tests.support.strangers import attacked
+from tests.support.trained_launches import figures, trained
 
 PROCESSES = "it starts processes and waits for them, for ten seconds or more"
 
@@ -77,21 +71,6 @@ def cut_after_checkpoint(run: Path, step: int) -> None:
     for checkpoint in (run / "checkpoints").iterdir():
         if checkpoint.name != f"step-{step}":
             shutil.rmtree(checkpoint)
-
-
-def trained(folder: Path, preset: str, hosts: int, ranks: int, *how) -> Path:
-    """Trains on so many hosts; returns the folder of the run. how: as for `Launch`."""
-    runs = folder / f"{hosts}x{ranks}-{len(list(folder.iterdir()))}"
-    with launch(hosts, ranks, [[preset, "--runs-dir", str(runs)]] * hosts, *how) as started:
-        codes, out, err = started.ended()
-    assert codes == [0] * hosts and out.count("Finished all 8 steps") == 1, (out, err)
-    assert "Traceback" not in err
-    words = f"on {hosts} hosts of {ranks} rank{'s' if ranks > 1 else ''} each"
-    assert (words in out) == (hosts > 1)
-    (built,) = events_in(runs, PlanBuilt)
-    assert (built.choices["hosts"], built.choices["ranks"]) == (hosts, ranks)
-    assert not list(runs.glob(".torchrun"))
-    return runs
 
 
 DIVIDED = ["--set", "engine.across_nodes=shard"]
@@ -138,11 +117,6 @@ def test_planes_that_are_divided_among_hosts_have_the_bits_of_one_host(
 
 def log_of(runs: Path) -> list[str]:
     return [event.text for event in events_in(runs, LogLine)]
-
-
-def figures(runs: Path) -> list[float]:
-    steps, evaluations = (events_in(runs, kind) for kind in (StepFinished, EvalFinished))
-    return [n for e in steps for n in (e.loss, e.grad_norm)] + [e.loss for e in evaluations]
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")

@@ -38,9 +38,9 @@ from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.export.export import export_run
 from engine.training.loop import best_weights, planning
 from engine.training.loop.run import Run, resume_run, start_run
-from tests.engine.training.loop.test_evaluation_loss import plain_loss
 from tests.support.folders import make_config, make_tokenizer
 from tests.support.overfitting import overfitting
+from tests.support.plain_losses import plain_loss
 from tests.support.trained_runs import events_of, execute, planes_on_disk, weights_in
 
 BEST = 18

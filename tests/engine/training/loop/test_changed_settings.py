@@ -25,11 +25,11 @@ from engine.runs.summaries.listing import list_runs
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.checkpoints.restore import newest_checkpoint
-from engine.training.loop.prepare import Prepared
 from engine.training.loop.resume import kept_rounding, plan_changes
 from engine.training.loop.run import resume_run, start_run
 from tests.support.failing import command
 from tests.support.folders import make_config, make_model
+from tests.support.start_weights import weights_at_start
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 
@@ -232,23 +232,6 @@ def test_which_settings_ask_for_another_plan(before, now, changed):
 
 
 # ---------------------------------------------------------------------- training on
-
-
-def weights_at_start(run) -> dict[str, torch.Tensor]:
-    """Executes a run, and returns the fp32 masters with which it began."""
-    found: dict[str, torch.Tensor] = {}
-    build = Prepared.build_engine
-
-    def poll(self, planned):
-        for unit in self.model.units:
-            for spec in unit.layout.parameters:
-                found[spec.full_name] = self.store.master(unit.name, spec.name)
-        return build(self, planned)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Prepared, "build_engine", poll)
-        assert execute(run).state == "finished", run.recorder.snapshot.reason
-    return found
 
 
 def masters_on_disk(run, model) -> dict[str, torch.Tensor]:

@@ -26,15 +26,10 @@ from engine.runs.record.events import (
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.loop.run import resume_run, start_run
 from engine.training.loop.step_loop import longest_batches
-from tests.engine.planning.schedule.test_laws import (
-    BASE,
-    SAME_BITS,
-    DelayedBackend,
-    assert_same_bits,
-)
 from tests.support.device_homes import HOMES, at_home
 from tests.support.failing import failed
 from tests.support.folders import make_config
+from tests.support.same_bits import BASE, SAME_BITS, DelayedBackend, assert_same_bits
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 

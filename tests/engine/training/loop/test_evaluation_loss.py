@@ -13,6 +13,7 @@ from engine.runs.record.events import EvalFinished
 from engine.training.export.export import export_run
 from engine.training.loop.run import start_run
 from tests.support.folders import WORDS, make_config, make_tokenizer
+from tests.support.plain_losses import plain_loss
 from tests.support.trained_runs import events_of, execute
 
 
@@ -24,21 +25,6 @@ def conversations(path) -> None:
         asked = {"role": "user", "content": f"say {words[0]}"}
         rows.append({"messages": [asked, {"role": "assistant", "content": " ".join(words)}]})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def plain_loss(model: torch.nn.Module, rows) -> tuple[float, int]:
-    """Returns the mean cross-entropy over the trained tokens of `rows`, and their number. Each
-    document goes through the model alone.
-    """
-    total, count = 0.0, 0
-    for start, end in zip(rows.starts[:-1].tolist(), rows.starts[1:].tolist()):
-        ids = torch.from_numpy(rows.ids[start:end].astype("int64"))
-        trained = torch.from_numpy(rows.trained[start:end].copy())[1:]
-        with torch.no_grad():
-            scores = model(input_ids=ids[None]).logits[0, :-1].float().log_softmax(-1)
-        total -= float(scores.gather(1, ids[1:, None])[:, 0][trained].sum())
-        count += int(trained.sum())
-    return total / count, count
 
 
 @pytest.mark.parametrize("packing", [True, False])

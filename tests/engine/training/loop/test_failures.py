@@ -4,11 +4,8 @@ over the failure by itself.
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from engine.errors import NonFiniteError, RunError
 from engine.planning.schedule.choices import PlanChoices
@@ -29,46 +26,11 @@ from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.loop import step_loop
 from engine.training.loop.run import resume_run, start_run
 from engine.training.loop.step_loop import refuse_further
-from tests.support.folders import WORDS, make_config
+from tests.support.folders import make_config
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed, tiny_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 # ---------------------------------------------------------------------- numbers
-
-
-@pytest.fixture
-def bad_row(tmp_path):
-    """Returns a function that makes the settings of a run whose rows 5 and 13 have an infinite
-    loss: the embedding of a word that occurs only there is infinite.
-    """
-
-    def config(**values):
-        made = make_config(
-            tmp_path,
-            **{
-                "data.shuffle": False,
-                "data.packing": False,
-                "data.eval_fraction": 0,
-                "train.steps": 8,
-                "output.checkpoint_every": 0,
-                "output.eval_every": 0,
-            }
-            | values,
-        )
-        model = tmp_path / "model" / "model.safetensors"
-        weights = load_file(model)
-        weights["model.embed_tokens.weight"][WORDS.index("six") + 7] = float("inf")
-        save_file(weights, model, metadata={"format": "pt"})
-        (tmp_path / "data.jsonl").write_text("".join(map(_line, range(40))), encoding="utf-8")
-        return made
-
-    return config
-
-
-def _line(row: int) -> str:
-    said, answer = ("six", "seven") if row in (5, 13) else (WORDS[row % 4], WORDS[row % 4 + 1])
-    turns = [("user", f"say after {said}"), ("assistant", answer)]
-    return json.dumps({"messages": [{"role": who, "content": text} for who, text in turns]}) + "\n"
 
 
 def test_a_loss_that_is_not_finite_saves_the_step_before(tmp_path, bad_row):

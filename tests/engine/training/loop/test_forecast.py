@@ -28,35 +28,9 @@ from engine.training.loop.prediction_check import PredictionCheck
 from engine.training.loop.run import start_run
 from engine.words import GIB
 from tests.support.folders import make_config
+from tests.support.forecasts import REPORT, item
 from tests.support.synthetic_run import records, run_events
 from tests.support.trained_runs import events_of, execute
-
-
-def item(name: str, size: float) -> dict:
-    return {"name": name, "bytes": round(size * GIB), "note": ""}
-
-
-REPORT = {
-    "host": {
-        "items": [
-            item("Runtime", 1),
-            item("Margin", 0.25),
-            item("weight_high", 2),
-            item("weight_low", 2),
-            item("exp_avg", 4),
-            item("exp_avg_sq", 4),
-            item("grad", 2),
-            item("Boundaries on the host", 3),
-            item("Tokenised data", 0.5),
-            item("Loading peak", 0),
-        ]
-    },
-    "gpu": {
-        "items": [item("Block slots", 4), item("CUDA context", 0.5), item("Allocator slack", 0.1)]
-    },
-    "model": {"parameters": GIB, "read_ahead": GIB, "dtype": "bfloat16"},
-    "time": {"step_seconds": 2.5},
-}
 
 
 def test_a_report_is_summed_by_the_names_of_its_items():

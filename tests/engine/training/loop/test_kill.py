@@ -19,20 +19,15 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from engine.paths import PROGRAM_ROOT
+from tests.support.killed import ONE_THREAD, after, before, die
 
 pytestmark = pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
 STEPS, CHECKPOINT_EVERY = 18, 4
 MOMENTS = ("any time", "checkpoint", "update", "record")
 
@@ -119,28 +114,6 @@ def kill_in_record(draw: random.Random) -> None:
         real_write(self, line)
 
     real_write, RunRecorder._write = RunRecorder._write, write
-
-
-def before(function: Callable, call: Callable[[], None]) -> Callable:
-    def wrapped(*args, **kwargs):
-        call()
-        return function(*args, **kwargs)
-
-    return wrapped
-
-
-def after(function: Callable, call: Callable[[], None]) -> Callable:
-    def wrapped(*args, **kwargs):
-        result = function(*args, **kwargs)
-        call()
-        return result
-
-    return wrapped
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
 
 
 HOOKS = {"checkpoint": kill_in_checkpoint, "update": kill_in_update, "record": kill_in_record}

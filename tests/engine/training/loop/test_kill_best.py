@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from engine.paths import PROGRAM_ROOT
-from tests.engine.training.loop.test_kill import ONE_THREAD
-from tests.engine.training.loop.test_kill_beside import (
+from tests.support.killed import ONE_THREAD
+from tests.support.killed_beside import (
     files_of,
     finish,
     forked,

@@ -2,8 +2,6 @@
 checkpoint, says what was lost and what is saved, and goes on with any number of ranks.
 """
 
-# ruff: noqa: F811  fixtures are imported by name
-
 from __future__ import annotations
 
 import os
@@ -33,9 +31,6 @@ from engine.runtime.step import compute_ops, copy_ops
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop import prepare
 from engine.training.loop.run import Run, resume_run, start_run
-from tests.engine.training.loop.test_kill import ONE_THREAD
-from tests.engine.training.loop.test_rank_runs import assert_close, on, planes
-from tests.engine.training.loop.test_settled_runs import settle  # noqa: F401  a fixture
 from tests.support.crews import (
     FORK_RANKS,
     followers_of,
@@ -44,6 +39,8 @@ from tests.support.crews import (
 )
 from tests.support.folders import make_config
 from tests.support.forked_processes import ForkedProcess
+from tests.support.killed import ONE_THREAD
+from tests.support.rank_runs import assert_close, on, planes
 from tests.support.sets import slow_but
 from tests.support.trained_runs import events_of, files_of
 

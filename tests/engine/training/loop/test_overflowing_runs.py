@@ -20,7 +20,7 @@ from engine.runs.record.events import FitReported, ForecastChecked, LogLine, Pla
 from engine.training.loop import planning
 from engine.training.loop.run import Run, resume_run
 from engine.words import GIB
-from tests.engine.training.loop.test_settled_runs import Written
+from tests.support.settled_runs import Written
 from tests.support.spilling import train
 from tests.support.trained_runs import events_of, execute, files_of
 

@@ -13,29 +13,15 @@ from engine.data.batches.rows import batches
 from engine.planning.schedule.shards import Shards
 from engine.runs.record.events import EvalFinished, StepFinished
 from engine.runtime.step.step import StepShard
-from engine.training.loop.run import resume_run, start_run
-from tests.engine.data.test_pairs import prepared
+from engine.training.loop.run import resume_run
 from tests.support.crews import forked_followers  # noqa: F401  a fixture
-from tests.support.made_pairs import made_pairs, marked_config, pair_config, write_rows
+from tests.support.made_pairs import made_pairs, write_rows
+from tests.support.pair_ranks import train
+from tests.support.prepared_pairs import prepared
 from tests.support.trained_runs import events_of, execute, files_of
 
 pytestmark = pytest.mark.computing
 OBJECTIVES = ["dpo", "orpo", "kto"]
-
-
-def train(tmp_path, name: str, ranks: int, objective: str, at_step=None, **values):
-    make = marked_config if objective == "kto" else pair_config
-    own = {
-        "train.objective": objective,
-        "engine.gpus": ranks,
-        "train.micro_batch_size": 1,
-        "output.checkpoint_every": 2,
-        "output.keep_checkpoints": 9,
-    }
-    run = start_run(make(tmp_path, **own | values), tmp_path / name)
-    ended = execute(run, at_step)
-    assert ended.state == ("stopped" if at_step else "finished"), ended.reason
-    return run
 
 
 def assert_close(ours: dict[str, float], theirs: dict[str, float]) -> None:

@@ -2,8 +2,6 @@
 one rank does, and they may be resumed with another number of ranks.
 """
 
-# ruff: noqa: F811  fixtures are imported by name
-
 from __future__ import annotations
 
 import json
@@ -32,17 +30,15 @@ from engine.runs.record.events import (
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.checkpoints import staging, unit_files
 from engine.training.checkpoints.restore import newest_checkpoint
-from engine.training.loop.run import Run, resume_run, start_run
+from engine.training.loop.run import Run, start_run
 from engine.training.loop.trainer import Trainer
-from tests.engine.training.loop.test_failures import bad_row  # noqa: F401  a fixture
-from tests.engine.training.loop.test_settled_runs import figures, settle  # noqa: F401  a fixture
 from tests.support.crews import followers_of, forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
+from tests.support.rank_runs import again, assert_close, on, planes, train
+from tests.support.settled_runs import figures
 from tests.support.trained_runs import events_of, execute, files_of
 
 STEPS = 8
-CLOSE = dict(rtol=2e-4, atol=2e-6)
-"""Sums of other ranks are added in another order, and rounded to fp32 differently."""
 EVERYTHING = {
     "output.checkpoint_every": 3,
     "output.keep_checkpoints": 9,
@@ -52,38 +48,6 @@ EVERYTHING = {
     "output.sample_prompts": ["say after one"],
     "output.sample_tokens": 4,
 }
-
-
-def on(ranks: int, **values) -> dict:
-    """Returns the settings of a run with so many ranks."""
-    return {"engine.gpus": ranks, "train.micro_batch_size": 1} | values
-
-
-def train(folder: Path, name: str, values: dict, at_step=None) -> Run:
-    run = start_run(make_config(folder, **values), folder / name)
-    ended = execute(run, at_step)
-    assert ended.state in ("finished", "stopped"), ended.reason
-    assert not followers_of(os.getpid())
-    return run
-
-
-def again(folder: Path, run: Run, ranks: int, at_step=None) -> Run:
-    resumed = resume_run(folder, run.id, [f"engine.gpus={ranks}"])
-    ended = execute(resumed, at_step)
-    assert ended.state in ("finished", "stopped"), ended.reason
-    assert events_of(resumed, PlanBuilt)[-1].choices["ranks"] == ranks
-    return resumed
-
-
-def planes(run: Run, step: int) -> dict[str, np.ndarray]:
-    """Returns the float32 planes of a checkpoint, by file."""
-    return {name: np.frombuffer(held, np.float32) for name, held in files_of(run)[step].items()}
-
-
-def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
-    assert ours.keys() == theirs.keys() and ours
-    for name, held in ours.items():
-        np.testing.assert_allclose(held, theirs[name], **CLOSE, err_msg=name)
 
 
 @pytest.fixture(scope="module")

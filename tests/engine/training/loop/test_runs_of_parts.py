@@ -16,9 +16,9 @@ from engine.runs.record.snapshot import RunSnapshot
 from engine.runtime.sampling.generate import Sampler
 from engine.training.loop.run import resume_run, start_run
 from engine.training.weights.open_for_sampling import open_checkpoint
-from tests.engine.training.loop.test_changed_settings import weights_at_start
 from tests.support.failing import command
 from tests.support.folders import make_config
+from tests.support.start_weights import weights_at_start
 from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
 
 pytestmark = pytest.mark.computing

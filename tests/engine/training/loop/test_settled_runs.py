@@ -4,85 +4,34 @@ writes, and the border may move when they are resumed.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
 
 from engine.errors import GpuMemoryError
-from engine.planning.fit import checkpoint_sizes, requirements
+from engine.planning.fit import checkpoint_sizes
 from engine.planning.schedule.ops import OpKind
-from engine.runs.record.events import EvalFinished, PlanBuilt, PlannedAnew, RunEnded, StepFinished
+from engine.runs.record.events import PlanBuilt, PlannedAnew, RunEnded
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.step import compute_ops, copy_ops
 from engine.training.checkpoints import staging, unit_files
-from engine.training.loop import oom_recovery, planning
+from engine.training.loop import oom_recovery
 from engine.training.loop.run import Run, resume_run, start_run
 from tests.support.folders import make_config
+from tests.support.settled_runs import UNITS, Written
 from tests.support.trained_runs import events_of, execute, files_of
 
 pytestmark = pytest.mark.computing
 
 EVERY = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9}
-UNITS = 4
-"""The model has an embedding, two blocks and a head."""
-
-
-@pytest.fixture
-def settle(monkeypatch):
-    """Makes the planner let this many units live on the device, a CPU, from now on."""
-    plain = requirements.choose
-
-    def use(count: int) -> None:
-        def chosen(job, target, *quick):
-            found = plain(job, target, *quick)
-            blocks = max(0, UNITS - 1 - max(1, count))
-            resident = min(found.choices.resident_blocks, blocks)
-            choices = dataclasses.replace(
-                found.choices, settled_units=count, resident_blocks=resident
-            )
-            return dataclasses.replace(found, choices=choices)
-
-        for planner in (requirements, planning):
-            monkeypatch.setattr(planner, "choose", chosen)
-
-    return use
 
 
 def train(tmp_path, name: str, at_step=None, **values) -> Run:
     run = start_run(make_config(tmp_path, **EVERY, **values), tmp_path / name)
     execute(run, at_step)
     return run
-
-
-def exported(run: Run) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in sorted(run.folder.export_path.iterdir())
-        if path.suffix == ".safetensors"
-    }
-
-
-def figures(run: Run) -> list[tuple]:
-    steps = [(event.step, event.loss, event.grad_norm) for event in events_of(run, StepFinished)]
-    return steps + [(each.step, each.loss) for each in events_of(run, EvalFinished)]
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a run wrote: its checkpoints, its figures and the model that it exported."""
-
-    files: dict[int, dict[str, bytes]]
-    figures: list[tuple]
-    exported: dict[str, bytes]
-
-    @classmethod
-    def by(cls, run: Run) -> Written:
-        model = exported(run) if run.folder.export_path.exists() else {}
-        return cls(files_of(run), figures(run), model)
 
 
 @pytest.fixture(scope="module")

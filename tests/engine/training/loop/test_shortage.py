@@ -29,9 +29,9 @@ from engine.training.loop.memory_shortage import (
 from engine.training.loop.memory_watch import MemoryWatch, PeakMemory
 from engine.training.loop.run import start_run
 from engine.words import GIB, MIB
-from tests.engine.training.loop.test_forecast import REPORT
 from tests.support.failing import at_event, failed
 from tests.support.folders import make_config
+from tests.support.forecasts import REPORT
 
 HELD = {"planes": 14 * GIB, "boundaries": 3 * GIB, "data": GIB // 2}
 

@@ -25,9 +25,9 @@ from engine.runtime.host.disk_planes import DiskPlanes
 from engine.runtime.step import compute_ops, copy_ops
 from engine.training.checkpoints import staging, unit_files
 from engine.training.loop.run import resume_run
-from tests.engine.training.loop.test_kill import ONE_THREAD, die
-from tests.engine.training.loop.test_settled_runs import Written
 from tests.support.disks import small_file_system
+from tests.support.killed import ONE_THREAD, die
+from tests.support.settled_runs import Written
 from tests.support.spilling import UNITS, spill, train
 from tests.support.trained_runs import events_of, execute, files_of
 

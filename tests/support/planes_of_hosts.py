@@ -1,0 +1,15 @@
+"""The planes that ranks of several hosts leave."""
+
+from __future__ import annotations
+
+from tests.support.crews import Led
+
+
+def trained_planes(workers: Led) -> dict[tuple[str, str], bytes]:
+    store = workers.store
+    return {
+        (unit, plane): store.content(unit, plane, 0, store.nbytes(unit, plane)).tobytes()
+        for unit in store.layouts
+        for plane in store.planes
+        if plane != "grad"
+    }

@@ -1,0 +1,38 @@
+"""Plans that train some units alone, and the planes that they leave."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.config.trained_parts import Parts
+from engine.planning.schedule.choices import PlanChoices
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+BASE = PlanChoices(micro_batches=2)
+PARTS = {
+    "last block": Parts(last_blocks=1),
+    "in the middle": Parts(("model.layers.1.mlp.*", "model.layers.2.self_attn.q_proj.*")),
+    "around": Parts(("model.embed_tokens.weight", "model.layers.3.mlp.up_proj.*", "*.norm.weight")),
+    "head": Parts(("model.norm.weight", "lm_head.weight")),
+}
+
+
+def planes_after(choices: PlanChoices, parts: Parts, backend=None, **how) -> list[torch.Tensor]:
+    """Every plane but gradients, after two steps that are submitted without draining."""
+    tied, dtype = how.pop("tied", False), how.pop("dtype", "float32")
+    plain = plain_model(tiny_config("qwen3", num_hidden_layers=4, tie_word_embeddings=tied))
+    run = streamed(
+        plain, choices, backend=backend, dtype=dtype, parts=parts, max_grad_norm=0.5, **how
+    )
+    for step in (1, 2):
+        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
+    run.engine.drain()
+    planes = [
+        torch.from_numpy(run.store.content(unit.name, plane, 0, run.store.nbytes(unit.name, plane)))
+        for unit in run.model.units
+        for plane in run.store.planes
+        if plane != "grad"
+    ]
+    planes = [plane.clone() for plane in planes]
+    run.close()
+    return planes

@@ -1,0 +1,25 @@
+"""Messages between ranks, sent through the codec and built again."""
+
+from __future__ import annotations
+
+from engine.config.settings import ModelConfig
+from engine.runtime.distributed.build_engine import LeaderComponents, build_engines
+from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.step.engine_settings import EngineSettings
+from tests.support.crews import Led
+
+
+def rebuilt(workers: Led) -> None:
+    """Builds the engines of all ranks once more, as a run does that is planned anew."""
+    settings, how = (
+        AdamWSettings(eps=1e-5),
+        ModelConfig(source=str(workers.source), dtype="float32"),
+    )
+    workers.engine = build_engines(
+        workers.workers,
+        LeaderComponents(
+            workers.model, workers.store, workers.engine.backend, HostAdamW(workers.store, settings)
+        ),
+        (how, settings),
+        EngineSettings(workers.engine.choices, 24, 7, 1.0, 0),
+    )

@@ -1,0 +1,29 @@
+"""Plans with regularized losses, and the planes that they leave."""
+
+from __future__ import annotations
+
+from engine.config.regularization import Regularization
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import EmbedBackward
+from tests.support.tiny import VOCAB, plain_model, random_batches, streamed, tiny_config
+
+SMOOTHED, NOISY = Regularization(label_smoothing=0.1), Regularization(neftune_alpha=5.0)
+BOTH = Regularization(0.2, 8.0)
+BASE = PlanChoices(micro_batches=2)
+
+
+def planes_after(
+    choices, regularization, dtype="float32", parts=None, vocabulary=VOCAB, backend=None
+):
+    plain = plain_model(tiny_config("qwen3", vocab_size=vocabulary, tie_word_embeddings=False))
+    how = dict(backend=backend, dtype=dtype, parts=parts, regularization=regularization)
+    run = streamed(plain, choices, **how)
+    for step in (1, 2):
+        batches = random_batches(choices.micro_batches, seed=step, vocabulary=vocabulary)
+        run.engine.train_step(step, batches, 1e-2)
+    run.engine.drain()
+    in_pieces = [op.piece for op in run.engine.plan.ops if isinstance(op, EmbedBackward)]
+    assert any(in_pieces) == choices.outer_in_parked
+    planes = run.planes()
+    run.close()
+    return planes
