@@ -57,11 +57,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"ramstream: {error}", file=sys.stderr)
         return 1 if isinstance(error, HostMemoryError) else 2
     except (MemoryError, OSError, ImportError, RuntimeError, SystemError) as error:
-        from engine.machine.short_memory import is_short_of_memory, memory_in_words, remedy
+        from engine.machine.short_memory import is_short_of_memory, memory_text, remedy
 
         if not is_short_of_memory(error):
             raise
-        said = f"The host ran out of memory: {memory_in_words()}; {remedy()}."
+        said = f"The host ran out of memory: {memory_text()}; {remedy()}."
         print(f"ramstream: {said}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:

@@ -41,7 +41,7 @@ class GpuMemoryError(FitError):
 
     `in_use` says in words how much memory was in use. `breakdown` says how much each item took, and
     how much the plan gives to each buffer. `first` names what to try before changing a setting.
-    `is_least` says that the leanest plan was tried, so no setting of the plan helps.
+    `is_least` says that the minimum-memory plan was tried, so no setting of the plan helps.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LostPlanesError(RamstreamError):
     """Planes that lived on the device are lost with it."""
 
 
-class SpillError(RamstreamError):
+class DiskOffloadError(RamstreamError):
     """The disk refuses to keep, read or write moments (`engine.disk`)."""
 
 

@@ -75,7 +75,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """These are the system's error numbers for a full disk and for an exhausted quota."""
 
 
-def is_full_in_words(error: OSError) -> str:
+def disk_full_text(error: OSError) -> str:
     """Returns the beginning of a sentence that says which error in FULL occurred."""
     return "The disk quota is used up" if error.errno == errno.EDQUOT else "The disk is full"
 

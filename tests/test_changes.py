@@ -84,11 +84,11 @@ def copy(tmp_path) -> Iterator[Copy]:
 )
 def test_what_became_of_a_change_is_told(copy: Copy, new, verdict):
     change = Change("x", "code_under_test.py", "sum(values)", new, "", ("test_it.py",))
-    outcome = copy.settle(change, LIKELY)
+    outcome = copy.try_change(change, LIKELY)
     assert outcome.verdict == verdict, outcome
     assert outcome.test == "test_it.py::test_total" or verdict != CAUGHT
     assert (copy.folder / change.file).read_text(encoding="utf-8") == SUM
-    assert copy.settle(Change("y", change.file, "sum", "max", "", change.tests), LIKELY).test
+    assert copy.try_change(Change("y", change.file, "sum", "max", "", change.tests), LIKELY).test
 
 
 def test_the_page_tells_survivors_with_their_reasons():

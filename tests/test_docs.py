@@ -29,7 +29,7 @@ from engine.config.tree import build
 from engine.data.batches.preview import preview
 from engine.machine.read_machine import read_machine
 from engine.paths import PROGRAM_ROOT
-from engine.planning.fit.model_table import columns, counts_in_words, rows_of
+from engine.planning.fit.model_table import columns, counts_text, rows_of
 from engine.words import GIB
 from tests.support import references as reference
 
@@ -107,7 +107,7 @@ def test_the_counts_of_models_on_desktops_are_those_of_the_table():
     shown = columns(names, read_machine())[1:]
     job = {"name": "table", "model": {"source": "m"}, "data": {"source": "d"}}
     rows = list(rows_of(TrainConfig.from_dict(job), shown, timed=False, any_optimizer=True))
-    assert counts_in_words(rows, shown) == line
+    assert counts_text(rows, shown) == line
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
@@ -120,7 +120,7 @@ def test_the_counts_of_models_with_adapters_are_those_of_the_table():
         job = {"name": "table", "model": {"source": "m"}, "data": {"source": "d"}}
         config = TrainConfig.from_dict(job | {"train": {"method": method}})
         rows = list(rows_of(config, shown, timed=False))
-        said.append(f"{words}: {counts_in_words(rows, shown)}")
+        said.append(f"{words}: {counts_text(rows, shown)}")
     assert said == lines
 
 

@@ -21,14 +21,14 @@ from engine.paths import PROGRAM_ROOT
 from engine.planning.fit import checkpoint_sizes, choose, device_memory, planner, pool_times
 from engine.planning.fit.requirements import TRACKERS_BYTES
 from engine.planning.layout import moments
-from engine.planning.layout.spilled import SPILL_NUMEL
+from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL
 from engine.planning.schedule.offloaded_activations import DISK_RINGS
 from engine.planning.schedule.offloaded_updates import STATE_RINGS
 from engine.planning.shape.catalog import catalog
 from engine.planning.shape.tile_sizes import LONG_ROW, TILES
 from engine.runs.record import evaluations
 from engine.runs.record.event_tables import ROWS
-from engine.runs.record.held_out import NEWEST_ROWS
+from engine.runs.record.validation import NEWEST_ROWS
 from engine.runs.trackers import attached, feed
 from engine.runtime.device.block_graphs import MOST_SHAPES
 from engine.runtime.optimizer.host_threads import SHARE
@@ -59,7 +59,7 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     (
         "disk.md",
         r"pieces of ([\d,]+) elements: (\d+) MiB with fp32",
-        (SPILL_NUMEL, SPILL_NUMEL * BOTH_MOMENTS_BYTES / MIB),
+        (DISK_CHUNK_NUMEL, DISK_CHUNK_NUMEL * BOTH_MOMENTS_BYTES / MIB),
     ),
     ("disk.md", r"in one of (\w+) ring\s+buffers in RAM", (STATE_RINGS,)),
     ("disk.md", r"one of (\w+) ring buffers in RAM, and WRITE", (DISK_RINGS,)),
@@ -79,24 +79,24 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     (
         "planner.md",
         r"may be (\d+) % slower for more of them, and (\d+) % for the whole",
-        ((planner.SETTLING_COST - 1) * 100, (planner.WHOLE_COST - 1) * 100),
+        ((planner.GPU_RESIDENT_COST - 1) * 100, (planner.ALL_GPU_RESIDENT_COST - 1) * 100),
     ),
     (
         "planner.md",
         r"less than (\d+) GiB, units live there only",
         (device_memory.SMALL_GPU_BYTES / GIB,),
     ),
-    ("planner.md", r"shorter by (\d+) %", ((1 - choose.PARKING_GAIN) * 100,)),
+    ("planner.md", r"shorter by (\d+) %", ((1 - choose.KEPT_GRADIENTS_GAIN) * 100,)),
     (
         "planner.md",
         r"more than ([\d,]+) tokens, parts .*? of ([\d,]+) tokens,\s+or else of ([\d,]+)",
         (LONG_ROW, *TILES),
     ),
     ("planner.md", r"with (\d+) GiB more of a memory", (pool_times.FURTHER_GIB,)),
-    ("planner.md", r"and ([\d.]+) GiB for NCCL", (device_memory.EXCHANGE_BYTES / GIB,)),
+    ("planner.md", r"and ([\d.]+) GiB for NCCL", (device_memory.COLLECTIVE_BYTES / GIB,)),
     ("record.md", r"fills RAM to (\d+) %", (checkpoint_sizes.FILLED_SHARE * 100,)),
     ("record.md", r"of less than (\d+) MiB, the last", (checkpoint_sizes.SMALL_BYTES / MIB,)),
-    ("record.md", r"in pieces of (\d+) MiB", (checkpoint_sizes.COPY_PIECE_BYTES / MIB,)),
+    ("record.md", r"in pieces of (\d+) MiB", (checkpoint_sizes.STAGING_CHUNK_BYTES / MIB,)),
     ("record.md", r"Of more than (\d+), consecutive", (evaluation.MOST_ROW_LOSSES,)),
     ("record.md", r"rows of the newest (\w+)\s", (NEWEST_ROWS,)),
     (
@@ -200,8 +200,8 @@ def seconds(report: dict[str, Any]) -> str:
     return f"{report['time']['step_seconds']:.0f} s"
 
 
-def spilled_boundaries(report: dict[str, Any]) -> str:
-    return str(report["choices"]["spilled_boundaries"])
+def disk_offloaded_block_inputs(report: dict[str, Any]) -> str:
+    return str(report["choices"]["disk_offloaded_block_inputs"])
 
 
 def gpu(report: dict[str, Any]) -> str:
@@ -239,7 +239,7 @@ PLANES = {"weight_high", "weight_low", "exp_avg", "exp_avg_sq", "grad"}
 FIGURES = {
     each.__name__: each
     for each in (
-        *(tokens, seconds, spilled_boundaries, gpu, ram_without_copies),
+        *(tokens, seconds, disk_offloaded_block_inputs, gpu, ram_without_copies),
         *(planes, bytes_a_parameter, parameters, trained),
     )
 }
@@ -297,11 +297,11 @@ def predictions() -> dict[str, Prediction]:
             rows = ("--set", f"train.batch_size={(32, 64)[place % 2]}")
             job = (*desktop, *models[place // 2], *on_it, *rows)
             found[f"desktops, {name}, {place}"] = Prediction(job, (said,), ("tokens",))
-    for ram, spilled, step in table("disk.md", "boundaries"):
+    for ram, on_disk, step in table("disk.md", "block inputs"):
         job = (*desktop, "--machine", "RTX 4090", "--ram-gib", ram.removesuffix(" GiB"))
         job = (*job, "--set", "train.batch_size=512", "--set", f"engine.disk={DISK}")
-        found[f"boundaries, {ram}"] = Prediction(
-            job, (spilled, step), ("spilled_boundaries", "seconds")
+        found[f"block inputs, {ram}"] = Prediction(
+            job, (on_disk, step), ("disk_offloaded_block_inputs", "seconds")
         )
     for words, device, ram, _ in table("longer.md", "long-rows"):
         length, *settings = LONG[words]

@@ -180,7 +180,7 @@ REASONS: dict[str, dict[str, str]] = {
         "module.MoeCausalLMOutputWithPast.image_outputs is set": TRANSFORMERS,
         "module.convert_and_load_state_dict_in_model is set": TRANSFORMERS,
     },
-    "engine/planning/shape/quantization.py": {"delattr of part": TRANSFORMERS},
+    "engine/planning/shape/quantized_weights.py": {"delattr of part": TRANSFORMERS},
     "engine/model/build/packing_trial.py": {
         "model.get_submodule(owner)._parameters is changed": TORCH_MODULE,
         "model.get_submodule(owner)._parameters is private": TORCH_MODULE,
@@ -248,7 +248,7 @@ REASONS: dict[str, dict[str, str]] = {
         "module._buffers is changed": TORCH_MODULE,
         "module._parameters is private": TORCH_MODULE,
     },
-    "engine/runtime/measure/eager_overhead.py": {
+    "engine/runtime/measure/launch_overhead.py": {
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
         "storage._cdata is private": "torch tells it in no other way",
     },

@@ -46,18 +46,18 @@ def shapeless(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def nested(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yields comprehensions and conditional expressions that stand in one of their kind."""
-    for outer in ast.walk(tree):
-        if isinstance(outer, COMPREHENSIONS):
-            inner = [node for node in ast.walk(outer) if node is not outer]
+    for enclosing in ast.walk(tree):
+        if isinstance(enclosing, COMPREHENSIONS):
+            inner = [node for node in ast.walk(enclosing) if node is not enclosing]
             if any(isinstance(node, COMPREHENSIONS) for node in inner):
-                yield outer.lineno, "a comprehension in a comprehension"
+                yield enclosing.lineno, "a comprehension in a comprehension"
             if any(isinstance(node, ast.IfExp) for node in inner):
-                yield outer.lineno, "a conditional expression in a comprehension"
-        elif isinstance(outer, ast.IfExp):
-            parts = [outer.test, outer.body, outer.orelse]
+                yield enclosing.lineno, "a conditional expression in a comprehension"
+        elif isinstance(enclosing, ast.IfExp):
+            parts = [enclosing.test, enclosing.body, enclosing.orelse]
             inner = [node for part in parts for node in ast.walk(part)]
             if any(isinstance(node, ast.IfExp) for node in inner):
-                yield outer.lineno, "a conditional expression in another"
+                yield enclosing.lineno, "a conditional expression in another"
 
 
 def long_files(root: Path = PROGRAM_ROOT) -> Iterator[str]:

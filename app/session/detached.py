@@ -143,7 +143,7 @@ class DetachedRuns:
                 return why_it_ended(folder.path)
         return None
 
-    def settle(self, folder: RunFolder) -> None:
+    def record_end(self, folder: RunFolder) -> None:
         """Records that a process ended before its first record, and so has failed. This does
         nothing while a thread of this server waits for that process. A failure that cannot be
         recorded now, such as on a full disk, can be recorded by a later call.

@@ -21,7 +21,7 @@ from engine.files import bytes_in
 from engine.runs.record.following import replay
 from engine.runs.record.run_folder import RunFolder
 from engine.runs.record.snapshot import RunSnapshot
-from engine.runs.summaries.glance import Sparkline, read_sparkline
+from engine.runs.summaries.sparkline import Sparkline, read_sparkline
 
 GROWN_SECONDS = 5.0
 """Age in seconds from which the scan of a record that grows is repeated."""
@@ -140,7 +140,7 @@ def _memorizes(path: Path, sparkline: Sparkline) -> bool:
     """Returns whether a run that is over memorizes its rows. Its page judges that by the whole
     record, which is read only if the run may be shown in green.
     """
-    if not sparkline.is_over or sparkline.held_out is None or sparkline.worse is not None:
+    if not sparkline.is_over or sparkline.validation_loss is None or sparkline.worse is not None:
         return False
     snapshot = RunSnapshot()
     try:

@@ -216,7 +216,7 @@ class Session:
         being ended by a person.
         """
         folder = RunFolder(self.runs_dir / run_id)
-        self._detached.settle(folder)
+        self._detached.record_end(folder)
         run = summarize(folder)
         return run is not None and run.state not in ENDED_BY_A_PERSON
 
@@ -376,7 +376,7 @@ class Session:
             followed = self._followed.get(run_id)
             if followed is None or followed.is_outdated:
                 folder = open_run(self.runs_dir, run_id)
-                self._detached.settle(folder)
+                self._detached.record_end(folder)
                 followed = FollowedRun(
                     folder, lambda: self.is_about_to_run(folder), lambda: is_starting(folder)
                 )

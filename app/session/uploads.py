@@ -36,7 +36,7 @@ from app.words import in_bytes
 from engine import safe_files
 from engine.data.sources.kinds import KINDS, is_data, stem_of, suffixes_of
 from engine.errors import RunError
-from engine.files import FULL, disk_free, is_full_in_words
+from engine.files import FULL, disk_free, disk_full_text
 from engine.safe_files import FileFault
 from engine.words import GIB
 
@@ -444,7 +444,7 @@ def refused_by_disk(error: OSError) -> RefusedUpload:
     """Returns the refusal of an upload that cannot be written."""
     if error.errno in FULL:
         return RefusedUpload(
-            507, f"{is_full_in_words(error)}; free some space or remove uploads, then try again."
+            507, f"{disk_full_text(error)}; free some space or remove uploads, then try again."
         )
     return RefusedUpload(
         409, f"The upload cannot be written ({error.strerror}); check the folder of the runs."

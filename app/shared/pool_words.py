@@ -11,8 +11,8 @@ from typing import Any
 
 from app.words import in_bytes
 from engine.planning.fit.memory_items import PartName
-from engine.planning.fit.pool import Held, Pool, PoolPart, Share, Units, listed, together_in_words
-from engine.planning.fit.pool_times import LEAST_SHARE, Costs, Work, gain_in_words, roughly
+from engine.planning.fit.pool import Held, Pool, PoolPart, Share, Units, listed, together_text
+from engine.planning.fit.pool_times import LEAST_SHARE, Costs, Work, gain_text, roughly
 
 HELD_WORDS = {
     Held.MODEL: "the model",
@@ -39,7 +39,7 @@ class Segment:
         """What it is, as in "embed and blocks 0 to 10: weights, moments and gradients"."""
         if not self.units:
             return HELD_WORDS[self.held]
-        which = together_in_words(self.units)
+        which = together_text(self.units)
         if self.held == Held.COPY:
             return f"{which}: weights, kept through a step"
         return which
@@ -95,7 +95,7 @@ def _label(units: Sequence[Units], planes: Sequence[str]) -> str:
     """
     if len(planes) < ALL_PLANES:
         return ", ".join(planes)
-    return together_in_words(units).replace(" and ", ", ").replace(" to ", "–")
+    return together_text(units).replace(" and ", ", ").replace(" to ", "–")
 
 
 def bar_in_words(part: PoolPart) -> str:
@@ -120,29 +120,29 @@ def places_in_words(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> 
     whole = f"The whole model {'lives' if fits else 'would live'}"
     if not on_gpu:
         return f"{whole} in RAM, where blocks compute.", ""
-    settled = [each for each in units if each.placement.weights == PartName.GPU]
+    living = [each for each in units if each.placement.weights == PartName.GPU]
     others = [each for each in units if each.placement.weights != PartName.GPU]
     if not others:
         return f"{whole} on the GPU.", "A step moves none of it."
     lives = f"{whole} in RAM."
-    if settled:
-        verb = "lives" if settled[-1].numbers[-1] == 0 else "live"
+    if living:
+        verb = "lives" if living[-1].numbers[-1] == 0 else "live"
         verb = verb if fits else "would live"
-        lives = f"{_capital(together_in_words(settled))} {verb} on the GPU, "
-        lives += f"{together_in_words(others)} in RAM."
-    spilled = [each for each in others if each.placement.moments == PartName.DISK]
-    if spilled:
+        lives = f"{_capital(together_text(living))} {verb} on the GPU, "
+        lives += f"{together_text(others)} in RAM."
+    on_disk = [each for each in others if each.placement.moments == PartName.DISK]
+    if on_disk:
         lives = f"{lives[:-1]}, except for moments that are on the disk."
-    passing = "These pass" if settled else "It passes"
+    passing = "These pass" if living else "It passes"
     more = [f"{passing} through the GPU unit by unit in each step."]
     copied = [each for each in others if each.placement.is_copied]
     if copied:
-        which = together_in_words(copied)
+        which = together_text(copied)
         more.append(f"The weights of {which} stay there from forward to backward.")
     if any(each.placement.gradient == PartName.GPU for each in others):
         more.append("Gradients wait on the GPU until they are applied.")
-    if spilled:
-        more.append(f"The moments of {together_in_words(spilled)} live on the disk.")
+    if on_disk:
+        more.append(f"The moments of {together_text(on_disk)} live on the disk.")
     return lives, " ".join(more)
 
 
@@ -164,7 +164,7 @@ def cost_in_a_sentence(pool: Pool, name: PartName, costs: Costs) -> str:
     on_gpu = busy[Work.GPU_ADAMW]
     if name == PartName.GPU:
         return f"A step: AdamW here takes {roughly(on_gpu)}; these units are not moved."
-    bus = busy[Work.TO_GPU] + busy[Work.TO_HOST] + busy[Work.BOUNDARIES]
+    bus = busy[Work.TO_GPU] + busy[Work.TO_HOST] + busy[Work.BLOCK_INPUTS]
     works = [
         ("copies over the bus", bus),
         ("AdamW on the host", busy[Work.HOST_ADAMW]),
@@ -198,4 +198,4 @@ def _beside_computing(works: Sequence[tuple[str, float]], waited: float, step: f
 
 def gain_of(name: PartName, saved: float, step_seconds: float) -> dict[str, Any]:
     """Returns what more of a part would save: a sentence, and whether it saves anything."""
-    return {"text": gain_in_words(name, saved, step_seconds), "saves": saved > 0}
+    return {"text": gain_text(name, saved, step_seconds), "saves": saved > 0}

@@ -11,8 +11,8 @@ from typing import Any
 from app.shared.run_bar import actions_in
 from app.words import STATE_TONES, in_bytes, in_digits, in_time, state_tone, state_word
 from engine.runs.record.before_training import Worse
-from engine.runs.summaries.glance import NO_SPARKLINE, Sparkline
 from engine.runs.summaries.listing import RunSummary
+from engine.runs.summaries.sparkline import NO_SPARKLINE, Sparkline
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 
 
@@ -143,10 +143,10 @@ def _curve_tone(scan: RunScan) -> str:
 
 def _validation(sparkline: Sparkline) -> str:
     """Returns the lowest validation loss, and that before training where that was no higher."""
-    if sparkline.held_out is None:
+    if sparkline.validation_loss is None:
         return ""
-    lowest = in_digits(sparkline.held_out)
-    if sparkline.before is None or sparkline.held_out < sparkline.before:
+    lowest = in_digits(sparkline.validation_loss)
+    if sparkline.before is None or sparkline.validation_loss < sparkline.before:
         return lowest
     return f"{lowest}, and {in_digits(sparkline.before)} before training"
 

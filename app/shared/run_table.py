@@ -63,7 +63,7 @@ ORDERS = {
     "model": Order("Model", lambda listed: listed.run.model.casefold()),
     "loss": Order("Lowest loss", lambda listed: listed.run.loss),
     "validation": Order(
-        "Lowest validation loss", lambda at: at.scan.sparkline.held_out, False, True
+        "Lowest validation loss", lambda at: at.scan.sparkline.validation_loss, False, True
     ),
     "accuracy": Order("Highest accuracy", lambda at: at.scan.sparkline.accuracy, True, True),
     "steps": Order("Most steps", lambda listed: listed.run.step, falls=True),

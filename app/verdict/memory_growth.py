@@ -62,7 +62,7 @@ def memory_growth(steps: Sequence[int], values: Sequence[float]) -> MemoryGrowth
         return MemoryGrowth()
     medians = _growing_quarters(samples)
     if medians is not None:
-        # The centers of the outer quarters are three quarters of the half apart.
+        # The centers of the first and the last quarter are three quarters of the half apart.
         grown = 4 / 3 * float(medians[-1] - medians[0])
         lately = 4 * float(medians[-1] - medians[-2])
         first = len(samples) // 2

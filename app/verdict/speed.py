@@ -1,5 +1,5 @@
 """What the time of the steps goes to is judged here: the main cause for which compute waits, with a
-remedy, or steps that take longer than predicted. All functions are pure.
+advice, or steps that take longer than predicted. All functions are pure.
 """
 
 from __future__ import annotations

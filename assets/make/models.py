@@ -81,7 +81,7 @@ def meta_shape(
         specs = unit.layout.parameters
         shapes = [spec.shape for spec in specs if spec.adapter]
         layers = [(a[1], b[0]) for a, b in zip(shapes[::2], shapes[1::2], strict=True)]
-        blocks.append(AdaptedBlock(layers, [spec.numel for spec in specs if spec.exact]))
+        blocks.append(AdaptedBlock(layers, [spec.numel for spec in specs if spec.keep_in_fp32]))
     return shape_of(built, source), blocks
 
 
@@ -163,8 +163,8 @@ def differences(wanted: set[str]) -> list[str]:
             for adapters in (None, CHECKED):
                 for dtype, built in _shapes(config, source, adapters)[0].items():
                     bundled = entry.shape(dtype, source=source, adapters=adapters)
-                    untouched = built.untouched_numel + entry.unread
-                    found += _unlike(bundled, replace(built, untouched_numel=untouched), adapters)
+                    non_text = built.untouched_numel + entry.unread
+                    found += _unlike(bundled, replace(built, untouched_numel=non_text), adapters)
         print(f"{entry.id}: {time.monotonic() - started:.1f} s", flush=True)
     if not wanted or STARTER in wanted:
         content, config = _starter()

@@ -76,10 +76,10 @@ class EngineConfig:
     """
 
     disk: str | None = None
-    """AdamW's moments and boundaries (the inputs of blocks) that do not fit in RAM go to files in
-    this folder, on a local disk, which every step reads and writes. null keeps all of them in
-    memory. Only what does not fit goes there, which wears the drive: `check` says by how much.
-    Results have the same bits.
+    """AdamW's moments and block inputs (the hidden states that blocks read) that do not fit in RAM
+    go to files in this folder, on a local disk, which every step reads and writes. null keeps all
+    of them in memory. Only what does not fit goes there, which wears the drive: `check` says by how
+    much. Results have the same bits.
     """
 
     kernels: Literal["auto", "compiled", "eager"] = AUTO

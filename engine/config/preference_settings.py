@@ -100,7 +100,7 @@ class Objective(PreferenceConfig):
         return self.name == "kto"
 
     @property
-    def lines(self) -> int:
+    def sequences(self) -> int:
         """Number of lines of tokens of a row of a batch: a pair is two."""
         return 2 if self.reads == "pairs" else 1
 
@@ -171,7 +171,7 @@ class PairedData(DataConfig):
         return "pairs"
 
 
-class LabelledData(DataConfig):
+class LabeledData(DataConfig):
     """The data section of a run that reads answers marked as good or bad."""
 
     @property
@@ -179,7 +179,7 @@ class LabelledData(DataConfig):
         return "labels"
 
 
-_READ_AS = {"examples": DataConfig, "pairs": PairedData, "labels": LabelledData}
+_READ_AS = {"examples": DataConfig, "pairs": PairedData, "labels": LabeledData}
 
 
 def read_as(data: DataConfig, reads: Reading) -> DataConfig:

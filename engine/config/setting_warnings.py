@@ -35,7 +35,7 @@ MOST_PASSES, FEW_ROWS = 25, 1000
 
 
 @dataclass(frozen=True)
-class Doubt:
+class SettingWarning:
     """A sentence about one setting, which a run would accept."""
 
     field: str
@@ -43,51 +43,53 @@ class Doubt:
     text: str
 
 
-def doubts(config: TrainConfig) -> tuple[Doubt, ...]:
+def setting_warnings(config: TrainConfig) -> tuple[SettingWarning, ...]:
     """Returns what is doubtful in the settings, in the order of a preset."""
     train, output = config.train, config.output
     found = [*_of_gguf(config), *_of_rope(config), *_of_another_method(train)]
     rate, steps = train.learning_rate, train.steps
     if rate > HIGHEST_RATE:
         text = f"A learning rate of {rate:g} is far above those of 1e-6 to 1e-2 that are usual"
-        found.append(Doubt("train.learning_rate", f"{text}: the loss would most likely diverge."))
+        found.append(
+            SettingWarning("train.learning_rate", f"{text}: the loss would most likely diverge.")
+        )
     if rate < LOWEST_RATE:
         text = f"A learning rate of {rate:g} is far below those of 1e-6 to 1e-2 that are usual"
-        found.append(Doubt("train.learning_rate", f"{text}: nothing would be learned."))
+        found.append(SettingWarning("train.learning_rate", f"{text}: nothing would be learned."))
     elif train.method == "lora" and rate < LOW_FOR_ADAPTERS:
         text = (
             f"A learning rate of {rate:g} is low for adapters, which are usually trained with 1e-4 "
             "to 1e-3: little would be learned."
         )
-        found.append(Doubt("train.learning_rate", text))
+        found.append(SettingWarning("train.learning_rate", text))
     if steps is not None and train.warmup_steps >= steps > 1:
         text = (
             f"A warm-up of {train.warmup_steps:,} steps is as long as the whole run of {steps:,}, "
             "so the learning rate never falls again."
         )
-        found.append(Doubt("train.warmup_steps", text))
+        found.append(SettingWarning("train.warmup_steps", text))
     if config.preference.beta != PreferenceConfig().beta and not config.objective.is_preference:
         text = (
             f"preference.beta is {config.preference.beta:g} and changes nothing: {OBJECTIVE} is "
             "sft, which learns from no preferences."
         )
-        found.append(Doubt("preference.beta", text))
+        found.append(SettingWarning("preference.beta", text))
     if steps is not None and output.eval_every > steps:
         text = (
             f"An evaluation every {output.eval_every:,} steps comes only at the end of a run of "
             f"{steps:,}, so no best weights can be kept."
         )
-        found.append(Doubt("output.eval_every", text))
+        found.append(SettingWarning("output.eval_every", text))
     if output.export_form == "adapter" and train.method != "lora":
         text = (
             f"output.export_form is adapter, but train.method is {train.method}: no adapters are "
             "trained, and the whole model is exported."
         )
-        found.append(Doubt("output.export_form", text))
+        found.append(SettingWarning("output.export_form", text))
     return tuple(found)
 
 
-def _of_gguf(config: TrainConfig) -> list[Doubt]:
+def _of_gguf(config: TrainConfig) -> list[SettingWarning]:
     """Returns a doubt about a hub id that publishers give to models for llama.cpp."""
     source = config.model.source.strip()
     if not source.lower().endswith("-gguf") or resolve_source(source) is not None:
@@ -96,17 +98,17 @@ def _of_gguf(config: TrainConfig) -> list[Doubt]:
         f"{source} is named as a model in GGUF, the format of llama.cpp, which cannot be trained: "
         "a run refuses it, unless it has safetensors too. Take the model from which it was made."
     )
-    return [Doubt("model.source", text)]
+    return [SettingWarning("model.source", text)]
 
 
-def _of_rope(config: TrainConfig) -> list[Doubt]:
+def _of_rope(config: TrainConfig) -> list[SettingWarning]:
     """Returns what scaled rotary embeddings do to a model, or that they are not scaled."""
     kind, factor = config.model.rope_scaling, config.model.rope_factor
     if kind == "none":
         if factor == USUAL_FACTOR:
             return []
         text = f"{ROPE_FACTOR} changes nothing: {ROPE_SCALING} is none."
-        return [Doubt(ROPE_FACTOR, text)]
+        return [SettingWarning(ROPE_FACTOR, text)]
     if kind == "dynamic":
         text = (
             "Rotary embeddings that are scaled by dynamic change nothing in training: the trained "
@@ -118,10 +120,10 @@ def _of_rope(config: TrainConfig) -> list[Doubt]:
             "ones too, so the model gets worse at first: train it with rows of the new length "
             f"until it is used to a factor of {factor:g}."
         )
-    return [Doubt(ROPE_SCALING, text)]
+    return [SettingWarning(ROPE_SCALING, text)]
 
 
-def _of_another_method(train: OptimConfig) -> list[Doubt]:
+def _of_another_method(train: OptimConfig) -> list[SettingWarning]:
     """Returns a doubt for each setting of what is trained that `train.method` does not read."""
     usual, found = OptimConfig(), []
     for method, names in _OF_METHODS.items():
@@ -132,11 +134,11 @@ def _of_another_method(train: OptimConfig) -> list[Doubt]:
                 f"train.{name} changes nothing: it is for the method {method}, and train.method is "
                 f"{train.method}."
             )
-            found.append(Doubt(f"train.{name}", text))
+            found.append(SettingWarning(f"train.{name}", text))
     return found
 
 
-def doubt_about_passes(passes: float, rows: int) -> str | None:
+def warning_about_passes(passes: float, rows: int) -> str | None:
     """Returns a sentence if so many passes over so few rows are doubtful."""
     if passes <= MOST_PASSES or rows >= FEW_ROWS:
         return None

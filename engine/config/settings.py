@@ -371,7 +371,7 @@ class TrainConfig:
     @property
     def row_tokens(self) -> int:
         """Number of tokens of a row of a batch at most. A pair has two lines."""
-        return self.objective.lines * self.data.max_seq_len
+        return self.objective.sequences * self.data.max_seq_len
 
     @property
     def packs(self) -> bool:

@@ -42,14 +42,14 @@ def seconds_to_receive(rates: Rates, size: float) -> float:
     return size / (rates.link or ASSUMED_LINK)
 
 
-def exchange_seconds(rates: Rates, size: float, span: int = 1) -> float:
+def collective_seconds(rates: Rates, size: float, span: int = 1) -> float:
     """Returns the seconds of one exchange in which every rank receives `size` bytes. The ranks are
     on `span` hosts.
     """
     return START_SECONDS + seconds_to_receive_across(rates, span, size)
 
 
-def seconds_between_hosts(rates: Rates, hosts: int, size: float) -> float:
+def seconds_between_nodes(rates: Rates, hosts: int, size: float) -> float:
     """Returns the seconds in which each of several hosts gets the sum of the `size` bytes that each
     of them has. In a ring, every host sends and receives nearly twice as much.
     """
@@ -65,7 +65,7 @@ def seconds_to_receive_across(rates: Rates, span: int, size: float) -> float:
     return within if span == 1 else max(within, size / (rates.network or ASSUMED_NETWORK))
 
 
-def reads_whole(rates: Rates | None, ranks: int) -> bool:
+def reads_unsharded(rates: Rates | None, ranks: int) -> bool:
     """Tells whether it is faster that each of several ranks copies whole units from RAM than that
     it copies a shard and receives the others. It is where GPUs have no access to each other's
     memory: what they exchange then passes through RAM, too. rates: those of the machine; None on

@@ -1,5 +1,5 @@
-"""The folder `engine.disk` takes moments and boundaries that fit nowhere else. This file says which
-folders can, and which disk a folder is on. No torch.
+"""The folder `engine.disk` takes moments and block inputs that fit nowhere else. This file says
+which folders can, and which disk a folder is on. No torch.
 
 - A file system that copies on write (btrfs, zfs, bcachefs) would write each piece to a new place:
   it fills up, slows down and wears the drive faster than the plan says.
@@ -57,7 +57,7 @@ def mount_of(folder: Path) -> Mount | None:
     return found
 
 
-def check_spill_folder(name: str) -> Path:
+def check_offload_folder(name: str) -> Path:
     """Returns the folder of this name. Raises ConfigError where it cannot take moments."""
     folder = Path(name).expanduser()
     if not folder.exists():

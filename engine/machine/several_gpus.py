@@ -65,7 +65,7 @@ def link_of(card: KnownMachine | None) -> Link:
 
 
 @dataclass(frozen=True)
-class Several:
+class MultiGpu:
     """A machine with several of a card."""
 
     card: KnownMachine
@@ -88,7 +88,7 @@ class Several:
 
 
 @functools.cache
-def machines_with_several() -> tuple[Several, ...]:
+def machines_with_several() -> tuple[MultiGpu, ...]:
     """Returns the machines with several of a card, in the order of the file."""
     tree = json.loads(FILE.read_text(encoding="utf-8"))
     cards = {known.name: known for known in machines()}
@@ -102,11 +102,11 @@ def machines_with_several() -> tuple[Several, ...]:
             ram_gib=values["ram_gib"],
             cpu_cores=values["cpu_cores"],
         )
-        found.append(Several(card, values["gpus"]))
+        found.append(MultiGpu(card, values["gpus"]))
     return tuple(found)
 
 
-def several_of(machine: Machine) -> Several | None:
+def multi_gpu_of(machine: Machine) -> MultiGpu | None:
     """Returns the known machine with as many of the card of `machine`; None where none is known."""
     card = known_machine(machine)
     if card is None:
@@ -121,7 +121,7 @@ def rates_with_link(machine: Machine) -> Rates | None:
     """
     if len(machine.gpus) < 2:
         return known_rates(machine)
-    several = several_of(machine)
+    several = multi_gpu_of(machine)
     found = known_rates(machine) if several is None else rates_as(several.card, machine)
     return None if found is None else replace(found, link=link_of(known_machine(machine)).bandwidth)
 
@@ -134,11 +134,11 @@ def named_with_several(name: str, ram_gib: float | None = None) -> Machine:
     if count == 1:
         return named_machine(card, ram_gib)
     single = named_machine(card, ram_gib)
-    found = several_of(replace(single, gpus=single.gpus * count))
+    found = multi_gpu_of(replace(single, gpus=single.gpus * count))
     if found is None:
         known = known_machine(single)
         assert known is not None  # it has just been found by its name
-        found = Several(known, count)
+        found = MultiGpu(known, count)
     return found.machine(ram_gib)
 
 

@@ -76,7 +76,7 @@ def refuse_short_memory(error: BaseException, during: str) -> None:
         raise error
     if is_short_of_memory(error):
         raise HostMemoryError(
-            f"The host ran out of memory {during}: {memory_in_words()}; {remedy()}."
+            f"The host ran out of memory {during}: {memory_text()}; {remedy()}."
         ) from error
 
 
@@ -98,7 +98,7 @@ def refuse_little_memory(work: Work) -> None:
         )
 
 
-def memory_in_words() -> str:
+def memory_text() -> str:
     """Returns how much of its memory this process has taken."""
     limit, taken = _addresses()
     resident, free = sample_host_memory()

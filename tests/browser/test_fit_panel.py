@@ -261,17 +261,17 @@ def test_bars_are_drawn_with_the_items_that_are_listed_in_words(page):
     )
 
 
-def test_one_click_on_a_remedy_makes_it_fit(page):
+def test_one_click_on_a_suggestion_makes_it_fit(page):
     # What RAM lacks of a smaller model finds room on the card.
     paste(page, "model.source", "mistralai/Mistral-Small-24B-Base-2501")
     verdict = page.locator(".rs-verdict")
     expect(verdict.locator("h3")).to_have_text("It does not fit this machine.")
     expect(verdict.locator(".rs-fit", has_text=" short").first).to_be_visible()
     expect(page.locator("#start")).to_be_disabled()
-    remedy = page.locator(".rs-remedy:visible", has_text="AdamW's moments in bf16")
-    expect(remedy).to_contain_text("Moments are rounded: results change slightly")
-    expect(remedy).to_contain_text(re.compile("About .* s a step"))  # which follows the verdict
-    took = follow(page, remedy.click, "23.6B parameters", "It fits")
+    suggestion = page.locator(".rs-suggestion:visible", has_text="AdamW's moments in bf16")
+    expect(suggestion).to_contain_text("Moments are rounded: results change slightly")
+    expect(suggestion).to_contain_text(re.compile("About .* s a step"))  # which follows the verdict
+    took = follow(page, suggestion.click, "23.6B parameters", "It fits")
     expect(verdict.locator("h3")).to_have_text("It fits, but only just.")
     expect(verdict).not_to_have_attribute("data-tone", "bad")
     expect(page.locator("#start")).to_be_enabled()
@@ -295,7 +295,7 @@ def test_a_model_is_found_by_words_in_any_order(page):
     expect(page.locator(".rs-verdict")).to_contain_text("14.8B parameters")
 
 
-def settled(page, asked):
+def answered(page, asked):
     """Until nothing has been asked for longer than the page waits for a Gradio that is slow to take
     over what was typed.
     """
@@ -314,7 +314,7 @@ def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
             asked.append(request.post_data_json)
 
     page.on("request", note)
-    settled(page, asked)
+    answered(page, asked)
     asked.clear()
     for name, leave in (("first", lambda: page.keyboard.press("Enter")), ("second", lambda: None)):
         typed(page, "data.source", f"assets/{name}.jsonl")
@@ -322,7 +322,7 @@ def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
         assert not asked
         leave()
         select(page, "train.steps")
-        settled(page, asked)
+        answered(page, asked)
         # Again where Gradio is slow to take over what was typed, but never with the beginning of a
         # name.
         assert {form["shown"]["data.source"] for form in asked} == {f"assets/{name}.jsonl"}
@@ -330,7 +330,7 @@ def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
         asked.clear()
     for field in ("model.source", "data.source", "train.steps"):
         select(page, field)
-    settled(page, asked)
+    answered(page, asked)
     assert all(form == last for form in asked), "nothing has changed"
 
 

@@ -179,7 +179,7 @@ def test_the_moments_of_the_table_are_chosen(tab):
     expect(cell.locator("b")).to_have_text("fits, fp32")
     larger = tab.locator("tr[data-model='meta-llama/Llama-2-7b-hf'] [data-machine='RTX 4090']")
     expect(larger.locator("b")).to_have_text("just fits, bf16")
-    expect(larger.locator("small")).to_have_text("parked")
+    expect(larger.locator("small")).to_have_text("GPU gradients")
     expect(tab.locator(".rs-hardware [data-field=counted]")).to_contain_text(
         re.compile(r"Of all models, this many fit: This machine \d+, RTX 4090 \d+\.")
     )

@@ -171,9 +171,9 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.folder is not None:
         if chosen.copies is not None:
-            whole = checkpoint_sizes._in_pieces
+            whole = checkpoint_sizes._in_chunks
             most = int(chosen.copies * GIB)
-            checkpoint_sizes._in_pieces = lambda *job: min(most, whole(*job))
+            checkpoint_sizes._in_chunks = lambda *job: min(most, whole(*job))
         measure(
             Job(
                 chosen.folder,

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from engine.runtime.device import cuda_backend
+from tests.support.gpu_resident_runs import keep_on_gpu  # noqa: F401  a fixture
 from tests.support.lanes import ImmediateStreams, Lanes, lanes_without_a_gpu
-from tests.support.settled_runs import settle  # noqa: F401  a fixture
 
 # Read when cuBLAS starts; without it its results may differ from call to call.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -277,14 +277,14 @@ class InMemoryTraining:
             views = [joined(layout, high, names) for names in JOINED]
             self._leaves.append([view.detach().requires_grad_() for view in views])
             self._gradients += [joined(layout, states.grad, names) for names in JOINED]
-        outer, self._sums = [], []
+        embed_and_head, self._sums = [], []
         for unit in (HEAD, EMBED):
             states = self.states[unit]
             (spec,) = states.layout.parameters
             high = joined(states.layout, states.weights["weight_high"], [spec.name])
-            outer.append(high.detach().requires_grad_())
+            embed_and_head.append(high.detach().requires_grad_())
             self._sums.append(torch.zeros(states.layout.numel, device=self.device))
-        self._tail = Tail(outer[0], outer[1], self.config.rms_norm_eps)
+        self._tail = Tail(embed_and_head[0], embed_and_head[1], self.config.rms_norm_eps)
 
     # ------------------------------------------------------------ a run
 

@@ -72,14 +72,14 @@ def synchronizations(
 def peak_at_depth(
     backend: Backend, depth: int, width: int, rows: int = 4, length: int = 512
 ) -> tuple[int, int]:
-    """(peak device bytes, host parameters) of two steps with boundaries on the host."""
+    """(peak device bytes, host parameters) of two steps with block inputs on the host."""
     planes = Planes.open(llama(depth, width), backend)
     try:
         batches = random_rows([rows, rows], length, 512)
         figures = run_steps(
             planes,
             batches,
-            RunSettings(PlanChoices(micro_batches=2, host_boundaries=True), 2, 1e-4),
+            RunSettings(PlanChoices(micro_batches=2, offloaded_block_inputs=True), 2, 1e-4),
         )
         return figures.peak, planes.model.parameter_count
     finally:

@@ -73,7 +73,7 @@ def overlap(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
         run = run_steps(
             planes,
             random_rows([4, 4], 512, 512),
-            RunSettings(PlanChoices(micro_batches=2, host_boundaries=True), 4, 1e-4),
+            RunSettings(PlanChoices(micro_batches=2, offloaded_block_inputs=True), 4, 1e-4),
         )
     finally:
         planes.close()
@@ -190,7 +190,9 @@ def train(
     kept: int = 0,
 ) -> RunFigures:
     choices = PlanChoices(
-        micro_batches=args.rows // micro_batch, resident_blocks=resident, kept_blocks=kept
+        micro_batches=args.rows // micro_batch,
+        blocks_kept_in_slots=resident,
+        blocks_without_recompute=kept,
     )
     batches = random_rows([micro_batch] * choices.micro_batches, args.length, config.vocab_size)
 

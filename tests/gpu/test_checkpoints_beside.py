@@ -14,7 +14,7 @@ from engine.planning.fit import checkpoint_sizes, requirements
 from engine.planning.schedule.ops import OpKind
 from engine.runs.record.events import CheckpointWritten, PlanBuilt, StepSkipped
 from engine.runtime.step import copy_ops
-from engine.training.checkpoints import piece_files, staging, unit_files
+from engine.training.checkpoints import chunk_files, staging, unit_files
 from engine.training.loop import planning
 from engine.training.loop.run import Run, start_run
 from tests.support.gpu_configs import gpu_config
@@ -36,33 +36,33 @@ VALUES = {
 def small(monkeypatch):
     """Even this model is written beside training, in small pieces, more slowly than it trains."""
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
-    for place, name in ((checkpoint_sizes, "COPY_PIECE_BYTES"), (staging, "CHUNK_BYTES")):
+    for place, name in ((checkpoint_sizes, "STAGING_CHUNK_BYTES"), (staging, "CHUNK_BYTES")):
         monkeypatch.setattr(place, name, 64 << 10)
     monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 64 << 10)
-    write = piece_files.ChunkFile.write
+    write = chunk_files.ChunkFile.write
 
     def slowly(self, piece, offset):
         time.sleep(0.003)
         write(self, piece, offset)
 
-    monkeypatch.setattr(piece_files.ChunkFile, "write", slowly)
+    monkeypatch.setattr(chunk_files.ChunkFile, "write", slowly)
 
 
 @pytest.fixture(
     params=[((), 0), (UNITS, 0), (("block 1",), 0), ((), 3)],
-    ids=["host", "device", "mixed", "settled"],
+    ids=["host", "device", "mixed", "GPU-resident"],
 )
-def homes(request, monkeypatch):
+def device_updates(request, monkeypatch):
     """Optimizers of these units run on the device, or so many units live there."""
-    choose, (units, settled) = requirements.choose, request.param
+    choose, (units, gpu_resident) = requirements.choose, request.param
 
-    def with_homes(job, target, *quick):
-        chosen = choose(job, target, *quick)
+    def with_homes(job, target, *coarse):
+        chosen = choose(job, target, *coarse)
         choices = replace(
             chosen.choices,
-            device_homes=units,
-            settled_units=settled,
-            resident_blocks=0,
+            device_updated_units=units,
+            gpu_resident_units=gpu_resident,
+            blocks_kept_in_slots=0,
             update_buffers=2 if units else 0,
             spare_buffers=0,
             spare_blocks=0,
@@ -83,17 +83,17 @@ def trained(tmp_path, **values) -> Run:
 
 @pytest.mark.parametrize("room", [0, 1 << 20, 1 << 30], ids=["waits", "both", "copies"])
 def test_each_is_that_of_a_run_that_stood_still(
-    deterministic, tmp_path, monkeypatch, small, homes, room
+    deterministic, tmp_path, monkeypatch, small, device_updates, room
 ):
     with monkeypatch.context() as standing:
         standing.setattr(checkpoint_sizes, "SMALL_BYTES", 1 << 40)
         standing.setattr(time, "sleep", lambda seconds: None)
         still = files_of(trained(tmp_path))
-    whole = checkpoint_sizes._in_pieces
-    monkeypatch.setattr(checkpoint_sizes, "_in_pieces", lambda *job: min(room, whole(*job)))
+    whole = checkpoint_sizes._in_chunks
+    monkeypatch.setattr(checkpoint_sizes, "_in_chunks", lambda *job: min(room, whole(*job)))
     run = trained(tmp_path)
     (built,) = events_of(run, PlanBuilt)
-    assert tuple(built.choices["device_homes"]) == homes
+    assert tuple(built.choices["device_updated_units"]) == device_updates
     beside = files_of(run)
     assert set(beside) <= set(still) and 1 in beside and 24 in beside and len(beside) > 2
     for step, files in beside.items():
@@ -103,7 +103,7 @@ def test_each_is_that_of_a_run_that_stood_still(
 
 
 def test_a_step_that_is_skipped_just_before_its_checkpoint_leaves_no_one_waiting(
-    deterministic, tmp_path, monkeypatch, small, homes
+    deterministic, tmp_path, monkeypatch, small, device_updates
 ):
     """The checkpoint of step 5 is asked for while that step runs, and then the step fails."""
     clip = copy_ops._clip

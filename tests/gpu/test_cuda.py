@@ -46,18 +46,18 @@ def test_cuda_equals_cpu_in_float32(family, tied):
     choices = PlanChoices(micro_batches=2)
     cpu, gpu = streamed(plain, choices), streamed(plain, choices, backend=CudaBackend())
     for step in range(1, 6):
-        homes = []
+        device_updates = []
         for run in (cpu, gpu):
-            run.engine.train_step(step, random_batches(2, seed=step), RATE, homes.append)
+            run.engine.train_step(step, random_batches(2, seed=step), RATE, device_updates.append)
             run.engine.drain()
-        assert homes[1].loss == pytest.approx(homes[0].loss, rel=2e-5)
-        assert homes[1].grad_norm == pytest.approx(homes[0].grad_norm, rel=1e-4)
+        assert device_updates[1].loss == pytest.approx(device_updates[0].loss, rel=2e-5)
+        assert device_updates[1].grad_norm == pytest.approx(device_updates[0].grad_norm, rel=1e-4)
         for unit in cpu.model.units:
             difference = gpu.store.tensor(unit.name, "grad") - cpu.store.tensor(unit.name, "grad")
             # After the first step the two sets of weights differ by rounding, which training
             # amplifies.
             bound = 2e-6 if step == 1 else 5e-5
-            assert difference.norm() / homes[0].grad_norm < bound, (
+            assert difference.norm() / device_updates[0].grad_norm < bound, (
                 f"step {step}: gradient of {unit.name}"
             )
     for unit in cpu.model.units:
@@ -99,7 +99,7 @@ def test_streamed_equals_resident_in_bf16():
 
 
 def test_compiled_equals_resident_in_bf16():
-    streamed_against_resident(CudaBackend(), compiled=True, kept_blocks=2)
+    streamed_against_resident(CudaBackend(), compiled=True, blocks_without_recompute=2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -107,10 +107,10 @@ def test_compiled_gives_the_same_bits_in_any_plan(deterministic, dtype):
     base = dataclasses.replace(BASE, compiled=True)
     expected = planes_after(base, CudaBackend(), dtype=dtype)
     for changes in (
-        dict(kept_blocks=3),
-        dict(kept_blocks=2, slots=3, prefetch_depth=2),
-        dict(host_boundaries=True, slots=1),
-        dict(rounds=2, gradient_sum="device", kept_blocks=3),
+        dict(blocks_without_recompute=3),
+        dict(blocks_without_recompute=2, slots=3, prefetch_depth=2),
+        dict(offloaded_block_inputs=True, slots=1),
+        dict(rounds=2, main_grad="device", blocks_without_recompute=3),
     ):
         assert_same_bits(
             planes_after(dataclasses.replace(base, **changes), CudaBackend(), dtype=dtype), expected
@@ -120,14 +120,15 @@ def test_compiled_gives_the_same_bits_in_any_plan(deterministic, dtype):
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_optimizers_on_the_device_round_as_those_on_the_host(deterministic, compiled):
     base = dataclasses.replace(
-        BASE, rounds=2, gradient_sum="device", kept_blocks=3, compiled=compiled
+        BASE, rounds=2, main_grad="device", blocks_without_recompute=3, compiled=compiled
     )
-    homes = dataclasses.replace(
-        base, device_homes=("embed", "block 0", "block 1", "head"), update_buffers=2
+    device_updates = dataclasses.replace(
+        base, device_updated_units=("embed", "block 0", "block 1", "head"), update_buffers=2
     )
-    spare = dataclasses.replace(homes, update_buffers=4, spare_buffers=2, spare_blocks=2)
+    spare = dataclasses.replace(device_updates, update_buffers=4, spare_buffers=2, spare_blocks=2)
     host, device, spares = (
-        planes_after(choices, CudaBackend(), dtype="float32") for choices in (base, homes, spare)
+        planes_after(choices, CudaBackend(), dtype="float32")
+        for choices in (base, device_updates, spare)
     )
     for k, (ours, theirs) in enumerate(zip(device, host)):
         if k % 4 != 3:  # gradients that are updated where they are do not come to the host
@@ -161,7 +162,7 @@ def test_any_plan_gives_the_same_bits(deterministic, reference, name, dtype, tie
 
 
 def test_fp32_sums_over_rounds_keep_their_bits(deterministic, reference):
-    choices = dataclasses.replace(BASE, rounds=2, gradient_sum="device")
+    choices = dataclasses.replace(BASE, rounds=2, main_grad="device")
     assert_same_bits(
         planes_after(choices, CudaBackend(), dtype="bfloat16"), reference["bfloat16", False]
     )
@@ -169,7 +170,7 @@ def test_fp32_sums_over_rounds_keep_their_bits(deterministic, reference):
 
 def test_dropout_draws_the_same_numbers_in_the_recompute(deterministic):
     recomputed = planes_after(BASE, CudaBackend(), family="gpt2", dropout=0.2)
-    kept = dataclasses.replace(BASE, resident_blocks=3, kept_blocks=3)
+    kept = dataclasses.replace(BASE, blocks_kept_in_slots=3, blocks_without_recompute=3)
     assert_same_bits(planes_after(kept, CudaBackend(), family="gpt2", dropout=0.2), recomputed)
 
 
@@ -183,7 +184,7 @@ def test_transfers_run_under_compute():
         figures = run_steps(
             planes,
             random_rows([4, 4], 512, 512),
-            RunSettings(PlanChoices(micro_batches=2, host_boundaries=True), 3, 1e-4),
+            RunSettings(PlanChoices(micro_batches=2, offloaded_block_inputs=True), 3, 1e-4),
         )
     finally:
         if planes is not None:
@@ -216,16 +217,16 @@ def test_watching_a_step_adds_no_synchronization():
     run.engine.train_step(1, batches, RATE)
     run.engine.drain()
     bare = synchronizations(run.engine, 2, batches, RATE)
-    homes = []
+    device_updates = []
 
     def watch(home):
-        homes.append(
+        device_updates.append(
             (seconds_by_cause(waits_of(home.spans, None, inline=False)), run.backend.memory())
         )
 
     added = synchronizations(run.engine, 3, batches, RATE, watch) - bare
     run.close()
-    assert homes and not added, added
+    assert device_updates and not added, added
 
 
 # ---------------------------------------------------------------------- errors
@@ -242,10 +243,10 @@ def test_running_out_of_device_memory_is_told_plainly():
             run.engine.drain()
     finally:
         backend.limit_memory(backend.memory()["total"])
-    homes = []
-    run.engine.train_step(1, random_batches(1), RATE, homes.append)
+    device_updates = []
+    run.engine.train_step(1, random_batches(1), RATE, device_updates.append)
     run.engine.drain()
-    assert np.isfinite(homes[0].loss)
+    assert np.isfinite(device_updates[0].loss)
     run.close()
 
 
@@ -265,8 +266,12 @@ def test_steps_on_memory_that_is_not_registered_give_the_same_bits(
     deterministic, monkeypatch, home
 ):
     """As on WSL2 beyond its limit of locked memory."""
-    changes = dict(device_homes=("embed", "block 0"), update_buffers=2) if home == "device" else {}
-    choices = PlanChoices(micro_batches=2, host_boundaries=True, **changes)
+    changes = (
+        dict(device_updated_units=("embed", "block 0"), update_buffers=2)
+        if home == "device"
+        else {}
+    )
+    choices = PlanChoices(micro_batches=2, offloaded_block_inputs=True, **changes)
     plain, planes = plain_model(tiny_config("qwen2")), []
     for refused in (False, True):
         with monkeypatch.context() as patched:

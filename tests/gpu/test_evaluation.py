@@ -56,7 +56,7 @@ def test_the_loss_is_that_of_the_cpu(compiled, dtype, bound):
 @pytest.mark.parametrize("resident", [0, 3])
 def test_little_free_memory_makes_groups_and_changes_no_bit(monkeypatch, resident):
     backend = CountingBackend()
-    gpu = opened(backend, host_boundaries=True, resident_blocks=resident)
+    gpu = opened(backend, offloaded_block_inputs=True, blocks_kept_in_slots=resident)
     batches = random_batches(8, **ROWS)
     backend.counts.clear()
     expected = gpu.engine.evaluate(batches)
@@ -72,7 +72,7 @@ def test_little_free_memory_makes_groups_and_changes_no_bit(monkeypatch, residen
 
 def test_groups_keep_no_masks_and_tables_of_the_groups_before(monkeypatch):
     backend = CudaBackend()
-    gpu = opened(backend, host_boundaries=True)
+    gpu = opened(backend, offloaded_block_inputs=True)
     monkeypatch.setattr(backend, "free_memory", lambda: 0)
     peaks = []
     for count in (8, 64):

@@ -108,8 +108,8 @@ def streamed_against_resident(config, backend, length: int) -> None:
         loss_chunk=300,
     )
     device = backend.device
-    batches, homes = random_batches(2, rows=2, length=length, seed=1), []
-    run.engine.train_step(1, batches, 0.0, homes.append)
+    batches, device_updates = random_batches(2, rows=2, length=length, seed=1), []
+    run.engine.train_step(1, batches, 0.0, device_updates.append)
     run.engine.drain()
     resident = plain_model(copy.deepcopy(config), torch.bfloat16)
     resident.load_state_dict(start.state_dict())
@@ -129,8 +129,8 @@ def streamed_against_resident(config, backend, length: int) -> None:
     }
     run.close()
     norm = float(torch.stack([g.norm() for g in gradients.values()]).norm())
-    assert homes[0].loss == pytest.approx(loss, rel=2e-3)
-    assert homes[0].grad_norm == pytest.approx(norm, rel=1e-2)
+    assert device_updates[0].loss == pytest.approx(loss, rel=2e-3)
+    assert device_updates[0].grad_norm == pytest.approx(norm, rel=1e-2)
     assert distance(ours, same_kernels) < 5e-3
     assert distance(ours, exact) < 1.1 * distance(gradients, exact)
 

@@ -15,11 +15,11 @@ from tests.support.same_bits import assert_same_bits
 pytestmark = pytest.mark.computing
 
 PLANS = {
-    "kept and resident": dict(kept_blocks=1, resident_blocks=1),
-    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
-    "settled": dict(settled_units=3),
-    "settled apart": dict(settled_units=3, settled_apart=True),
-    "parked": dict(parked_gradients=True, shared_outer_slot=True),
+    "kept and resident": dict(blocks_without_recompute=1, blocks_kept_in_slots=1),
+    "block inputs on the host": dict(offloaded_block_inputs=True, block_input_rings=1),
+    "GPU-resident": dict(gpu_resident_units=3),
+    "GPU-resident apart": dict(gpu_resident_units=3, gpu_resident_apart=True),
+    "gradients on the GPU": dict(gradients_on_gpu=True, shared_embed_and_head_slot=True),
 }
 
 
@@ -34,6 +34,6 @@ def test_any_plan_gives_the_same_bits(lanes, name):
 @pytest.mark.parametrize("late", [(Lane.COMPUTE,), (Lane.HOST,), (Lane.H2D, Lane.D2H)], ids=str)
 def test_delays_change_nothing(lanes, late):
     for name in ("last block", "in the middle"):
-        choices = dataclasses.replace(BASE, host_boundaries=True)
+        choices = dataclasses.replace(BASE, offloaded_block_inputs=True)
         expected = planes_after(choices, PARTS[name], lanes())
         assert_same_bits(planes_after(choices, PARTS[name], lanes(late)), expected)

@@ -14,8 +14,8 @@ from engine.config.adapters import Adapters
 from engine.runtime.device.cuda_backend import CudaBackend, cuda_available
 from engine.training.weights.adapter_weights import initialize_adapters
 from tests.support.block_graphs import FRAMES, WHOLE
+from tests.support.gpu_resident_units import kept_planes
 from tests.support.same_bits import assert_same_bits
-from tests.support.settled_units import kept_planes
 from tests.support.tiny import VOCAB, Batch, plain_model, streamed, tiny_config
 
 pytestmark = [
@@ -90,7 +90,7 @@ def test_replayed_blocks_have_the_same_bits(frame, compiled):
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_blocks_with_adapters_above_a_frozen_embedding(compiled):
-    choices = dataclasses.replace(WHOLE, compiled=compiled, kept_blocks=2)
+    choices = dataclasses.replace(WHOLE, compiled=compiled, blocks_without_recompute=2)
     planes, problem, _ = planes_after(choices, True, parts=Adapters(rank=4))
     assert not problem
     assert_same_bits(planes, planes_after(choices, False, parts=Adapters(rank=4))[0])
@@ -98,7 +98,7 @@ def test_blocks_with_adapters_above_a_frozen_embedding(compiled):
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_rows_of_documents_and_several_shapes(compiled):
-    choices = dataclasses.replace(WHOLE, compiled=compiled, kept_blocks=3)
+    choices = dataclasses.replace(WHOLE, compiled=compiled, blocks_without_recompute=3)
     shapes = ((2, 64), (1, 48))
     planes, problem, _ = planes_after(choices, True, shapes=shapes, documents=9)
     assert not problem

@@ -29,8 +29,8 @@ RATE = 3e-3
 CHOICES = PlanChoices(micro_batches=2)
 PLANS = (
     "base",
-    "host boundaries",
-    "host boundaries, one ring",
+    "block inputs on the host",
+    "block inputs on the host, one ring",
     "deep prefetch",
     "one kept",
     "pairs",
@@ -57,17 +57,17 @@ def test_delays_in_any_lane_change_nothing(lanes, name):
         assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
 
 
-HOMES = ("embed", "block 0", "block 2", "head")
-SPARE = dict(kept_blocks=3, update_buffers=4, spare_buffers=2, spare_blocks=2)
+DEVICE_UPDATES = ("embed", "block 0", "block 2", "head")
+SPARE = dict(blocks_without_recompute=3, update_buffers=4, spare_buffers=2, spare_blocks=2)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         dict(),
-        dict(rounds=2, gradient_sum="device", kept_blocks=3),
+        dict(rounds=2, main_grad="device", blocks_without_recompute=3),
         SPARE,
-        SPARE | dict(rounds=2, gradient_sum="device"),
+        SPARE | dict(rounds=2, main_grad="device"),
     ],
     ids=["vertical", "device", "vertical, spare", "device, spare"],
 )
@@ -75,8 +75,8 @@ def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, changes
     """States travel through two buffers; summed over rounds, they lie where sums of blocks were.
     Spare ones lie where activations were.
     """
-    homes = dict(device_homes=HOMES, update_buffers=2)
-    choices = dataclasses.replace(BASE, **homes | changes)
+    device_updates = dict(device_updated_units=DEVICE_UPDATES, update_buffers=2)
+    choices = dataclasses.replace(BASE, **device_updates | changes)
     expected = planes_after(choices, lanes(), dtype="bfloat16")
     for slow in (
         *((lane,) for lane in Lane),
@@ -143,10 +143,13 @@ def error_of(work) -> BaseException | None:
     return errors[0] if errors else None
 
 
-def train(run, steps, homes=None, drain=True) -> None:
+def train(run, steps, device_updates=None, drain=True) -> None:
     for step in steps:
         run.engine.train_step(
-            step, random_batches(2, seed=step), RATE, None if homes is None else homes.append
+            step,
+            random_batches(2, seed=step),
+            RATE,
+            None if device_updates is None else device_updates.append,
         )
     if drain:
         run.engine.drain()
@@ -164,9 +167,9 @@ def test_a_non_finite_loss_applies_nothing(lanes, dtype):
     error_of(run.engine.drain)
     assert_same_bits(all_planes(run), before)
     weight[7] = sound
-    homes = []
-    train(run, [2], homes)
-    assert math.isfinite(homes[0].loss)
+    device_updates = []
+    train(run, [2], device_updates)
+    assert math.isfinite(device_updates[0].loss)
     assert error_of(run.close) is None
 
 
@@ -189,36 +192,39 @@ def test_a_step_is_home_although_the_next_one_breaks(lanes):
     broken = streamed(
         plain, CHOICES, backend=lanes(slow=(Lane.HOST,), broken=Lane.COMPUTE, nth=computes + 1)
     )
-    homes = []
-    assert str(error_of(lambda: train(broken, [1, 2], homes, drain=False))) == "COMPUTE broke"
+    device_updates = []
+    assert (
+        str(error_of(lambda: train(broken, [1, 2], device_updates, drain=False))) == "COMPUTE broke"
+    )
     error_of(broken.engine.drain)
-    assert [home.step for home in homes] == [1]
+    assert [home.step for home in device_updates] == [1]
     assert_same_bits(all_planes(broken), all_planes(sound))
     sound.close()
     broken.close()
 
 
 LOST = [
-    # (the op that is running when the device is lost, homes, the step that the planes then hold)
+    # (the op that is running when the device is lost, units updated there, the step that the planes
+    # then hold)
     ("backward", (), 1),
     ("clip", (), 1),
     ("update", (), 2),
-    ("backward", HOMES, 1),
-    ("device_update", (*HOMES, "block 1"), 1),
-    ("offload_states", HOMES, None),
+    ("backward", DEVICE_UPDATES, 1),
+    ("device_update", (*DEVICE_UPDATES, "block 1"), 1),
+    ("offload_states", DEVICE_UPDATES, None),
 ]
 
 
 @pytest.mark.parametrize("lanes", ["threads"], indirect=True)
-@pytest.mark.parametrize(("kind", "homes", "step"), LOST)
+@pytest.mark.parametrize(("kind", "device_updates", "step"), LOST)
 def test_a_lost_device_leaves_whole_planes_unless_it_was_updating(
-    lanes, monkeypatch, kind, homes, step
+    lanes, monkeypatch, kind, device_updates, step
 ):
     """With every optimizer on the host, updates need no device once the first has begun: they are
     finished. With optimizers on the device, a device that is lost among the updates leaves a
     mixture, which is known as such.
     """
-    changes = dict(device_homes=homes, update_buffers=2) if homes else {}
+    changes = dict(device_updated_units=device_updates, update_buffers=2) if device_updates else {}
     choices = dataclasses.replace(CHOICES, **changes)
     plain = plain_model(tiny_config("qwen2"))
     expected = []
@@ -257,10 +263,10 @@ def test_a_lost_device_leaves_whole_planes_unless_it_was_updating(
 def test_spans_follow_the_plan(lanes):
     """Every op begins after what it waits for has ended, on the one clock of all lanes."""
     run = streamed(plain_model(tiny_config("qwen2")), CHOICES, backend=lanes())
-    homes = []
-    train(run, [1, 2, 3], homes)
+    device_updates = []
+    train(run, [1, 2, 3], device_updates)
     previous = None
-    for home in homes:
+    for home in device_updates:
         for span in home.spans:
             assert span.start <= span.end
             waits = [home.spans[k] for k in span.op.waits]

@@ -33,10 +33,12 @@ JOBS = {
     ),
 }
 PLANS = {
-    "kept and resident": dict(kept_blocks=1, resident_blocks=1),
-    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
-    "settled": dict(settled_units=2),
-    "settled apart": dict(settled_units=3, settled_apart=True, slots=3, prefetch_depth=2),
+    "kept and resident": dict(blocks_without_recompute=1, blocks_kept_in_slots=1),
+    "block inputs on the host": dict(offloaded_block_inputs=True, block_input_rings=1),
+    "GPU-resident": dict(gpu_resident_units=2),
+    "GPU-resident apart": dict(
+        gpu_resident_units=3, gpu_resident_apart=True, slots=3, prefetch_depth=2
+    ),
 }
 ADAPTERS = {"everywhere": Adapters(rank=4), "dropping": Adapters(rank=4, dropout=0.3)}
 
@@ -96,7 +98,7 @@ def test_any_plan_gives_the_same_bits(lanes, case):
 @pytest.mark.computing
 @pytest.mark.parametrize("late", [(Lane.COMPUTE,), (Lane.HOST,), (Lane.H2D, Lane.D2H)], ids=str)
 def test_delays_change_nothing(lanes, late):
-    choices = dataclasses.replace(BASE, host_boundaries=True)
+    choices = dataclasses.replace(BASE, offloaded_block_inputs=True)
     expected = planes_after(choices, ADAPTERS["everywhere"], "bfloat16", lanes())
     assert_same_bits(
         planes_after(choices, ADAPTERS["everywhere"], "bfloat16", lanes(late)), expected

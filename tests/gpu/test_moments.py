@@ -21,7 +21,7 @@ from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.training.loop import planning
 from engine.training.loop.run import resume_run, start_run
 from tests.support.blockwise import RATE, update_on
-from tests.support.device_homes import HOMES, SUMS, at_home
+from tests.support.device_updates import DEVICE_UPDATES, SUMS, updated_on_device
 from tests.support.folders import make_config
 from tests.support.moment_kernels import made_store, set_gradient
 from tests.support.rounded_moments import ROUNDED, assert_rounded_alike, trained
@@ -129,11 +129,11 @@ def test_optimizers_on_the_device_round_as_those_on_the_host(
 ):
     base = dataclasses.replace(BASE, compiled=compiled)
     host, _ = trained(base, optimizer, dtype, 1, BACKEND())
-    for homes in HOMES.values():
-        choices = at_home(homes, 2, compiled=compiled)
+    for device_updates in DEVICE_UPDATES.values():
+        choices = updated_on_device(device_updates, 2, compiled=compiled)
         device, _ = trained(choices, optimizer, dtype, 1, BACKEND())
         for unit in host.store.layouts:
-            if unit in homes:
+            if unit in device_updates:
                 assert_rounded_alike(device.store, host.store, unit)
                 continue
             for name in host.store.planes:
@@ -144,28 +144,32 @@ def test_optimizers_on_the_device_round_as_those_on_the_host(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("homes", ["none", "some", "all"])
+@pytest.mark.parametrize("device_updates", ["none", "some", "all"])
 @pytest.mark.parametrize("optimizer", ROUNDED)
-def test_any_plan_has_the_same_bits(deterministic, optimizer, homes):
-    base = at_home(HOMES[homes], 1) if homes != "none" else BASE
+def test_any_plan_has_the_same_bits(deterministic, optimizer, device_updates):
+    base = (
+        updated_on_device(DEVICE_UPDATES[device_updates], 1) if device_updates != "none" else BASE
+    )
 
     def after(**changes) -> list[torch.Tensor]:
         choices = dataclasses.replace(base, **changes)
         return planes_after(choices, BACKEND(), dtype="bfloat16", optimizer=optimizer)
 
     expected = after()
-    for name in ("deep prefetch", "two kept, two slots", "host boundaries, one ring"):
+    for name in ("deep prefetch", "two kept, two slots", "block inputs on the host, one ring"):
         assert_same_bits(after(**SAME_BITS[name]), expected)
-    if homes != "none":
+    if device_updates != "none":
         for buffers in (2, 5):
             assert_same_bits(after(update_buffers=buffers), expected)
-        assert_same_bits(after(kept_blocks=1, update_buffers=3, **SUMS["device"]), expected)
+        assert_same_bits(
+            after(blocks_without_recompute=1, update_buffers=3, **SUMS["device"]), expected
+        )
 
 
 @pytest.mark.parametrize("optimizer", ROUNDED)
 def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, optimizer):
     """Rows of bytes travel through two buffers. The test also runs without a GPU."""
-    choices = at_home(HOMES["all"], 2, kept_blocks=1)
+    choices = updated_on_device(DEVICE_UPDATES["all"], 2, blocks_without_recompute=1)
     expected = planes_after(choices, lanes(), dtype="bfloat16", optimizer=optimizer)
     for slow in (UPDATE_LANES, (Lane.STATES_OUT,), (Lane.H2D, Lane.STATES_OUT), (Lane.STATES_IN,)):
         planes = planes_after(choices, lanes(slow), dtype="bfloat16", optimizer=optimizer)
@@ -177,20 +181,25 @@ def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, optimiz
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("homes", "gradients"),
-    [((), "gpu"), (HOMES["some"], "host"), (HOMES["some"], "gpu"), (HOMES["all"], "gpu")],
-    ids=["host", "both", "both, parked", "device"],
+    ("device_updates", "gradients"),
+    [
+        ((), "gpu"),
+        (DEVICE_UPDATES["some"], "host"),
+        (DEVICE_UPDATES["some"], "gpu"),
+        (DEVICE_UPDATES["all"], "gpu"),
+    ],
+    ids=["host", "both", "both, gradients on the GPU", "device"],
 )
 @pytest.mark.parametrize("optimizer", ["adamw", *ROUNDED])
 def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
-    deterministic, monkeypatch, tmp_path, optimizer, homes, gradients
+    deterministic, monkeypatch, tmp_path, optimizer, device_updates, gradients
 ):
     choose = requirements.choose
 
-    def with_homes(job, target, *quick):
-        chosen = choose(job, target, *quick)
-        buffers = dict(update_buffers=2 if homes else 0, spare_buffers=0, spare_blocks=0)
-        places = dict(device_homes=homes, settled_units=0)
+    def with_homes(job, target, *coarse):
+        chosen = choose(job, target, *coarse)
+        buffers = dict(update_buffers=2 if device_updates else 0, spare_buffers=0, spare_blocks=0)
+        places = dict(device_updated_units=device_updates, gpu_resident_units=0)
         choices = dataclasses.replace(chosen.choices, **places, **buffers)
         return dataclasses.replace(chosen, choices=choices)
 
@@ -202,8 +211,8 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
     whole = start_run(config, tmp_path / "runs")
     assert execute(whole).state == "finished", whole.recorder.snapshot.reason
     (built,) = events_of(whole, PlanBuilt)
-    assert tuple(built.choices["device_homes"]) == homes
-    assert built.choices["parked_gradients"] == (gradients == "gpu")
+    assert tuple(built.choices["device_updated_units"]) == device_updates
+    assert built.choices["gradients_on_gpu"] == (gradients == "gpu")
     part = start_run(config, tmp_path / "runs")
     assert execute(part, {3: "stop"}).state == "stopped"
     again = resume_run(tmp_path / "runs", part.id)

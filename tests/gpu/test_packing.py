@@ -88,12 +88,12 @@ def gradients(plain, given: list[Batch], dtype: str = "bfloat16") -> tuple[float
         loss_chunk=1024,
     )
     assert run.model.packing.safe and run.model.packing.attention == DOCUMENTS
-    homes = []
-    run.engine.train_step(1, given, 0.0, homes.append)
+    device_updates = []
+    run.engine.train_step(1, given, 0.0, device_updates.append)
     run.engine.drain()
     gradient = torch.cat([run.store.tensor(unit.name, "grad").float() for unit in run.model.units])
     run.close()
-    return homes[0].loss, gradient
+    return device_updates[0].loss, gradient
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -24,10 +24,10 @@ BASE = PlanChoices(micro_batches=2)
 PLANS = {
     "one slot": dict(slots=1),
     "three slots": dict(slots=3, prefetch_depth=2),
-    "one resident, two kept": dict(resident_blocks=1, kept_blocks=2),
-    "all kept": dict(kept_blocks=3),
-    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
-    "rounds": dict(rounds=2, gradient_sum="device", kept_blocks=3),
+    "one resident, two kept": dict(blocks_kept_in_slots=1, blocks_without_recompute=2),
+    "all kept": dict(blocks_without_recompute=3),
+    "block inputs on the host": dict(offloaded_block_inputs=True, block_input_rings=1),
+    "rounds": dict(rounds=2, main_grad="device", blocks_without_recompute=3),
 }
 AGAIN = 3
 """The base plan runs this many times, which shows how far the kernel differs from itself."""
@@ -61,16 +61,16 @@ def plain() -> torch.nn.Module:
 
 
 def step_of(plain: torch.nn.Module, choices: PlanChoices) -> Step:
-    run, homes = streamed_on_gpu(plain, choices), []
+    run, device_updates = streamed_on_gpu(plain, choices), []
     batches = random_batches(2, rows=ROWS, length=LENGTH, seed=1)
     evaluation = run.engine.evaluate(batches)
-    run.engine.train_step(1, batches, 0.0, homes.append)
+    run.engine.train_step(1, batches, 0.0, device_updates.append)
     run.engine.drain()
     gradient = torch.cat([run.store.tensor(unit.name, "grad").float() for unit in run.model.units])
     run.close()
     gc.collect()
     torch.cuda.empty_cache()
-    return Step(homes[0].loss, gradient, evaluation)
+    return Step(device_updates[0].loss, gradient, evaluation)
 
 
 def streamed_on_gpu(plain: torch.nn.Module, choices: PlanChoices):

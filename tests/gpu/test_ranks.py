@@ -23,11 +23,11 @@ from engine.runs.record.events import (
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop.run import Run, resume_run, start_run
-from tests.support.crews import followers_of
 from tests.support.folders import make_config
+from tests.support.gpu_resident_runs import figures
 from tests.support.rank_runs import assert_close, planes
-from tests.support.settled_runs import figures
 from tests.support.trained_runs import events_of, execute, files_of
+from tests.support.worker_groups import followers_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -97,9 +97,9 @@ def test_a_checkpoint_of_two_gpus_goes_on_with(folder, others):
     assert_close(planes(again, 8), planes(train(folder, 1), 8))
 
 
-@pytest.mark.parametrize("settled", [0, 2])
-def test_a_rank_that_is_killed_ends_the_run_with_one_sentence(folder, settle, settled):
-    settle(settled)
+@pytest.mark.parametrize("gpu_resident", [0, 2])
+def test_a_rank_that_is_killed_ends_the_run_with_one_sentence(folder, keep_on_gpu, gpu_resident):
+    keep_on_gpu(gpu_resident)
     run = start(folder, 2, **{"train.steps": 400, "output.checkpoint_every": 3})
     killed: list[float] = []
 

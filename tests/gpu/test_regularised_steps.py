@@ -18,8 +18,8 @@ from tests.support.tiny import random_batches
 pytestmark = pytest.mark.computing
 
 PLANS = {
-    "kept and resident": dict(kept_blocks=1, resident_blocks=1),
-    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
+    "kept and resident": dict(blocks_without_recompute=1, blocks_kept_in_slots=1),
+    "block inputs on the host": dict(offloaded_block_inputs=True, block_input_rings=1),
 }
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

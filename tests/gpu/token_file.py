@@ -70,7 +70,7 @@ def in_order(folders: list[Path]) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def tokenised(tokenizer: Path, documents: list[Path]) -> Iterator[list[int]]:
+def tokenized(tokenizer: Path, documents: list[Path]) -> Iterator[list[int]]:
     """Yields the tokens of each document, with the end-of-text token behind them."""
     from tokenizers import Tokenizer
 
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--training", type=int, default=16_400_000, help="tokens to train on")
     parser.add_argument("--held-out", type=int, default=140_000, help="tokens to evaluate on")
     given = parser.parse_args()
-    documents = tokenised(given.tokenizer, in_order(given.folders))
+    documents = tokenized(given.tokenizer, in_order(given.folders))
     training = take(documents, given.training)
     held_out = take(documents, given.held_out)
     write_tokens(given.out, training, held_out)

@@ -40,7 +40,7 @@ def pairs_of_step(config: TrainConfig, step: int) -> list[Answers]:
     rows = data.grouped_by_length(config.train.batch_size).train
     found = []
     for pair in rows_of_step(rows, config.train.batch_size, step):
-        chosen, rejected = rows.lines(pair)
+        chosen, rejected = rows.sequences(pair)
         begin = int(chosen.answer.argmax()) + 1  # the mark stands on the token before the answer
         assert begin == int(rejected.answer.argmax()) + 1
         ids = chosen.input_ids.tolist()
@@ -176,16 +176,16 @@ def marked_of_step(config: TrainConfig, step: int) -> list[dict[str, Any]]:
     rows = data.grouped_by_length(config.train.batch_size).train
     found = []
     for answer in rows_of_step(rows, config.train.batch_size, step):
-        (line,), (stranger,) = rows.lines(answer), rows.kl_completions.lines(answer)
-        begin = int(line.answer.argmax()) + 1  # the mark stands on the token before the answer
+        (sequence,), (stranger,) = rows.sequences(answer), rows.kl_completions.sequences(answer)
+        begin = int(sequence.answer.argmax()) + 1  # the mark stands on the token before the answer
         assert begin == int(stranger.answer.argmax()) + 1
-        ids = line.input_ids.tolist()
+        ids = sequence.input_ids.tolist()
         found.append(
             {
                 "prompt_ids": ids[:begin],
                 "completion_ids": ids[begin:],
                 "KL_completion_ids": stranger.input_ids.tolist()[begin:],
-                "label": line.is_good,
+                "label": sequence.is_desirable,
             }
         )
     return found

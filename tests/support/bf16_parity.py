@@ -92,17 +92,17 @@ def compare_in_bf16(
     optimizer, exact_optimizer = decoupled_adamw(masters, run), decoupled_adamw(truth, run)
     for step in range(1, steps + 1):
         how = PlainStep(regularization, step)
-        batches, homes = made(2, rows.count, rows.length, seed=step), []
-        run.engine.train_step(step, batches, RATE, homes.append)
+        batches, device_updates = made(2, rows.count, rows.length, seed=step), []
+        run.engine.train_step(step, batches, RATE, device_updates.append)
         run.engine.drain()
         loss, gradients = plain_gradients(resident, batches, how=how)
         _, exact = plain_gradients(truth, batches, how=how)
-        assert homes[0].loss == pytest.approx(loss, rel=2e-3)
+        assert device_updates[0].loss == pytest.approx(loss, rel=2e-3)
         plain, right = norm_of(gradients), norm_of(exact)
         # Where one rounding sends a token to another expert, two runs in bf16 part: then float32
         # judges, as it does for the updates below.
-        is_near = homes[0].grad_norm == pytest.approx(plain, rel=bounds.norm)
-        assert is_near or abs(homes[0].grad_norm - right) < 1.1 * abs(plain - right)
+        is_near = device_updates[0].grad_norm == pytest.approx(plain, rel=bounds.norm)
+        assert is_near or abs(device_updates[0].grad_norm - right) < 1.1 * abs(plain - right)
         if step == 1:
             ours = streamed_gradients(run)
             if not choices.compiled:

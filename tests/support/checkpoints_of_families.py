@@ -17,7 +17,12 @@ from tests.support.tiny import plain_model
 
 def kept_in_fp32(model: StreamedModel) -> set[str]:
     """Returns the full names of the parameters that stay in fp32 in a bf16 model."""
-    return {spec.full_name for layout in model.layouts for spec in layout.parameters if spec.exact}
+    return {
+        spec.full_name
+        for layout in model.layouts
+        for spec in layout.parameters
+        if spec.keep_in_fp32
+    }
 
 
 def bf16_model(source: object, config, attention: str = "auto") -> StreamedModel:

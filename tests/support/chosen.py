@@ -28,11 +28,11 @@ def big_shape(dtype: str = "bfloat16") -> ModelShape:
         Activations(237688.0, 2.0),
         Activations(106616.0),
     )
-    outer = 152064 * 3584
+    embed_and_head = 152064 * 3584
     units = (
-        UnitShape("embed", outer, outer),
+        UnitShape("embed", embed_and_head, embed_and_head),
         *(dataclasses.replace(block, name=f"block {k}") for k in range(28)),
-        UnitShape("head", outer + 3584, outer + 3584),
+        UnitShape("head", embed_and_head + 3584, embed_and_head + 3584),
     )
     return ModelShape(
         model_type="qwen2",

@@ -10,7 +10,7 @@ from engine.model.build.measure_shape import shape_of
 from engine.model.build.units import StreamedModel
 from engine.planning.fit.buffer_sizes import fixed_items, update_buffer
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, settled_of
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_of
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.device_state import DeviceBuffers, DeviceState
@@ -34,8 +34,11 @@ def agreeing_plans(model: StreamedModel, store: HostStates, plans: Iterable[Plan
     numel = {unit.name: unit.numel for unit in shape.units}
     tried = 0
     for choices in plans:
-        has_frozen_home = set(choices.device_homes) & set(shape.frozen_units)
-        if has_frozen_home or choices.kept_blocks > len(names) - shape.forward_blocks:
+        has_frozen_update = set(choices.device_updated_units) & set(shape.frozen_units)
+        if (
+            has_frozen_update
+            or choices.blocks_without_recompute > len(names) - shape.forward_blocks
+        ):
             continue
         buffer = update_buffer(shape, choices)
         sizes = PlaneSizes(
@@ -46,7 +49,7 @@ def agreeing_plans(model: StreamedModel, store: HostStates, plans: Iterable[Plan
             frozen=shape.frozen_units,
         )
         plan = build_step_plan(names, model.tied, choices, sizes)
-        store.settle(settled_of(names, choices), CpuBackend())
+        store.place_units(gpu_resident_of(names, choices), CpuBackend())
         buffers = DeviceBuffers(store, buffer)
         width = TOKENS * shape.hidden_size
         state = DeviceState(model, plan, torch.device("cpu"), width, buffers)

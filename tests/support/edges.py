@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from engine.paths import PROGRAM_ROOT
-from engine.planning.fit.requirements import Verdict
+from engine.planning.fit.requirements import FitStatus
 from engine.runs.record.events import FitReported
 from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.summaries.listing import list_runs
@@ -65,7 +65,7 @@ def judged_under_a_limit(tmp_path, device: str) -> None:
     enough, _ = run(need + NEAR)
     assert enough.returncode == 0, enough.stderr
     refused, report = run(need - NEAR)
-    assert report["verdict"] == Verdict.DOES_NOT_FIT
+    assert report["verdict"] == FitStatus.DOES_NOT_FIT
     assert (
         refused.returncode not in (0, -9, 137)
         and "does not fit" in refused.stderr

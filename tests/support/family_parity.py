@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.model.build.measure_shape import shape_of
-from engine.planning.fit.buffer_sizes import fixed_items, host_boundary_bytes
+from engine.planning.fit.buffer_sizes import fixed_items, offloaded_input_bytes
 from engine.planning.schedule.choices import PlanChoices
 from tests.support.families import TEXT_FAMILIES
 from tests.support.packed_rows import NOT_PACKED, PACKED
@@ -38,7 +38,7 @@ def law_one(
     plain training on them. `plain` has weights of its own, and trains those that need a gradient.
     """
     plain = plain or plain_model(config)
-    choices = PlanChoices(micro_batches=2, host_boundaries=True, resident_blocks=1)
+    choices = PlanChoices(micro_batches=2, offloaded_block_inputs=True, blocks_kept_in_slots=1)
     run = streamed(plain, choices, tokens=rows * tokens, config=config)
     try:
         assert_allocated_as_said(run, choices, rows * tokens)
@@ -50,7 +50,7 @@ def law_one(
             for s, o in zip(u.layout.parameters, u.layout.offsets)
         }
         # tests/engine/model/blocks says how exact those of Gemma 3n and Gemma 4 can be.
-        amplifies = resync and run.model.handing is not None
+        amplifies = resync and run.model.cross_layer_flow is not None
         named = plain.named_parameters()
         parameters = {name: p for name, p in named if p.requires_grad or name in names}
         assert set(names) == set(parameters)
@@ -69,14 +69,14 @@ def law_one(
         )
         for step in range(1, steps + 1):
             batches = made(2, rows, tokens, seed=step)
-            homes = []
-            run.engine.train_step(step, batches, RATE, homes.append)
+            device_updates = []
+            run.engine.train_step(step, batches, RATE, device_updates.append)
             run.engine.drain()
             loss = loss_of(plain, batches)
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e9)
-            assert homes[0].loss == pytest.approx(loss.item(), rel=2e-5)
-            assert homes[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
+            assert device_updates[0].loss == pytest.approx(loss.item(), rel=2e-5)
+            assert device_updates[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
             for name, parameter in parameters.items():
                 unit, spec, offset = names[name]
                 mine = run.store.tensor(unit, "grad")[offset : offset + spec.numel].view(spec.shape)
@@ -108,13 +108,13 @@ def law_one(
 
 
 def assert_allocated_as_said(run, choices: PlanChoices, tokens: int) -> None:
-    """Law 5, to the byte: planes and boundaries on the host, buffers on the device."""
+    """Law 5, to the byte: planes and block inputs on the host, buffers on the device."""
     shape = shape_of(run.model)
     assert run.store.allocated_bytes == shape.host_bytes == sum(shape.plane_bytes().values())
     planes = [
         run.store.tensor(unit.name, plane) for unit in run.model.units for plane in run.store.planes
     ]
     assert sum(plane.numel() * plane.element_size() for plane in planes) == shape.host_bytes
-    assert run.engine.boundary_bytes == host_boundary_bytes(shape, choices, tokens)
+    assert run.engine.block_input_bytes == offloaded_input_bytes(shape, choices, tokens)
     said = fixed_items(shape, choices, tokens * shape.hidden_width)
     assert run.engine.state.fixed_bytes() == sum(item.bytes for item in said)

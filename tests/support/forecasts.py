@@ -19,7 +19,7 @@ REPORT = {
             item("exp_avg", 4),
             item("exp_avg_sq", 4),
             item("grad", 2),
-            item("Boundaries on the host", 3),
+            item("Block inputs on the host", 3),
             item("Tokenised data", 0.5),
             item("Loading peak", 0),
         ]

@@ -8,33 +8,37 @@ from dataclasses import replace
 import numpy as np
 
 from engine.planning.fit.memory_items import MemoryItem, PartName
-from engine.planning.fit.requirements import Needs
+from engine.planning.fit.requirements import Requirements
 from engine.planning.schedule.choices import PlanChoices
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.ops import MainGrad
 from engine.runtime.host.ram_planes import Key, Wanted
 
-SETTLED: dict = {"settled_units": 2, "slots": 1}
+GPU_RESIDENT: dict = {"gpu_resident_units": 2, "slots": 1}
 """Embed and the first block live on the device."""
-HOMES: dict = {"device_homes": ("embed", "block 0", "block 2"), "update_buffers": 2}
+DEVICE_UPDATES: dict = {
+    "device_updated_units": ("embed", "block 0", "block 2"),
+    "update_buffers": 2,
+}
 GRID = [
     replace(base, **changes)
     for base in (
         PlanChoices(micro_batches=4),
-        PlanChoices(micro_batches=4, rounds=2, gradient_sum=GradientSum.DEVICE),
-        PlanChoices(micro_batches=4, rounds=2, gradient_sum=GradientSum.SHARDS),
+        PlanChoices(micro_batches=4, rounds=2, main_grad=MainGrad.DEVICE),
+        PlanChoices(micro_batches=4, rounds=2, main_grad=MainGrad.SHARDS),
     )
     for changes in (
         {},
-        {"slots": 1, "resident_blocks": 1, "kept_blocks": 1},
-        {"slots": 5, "host_boundaries": True},
-        {"parked_gradients": True},
-        {"shared_outer_slot": True},
-        SETTLED,
-        SETTLED | {"settled_units": 5},
-        SETTLED | {"parked_gradients": True, "device_homes": ("head",), "update_buffers": 2},
-        HOMES,
-        HOMES | {"update_pieces": 3, "update_buffers": 8},
-        HOMES | {"parked_gradients": True, "resident_blocks": 2},
+        {"slots": 1, "blocks_kept_in_slots": 1, "blocks_without_recompute": 1},
+        {"slots": 5, "offloaded_block_inputs": True},
+        {"gradients_on_gpu": True},
+        {"shared_embed_and_head_slot": True},
+        GPU_RESIDENT,
+        GPU_RESIDENT | {"gpu_resident_units": 5},
+        GPU_RESIDENT
+        | {"gradients_on_gpu": True, "device_updated_units": ("head",), "update_buffers": 2},
+        DEVICE_UPDATES,
+        DEVICE_UPDATES | {"update_chunks": 3, "update_buffers": 8},
+        DEVICE_UPDATES | {"gradients_on_gpu": True, "blocks_kept_in_slots": 2},
     )
 ]
 """Choices of one rank."""
@@ -59,5 +63,5 @@ class NoShards:
         pass
 
 
-def bytes_of(needs: Needs, part: PartName, kind: MemoryItem) -> int:
-    return sum(item.bytes for item in needs.parts[part].items if item.kind == kind)
+def bytes_of(requirements: Requirements, part: PartName, kind: MemoryItem) -> int:
+    return sum(item.bytes for item in requirements.parts[part].items if item.kind == kind)

@@ -18,22 +18,22 @@ SLOW_SECONDS = 0.004
 def write_in_pieces(room: int, seconds: float = SLOW_SECONDS) -> None:
     """Makes even a tiny model be written beside training, in pieces of a page, and slowly."""
     from engine.planning.fit import checkpoint_sizes
-    from engine.training.checkpoints import piece_files, staging, unit_files
+    from engine.training.checkpoints import chunk_files, staging, unit_files
 
     checkpoint_sizes.SMALL_BYTES = 0
-    checkpoint_sizes.COPY_PIECE_BYTES = staging.CHUNK_BYTES = unit_files.ALIGNED_BYTES = 4096
-    whole = checkpoint_sizes._in_pieces
-    checkpoint_sizes._in_pieces = lambda *needs: min(room, whole(*needs))
+    checkpoint_sizes.STAGING_CHUNK_BYTES = staging.CHUNK_BYTES = unit_files.ALIGNED_BYTES = 4096
+    whole = checkpoint_sizes._in_chunks
+    checkpoint_sizes._in_chunks = lambda *requirements: min(room, whole(*requirements))
     wait = partial(time.sleep, seconds)
-    piece_files.ChunkFile.write = before(piece_files.ChunkFile.write, wait)
+    chunk_files.ChunkFile.write = before(chunk_files.ChunkFile.write, wait)
 
 
 def watch_calls(act: Callable[[str], None]) -> None:
     """Calls `act` with the kind of each call that writes a checkpoint."""
     from engine import safe_files
-    from engine.training.checkpoints import piece_files
+    from engine.training.checkpoints import chunk_files
 
-    piece_files.ChunkFile.write = before(piece_files.ChunkFile.write, partial(act, "write"))
+    chunk_files.ChunkFile.write = before(chunk_files.ChunkFile.write, partial(act, "write"))
     os.fsync = before(os.fsync, partial(act, "fsync"))
     rename = before(safe_files.rename, partial(act, "rename"))
     safe_files.rename = after(rename, partial(act, "renamed"))

@@ -19,11 +19,11 @@ from engine.runs.record.events import Event
 from engine.runs.record.following import replay
 from engine.runs.summaries.listing import list_runs
 from engine.runtime.distributed.shared_secret import VARIABLE
-from tests.support.crews import SECRET, is_running, wait_for_end
 from tests.support.folders import make_config
 from tests.support.forked_processes import ForkedProcess, fork_from_here, forked_rank
 from tests.support.killed import ONE_THREAD
 from tests.support.ports import free_port
+from tests.support.worker_groups import SECRET, is_running, wait_for_end
 
 PATIENCE = 150
 FORKING = "from tests.support.launches import torchrun_forks; torchrun_forks()"

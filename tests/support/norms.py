@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
-from engine.runtime.step.gradient_accumulation import add_squares
+from engine.runtime.step.main_grad import add_squares
 
 CLOSE = 1e-6
 """A norm is at most this far from that of float64."""
@@ -36,7 +36,7 @@ def squares_of(values: torch.Tensor, unit: str = "block 0", piece: int = 0) -> t
     context = SimpleNamespace(
         state=SimpleNamespace(norms=norms),
         positions={unit: 0},
-        plan=SimpleNamespace(embed_piece=piece),
+        plan=SimpleNamespace(embed_chunk=piece),
     )
     add_squares(context, unit, values, 0)
     return norms[0]

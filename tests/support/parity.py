@@ -60,8 +60,8 @@ def compare(
     assert set(names) == {n for n, _ in plain.named_parameters()}
     for step in range(1, STEPS + 1):
         batches = (made or random_batches)(micro_batches, seed=step)
-        homes = []
-        run.engine.train_step(step, batches, RATE, homes.append)
+        device_updates = []
+        run.engine.train_step(step, batches, RATE, device_updates.append)
         run.engine.drain()
         loss = loss_of(plain, batches)
         if regularization != NO_REGULARIZATION:
@@ -69,11 +69,11 @@ def compare(
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e9)
         scale = min(1.0, 1.0 / (float(norm) + 1e-6))
-        assert homes[0].loss == pytest.approx(loss.item(), rel=2e-5)
-        assert homes[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
+        assert device_updates[0].loss == pytest.approx(loss.item(), rel=2e-5)
+        assert device_updates[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
         for name, parameter in plain.named_parameters():
             unit, spec, offset = names[name]
-            if unit in choices.device_homes and unit in ("embed", "block 0", "block 1"):
+            if unit in choices.device_updated_units and unit in ("embed", "block 0", "block 1"):
                 parameter.grad.mul_(scale)
                 continue  # updated from where it was summed: the weights at the end tell
             mine = run.store.tensor(unit, "grad")[offset : offset + spec.numel].view(spec.shape)

@@ -21,13 +21,13 @@ def step_both(
     """Trains a step on both sides, with the rate of `optimizer` and gradients clipped to 1. Returns
     the streamed loss, which is the plain one.
     """
-    homes: list[Any] = []
-    engine.train_step(step, batches, optimizer.param_groups[0]["lr"], homes.append)
+    device_updates: list[Any] = []
+    engine.train_step(step, batches, optimizer.param_groups[0]["lr"], device_updates.append)
     engine.drain()
     loss = plain_loss(plain, batches)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-    assert homes[0].loss == pytest.approx(loss.item(), rel=2e-5)
-    return homes[0].loss
+    assert device_updates[0].loss == pytest.approx(loss.item(), rel=2e-5)
+    return device_updates[0].loss

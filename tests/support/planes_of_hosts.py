@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.crews import Led
+from tests.support.worker_groups import Led
 
 
 def trained_planes(workers: Led) -> dict[tuple[str, str], bytes]:

@@ -13,8 +13,8 @@ from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import (
     DeviceUpdate,
     FetchStates,
-    GradientSum,
     Lane,
+    MainGrad,
     Offload,
     OffloadStates,
     Op,
@@ -32,7 +32,7 @@ def plan_of(blocks: int = 12, micro_batches: int = 4, rounds: int = 1) -> StepPl
     choices = PlanChoices(
         micro_batches=micro_batches,
         rounds=rounds,
-        gradient_sum=GradientSum.VERTICAL if rounds == 1 else GradientSum.DEVICE,
+        main_grad=MainGrad.VERTICAL if rounds == 1 else MainGrad.DEVICE,
     )
     names = [f"block {k}" for k in range(blocks)]
     sizes = PlaneSizes(dict.fromkeys(["embed", *names, "head"], 1_000_000))
@@ -79,7 +79,7 @@ def op_on(lane: Lane, index: int = 0, unit: str = "block 0", **waits: tuple[int,
         Lane.HOST: (Update, {}),
         Lane.D2H: (Offload, {"staging": Buffer(BufferKind.STAGING, number=0)}),
     }
-    of_piece = {"piece": (0, 1), "buffer": Buffer(BufferKind.UPDATE, number=0)}
+    of_piece = {"chunk": (0, 1), "buffer": Buffer(BufferKind.UPDATE, number=0)}
     fields |= {
         Lane.STATES_IN: (FetchStates, of_piece),
         Lane.UPDATE: (DeviceUpdate, of_piece),

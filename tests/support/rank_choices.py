@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
 
-HOMES = {
+DEVICE_UPDATES = {
     "some": ("embed", "block 0"),
     "all": ("embed", "block 0", "block 1", "block 2", "head"),
 }
 LATE = {
-    "exchange": (Lane.EXCHANGE,),
+    "exchange": (Lane.COLLECTIVE,),
     "h2d": (Lane.H2D,),
     "d2h and host": (Lane.D2H, Lane.HOST),
     "compute": (Lane.COMPUTE,),

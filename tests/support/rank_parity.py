@@ -13,14 +13,16 @@ rank adds the gradients of micro-batches in the order in which ranks that have o
 """
 EXACT = ("ernie4_5_moe", "flint", "olmo_hybrid")
 """Routers, gates and other weights of these families stay in fp32 in a bf16 model."""
-AT_HOME = {
-    "some": dict(device_homes=("embed", "block 0"), update_buffers=2),
-    "all": dict(device_homes=("embed", "block 0", "block 1", "block 2", "head"), update_buffers=1),
-    "all, parked": dict(
-        device_homes=("embed", "block 0", "block 1", "block 2", "head"),
+UPDATED_ON_DEVICE = {
+    "some": dict(device_updated_units=("embed", "block 0"), update_buffers=2),
+    "all": dict(
+        device_updated_units=("embed", "block 0", "block 1", "block 2", "head"), update_buffers=1
+    ),
+    "all, gradients on the GPU": dict(
+        device_updated_units=("embed", "block 0", "block 1", "block 2", "head"),
         update_buffers=3,
-        update_pieces=4,
-        parked_gradients=True,
+        update_chunks=4,
+        gradients_on_gpu=True,
     ),
 }
 BOUNDS = {"weight_high": 2e-6, "exp_avg": 8e-6, "exp_avg_sq": 8e-6, "grad": 1.2e-5}

@@ -9,9 +9,9 @@ import numpy as np
 
 from engine.runs.record.events import PlanBuilt
 from engine.training.loop.run import Run, resume_run, start_run
-from tests.support.crews import followers_of
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute, files_of
+from tests.support.worker_groups import followers_of
 
 CLOSE = dict(rtol=2e-4, atol=2e-6)
 """Sums of other ranks are added in another order, and rounded to fp32 differently."""

@@ -36,7 +36,7 @@ class Rendezvous:
 
 
 class ThreadExchange:
-    """An `Collectives` between threads, which sums in the order of ranks, and then of hosts."""
+    """A `Collectives` between threads, which sums in the order of ranks, and then of hosts."""
 
     def __init__(self, rendezvous: Rendezvous, rank: int, hosts: int = 1):
         self._rendezvous = rendezvous

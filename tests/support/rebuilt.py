@@ -6,7 +6,7 @@ from engine.config.settings import ModelConfig
 from engine.runtime.distributed.build_engine import LeaderComponents, build_engines
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.step.engine_settings import EngineSettings
-from tests.support.crews import Led
+from tests.support.worker_groups import Led
 
 
 def rebuilt(workers: Led) -> None:

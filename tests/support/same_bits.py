@@ -12,7 +12,7 @@ import torch
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
 from engine.planning.schedule.schedule import StepPlan
-from engine.planning.schedule.validate import PlanError, validate
+from engine.planning.schedule.verify_plan import PlanError, verify_plan
 from engine.runtime.device.cpu_backend import CpuBackend
 from tests.support.tiny import VOCAB, plain_model, random_batches, streamed, tiny_config
 
@@ -21,29 +21,32 @@ SAME_BITS = {
     "one slot": dict(slots=1, prefetch_depth=1),
     "three slots": dict(slots=3, prefetch_depth=1),
     "deep prefetch": dict(slots=3, prefetch_depth=2),
-    "one resident": dict(resident_blocks=1),
-    "all resident": dict(resident_blocks=3),
-    "one kept": dict(resident_blocks=1, kept_blocks=1),
-    "all kept": dict(resident_blocks=3, kept_blocks=3),
-    "all kept, one slot": dict(kept_blocks=3, slots=1),
-    "two kept, two slots": dict(kept_blocks=2, slots=2),
-    "all kept, three slots": dict(kept_blocks=3, slots=3, prefetch_depth=2),
-    "one resident, two kept": dict(resident_blocks=1, kept_blocks=2),
-    "host boundaries": dict(host_boundaries=True),
-    "host boundaries, one ring": dict(host_boundaries=True, boundary_rings=1),
-    "pairs": dict(boundary_blocks=2),
-    "pairs, three slots": dict(boundary_blocks=2, slots=3, prefetch_depth=2),
-    "pairs, one kept": dict(boundary_blocks=2, kept_blocks=1),
-    "pairs, one resident": dict(boundary_blocks=2, resident_blocks=1),
-    "pairs on the host": dict(boundary_blocks=2, host_boundaries=True),
+    "one resident": dict(blocks_kept_in_slots=1),
+    "all resident": dict(blocks_kept_in_slots=3),
+    "one kept": dict(blocks_kept_in_slots=1, blocks_without_recompute=1),
+    "all kept": dict(blocks_kept_in_slots=3, blocks_without_recompute=3),
+    "all kept, one slot": dict(blocks_without_recompute=3, slots=1),
+    "two kept, two slots": dict(blocks_without_recompute=2, slots=2),
+    "all kept, three slots": dict(blocks_without_recompute=3, slots=3, prefetch_depth=2),
+    "one resident, two kept": dict(blocks_kept_in_slots=1, blocks_without_recompute=2),
+    "block inputs on the host": dict(offloaded_block_inputs=True),
+    "block inputs on the host, one ring": dict(offloaded_block_inputs=True, block_input_rings=1),
+    "pairs": dict(blocks_per_saved_input=2),
+    "pairs, three slots": dict(blocks_per_saved_input=2, slots=3, prefetch_depth=2),
+    "pairs, one kept": dict(blocks_per_saved_input=2, blocks_without_recompute=1),
+    "pairs, one resident": dict(blocks_per_saved_input=2, blocks_kept_in_slots=1),
+    "pairs on the host": dict(blocks_per_saved_input=2, offloaded_block_inputs=True),
     "pairs on the host, all resident": dict(
-        boundary_blocks=2, host_boundaries=True, resident_blocks=3, boundary_rings=1
+        blocks_per_saved_input=2,
+        offloaded_block_inputs=True,
+        blocks_kept_in_slots=3,
+        block_input_rings=1,
     ),
-    "host boundaries, two kept": dict(
-        host_boundaries=True, resident_blocks=2, kept_blocks=2, slots=1
+    "block inputs on the host, two kept": dict(
+        offloaded_block_inputs=True, blocks_kept_in_slots=2, blocks_without_recompute=2, slots=1
     ),
 }
-LATE_MOMENTS = {"late moments": dict(late_moments=True)}
+LATE_MOMENTS = {"late moments": dict(moments_after_weights=True)}
 """Moments in fp32 on the host may be updated after all weights."""
 
 
@@ -134,7 +137,7 @@ def planes_after(
         run.store.tensor(unit.name, plane).clone()
         for unit in run.model.units
         for plane in run.store.planes
-        if plane != "grad" or not choices.parked_gradients
+        if plane != "grad" or not choices.gradients_on_gpu
     ]
     run.close()
     return planes
@@ -152,11 +155,11 @@ GRID = [
         rounds=r,
         slots=s,
         prefetch_depth=d,
-        resident_blocks=k,
-        kept_blocks=a,
-        host_boundaries=h,
-        boundary_rings=b,
-        gradient_sum=g,
+        blocks_kept_in_slots=k,
+        blocks_without_recompute=a,
+        offloaded_block_inputs=h,
+        block_input_rings=b,
+        main_grad=g,
     )
     for m in (1, 4)
     for r in (1, 2)
@@ -174,7 +177,7 @@ GRID = [
 
 def find_dropped_waits(plan: StepPlan) -> list[tuple[str, str]]:
     """Returns (kind of op, name of its list of waits) for every wait in a plan. Removes each wait
-    in turn and asserts that `validate` reports the missing wait.
+    in turn and asserts that `verify_plan` reports the missing wait.
     """
     dropped = []
     for index, op in enumerate(plan.ops):
@@ -184,6 +187,6 @@ def find_dropped_waits(plan: StepPlan) -> list[tuple[str, str]]:
                 ops = list(plan.ops)
                 ops[index] = dataclasses.replace(op, **{which: kept})
                 with pytest.raises(PlanError, match=f"op {index} .*without waiting for"):
-                    validate(dataclasses.replace(plan, ops=tuple(ops)))
+                    verify_plan(dataclasses.replace(plan, ops=tuple(ops)))
                 dropped.append((op.kind, which))
     return dropped

@@ -19,7 +19,7 @@ def timeline_of_ranks(step: int, ranks: int = 2) -> StepTimeline:
     for rank in range(ranks):
         early = 0.002 * rank
         who = {"rank": rank} if rank else {}
-        gather = span("block.0", "all_gather", "EXCHANGE", 0.001, 0.004)
+        gather = span("block.0", "all_gather", "COLLECTIVE", 0.001, 0.004)
         for each in [*of_one.spans, gather]:
             times = {"start": each["start"] - early, "end": each["end"] - early}
             spans.append(each | times | who)

@@ -9,11 +9,11 @@ BUFFER_GRID = [
         micro_batches=4,
         rounds=r,
         slots=s,
-        resident_blocks=k,
-        kept_blocks=a,
-        host_boundaries=h,
-        boundary_rings=b,
-        gradient_sum=g,
+        blocks_kept_in_slots=k,
+        blocks_without_recompute=a,
+        offloaded_block_inputs=h,
+        block_input_rings=b,
+        main_grad=g,
     )
     for r, g in ((1, "vertical"), (2, "device"), (2, "host"))
     for s in (1, 2, 5)
@@ -21,19 +21,19 @@ BUFFER_GRID = [
     for a in (0, 1, 3)
     for h, b in ((False, 3), (True, 1), (True, 3))
 ]
-HOME_GRID = [
+DEVICE_UPDATE_GRID = [
     PlanChoices(
         micro_batches=4,
         rounds=r,
-        gradient_sum=g,
-        resident_blocks=k,
-        device_homes=homes,
+        main_grad=g,
+        blocks_kept_in_slots=k,
+        device_updated_units=device_updates,
         update_buffers=n,
     )
     for r, g in ((1, "vertical"), (2, "device"), (2, "host"))
     for k in (0, 2)
     for n in (1, 2, 3, 8)
-    for homes in (
+    for device_updates in (
         ("embed",),
         ("block 0", "block 2"),
         ("embed", "block 0", "block 1", "block 2", "head"),

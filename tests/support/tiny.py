@@ -254,7 +254,7 @@ def streamed(
         store.offload_to_disk(disk)
     store.allocate_weights()
     pour(plain, model, store)
-    store.allocate_states(optimizer=optimizer, gradients=not choices.parked_gradients)
+    store.allocate_states(optimizer=optimizer, gradients=not choices.gradients_on_gpu)
     settings = AdamWSettings(eps=eps, weight_decay=weight_decay, seed=seed)
     adamw = HostAdamW(store, settings, threads=2)
     engine = StreamingEngine(

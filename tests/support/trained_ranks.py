@@ -130,7 +130,7 @@ def shards_of(run: Streamed) -> dict[tuple[str, str], torch.Tensor]:
 def has_gradients(run: Streamed) -> bool:
     """Tells whether the host has planes of gradients that the step wrote as a whole."""
     choices = run.engine.choices
-    return not choices.parked_gradients and not choices.device_homes
+    return not choices.gradients_on_gpu and not choices.device_updated_units
 
 
 def train(

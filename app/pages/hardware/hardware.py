@@ -35,6 +35,7 @@ from engine.errors import ConfigError, RunError
 from engine.machine.known_machines import KnownMachine, known_machine, known_rates, machines
 from engine.machine.rates import Rates, measured_at, stored_rates
 from engine.machine.read_machine import Machine, read_machine
+from engine.planning.fit.fitting_machines import FittingMachine, largest_model, machines_for
 from engine.planning.fit.model_table import (
     BEST,
     HERE,
@@ -45,13 +46,12 @@ from engine.planning.fit.model_table import (
     as_csv,
     as_dicts,
     columns,
-    method_in_words,
+    method_text,
     own_parameters,
     rows_of,
     table_shape,
 )
-from engine.planning.fit.offers import Offer, largest_model, machines_for
-from engine.planning.fit.requirements import Verdict
+from engine.planning.fit.requirements import FitStatus
 from engine.planning.shape.catalog import CatalogEntry, catalog, entry_of
 from engine.planning.shape.model_shape import ModelShape
 
@@ -135,7 +135,7 @@ class Hardware:
         From this call on, the table is based on the same reading.
         """
         machine = self._read(self._session.runs_dir)
-        self._kept = _settled(machine)
+        self._kept = _without_free_memory(machine)
         job = self._job
         why_not = self.why_not_measure()
         return {
@@ -249,7 +249,7 @@ class Hardware:
         rows, tokens = config.train.batch_size, config.data.max_seq_len
         job = f"{rows:,} rows of {tokens:,} tokens a step in {config.model.dtype}"
         if config.train.method != "full":
-            job += f", {method_in_words(config)},"
+            job += f", {method_text(config)},"
         if found is None:
             sentence = (
                 f"No model of the catalog fits this machine with {job}. Fewer or shorter rows take "
@@ -258,7 +258,7 @@ class Hardware:
             return {"id": None, "sentence": sentence}
         entry, cell = found
         shape = _shape(entry, config)
-        tight = ", only just" if cell.verdict == Verdict.TIGHT else ""
+        tight = ", only just" if cell.verdict == FitStatus.TIGHT else ""
         sentence = (
             f"{entry.title} ({_counted(shape, config)} parameters): {job} take "
             f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)} "
@@ -306,7 +306,7 @@ class Hardware:
     def _here(self) -> Machine:
         """Returns this machine as last read for the table."""
         if self._kept is None:
-            self._kept = _settled(self._read(self._session.runs_dir))
+            self._kept = _without_free_memory(self._read(self._session.runs_dir))
         return self._kept
 
 
@@ -406,13 +406,13 @@ def _and_speed(cell: Cell) -> str:
     return f", at about {rounded_rate(cell.tokens_per_second)} tokens/s{estimated}"
 
 
-def _offer_words(offer: Offer) -> dict[str, Any]:
+def _offer_words(offer: FittingMachine) -> dict[str, Any]:
     return {
         "name": offer.known.name,
         "ram": f"{offer.ram_gib:,} GiB",
         "gpu": gpu_memory_words(offer.known),
         "speed": speed_words(offer.cell),
-        "tight": offer.cell.verdict == Verdict.TIGHT,
+        "tight": offer.cell.verdict == FitStatus.TIGHT,
         "moments": moments_words(offer.cell) if offer.cell.any_optimizer else "",
         "note": offer.known.note,
     }
@@ -422,7 +422,7 @@ def _supported() -> list[KnownMachine]:
     return [known for known in machines() if known.supported]
 
 
-def _settled(machine: Machine) -> Machine:
+def _without_free_memory(machine: Machine) -> Machine:
     """Returns `machine` without values that change with each reading but affect no answer."""
     gpus = tuple(
         replace(

@@ -11,19 +11,19 @@ from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import KnownMachine
 from engine.machine.rates import UPDATE_BYTES, Rates
 from engine.machine.read_machine import Machine
-from engine.planning.fit.model_table import PAIRS, PARKED, Cell, speed_in_words
-from engine.planning.fit.requirements import Verdict
+from engine.planning.fit.model_table import KEPT_ON_GPU, PAIRS, Cell, speed_text
+from engine.planning.fit.requirements import FitStatus
 from engine.planning.layout.moments import KINDS
 from engine.words import counted, in_seconds
 
 VERDICT_WORDS = {
-    Verdict.FITS: ("good", "fits"),
-    Verdict.TIGHT: ("warn", "just fits"),
-    Verdict.DOES_NOT_FIT: ("bad", "too large"),
+    FitStatus.FITS: ("good", "fits"),
+    FitStatus.TIGHT: ("warn", "just fits"),
+    FitStatus.DOES_NOT_FIT: ("bad", "too large"),
 }
 WAY_SENTENCES = {
-    PARKED: "Gradients wait on the GPU until they are applied.",
-    PAIRS: "Only every second block keeps a boundary.",
+    KEPT_ON_GPU: "Gradients wait on the GPU until they are applied.",
+    PAIRS: "Only every second block keeps its input.",
 }
 FIGURE_NAMES = {
     "memory_mib": "Memory",
@@ -202,10 +202,10 @@ def free_memory_words(machine: Machine) -> str:
 def cell_words(found: Cell) -> dict[str, str]:
     """Returns the verdict as a word, with its tone, and the speed. Where the cell is about any
     optimizer, the word says how the first that fits keeps its moments, as in "fits, bf16", and
-    `ways` what else its plan does to take less RAM, as in "parked, pairs".
+    `ways` what else its plan does to take less RAM, as in "GPU gradients, pairs".
     """
     tone, word = VERDICT_WORDS[found.verdict]
-    if found.any_optimizer and found.verdict != Verdict.DOES_NOT_FIT:
+    if found.any_optimizer and found.verdict != FitStatus.DOES_NOT_FIT:
         word = f"{word}, {KINDS[found.optimizer]}"
     ways = ", ".join(found.ways) if found.any_optimizer else ""
     return {"tone": tone, "word": word, "speed": speed_words(found), "ways": ways}
@@ -241,7 +241,7 @@ def cell_detail(found: Cell) -> str:
         return f"{takes} Missing: {found.missing}."
     if found.tokens_per_second is not None:
         origin = "estimated from the specification" if found.estimated else "from measured rates"
-        takes += f" {speed_in_words(found)}, {origin}."
+        takes += f" {speed_text(found)}, {origin}."
     if found.step_seconds is not None:
         takes += f" A step takes about {in_seconds(found.step_seconds)}."
     return " ".join([takes, *(WAY_SENTENCES[way] for way in found.ways)])

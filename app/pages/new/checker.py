@@ -27,19 +27,19 @@ from app.session.session import Session
 from app.shared.pool_words import gain_of
 from engine.config.data_settings import DataConfig
 from engine.config.preference_settings import OBJECTIVE
-from engine.config.setting_warnings import doubts
+from engine.config.setting_warnings import setting_warnings
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, RamstreamError
-from engine.machine.offload_folder import check_spill_folder
+from engine.machine.offload_folder import check_offload_folder
 from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
 from engine.model.build.added_tokens import add_tokens
 from engine.model.build.find_shape import adapted_shape
 from engine.model.build.shape_of_run import shape_of_run
-from engine.planning.fit.offers import smaller_models
+from engine.planning.fit.fitting_machines import smaller_models
 from engine.planning.fit.pool_times import Costs, costs_of
 from engine.planning.fit.report import FitReport, with_times
-from engine.planning.fit.requirements import Verdict
+from engine.planning.fit.requirements import FitStatus
 from engine.planning.shape.catalog import catalog_shape
 from engine.runs.record import runs_root
 from engine.runs.trackers.known_trackers import destinations
@@ -115,8 +115,8 @@ class Checker:
 
     def verdict(self, shown: dict[str, Any], timed: bool = False) -> dict[str, Any]:
         """Returns the verdict on component values by dotted name; see `app.pages.new.verdict`.
-        timed: it says how long a step takes with each remedy, and which smaller models fit, which
-        may take as long again as the verdict.
+        timed: it says how long a step takes with each suggestion, and which smaller models fit,
+        which may take as long again as the verdict.
         """
         shown, notes = with_even_rows(shown)
         try:
@@ -132,15 +132,15 @@ class Checker:
         except Exception as error:  # noqa: BLE001  the page shows any fault of the program
             return unchecked("This cannot be checked.", unforeseen(error))
         found = self._run_length(config)
-        remarks = [*notes, *(as_labelled(doubt.text) for doubt in doubts(config))]
-        if found is not None and found.doubt:
-            remarks.append(found.doubt)
+        remarks = [*notes, *(as_labelled(warning.text) for warning in setting_warnings(config))]
+        if found is not None and found.warning:
+            remarks.append(found.warning)
         said = run_length_text(
             config, found, report.time["run_seconds"], report.time["step_seconds"]
         )
         # These are asked outside the cached estimate: a package may be installed meanwhile.
         tracked = destinations(config.output.trackers, self._session.runs_dir)
-        lacks = timed and report.verdict == Verdict.DOES_NOT_FIT
+        lacks = timed and report.verdict == FitStatus.DOES_NOT_FIT
         smaller = self._smaller(config, asked[1]) if lacks else ()
         costs = self._costs(*asked) if timed else None
         beside = Beside(remarks, tracked, said, smaller, costs, self._lacks(config))
@@ -266,7 +266,7 @@ class Checker:
         refuse_unusable(config)
         machine = self._machine()
         if config.engine.disk is not None and machine.here:
-            check_spill_folder(config.engine.disk)
+            check_offload_folder(config.engine.disk)
         return config, machine, _rates_written()
 
     def _machine(self) -> Machine:
@@ -282,13 +282,13 @@ class Checker:
 
     def _timed_now(self, config: TrainConfig, machine: Machine, rates: int) -> FitReport:
         report = self._estimate(config, machine, rates)
-        shown = replace(report, remedies=shown_suggestions(report.remedies))
+        shown = replace(report, suggestions=shown_suggestions(report.suggestions))
         shape = shape_of_run(config)
-        return with_times(shown, config, machine, shape, quick=True, adapted=adapted_shape)
+        return with_times(shown, config, machine, shape, coarse=True, adapted=adapted_shape)
 
     def _costs_now(self, config: TrainConfig, machine: Machine, rates: int) -> Costs | None:
         report = self._estimate(config, machine, rates)
-        if report.verdict == Verdict.DOES_NOT_FIT:
+        if report.verdict == FitStatus.DOES_NOT_FIT:
             return None
         shape = shape_of_run(config)
         return costs_of(report.chosen, config, machine, shape)

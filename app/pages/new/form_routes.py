@@ -5,8 +5,8 @@ In each body, `shown` has the value of every component of the form by dotted nam
 
 POST /api/check {preset, shown, keep, timed}
     Answers with the verdict on the form, which is kept as the draft unless `keep` is false. If
-    `timed` is true, the verdict says how long a step takes with each remedy, and what it costs that
-    units live where they do; the page asks for that once the verdict stands.
+    `timed` is true, the verdict says how long a step takes with each suggestion, and what it costs
+    that units live where they do; the page asks for that once the verdict stands.
 POST /api/gains {shown}
     Answers with `gains`: what more of each memory would save of a step, as a `text`, and whether it
     `saves` anything, by the name of the memory. They are null where a verdict was asked for

@@ -44,7 +44,7 @@ class TrainPanel:
     """Where a person uploads files, and chooses among those of the server."""
     preview: gr.HTML
     verdict: gr.HTML
-    remedies: list[gr.Button]
+    suggestions: list[gr.Button]
     start: gr.Button
     detached: gr.Button
     queue: gr.Button
@@ -80,8 +80,8 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
             gr.Column(elem_classes="rs-card"),
         ):
             verdict = drawn("verdict", {"models": known_models()})
-            remedies = [
-                gr.Button(visible=False, size="sm", elem_classes="rs-remedy")
+            suggestions = [
+                gr.Button(visible=False, size="sm", elem_classes="rs-suggestion")
                 for _ in range(SUGGESTIONS_SHOWN)
             ]
             start = gr.Button(
@@ -101,7 +101,7 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
         files=files,
         preview=preview,
         verdict=verdict,
-        remedies=remedies,
+        suggestions=suggestions,
         start=start,
         detached=detached,
         queue=queue,

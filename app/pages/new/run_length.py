@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config.data_settings import DataConfig
-from engine.config.setting_warnings import doubt_about_passes
+from engine.config.setting_warnings import warning_about_passes
 from engine.config.settings import TrainConfig
 from engine.words import counted, in_hours
 
@@ -49,8 +49,8 @@ class RunLength:
     """Number of rows of the data that are trained on."""
 
     @property
-    def doubt(self) -> str | None:
-        return doubt_about_passes(self.passes, self.rows)
+    def warning(self) -> str | None:
+        return warning_about_passes(self.passes, self.rows)
 
 
 def run_length(config: TrainConfig, sample: Sample, rows: float | None) -> RunLength | None:
@@ -64,7 +64,7 @@ def run_length(config: TrainConfig, sample: Sample, rows: float | None) -> RunLe
     if rows is None or not sample.lengths:
         return None
     trained = rows * (1 - sample.skipped / sample.rows) * (1 - data.eval_fraction)
-    of_a_pass = trained * _batch_rows_of_a_row(sample, data) / config.objective.lines
+    of_a_pass = trained * _batch_rows_of_a_row(sample, data) / config.objective.sequences
     steps_of_a_pass = max(1.0, of_a_pass / train.batch_size)
     if trained < 1:
         return None

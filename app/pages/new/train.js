@@ -14,7 +14,7 @@ import { isKnown, MODEL, Suggestions } from "./suggestions.js";
 
 // Times in ms until a verdict is requested, by the reason for the request.
 const TYPING_PAUSE = 80; // a letter was typed
-const TIMES_PAUSE = 250; // a verdict stands, and its remedies have no times yet
+const TIMES_PAUSE = 250; // a verdict stands, and its suggestions have no times yet
 const GAINS_PAUSE = 1500; // nothing has changed for a while, and gains take seconds to be found
 const AT_ONCE = 20; // something was chosen or pasted
 const TOGETHER = 5; // Gradio has handed the form over, which it may do again
@@ -251,7 +251,7 @@ async function check(place, form) {
     if (!signal.aborted) askForGains(place, form, signal);
 }
 
-// Draws the verdict again, with the time of a step for each remedy, unless the form has changed
+// Draws the verdict again, with the time of each suggestion, unless the form has changed
 // meanwhile. To predict these times takes longer than the verdict may take.
 async function askForTimes(place, form, signal) {
     await new Promise((resolve) => setTimeout(resolve, TIMES_PAUSE));
@@ -297,10 +297,10 @@ function judge(place) {
     places.intro?.shown.judged(verdict, place.form);
 }
 
-// Shows what can be started. Start and the remedies are Gradio's, and follow these values; Start
+// Shows what can be started. Start and the suggestions are Gradio's, and follow these values; Start
 // itself may have said earlier why it failed.
-function offer(place, { can_start, can_queue, remedies, why_not }) {
-    place.props.value = { can_start, can_queue, remedies };
+function offer(place, { can_start, can_queue, suggestions, why_not }) {
+    place.props.value = { can_start, can_queue, suggestions };
     places.why_not.props.value = { why_not };
     draw.why_not(places.why_not, { why_not });
     // A message about a place in the queue is no longer true.
@@ -332,7 +332,7 @@ const UNCHECKED = {
     bars: [],
     has_gains: false,
     time: [],
-    remedies: [],
+    suggestions: [],
     to_be_timed: false,
     field: null,
     can_start: false,

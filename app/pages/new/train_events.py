@@ -31,19 +31,19 @@ ASK = """(preset, ...values) => {
   (window.ramstreamForms ??= []).push({preset, \
 shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
 }"""
-# Shows what a verdict allows: Start, Start detached, Add to queue, and the remedies.
-OFFER = """({can_start, can_queue, remedies}) => [\
+# Shows what a verdict allows: Start, Start detached, Add to queue, and the suggestions.
+OFFER = """({can_start, can_queue, suggestions}) => [\
 ...[1, 2].map(() => ({__type__: 'update', interactive: can_start})),
   {__type__: 'update', visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
-  {__type__: 'update', value: remedies[number]?.text ?? '', visible: number in remedies}))]"""
+  {__type__: 'update', value: suggestions[number]?.text ?? '', visible: number in suggestions}))]"""
 # Fills the form with the columns that a person chose in the preview, or with the files.
 MAP = """() => {
   const changes = window.ramstreamChanges ?? {};
   window.ramstreamChanges = {};
   return FIELDS.map((name) => changes[name]);
 }"""
-# Fills the form with the changes of a remedy; an undefined value leaves its box unchanged.
-APPLY = "({remedies}) => FIELDS.map((name) => remedies[NUMBER]?.changes[name])"
+# Fills the form with the changes of a suggestion; an undefined value leaves its box unchanged.
+APPLY = "({suggestions}) => FIELDS.map((name) => suggestions[NUMBER]?.changes[name])"
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 AT_ONCE: dict[str, Any] = {"queue": False, "concurrency_limit": None, **QUIET}
@@ -171,12 +171,12 @@ class TrainEvents:
         panel.queue.click(self.enqueue, self._inputs, panel.queued, **AT_ONCE)
 
     def _offer_suggestions(self) -> None:
-        """Enables the buttons that the verdict allows, and connects each remedy to the form."""
+        """Enables the buttons that the verdict allows, and connects each suggestion to the form."""
         panel = self._panel
-        offered = [panel.start, panel.detached, panel.queue, *panel.remedies]
+        offered = [panel.start, panel.detached, panel.queue, *panel.suggestions]
         offer = _filled_in(OFFER, {"SLOTS": list(range(SUGGESTIONS_SHOWN))})
         panel.verdict.change(**in_page(offer, panel.verdict, offered))
-        for number, button in enumerate(panel.remedies):
+        for number, button in enumerate(panel.suggestions):
             fill = _filled_in(APPLY, {"FIELDS": self._names, "NUMBER": number})
             button.click(**in_page(fill, panel.verdict, [*self._fields])).then(**self._ask)
 

@@ -22,23 +22,23 @@ from app.words import in_bytes, in_count
 from engine.planning.fit.memory_items import Item, PartName
 from engine.planning.fit.pool import PoolPart
 from engine.planning.fit.pool_times import Costs
-from engine.planning.fit.remedies import Remedy
-from engine.planning.fit.remedy_options import METHOD
 from engine.planning.fit.report import HOST_WATTS, FitReport
-from engine.planning.fit.requirements import Part, Verdict
+from engine.planning.fit.requirements import FitStatus, Part
+from engine.planning.fit.suggestion_options import METHOD
+from engine.planning.fit.suggestions import Suggestion
 from engine.words import counted, in_hours, in_seconds
 
 VERDICTS = {
-    Verdict.FITS: ("good", "It fits this machine."),
-    Verdict.TIGHT: ("warn", "It fits, but only just."),
-    Verdict.DOES_NOT_FIT: ("bad", "It does not fit this machine."),
+    FitStatus.FITS: ("good", "It fits this machine."),
+    FitStatus.TIGHT: ("warn", "It fits, but only just."),
+    FitStatus.DOES_NOT_FIT: ("bad", "It does not fit this machine."),
 }
 """Tone and headline of each verdict."""
 LACKS = "It would fit, but it lacks something that it needs."
 HELP = {
-    Verdict.FITS: "",
-    Verdict.TIGHT: "One click leaves more room:",
-    Verdict.DOES_NOT_FIT: "One click makes it fit:",
+    FitStatus.FITS: "",
+    FitStatus.TIGHT: "One click leaves more room:",
+    FitStatus.DOES_NOT_FIT: "One click makes it fit:",
 }
 """Sentence above the suggestions."""
 BARS = {PartName.GPU: "GPU memory", PartName.HOST: "RAM", PartName.DISK: "Disk"}
@@ -46,14 +46,14 @@ SUGGESTIONS_SHOWN = 4
 """Largest number of suggestions on the page: three, and the one that trains adapters."""
 
 
-def shown_suggestions(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
-    """Returns the first remedies of a report, and the one that trains adapters even if others come
-    before it.
+def shown_suggestions(suggestions: Sequence[Suggestion]) -> tuple[Suggestion, ...]:
+    """Returns the first suggestions of a report, and the one that trains adapters even if others
+    come before it.
     """
-    adapters = [remedy for remedy in remedies if METHOD in remedy.changes]
-    others = [remedy for remedy in remedies if remedy not in adapters]
+    adapters = [suggestion for suggestion in suggestions if METHOD in suggestion.changes]
+    others = [suggestion for suggestion in suggestions if suggestion not in adapters]
     shown = [*others[: SUGGESTIONS_SHOWN - 1], *adapters]
-    return tuple(remedy for remedy in remedies if remedy in shown)
+    return tuple(suggestion for suggestion in suggestions if suggestion in shown)
 
 
 def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
         "bars": [],
         "has_gains": False,
         "time": [],
-        "remedies": [],
+        "suggestions": [],
         "to_be_timed": False,
         "help": "",
         "size": "",
@@ -106,28 +106,28 @@ class Beside:
 def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:
     """Returns the verdict on a draft whose estimate is `report`.
 
-    `busy` says why nothing can be started now, or is None. `remedies` are texts with the component
-    values that each changes, and `help` is shown above them. `to_be_timed` tells whether a verdict
-    with their times, with costs, and with smaller models would say more. `has_gains` tells whether
-    more memory might save time. `why_not` says why Start is disabled.
+    `busy` says why nothing can be started now, or is None. `suggestions` are texts with the
+    component values that each changes, and `help` is shown above them. `to_be_timed` tells whether
+    a verdict with their times, with costs, and with smaller models would say more. `has_gains`
+    tells whether more memory might save time. `why_not` says why Start is disabled.
     """
     tone, headline = VERDICTS[report.verdict]
-    if beside.remarks and report.verdict == Verdict.FITS:
+    if beside.remarks and report.verdict == FitStatus.FITS:
         tone, headline = "warn", "It fits this machine, but look at this:"
-    fits = report.verdict != Verdict.DOES_NOT_FIT
+    fits = report.verdict != FitStatus.DOES_NOT_FIT
     why_not = busy if fits else "It would not fit, so it cannot be started."
     if beside.lacks:
         why_not = beside.lacks
         tone, headline = "bad", LACKS if fits else headline
-    shown = shown_suggestions(report.remedies)
-    remedies = [_remedy(remedy) for remedy in shown]
+    shown = shown_suggestions(report.suggestions)
+    suggestions = [_suggestion(suggestion) for suggestion in shown]
     on_gpu = report.choices["device"] != "cpu"
     has_times = bool(report.time["step_seconds"])
     has_costs = fits and has_times and on_gpu
     lives, more = places_in_words(report.pool.units, on_gpu, fits)
     # A drive wears: a person should know by how much before a start.
-    spilled = report.spill.sentences() if fits and report.spill is not None else ()
-    is_timed = all(remedy.seconds is not None for remedy in shown)
+    on_disk = report.disk_offload.sentences() if fits and report.disk_offload is not None else ()
+    is_timed = all(suggestion.seconds is not None for suggestion in shown)
     is_timed = is_timed and (beside.costs is not None or not has_costs)
     return {
         "tone": tone,
@@ -136,7 +136,7 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
             *([beside.lacks] if beside.lacks else []),
             *map(as_labelled, report.reasons),
             *beside.remarks,
-            *spilled,
+            *on_disk,
             *beside.tracked,
         ],
         "lives": lives,
@@ -145,9 +145,9 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
         "bars": _bars(report, beside.costs, has_costs),
         "has_gains": has_costs,
         "time": _time_rows(report) if fits else [],
-        "remedies": remedies,
+        "suggestions": suggestions,
         "to_be_timed": (has_times and not is_timed) or not fits,
-        "help": HELP[report.verdict] if remedies else "",
+        "help": HELP[report.verdict] if suggestions else "",
         "size": _size_words(report),
         "run_length": beside.run_length,
         "smaller": list(beside.smaller),
@@ -162,21 +162,21 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
     }
 
 
-def _remedy(remedy: Remedy) -> dict[str, Any]:
-    """Returns a remedy with its text for a button. The first line says what changes and what the
-    job then takes, the second one how long a step takes, which units move and what happens to
+def _suggestion(suggestion: Suggestion) -> dict[str, Any]:
+    """Returns a suggestion with its text for a button. The first line says what changes and what
+    the job then takes, the second one how long a step takes, which units move and what happens to
     results.
     """
-    said = remedy.exactness_in_words
-    if remedy.places:
-        said = f"{remedy.places} {said}"
-    if remedy.time_in_words:
-        said = f"{_capital(remedy.time_in_words)}. {said}"
+    said = suggestion.exactness_text
+    if suggestion.places:
+        said = f"{suggestion.places} {said}"
+    if suggestion.time_text:
+        said = f"{_capital(suggestion.time_text)}. {said}"
     return {
-        "text": f"{as_labelled(remedy.text)}\n{said}",
-        "changes": _as_shown(remedy.changes),
-        "exactness": [kind.value for kind in remedy.exactness],
-        "seconds": remedy.seconds,
+        "text": f"{as_labelled(suggestion.text)}\n{said}",
+        "changes": _as_shown(suggestion.changes),
+        "exactness": [kind.value for kind in suggestion.exactness],
+        "seconds": suggestion.seconds,
     }
 
 
@@ -321,7 +321,7 @@ def _part_words(part: Part) -> str:
 
 
 def _part_note(part: Part) -> str:
-    """Returns a note that explains a full bar when a leaner plan would fit as well."""
-    if part.least is None or part.verdict != Verdict.FITS:
+    """Returns a note that explains a full bar when a plan of less memory would fit as well."""
+    if part.least is None or part.verdict != FitStatus.FITS:
         return ""
     return f"The plan fills free memory to be faster; {in_bytes(part.least)} would do."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.runs.record.held_out import Best
 from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.record.validation import Best
 
 
 def best_of(snapshot: RunSnapshot) -> Best | None:

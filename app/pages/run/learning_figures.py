@@ -22,8 +22,8 @@ from app.shared.charts.axes import (
 )
 from app.shared.charts.curve_points import downsample, smooth, smoothing_window
 from app.shared.charts.drawing import BLUE, GREEN, ORANGE, VIOLET, Figure, escaped, rounded
-from engine.runs.record.held_out import Best
 from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.record.validation import Best
 
 MAP_COLUMNS = 200
 MAP_CELLS = 6_000

@@ -33,13 +33,15 @@ MOST_OUTSIDE = 2
 
 def _choices(recorded: dict[str, Any], count: int) -> PlanChoices:
     """Returns the choices that places depend on. A record may lack them, and may be damaged."""
-    homes = recorded.get("device_homes")
+    device_updated = recorded.get("device_updated_units")
     return PlanChoices(
-        settled_units=_number(recorded.get("settled_units"), count),
-        settled_apart=recorded.get("settled_apart") is True,
-        resident_blocks=_number(recorded.get("resident_blocks"), count - MOST_OUTSIDE),
-        parked_gradients=recorded.get("parked_gradients") is True,
-        device_homes=tuple(map(str, homes)) if isinstance(homes, (list, tuple)) else (),
+        gpu_resident_units=_number(recorded.get("gpu_resident_units"), count),
+        gpu_resident_apart=recorded.get("gpu_resident_apart") is True,
+        blocks_kept_in_slots=_number(recorded.get("blocks_kept_in_slots"), count - MOST_OUTSIDE),
+        gradients_on_gpu=recorded.get("gradients_on_gpu") is True,
+        device_updated_units=tuple(map(str, device_updated))
+        if isinstance(device_updated, (list, tuple))
+        else (),
     )
 
 

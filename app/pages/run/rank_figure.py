@@ -10,11 +10,11 @@ from app.pages.run.spans import MAX_SPANS, Window, lanes_of, phases_of, within
 from app.pages.run.timeline_bars import LANE_WORDS, MAX_WAITS, lane_bars, wait_bars
 from app.pages.run.timeline_figure import (
     batches_of,
-    boundaries,
     busy_share,
     count_words,
     duration,
     layout_of,
+    phase_lines,
     timeline_figure,
     timeline_legend,
     timeline_phases,
@@ -28,7 +28,7 @@ from engine.runs.record.timeline_index import of_rank, ranks_in
 
 ALL_RANKS = -1
 """Number with which a page asks for all ranks together."""
-COMMON_LANES = (Lane.COMPUTE, Lane.EXCHANGE)
+COMMON_LANES = (Lane.COMPUTE, Lane.COLLECTIVE)
 """Lanes that are drawn where all ranks are: they show how ranks wait for each other."""
 
 
@@ -105,7 +105,7 @@ def _figure_of_all(timeline: StepTimeline, window: Window | None) -> Figure:
         data += wait_bars(within(own.waits, window), row, MAX_WAITS // ranks)
         drawn += sum(map(len, lanes.values()))
         whole += len(spans)
-    lines = boundaries(phases_of(of_rank(timeline, 0).spans))
+    lines = phase_lines(phases_of(of_rank(timeline, 0).spans))
     return {
         "data": data,
         "layout": layout_of(rows, shown.spans, shown.waits, lines),

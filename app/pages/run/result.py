@@ -17,8 +17,8 @@ from app.words import STATE_WORDS, in_digits, in_share, in_time
 from engine.config.export_choice import ExportFrom
 from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.events import ExactMatchMeasured
-from engine.runs.record.held_out import Best
 from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
+from engine.runs.record.validation import Best
 from engine.training.checkpoints.saved_on_disk import SavedSteps
 from engine.words import counted
 

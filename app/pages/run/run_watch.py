@@ -239,7 +239,7 @@ class Watch:
             len(snapshot.exports),
             snapshot.state,
             bool(snapshot.data),
-            str(snapshot.plan_choices.get("settled_units")),
+            str(snapshot.plan_choices.get("gpu_resident_units")),
             len(snapshot.units),
             bool(snapshot.plan_choices),
             None if prediction_check is None else (prediction_check.step, prediction_check.moment),

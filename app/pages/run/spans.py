@@ -22,7 +22,7 @@ LANES = (
     Lane.STATES_OUT,
     Lane.GRADIENTS_OUT,
     Lane.HOST,
-    Lane.EXCHANGE,
+    Lane.COLLECTIVE,
     Lane.READ,
     Lane.WRITE,
 )

@@ -30,11 +30,11 @@ from engine.runs.record.events import Span, Wait
 
 OP_GROUPS = {
     "Weights in": (BLUE, (OpKind.PREFETCH,)),
-    "Boundaries, sums": (
+    "Block inputs, sums": (
         GRAY,
         (
-            OpKind.STORE_BOUNDARY,
-            OpKind.FETCH_BOUNDARY,
+            OpKind.OFFLOAD_BLOCK_INPUT,
+            OpKind.FETCH_BLOCK_INPUT,
             OpKind.FETCH_GRAD,
             OpKind.REDUCE,
             OpKind.SUMMARY,
@@ -45,7 +45,7 @@ OP_GROUPS = {
     ),
     "Forward": (GREEN, (OpKind.EMBED, OpKind.FORWARD, OpKind.LOSS)),
     "Backward": (VIOLET, (OpKind.RECOMPUTE, OpKind.BACKWARD, OpKind.EMBED_BACKWARD)),
-    "Gradients out": (ORANGE, (OpKind.OFFLOAD, OpKind.OFFLOAD_PARKED)),
+    "Gradients out": (ORANGE, (OpKind.OFFLOAD, OpKind.OFFLOAD_KEPT_GRADIENT)),
     "States in and out": (
         TEAL,
         (OpKind.FETCH_STATES, OpKind.FETCH_GRADIENT, OpKind.OFFLOAD_WEIGHTS, OpKind.OFFLOAD_STATES),
@@ -57,16 +57,21 @@ OP_GROUPS = {
             OpKind.UPDATE_MOMENTS,
             OpKind.DEVICE_UPDATE,
             OpKind.UPDATE_IN_PLACE,
-            OpKind.APPLIED,
+            OpKind.OPTIMIZER_STEP,
         ),
     ),
     "Between GPUs": (
         OLIVE,
-        (OpKind.MEET, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_REDUCE),
+        (OpKind.BARRIER, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_REDUCE),
     ),
     "Disk": (
         AMBER,
-        (OpKind.READ_STATES, OpKind.WRITE_STATES, OpKind.READ_BOUNDARY, OpKind.WRITE_BOUNDARY),
+        (
+            OpKind.READ_STATES,
+            OpKind.WRITE_STATES,
+            OpKind.READ_BLOCK_INPUT,
+            OpKind.WRITE_BLOCK_INPUT,
+        ),
     ),
 }
 """Ops that each color of the timeline represents, in the order of the legend."""
@@ -86,21 +91,21 @@ WAITS = {
 OP_COLORS: dict[str, str] = {op: color for color, ops in OP_GROUPS.values() for op in ops}
 OP_WORDS: dict[str, str] = {
     OpKind.PREFETCH: "weights in",
-    OpKind.MEET: "until all GPUs have updated it",
+    OpKind.BARRIER: "until all GPUs have updated it",
     OpKind.ALL_GATHER: "weights from the other GPUs",
     OpKind.REDUCE_SCATTER: "sums added up over the GPUs",
     OpKind.ALL_REDUCE: "loss and norms of all GPUs",
     OpKind.OFFLOAD: "gradients out",
-    OpKind.OFFLOAD_PARKED: "parked gradients out",
+    OpKind.OFFLOAD_KEPT_GRADIENT: "kept gradients out",
     OpKind.UPDATE: "optimizer",
     OpKind.UPDATE_MOMENTS: "optimizer, moments",
     OpKind.READ_STATES: "moments from the disk",
     OpKind.WRITE_STATES: "moments to the disk",
-    OpKind.READ_BOUNDARY: "boundary from the disk",
-    OpKind.WRITE_BOUNDARY: "boundary to the disk",
+    OpKind.READ_BLOCK_INPUT: "block input from the disk",
+    OpKind.WRITE_BLOCK_INPUT: "block input to the disk",
     OpKind.SUMMARY: "loss and norms out",
-    OpKind.STORE_BOUNDARY: "boundary to host",
-    OpKind.FETCH_BOUNDARY: "boundary from host",
+    OpKind.OFFLOAD_BLOCK_INPUT: "block input to host",
+    OpKind.FETCH_BLOCK_INPUT: "block input from host",
     OpKind.FETCH_GRAD: "gradient sum from host",
     OpKind.REDUCE: "norm of the gradient",
     OpKind.CLIP: "clip factor",
@@ -110,7 +115,7 @@ OP_WORDS: dict[str, str] = {
     OpKind.UPDATE_IN_PLACE: "optimizer on the GPU, in place",
     OpKind.OFFLOAD_WEIGHTS: "updated weights out",
     OpKind.OFFLOAD_STATES: "optimizer states out",
-    OpKind.APPLIED: "everything updated is home",
+    OpKind.OPTIMIZER_STEP: "everything updated is on the host",
     OpKind.LEND: "memory of activations for states",
     OpKind.RECLAIM: "memory of states for activations",
 }
@@ -124,7 +129,7 @@ LANE_WORDS = {
     Lane.STATES_OUT: "States out",
     Lane.GRADIENTS_OUT: "Gradients",
     Lane.HOST: "Host",
-    Lane.EXCHANGE: "Exchange",
+    Lane.COLLECTIVE: "Exchange",
     Lane.READ: "Disk read",
     Lane.WRITE: "Disk write",
 }

@@ -85,7 +85,7 @@ def timeline_figure(
     else:
         length = max((span["end"] for span in every), default=0.0)
         data.append(unknown_waits(gaps_of(lanes[Lane.COMPUTE], length, window)))
-    shapes = boundaries(phases_of(every))
+    shapes = phase_lines(phases_of(every))
     if every and simulated is not None:
         shapes = _ghost(simulated, list(lanes), window) + shapes
     layout = layout_of([LANE_WORDS[lane] for lane in lanes], every, all_waits, shapes)
@@ -231,7 +231,7 @@ def _waited(timeline: StepTimeline) -> dict[str, float]:
     return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
-def boundaries(phases: list[Phase]) -> list[dict[str, Any]]:
+def phase_lines(phases: list[Phase]) -> list[dict[str, Any]]:
     """Returns lines through all lanes at each end of a phase that another phase follows."""
     if len(phases) > MAX_BOUNDARIES:
         return []

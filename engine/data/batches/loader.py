@@ -25,7 +25,7 @@ from engine.data.batches.rows import DocumentTokens, Order, RowSet, RowSets
 from engine.data.batches.summary import Part, summary_of
 from engine.data.tokens.encode import Encoder
 from engine.data.tokens.mapped_arrays import Visited, Visits, pieces
-from engine.data.tokens.token_cache import Side, StoredTokens, remove_old
+from engine.data.tokens.token_cache import Split, StoredTokens, remove_old
 from engine.data.tokens.tokenize import EVAL_SEED, Execution, stored_tokens
 from engine.data.tokens.trained_ends import ENDS, ids_of
 from engine.progress import Progress
@@ -132,7 +132,7 @@ def prepare_data(
     )
     rows = RowSets(
         train=layout.rows([_Chosen(part.tokens.train, _visited(part)) for part in parts]),
-        held_out=layout.rows([_Chosen(part.tokens.eval, None) for part in parts]),
+        validation=layout.rows([_Chosen(part.tokens.eval, None) for part in parts]),
     )
 
     summary = summary_of(config, parts, encoder, rows, packing_problem)
@@ -145,7 +145,7 @@ def prepare_data(
     return PreparedData(
         summary,
         rows.train,
-        rows.held_out,
+        rows.validation,
         _fingerprint(rows, execution.progress),
         max(part.tokens.tally.highest_id for part in parts),
         prompts,
@@ -175,17 +175,17 @@ class _Answered:
 
 
 def _prompts(tokens: StoredTokens, answered: _Answered, n: int, reads: Reading) -> Iterator[Prompt]:
-    side, asked = tokens.eval, tokens.prompts()
+    split, asked = tokens.eval, tokens.prompts()
     if reads == "labels":  # nobody wants the bad answers
-        asked = (found for found in asked if side.references[found["document"]])
+        asked = (found for found in asked if split.references[found["document"]])
     for found in itertools.islice(asked, n):
         start, end = found["answer"]
-        document = int(side.starts[found["document"]])
-        ids = side.ids[document : document + end].tolist()
+        document = int(split.starts[found["document"]])
+        ids = split.ids[document : document + end].tolist()
         expected = answered.text(ids[start:])
         rejected = ""
         if reads == "pairs":  # the rejected answer is in the document before, behind the same words
-            other = side.ids[int(side.starts[found["document"] - 1]) + start : document]
+            other = split.ids[int(split.starts[found["document"] - 1]) + start : document]
             rejected = answered.text(other.tolist())
         yield Prompt(ids[:start], found["asked"], expected, end - start, rejected)
 
@@ -205,14 +205,14 @@ def _alternating(lists: list[list[Prompt]]) -> list[Prompt]:
 class _Chosen:
     """The documents taken from one side of a source."""
 
-    side: Side
+    split: Split
     visited: np.ndarray | None
     """The documents to visit, in order, int64[visits]. None means every document once."""
 
     @property
     def documents(self) -> np.ndarray:
         if self.visited is None:
-            return np.arange(len(self.side.starts) - 1)
+            return np.arange(len(self.split.starts) - 1)
         return self.visited
 
 
@@ -269,45 +269,45 @@ class _Layout:
 
 def _tokens_of(parts: list[_Chosen]) -> DocumentTokens:
     """Returns the tokens of the chosen documents, one part after another."""
-    sides = [part.side for part in parts]
+    splits = [part.split for part in parts]
     if len(parts) == 1 and parts[0].visited is None:  # the files hold exactly these
-        only = sides[0]
-        return DocumentTokens(only.ids, only.trained, only.starts, only.references, only.weights)
+        only = splits[0]
+        return DocumentTokens(only.ids, only.loss_mask, only.starts, only.references, only.weights)
     chosen = [part.documents for part in parts]
     counts = [len(documents) for documents in chosen]
-    lengths = [np.diff(side.starts)[documents] for side, documents in zip(sides, chosen)]
-    begins = [side.starts[:-1][documents] for side, documents in zip(sides, chosen)]
+    lengths = [np.diff(split.starts)[documents] for split, documents in zip(splits, chosen)]
+    begins = [split.starts[:-1][documents] for split, documents in zip(splits, chosen)]
     starts = np.zeros(sum(counts) + 1, np.int64)
     np.cumsum(np.concatenate(lengths), out=starts[1:])
     which = np.repeat(np.arange(len(parts), dtype=np.uint16), counts)
     visits = Visits(which, np.concatenate(begins), starts)
-    ids = visits.of([side.ids for side in sides])
-    trained = visits.of([side.trained for side in sides])
-    told = [side.references[docs] for side, docs in zip(sides, chosen) if side.holds_pairs]
-    weights: np.ndarray | Visited = sides[0].weights
-    if any(len(side.weights) for side in sides):
-        weights = visits.of([_weights_of(side) for side in sides])
+    ids = visits.of([split.ids for split in splits])
+    loss_mask = visits.of([split.loss_mask for split in splits])
+    told = [split.references[docs] for split, docs in zip(splits, chosen) if split.holds_pairs]
+    weights: np.ndarray | Visited = splits[0].weights
+    if any(len(split.weights) for split in splits):
+        weights = visits.of([_weights_of(split) for split in splits])
     references = np.concatenate([np.zeros(0), *told])
-    return DocumentTokens(ids, trained, starts, references, weights)
+    return DocumentTokens(ids, loss_mask, starts, references, weights)
 
 
-def _weights_of(side: Side) -> np.ndarray:
+def _weights_of(split: Split) -> np.ndarray:
     """Returns the weights of a side's tokens, float32[tokens]. Ones take no memory."""
-    ones = np.broadcast_to(np.float32(1), len(side.ids))
-    return side.weights if len(side.weights) else ones
+    ones = np.broadcast_to(np.float32(1), len(split.ids))
+    return split.weights if len(split.weights) else ones
 
 
 def _fingerprint(rows: RowSets, progress: Progress) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for side in (rows.train, rows.held_out):
+    for split in (rows.train, rows.validation):
         arrays = (
-            *side.told_references,
-            *([side.weights] if len(side.weights) else []),
-            side.ids,
-            side.trained,
-            side.starts,
-            side.rows.documents,
-            np.diff(side.rows.starts),
+            *split.given_references,
+            *([split.weights] if len(split.weights) else []),
+            split.ids,
+            split.loss_mask,
+            split.starts,
+            split.rows.documents,
+            np.diff(split.rows.starts),
         )
         for array in arrays:
             digest.update(np.int64(len(array)).tobytes())

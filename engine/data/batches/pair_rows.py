@@ -33,21 +33,21 @@ class PairRows(RowSet):
         self.row_lengths = lengths.max(axis=1, initial=0)
         """The longer line of pair i has `row_lengths[i]` tokens: int64[pairs]."""
         self.packed = False
-        self.lines_of_row = 2
+        self.sequences_per_row = 2
         self.objective = Objective()
         told = documents.references.astype(np.float32).reshape(-1, 2)
         self.references = np.ascontiguousarray(told[:, ::-1])
         """The chosen and the rejected answer of pair i have `references[i]`, float32[pairs, 2]. It
-        is NaN where the data do not tell it, and `take_references` was not called.
+        is NaN where the data do not tell it, and `set_reference_logps` was not called.
         """
 
     @property
-    def told_references(self) -> tuple[np.ndarray, ...]:
+    def given_references(self) -> tuple[np.ndarray, ...]:
         told = self._documents.references
         return () if np.isnan(told).all() else (told,)
 
     @property
-    def lacks_references(self) -> bool:
+    def lacks_reference_logps(self) -> bool:
         """Whether the answers of a pair have nothing that they are compared with."""
         return bool(np.isnan(self.references).any())
 
@@ -62,39 +62,39 @@ class PairRows(RowSet):
         """Rows whose log-probabilities the references are, column by column."""
         return [self]
 
-    def take_references(self, found: np.ndarray) -> None:
+    def set_reference_logps(self, found: np.ndarray) -> None:
         """Takes what the answers are compared with, float32[pairs, 2], chosen answers first."""
         self.references = found.astype(np.float32)
 
-    def lines(self, i: int) -> list[Row]:
+    def sequences(self, i: int) -> list[Row]:
         """Returns the chosen and the rejected answer of pair `i`."""
         rejected, chosen = self.rows[i].tolist()
-        return [self._line(chosen, i, 0), self._line(rejected, i, 1)]
+        return [self._sequence(chosen, i, 0), self._sequence(rejected, i, 1)]
 
-    def _line(self, document: int, pair: int, place: int) -> Row:
+    def _sequence(self, document: int, pair: int, place: int) -> Row:
         """Returns one answer of a pair behind its prompt. ORPO trains the whole text of a chosen
         answer, and the loss of any other form is of the answer alone.
         """
         inside = slice(int(self.starts[document]), int(self.starts[document + 1]))
-        ids, trained = self.ids[inside], self.trained[inside]
+        ids, loss_mask = self.ids[inside], self.loss_mask[inside]
         whole = self.objective.name == "orpo" and place == 0
         labels = np.full(len(ids), IGNORED, dtype=np.int32)
-        labels[:-1] = ids[1:] if whole else np.where(trained[1:], ids[1:], IGNORED)
+        labels[:-1] = ids[1:] if whole else np.where(loss_mask[1:], ids[1:], IGNORED)
         answer = np.zeros(len(ids), dtype=bool)
-        answer[:-1] = trained[1:]
+        answer[:-1] = loss_mask[1:]
         positions = np.arange(len(ids), dtype=np.int32)
         return Row(ids, labels, positions, 1, answer, float(self.references[pair, place]))
 
-    def pair_targets(self, lines: list[Row], length: int) -> PairTargets:
-        answer = np.zeros((len(lines), length), dtype=bool)
-        labelled = np.zeros_like(answer)
-        for place, line in enumerate(lines):
-            assert line.answer is not None  # `lines` has made it
-            answer[place, : len(line.answer)] = line.answer
-            labelled[place, : len(line.labels)] = line.labels != IGNORED
-        reference = np.array([line.reference for line in lines], dtype=np.float32)
-        tokens = int(np.count_nonzero(labelled[::2]))
-        return PairTargets(self.objective, answer, labelled, reference, len(lines) // 2, tokens)
+    def pair_targets(self, sequences: list[Row], length: int) -> PairTargets:
+        answer = np.zeros((len(sequences), length), dtype=bool)
+        labeled = np.zeros_like(answer)
+        for place, sequence in enumerate(sequences):
+            assert sequence.answer is not None  # `sequences` has made it
+            answer[place, : len(sequence.answer)] = sequence.answer
+            labeled[place, : len(sequence.labels)] = sequence.labels != IGNORED
+        reference = np.array([sequence.reference for sequence in sequences], dtype=np.float32)
+        tokens = int(np.count_nonzero(labeled[::2]))
+        return PairTargets(self.objective, answer, labeled, reference, len(sequences) // 2, tokens)
 
     def as_step(self, found: list[MicroBatch]) -> list[MicroBatch]:
         return _of_whole_step(found)
@@ -115,16 +115,16 @@ class MarkedRows(RowSet):
         """Whether each answer is good: bool[rows]."""
         self.references = np.full((len(self), 2), np.nan, dtype=np.float32)
         """The answer of row i and its stranger are compared with `references[i]`, float32[rows, 2].
-        It is NaN until `take_references` is called.
+        It is NaN until `set_reference_logps` is called.
         """
-        self.kl_completions = _Strangers(self)
+        self.kl_completions = _KlCompletions(self)
 
     @property
-    def told_references(self) -> tuple[np.ndarray, ...]:
+    def given_references(self) -> tuple[np.ndarray, ...]:
         return (self._documents.references,)  # the marks
 
     @property
-    def lacks_references(self) -> bool:
+    def lacks_reference_logps(self) -> bool:
         """Whether answers have nothing that they are compared with."""
         return bool(np.isnan(self.references).any())
 
@@ -137,23 +137,23 @@ class MarkedRows(RowSet):
         """Rows whose log-probabilities the references are, column by column."""
         return [self, self.kl_completions]
 
-    def take_references(self, found: np.ndarray) -> None:
+    def set_reference_logps(self, found: np.ndarray) -> None:
         """Takes what answers and strangers are compared with, float32[rows, 2]."""
         self.references = found.astype(np.float32)
 
-    def line(self, i: int, answer_of: int, column: int) -> Row:
+    def sequence(self, i: int, answer_of: int, column: int) -> Row:
         """Returns the prompt of row `i` with the answer of row `answer_of`, compared with what
         stands in this column of the references.
         """
-        ids, trained = self._tokens(i)
-        begin = int(np.argmax(trained))
+        ids, loss_mask = self._tokens(i)
+        begin = int(np.argmax(loss_mask))
         if answer_of != i:
             other, of_other = self._tokens(answer_of)
             first = int(np.argmax(of_other))
             ids = np.concatenate([ids[:begin], other[first:]])[: self.longest]
-            trained = np.concatenate([np.zeros(begin, bool), of_other[first:]])[: self.longest]
+            loss_mask = np.concatenate([np.zeros(begin, bool), of_other[first:]])[: self.longest]
         labels = np.full(len(ids), IGNORED, dtype=np.int32)
-        labels[:-1] = np.where(trained[1:], ids[1:], IGNORED)
+        labels[:-1] = np.where(loss_mask[1:], ids[1:], IGNORED)
         positions = np.arange(len(ids), dtype=np.int32)
         answer = labels != IGNORED
         return Row(ids, labels, positions, 1, answer, float(self.references[i, column]))
@@ -172,48 +172,48 @@ class MarkedRows(RowSet):
     def _tokens(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the token ids of row i, int32[T], and the marks of its answer, bool[T]."""
         inside = slice(int(self.starts[i]), int(self.starts[i + 1]))
-        return self.ids[inside], self.trained[inside]
+        return self.ids[inside], self.loss_mask[inside]
 
-    def lines(self, i: int) -> list[Row]:
-        return [replace(self.line(i, i, 0), is_good=bool(self.desirable[i]))]
+    def sequences(self, i: int) -> list[Row]:
+        return [replace(self.sequence(i, i, 0), is_desirable=bool(self.desirable[i]))]
 
-    def pair_targets(self, lines: list[Row], length: int) -> PairTargets:
-        return _targets(self.objective, lines, length)
+    def pair_targets(self, sequences: list[Row], length: int) -> PairTargets:
+        return _targets(self.objective, sequences, length)
 
     def as_step(self, found: list[MicroBatch]) -> list[MicroBatch]:
         return _of_whole_step(found)
 
 
-class _Strangers(RowSet):
+class _KlCompletions(RowSet):
     """The stranger of each row of `base`, in the same order."""
 
     def __init__(self, base: MarkedRows):
-        documents = DocumentTokens(base.ids, base.trained, base.starts)
+        documents = DocumentTokens(base.ids, base.loss_mask, base.starts)
         super().__init__(documents, one_each(len(base)), base.pad_id, Order(0, False))
         self._base = base
 
     def order(self, epoch: int) -> np.ndarray:
         return self._base.order(epoch)
 
-    def lines(self, i: int) -> list[Row]:
-        return [self._base.line(i, self._base.row_before(i), 1)]
+    def sequences(self, i: int) -> list[Row]:
+        return [self._base.sequence(i, self._base.row_before(i), 1)]
 
-    def pair_targets(self, lines: list[Row], length: int) -> PairTargets:
-        return _targets(self._base.objective, lines, length)
+    def pair_targets(self, sequences: list[Row], length: int) -> PairTargets:
+        return _targets(self._base.objective, sequences, length)
 
     def as_step(self, found: list[MicroBatch]) -> list[MicroBatch]:
         return _of_whole_step(found)
 
 
-def _targets(objective: Objective, lines: list[Row], length: int) -> PairTargets:
+def _targets(objective: Objective, sequences: list[Row], length: int) -> PairTargets:
     """Returns what a micro-batch of answers with marks has, padded to `length`."""
-    answer = np.zeros((len(lines), length), dtype=bool)
-    for place, line in enumerate(lines):
-        assert line.answer is not None  # `MarkedRows.line` has made it
-        answer[place, : len(line.answer)] = line.answer
-    reference = np.array([line.reference for line in lines], dtype=np.float32)
-    desirable = np.array([line.is_good for line in lines])
-    return PairTargets(objective, answer, answer, reference, len(lines), 0, desirable)
+    answer = np.zeros((len(sequences), length), dtype=bool)
+    for place, sequence in enumerate(sequences):
+        assert sequence.answer is not None  # `MarkedRows.sequence` has made it
+        answer[place, : len(sequence.answer)] = sequence.answer
+    reference = np.array([sequence.reference for sequence in sequences], dtype=np.float32)
+    desirable = np.array([sequence.is_desirable for sequence in sequences])
+    return PairTargets(objective, answer, answer, reference, len(sequences), 0, desirable)
 
 
 def _of_whole_step(found: list[MicroBatch]) -> list[MicroBatch]:

@@ -15,11 +15,11 @@ from engine.data.formats.formats import ColumnMap
 from engine.data.formats.values import legible
 from engine.data.sources.open_source import Source, notes_on
 from engine.data.sources.text_files import Passage
-from engine.data.tokens.documents import Document, Kept, TextRows
+from engine.data.tokens.documents import AcceptedExample, Document, TextRows
 from engine.data.tokens.encode import Encoder
 from engine.data.tokens.encoded import Numbered, encode_rows
 from engine.data.tokens.render import NO_END
-from engine.data.tokens.rendered import Skipped, warning_sentences
+from engine.data.tokens.rendered import RejectedExample, warning_sentences
 from engine.data.tokens.trained_ends import without_end, written_ends
 from engine.words import counted
 
@@ -54,25 +54,25 @@ class _Measured:
     text_bytes: int = 0
     """Number of bytes of the passages of plain texts that were read."""
 
-    def add(self, found: Kept | Skipped) -> None:
-        if isinstance(found, Skipped):
+    def add(self, found: AcceptedExample | RejectedExample) -> None:
+        if isinstance(found, RejectedExample):
             self.skipped += 1
             self.reasons[found.reason] += 1
             return
         self.cut += found.cut
         for document in found.documents:
             self.tokens += len(document.ids)
-            self.trained_tokens += int(document.trained.sum())
+            self.trained_tokens += int(document.loss_mask.sum())
             self.lengths.append(document.length)
 
-    def add_text(self, row: dict[str, Any], found: Kept | Skipped) -> None:
+    def add_text(self, row: dict[str, Any], found: AcceptedExample | RejectedExample) -> None:
         """Adds a row of plain text, or a passage of one."""
         self.add(found)
         if isinstance(row, Passage):
             self.text_bytes += len(row["text"].encode())
         if not isinstance(row, Passage) or not row.before:
             self.text_rows.append(0)
-        if isinstance(found, Kept):
+        if isinstance(found, AcceptedExample):
             self.text_rows[-1] += len(found.documents)
 
 
@@ -117,7 +117,7 @@ def shown_rows(
             else:
                 found = texts.of_row(row, each)
                 measured.add_text(row, found)
-            is_waiting = isinstance(found, Kept) and not found.documents
+            is_waiting = isinstance(found, AcceptedExample) and not found.documents
             if len(shown) < most and not is_waiting:
                 shown.append(_shown_row(where, found, tokenizer))
     told = encoder.renderer.take_warnings()
@@ -171,10 +171,12 @@ def _untrainable(measured: _Measured) -> str:
     return f"{which}, mostly because {reason}; change the data, data.format or data.train_on."
 
 
-def _shown_row(where: str, found: Kept | Skipped, tokenizer: Any) -> dict[str, Any]:
+def _shown_row(
+    where: str, found: AcceptedExample | RejectedExample, tokenizer: Any
+) -> dict[str, Any]:
     row = _Measured()
     row.add(found)
-    documents = [] if isinstance(found, Skipped) else found.documents
+    documents = [] if isinstance(found, RejectedExample) else found.documents
     pieces = [_pieces(document, tokenizer) for document in documents]
     if len(documents) == 2 and documents[0].reference is not None:
         pieces = _pair_pieces(pieces)
@@ -187,7 +189,7 @@ def _shown_row(where: str, found: Kept | Skipped, tokenizer: Any) -> dict[str, A
         "tokens": row.tokens,
         "trained_tokens": row.trained_tokens,
         "cut": row.cut > 0,
-        "skipped": found.reason if isinstance(found, Skipped) else None,
+        "skipped": found.reason if isinstance(found, RejectedExample) else None,
         "documents": pieces,
     }
 
@@ -275,7 +277,7 @@ def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:
     Each piece is the difference between two decoded prefixes, because some tokenizers drop the
     leading space of a piece decoded alone.
     """
-    weights = document.trained.astype(np.float32)
+    weights = document.loss_mask.astype(np.float32)
     if document.weights is not None:
         weights *= document.weights
     changes = np.flatnonzero(np.diff(weights)) + 1
@@ -284,7 +286,7 @@ def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:
     before = ""
     for start, end in itertools.pairwise(edges):
         text = tokenizer.decode(document.ids[:end].tolist(), clean_up_tokenization_spaces=False)
-        piece = {"text": text[len(before) :], "trained": bool(document.trained[start])}
+        piece = {"text": text[len(before) :], "trained": bool(document.loss_mask[start])}
         if weights[start] not in (0, 1):
             piece["weight"] = float(f"{weights[start]:.7g}")
         pieces.append(piece)

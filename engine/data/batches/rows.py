@@ -51,7 +51,7 @@ class Row:
     """Mask of the labels of the answer, in a line of a pair, bool[T]."""
     reference: float = 0.0
     """In a line of a pair, the answer is compared with this logarithm of its probability."""
-    is_good: bool = False
+    is_desirable: bool = False
     """Whether the answer is good, in a line with a label."""
     weights: np.ndarray | None = None
     """The losses of the labels are multiplied by these numbers, float32[T]; by 1 if it is None."""
@@ -67,7 +67,7 @@ class PairTargets:
     """Which loss the pairs have."""
     answer: np.ndarray
     """Mask of the labels that belong to an answer, bool[B, T]."""
-    labelled: np.ndarray
+    labeled: np.ndarray
     """Mask of the positions that have a label, bool[B, T]: more than `answer` with ORPO alone."""
     reference: np.ndarray
     """Reference log-probabilities of the answers, float32[B]."""
@@ -138,7 +138,7 @@ class DocumentTokens:
     """The token ids, int32[tokens]. Those of a mix of sources can be sliced, but are never in
     memory as a whole.
     """
-    trained: np.ndarray | Visited
+    loss_mask: np.ndarray | Visited
     """Mask of the tokens that are training targets, bool[tokens]."""
     starts: np.ndarray
     """First token of each document: int64[documents + 1]."""
@@ -180,7 +180,7 @@ class RowSet:
     def __init__(self, documents: DocumentTokens, rows: Rows, pad_id: int, order: Order):
         self._documents = documents
         self.ids = documents.ids
-        self.trained = documents.trained
+        self.loss_mask = documents.loss_mask
         self.weights = documents.weights
         self.starts = documents.starts
         self.rows = rows
@@ -188,7 +188,7 @@ class RowSet:
         self.row_lengths = _row_lengths(documents, rows)
         """Tokens of each row: int64[rows]."""
         self.packed = rows.packed
-        self.lines_of_row = 1
+        self.sequences_per_row = 1
         """Number of lines of tokens in a micro-batch for a row of the set."""
         self._order = order
         # The order of the last epoch is cached: steps request it once per row, and making it takes
@@ -199,7 +199,7 @@ class RowSet:
         return len(self.rows)
 
     @property
-    def told_references(self) -> tuple[np.ndarray, ...]:
+    def given_references(self) -> tuple[np.ndarray, ...]:
         """What the data say of answers to compare with, float64[documents], if they do."""
         return ()
 
@@ -209,7 +209,7 @@ class RowSet:
 
     @cached_property
     def loss_tokens(self) -> int:
-        return sum(int(np.count_nonzero(piece)) for piece in pieces(self.trained))
+        return sum(int(np.count_nonzero(piece)) for piece in pieces(self.loss_mask))
 
     @property
     def longest(self) -> int:
@@ -224,10 +224,10 @@ class RowSet:
         lengths = ends - starts
         places = [slice(start, end) for start, end in zip(starts.tolist(), ends.tolist())]
         ids = np.concatenate([self.ids[place] for place in places])
-        trained = np.concatenate([self.trained[place] for place in places])
+        loss_mask = np.concatenate([self.loss_mask[place] for place in places])
         ends_in_row = np.cumsum(lengths)
         labels = np.full(len(ids), IGNORED, dtype=np.int32)
-        labels[:-1] = np.where(trained[1:], ids[1:], IGNORED)
+        labels[:-1] = np.where(loss_mask[1:], ids[1:], IGNORED)
         labels[ends_in_row - 1] = IGNORED  # the next token belongs to another document
         starts_in_row = np.repeat(ends_in_row - lengths, lengths)
         positions = (np.arange(len(ids)) - starts_in_row).astype(np.int32)
@@ -238,7 +238,7 @@ class RowSet:
             weights[labels == IGNORED] = 0
         return Row(ids, labels, positions, len(documents), weights=weights)
 
-    def lines(self, i: int) -> list[Row]:
+    def sequences(self, i: int) -> list[Row]:
         """Returns what row `i` becomes in a micro-batch, line by line."""
         return [self.row(i)]
 
@@ -310,7 +310,7 @@ class RowSets:
     """Rows of training and of validation of one data set."""
 
     train: RowSet
-    held_out: RowSet
+    validation: RowSet
 
 
 def rows_of_step(rows: RowSet, batch_size: int, step: int) -> list[int]:
@@ -369,24 +369,24 @@ def micro_batch(
     """Returns the rows `chosen`, padded to the length of the longest or, with `pad_up_to`, a little
     more (`padded_length`). They have these `places` in their step; without them, from 0 on.
     """
-    parts = [line for i in chosen for line in rows.lines(i)]
+    parts = [sequence for i in chosen for sequence in rows.sequences(i)]
     length = padded_length(max(len(part.input_ids) for part in parts), pad_up_to)
     shape = (len(parts), length)
     input_ids = np.full(shape, rows.pad_id, dtype=np.int64)
     labels = np.full(shape, IGNORED, dtype=np.int64)
     position_ids = np.zeros(shape, dtype=np.int64)
     tokens = 0
-    for line, part in enumerate(parts):
+    for sequence, part in enumerate(parts):
         size = len(part.input_ids)
-        input_ids[line, :size] = part.input_ids
-        labels[line, :size] = part.labels
-        position_ids[line, :size] = part.position_ids
-        position_ids[line, size:] = np.arange(length - size)
+        input_ids[sequence, :size] = part.input_ids
+        labels[sequence, :size] = part.labels
+        position_ids[sequence, :size] = part.position_ids
+        position_ids[sequence, size:] = np.arange(length - size)
         tokens += size
     # Mapped pages count as memory of this process until they are dropped. Without this, the whole
     # file would be counted in the end.
     drop_pages(rows.ids)
-    drop_pages(rows.trained)
+    drop_pages(rows.loss_mask)
     drop_pages(rows.weights)
     packed = any(part.documents > 1 for part in parts)
     return MicroBatch(
@@ -395,30 +395,30 @@ def micro_batch(
         position_ids if packed else None,
         tokens,
         loss_tokens=int((labels != IGNORED).sum()),
-        places=_places_of_lines(rows, len(chosen), places),
+        places=_places_of_sequences(rows, len(chosen), places),
         lengths=np.array([len(part.input_ids) for part in parts], dtype=np.int64),
         pairs=rows.pair_targets(parts, length),
-        weights=_weights_of_lines(parts, labels),
+        weights=_weights_of_sequences(parts, labels),
     )
 
 
-def _weights_of_lines(parts: list[Row], labels: np.ndarray) -> np.ndarray | None:
+def _weights_of_sequences(parts: list[Row], labels: np.ndarray) -> np.ndarray | None:
     """Returns the weights of `labels`, int64[B, T], as `MicroBatch.weights` has them."""
     if all(part.weights is None for part in parts):
         return None
     weights = (labels != IGNORED).astype(np.float32)
     is_weighted = False
-    for line, part in enumerate(parts):
+    for sequence, part in enumerate(parts):
         if part.weights is not None:
-            is_weighted |= bool((part.weights != weights[line, : len(part.weights)]).any())
-            weights[line, : len(part.weights)] = part.weights
+            is_weighted |= bool((part.weights != weights[sequence, : len(part.weights)]).any())
+            weights[sequence, : len(part.weights)] = part.weights
     return weights if is_weighted else None
 
 
-def _places_of_lines(rows: RowSet, count: int, places: list[int] | None) -> np.ndarray:
+def _places_of_sequences(rows: RowSet, count: int, places: list[int] | None) -> np.ndarray:
     """Returns the place in the step of each line of `count` rows, int64[lines]. The rows have these
     `places`, or are counted from 0.
     """
     of_rows = np.array(range(count) if places is None else places, dtype=np.int64)
-    lines = np.arange(rows.lines_of_row)
-    return (of_rows[:, None] * rows.lines_of_row + lines).reshape(-1)
+    sequences = np.arange(rows.sequences_per_row)
+    return (of_rows[:, None] * rows.sequences_per_row + sequences).reshape(-1)

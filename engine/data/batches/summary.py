@@ -32,7 +32,7 @@ class Part:
         return self.tokens.tally
 
     @property
-    def held_out(self) -> int:
+    def validation(self) -> int:
         """Number of validation examples."""
         return len(self.tokens.eval.examples) - 1
 
@@ -45,7 +45,7 @@ def summary_of(
     config: DataConfig, parts: list[Part], encoder: Encoder, rows: RowSets, packing_problem: str
 ) -> dict[str, Any]:
     """Returns the summary of a data set, with the names used in the record."""
-    train, held_out = rows.train, rows.held_out
+    train, validation = rows.train, rows.validation
     lengths = np.diff(train.starts)
     tokens, loss_tokens = train.tokens, train.loss_tokens
     formats = list(dict.fromkeys(part.tally.columns.format for part in parts))
@@ -77,11 +77,11 @@ def summary_of(
         "max_seq_len": config.max_seq_len,
         "packing": train.packed,
         "train_rows": len(train),
-        "eval_rows": len(held_out),
+        "eval_rows": len(validation),
         "train_tokens": tokens,
         "train_loss_tokens": loss_tokens,
-        "eval_tokens": held_out.tokens,
-        "eval_loss_tokens": held_out.loss_tokens,
+        "eval_tokens": validation.tokens,
+        "eval_loss_tokens": validation.loss_tokens,
         "percent_trained": round(100 * loss_tokens / tokens, 1),
         "tokens_per_example": {
             "mean": round(float(lengths.mean()), 1),
@@ -121,7 +121,7 @@ def _counts(part: Part) -> dict[str, Any]:
         "rows_skipped": tally.skipped.total(),
         "rows_cut": tally.cut,
         "train_examples": part.visits(),
-        "eval_examples": part.held_out,
+        "eval_examples": part.validation,
     }
 
 
@@ -153,6 +153,6 @@ def _warnings_on(part: Part, of_source: str) -> list[str]:
             f"{config.max_seq_len}: {tally.cut:,}."
         )
     found += [*tally.columns.notes, *notes_on(config)]
-    if config.eval_fraction > 0 and not part.held_out:
+    if config.eval_fraction > 0 and not part.validation:
         found.append(f"No row{of_source} is held out, because there is only one.")
     return found

@@ -4,7 +4,7 @@ The way to it is the known one from a regular expression to a deterministic auto
 the list of places in the pattern that the text has led to, in the order in which the pattern tries
 them. Where one of them is the end of the pattern, a word may end there, and the places behind it in
 the list do not count any more. So the word that the table finds is the one that a search with
-backtracking finds. A look at the next character is settled when that character comes.
+backtracking finds. A look at the next character is decided when that character comes.
 """
 
 from __future__ import annotations

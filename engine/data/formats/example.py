@@ -111,7 +111,7 @@ class Tokens:
     """Row of tokens made by another program, for the tokenizer of the same model."""
 
     ids: list[int]
-    trained: list[bool]
+    loss_mask: list[bool]
     """Whether each token is trained."""
 
     @property
@@ -139,11 +139,11 @@ class Preference:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labeled:
     """A question with an answer that its row marks as good or bad."""
 
     answer: Conversation | Pair
-    is_good: bool
+    is_desirable: bool
 
     @property
     def asked(self) -> str:
@@ -151,4 +151,4 @@ class Labelled:
 
 
 Single = Conversation | Pair | Text | Segments | Tokens
-Example = Single | Preference | Labelled
+Example = Single | Preference | Labeled

@@ -18,8 +18,8 @@ from engine.config.data_settings import DataColumns, Reading
 from engine.config.settings import AUTO
 from engine.data.formats.all_formats import FORMATS
 from engine.data.formats.detect import MAIN_PARTS, as_registered, fitting_formats
-from engine.data.formats.example import Conversation, Example, Labelled, Pair
-from engine.data.formats.labels import is_good, label_of
+from engine.data.formats.example import Conversation, Example, Labeled, Pair
+from engine.data.formats.labels import is_desirable, label_of
 from engine.data.formats.of_preferences import PREFERENCE, REFERENCES, beside_messages
 from engine.data.formats.of_trees import FLAT, is_flat
 from engine.data.formats.refused import (
@@ -127,7 +127,7 @@ class ColumnMap:
         whole = {column: without_nulls(value) for column, value in row.items()}
         example = read(Parts(whole, self.columns, where, made.needs, said, self.between))
         if self.label is not None and isinstance(example, Conversation | Pair):
-            example = Labelled(example, is_good(row, self.label, where))
+            example = Labeled(example, is_desirable(row, self.label, where))
         refuse_weights(example, where)
         return example
 

@@ -27,7 +27,7 @@ def label_of(names: Mapping[str, Any], used: Mapping[str, str], source: str) -> 
     )
 
 
-def is_good(row: Row, column: str, where: str) -> bool:
+def is_desirable(row: Row, column: str, where: str) -> bool:
     """Returns whether the row marks its answer as good. Raises DataError for anything but true and
     false, or 1 and 0.
     """

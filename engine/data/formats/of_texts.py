@@ -77,18 +77,18 @@ def _read_tokens(parts: Parts) -> Example | None:
         return None
     if not 0 <= min(ids) <= max(ids) <= _HIGHEST:
         raise DataError(f"A token in {parts.place('input_ids')} is outside 0 to {_HIGHEST:,}.")
-    trained = [True] * len(ids)
+    loss_mask = [True] * len(ids)
     if "labels" in parts.columns:
-        trained = _labelled(parts, ids)
+        loss_mask = _labeled(parts, ids)
     if "mask" in parts.columns:
         mask = _same_length(parts, "mask", ids)
-        trained = [old and bool(new) for old, new in zip(trained, mask)]
+        loss_mask = [old and bool(new) for old, new in zip(loss_mask, mask)]
     begin, end = _without_padding(parts, ids)
     _refuse_several(parts, ids, begin, end)
-    return Tokens(ids[begin:end], trained[begin:end]) if end > begin else None
+    return Tokens(ids[begin:end], loss_mask[begin:end]) if end > begin else None
 
 
-def _labelled(parts: Parts, ids: list[int]) -> list[bool]:
+def _labeled(parts: Parts, ids: list[int]) -> list[bool]:
     """Returns which tokens are trained: those whose label is the token itself, and not -100."""
     labels = _same_length(parts, "labels", ids)
     for place, (label, token) in enumerate(zip(labels, ids)):

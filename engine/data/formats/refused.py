@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from engine.data.formats import flags
-from engine.data.formats.example import Example, Labelled, Pair, Preference
+from engine.data.formats.example import Example, Labeled, Pair, Preference
 from engine.data.formats.roles import plain_name
 from engine.data.formats.values import is_blank, legible, parsed_json, shown
 from engine.data.sources.json_files import Row
@@ -66,7 +66,7 @@ def refuse_weights(example: Example | None, where: str) -> None:
     answers: list[Any] = []
     if isinstance(example, Preference):
         answers = [example.chosen, example.rejected]
-    elif isinstance(example, Labelled):
+    elif isinstance(example, Labeled):
         answers = [example.answer]
     for answer in answers:
         if answer is None or isinstance(answer, Pair):

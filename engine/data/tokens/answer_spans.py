@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.data.formats.example import Message
+from engine.data.tokens.chat_template import ChatTemplate
 from engine.data.tokens.message_forms import REASONING_KEYS
 from engine.data.tokens.rendered import common_prefix
-from engine.data.tokens.template import Template
 from engine.data.tokens.template_process import Chat, Refusal
 
 PROBES = ("A1b2C", "Z9y8X")
@@ -69,7 +69,9 @@ class Answer:
         return Answer(self.place, text, start, start + self.end - self.start, self.prompt)
 
 
-def starts_by_content(template: Template, asked: list[tuple[Chat, int, Texts]]) -> list[int | None]:
+def starts_by_content(
+    template: ChatTemplate, asked: list[tuple[Chat, int, Texts]]
+) -> list[int | None]:
     """Returns where each answer begins in its text, or None if that cannot be found. Each is asked
     for by its chat, its place in the chat, and its texts.
     """

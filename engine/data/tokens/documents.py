@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from engine.config.data_settings import DataConfig
-from engine.data.formats.example import Example, Labelled, Pair, Preference, Single
+from engine.data.formats.example import Example, Labeled, Pair, Preference, Single
 from engine.data.sources.text_files import Passage
-from engine.data.tokens.rendered import Skipped
+from engine.data.tokens.rendered import RejectedExample
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Document:
     """The token ids are int32[T], with T at most max_seq_len. A plain text is one document of any
     length until `TextRows` divides it.
     """
-    trained: np.ndarray
+    loss_mask: np.ndarray
     """Loss mask: the tokens that are training targets, bool[T]. The first token never is one,
     because nothing predicts it.
     """
@@ -55,7 +55,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Kept:
+class AcceptedExample:
     """An example that is trained on, as one or several documents."""
 
     documents: list[Document]
@@ -76,7 +76,7 @@ class Documents:
 
     ids: np.ndarray
     """The token ids are int32[tokens]."""
-    trained: np.ndarray
+    loss_mask: np.ndarray
     """Loss mask: the tokens that are training targets, bool[tokens]."""
     lengths: np.ndarray
     """The lengths of the documents in tokens, int64[documents]."""
@@ -95,11 +95,11 @@ class Documents:
     def joined(cls, rows: list[list[Document]]) -> Documents:
         documents = [document for row in rows for document in row]
         ids = [document.ids for document in documents]
-        trained = [document.trained for document in documents]
+        loss_mask = [document.loss_mask for document in documents]
         # An empty array comes first in each list, because numpy cannot concatenate an empty list.
         return cls(
             np.concatenate([np.empty(0, np.int32), *ids]),
-            np.concatenate([np.empty(0, bool), *trained]),
+            np.concatenate([np.empty(0, bool), *loss_mask]),
             np.array([len(document.ids) for document in documents], dtype=np.int64),
             np.array([len(row) for row in rows], dtype=np.int64),
             np.array([one.reference for one in documents if one.reference is not None], float),
@@ -115,7 +115,7 @@ class Documents:
         slices = list(map(slice, starts[::2], starts[1::2]))
         return Documents(
             _sliced(self.ids, slices),
-            _sliced(self.trained, slices),
+            _sliced(self.loss_mask, slices),
             self.lengths[documents],
             self.counts[wanted],
             self.references[documents] if len(self.references) else self.references,
@@ -139,7 +139,7 @@ def _joined_weights(documents: list[Document]) -> np.ndarray:
 
 # ---------------------------------------------------------------------- texts of many rows
 
-_TOO_LONG = Skipped("the text is longer than data.max_seq_len")
+_TOO_LONG = RejectedExample("the text is longer than data.max_seq_len")
 
 
 class TextRows:
@@ -155,34 +155,40 @@ class TextRows:
         self._repeated = max(1, config.overlap)
         self._step = self._limit - self._repeated
         self._ids = np.empty(0, np.int32)
-        self._trained = np.empty(0, bool)
+        self._loss_mask = np.empty(0, bool)
         self._length = 0
         """Number of tokens that the text has had."""
         self._complete: list[Document] = []
         """Documents that belong to the next row of the data."""
 
-    def of_row(self, row: dict[str, Any], found: Kept | Skipped) -> Kept | Skipped:
+    def of_row(
+        self, row: dict[str, Any], found: AcceptedExample | RejectedExample
+    ) -> AcceptedExample | RejectedExample:
         """Returns the documents that are complete with a row of the data, of which there may be
         none; `found` is the row with its text as one document. The end of a text completes its last
         document. Behind a passage that is skipped, the text begins anew.
         """
-        if isinstance(found, Skipped):
+        if isinstance(found, RejectedExample):
             self._complete = self.rest()
             return found
         (text,) = found.documents
         self._add(text)
         if isinstance(row, Passage) and row.after:
             documents, self._complete = self._complete, []
-            return Kept(documents, cut=False, answer=None)
+            return AcceptedExample(documents, cut=False, answer=None)
         is_cut = self._length > self._limit and self._long != "continue"
         documents = self.rest()
-        return _TOO_LONG if is_cut and self._long == "skip" else Kept(documents, is_cut, None)
+        return (
+            _TOO_LONG
+            if is_cut and self._long == "skip"
+            else AcceptedExample(documents, is_cut, None)
+        )
 
     def rest(self) -> list[Document]:
         """Returns the documents that no row of the data has yet, the end of the text among them."""
         length = len(self._ids) if self._long == "continue" else self._length
-        self._complete_with(self._ids, self._trained, length)
-        self._ids, self._trained, self._length = self._ids[:0], self._trained[:0], 0
+        self._complete_with(self._ids, self._loss_mask, length)
+        self._ids, self._loss_mask, self._length = self._ids[:0], self._loss_mask[:0], 0
         documents, self._complete = self._complete, []
         return documents
 
@@ -194,13 +200,13 @@ class TextRows:
         if self._long != "continue" or self._complete:
             return None
         ends = len(self._ids) + np.cumsum(passages.lengths)
-        ids, trained = self._filled(passages.ids, passages.trained)
+        ids, loss_mask = self._filled(passages.ids, passages.loss_mask)
         ends_of_rows = np.arange(len(ids)) * self._step + self._limit
-        kept = trained.any(axis=1)
+        kept = loss_mask.any(axis=1)
         completed_by = np.searchsorted(ends, ends_of_rows[kept])
         return Documents(
             ids[kept].reshape(-1),
-            trained[kept].reshape(-1),
+            loss_mask[kept].reshape(-1),
             np.full(len(completed_by), self._limit),
             np.bincount(completed_by, minlength=len(ends)),
             passages.references,
@@ -210,45 +216,45 @@ class TextRows:
         """Adds tokens to the text. What fills a row is complete."""
         self._length += len(text.ids)
         if self._long == "continue":
-            for ids, trained in zip(*self._filled(text.ids, text.trained)):
-                self._complete_with(ids, trained, self._limit)
+            for ids, loss_mask in zip(*self._filled(text.ids, text.loss_mask)):
+                self._complete_with(ids, loss_mask, self._limit)
             return
         self._ids = np.concatenate([self._ids, text.ids])[: self._limit]
-        self._trained = np.concatenate([self._trained, text.trained])[: self._limit]
+        self._loss_mask = np.concatenate([self._loss_mask, text.loss_mask])[: self._limit]
 
-    def _filled(self, ids: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _filled(self, ids: np.ndarray, loss_mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Adds tokens to the text, int32[T], with their marks, bool[T]. Returns those of the rows
         that they fill, int32[rows, max_seq_len] and bool[rows, max_seq_len].
         """
         ids = np.concatenate([self._ids, ids])
-        trained = np.concatenate([self._trained, trained])
+        loss_mask = np.concatenate([self._loss_mask, loss_mask])
         if len(ids) < self._limit:
-            self._ids, self._trained = ids, trained
+            self._ids, self._loss_mask = ids, loss_mask
             return np.empty((0, self._limit), np.int32), np.empty((0, self._limit), bool)
         rows = (len(ids) - self._repeated) // self._step
         shape, begin = (rows, self._limit), rows * self._step
         # Each row begins `_step` tokens behind the one before, in the same memory.
         size = ids.itemsize
         of_ids = np.ndarray(shape, ids.dtype, ids, strides=(size * self._step, size))
-        of_trained = np.ndarray(shape, bool, trained, strides=(self._step, 1)).copy()
+        of_trained = np.ndarray(shape, bool, loss_mask, strides=(self._step, 1)).copy()
         of_trained[1:, : self._repeated] = False
-        self._ids, self._trained = ids[begin:], trained[begin:]
-        self._trained[: self._repeated] = False
+        self._ids, self._loss_mask = ids[begin:], loss_mask[begin:]
+        self._loss_mask[: self._repeated] = False
         return of_ids, of_trained
 
-    def _complete_with(self, ids: np.ndarray, trained: np.ndarray, length: int) -> None:
+    def _complete_with(self, ids: np.ndarray, loss_mask: np.ndarray, length: int) -> None:
         """Makes tokens, int32[T], and their marks, bool[T], a document if any is trained. It would
         have `length` tokens if it was not cut.
         """
-        if trained.any():
-            self._complete.append(Document(ids, trained, None, length))
+        if loss_mask.any():
+            self._complete.append(Document(ids, loss_mask, None, length))
 
 
 # ---------------------------------------------------------------------- pairs
 
-_NO_REJECTED = Skipped("the pair has no rejected answer")
-_ALIKE = Skipped("both answers of the pair are the same")
-_ALIKE_CUT = Skipped("both answers of the pair are the same within max_seq_len")
+_NO_REJECTED = RejectedExample("the pair has no rejected answer")
+_ALIKE = RejectedExample("both answers of the pair are the same")
+_ALIKE_CUT = RejectedExample("both answers of the pair are the same within max_seq_len")
 
 
 def answers_of(example: Example) -> list[Single]:
@@ -258,7 +264,7 @@ def answers_of(example: Example) -> list[Single]:
     """
     if isinstance(example, Preference):
         return [example.rejected or example.chosen, example.chosen]
-    if not isinstance(example, Labelled):
+    if not isinstance(example, Labeled):
         return [example]
     answer = example.answer
     if isinstance(answer, Pair):
@@ -270,39 +276,45 @@ def answers_of(example: Example) -> list[Single]:
     return [answer]
 
 
-def marked(example: Labelled, found: Kept | Skipped) -> Kept | Skipped:
+def marked(
+    example: Labeled, found: AcceptedExample | RejectedExample
+) -> AcceptedExample | RejectedExample:
     """Returns an encoded answer with its mark, or why it is skipped."""
-    if isinstance(found, Skipped):
+    if isinstance(found, RejectedExample):
         return found
-    mark = 1.0 if example.is_good else 0.0
+    mark = 1.0 if example.is_desirable else 0.0
     return replace(found, documents=[replace(found.documents[0], reference=mark)])
 
 
-def pair_of(pair: Preference, rejected: Kept | Skipped, chosen: Kept | Skipped) -> Kept | Skipped:
+def pair_of(
+    pair: Preference,
+    rejected: AcceptedExample | RejectedExample,
+    chosen: AcceptedExample | RejectedExample,
+) -> AcceptedExample | RejectedExample:
     """Returns the two encoded answers as one example of two documents, the rejected answer first,
     or why the pair is skipped.
     """
     if pair.rejected is None:
         return _NO_REJECTED
-    if isinstance(chosen, Skipped):
+    if isinstance(chosen, RejectedExample):
         return chosen
-    if isinstance(rejected, Skipped):
+    if isinstance(rejected, RejectedExample):
         return rejected
     (best,), (other,) = chosen.documents, rejected.documents
     cut = chosen.cut or rejected.cut
     # As with TRL, the prompt is what both texts share with it: a template may begin an answer with
     # reasoning in another way than one without.
-    begin = min(int(np.argmax(best.trained)), int(np.argmax(other.trained)))
+    begin = min(int(np.argmax(best.loss_mask)), int(np.argmax(other.loss_mask)))
     best, other = _behind(best, begin), _behind(other, begin)
     if np.array_equal(best.ids, other.ids):
         return _ALIKE_CUT if cut else _ALIKE
     of_best, of_other = pair.reference or (math.nan, math.nan)
     documents = [replace(other, reference=of_other), replace(best, reference=of_best)]
     answer = None if chosen.answer is None else (begin, chosen.answer[1])
-    return Kept(documents, cut, answer)
+    return AcceptedExample(documents, cut, answer)
 
 
 def _behind(document: Document, begin: int) -> Document:
     """Returns a document of which all tokens from `begin` on are marked."""
-    trained = np.arange(len(document.ids)) >= begin
-    return replace(document, trained=trained)
+    loss_mask = np.arange(len(document.ids)) >= begin
+    return replace(document, loss_mask=loss_mask)

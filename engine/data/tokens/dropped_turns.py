@@ -37,7 +37,7 @@ _HTML_SAFE = (("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026"), ("'", r"\u00
 
 
 @dataclass(frozen=True)
-class Lost:
+class DroppedTurns:
     """A template has left out this part of a chat."""
 
     roles: tuple[str, ...] = ()
@@ -53,7 +53,9 @@ class Lost:
         return len(self.roles) + self.tools
 
 
-def lost_from(text: str, chat: Chat, answer: int | None, writes_tools: Callable[[], bool]) -> Lost:
+def dropped_by(
+    text: str, chat: Chat, answer: int | None, writes_tools: Callable[[], bool]
+) -> DroppedTurns:
     """Returns what of `chat` is missing from `text`. `answer` is the place of the answer that ends
     the text, which `missing_of_answer` checks, or None. The text is without special tokens, as part
     of their names might be taken for a turn. `writes_tools` tells whether the template has written
@@ -81,7 +83,7 @@ def lost_from(text: str, chat: Chat, answer: int | None, writes_tools: Callable[
         times = text.count(said[place]) if 0 < len(said[place]) < _COUNTED else 0
         if 0 < times < sum(other.count(said[place]) for other in found):
             roles.append(message["role"])
-    return Lost(tuple(roles), answers, not _has_tools(written, chat, writes_tools))
+    return DroppedTurns(tuple(roles), answers, not _has_tools(written, chat, writes_tools))
 
 
 def _has_tools(written: _Written, chat: Chat, writes_tools: Callable[[], bool]) -> bool:

@@ -13,7 +13,7 @@ from engine.config.data_settings import DataConfig
 from engine.data.formats.example import (
     Conversation,
     Example,
-    Labelled,
+    Labeled,
     Pair,
     Preference,
     Segments,
@@ -21,15 +21,15 @@ from engine.data.formats.example import (
     Text,
     Tokens,
 )
-from engine.data.tokens.documents import Document, Kept, answers_of, marked, pair_of
+from engine.data.tokens.documents import AcceptedExample, Document, answers_of, marked, pair_of
 from engine.data.tokens.render import ChatRenderer
-from engine.data.tokens.rendered import Handling, Rendered, Skipped, common_prefix
+from engine.data.tokens.rendered import Handling, RejectedExample, Rendered, common_prefix
 from engine.data.tokens.text_tokens import TextTokens
 from engine.errors import DataError
 
-_FAILED = Skipped("the tokenizer fails on its text")
+_FAILED = RejectedExample("the tokenizer fails on its text")
 _PLAIN_WORDS = "The quick brown fox, 123."
-_Read = list[Rendered] | Skipped | Text | Segments | Tokens
+_Read = list[Rendered] | RejectedExample | Text | Segments | Tokens
 """An example as texts from a template, or as it is."""
 
 
@@ -67,7 +67,7 @@ class Encoder:
         """Prepares for plain texts of many characters before the first one comes."""
         self._tokens.prepare()
 
-    def encode(self, examples: list[Example]) -> list[Kept | Skipped]:
+    def encode(self, examples: list[Example]) -> list[AcceptedExample | RejectedExample]:
         """Returns each example encoded, or the reason why it is skipped. Both answers of a pair are
         encoded, the rejected one first.
         """
@@ -75,7 +75,7 @@ class Encoder:
         completions: set[int] = set()
         for example in examples:
             answers = answers_of(example)
-            if isinstance(example, Preference | Labelled):
+            if isinstance(example, Preference | Labeled):
                 completions.update(range(len(each), len(each) + len(answers)))
             each += answers
         encoded = iter(self._encode(each, completions))
@@ -84,12 +84,14 @@ class Encoder:
             first = next(encoded)
             if isinstance(example, Preference):
                 first = pair_of(example, first, next(encoded))
-            elif isinstance(example, Labelled):
+            elif isinstance(example, Labeled):
                 first = marked(example, first)
             found.append(first)
         return found
 
-    def _encode(self, examples: list[Single], completions: set[int]) -> list[Kept | Skipped]:
+    def _encode(
+        self, examples: list[Single], completions: set[int]
+    ) -> list[AcceptedExample | RejectedExample]:
         """Returns each example that is no pair encoded, or the reason why it is skipped. Those at
         the places `completions` are of preferences: everything behind the prompt counts.
         """
@@ -98,7 +100,7 @@ class Encoder:
         for example in rendered:
             if isinstance(example, list):
                 texts.extend(example)
-        tokenised = self._tokenise(texts)
+        tokenized = self._tokenize(texts)
         plain_texts = [example for example in examples if isinstance(example, Text)]
         whole = zip(plain_texts, self._tokens.whole(plain_texts))
         found = []
@@ -106,10 +108,10 @@ class Encoder:
             if isinstance(example, Text):
                 found.append(self._of_text(*next(whole)))
             else:
-                found.append(self._encoded(example, tokenised))
+                found.append(self._encoded(example, tokenized))
         return found
 
-    def _of_text(self, text: Text, ids: np.ndarray | None) -> Kept | Skipped:
+    def _of_text(self, text: Text, ids: np.ndarray | None) -> AcceptedExample | RejectedExample:
         """Returns a text with its tokens, int32[T], as one document, however long it is. Only where
         the text begins and ends does it have begin and end tokens.
         """
@@ -117,25 +119,29 @@ class Encoder:
             return _FAILED
         if text.before and text.after:
             document = Document(ids, np.ones(len(ids), dtype=bool), None, len(ids))
-            return Kept([document], cut=False, answer=None)
-        tokens, trained, _ = self._framed(ids, np.ones(len(ids), dtype=bool), None)
+            return AcceptedExample([document], cut=False, answer=None)
+        tokens, loss_mask, _ = self._framed(ids, np.ones(len(ids), dtype=bool), None)
         if text.before:
-            tokens, trained = tokens[len(self._prefix) :], trained[len(self._prefix) :]
+            tokens, loss_mask = tokens[len(self._prefix) :], loss_mask[len(self._prefix) :]
         else:
-            trained[:1] = False
+            loss_mask[:1] = False
         if text.after:
             end = len(tokens) - len(self._suffix)
-            tokens, trained = tokens[:end], trained[:end]
-        document = Document(tokens, trained, None, len(tokens))
+            tokens, loss_mask = tokens[:end], loss_mask[:end]
+        document = Document(tokens, loss_mask, None, len(tokens))
         is_passage = text.before or text.after
-        return Kept([document], cut=False, answer=None) if is_passage else self._kept([document])
+        return (
+            AcceptedExample([document], cut=False, answer=None)
+            if is_passage
+            else self._kept([document])
+        )
 
     def _encoded(
         self,
-        example: list[Rendered] | Skipped | Segments | Tokens,
-        tokenised: Iterator[list[Document] | Skipped],
-    ) -> Kept | Skipped:
-        if isinstance(example, Skipped):
+        example: list[Rendered] | RejectedExample | Segments | Tokens,
+        tokenized: Iterator[list[Document] | RejectedExample],
+    ) -> AcceptedExample | RejectedExample:
+        if isinstance(example, RejectedExample):
             return example
         if isinstance(example, Tokens):
             return self._of_tokens(example)
@@ -144,30 +150,30 @@ class Encoder:
         documents: list[Document] = []
         skipped = None
         for _ in example:
-            found = next(tokenised)
-            if isinstance(found, Skipped):
+            found = next(tokenized)
+            if isinstance(found, RejectedExample):
                 skipped = found
             else:
                 documents.extend(found)
         return skipped or self._kept(documents)
 
-    def _of_tokens(self, example: Tokens) -> Kept | Skipped:
+    def _of_tokens(self, example: Tokens) -> AcceptedExample | RejectedExample:
         """Returns the tokens of another program as a document."""
         ids = np.asarray(example.ids, dtype=np.int64)
         size = len(self.tokenizer)
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
             wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
-            return Skipped(
+            return RejectedExample(
                 f"The tokenizer has no token {wrong:,} (it has {size:,})",
                 "tokenise the rows with the tokenizer of this model, or give their text",
                 refused=True,
             )
-        return self._kept([self._document(ids, np.asarray(example.trained, dtype=bool))])
+        return self._kept([self._document(ids, np.asarray(example.loss_mask, dtype=bool))])
 
-    def _of_segments(self, example: Segments) -> Kept | Skipped:
+    def _of_segments(self, example: Segments) -> AcceptedExample | RejectedExample:
         """Tokenizes each segment by itself, so that no token is in two of them."""
         ids: list[int] = []
-        trained: list[bool] = []
+        loss_mask: list[bool] = []
         for encoding, (_, is_trained) in zip(
             self._tokens.plain([text for text, _ in example.parts]),
             example.parts,
@@ -175,14 +181,14 @@ class Encoder:
             if encoding is None:
                 return _FAILED
             ids += encoding[0]
-            trained += [is_trained] * len(encoding[0])
-        return self._kept([self._document(np.array(ids), np.array(trained, dtype=bool))])
+            loss_mask += [is_trained] * len(encoding[0])
+        return self._kept([self._document(np.array(ids), np.array(loss_mask, dtype=bool))])
 
-    def _document(self, ids: np.ndarray, trained: np.ndarray) -> Document:
+    def _document(self, ids: np.ndarray, loss_mask: np.ndarray) -> Document:
         """Returns a document of complete tokens, int[T] and bool[T], cut to max_seq_len."""
-        trained[:1] = False
+        loss_mask[:1] = False
         limit = self.max_seq_len
-        return Document(ids[:limit].astype(np.int32), trained[:limit], None, len(ids))
+        return Document(ids[:limit].astype(np.int32), loss_mask[:limit], None, len(ids))
 
     @functools.cached_property
     def _special(self) -> list[int]:
@@ -194,40 +200,42 @@ class Encoder:
         """Whether the tokenizer makes no tokens of plain words."""
         return not self.tokenizer(_PLAIN_WORDS, add_special_tokens=False)["input_ids"]
 
-    def _no_tokens(self) -> Skipped:
+    def _no_tokens(self) -> RejectedExample:
         name = type(self.tokenizer).__name__
-        return Skipped(
+        return RejectedExample(
             f"The tokenizer (a {name}) makes no tokens of the text",
             "transformers chose this class by the model's type, and the tokenizer.json is of "
             "another kind: use the tokenizer that the model was published with",
             refused=True,
         )
 
-    def _untrained(self, documents: list[Document]) -> Skipped:
+    def _untrained(self, documents: list[Document]) -> RejectedExample:
         """Returns why none of the documents of an example has a trained token."""
         if any(document.cut for document in documents):
-            return Skipped("no trained token is left within max_seq_len")
+            return RejectedExample("no trained token is left within max_seq_len")
         ids = np.concatenate([np.empty(0, np.int32), *(document.ids for document in documents)])
         if np.isin(ids, self._special).all():
-            return Skipped("the tokenizer makes no tokens of its text")
+            return RejectedExample("the tokenizer makes no tokens of its text")
         if len(ids) == len(documents):
-            return Skipped("its text is a single token, and nothing predicts the first token")
-        return Skipped("none of its tokens is to be trained")
+            return RejectedExample(
+                "its text is a single token, and nothing predicts the first token"
+            )
+        return RejectedExample("none of its tokens is to be trained")
 
-    def _kept(self, documents: list[Document]) -> Kept | Skipped:
+    def _kept(self, documents: list[Document]) -> AcceptedExample | RejectedExample:
         """Keeps the documents of one example that have a trained token."""
-        kept = [document for document in documents if document.trained.any()]
+        kept = [document for document in documents if document.loss_mask.any()]
         if self._is_mute and all(np.isin(each.ids, self._special).all() for each in documents):
             return self._no_tokens()
         if not kept:
             return self._untrained(documents)
-        left_out = [document for document in documents if not document.trained.any()]
+        left_out = [document for document in documents if not document.loss_mask.any()]
         unseen_answers = sum(document.cut for document in left_out)
         if unseen_answers:
             warning = "An answer is left out, because it begins after data.max_seq_len tokens"
             self.renderer.warn(warning, unseen_answers)
         last_is_kept = kept[-1] is documents[-1]
-        return Kept(
+        return AcceptedExample(
             kept,
             cut=any(document.cut for document in documents),
             answer=kept[-1].answer if last_is_kept else None,
@@ -240,10 +248,10 @@ class Encoder:
         """
         framed = self.renderer.available
         asked = self.renderer.question(text) if framed else self.renderer.plain(text)
-        if isinstance(asked, Skipped):
+        if isinstance(asked, RejectedExample):
             detail = f" ({asked.detail})" if asked.detail else ""
             raise DataError(f"This cannot be asked: {asked.reason}{detail}.")
-        if self.renderer.control.stands_in(asked):
+        if self.renderer.control.is_placeholder(asked):
             encoding = self._tokens.typed(asked)
         else:
             (encoding,) = self._tokens.plain([asked])
@@ -289,7 +297,7 @@ class Encoder:
             results[place] = text
         return results
 
-    def _join(self, pair: Pair, is_completion: bool) -> list[Rendered] | Skipped:
+    def _join(self, pair: Pair, is_completion: bool) -> list[Rendered] | RejectedExample:
         """Renders a pair for a tokenizer without a chat template: prompt, separator, completion,
         and the end of sequence that `_framed` adds. `is_completion` says that it is of a
         preference.
@@ -297,16 +305,16 @@ class Encoder:
         prompt = f"{pair.system}\n\n{pair.prompt}" if pair.system else pair.prompt
         whole = self.renderer.plain(prompt + pair.separator + pair.completion)
         asked = self.renderer.plain(prompt + pair.separator)
-        if isinstance(whole, Skipped):
+        if isinstance(whole, RejectedExample):
             return whole
-        if isinstance(asked, Skipped):
+        if isinstance(asked, RejectedExample):
             return asked
         # A special token may begin in the prompt and end in the completion. Its stand-in then
         # represents text from the completion too, so the answer begins where the two texts differ.
         answer = (len(common_prefix(whole, asked)), len(whole))
-        trained = (0, len(whole)) if self.train_on == "all" else answer
-        typed = self.renderer.control.stands_in(whole)
-        rendered = Rendered(whole, (trained,), answer, framed=False, typed=typed)
+        loss_mask = (0, len(whole)) if self.train_on == "all" else answer
+        typed = self.renderer.control.is_placeholder(whole)
+        rendered = Rendered(whole, (loss_mask,), answer, framed=False, typed=typed)
         return [replace(rendered, prompt=asked) if is_completion else rendered]
 
     # ------------------------------------------------------------------ tokens
@@ -321,7 +329,7 @@ class Encoder:
         eos = self.tokenizer.eos_token_id
         return framed[:start], [] if eos is None else [eos]
 
-    def _tokenise(self, texts: list[Rendered]) -> Iterator[list[Document] | Skipped]:
+    def _tokenize(self, texts: list[Rendered]) -> Iterator[list[Document] | RejectedExample]:
         """Yields the documents of each text."""
         plain = iter(self._tokens.plain([text.text for text in texts if not text.typed]))
         prompts = self._prompts(texts)
@@ -358,11 +366,11 @@ class Encoder:
         tokens = np.asarray(ids, dtype=np.int32)
         bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
         bounds = self.renderer.control.without_space(rendered.text, tokens, bounds)
-        trained = np.zeros(len(tokens), dtype=bool)
+        loss_mask = np.zeros(len(tokens), dtype=bool)
         weights = np.ones(len(tokens), np.float32) if rendered.weights else None
         for place, span in enumerate(rendered.spans):
             covered = _covered(bounds, span)
-            trained |= covered
+            loss_mask |= covered
             if weights is not None:  # a text from a template, which needs no frame
                 weights[covered] = rendered.weights[place]
         answer = None
@@ -372,19 +380,19 @@ class Encoder:
                 answer = (int(places[0]), int(places[-1]) + 1)
         if prompt is not None:
             begin = _shared(tokens, prompt)
-            trained = np.arange(len(tokens)) >= begin
+            loss_mask = np.arange(len(tokens)) >= begin
             answer = (begin, answer[1]) if answer else None
         if not rendered.framed:
-            tokens, trained, answer = self._framed(tokens, trained, answer)
-        trained[:1] = False
+            tokens, loss_mask, answer = self._framed(tokens, loss_mask, answer)
+        loss_mask[:1] = False
         limit = self.max_seq_len
         if answer and answer[1] > limit:
             answer = None
         weights = None if weights is None else weights[:limit]
-        return [Document(tokens[:limit], trained[:limit], answer, len(tokens), weights=weights)]
+        return [Document(tokens[:limit], loss_mask[:limit], answer, len(tokens), weights=weights)]
 
     def _framed(
-        self, tokens: np.ndarray, trained: np.ndarray, answer: tuple[int, int] | None
+        self, tokens: np.ndarray, loss_mask: np.ndarray, answer: tuple[int, int] | None
     ) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
         """Puts the begin and end tokens around a text. The end-of-sequence token is trained and
         belongs to the answer.
@@ -392,10 +400,10 @@ class Encoder:
         tokens = np.concatenate([self._prefix, tokens, self._suffix]).astype(np.int32)
         before = np.full(len(self._prefix), self.train_on == "all")
         after = np.ones(len(self._suffix), dtype=bool)
-        trained = np.concatenate([before, trained, after])
+        loss_mask = np.concatenate([before, loss_mask, after])
         if answer:
             answer = (answer[0] + len(self._prefix), len(tokens))
-        return tokens, trained, answer
+        return tokens, loss_mask, answer
 
 
 def _shared(ids: np.ndarray, others: np.ndarray) -> int:

@@ -17,9 +17,9 @@ from engine.data.formats.formats import ColumnMap
 from engine.data.formats.values import BrokenText, legible
 from engine.data.sources.open_source import Row, Source
 from engine.data.sources.text_files import Passage
-from engine.data.tokens.documents import Document, Documents, Kept, TextRows
+from engine.data.tokens.documents import AcceptedExample, Document, Documents, TextRows
 from engine.data.tokens.encode import Encoder
-from engine.data.tokens.rendered import Skipped
+from engine.data.tokens.rendered import RejectedExample
 from engine.errors import DataError
 
 Numbered = tuple[int, Row, str]
@@ -46,7 +46,7 @@ class Encoded:
     """
     cut: int
     """Number of rows that were cut to max_seq_len."""
-    skipped: list[tuple[int, Skipped]]
+    skipped: list[tuple[int, RejectedExample]]
     """The skipped rows, as pairs of index in the batch and reason."""
     warnings: Counter[str]
 
@@ -115,7 +115,7 @@ def _characters(value: Any) -> int:
     return 0
 
 
-def example_of(columns: ColumnMap, row: Row, where: str) -> Example | Skipped:
+def example_of(columns: ColumnMap, row: Row, where: str) -> Example | RejectedExample:
     """Reads a row as an example, or returns why it is skipped. Raises DataError as
     `ColumnMap.example` does.
     """
@@ -124,27 +124,27 @@ def example_of(columns: ColumnMap, row: Row, where: str) -> Example | Skipped:
     try:
         example = columns.example(row, where)
     except BrokenText:
-        return Skipped("the text is not valid Unicode")
+        return RejectedExample("the text is not valid Unicode")
     if example is None:
-        return Skipped("the row is empty")
+        return RejectedExample("the row is empty")
     return example
 
 
 def encode_rows(
     encoder: Encoder, columns: ColumnMap, rows: Iterable[Numbered]
-) -> list[Kept | Skipped]:
+) -> list[AcceptedExample | RejectedExample]:
     """Returns each row encoded, or the reason why it is skipped. Raises DataError for a row
     because of which the data set is refused.
     """
     numbered = list(rows)
     read = [example_of(columns, row, where) for _, row, where in numbered]
     encoded = iter(
-        encoder.encode([example for example in read if not isinstance(example, Skipped)])
+        encoder.encode([example for example in read if not isinstance(example, RejectedExample)])
     )
-    results: list[Kept | Skipped] = []
+    results: list[AcceptedExample | RejectedExample] = []
     for example, (_, _, where) in zip(read, numbered):
-        found = example if isinstance(example, Skipped) else next(encoded)
-        if isinstance(found, Skipped) and found.refused:
+        found = example if isinstance(example, RejectedExample) else next(encoded)
+        if isinstance(found, RejectedExample) and found.refused:
             raise DataError(f"{found.reason}, in {where}; {found.detail}.")
         results.append(found)
     return results
@@ -167,24 +167,26 @@ def divided(texts: TextRows, batch: list[Numbered], encoded: Encoded) -> Encoded
     why = dict(encoded.skipped)
     ends = np.cumsum(flat.lengths).tolist()
     documents = iter(zip([0, *ends], ends))
-    found: list[Kept | Skipped] = []
+    found: list[AcceptedExample | RejectedExample] = []
     for place, (_, row, _) in enumerate(batch):
-        text: Kept | Skipped | None = why.get(place)
+        text: AcceptedExample | RejectedExample | None = why.get(place)
         if text is None:
             begin, end = next(documents)
-            ids, trained = flat.ids[begin:end], flat.trained[begin:end]
-            text = Kept([Document(ids, trained, None, len(ids))], cut=False, answer=None)
+            ids, loss_mask = flat.ids[begin:end], flat.loss_mask[begin:end]
+            text = AcceptedExample(
+                [Document(ids, loss_mask, None, len(ids))], cut=False, answer=None
+            )
         found.append(texts.of_row(row, text))
     return _as_arrays(found, encoded.warnings)
 
 
-def _as_arrays(rows: list[Kept | Skipped], warnings: Counter[str]) -> Encoded:
+def _as_arrays(rows: list[AcceptedExample | RejectedExample], warnings: Counter[str]) -> Encoded:
     documents: list[list[Document]] = []
     answers: list[tuple[int, int]] = []
-    skipped: list[tuple[int, Skipped]] = []
+    skipped: list[tuple[int, RejectedExample]] = []
     cut = 0
     for place, row in enumerate(rows):
-        if isinstance(row, Skipped):
+        if isinstance(row, RejectedExample):
             skipped.append((place, row))
             documents.append([])
             answers.append((0, 0))

@@ -21,25 +21,25 @@ from typing import Any
 
 from engine.data.formats.example import Conversation
 from engine.data.tokens.answer_spans import Answer, Texts, starts_by_content
+from engine.data.tokens.chat_template import ChatTemplate
 from engine.data.tokens.dropped_turns import (
-    Lost,
+    DroppedTurns,
+    dropped_by,
     is_blank,
     is_more_than_answer,
-    lost_from,
     missing_of_answer,
     renamed_tools,
     tool_names,
     unused_keys,
 )
-from engine.data.tokens.rendered import Handling, Rendered, Skipped, common_prefix
+from engine.data.tokens.rendered import Handling, RejectedExample, Rendered, common_prefix
 from engine.data.tokens.special_tokens import ControlTokens, ReservedText, written_by
-from engine.data.tokens.template import Template
 from engine.data.tokens.template_process import Chat, Refusal
 from engine.data.tokens.turn_ends import TurnEnds, turn_ends
 
 _RESERVED = "the text holds private-use characters that stand in for special tokens here"
-_NO_START = Skipped("the chat template does not show where the answer begins")
-_MORE = Skipped(
+_NO_START = RejectedExample("the chat template does not show where the answer begins")
+_MORE = RejectedExample(
     "the chat template writes more than the answer in its place",
     "use a model whose template writes each turn once, in order",
 )
@@ -65,8 +65,10 @@ _MOST_WRITTEN = 2_000_000
 """Largest number of turns times answers of a conversation: for each answer, the template writes all
 turns before it.
 """
-_TOO_MANY_TURNS = Skipped("the conversation has too many turns", "divide it into several rows")
-_UNTRAINED = Skipped(
+_TOO_MANY_TURNS = RejectedExample(
+    "the conversation has too many turns", "divide it into several rows"
+)
+_UNTRAINED = RejectedExample(
     "The row says that an answer is not trained, but preferences count all answers of a row",
     "remove that mark, or set train.objective to sft",
     refused=True,
@@ -118,7 +120,7 @@ class ChatRenderer:
     """Renders conversations in batches. `warnings` counts the warnings for the user."""
 
     def __init__(self, tokenizer: Any, handling: Handling):
-        self.template = Template(tokenizer)
+        self.template = ChatTemplate(tokenizer)
         self.warnings: Counter[str] = Counter()
         self._tokenizer = tokenizer
         self._handling = handling
@@ -158,7 +160,7 @@ class ChatRenderer:
     def available(self) -> bool:
         return self.template.available
 
-    def render(self, conversations: list[Conversation]) -> list[list[Rendered] | Skipped]:
+    def render(self, conversations: list[Conversation]) -> list[list[Rendered] | RejectedExample]:
         """Renders each conversation as its documents: one, or one for each answer if the template
         rewrites or leaves out earlier turns. Few calls of the template cover all conversations.
         Raises DataError when the template exceeds its limits.
@@ -168,9 +170,9 @@ class ChatRenderer:
         written = self._written(todo)
         starts = iter(self._starts(todo, written))
         texts = iter(written)
-        rendered: list[list[Rendered] | Skipped] = []
+        rendered: list[list[Rendered] | RejectedExample] = []
         for job in jobs:
-            if isinstance(job, Skipped):
+            if isinstance(job, RejectedExample):
                 rendered.append(job)
             else:
                 own = next(texts)
@@ -179,7 +181,7 @@ class ChatRenderer:
 
     def render_completions(
         self, conversations: list[Conversation]
-    ) -> list[list[Rendered] | Skipped]:
+    ) -> list[list[Rendered] | RejectedExample]:
         """Renders each conversation as one document, of which everything behind the prompt is
         marked: its first `context` messages with the generation prompt. That is what TRL's
         trainers of preferences sum: also the line end behind an end-of-turn token, and the turns of
@@ -187,15 +189,15 @@ class ChatRenderer:
         limits.
         """
         jobs = [self._completion_job(conversation) for conversation in conversations]
-        todo = [job for job in jobs if not isinstance(job, Skipped)]
+        todo = [job for job in jobs if not isinstance(job, RejectedExample)]
         through = [chat.until(_first_answer(chat, context) + 1) for chat, context in todo]
         whole = iter(self.template.write([*(chat for chat, _ in todo), *through], generation=False))
         full = [next(whole) for _ in todo]
         before = [chat.until(context) for chat, context in todo]
         texts = zip(full, self.template.write(before, generation=True), whole)
-        rendered: list[list[Rendered] | Skipped] = []
+        rendered: list[list[Rendered] | RejectedExample] = []
         for job in jobs:
-            if isinstance(job, Skipped):
+            if isinstance(job, RejectedExample):
                 rendered.append(job)
             else:
                 rendered.append(self._completion(*job, *next(texts)))
@@ -208,8 +210,8 @@ class ChatRenderer:
         has a turn of which the text of the whole conversation, `full`, has nothing; otherwise None.
         The other arguments are those of `_completion`.
         """
-        in_prompt = self._lost(before, chat.until(context), None)
-        in_text = self._lost(full, chat, None)
+        in_prompt = self._dropped(before, chat.until(context), None)
+        in_text = self._dropped(full, chat, None)
         is_next = chat.messages[context]["role"] == "assistant"
         if in_prompt.context >= in_text.context or not is_next or not isinstance(through, str):
             return None
@@ -218,10 +220,10 @@ class ChatRenderer:
             return None
         return before + full[start:]
 
-    def _completion_job(self, conversation: Conversation) -> tuple[Chat, int] | Skipped:
+    def _completion_job(self, conversation: Conversation) -> tuple[Chat, int] | RejectedExample:
         """Returns a conversation with stand-ins, and the length of its prompt in messages."""
         chat = self._chat(conversation)
-        if isinstance(chat, Skipped):
+        if isinstance(chat, RejectedExample):
             return chat
         context = conversation.context
         answers = [
@@ -230,11 +232,13 @@ class ChatRenderer:
             if place >= context and message["role"] == "assistant"
         ]
         if not answers or not context:
-            return Skipped("there is no assistant turn" if context else "there is no question")
+            return RejectedExample(
+                "there is no assistant turn" if context else "there is no question"
+            )
         if conversation.untrained.intersection(answers):
             return _UNTRAINED
         if all(is_blank(chat.messages[place]) for place in answers):
-            return Skipped("the answer is empty")
+            return RejectedExample("the answer is empty")
         return chat, context
 
     def _completion(
@@ -244,7 +248,7 @@ class ChatRenderer:
         full: str | Refusal,
         before: str | Refusal,
         through: str | Refusal,
-    ) -> list[Rendered] | Skipped:
+    ) -> list[Rendered] | RejectedExample:
         """Returns a conversation as a document. `full` is its text, `before` that of its prompt,
         and `through` the text up to the first answer behind the prompt.
         """
@@ -252,16 +256,18 @@ class ChatRenderer:
             return _refused(full)
         if isinstance(before, Refusal):
             return _refused(before)
-        lost = self._lost(full, chat, None)
-        if lost.context and self._handling.dropped_turns == "refuse":
-            return _lost_turn(lost)
-        shown = self._after_prompt(chat, context, full, before, through) if lost.context else None
+        dropped = self._dropped(full, chat, None)
+        if dropped.context and self._handling.dropped_turns == "refuse":
+            return _dropped_turn(dropped)
+        shown = (
+            self._after_prompt(chat, context, full, before, through) if dropped.context else None
+        )
         if shown is not None:
             self.warn(_AFTER_PROMPT)
             assert isinstance(through, str)  # or nothing would be shown
             behind = len(full) - len(through)
             full, through = shown, shown[: len(shown) - behind]
-            lost = self._lost(full, chat, None)
+            dropped = self._dropped(full, chat, None)
         start = len(common_prefix(full, before))
         if start < len(before):
             self.warn(_OTHERWISE)
@@ -270,8 +276,8 @@ class ChatRenderer:
             if message["role"] == "assistant" and not is_blank(message):
                 missing = missing_of_answer(message, written)
                 if missing is not None:
-                    return Skipped(*missing)
-        self._tell(lost)
+                    return RejectedExample(*missing)
+        self._warn(dropped)
         if not full.rstrip().endswith(self._closing) and chat.messages[-1]["role"] == "assistant":
             self.warn(_OPEN if self.ends.next_turns else NO_END)
         # A person is shown, and the model is asked for, the first answer alone.
@@ -280,38 +286,38 @@ class ChatRenderer:
         rendered = self._rendered(full, {(start, len(full)): 1.0}, answer)
         return [replace(rendered, prompt=before)]
 
-    def question(self, text: str) -> str | Skipped:
+    def question(self, text: str) -> str | RejectedExample:
         """Returns a person's text as a conversation with one turn, up to where the answer is due.
         Stand-ins replace the special tokens in it.
         """
         asked = self.plain(text)
-        if isinstance(asked, Skipped):
+        if isinstance(asked, RejectedExample):
             return asked
         chat = Chat([{"role": "user", "content": asked}])
         written = self.template.write([chat], generation=True)[0]
         return _refused(written) if isinstance(written, Refusal) else written
 
-    def plain(self, text: str) -> str | Skipped:
+    def plain(self, text: str) -> str | RejectedExample:
         """Returns a person's text with stand-ins for the special tokens in it."""
         try:
-            return self._stand_in(text, answer=False)
+            return self._placeholder(text, answer=False)
         except ReservedText:
-            return Skipped(_RESERVED)
+            return RejectedExample(_RESERVED)
 
     # ------------------------------------------------------------------ before the template
 
-    def _chat(self, conversation: Conversation) -> Chat | Skipped:
+    def _chat(self, conversation: Conversation) -> Chat | RejectedExample:
         """Returns the turns and tools of a conversation, in which stand-ins replace the special
         tokens that were typed.
         """
         turns = self.template.apart(conversation.messages, bool(conversation.tools))
         try:
             messages = [
-                self._stand_in(message, message["role"] == "assistant") for message in turns
+                self._placeholder(message, message["role"] == "assistant") for message in turns
             ]
-            tools = self._stand_in(conversation.tools, answer=False)
+            tools = self._placeholder(conversation.tools, answer=False)
         except ReservedText:
-            return Skipped(_RESERVED)
+            return RejectedExample(_RESERVED)
         chat = Chat(messages, tools)
         for key in sorted(unused_keys(chat, self.template.sources)):
             self.warn(f"The key {key} of a turn is not used: the chat template does not name it")
@@ -319,16 +325,16 @@ class ChatRenderer:
             self.warn(_DEVELOPER)
         return chat
 
-    def _job(self, conversation: Conversation) -> _Job | Skipped:
+    def _job(self, conversation: Conversation) -> _Job | RejectedExample:
         """Chooses the answers of a conversation that are trained."""
         chat = self._chat(conversation)
-        if isinstance(chat, Skipped):
+        if isinstance(chat, RejectedExample):
             return chat
         messages = chat.messages
         if self._handling.train_on == "all":
             return self._job_of_all(conversation, chat)
         answers = self._trained_answers(conversation, chat)
-        if isinstance(answers, Skipped):
+        if isinstance(answers, RejectedExample):
             return answers
         if len(answers) * len(messages) > _MOST_WRITTEN:
             return _TOO_MANY_TURNS
@@ -341,12 +347,12 @@ class ChatRenderer:
         }
         return self._weighted(_Job(chat, answers, whole=False, weights=weights))
 
-    def _job_of_all(self, conversation: Conversation, chat: Chat) -> _Job | Skipped:
+    def _job_of_all(self, conversation: Conversation, chat: Chat) -> _Job | RejectedExample:
         """All of the text is trained, except the answers that the row excludes. An answer at the
         very end must be found too, as the expected answer to a validation question.
         """
         if not chat.messages:
-            return Skipped("there is no turn")
+            return RejectedExample("there is no turn")
         excluded = frozenset(
             place for place in conversation.untrained if chat.messages[place]["role"] == "assistant"
         )
@@ -365,7 +371,9 @@ class ChatRenderer:
             self.warn(_WEIGHTED, len(job.weights))
         return job
 
-    def _trained_answers(self, conversation: Conversation, chat: Chat) -> list[int] | Skipped:
+    def _trained_answers(
+        self, conversation: Conversation, chat: Chat
+    ) -> list[int] | RejectedExample:
         """Returns the places of the answers to train on."""
         places = [
             place
@@ -373,21 +381,21 @@ class ChatRenderer:
             if message["role"] == "assistant" and place >= conversation.context
         ]
         if not places:
-            return Skipped("there is no assistant turn")
+            return RejectedExample("there is no assistant turn")
         wanted = [place for place in places if place not in conversation.untrained]
         if len(wanted) < len(places):
             self.warn(
                 "An answer is not trained, because its row says so", len(places) - len(wanted)
             )
         if not wanted:
-            return Skipped("the row says that none of its answers is trained")
+            return RejectedExample("the row says that none of its answers is trained")
         answers = [place for place in wanted if not is_blank(chat.messages[place])]
         if len(answers) < len(wanted):
             self.warn("An answer without text is not trained", len(wanted) - len(answers))
-        return answers or Skipped("the answer is empty")
+        return answers or RejectedExample("the answer is empty")
 
-    def _stand_in(self, value: Any, answer: bool) -> Any:
-        replaced = self.control.stand_in(value, answer)
+    def _placeholder(self, value: Any, answer: bool) -> Any:
+        replaced = self.control.placeholder(value, answer)
         if replaced != value:
             self.warn("Special tokens that somebody typed into a turn stay text")
         return replaced
@@ -428,34 +436,34 @@ class ChatRenderer:
 
     def _documents(
         self, job: _Job, written: _Written, starts: list[int | None]
-    ) -> list[Rendered] | Skipped:
+    ) -> list[Rendered] | RejectedExample:
         if isinstance(written.full, Refusal):
             return _refused(written.full)
         answers = self._answers(job, written, starts)
-        if isinstance(answers, Skipped):
+        if isinstance(answers, RejectedExample):
             return answers
         full = written.full if job.whole else answers[-1].text
         end = None if job.whole else job.answers[-1]
-        lost = self._lost(full, job.rendered, end)
+        dropped = self._dropped(full, job.rendered, end)
         is_rewritten = not all(full.startswith(answer.text) for answer in answers)
         is_whole = self._handling.train_on == "all" or not is_rewritten
-        if is_whole and lost.context and self._handling.dropped_turns == "refuse":
-            return _lost_turn(lost)
+        if is_whole and dropped.context and self._handling.dropped_turns == "refuse":
+            return _dropped_turn(dropped)
         if self._handling.train_on == "all":
-            self._tell(lost)
+            self._warn(dropped)
             return self._all_but(job, full, answers)
         if is_rewritten:
             self.warn(_REWRITES)
-        elif not lost.context or not any(self._helps(answer, job.chat) for answer in answers):
-            self._tell(lost)
-            self._tell_otherwise(answers)
+        elif not dropped.context or not any(self._helps(answer, job.chat) for answer in answers):
+            self._warn(dropped)
+            self._warn_otherwise(answers)
             spans = {(answer.start, answer.end): job.weight(answer) for answer in answers}
             return [self._rendered(full, spans, (answers[-1].start, answers[-1].end))]
         return self._alone(job, answers)
 
     def _answers(
         self, job: _Job, written: _Written, starts: list[int | None]
-    ) -> list[Answer] | Skipped:
+    ) -> list[Answer] | RejectedExample:
         """Returns where each answer of a job is, or why the conversation is skipped."""
         found: list[Answer] = []
         for place, texts, start in zip(job.answers, written.answers, starts):
@@ -468,7 +476,7 @@ class ChatRenderer:
                 job.chat.messages[place], self._without_special(text[start:])
             )
             if missing is not None:
-                return Skipped(*missing)
+                return RejectedExample(*missing)
             text, end = self._ended(job, place, text, start)
             if self._has_more(job.chat, place, text[start:end]):
                 return _MORE
@@ -497,7 +505,9 @@ class ChatRenderer:
             self.warn(NO_END)
         return text, len(text)
 
-    def _all_but(self, job: _Job, full: str, answers: list[Answer]) -> list[Rendered] | Skipped:
+    def _all_but(
+        self, job: _Job, full: str, answers: list[Answer]
+    ) -> list[Rendered] | RejectedExample:
         """Returns the whole text, all of it trained but the answers that the row excludes,
         and those that it gives a weight with that weight.
         """
@@ -518,33 +528,35 @@ class ChatRenderer:
         expected = (answers[-1].start, answers[-1].end) if ends_with_answer else None
         return [self._rendered(full, spans, expected)]
 
-    def _alone(self, job: _Job, answers: list[Answer]) -> list[Rendered] | Skipped:
+    def _alone(self, job: _Job, answers: list[Answer]) -> list[Rendered] | RejectedExample:
         """Returns a document for each answer, with all that the template shows the model before
         it.
         """
         documents: list[Rendered] = []
         for answer in answers:
             own = job.chat.until(answer.place + 1)
-            lost = self._lost(answer.text, own, answer.place)
-            if lost.context and self._handling.dropped_turns == "refuse":
-                return _lost_turn(lost)
+            dropped = self._dropped(answer.text, own, answer.place)
+            if dropped.context and self._handling.dropped_turns == "refuse":
+                return _dropped_turn(dropped)
             shown = answer
-            if lost.context and self._helps(answer, job.chat):
+            if dropped.context and self._helps(answer, job.chat):
                 self.warn(_AFTER_PROMPT)
                 shown = answer.after_prompt()
                 asked = own.until(answer.place)
-                lost = self._lost(shown.text, own, answer.place, asked)
-            self._tell(lost)
-            self._tell_otherwise([shown])
+                dropped = self._dropped(shown.text, own, answer.place, asked)
+            self._warn(dropped)
+            self._warn_otherwise([shown])
             span = (shown.start, shown.end)
             documents.append(self._rendered(shown.text, {span: job.weight(answer)}, span))
         return documents
 
-    def _lost(self, text: str, chat: Chat, answer: int | None, asked: Chat | None = None) -> Lost:
+    def _dropped(
+        self, text: str, chat: Chat, answer: int | None, asked: Chat | None = None
+    ) -> DroppedTurns:
         """Returns what of `chat` is missing from `text`, which ends with the answer at a place.
         `asked` is the chat whose prompt the text begins with, or None if it is written as a whole.
         """
-        return lost_from(
+        return dropped_by(
             self._without_special(text),
             chat,
             answer,
@@ -571,23 +583,23 @@ class ChatRenderer:
         if answer.prompt is None:
             return False
         asked = chat.until(answer.place)
-        in_prompt = self._lost(answer.prompt, asked, None, asked)
-        in_text = self._lost(answer.text, chat.until(answer.place + 1), answer.place)
+        in_prompt = self._dropped(answer.prompt, asked, None, asked)
+        in_text = self._dropped(answer.text, chat.until(answer.place + 1), answer.place)
         return in_prompt.context < in_text.context
 
-    def _tell(self, lost: Lost) -> None:
+    def _warn(self, dropped: DroppedTurns) -> None:
         """Counts what the model will not see, in training as when it is asked."""
-        for role in lost.roles:
+        for role in dropped.roles:
             self.warn(f"The chat template leaves out a {role} turn, in its prompts too")
-        if lost.tools:
+        if dropped.tools:
             self.warn("The chat template leaves out the tools of a conversation")
-        if lost.answers:
+        if dropped.answers:
             self.warn(
                 "The chat template leaves out part of an earlier answer, such as its reasoning",
-                lost.answers,
+                dropped.answers,
             )
 
-    def _tell_otherwise(self, answers: list[Answer]) -> None:
+    def _warn_otherwise(self, answers: list[Answer]) -> None:
         for answer in answers:
             if answer.prompt is not None and not answer.continues:
                 self.warn(_OTHERWISE)
@@ -596,7 +608,7 @@ class ChatRenderer:
         self, text: str, spans: dict[tuple[int, int], float], answer: tuple[int, int] | None
     ) -> Rendered:
         """Returns a text with the weight of each range that carries loss."""
-        typed = self.control.stands_in(text)
+        typed = self.control.is_placeholder(text)
         weights = tuple(spans.values()) if any(one != 1 for one in spans.values()) else ()
         return Rendered(text, tuple(spans), answer, typed=typed, weights=weights)
 
@@ -607,13 +619,13 @@ def _first_answer(chat: Chat, context: int) -> int:
     return next(place for place in places if chat.messages[place]["role"] == "assistant")
 
 
-def _refused(refusal: Refusal) -> Skipped:
-    return Skipped("the chat template refuses the conversation", refusal.words.rstrip("."))
+def _refused(refusal: Refusal) -> RejectedExample:
+    return RejectedExample("the chat template refuses the conversation", refusal.words.rstrip("."))
 
 
-def _lost_turn(lost: Lost) -> Skipped:
-    what = f"a {lost.roles[0]} turn" if lost.roles else "the tools"
-    return Skipped(
+def _dropped_turn(dropped: DroppedTurns) -> RejectedExample:
+    what = f"a {dropped.roles[0]} turn" if dropped.roles else "the tools"
+    return RejectedExample(
         f"The chat template leaves out {what}",
         "set data.dropped_turns to turn_by_turn to train with the prompts that the template makes, "
         "or use a model whose template writes it",

@@ -1,4 +1,4 @@
-"""Before an example is tokenized, it becomes a `Rendered` text or is `Skipped`."""
+"""Before an example is tokenized, it becomes a `Rendered` text or is `RejectedExample`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rendered:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class RejectedExample:
     """Reason why an example is left out. The summary counts each `reason`, and shows the `detail`
     of its first example.
     """

@@ -28,7 +28,7 @@ import numpy as np
 
 from engine.data.formats.example import Arguments
 from engine.data.tokens.answer_spans import PROBES
-from engine.data.tokens.template import Template
+from engine.data.tokens.chat_template import ChatTemplate
 from engine.data.tokens.template_process import Chat
 
 _ROLES = ("user", "assistant", "system", "tool")
@@ -76,7 +76,7 @@ class ControlTokens:
         count = len(self.tokens)
         stand_ins = [chr(_FIRST_LITERAL + number) for number in range(count)]
         names = [chr(_FIRST_LITERAL + count + number) for number in range(count)]
-        self._stand_ins = dict(zip(self.tokens, stand_ins))
+        self._placeholders = dict(zip(self.tokens, stand_ins))
         """The stand-in of each control token."""
         self._names = dict(zip(self.tokens, names))
         """The name of each control token in the copy."""
@@ -95,22 +95,22 @@ class ControlTokens:
             token.lstrip or token.rstrip for token in added if str(token) in self._names
         )
 
-    def stand_in(self, value: Any, answer: bool) -> Any:
+    def placeholder(self, value: Any, answer: bool) -> Any:
         """Returns a person's value, however deeply nested, in which stand-ins replace the control
         tokens that must become text. `answer` says that the value is part of an answer, which the
         model learns to write. Raises ReservedText for text that already contains a stand-in
         character.
         """
         if isinstance(value, Arguments):
-            text = self.stand_in(value.text, answer)
-            return Arguments(self.stand_in(dict(value), answer), text)
+            text = self.placeholder(value.text, answer)
+            return Arguments(self.placeholder(dict(value), answer), text)
         if isinstance(value, dict):
             return {
-                self.stand_in(key, answer): self.stand_in(item, answer)
+                self.placeholder(key, answer): self.placeholder(item, answer)
                 for key, item in value.items()
             }
         if isinstance(value, list):
-            return [self.stand_in(item, answer) for item in value]
+            return [self.placeholder(item, answer) for item in value]
         if not isinstance(value, str):
             return value
         if not self._typed_are_text:
@@ -118,13 +118,13 @@ class ControlTokens:
         if not value.isascii() and self._reserved.search(value):
             raise ReservedText
         found = self._in_answers if answer else self._elsewhere
-        return found.sub(lambda match: self._stand_ins[match[0]], value)
+        return found.sub(lambda match: self._placeholders[match[0]], value)
 
     def without_special(self, text: str) -> str:
         """Returns a text in which line ends replace the special tokens that the template wrote."""
         return self._in_answers.sub("\n", text)
 
-    def stands_in(self, text: str) -> bool:
+    def is_placeholder(self, text: str) -> bool:
         """Returns whether `text` has a character that stands in for a control token."""
         if not self._typed_are_text or text.isascii():
             return False
@@ -218,7 +218,7 @@ def _merged(merge: str | list[str]) -> str:
     return merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)
 
 
-def written_by(template: Template) -> str:
+def written_by(template: ChatTemplate) -> str:
     """Returns the texts in a template's source, and the text that it writes around turns. Both are
     needed, because the template may compose a role's marker from pieces and the role's name.
     """

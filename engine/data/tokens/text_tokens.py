@@ -132,7 +132,7 @@ class TextTokens:
         """Returns the tokens of as much of a text with stand-ins (`special.py`) as fills a row, or
         None where the tokenizer fails.
         """
-        return self._beginning(text, self._with_stand_ins)
+        return self._beginning(text, self._with_placeholders)
 
     def _beginning(self, text: str, read: Any) -> Encoding | None:
         """Returns the tokens of as much of a text as fills a row."""
@@ -146,7 +146,7 @@ class TextTokens:
     def _plainly(self, text: str) -> Encoding | None:
         return self._call([text])[0]
 
-    def _with_stand_ins(self, text: str) -> Encoding | None:
+    def _with_placeholders(self, text: str) -> Encoding | None:
         try:
             return self._renderer.control.encode(text)
         except BaseException as error:

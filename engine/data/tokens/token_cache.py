@@ -47,7 +47,7 @@ _PROMPTS = "prompts.jsonl"
 _LOCK = "lock"
 _TYPES = {
     "ids": np.int32,
-    "trained": np.bool_,
+    "loss_mask": np.bool_,
     "starts": np.int64,
     "examples": np.int64,
 }
@@ -55,8 +55,8 @@ _MORE_TYPES = {"references": np.float64, "weights": np.float32}
 """Sides of answers that learn from preferences have `references`, too, and those with an answer
 that its row gives a weight have `weights`; others do not.
 """
-_NEEDED = {_PROMPTS, *(f"{side}.{name}" for side in ("train", "eval") for name in _TYPES)}
-_OPTIONAL = {f"{side}.{name}" for side in ("train", "eval") for name in _MORE_TYPES}
+_NEEDED = {_PROMPTS, *(f"{split}.{name}" for split in ("train", "eval") for name in _TYPES)}
+_OPTIONAL = {f"{split}.{name}" for split in ("train", "eval") for name in _MORE_TYPES}
 _ONES = 1 << 18
 """Number of weights of 1 that are written at a time."""
 _KEY = re.compile("[0-9a-f]{40}")
@@ -103,12 +103,12 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Side:
+class Split:
     """Documents of training or of validation, as mapped arrays."""
 
     ids: np.ndarray
     """The token ids, int32[tokens]."""
-    trained: np.ndarray
+    loss_mask: np.ndarray
     """Mask of the tokens that are training targets, bool[tokens]."""
     starts: np.ndarray
     """First token of each document: int64[documents + 1]."""
@@ -125,11 +125,11 @@ class Side:
         return len(self.references) > 0
 
     @classmethod
-    def mapped_from(cls, folder: Path, side: str) -> Side:
-        """Opens the files of `side` ("train" or "eval") in `folder`, mapped."""
+    def mapped_from(cls, folder: Path, split: str) -> Split:
+        """Opens the files of `split` ("train" or "eval") in `folder`, mapped."""
         root, arrays = folder.parent, {}
         for name, kind in (_TYPES | _MORE_TYPES).items():
-            path = folder / f"{side}.{name}"
+            path = folder / f"{split}.{name}"
             is_left_out = name in _MORE_TYPES and safe_files.look(path, root) is None
             arrays[name] = np.zeros(0, kind) if is_left_out else mapped(path, root, kind)
         return cls(**arrays)
@@ -143,8 +143,8 @@ class StoredTokens:
     def __init__(self, folder: Path, tally: Tally, cached: bool):
         self.tally = tally
         self.cached = cached
-        self.train = Side.mapped_from(folder, "train")
-        self.eval = Side.mapped_from(folder, "eval")
+        self.train = Split.mapped_from(folder, "train")
+        self.eval = Split.mapped_from(folder, "eval")
         self._prompts: mmap.mmap | None = None
         with safe_files.open_to_read(folder / _PROMPTS, folder.parent, _ANY_SIZE) as file:
             if os.fstat(file.fileno()).st_size > 0:  # an empty file cannot be mapped
@@ -286,8 +286,8 @@ class TokenWriter:
             # The kernel holds the lock until this process ends, however it ends. A folder whose
             # lock is free is a leftover.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self.train = SideWriter(self._folder, "train", self._open, self._told)
-            self.eval = SideWriter(self._folder, "eval", self._open, self._told)
+            self.train = SplitWriter(self._folder, "train", self._open, self._told)
+            self.eval = SplitWriter(self._folder, "eval", self._open, self._told)
             self._prompts = WrittenFile(self._folder / _PROMPTS, root, self._open)
 
     def __enter__(self) -> TokenWriter:
@@ -366,17 +366,17 @@ def _manifest_body(key: str, files: list[WrittenFile], tally: Tally) -> dict[str
     }
 
 
-class SideWriter:
+class SplitWriter:
     """Writes the documents of one side, "train" or "eval", row after row."""
 
     def __init__(
-        self, folder: Path, side: str, stack: contextlib.ExitStack, told: Callable[[], Any]
+        self, folder: Path, split: str, stack: contextlib.ExitStack, told: Callable[[], Any]
     ):
         root = folder.parent
-        self.files = [WrittenFile(folder / f"{side}.{name}", root, stack) for name in _TYPES]
-        self._ids, self._trained, self._starts, self._examples = self.files
+        self.files = [WrittenFile(folder / f"{split}.{name}", root, stack) for name in _TYPES]
+        self._ids, self._loss_mask, self._starts, self._examples = self.files
         self._more: dict[str, WrittenFile] = {}
-        self._make = lambda name: WrittenFile(folder / f"{side}.{name}", root, stack)
+        self._make = lambda name: WrittenFile(folder / f"{split}.{name}", root, stack)
         self._told = told
         self.examples = 0
         self.documents = 0
@@ -394,7 +394,7 @@ class SideWriter:
         counts = found.counts[found.counts > 0]
         with self._told():
             self._ids.write(found.ids)
-            self._trained.write(found.trained)
+            self._loss_mask.write(found.loss_mask)
             self._starts.write(self._tokens + np.cumsum(found.lengths))
             self._examples.write(self.documents + np.cumsum(counts))
             if len(found.references):

@@ -29,7 +29,7 @@ from engine.data.tokens.encoded import (
     example_of,
     row_batches,
 )
-from engine.data.tokens.rendered import Skipped
+from engine.data.tokens.rendered import RejectedExample
 from engine.data.tokens.token_cache import StoredTokens, Tally, TokenWriter, find
 from engine.data.tokens.trained_ends import written_ends
 from engine.data.tokens.workers import EncodingProcesses
@@ -105,7 +105,7 @@ def stored_tokens(
             source = open_source(config, counted=False)
         encoding = _Encoding(encoder, execution.processes, early)
         with TokenWriter(source.name) as writer:
-            tally = _tokenise(source, encoding, config, writer, execution.progress)
+            tally = _tokenize(source, encoding, config, writer, execution.progress)
             changed = on_disk.whole and _content_on_disk(config).identity != on_disk.identity
             if changed:  # while it was being read, so the tokens belong to no key
                 key = None
@@ -119,7 +119,7 @@ def _content_on_disk(config: DataConfig) -> _Content:
         return _Content([], False)
 
 
-def _tokenise(
+def _tokenize(
     source: Source, encoding: _Encoding, config: DataConfig, writer: TokenWriter, progress: Progress
 ) -> Tally:
     survey = whole_survey(config, source, progress)
@@ -128,30 +128,30 @@ def _tokenise(
         source = replace(source, total=survey.rows)
     ends = list(written_ends(encoding.encoder, [mapped.format]))
     tally = Tally(source.name, mapped, ends=ends)
-    sides = _Sides(writer, tally, _held_out(source.total or 0, config.eval_fraction))
+    splits = _Splits(writer, tally, _validation_rows(source.total or 0, config.eval_fraction))
     texts = TextRows(config) if mapped.format == "text" else None
     with contextlib.closing(encoding.of_source(source, tally)) as batches:
         for batch, encoded in batches:
-            sides.add(batch, encoded if texts is None else divided(texts, batch, encoded))
+            splits.add(batch, encoded if texts is None else divided(texts, batch, encoded))
             progress(tally.rows, source.total or 0, f"Tokenising {source.name}")
     if texts is not None:
-        sides.add_rest(texts.rest())
-    sides.finish(config.eval_fraction > 0)
+        splits.add_rest(texts.rest())
+    splits.finish(config.eval_fraction > 0)
     if not writer.train.examples:
         raise DataError(_nothing_left(tally))
     progress(tally.rows, tally.rows, f"Tokenised {source.name}")
     return tally
 
 
-def _held_out(total: int, fraction: float) -> np.ndarray:
+def _validation_rows(total: int, fraction: float) -> np.ndarray:
     """Returns bool[total], true for the rows to hold out. With two rows or more, at least one row
     is held out, but never all.
     """
-    held_out = np.zeros(total, dtype=bool)
+    validation = np.zeros(total, dtype=bool)
     if fraction > 0 and total >= 2:
         count = min(max(1, round(total * fraction)), total - 1)
-        held_out[np.random.default_rng(EVAL_SEED).permutation(total)[:count]] = True
-    return held_out
+        validation[np.random.default_rng(EVAL_SEED).permutation(total)[:count]] = True
+    return validation
 
 
 # ---------------------------------------------------------------------- here or elsewhere
@@ -246,36 +246,36 @@ class _OneExample:
     answer: np.ndarray
 
 
-class _Sides:
+class _Splits:
     """Writes each row to its side, training or validation, and counts the rows.
 
-    `held_out` (bool[rows]) marks the rows to hold out; rows beyond it are trained on. The last
+    `validation` (bool[rows]) marks the rows to hold out; rows beyond it are trained on. The last
     example of each side is kept back until the next one arrives: if every row of the other side
     turns out to be skipped, it changes sides.
     """
 
-    def __init__(self, writer: TokenWriter, tally: Tally, held_out: np.ndarray):
+    def __init__(self, writer: TokenWriter, tally: Tally, validation: np.ndarray):
         self._writer = writer
         self._tally = tally
-        self._held_out = held_out
+        self._validation_rows = validation
         self._last: _OneExample | None = None
-        self._last_held_out: _OneExample | None = None
+        self._last_validation: _OneExample | None = None
 
     def add(self, batch: list[Numbered], encoded: Encoded) -> None:
         documents = encoded.documents
-        held_out = self._marks(len(batch))
+        validation = self._marks(len(batch))
         self._count(batch, encoded)
         has_documents = documents.counts > 0
-        for place in np.flatnonzero(held_out & has_documents).tolist():
+        for place in np.flatnonzero(validation & has_documents).tolist():
             self._hold_out_last()
-            self._last_held_out = _one_example(batch, encoded, place)
-        to_train = np.flatnonzero(~held_out & has_documents)
+            self._last_validation = _one_example(batch, encoded, place)
+        to_train = np.flatnonzero(~validation & has_documents)
         if not len(to_train):
             return
         self._train_on_last()
         last = int(to_train[-1])
         self._last = _one_example(batch, encoded, last)
-        now = ~held_out
+        now = ~validation
         now[last] = False
         self._writer.train.write(documents.of_rows(now))
 
@@ -288,11 +288,11 @@ class _Sides:
         are at least two.
         """
         if self._last is None:  # every row meant to be trained on was skipped
-            self._last, self._last_held_out = self._last_held_out, None
+            self._last, self._last_validation = self._last_validation, None
         self._hold_out_last()
-        nothing_held_out = not self._writer.eval.examples
+        no_validation = not self._writer.eval.examples
         others_to_train = self._writer.train.examples > 0
-        if must_hold_out and nothing_held_out and others_to_train and self._last is not None:
+        if must_hold_out and no_validation and others_to_train and self._last is not None:
             self._hold_out(self._last)  # every row meant to be held out was skipped
         else:
             self._train_on_last()
@@ -300,7 +300,7 @@ class _Sides:
     def _marks(self, count: int) -> np.ndarray:
         """Returns bool[count], true for those of the next `count` rows that are to be held out."""
         marks = np.zeros(count, dtype=bool)
-        known = self._held_out[self._tally.rows : self._tally.rows + count]
+        known = self._validation_rows[self._tally.rows : self._tally.rows + count]
         marks[: len(known)] = known
         return marks
 
@@ -314,8 +314,8 @@ class _Sides:
             self._tally.skip(skipped.reason, where)
 
     def _hold_out_last(self) -> None:
-        if self._last_held_out is not None:
-            self._hold_out(self._last_held_out)
+        if self._last_validation is not None:
+            self._hold_out(self._last_validation)
 
     def _train_on_last(self) -> None:
         if self._last is not None:
@@ -327,7 +327,7 @@ class _Sides:
         if start > 0:
             _, content, where = example.row
             read = example_of(self._tally.columns, content, where)
-            asked = "" if isinstance(read, Skipped) else read.asked
+            asked = "" if isinstance(read, RejectedExample) else read.asked
             self._writer.prompt(self._writer.eval.documents - 1, (start, end), asked)
 
 

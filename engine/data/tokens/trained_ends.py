@@ -14,7 +14,7 @@ import numpy as np
 from engine.config.data_settings import DataConfig
 from engine.data.tokens.encode import Encoder
 from engine.data.tokens.render import NO_END
-from engine.data.tokens.token_cache import Side
+from engine.data.tokens.token_cache import Split
 from engine.data.tokens.turn_ends import MARK
 from engine.words import counted
 
@@ -60,24 +60,24 @@ def without_end(encoder: Encoder, formats: Iterable[str], times: int) -> str:
     return f"{answers}; use a model whose chat template ends an answer with a token."
 
 
-def seen_ends(side: Side, tokenizer: Any, max_seq_len: int) -> tuple[str, ...]:
+def seen_ends(split: Split, tokenizer: Any, max_seq_len: int) -> tuple[str, ...]:
     """Returns the special tokens behind which nothing more of an answer is trained, in the first
-    documents of `side`. Of documents that are trained throughout, nothing tells where an answer
+    documents of `split`. Of documents that are trained throughout, nothing tells where an answer
     ends.
     """
-    documents = min(len(side.starts) - 1, _MOST_DOCUMENTS)
-    documents = min(documents, int(np.searchsorted(side.starts, _MOST_TOKENS, "right")) - 1)
+    documents = min(len(split.starts) - 1, _MOST_DOCUMENTS)
+    documents = min(documents, int(np.searchsorted(split.starts, _MOST_TOKENS, "right")) - 1)
     if documents < 1:
         return ()
-    starts = np.asarray(side.starts[: documents + 1])
-    ids, trained = np.asarray(side.ids[: starts[-1]]), np.asarray(side.trained[: starts[-1]])
+    starts = np.asarray(split.starts[: documents + 1])
+    ids, loss_mask = np.asarray(split.ids[: starts[-1]]), np.asarray(split.loss_mask[: starts[-1]])
     lengths = np.diff(starts)
     is_last = np.zeros(len(ids), dtype=bool)
     is_last[starts[1:] - 1] = True
-    ends = trained & (is_last | ~np.append(trained[1:], False))
+    ends = loss_mask & (is_last | ~np.append(loss_mask[1:], False))
     # The last token of a document that was cut ends nothing.
     ends[starts[1:][lengths >= max_seq_len] - 1] = False
-    throughout = np.add.reduceat(trained, starts[:-1], dtype=np.int64) >= lengths - 1
+    throughout = np.add.reduceat(loss_mask, starts[:-1], dtype=np.int64) >= lengths - 1
     ends &= ~np.repeat(throughout, lengths)
     numbers, times = np.unique(ids[ends], return_counts=True)
     added = tokenizer.added_tokens_decoder

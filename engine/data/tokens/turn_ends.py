@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from engine.data.formats.example import Message
 from engine.data.tokens.answer_spans import PROBES
+from engine.data.tokens.chat_template import ChatTemplate
 from engine.data.tokens.rendered import common_prefix
-from engine.data.tokens.template import Template
 from engine.data.tokens.template_process import Chat, Refusal
 
 _ASKED = "Q4w6E"
@@ -48,12 +48,12 @@ class TurnEnds:
         return self.next_turns.get(follows) or self.next_turns.get("user", "")
 
 
-def turn_ends(template: Template, marks: Collection[str], special: Collection[str]) -> TurnEnds:
+def turn_ends(template: ChatTemplate, marks: Collection[str], special: Collection[str]) -> TurnEnds:
     """Returns what ends the answers of `template`.
 
     `marks` are the added tokens that it may write. Those of `special` are no part of what a model
     says; of the others, only one that stands directly behind an answer ends it. Raises DataError as
-    `Template.write` does.
+    `ChatTemplate.write` does.
     """
     first, second = PROBES
     answer = {"role": "assistant", "content": first}
@@ -89,7 +89,7 @@ def turn_ends(template: Template, marks: Collection[str], special: Collection[st
 
 
 def _of_call(
-    template: Template, closing: str, marks: Sequence[str], special: Collection[str]
+    template: ChatTemplate, closing: str, marks: Sequence[str], special: Collection[str]
 ) -> tuple[str, str]:
     """Returns the token with which the template closes calls and, where it leaves them open, how
     the turn with their results begins. `closing` is the token that closes an answer.

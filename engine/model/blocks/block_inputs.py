@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.model.blocks.hidden_layout import StateForm
+from engine.model.blocks.hidden_layout import HiddenLayout
 
 
 @dataclass
@@ -21,7 +21,7 @@ class BlockArguments:
     """The block receives its hidden state under this keyword, or as its first argument if this is
     None.
     """
-    form: StateForm | None = None
+    hidden_layout: HiddenLayout | None = None
     """The block takes and returns a state of this form; None for [rows, tokens, width]."""
 
     def call(self, block: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
@@ -32,7 +32,7 @@ class BlockArguments:
 
     def call_for_all(self, block: Callable[..., Any], hidden: torch.Tensor) -> Any:
         """Runs `block` on `hidden` [rows, tokens, width] and returns its full result."""
-        state = hidden if self.form is None else self.form.own(hidden)
+        state = hidden if self.hidden_layout is None else self.hidden_layout.own(hidden)
         if self.hidden_keyword is None:
             return block(state, *self.args, **self.kwargs)
         return block(*self.args, **{self.hidden_keyword: state}, **self.kwargs)
@@ -40,7 +40,7 @@ class BlockArguments:
     def state_of(self, out: Any) -> torch.Tensor:
         """Returns the hidden state [rows, tokens, width] in a block's full result."""
         state = out[0] if isinstance(out, (tuple, list)) else out
-        return state if self.form is None else self.form.flat(state)
+        return state if self.hidden_layout is None else self.hidden_layout.flat(state)
 
     @property
     def nested(self) -> dict[str, Any]:
@@ -49,7 +49,9 @@ class BlockArguments:
 
     def with_nested(self, nested: dict[str, Any]) -> BlockArguments:
         """Returns arguments with other values, given as `nested` returns them."""
-        return BlockArguments(nested["args"], nested["kwargs"], self.hidden_keyword, self.form)
+        return BlockArguments(
+            nested["args"], nested["kwargs"], self.hidden_keyword, self.hidden_layout
+        )
 
 
 def tensors_in(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:

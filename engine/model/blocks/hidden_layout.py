@@ -9,7 +9,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class StateForm:
+class HiddenLayout:
     """How a family's hidden state lies in a flat one [rows, tokens, width]. Gemma 3n has several
     states a token in front of the rows, [streams, rows, tokens, features], and DeepSeek V4 has them
     behind the tokens.
@@ -25,7 +25,7 @@ class StateForm:
     @classmethod
     def between(
         cls, one: tuple[int, ...], other: tuple[int, ...], grown: tuple[int, int]
-    ) -> StateForm | None:
+    ) -> HiddenLayout | None:
         """Returns the form of states that have the shape `one` for a single row of tokens, and the
         shape `other` where `grown` is the number of rows and of tokens. Returns None where the
         shapes do not tell: exactly two places must change, the first of them for the rows.

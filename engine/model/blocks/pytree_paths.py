@@ -20,7 +20,7 @@ def is_container(value: Any) -> bool:
 
 
 def places_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Yields every value inside nested containers with its place, outer ones first."""
+    """Yields every value inside nested containers with its place, enclosing ones first."""
     if not is_container(value):
         return
     items = value.items() if isinstance(value, (dict, UserDict)) else enumerate(value)

@@ -49,7 +49,7 @@ class _Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KeptCall:
+class SavedCall:
     """A call of a kernel whose results are kept."""
 
     kernel: Any
@@ -63,18 +63,18 @@ class KeptCall:
     """
 
 
-KeptCalls = Sequence[KeptCall | None]
+SavedCalls = Sequence[SavedCall | None]
 """The calls of kernels in a block, in order; None where the results are not kept."""
 
 
-class KeepsAttention(TorchDispatchMode):
+class SavesAttention(TorchDispatchMode):
     """A copy of what kernels returned while it was active, in `room`, uint8 [bytes]."""
 
     def __init__(self, room: torch.Tensor):
         super().__init__()
         self._room = room
         self._used = 0
-        self.calls: list[KeptCall | None] = []
+        self.calls: list[SavedCall | None] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -95,9 +95,9 @@ class KeepsAttention(TorchDispatchMode):
 
     def _kept(
         self, func: Any, out: Sequence[Any], random_state: torch.Tensor | None
-    ) -> KeptCall | None:
+    ) -> SavedCall | None:
         """Copies output and log-sums into the room; returns None where that is not possible.
-        `random_state` is that of `KeptCall`.
+        `random_state` is that of `SavedCall`.
         """
         pieces, stop = [], self._used
         for tensor in out[:2]:
@@ -109,15 +109,15 @@ class KeepsAttention(TorchDispatchMode):
         for piece, tensor in zip(pieces, out[:2], strict=True):
             piece.of(self._room).copy_(tensor)
         self._used = stop
-        return KeptCall(func, pieces, out[2:], random_state)
+        return SavedCall(func, pieces, out[2:], random_state)
 
 
-class ReturnsAttention(TorchDispatchMode):
-    """While a `ReturnsAttention` is active, it returns the results of `calls`, whose tensors are in
+class ReplaysAttention(TorchDispatchMode):
+    """While a `ReplaysAttention` is active, it returns the results of `calls`, whose tensors are in
     `room`, uint8 [bytes], in place of running kernels.
     """
 
-    def __init__(self, room: torch.Tensor, calls: KeptCalls):
+    def __init__(self, room: torch.Tensor, calls: SavedCalls):
         super().__init__()
         self._room = room
         self._calls = iter(calls)

@@ -95,12 +95,12 @@ def handed_numel(model: StreamedModel) -> int:
     """Counts the elements per token of each row that stay on the device because blocks hand them to
     later blocks, or the embed unit computes them for blocks, and those of their gradients.
     """
-    return _computed_numel(model) + _handed(model)
+    return _computed_numel(model) + _cross_layer(model)
 
 
 def _computed_numel(model: StreamedModel) -> int:
     """Counts the elements per token that blocks receive, and that differ from row to row."""
-    if model.handing is None:
+    if model.cross_layer_flow is None:
         return 0
     return _given_numel(model, rows=2) - _given_numel(model, rows=1)
 
@@ -118,29 +118,33 @@ def _given_numel(model: StreamedModel, rows: int) -> int:
             if tensor.is_floating_point() and tensor.shape.count(tokens) == 1:
                 given[_storage(tensor)] = tensor
     given.pop(_storage(captured.hidden), None)
-    if model.handing is None:
+    if model.cross_layer_flow is None:
         return sum(tensor.numel() for tensor in given.values()) // tokens
     # Inputs that are trained are parts of one tensor, of which only one part is in `given`.
     own = [tensor.untyped_storage().nbytes() // tensor.dtype.itemsize for tensor in given.values()]
     return sum(own) // tokens
 
 
-def _handed(model: StreamedModel) -> int:
+def _cross_layer(model: StreamedModel) -> int:
     """Counts the elements per token that stay on the device because blocks hand them to later
     blocks, and those of gradients of what blocks are given. Returns 0 if a block's code cannot run
     on the meta device.
     """
-    if model.handing is None:
+    if model.cross_layer_flow is None:
         return 0
     shapes_of_blocks = [block_shapes(model, unit) for unit in model.blocks]
     try:
-        short, long = (_handed_bytes(model, shapes_of_blocks, length) for length in _LENGTHS[:2])
+        short, long = (
+            _cross_layer_bytes(model, shapes_of_blocks, length) for length in _LENGTHS[:2]
+        )
     except Exception:  # noqa: BLE001  without values, a family's code may raise anything
         return 0
     return (long - short) // (_LENGTHS[1] - _LENGTHS[0]) // TORCH_DTYPES[model.dtype].itemsize
 
 
-def _handed_bytes(model: StreamedModel, shapes_of_blocks: list[BlockShapes], length: int) -> int:
+def _cross_layer_bytes(
+    model: StreamedModel, shapes_of_blocks: list[BlockShapes], length: int
+) -> int:
     specimens = Specimens(model, shapes_of_blocks)
     with torch.no_grad(), FusedAttention(_Origins()):
         captured = model.skeleton.capture(torch.zeros(1, length, dtype=torch.long), None)
@@ -149,7 +153,7 @@ def _handed_bytes(model: StreamedModel, shapes_of_blocks: list[BlockShapes], len
             block = on_meta(model, model.blocks[position])
             given = arguments_on_meta(captured.arguments[position])
             specimens.run(position, given, block, hidden)
-    return specimens.handed_bytes(captured.arguments)
+    return specimens.cross_layer_bytes(captured.arguments)
 
 
 BlockShapes = tuple[
@@ -177,9 +181,9 @@ def block_shapes(model: StreamedModel, unit: Unit) -> BlockShapes:
         (spec.name, spec.shape, spec.frozen and not is_below) for spec in unit.layout.parameters
     )
     handed: tuple[tuple[Place, ...], ...] = ()
-    if model.handing is not None:
-        own = model.handing.blocks[place - 1]  # the embed unit comes before the blocks
-        handed = tuple(take.place for take in own.takes), own.gives
+    if model.cross_layer_flow is not None:
+        own = model.cross_layer_flow.blocks[place - 1]  # the embed unit comes before the blocks
+        handed = tuple(take.place for take in own.cross_layer_inputs), own.cross_layer_outputs
     return is_below or any(layout.trained for layout in layouts[:place]), parameters, handed
 
 
@@ -250,7 +254,7 @@ def _kept_bytes(
         parameters[name].requires_grad_(not is_frozen)
     given = arguments_on_meta(entering[0])
     of_arguments = [tensor for _, tensor in tensors_in([given.args, given.kwargs])]
-    of_arguments += specimens.handed_to(position)
+    of_arguments += specimens.cross_layer_inputs_of(position)
     own = {_storage(tensor) for tensor in [*block.parameters(), *block.buffers(), *of_arguments]}
     kept: dict[int, int] = {}
     origins = _Origins()

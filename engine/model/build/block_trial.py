@@ -22,6 +22,14 @@ from torch.overrides import TorchFunctionMode
 
 from engine.errors import ModelError
 from engine.model.blocks.block_inputs import BlockArguments, tensors_in
+from engine.model.blocks.cross_layer_inputs import (
+    BEFORE,
+    OUT,
+    CrossLayerFlow,
+    CrossLayerInput,
+    Source,
+    cross_layer_flow_of,
+)
 from engine.model.blocks.pytree_paths import (
     Place,
     is_container,
@@ -30,7 +38,6 @@ from engine.model.blocks.pytree_paths import (
     tensors_of,
     value_at,
 )
-from engine.model.blocks.side_inputs import BEFORE, OUT, Handing, Source, Take, handing_of
 from engine.model.build.skeleton import Answer, graph_of, is_marked, parameters_reached
 from engine.model.build.units import Unit
 
@@ -110,9 +117,9 @@ class Trial:
         self._family = type(module).__name__
         self._blocks = blocks
         self._kinds: dict[int, _Kind] = {}
-        self._handed: dict[int, tuple[Any, Source]] = {}
+        self._cross_layer: dict[int, tuple[Any, Source]] = {}
         """The values that blocks have handed on, by their ids."""
-        self._takes: dict[int, list[Take]] = {}
+        self._cross_layer_inputs: dict[int, list[CrossLayerInput]] = {}
         self.trained: list[torch.Tensor] = []
         """Inputs of blocks, of any shapes, that are computed before all blocks and are trained."""
         self.state_bytes = 1
@@ -127,35 +134,39 @@ class Trial:
         shape.
         """
         unit = self._blocks[position]
-        self._note_takes(position, arguments)
+        self._note_cross_layer_inputs(position, arguments)
         kind = self._kinds.get(unit.kind)
         if kind is None or kind.writes:
             kind = self._run(position, arguments, hidden)
-        takes = self._takes.get(position, [])
-        self._takes[position] = [take for take in takes if take.place not in kind.unused]
+        cross_layer_inputs = self._cross_layer_inputs.get(position, [])
+        self._cross_layer_inputs[position] = [
+            take for take in cross_layer_inputs if take.place not in kind.unused
+        ]
         extras = None
         if kind.extras is not None:
             extras = mapped(kind.extras, _passed)
             for number, extra in enumerate(extras, 1):
                 if tensors_of(extra):
-                    self._handed[id(extra)] = (extra, Source(position, (OUT, number)))
+                    self._cross_layer[id(extra)] = (extra, Source(position, (OUT, number)))
         return Answer(_passed(hidden), extras)
 
     # ------------------------------------------------------------------ what a block is given
 
-    def _note_takes(self, position: int, arguments: BlockArguments) -> None:
+    def _note_cross_layer_inputs(self, position: int, arguments: BlockArguments) -> None:
         """Notes which arguments of a block come from other blocks or are trained."""
-        takes: list[Take] = []
+        cross_layer_inputs: list[CrossLayerInput] = []
         known: set[int] = set()
 
         def find(value: Any, place: Place) -> None:
-            if id(value) in self._handed:
-                takes.append(Take(place, self._handed[id(value)][1]))
+            if id(value) in self._cross_layer:
+                cross_layer_inputs.append(CrossLayerInput(place, self._cross_layer[id(value)][1]))
                 known.update(map(id, tensors_of(value)))
             elif isinstance(value, torch.Tensor) and value.requires_grad:
                 if is_marked(value, _Passed):
                     raise self._lost(position, "computes", place, "from the results of blocks")
-                takes.append(Take(place, Source(BEFORE, (position, *place))))
+                cross_layer_inputs.append(
+                    CrossLayerInput(place, Source(BEFORE, (position, *place)))
+                )
                 known.add(id(value))
                 self.trained.append(value)
             elif is_container(value):
@@ -167,8 +178,8 @@ class Trial:
         for path, tensor in _tensors(arguments):
             if tensor.requires_grad and id(tensor) not in known:
                 raise self._lost(position, "gives", (path,), "which is trained")
-        if takes:
-            self._takes[position] = takes
+        if cross_layer_inputs:
+            self._cross_layer_inputs[position] = cross_layer_inputs
 
     def _lost(self, position: int, verb: str, place: Place, how: str) -> ModelError:
         name = place[1] if place[0] == "kwargs" else _argument(place)
@@ -177,26 +188,33 @@ class Trial:
             "gradient would be lost, so this model is refused."
         )
 
-    def handing(self) -> Handing:
+    def cross_layer_flow(self) -> CrossLayerFlow:
         """Returns what blocks take and give, once all of them have been tried. Raises ModelError
         for a block that leaves state in its arguments that no block takes.
         """
-        found = handing_of(self._takes, len(self._blocks))
-        for _, source in self._handed.values():
-            if source.place[0] != OUT and source.place not in found.blocks[source.block].gives:
+        found = cross_layer_flow_of(self._cross_layer_inputs, len(self._blocks))
+        for _, source in self._cross_layer.values():
+            if (
+                source.place[0] != OUT
+                and source.place not in found.blocks[source.block].cross_layer_outputs
+            ):
                 raise self._passes_state(self._blocks[source.block])
         return found
 
-    def untrained(self, handing: Handing) -> dict[int, set[str]]:
+    def untrained(self, cross_layer_flow: CrossLayerFlow) -> dict[int, set[str]]:
         """Returns the parameters that get no gradient, for each kind of block. Plain training
         leaves them unchanged, so weight decay must do so, too. Raises ModelError if the family
         itself excludes other parameters from training.
         """
         found: dict[int, set[str]] = {}
-        for unit, block in zip(self._blocks, handing.blocks, strict=True):
+        for unit, block in zip(self._blocks, cross_layer_flow.blocks, strict=True):
             kind = self._kinds[unit.kind]
             reached = set[str]().union(
-                *(names for place, names in kind.reached.items() if place in ((), *block.gives))
+                *(
+                    names
+                    for place, names in kind.reached.items()
+                    if place in ((), *block.cross_layer_outputs)
+                )
             )
             missing = {name for name in kind.names if name not in reached and not _in_list(name)}
             found[unit.kind] = found.get(unit.kind, missing) & missing
@@ -209,12 +227,14 @@ class Trial:
         nothing = partial(torch.empty_like, device="meta")
         return [mapped(self._kinds[unit.kind].extras, nothing) for unit in self._blocks]
 
-    def refuse_computed(self, arguments: Sequence[BlockArguments], handing: Handing) -> None:
+    def refuse_computed(
+        self, arguments: Sequence[BlockArguments], cross_layer_flow: CrossLayerFlow
+    ) -> None:
         """Raises ModelError where an argument of a block was computed from placeholders: then the
         model's code changes what one block hands to another.
         """
         for position, given in enumerate(arguments):
-            taken = {take.place for take in handing.blocks[position].takes}
+            taken = {take.place for take in cross_layer_flow.blocks[position].cross_layer_inputs}
             for place, value in places_in(given.nested):
                 inside = any(place[: len(each)] == each for each in taken)
                 if isinstance(value, torch.Tensor) and value.is_meta and not inside:
@@ -271,7 +291,7 @@ class Trial:
         }
         return frozenset(
             take.place
-            for take in self._takes.get(position, [])
+            for take in self._cross_layer_inputs.get(position, [])
             if take.source.block == BEFORE
             and value_at(arguments.nested, take.place).grad_fn not in reached
         )
@@ -281,7 +301,7 @@ class Trial:
         for place, value in written.items():
             marked = mapped(value, _passed)
             value_at(arguments.nested, place[:-1])[place[-1]] = marked
-            self._handed[id(marked)] = (marked, Source(position, place))
+            self._cross_layer[id(marked)] = (marked, Source(position, place))
 
     def _hollow_copy(self, unit: Unit) -> nn.Module:
         """Returns a copy of the block whose weights are zeros that occupy no memory."""
@@ -348,7 +368,7 @@ def _written(before: dict[Place, int], arguments: BlockArguments) -> dict[Place,
     """
     written: dict[Place, Any] = {}
     for place, value in places_in(arguments.nested):
-        is_inside = any(place[: len(outer)] == outer for outer in written)
+        is_inside = any(place[: len(enclosing)] == enclosing for enclosing in written)
         if not is_inside and before.get(place) != id(value) and tensors_of(value):
             written[place] = value
     return written

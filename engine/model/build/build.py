@@ -28,7 +28,7 @@ from engine.model.build.skeleton import Skeleton, find_layers
 from engine.model.build.units import TORCH_DTYPES, RouterLoss, StreamedModel, Unit
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.planning.shape.active_parameters import active_parameters, work_parameters
-from engine.planning.shape.quantization import quantised, unquantised
+from engine.planning.shape.quantized_weights import quantized, unquantized
 
 _FAILS_IN_BF16 = ("xlstm",)
 """The code of these families raises an error in bf16, in plain transformers too, for rows that are
@@ -109,7 +109,7 @@ def refuse_family(config: Any) -> None:
         raise ModelError(
             f"{family} has no causal language model in transformers; choose a decoder-only model."
         )
-    if quantised(config) is not None and reads_more_than_text(config):
+    if quantized(config) is not None and reads_more_than_text(config):
         raise ModelError(
             f"{family} is a quantised checkpoint of a model that reads more than text; its other "
             "weights are copied as they are stored, so give the unquantised model."
@@ -134,8 +134,8 @@ def refuse_family(config: Any) -> None:
 
 
 def _build(config: Any, model: ModelConfig) -> StreamedModel:
-    config, stored_as = copy.deepcopy(config), quantised(config)
-    unquantised(config)
+    config, stored_as = copy.deepcopy(config), quantized(config)
+    unquantized(config)
     config.use_cache = False
     packing = packing_of(config, model.attention)
     module = _empty_module(config, model, packing.attention or "sdpa")
@@ -162,10 +162,10 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
         state_items=probed.state_items,
         packing=packing.of(module),
         aliases=probed.aliases,
-        untouched=probed.untouched,
+        non_text=probed.non_text,
         router_loss=_router_loss(module, blocks),
-        quantised=stored_as,
-        handing=probed.handing,
+        quantized=stored_as,
+        cross_layer_flow=probed.cross_layer_flow,
     )
 
 
@@ -274,11 +274,11 @@ def _block_units(module: nn.Module, layers: nn.ModuleList, names: ParameterNames
                 shared=shared,
             )
         )
-    _refuse_neighbours(module, units)
+    _refuse_neighbors(module, units)
     return units
 
 
-def _refuse_neighbours(module: nn.Module, units: list[Unit]) -> None:
+def _refuse_neighbors(module: nn.Module, units: list[Unit]) -> None:
     """Raises ModelError where two blocks in a row share a parameter. Plans that recompute two
     blocks together would add its gradients in another order, and so round them otherwise.
     """

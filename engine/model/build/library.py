@@ -245,7 +245,7 @@ def errors_only() -> Iterator[None]:
 
 
 @contextmanager
-def told_progress(report: Callable[[float], None]) -> Iterator[None]:
+def reported_progress(report: Callable[[float], None]) -> Iterator[None]:
     """Calls `report(share)` while the library loads or writes weights in this thread, instead of
     its progress bar.
     """
@@ -255,7 +255,7 @@ def told_progress(report: Callable[[float], None]) -> Iterator[None]:
     def bar(factory: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         is_ours = threading.get_ident() == thread
         if is_ours and args and hasattr(args[0], "__len__"):
-            return _told(args[0], report)
+            return _reporting(args[0], report)
         return factory(*args, **kwargs)
 
     before = logging.set_tqdm_hook(bar)
@@ -326,7 +326,7 @@ def _let_llama_4_answer(module: Any) -> None:
         module.MoeCausalLMOutputWithPast.image_outputs = None
 
 
-def _told(items: Collection[Any], report: Callable[[float], None]) -> Iterator[Any]:
+def _reporting(items: Collection[Any], report: Callable[[float], None]) -> Iterator[Any]:
     """Yields the items, and before each one reports the share done so far."""
     for done, item in enumerate(items):
         report(done / len(items))

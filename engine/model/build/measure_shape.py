@@ -84,7 +84,11 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         source=source,
         dtype=model.dtype,
         attention=attention.implementation,
-        units=(_sharing(_outer(embed), of_embed.values(), (0, 0)), *block_shapes, _outer(head)),
+        units=(
+            _sharing(_embed_and_head(embed), of_embed.values(), (0, 0)),
+            *block_shapes,
+            _embed_and_head(head),
+        ),
         tied=model.tied,
         packs=model.packing.safe,
         hidden_size=text.hidden_size,
@@ -107,19 +111,19 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         handed_numel=handed_numel(model),
         attention_heads=attention.heads,
         attention_width=attention.width,
-        untouched_numel=sum(model.untouched.values()),
-        stored_as=None if model.quantised is None else model.quantised.method,
+        untouched_numel=sum(model.non_text.values()),
+        stored_as=None if model.quantized is None else model.quantized.method,
     )
 
 
-def _outer(layout: UnitLayout) -> UnitShape:
+def _embed_and_head(layout: UnitLayout) -> UnitShape:
     """Returns the shape of the embed unit or of the head unit."""
     counts = layout.moment_counts
     return UnitShape(
         layout.unit,
         layout.numel,
         layout.parameter_count,
-        exact_numel=layout.exact_numel,
+        fp32_numel=layout.fp32_numel,
         small_numel=counts.small,
         block_count=counts.blocks,
         frozen_numel=layout.high_numel - layout.numel,
@@ -141,7 +145,7 @@ def _block(
         masked_activations=counted.masked,
         compiled_activations=counted.compiled,
         tiled=tiled,
-        exact_numel=layout.exact_numel,
+        fp32_numel=layout.fp32_numel,
         small_numel=counts.small,
         block_count=counts.blocks,
         frozen_numel=layout.high_numel - layout.numel,

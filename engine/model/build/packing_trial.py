@@ -28,7 +28,7 @@ import torch.nn.functional as torch_functional
 from torch import nn
 
 from engine.machine.short_memory import refuse_short_memory
-from engine.model.blocks.tokenwise_modules import TokenWise, token_wise
+from engine.model.blocks.position_wise import PositionWise, position_wise
 from engine.model.build.attention import register
 from engine.model.build.attention_masks import forward
 from engine.model.build.library import empty_model
@@ -71,7 +71,7 @@ class Packing:
     """
     parts: frozenset[str] = frozenset()
     """Modules of these classes took part in the trial."""
-    token_wise: frozenset[TokenWise] = frozenset()
+    position_wise: frozenset[PositionWise] = frozenset()
     """These modules of blocks compute each token by itself."""
     longest: int | None = None
     """Largest number of tokens of a row. In longer rows, the rotary embedding of all documents
@@ -241,7 +241,7 @@ def _not_run(error: Exception | None) -> Packing:
 
 def _judged(attention: str, tiny: Any, model: nn.Module, alone: _Result) -> Packing:
     """Compares packed rows with `alone`, the result of their documents one after another."""
-    parts, each = frozenset(_parts(model)), _token_wise(model)
+    parts, each = frozenset(_parts(model)), _position_wise(model)
     if not torch.isfinite(alone.gradient).all():
         return Packing(
             attention, "a small model of it gave no finite numbers to compare", parts, each
@@ -252,11 +252,11 @@ def _judged(attention: str, tiny: Any, model: nn.Module, alone: _Result) -> Pack
     return Packing(attention, "" if is_safe else _SEEN, parts, each)
 
 
-def _token_wise(model: nn.Module) -> frozenset[TokenWise]:
+def _position_wise(model: nn.Module) -> frozenset[PositionWise]:
     """Returns the modules of the model's blocks that compute each token by itself."""
     ids = torch.from_numpy(np.random.default_rng(9).integers(3, VOCABULARY, ALONE))
     layers = find_layers(model, model.config)
-    return token_wise(layers, lambda: forward(model, ids, None, None), ALONE)
+    return position_wise(layers, lambda: forward(model, ids, None, None), ALONE)
 
 
 # ---------------------------------------------------------------------- the comparison

@@ -29,6 +29,6 @@ class ParameterNames:
         unit.
         """
         # `empty_model` gives fp32 to the parameters that transformers keeps in it.
-        exact = parameter.dtype == torch.float32 and self.dtype != torch.float32
+        keep_in_fp32 = parameter.dtype == torch.float32 and self.dtype != torch.float32
         decays = full_name in self._decayed
-        return ParameterSpec(name, full_name, tuple(parameter.shape), decays, exact)
+        return ParameterSpec(name, full_name, tuple(parameter.shape), decays, keep_in_fp32)

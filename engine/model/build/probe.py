@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from engine.errors import ModelError
-from engine.model.blocks.hidden_layout import StateForm
-from engine.model.blocks.side_inputs import Handing
+from engine.model.blocks.cross_layer_inputs import CrossLayerFlow
+from engine.model.blocks.hidden_layout import HiddenLayout
 from engine.model.build.block_trial import HollowProducts, Trial
 from engine.model.build.library import reads_more_than_text
 from engine.model.build.parameter_names import ParameterNames
@@ -24,7 +24,7 @@ from engine.planning.schedule.buffers import EMBED, HEAD
 
 
 @dataclass
-class _Outer:
+class _EmbedAndHead:
     """Parameters outside the blocks, bound to weights that occupy no memory."""
 
     kept: list[str]
@@ -67,7 +67,7 @@ class Probed:
     head: Unit
     tied: bool
     aliases: dict[str, str]
-    untouched: dict[str, int]
+    non_text: dict[str, int]
     """Number of elements of the parameters through which no text passes."""
     entering_width: int
     """Number of elements per token of the first block's input."""
@@ -75,7 +75,7 @@ class Probed:
     """An element of the hidden state takes as many bytes as so many weights: two where a family
     keeps it in float32 beside bfloat16 weights.
     """
-    handing: Handing | None
+    cross_layer_flow: CrossLayerFlow | None
     """What passes between blocks in addition to the hidden state; None for nothing."""
 
 
@@ -91,24 +91,24 @@ def probe(
     Finds which parameters the embed unit and the head unit own, and what each block returns and
     hands on. Refuses models that pass state between blocks in a way that is not streamed.
     """
-    outer = _bind_hollow(module, blocks, names)
+    embed_and_head = _bind_hollow(module, blocks, names)
     with torch.enable_grad(), HollowProducts():
         trial = Trial(module, blocks)
         captured = _enter(module, skeleton, trial)
-        entering, handing = captured.hidden, trial.handing()
+        entering, cross_layer_flow = captured.hidden, trial.cross_layer_flow()
         embed_ids = parameters_reached(entering).union(*map(parameters_reached, trial.trained))
         skeleton.expect_extras(trial.placeholders())
-        if not handing.is_empty:
+        if not cross_layer_flow.is_empty:
             again = skeleton.capture(torch.zeros(1, 2, dtype=torch.long), None)
-            trial.refuse_computed(again.arguments, handing)
+            trial.refuse_computed(again.arguments, cross_layer_flow)
         hidden = torch.zeros(2, entering.shape[-1], dtype=entering.dtype, requires_grad=True)
         head_ids = parameters_reached(skeleton.probe_tail(hidden))
-    untrained = trial.untrained(handing)
+    untrained = trial.untrained(cross_layer_flow)
     for unit in blocks:
         _spare_from_decay(unit, untrained[unit.kind])
         unit.note_trial(trial.unrun[unit.kind], untrained[unit.kind])
-    ids = {name: id(parameter) for name, parameter in outer.parameters.items()}
-    embed = [name for name in ids if ids[name] in embed_ids or name in outer.shared]
+    ids = {name: id(parameter) for name, parameter in embed_and_head.parameters.items()}
+    embed = [name for name in ids if ids[name] in embed_ids or name in embed_and_head.shared]
     head = [name for name in ids if ids[name] in head_ids and name not in embed]
     unused = [name for name in ids if name not in embed and name not in head]
     if unused and not reads_more_than_text(module.config):
@@ -116,26 +116,28 @@ def probe(
             f"{type(module).__name__} has parameters that take no part in its forward pass "
             f"({', '.join(unused[:3])}), so it cannot be trained by streaming."
         )
-    kept = [name for name in outer.kept if name in embed or name in head]
+    kept = [name for name in embed_and_head.kept if name in embed or name in head]
     _refuse_kept_from_training(module, kept)
     return Probed(
         skeleton,
-        embed=outer.unit(EMBED, embed, names),
-        head=outer.unit(HEAD, head, names),
+        embed=embed_and_head.unit(EMBED, embed, names),
+        head=embed_and_head.unit(HEAD, head, names),
         tied=any(ids[name] in head_ids for name in embed),
-        aliases={name: first for name, first in outer.aliases.items() if first not in unused},
-        untouched={name: outer.parameters[name].numel() for name in unused},
+        aliases={
+            name: first for name, first in embed_and_head.aliases.items() if first not in unused
+        },
+        non_text={name: embed_and_head.parameters[name].numel() for name in unused},
         entering_width=entering.shape[-1],
         state_items=-(-trial.state_bytes // names.dtype.itemsize),
-        handing=None if handing.is_empty else handing,
+        cross_layer_flow=None if cross_layer_flow.is_empty else cross_layer_flow,
     )
 
 
-def _bind_hollow(module: nn.Module, blocks: list[Unit], names: ParameterNames) -> _Outer:
+def _bind_hollow(module: nn.Module, blocks: list[Unit], names: ParameterNames) -> _EmbedAndHead:
     """Binds every parameter outside the blocks to a zero expanded to the parameter's shape."""
     in_blocks = {spec.full_name for unit in blocks for spec in unit.layout.parameters}
     modules = dict(module.named_modules())
-    outer = _Outer(
+    embed_and_head = _EmbedAndHead(
         [name for name, each in module.named_parameters() if not each.requires_grad],
         frozenset(name for unit in blocks for name in unit.shared.values()),
     )
@@ -144,10 +146,12 @@ def _bind_hollow(module: nn.Module, blocks: list[Unit], names: ParameterNames) -
             continue
         meta = module.get_parameter(group[0])
         hollow = nn.Parameter(torch.zeros((), dtype=meta.dtype).expand(meta.shape))
-        outer.add(group, hollow, modules)
+        embed_and_head.add(group, hollow, modules)
     if not reads_more_than_text(module.config):
-        _refuse_kept_from_training(module, [name for name in outer.kept if name not in in_blocks])
-    return outer
+        _refuse_kept_from_training(
+            module, [name for name in embed_and_head.kept if name not in in_blocks]
+        )
+    return embed_and_head
 
 
 def _refuse_kept_from_training(module: nn.Module, names: list[str]) -> None:
@@ -170,15 +174,15 @@ def _enter(module: nn.Module, skeleton: Skeleton, trial: Trial) -> Capture:
     rows, tokens = 3, 5
     skeleton.expect_extras(trial.placeholders())
     other = skeleton.capture(torch.zeros(rows, tokens, dtype=torch.long), None).hidden
-    form = StateForm.between(tuple(state.shape), tuple(other.shape), (rows, tokens))
-    if form is None:
+    hidden_layout = HiddenLayout.between(tuple(state.shape), tuple(other.shape), (rows, tokens))
+    if hidden_layout is None:
         raise ModelError(
             f"{type(module).__name__} gives its blocks {tuple(state.shape)} for a "
             "row of two tokens instead of one state a token, which cannot be streamed; choose "
             "another model."
         )
-    skeleton.expect_form(form)
-    return Capture(form.flat(state), captured.arguments)
+    skeleton.expect_hidden_layout(hidden_layout)
+    return Capture(hidden_layout.flat(state), captured.arguments)
 
 
 def _spare_from_decay(unit: Unit, untrained: set[str]) -> None:

@@ -51,7 +51,7 @@ class ReadModel:
         """
         if not self.added.new:
             return
-        if model.untouched:
+        if model.non_text:
             raise ConfigError(
                 ADD_TOKENS,
                 f"{config.model.source} also reads images or sound, and its processor is exported "
@@ -116,8 +116,8 @@ def _refuse_other_tables(hf_config: Any, source: str) -> None:
 def _frozen_tables(model: StreamedModel) -> list[str]:
     """Returns the full names of the weights with a row for each token that are not trained."""
     vocabulary = model.config.get_text_config().vocab_size
-    outer = (model.layouts[0], model.layouts[-1])
-    specs = [spec for layout in outer for spec in layout.parameters]
+    embed_and_head = (model.layouts[0], model.layouts[-1])
+    specs = [spec for layout in embed_and_head for spec in layout.parameters]
     return [spec.full_name for spec in specs if spec.frozen and spec.shape[0] == vocabulary]
 
 

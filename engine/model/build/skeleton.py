@@ -34,7 +34,7 @@ from torch import nn
 
 from engine.errors import ModelError
 from engine.model.blocks.block_inputs import BlockArguments
-from engine.model.blocks.hidden_layout import StateForm
+from engine.model.blocks.hidden_layout import HiddenLayout
 from engine.model.build import attention_masks
 from engine.model.build.attention_documents import Documents
 from engine.model.build.library import reads_more_than_text, transformers
@@ -99,7 +99,7 @@ class Skeleton:
         """For each block, these are placeholders for what it returns in addition to its hidden
         state; None for a block that returns only a tensor.
         """
-        self.form: StateForm | None = None
+        self.hidden_layout: HiddenLayout | None = None
         """Form of the state that blocks pass; None for [batch, tokens, width]."""
         self._recording: _Recording | None = None
         """Set while a capture pass is running."""
@@ -147,11 +147,11 @@ class Skeleton:
             )
         if args:
             hidden = args[0]
-            arguments = BlockArguments(args[1:], dict(kwargs), None, self.form)
+            arguments = BlockArguments(args[1:], dict(kwargs), None, self.hidden_layout)
         else:
             rest = {name: value for name, value in kwargs.items() if name != "hidden_states"}
             hidden = kwargs["hidden_states"]
-            arguments = BlockArguments((), rest, "hidden_states", self.form)
+            arguments = BlockArguments((), rest, "hidden_states", self.hidden_layout)
         if len(recording.arguments) != position:
             raise self._runs_out_of_order()
         if position > 0 and not _is_whole(hidden, recording.returned):
@@ -176,9 +176,9 @@ class Skeleton:
         """Makes recorders return these in addition to the hidden state, for each block."""
         self.extras = extras
 
-    def expect_form(self, form: StateForm) -> None:
+    def expect_hidden_layout(self, hidden_layout: HiddenLayout) -> None:
         """Says that blocks pass a state of this form."""
-        self.form = form
+        self.hidden_layout = hidden_layout
 
     # ------------------------------------------------------------------ the capture pass
 
@@ -225,7 +225,7 @@ class Skeleton:
         except _Captured:
             assert recording.first is not None  # the last recorder follows the first
             first = recording.first
-            hidden = first if self.form is None else self.form.flat(first)
+            hidden = first if self.hidden_layout is None else self.hidden_layout.flat(first)
             return Capture(hidden, recording.arguments)
         finally:
             self._recording = None
@@ -249,7 +249,7 @@ class Skeleton:
         returns the logits [tokens, vocabulary].
         """
         state = hidden.unsqueeze(0)
-        self._hidden = state if self.form is None else self.form.own(state)
+        self._hidden = state if self.hidden_layout is None else self.hidden_layout.own(state)
         self._ran = []
         # The model looks up token ids before its blocks; the tail does not depend on them.
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from engine.model.blocks.block_inputs import BlockArguments
+from engine.model.blocks.cross_layer_inputs import BEFORE, Source
+from engine.model.blocks.cross_layer_values import CrossLayerValues
 from engine.model.blocks.pytree_paths import Place, mapped, tensors_of, value_at
-from engine.model.blocks.side_inputs import BEFORE, Source
-from engine.model.blocks.side_values import HandedValues
 from engine.model.build.units import StreamedModel, Unit
 
 
@@ -34,16 +34,16 @@ class Specimens:
         """Runs `block`, a copy on the meta device of the block at `position`, on `hidden`. Returns
         its state; both are [rows, tokens, width]. `arguments` are on the meta device.
         """
-        handing = self._model.handing
-        if handing is None:
+        cross_layer_flow = self._model.cross_layer_flow
+        if cross_layer_flow is None:
             return arguments.call(block, hidden)
-        own = handing.blocks[position]
-        handed = HandedValues(handing, BEFORE)
-        for take in own.takes:
+        own = cross_layer_flow.blocks[position]
+        handed = CrossLayerValues(cross_layer_flow, BEFORE)
+        for take in own.cross_layer_inputs:
             if take.source.block != BEFORE:
-                handed.know(take.source, self._value(take.source))
+                handed.set_value(take.source, self._value(take.source))
         out = handed.run(position, arguments, block, hidden)
-        for place in own.gives:
+        for place in own.cross_layer_outputs:
             value = handed.value_of(Source(position, place))
             self._values[self._kinds[position], place] = value
         return out
@@ -51,26 +51,30 @@ class Specimens:
     def _value(self, source: Source) -> Any:
         return self._values[self._kinds[source.block], source.place]
 
-    def handed_to(self, position: int) -> list[torch.Tensor]:
+    def cross_layer_inputs_of(self, position: int) -> list[torch.Tensor]:
         """Returns what earlier blocks hand to the block at `position`, tensors of any shape."""
-        if self._model.handing is None:
+        if self._model.cross_layer_flow is None:
             return []
-        takes = self._model.handing.blocks[position].takes
-        values = [self._value(take.source) for take in takes if take.source.block != BEFORE]
+        cross_layer_inputs = self._model.cross_layer_flow.blocks[position].cross_layer_inputs
+        values = [
+            self._value(take.source) for take in cross_layer_inputs if take.source.block != BEFORE
+        ]
         return [tensor for value in values for tensor in tensors_of(value)]
 
-    def handed_bytes(self, arguments: Sequence[BlockArguments]) -> int:
+    def cross_layer_bytes(self, arguments: Sequence[BlockArguments]) -> int:
         """Returns the bytes of all values that blocks take, and of their gradients. Values that the
         embed unit computes are among the `arguments` of the blocks: theirs are gradients alone.
         """
-        handing = self._model.handing
+        cross_layer_flow = self._model.cross_layer_flow
         total = 0
-        for position, own in enumerate(handing.blocks if handing is not None else ()):
-            for take in own.takes:
+        for position, own in enumerate(
+            cross_layer_flow.blocks if cross_layer_flow is not None else ()
+        ):
+            for take in own.cross_layer_inputs:
                 if take.source.block == BEFORE:
                     given = tensors_of(value_at(arguments[position].nested, take.place))
                     total += sum(map(_bytes_of, given))
-            for place in own.gives:
+            for place in own.cross_layer_outputs:
                 for tensor in tensors_of(self._value(Source(position, place))):
                     total += _bytes_of(tensor) * (2 if tensor.is_floating_point() else 1)
         return total

@@ -14,14 +14,14 @@ from torch import nn
 
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
-from engine.model.blocks.side_inputs import Handing
-from engine.model.blocks.tokenwise_modules import parts_in_tiles
+from engine.model.blocks.cross_layer_inputs import CrossLayerFlow
+from engine.model.blocks.position_wise import parts_in_tiles
 from engine.model.build.packing_trial import Packing
 from engine.model.build.skeleton import Skeleton
 from engine.model.lora.inject import Adaptable, Block, Family, place_adapters
 from engine.planning.layout.freezing import with_frozen
 from engine.planning.layout.layout import Dtype, ParameterSpec, UnitLayout
-from engine.planning.shape.quantization import Quantised
+from engine.planning.shape.quantized_weights import Quantized
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -112,17 +112,17 @@ class StreamedModel:
     """Whether documents may share a row, and if not, why."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Name that owns the plane of each tied parameter, by its second name."""
-    untouched: dict[str, int] = field(default_factory=dict)
+    non_text: dict[str, int] = field(default_factory=dict)
     """Number of elements of the parameters of a model that also reads images or sound through which
     no text passes. They are no part of a unit, are never loaded, and stay as they are.
     """
     router_loss: RouterLoss | None = None
     """Training has this loss, too; None where the configuration asks for none."""
-    quantised: Quantised | None = None
+    quantized: Quantized | None = None
     """How the weights of the checkpoint are stored. They are dequantized on loading."""
     state_items: int = 1
     """An element of a block's state takes as many bytes as so many elements of `dtype`."""
-    handing: Handing | None = None
+    cross_layer_flow: CrossLayerFlow | None = None
     """What passes between blocks in addition to the hidden state; None for nothing."""
     parts: Parts | Adapters | None = None
     """Parts that are trained; None for the whole model."""
@@ -149,7 +149,7 @@ class StreamedModel:
         assert unit.block is not None  # only blocks run in tiles
         if self.router_loss is not None:
             return []
-        return parts_in_tiles(unit.block, self.packing.token_wise)
+        return parts_in_tiles(unit.block, self.packing.position_wise)
 
     @property
     def hidden_width(self) -> int:
@@ -176,18 +176,18 @@ class StreamedModel:
         return tuple(layout.unit for layout in self.layouts if layout.is_frozen)
 
     @property
-    def has_exact(self) -> bool:
+    def has_fp32_weights(self) -> bool:
         """Whether any weights stay in fp32 in a bf16 model."""
-        return any(layout.exact_numel for layout in self.layouts)
+        return any(layout.fp32_numel for layout in self.layouts)
 
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
         """Returns the buffers that are saved with the weights, by full name and in any shape.
 
         One example is a router's correction bias. These buffers are never trained. Those beside
-        `untouched` parameters are not among them.
+        `non_text` parameters are not among them.
         """
         whole = self.skeleton.model
-        decoder = f"{self._decoder_name}." if self.untouched else ""
+        decoder = f"{self._decoder_name}." if self.non_text else ""
         names = {name for name in whole.state_dict() if name.startswith(decoder)}
         return {name: buffer for name, buffer in whole.named_buffers() if name in names}
 
@@ -196,7 +196,7 @@ class StreamedModel:
         """The class in transformers of a model that also reads images or sound; it is empty for
         others.
         """
-        return type(self.skeleton.model).__name__ if self.untouched else ""
+        return type(self.skeleton.model).__name__ if self.non_text else ""
 
     @property
     def _decoder_name(self) -> str:
@@ -211,7 +211,7 @@ class StreamedModel:
             return "its blocks share weights"
         if self.router_loss is not None:
             return "what its router has chosen is counted for the loss of output_router_logits"
-        return "its blocks hand values to later blocks" if self.handing is not None else ""
+        return "its blocks hand values to later blocks" if self.cross_layer_flow is not None else ""
 
     @property
     def counted_parameters(self) -> int:

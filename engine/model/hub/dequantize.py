@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from engine.errors import ModelError
-from engine.planning.shape.quantization import Method, Quantised
+from engine.planning.shape.quantized_weights import Method, Quantized
 
 _SCALE = "_scale_inv"
 """Ending of the names of the scales of a weight in fp8."""
@@ -34,7 +34,7 @@ _BIAS = 127
 
 
 @dataclass(frozen=True)
-class Coded(ABC):
+class QuantizedTensor(ABC):
     """Weight that is made of several tensors that are stored."""
 
     name: str
@@ -49,7 +49,7 @@ class Coded(ABC):
 
 
 @dataclass(frozen=True)
-class _Fp8(Coded):
+class _Fp8(QuantizedTensor):
     block: tuple[int, int] | None
 
     def decoded(self, views: list[torch.Tensor]) -> torch.Tensor:
@@ -75,7 +75,7 @@ class _Fp8(Coded):
         return result
 
 
-class _Mxfp4(Coded):
+class _Mxfp4(QuantizedTensor):
     def decoded(self, views: list[torch.Tensor]) -> torch.Tensor:
         pairs, scales = views
         if pairs.dtype != torch.uint8 or scales.dtype != torch.uint8:
@@ -110,9 +110,10 @@ def _refused(name: str, what: str) -> ModelError:
     )
 
 
-def with_coded(stored: Mapping[str, Any], how: Quantised) -> dict[str, Any]:
-    """Returns the tensors of a checkpoint by name, with `Coded` ones in place of those that are
-    quantized and of their scales. `stored` are slices of safetensors, or tensors of mapped files.
+def with_quantized(stored: Mapping[str, Any], how: Quantized) -> dict[str, Any]:
+    """Returns the tensors of a checkpoint by name, with `QuantizedTensor` ones in place of those
+    that are quantized and of their scales. `stored` are slices of safetensors, or tensors of mapped
+    files.
     """
     found = dict(stored)
     if how.method is Method.FP8:

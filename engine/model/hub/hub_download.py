@@ -41,7 +41,7 @@ ANSWER_SECONDS = 10
 CHUNK_BYTES = 1 << 18
 """Largest number of bytes of each file that are lost when a download is ended."""
 FILES_AT_ONCE = 8
-TOLD_EVERY = 0.2
+REPORT_EVERY = 0.2
 """Seconds between two reports of the progress."""
 RETRY_SECONDS = 1.0
 """Seconds after which a broken connection is reopened."""
@@ -100,7 +100,7 @@ class _Transfer:
             self._come = {name: self._size(name) for name in wanted}
             self._come |= {name: self._there(name) for name in missing}
             self._check_disk_space(sum(self._size(name) - self._come[name] for name in missing))
-            self._tell()
+            self._report()
             self._bring_all(missing)
         if wanted:  # from now on the cache serves this commit without a network
             self._library_download(wanted[0], None)
@@ -110,10 +110,10 @@ class _Transfer:
         threads = ThreadPoolExecutor(FILES_AT_ONCE)
         coming = {threads.submit(self._bring, name) for name in missing}
         while coming:
-            ended, coming = wait(coming, TOLD_EVERY, FIRST_EXCEPTION)
+            ended, coming = wait(coming, REPORT_EVERY, FIRST_EXCEPTION)
             for file in ended:
                 file.result()
-            self._tell()
+            self._report()
 
     def _weights(self) -> list[str]:
         """Returns the names of the weight files. Raises Refused if the hub lacks one or all."""
@@ -241,7 +241,7 @@ class _Transfer:
         with self._counting:
             self._come[name] += more
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         with self._counting:
             come = dict(self._come)
         self._say(

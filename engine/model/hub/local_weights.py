@@ -17,7 +17,12 @@ from engine import safe_files
 from engine.errors import ModelError
 from engine.model.hub.hub_cache import CONFIG, INDEX, LISTED, PICKLED_INDEX, weight_files
 from engine.model.hub.model_files import read_object, read_small, refuse_unlike_files
-from engine.model.hub.weight_header import MOST_FILE, Contradiction, CutOff, header_of
+from engine.model.hub.safetensors_header import (
+    MOST_FILE,
+    Contradiction,
+    CutOff,
+    safetensors_header_of,
+)
 from engine.model.lora.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.safe_files import FileFault
 from engine.words import counted
@@ -190,7 +195,7 @@ def _what_is_wrong(file: Path, size: int, _time: int) -> str:
             return _wrong_of_pickled(opened, begin)
         opened.seek(0)
         try:
-            _, entries = header_of(opened, size)
+            _, entries = safetensors_header_of(opened, size)
         except CutOff as error:
             return f"is cut off: {error}; {_AGAIN}"
         except Contradiction as error:

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from engine import safe_files
 from engine.model.hub.hub_cache import weight_files
 from engine.model.hub.model_files import read_small
+from engine.model.hub.safetensors_header import MOST_FILE, read_safetensors_header
 from engine.model.hub.torch_pickle import is_pickled, open_pickled
-from engine.model.hub.weight_header import MOST_FILE, read_header
 
 _FINER = {"F64", "F32", "F16"}
 """Types whose values may have bits that bf16 does not hold."""
@@ -28,7 +28,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """Tensor that is stored in `file`. `dtype` is the name of its type in safetensors."""
 
     file: Path
@@ -55,7 +55,7 @@ def reading_dtype(folder: Path | None) -> torch.dtype:
     refused.
     """
     try:
-        found = [stored_in(file) for file in files_with_weights(folder)]
+        found = [tensors_in(file) for file in files_with_weights(folder)]
         stored = {each.dtype for tensors in found for each in tensors.values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         stored = set()  # the library says what is wrong with the files
@@ -63,17 +63,17 @@ def reading_dtype(folder: Path | None) -> torch.dtype:
     return torch.bfloat16 if is_bf16 else torch.float32
 
 
-def stored_in(file: Path) -> dict[str, Stored]:
+def tensors_in(file: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a file by name. Raises OSError or ValueError for safetensors that
     cannot be read, and ModelError for a pickled file that is refused.
     """
     if is_pickled(file):
         return {
-            name: Stored(file, _NAMES.get(tensor.dtype, str(tensor.dtype)), tensor.nbytes)
+            name: StoredTensor(file, _NAMES.get(tensor.dtype, str(tensor.dtype)), tensor.nbytes)
             for name, tensor in open_pickled(file).items()
         }
-    _, entries = read_header(file)
-    return {name: Stored(file, entry.dtype, entry.bytes) for name, entry in entries.items()}
+    _, entries = read_safetensors_header(file)
+    return {name: StoredTensor(file, entry.dtype, entry.bytes) for name, entry in entries.items()}
 
 
 def read_tensor(file: Path, name: str) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from engine import safe_files
 from engine.errors import ModelError
 from engine.machine.short_memory import refuse_short_memory
-from engine.model.hub.weight_header import MOST_FILE
+from engine.model.hub.safetensors_header import MOST_FILE
 
 SUFFIX = ".bin"
 _ZIP = b"PK\x03\x04"

@@ -167,8 +167,8 @@ def is_named(name: str, end: str) -> bool:
 def _is_in_saved(name: str, saved: Sequence[str]) -> bool:
     """Tells whether a module is one of those that are trained whole, or is within one."""
     parts = name.split(".")
-    outer = [".".join(parts[:stop]) for stop in range(1, len(parts) + 1)]
-    return any(is_named(each, end) for each in outer for end in saved)
+    parents = [".".join(parts[:stop]) for stop in range(1, len(parts) + 1)]
+    return any(is_named(each, end) for each in parents for end in saved)
 
 
 def saved_parameters(

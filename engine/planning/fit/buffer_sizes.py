@@ -7,21 +7,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.planning.fit.memory_items import Item, MemoryItem
-from engine.planning.layout.layout import EXACT_ITEM_BYTES
+from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL, PAGE, state_ring_bytes, whole_pages
+from engine.planning.layout.layout import FP32_ITEM_BYTES
 from engine.planning.layout.moments import KINDS, MOMENTS
-from engine.planning.layout.spilled import PAGE, SPILL_NUMEL, state_ring_bytes, whole_pages
-from engine.planning.layout.update_buffers import UpdateBuffer, small_pieces
+from engine.planning.layout.update_buffers import UpdateBuffer, small_chunks
 from engine.planning.schedule.arena import Arena, lay_out_arena
 from engine.planning.schedule.choices import (
     PlanChoices,
+    blocks_with_second_main_grad,
+    gpu_resident_blocks,
+    gpu_resident_of,
     seconds_of_pairs,
-    settled_blocks,
-    settled_of,
-    summed_apart,
 )
 from engine.planning.schedule.offloaded_activations import DISK_RINGS
 from engine.planning.schedule.offloaded_updates import STATE_RINGS
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.step_buffers import GRADIENT_RINGS
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.saved_attention_sizes import with_room
@@ -37,8 +37,8 @@ PLANE_NOTES = {
 }
 
 
-def buffers_in_words(buffers: int, spare: int) -> str:
-    """Returns the number of pieces of states that are on the device at once, in words."""
+def buffers_text(buffers: int, spare: int) -> str:
+    """Returns the number of chunks of states that are on the device at once, in words."""
     words = f"{buffers - spare} at a time"
     if spare:
         words += f" and {spare} more in the place of activations"
@@ -60,12 +60,12 @@ def fixed_bytes(
     """Returns the bytes of the buffers that are kept throughout the run: what DeviceState
     allocates, to the byte. With several ranks they are those of each.
 
-    boundary_numel: the number of elements in the hidden state of the largest micro-batch.
+    block_input_numel: the number of elements in the hidden state of the largest micro-batch.
     """
     slots, resident = block_slot_bytes(shape, choices)
-    settled = shape.settled_on(choices.ranks)[choices.settled_units]
+    gpu_resident = shape.gpu_resident_bytes_on(choices.ranks)[choices.gpu_resident_units]
     shape = shape.padded(choices.ranks)
-    sums = 4 * (_sum_numel(shape, choices) + _shard_numel(shape, choices))
+    sums = 4 * (_main_grad_numel(shape, choices) + _shard_numel(shape, choices))
     norms = 8 * (len(shape.units) + 1)  # in fp64, with the loss
     clip = 8
     of_token = choices.attention_bytes if choices.attention_blocks else 0
@@ -73,113 +73,115 @@ def fixed_bytes(
     ring_bytes = with_room(block_input_numel * shape.item_bytes, of_token, tokens)
     return {
         MemoryItem.BLOCK_SLOTS: slots,
-        MemoryItem.OUTER_SLOTS: _outer_slot_bytes(shape, choices),
-        MemoryItem.RESIDENT_BLOCKS: resident,
-        MemoryItem.SETTLED_UNITS: settled,
-        MemoryItem.GRADIENT_SUMS: sums + norms + clip,
+        MemoryItem.EMBED_AND_HEAD_SLOTS: _embed_and_head_slot_bytes(shape, choices),
+        MemoryItem.BLOCKS_KEPT_IN_SLOTS: resident,
+        MemoryItem.GPU_RESIDENT_UNITS: gpu_resident,
+        MemoryItem.MAIN_GRADS: sums + norms + clip,
         _staging(choices): _staging_bytes(shape, choices),
         MemoryItem.OPTIMIZER_STATES: _update_buffer_bytes(shape, choices),
-        MemoryItem.BOUNDARY_RINGS: _rings(choices) * ring_bytes,
+        MemoryItem.BLOCK_INPUT_RINGS: _rings(choices) * ring_bytes,
     }
 
 
 def block_slot_bytes(shape: ModelShape, choices: PlanChoices) -> tuple[int, int]:
-    """Returns the bytes of the slots that blocks share, and of those of resident blocks."""
+    """Returns the bytes of the slots that blocks share, and of those of blocks kept in slots."""
     shape = shape.padded(choices.ranks)
     blocks, sizes = len(shape.blocks), shape.block_sizes
-    first, stop = settled_blocks(blocks, choices), blocks - choices.resident_blocks
+    first, stop = gpu_resident_blocks(blocks, choices), blocks - choices.blocks_kept_in_slots
     slots = min(choices.slots, stop - first)
     shared = slots * sizes.slot_bytes(first, stop)
-    return shared, sizes.resident_bytes(choices.resident_blocks)
+    return shared, sizes.resident_bytes(choices.blocks_kept_in_slots)
 
 
 def _fixed_notes(shape: ModelShape, choices: PlanChoices) -> dict[MemoryItem, str]:
     """Returns a description of each item of `fixed_bytes`."""
-    resident = choices.resident_blocks
-    streamed = len(shape.blocks) - resident - settled_blocks(len(shape.blocks), choices)
+    resident = choices.blocks_kept_in_slots
+    streamed = len(shape.blocks) - resident - gpu_resident_blocks(len(shape.blocks), choices)
     return {
         MemoryItem.BLOCK_SLOTS: f"{min(choices.slots, streamed)} for the blocks that are streamed",
-        MemoryItem.OUTER_SLOTS: (
-            "beyond the parked gradient of embed" if choices.outer_in_parked else ""
+        MemoryItem.EMBED_AND_HEAD_SLOTS: (
+            "beyond the kept gradient of embed" if choices.embed_and_head_in_kept_gradients else ""
         ),
-        MemoryItem.RESIDENT_BLOCKS: f"the last {resident} blocks",
-        MemoryItem.SETTLED_UNITS: f"weights and moments of {settled_in_words(shape, choices)}",
-        MemoryItem.GRADIENT_SUMS: f"fp32: {_sums_in_words(shape, choices)}",
+        MemoryItem.BLOCKS_KEPT_IN_SLOTS: f"the last {resident} blocks",
+        MemoryItem.GPU_RESIDENT_UNITS: f"weights, moments of {gpu_resident_text(shape, choices)}",
+        MemoryItem.MAIN_GRADS: f"fp32: {_main_grads_text(shape, choices)}",
         _staging(choices): _staging_note(shape, choices),
         MemoryItem.OPTIMIZER_STATES: (
-            f"pieces of {len(choices.device_homes)} units that are updated on the device, "
-            f"{buffers_in_words(choices.update_buffers, choices.spare_buffers)}"
+            f"chunks of {len(choices.device_updated_units)} units that are updated on the device, "
+            f"{buffers_text(choices.update_buffers, choices.spare_buffers)}"
         ),
-        MemoryItem.BOUNDARY_RINGS: f"{_rings(choices)} buffers for boundaries on the host",
+        MemoryItem.BLOCK_INPUT_RINGS: f"{_rings(choices)} buffers for block inputs on the host",
     }
 
 
 def _rings(choices: PlanChoices) -> int:
-    """Returns the number of buffers that boundaries on the host pass through."""
-    return 2 * choices.boundary_rings if choices.host_boundaries else 0
+    """Returns the number of buffers that block inputs on the host pass through."""
+    return 2 * choices.block_input_rings if choices.offloaded_block_inputs else 0
 
 
 def _staging(choices: PlanChoices) -> MemoryItem:
     """Returns the item of rounded gradients."""
-    is_parked = choices.gradients_in_sums or choices.parked_gradients
-    return MemoryItem.PARKED_GRADIENTS if is_parked else MemoryItem.GRADIENT_STAGING
+    is_kept_on_gpu = choices.gradients_in_main_grads or choices.gradients_on_gpu
+    return MemoryItem.KEPT_GRADIENTS if is_kept_on_gpu else MemoryItem.GRADIENT_STAGING
 
 
 def _staging_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of rounded gradients. With several ranks the shape is padded, and a
     gradient that is rounded is a shard.
     """
-    if choices.gradients_in_sums:
+    if choices.gradients_in_main_grads:
         return 0
-    settled = choices.settled_units
-    is_in_sums = choices.gradient_sum == GradientSum.DEVICE and shape.item_bytes == 2
+    gpu_resident = choices.gpu_resident_units
+    is_in_sums = choices.main_grad == MainGrad.DEVICE and shape.item_bytes == 2
     is_in_sums = is_in_sums and choices.world_size == 1
-    waiting = 0 if is_in_sums else shape.first_gradients[settled]
-    if choices.parked_gradients:
-        numel = waiting + shape.gradient_numel - shape.first_gradients[settled]
+    waiting = 0 if is_in_sums else shape.first_gradients[gpu_resident]
+    if choices.gradients_on_gpu:
+        numel = waiting + shape.gradient_numel - shape.first_gradients[gpu_resident]
         return numel // choices.ranks * shape.item_bytes
-    blocks = settled_blocks(len(shape.blocks), choices)
-    outer = max((unit.gradient_numel for unit in _streamed_outer(shape, choices)), default=0)
-    numel = waiting + 2 * shape.block_sizes.largest_from(blocks) + outer
+    blocks = gpu_resident_blocks(len(shape.blocks), choices)
+    embed_and_head = max(
+        (unit.gradient_numel for unit in _streamed_embed_and_head(shape, choices)), default=0
+    )
+    numel = waiting + 2 * shape.block_sizes.largest_from(blocks) + embed_and_head
     return numel // choices.ranks * shape.item_bytes
 
 
 def _staging_note(shape: ModelShape, choices: PlanChoices) -> str:
-    if choices.gradients_in_sums:
+    if choices.gradients_in_main_grads:
         return "in the memory of their sums"
-    if choices.parked_gradients:
+    if choices.gradients_on_gpu:
         return "the rounded gradients of all units, until the clip factor is known"
     words = "rounded gradients on their way to the host"
-    if choices.settled_units:
-        words += f", and those of {settled_in_words(shape, choices)}"
+    if choices.gpu_resident_units:
+        words += f", and those of {gpu_resident_text(shape, choices)}"
     return words
 
 
-def settled_in_words(shape: ModelShape, choices: PlanChoices) -> str:
+def gpu_resident_text(shape: ModelShape, choices: PlanChoices) -> str:
     """Returns the units that live on the device, in words."""
-    if choices.settled_units == len(shape.units):
+    if choices.gpu_resident_units == len(shape.units):
         return "the whole model"
-    count = settled_blocks(len(shape.blocks), choices)
-    if count and choices.settled_apart:
+    count = gpu_resident_blocks(len(shape.blocks), choices)
+    if count and choices.gpu_resident_apart:
         return f"embed and {count} of {len(shape.blocks)} blocks"
     if count == 1:
         return "embed and the first block"
     return f"embed and the first {count} blocks" if count else "embed"
 
 
-def _outer_slot_bytes(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the bytes of the slots of embed and head, beyond those of a parked gradient."""
+def _embed_and_head_slot_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes of the slots of embed and head, beyond those of a kept gradient."""
     embed, head, item = shape.embed, shape.head, shape.item_bytes
-    if not choices.shared_outer_slot:
-        return sum(_slot_bytes([unit], item) for unit in _streamed_outer(shape, choices))
+    if not choices.shared_embed_and_head_slot:
+        return sum(_slot_bytes([unit], item) for unit in _streamed_embed_and_head(shape, choices))
     both = _slot_bytes([embed, head], item)
-    return both - embed.gradient_numel * item if choices.outer_in_parked else both
+    return both - embed.gradient_numel * item if choices.embed_and_head_in_kept_gradients else both
 
 
-def _streamed_outer(shape: ModelShape, choices: PlanChoices) -> list[UnitShape]:
+def _streamed_embed_and_head(shape: ModelShape, choices: PlanChoices) -> list[UnitShape]:
     """Returns which of embed and head do not live on the device."""
-    embed = [shape.embed] if choices.settled_units == 0 else []
-    return embed if choices.settled_units == len(shape.units) else [*embed, shape.head]
+    embed = [shape.embed] if choices.gpu_resident_units == 0 else []
+    return embed if choices.gpu_resident_units == len(shape.units) else [*embed, shape.head]
 
 
 def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
@@ -187,201 +189,212 @@ def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
     weights that stay in fp32 are kept beside the others.
     """
     numel = max((unit.weight_numel for unit in units), default=0)
-    exact = max((unit.exact_numel for unit in units), default=0)
-    return numel * item + exact * EXACT_ITEM_BYTES
+    keep_in_fp32 = max((unit.fp32_numel for unit in units), default=0)
+    return numel * item + keep_in_fp32 * FP32_ITEM_BYTES
 
 
-def _sum_numel(shape: ModelShape, choices: PlanChoices) -> int:
+def _main_grad_numel(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the number of elements of all fp32 sums. With several ranks the shape is padded."""
-    outer = (shape.embed.gradient_numel, shape.head.gradient_numel)
-    if choices.gradient_sum == GradientSum.DEVICE:
-        return sum(outer) + shape.block_sizes.numel
-    more, largest = shape.block_sizes.largest_sums(summed_apart(len(shape.blocks), choices))
+    embed_and_head = (shape.embed.gradient_numel, shape.head.gradient_numel)
+    if choices.main_grad == MainGrad.DEVICE:
+        return sum(embed_and_head) + shape.block_sizes.numel
+    more, largest = shape.block_sizes.largest_sums(
+        blocks_with_second_main_grad(len(shape.blocks), choices)
+    )
     if shape.holds_embed:
-        return sum(outer) + largest + more
-    return (largest if choices.outer_in_parked else max(*outer, largest)) + more
+        return sum(embed_and_head) + largest + more
+    return (
+        largest if choices.embed_and_head_in_kept_gradients else max(*embed_and_head, largest)
+    ) + more
 
 
 def _shard_numel(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the number of elements of the shards of sums that each of several ranks keeps over
     the rounds. The shape is padded.
     """
-    if choices.gradient_sum != GradientSum.SHARDS:
+    if choices.main_grad != MainGrad.SHARDS:
         return 0
     return shape.gradient_numel // choices.ranks
 
 
-def _sums_in_words(shape: ModelShape, choices: PlanChoices) -> str:
+def _main_grads_text(shape: ModelShape, choices: PlanChoices) -> str:
     """Returns which fp32 sums there are at once, in words."""
-    if choices.gradient_sum == GradientSum.DEVICE:
+    if choices.main_grad == MainGrad.DEVICE:
         return "every unit, summed over the rounds"
-    more, _ = shape.block_sizes.largest_sums(summed_apart(len(shape.blocks), choices))
+    more, _ = shape.block_sizes.largest_sums(
+        blocks_with_second_main_grad(len(shape.blocks), choices)
+    )
     if shape.holds_embed:
         return "embed, head and the largest block" + (", twice" if more else "")
     words = "one unit at a time" + (", two blocks together" if more else "")
     if choices.world_size > 1:
         words = "one unit at a time, and one that is added up over the GPUs"
-    if choices.gradient_sum == GradientSum.SHARDS:
+    if choices.main_grad == MainGrad.SHARDS:
         words += "; a shard of every unit, summed over the rounds"
-    if choices.outer_in_parked:
-        return f"{words}; embed in pieces, the head among parked gradients"
+    if choices.embed_and_head_in_kept_gradients:
+        return f"{words}; embed in chunks, the head among kept gradients"
     return words
 
 
 def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of update buffers beyond the memory that they share with other buffers."""
-    if not choices.device_homes:
+    if not choices.device_updated_units:
         return 0
-    return arena_of(shape, choices).bytes - sum(shared_sum_bytes(shape, choices))
+    return arena_of(shape, choices).bytes - sum(shared_main_grad_bytes(shape, choices))
 
 
 def arena_of(shape: ModelShape, choices: PlanChoices) -> Arena:
     """Returns where the plan's sums and update buffers are in the memory that they share."""
     own = choices.update_buffers - choices.spare_buffers
     size = update_buffer(shape, choices).bytes
-    return lay_out_arena(shared_sum_bytes(shape, choices), size, own, choices)
+    return lay_out_arena(shared_main_grad_bytes(shape, choices), size, own, choices)
 
 
-def shared_sum_bytes(shape: ModelShape, choices: PlanChoices) -> Sequence[int]:
+def shared_main_grad_bytes(shape: ModelShape, choices: PlanChoices) -> Sequence[int]:
     """Returns the bytes of the fp32 sums that share their memory with update buffers: those of the
     blocks, the last one first, where the sums of all rounds stay on the device, and else all of
     them together. With several ranks they are those of each.
     """
     shape = shape.padded(choices.ranks)
-    if choices.gradient_sum == GradientSum.DEVICE:
+    if choices.main_grad == MainGrad.DEVICE:
         sums = shape.block_sizes.sum_bytes
-        return sums[: len(sums) - settled_blocks(len(sums), choices)]
-    return [4 * _sum_numel(shape, choices)]
+        return sums[: len(sums) - gpu_resident_blocks(len(sums), choices)]
+    return [4 * _main_grad_numel(shape, choices)]
 
 
 def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the bytes of the host buffers that pieces of parked gradients pass through, for one
+    """Returns the bytes of the host buffers that chunks of kept gradients pass through, for one
     rank. There are none where all optimizers run on the device.
     """
-    settled = settled_of([unit.name for unit in shape.blocks], choices)
-    elsewhere = {*settled, *choices.device_homes, *shape.frozen_units}
-    if not choices.parked_gradients or len(elsewhere) == len(shape.units):
+    gpu_resident = gpu_resident_of([unit.name for unit in shape.blocks], choices)
+    elsewhere = {*gpu_resident, *choices.device_updated_units, *shape.frozen_units}
+    if not choices.gradients_on_gpu or len(elsewhere) == len(shape.units):
         return 0
-    # Parked gradients of moments on the disk come in pieces as large as those of the moments.
-    spilled = max((unit.numel for unit in spilled_units(shape, choices)), default=0)
-    numel = max(ring_numel(shape, choices.ranks), min(SPILL_NUMEL, spilled))
+    # Kept gradients of moments on the disk come in chunks as large as those of the moments.
+    offloaded_to_disk = max(
+        (unit.numel for unit in disk_offloaded_units(shape, choices)), default=0
+    )
+    numel = max(ring_numel(shape, choices.ranks), min(DISK_CHUNK_NUMEL, offloaded_to_disk))
     return GRADIENT_RINGS * numel * shape.item_bytes
 
 
-def spilled_units(shape: ModelShape, choices: PlanChoices) -> tuple[UnitShape, ...]:
+def disk_offloaded_units(shape: ModelShape, choices: PlanChoices) -> tuple[UnitShape, ...]:
     """Returns the units whose moments are on the disk."""
-    return shape.units[len(shape.units) - choices.spilled_units :]
+    return shape.units[len(shape.units) - choices.disk_offloaded_units :]
 
 
-def spilled_in_words(shape: ModelShape, choices: PlanChoices) -> str:
+def disk_offloaded_text(shape: ModelShape, choices: PlanChoices) -> str:
     """Returns the units whose moments are on the disk, in words."""
-    if choices.spilled_units == len(shape.units):
+    if choices.disk_offloaded_units == len(shape.units):
         return "all units"
-    count = choices.spilled_units - 1
+    count = choices.disk_offloaded_units - 1
     return f"the last {counted(count, 'block')} and the head" if count else "the head"
 
 
 def state_rings_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of the host buffers that moments on the disk pass through."""
-    units = spilled_units(shape, choices)
+    units = disk_offloaded_units(shape, choices)
     size = state_ring_bytes([unit.moment_counts for unit in units], shape.optimizer)
-    return min(STATE_RINGS, _spilled_pieces(units)) * size
+    return min(STATE_RINGS, _disk_chunks(units)) * size
 
 
-def spilled_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+def disk_offloaded_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the most bytes that moments take on the disk. A step reads and writes them once."""
-    units = spilled_units(shape, choices)
-    moments = len(MOMENTS) * shape.last_moment_bytes[choices.spilled_units]
-    return moments + spill_padding(units) if units else 0
+    units = disk_offloaded_units(shape, choices)
+    moments = len(MOMENTS) * shape.last_moment_bytes[choices.disk_offloaded_units]
+    return moments + disk_padding(units) if units else 0
 
 
-def spill_padding(units: Sequence[UnitShape]) -> int:
-    """Returns the bytes that moments of these units take on the disk beyond their own: each piece
+def disk_padding(units: Sequence[UnitShape]) -> int:
+    """Returns the bytes that moments of these units take on the disk beyond their own: each chunk
     of a moment is filled up to a whole page.
     """
-    return len(MOMENTS) * PAGE * _spilled_pieces(units)
+    return len(MOMENTS) * PAGE * _disk_chunks(units)
 
 
-def _spilled_pieces(units: Sequence[UnitShape]) -> int:
-    return sum(-(-unit.numel // SPILL_NUMEL) for unit in units)
+def _disk_chunks(units: Sequence[UnitShape]) -> int:
+    return sum(-(-unit.numel // DISK_CHUNK_NUMEL) for unit in units)
 
 
 def ring_numel(shape: ModelShape, ranks: int) -> int:
-    """Returns the number of elements of a ring buffer of gradients: a small piece."""
-    return shape.update_buffer(small_pieces(shape.largest_block), ranks).numel
+    """Returns the number of elements of a ring buffer of gradients: a small chunk."""
+    return shape.update_buffer(small_chunks(shape.largest_block), ranks).numel
 
 
 def update_buffer(shape: ModelShape, choices: PlanChoices) -> UpdateBuffer:
-    """Returns the buffer for a piece of the states of a unit that the device updates."""
-    buffer = shape.update_buffer(choices.update_pieces, choices.ranks)
-    return buffer.without_gradients if choices.parked_gradients else buffer
+    """Returns the buffer for a chunk of the states of a unit that the device updates."""
+    buffer = shape.update_buffer(choices.update_chunks, choices.ranks)
+    return buffer.without_gradients if choices.gradients_on_gpu else buffer
 
 
 def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the bytes that planes, parked gradients and what passes between host and disk take
+    """Returns the bytes that planes, kept gradients and what passes between host and disk take
     on the host. Planes are there once for all ranks of a host, as far as they are that host's.
     """
-    planes = _planes_of_host(shape, choices)
-    if choices.parked_gradients:
+    planes = _planes_of_node(shape, choices)
+    if choices.gradients_on_gpu:
         del planes["grad"]
-    rings = choices.ranks_of_host * gradient_ring_bytes(shape, choices)
+    rings = choices.ranks_per_node * gradient_ring_bytes(shape, choices)
     return sum(planes.values()) + rings + state_rings_bytes(shape, choices)
 
 
-def _planes_of_host(shape: ModelShape, choices: PlanChoices) -> dict[str, int]:
+def _planes_of_node(shape: ModelShape, choices: PlanChoices) -> dict[str, int]:
     """Returns the bytes of each plane in the RAM of one host. Where planes are divided among hosts,
     the first one has a little more than that, since shards are multiples of `SHARD_ELEMENTS`.
     """
-    planes = shape.plane_bytes(choices.settled_units, choices.spilled_units)
+    planes = shape.plane_bytes(choices.gpu_resident_units, choices.disk_offloaded_units)
     return {plane: -(-size // choices.span) for plane, size in planes.items()}
 
 
-def boundary_count(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the number of blocks that keep a boundary for each micro-batch."""
+def saved_input_count(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the number of blocks that keep their input for each micro-batch."""
     blocks = len(shape.blocks)
-    without = choices.kept_blocks + len(seconds_of_pairs(blocks, choices))
+    without = choices.blocks_without_recompute + len(seconds_of_pairs(blocks, choices))
     return blocks - shape.forward_blocks - without
 
 
-def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
-    """Returns the bytes that boundaries on the host take of RAM, for one rank: one for each
+def offloaded_input_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
+    """Returns the bytes that block inputs on the host take of RAM, for one rank: one for each
     micro-batch and each block that keeps one there, some with what attention returned, and the
     buffers of those on the disk. tokens: the number of tokens in the largest micro-batch.
     """
-    if not choices.host_boundaries:
+    if not choices.offloaded_block_inputs:
         return 0
-    stored = boundary_count(shape, choices) * choices.micro_batches - choices.spilled_boundaries
-    boundary = _boundary_bytes(shape, tokens)
-    more = with_room(boundary, choices.attention_bytes, tokens) - boundary
-    in_ram = stored * boundary + choices.attention_blocks * choices.micro_batches * more
+    stored = (
+        saved_input_count(shape, choices) * choices.micro_batches
+        - choices.disk_offloaded_block_inputs
+    )
+    block_input = _block_input_bytes(shape, tokens)
+    more = with_room(block_input, choices.attention_bytes, tokens) - block_input
+    in_ram = stored * block_input + choices.attention_blocks * choices.micro_batches * more
     return in_ram + disk_rings_bytes(shape, choices, tokens)
 
 
 def disk_rings_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
-    """Returns the bytes of the host buffers that boundaries on the disk pass through."""
-    rings = min(DISK_RINGS, choices.spilled_boundaries)
-    return rings * whole_pages(_boundary_bytes(shape, tokens))
+    """Returns the bytes of the host buffers that block inputs on the disk pass through."""
+    rings = min(DISK_RINGS, choices.disk_offloaded_block_inputs)
+    return rings * whole_pages(_block_input_bytes(shape, tokens))
 
 
-def spilled_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
-    """Returns the bytes of boundaries on the disk, which a step writes and reads once."""
-    return choices.spilled_boundaries * whole_pages(_boundary_bytes(shape, tokens))
+def disk_offloaded_input_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
+    """Returns the bytes of block inputs on the disk, which a step writes and reads once."""
+    return choices.disk_offloaded_block_inputs * whole_pages(_block_input_bytes(shape, tokens))
 
 
-def _boundary_bytes(shape: ModelShape, tokens: int) -> int:
+def _block_input_bytes(shape: ModelShape, tokens: int) -> int:
     """Returns the bytes of the input of a block, for a micro-batch of so many tokens."""
     return tokens * shape.hidden_width * shape.item_bytes
 
 
 def plane_items(shape: ModelShape, choices: PlanChoices) -> list[Item]:
-    """Returns the items of planes in RAM, and of the buffers for parked gradients and for moments
+    """Returns the items of planes in RAM, and of the buffers for kept gradients and for moments
     on the disk.
     """
     items: list[Item] = []
-    for plane, size in _planes_of_host(shape, choices).items():
-        if plane == "grad" and choices.parked_gradients:
-            ring = choices.ranks_of_host * gradient_ring_bytes(shape, choices)
-            words = "parked gradients on their way to the optimizer"
+    for plane, size in _planes_of_node(shape, choices).items():
+        if plane == "grad" and choices.gradients_on_gpu:
+            ring = choices.ranks_per_node * gradient_ring_bytes(shape, choices)
+            words = "kept gradients on their way to the optimizer"
             items.append(Item(MemoryItem.GRADIENT_RING, ring, words))
             continue
         if size:
@@ -399,9 +412,9 @@ def _plane_note(shape: ModelShape, choices: PlanChoices, plane: str, size: int) 
     """
     is_moment = plane in MOMENTS
     kind = f", {KINDS[shape.optimizer]}" if is_moment else ""
-    units = shape.units[choices.settled_units :]
+    units = shape.units[choices.gpu_resident_units :]
     if is_moment:
-        units = units[: len(units) - choices.spilled_units]
+        units = units[: len(units) - choices.disk_offloaded_units]
     is_high = plane == "weight_high"
     numel = sum(unit.numel for unit in units)
     if is_high:
@@ -411,8 +424,8 @@ def _plane_note(shape: ModelShape, choices: PlanChoices, plane: str, size: int) 
         text += " that is trained"
     if choices.span > 1:
         text += f", divided among {choices.span} hosts"
-    if choices.settled_units:
-        text += f"; without {settled_in_words(shape, choices)}"
-    if is_moment and choices.spilled_units:
-        text += f"; those of {spilled_in_words(shape, choices)} are on the disk"
+    if choices.gpu_resident_units:
+        text += f"; without {gpu_resident_text(shape, choices)}"
+    if is_moment and choices.disk_offloaded_units:
+        text += f"; those of {disk_offloaded_text(shape, choices)} are on the disk"
     return text

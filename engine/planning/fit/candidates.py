@@ -1,5 +1,5 @@
-"""A `Spread` is a way to spread a step's rows over micro-batches and rounds. `spreads` yields those
-that the planner tries. No torch.
+"""A `BatchSplit` is a way to spread a step's rows over micro-batches and rounds. `batch_splits`
+yields those that the planner tries. No torch.
 """
 
 from __future__ import annotations
@@ -9,69 +9,79 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engine.config.settings import AUTO
-from engine.machine.link_rates import reads_whole
+from engine.machine.link_rates import reads_unsharded
 from engine.planning.fit.job import Job, Target
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.shape.model_shape import ModelShape
 
-# ---------------------------------------------------------------------- frames
+# ---------------------------------------------------------------------- plan families
 
-# A frame is a way to take less RAM, or less memory of the device, at some cost. The planner fills
-# the rest of the memory within it (`engine.planning.fit.fill_memory`). No torch.
+# A plan family is a way to take less RAM, or less memory of the device, at some cost. The planner
+# fills the rest of the memory within it (`engine.planning.fit.fill_memory`). No torch.
 
 
-def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
+def plan_families(job: Job, target: Target, coarse: bool) -> list[list[PlanChoices]]:
     """Returns the ways to take less RAM, in groups, the usual one first. A group is tried where RAM
     or the device's memory is too short for those before it. They differ by where gradients wait, by
-    whether embed and head share a slot, and use the memory of parked gradients, and by whether
-    every block or every second one keeps its boundary. With several ranks, embed and head have
-    memory of their own, and every block keeps its boundary. Where units are frozen, every block
-    with a backward keeps its boundary.
+    whether embed and head share a slot, and use the memory of kept gradients, and by whether
+    every block or every second one keeps its input. With several ranks, embed and head have
+    memory of their own, and every block keeps its input. Where units are frozen, every block
+    with a backward keeps its input.
     """
-    parks, level = parking(job, target), job.config.engine.activation_checkpointing
-    whole = job.span == 1 and reads_whole(target.rates, job.ranks)
+    on_gpu, level = keeps_gradients_on_gpu(job, target), job.config.engine.activation_checkpointing
+    whole = job.span == 1 and reads_unsharded(target.rates, job.ranks)
     copies, of_copy = job.hosts // job.span, job.ranks * job.span
     # What is trained is updated in forward order, so its first blocks are needed first. Frozen ones
     # can be fetched at any time.
     apart = job.shape.has_alike_frozen_blocks
     plain = PlanChoices(
-        ranks=of_copy, hosts=copies, span=job.span, whole_reads=whole, settled_apart=apart
+        ranks=of_copy, hosts=copies, span=job.span, unsharded_reads=whole, gpu_resident_apart=apart
     )
-    usual = [] if parks else [plain]
-    parked = [] if parks is False else [replace(plain, parked_gradients=True)]
-    if parked and not job.shape.holds_embed:
-        parked.append(replace(parked[0], shared_outer_slot=True))
+    usual = [] if on_gpu else [plain]
+    kept_gradients = [] if on_gpu is False else [replace(plain, gradients_on_gpu=True)]
+    if kept_gradients and not job.shape.holds_embed:
+        kept_gradients.append(replace(kept_gradients[0], shared_embed_and_head_slot=True))
     if job.world_size > 1:
-        return [group for group in (usual, parked) if group]
-    if job.shape.frozen_units:  # what has no backward has no boundary, and parks no gradient
-        return [group for group in (usual, parked) if group]
-    outer = []
-    if parked and _can_park_outer(job.shape):
-        outer = [replace(parked[-1], outer_in_parked=True)]
-    slots = (2,) if quick or job.config.engine.slots != AUTO else (2, 4)
+        return [group for group in (usual, kept_gradients) if group]
+    if job.shape.frozen_units:  # what has no backward has no block input, and keeps no gradient
+        return [group for group in (usual, kept_gradients) if group]
+    embed_and_head = []
+    if kept_gradients and _can_keep_embed_and_head(job.shape):
+        embed_and_head = [replace(kept_gradients[-1], embed_and_head_in_kept_gradients=True)]
+    slots = (2,) if coarse or job.config.engine.slots != AUTO else (2, 4)
 
-    def in_pairs(frames: list[PlanChoices]) -> list[PlanChoices]:
-        return [replace(each, boundary_blocks=2, slots=count) for each in frames for count in slots]
+    def in_pairs(families: list[PlanChoices]) -> list[PlanChoices]:
+        return [
+            replace(each, blocks_per_saved_input=2, slots=count)
+            for each in families
+            for count in slots
+        ]
 
-    if level == "offload_pairs" or job.boundary_blocks == 2:
-        groups = [in_pairs(usual), in_pairs(parked), in_pairs(outer)]
-    elif level == AUTO and job.boundary_blocks is None and target.device != "cpu":
-        groups = [usual, [*parked, *in_pairs(usual)], in_pairs(parked), outer, in_pairs(outer)]
+    if level == "offload_pairs" or job.blocks_per_saved_input == 2:
+        groups = [in_pairs(usual), in_pairs(kept_gradients), in_pairs(embed_and_head)]
+    elif level == AUTO and job.blocks_per_saved_input is None and target.device != "cpu":
+        groups = [
+            usual,
+            [*kept_gradients, *in_pairs(usual)],
+            in_pairs(kept_gradients),
+            embed_and_head,
+            in_pairs(embed_and_head),
+        ]
     else:
-        groups = [usual, parked, outer]
+        groups = [usual, kept_gradients, embed_and_head]
     return [group for group in groups if group]
 
 
-def _can_park_outer(shape: ModelShape) -> bool:
-    """Tells whether embed can be summed in pieces, and the sum of the head is no larger than the
-    parked gradients of all blocks.
+def _can_keep_embed_and_head(shape: ModelShape) -> bool:
+    """Tells whether embed can be summed in chunks, and the sum of the head is no larger than the
+    kept gradients of all blocks.
     """
-    parked = shape.item_bytes * sum(unit.gradient_numel for unit in shape.blocks)
-    return shape.embed_piece > 0 and 4 * shape.head.gradient_numel <= parked
+    kept_gradients = shape.item_bytes * sum(unit.gradient_numel for unit in shape.blocks)
+    return shape.embed_chunk > 0 and 4 * shape.head.gradient_numel <= kept_gradients
 
 
-def parking(job: Job, target: Target) -> bool | None:
-    """Tells whether gradients are parked on the device, by the settings or by what was decided
+def keeps_gradients_on_gpu(job: Job, target: Target) -> bool | None:
+    """Tells whether gradients are kept on the device, by the settings or by what was decided
     before; None where that depends on the memory.
     """
     asked = job.config.engine.gradients
@@ -79,7 +89,7 @@ def parking(job: Job, target: Target) -> bool | None:
         return asked == "gpu"
     if target.device == "cpu":  # there the device's memory is RAM too
         return False
-    return job.parked_gradients
+    return job.gradients_on_gpu
 
 
 # ---------------------------------------------------------------------- candidates
@@ -93,8 +103,8 @@ MOST_ROUNDS = 32
 """A step has at most this many rounds, unless the settings request more."""
 
 
-class Spread(NamedTuple):
-    """A spread says how many micro-batches and rounds a step has. `size` is the rows of a
+class BatchSplit(NamedTuple):
+    """A batch split says how many micro-batches and rounds a step has. `size` is the rows of a
     micro-batch.
     """
 
@@ -103,53 +113,53 @@ class Spread(NamedTuple):
     rounds: int
 
 
-def spreads(job: Job, device: str, quick: bool) -> Iterator[Spread]:
-    """Yields the spreads of one rank to try, fewer rounds first. quick: fewer numbers of rounds are
-    tried.
+def batch_splits(job: Job, device: str, coarse: bool) -> Iterator[BatchSplit]:
+    """Yields the batch splits of one rank to try, fewer rounds first. coarse: fewer numbers of
+    rounds are tried.
     """
     train, asked_rounds = job.config.train, job.config.engine.rounds
     one_or_asked = 1 if asked_rounds == AUTO else asked_rounds
     if job.rounding:
         size = job.rounding["micro_batch_size"]
         micro_batches = -(-job.rows // size)
-        yield Spread(size, micro_batches, job.rounding.get("rounds", one_or_asked))
+        yield BatchSplit(size, micro_batches, job.rounding.get("rounds", one_or_asked))
         return
     for size in _micro_batch_sizes(job, device):
-        yield Spread(size, job.rows // size, one_or_asked)
+        yield BatchSplit(size, job.rows // size, one_or_asked)
     if asked_rounds != AUTO or device == "cpu":
         return
     if train.micro_batch_size != AUTO:
         yield from _rounds_of_asked_size(job.rows, train.micro_batch_size)
     else:
-        yield from _one_micro_batch_a_round(job, quick)
+        yield from _one_micro_batch_a_round(job, coarse)
 
 
-def _rounds_of_asked_size(rows: int, size: int) -> Iterator[Spread]:
-    """Yields spreads whose rounds have equal numbers of micro-batches, of the size that the
+def _rounds_of_asked_size(rows: int, size: int) -> Iterator[BatchSplit]:
+    """Yields batch splits whose rounds have equal numbers of micro-batches, of the size that the
     settings request.
     """
     micro_batches = rows // size
     for rounds in range(2, min(micro_batches, MOST_ROUNDS) + 1):
         if micro_batches % rounds == 0:
-            yield Spread(size, micro_batches, rounds)
+            yield BatchSplit(size, micro_batches, rounds)
 
 
-def _one_micro_batch_a_round(job: Job, quick: bool) -> Iterator[Spread]:
-    """Yields spreads whose rounds have one micro-batch each, until the micro-batches are too small.
-    The last micro-batches may have a row less than the others. Each of several ranks takes as many
-    of those into which the whole step is cut.
+def _one_micro_batch_a_round(job: Job, coarse: bool) -> Iterator[BatchSplit]:
+    """Yields batch splits whose rounds have one micro-batch each, until the micro-batches are too
+    small. The last micro-batches may have a row less than the others. Each of several ranks takes
+    as many of those into which the whole step is cut.
     """
     rows, ranks = job.rows, job.world_size
     most = min(rows, MOST_ROUNDS)
     numbers: Sequence[int] = range(2, most + 1)
-    if quick:
+    if coarse:
         numbers = [2**exponent for exponent in range(1, most.bit_length())]
     for rounds in numbers:
         size = -(-rows // rounds)
         if size * job.row_length < LEAST_TOKENS:
             return
         if -(-rows * ranks // size) == rounds * ranks:
-            yield Spread(size, rounds, rounds)
+            yield BatchSplit(size, rounds, rounds)
 
 
 def _micro_batch_sizes(job: Job, device: str) -> list[int]:

@@ -14,8 +14,8 @@ from engine.planning.layout.layout import PLANE_ITEM_BYTES, checkpoint_planes
 from engine.planning.shape.model_shape import ModelShape
 from engine.words import MIB, in_gib
 
-COPY_PIECE_BYTES = 8 * MIB
-"""Planes are copied in pieces of this many bytes; the end of a plane takes a whole piece."""
+STAGING_CHUNK_BYTES = 8 * MIB
+"""Planes are copied in chunks of this many bytes; the end of a plane takes a whole chunk."""
 SMALL_BYTES = 64 * MIB
 """A checkpoint smaller than this is written while training stands still, which takes a moment."""
 FILLED_SHARE = 0.89
@@ -80,23 +80,23 @@ def copy_bytes(
         kinds.append(config.output.checkpoint)
     if keeps_best and best_at_once(config) > 1:
         kinds.append("weights")
-    pieces = sum(_in_pieces(shape, kind) for kind in kinds)
+    chunks = sum(_in_chunks(shape, kind) for kind in kinds)
     if limit is None:
         return 0
-    room = min(FREE_SHARE * (limit - taken), FILLED_SHARE * limit - taken, pieces)
-    return max(0, int(room) // COPY_PIECE_BYTES * COPY_PIECE_BYTES)
+    room = min(FREE_SHARE * (limit - taken), FILLED_SHARE * limit - taken, chunks)
+    return max(0, int(room) // STAGING_CHUNK_BYTES * STAGING_CHUNK_BYTES)
 
 
-def _in_pieces(shape: ModelShape, kind: CheckpointKind) -> int:
-    """Returns the bytes of all pieces of one checkpoint that is written while steps go on."""
+def _in_chunks(shape: ModelShape, kind: CheckpointKind) -> int:
+    """Returns the bytes of all chunks of one checkpoint that is written while steps go on."""
     if kind == "none" or shape.checkpoint_bytes(kind) < SMALL_BYTES:
         return 0
-    pieces = 0
+    chunks = 0
     for unit in shape.units:
         sizes = shape.unit_bytes(replace(unit, frozen_numel=0))
         for plane in checkpoint_planes(shape.dtype, kind):
-            pieces += -(-sizes[plane] // COPY_PIECE_BYTES)
-    return pieces * COPY_PIECE_BYTES
+            chunks += -(-sizes[plane] // STAGING_CHUNK_BYTES)
+    return chunks * STAGING_CHUNK_BYTES
 
 
 # ---------------------------------------------------------------------- disk items

@@ -4,9 +4,9 @@ form all call the same function.
 
 `choose` keeps what the user set and fills in `auto`:
 
-- Candidates. Each way to spread a step's rows over micro-batches and rounds (`spreads`) is combined
-  with kept blocks, resident blocks and update buffers in several ways, as far as the device's
-  memory allows (`fill_memory`). This gives a few hundred candidates.
+- Candidates. Each way to spread a step's rows over micro-batches and rounds (`batch_splits`) is
+  combined with blocks without recompute, blocks kept in slots and update buffers in several ways,
+  as far as the device's memory allows (`fill_memory`). This gives a few hundred candidates.
 - Bounds. A closed form gives a lower bound on the step time of each candidate, as if the step
   waited for no update (`cost.step_seconds`). Candidates are examined in order of this bound, lowest
   first. For each, `update_placement` decides where the optimizer of each unit runs, which gives its
@@ -15,11 +15,11 @@ form all call the same function.
   of the best few candidates are built and simulated (`predict`). The one with the shortest
   simulated step is returned.
 - Where no candidate fits in RAM and `engine.disk` names a folder, the moments of so many units go
-  there as do not fit, or the boundaries of so many blocks, and all ways to take less RAM are
+  there as do not fit, or the inputs of so many blocks, and all ways to take less RAM are
   compared anew.
 - Where no candidate fits and rows are long, parts of the blocks run in tiles
   (`engine.model.blocks`), and all is tried anew.
-- Where no candidate fits, the leanest one, which takes the least memory, is returned. The report
+- Where no candidate fits, the one that takes the least memory is returned. The report
   then says that it does not fit.
 """
 
@@ -36,49 +36,62 @@ from engine.machine.disk_rates import with_disk
 from engine.machine.rates import TYPICAL
 from engine.machine.read_machine import compiler_problem
 from engine.planning.fit.buffer_sizes import state_bytes
-from engine.planning.fit.candidates import Spread, frames_of, parking, spreads
+from engine.planning.fit.candidates import (
+    BatchSplit,
+    batch_splits,
+    keeps_gradients_on_gpu,
+    plan_families,
+)
 from engine.planning.fit.device_memory import (
     COMFORTABLE,
-    FOLLOWER_BYTES,
+    WORKER_BYTES,
     DeviceMemory,
     Sizer,
     size_of_device,
 )
-from engine.planning.fit.fill_memory import ON_HOST, Candidate, Elsewhere, MemoryFiller
+from engine.planning.fit.fill_memory import ON_HOST, Candidate, MemoryFiller, OutsideRam
 from engine.planning.fit.job import Job, Target, refuse_contradictions
-from engine.planning.fit.planner import ALIKE, WORTH_SIMULATING, Chosen, Planner, Way, fastest_of
+from engine.planning.fit.planner import (
+    ALIKE,
+    WORTH_SIMULATING,
+    Chosen,
+    Planner,
+    TimedCandidate,
+    fastest_of,
+)
 from engine.planning.schedule.choices import PlanChoices
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.ops import MainGrad
 from engine.planning.shape.tile_sizes import tiles_for
 from engine.words import GIB
 
-PARKING_GAIN = 0.92
-"""Gradients that would take memory of their own on the device are parked for speed alone only if
-the step is shorter by this factor. They leave no room for blocks that stay there, and predictions
-of such plans have been up to 13 % too short (an H100, 7.6 billion parameters, 16 x 1,024 tokens).
+KEPT_GRADIENTS_GAIN = 0.92
+"""Gradients that would take memory of their own on the device are kept on the GPU for speed alone
+only if the step is shorter by this factor. They leave no room for blocks that stay there, and
+predictions of such plans have been up to 13 % too short (an H100, 7.6 billion parameters, 16 x
+1,024 tokens).
 """
 
 CPU_SHARE = 0.25
-"""On the CPU, blocks stay resident and keep their activations while all device memory is below this
-share of the free RAM.
+"""On the CPU, blocks stay in their slots and keep their activations while all device memory is
+below this share of the free RAM.
 """
 CPU_RUNTIME_BYTES = round(0.8 * GIB)
 HOST_RESERVE_BYTES = 3 * GIB
-"""This much RAM is left free when boundaries are kept there for speed alone."""
+"""This much RAM is left free when block inputs are kept there for speed alone."""
 
 
-def choose(job: Job, target: Target, quick: bool = False) -> Chosen:
+def choose(job: Job, target: Target, coarse: bool = False) -> Chosen:
     """Returns the choices for one run: of those that fit, the ones with the shortest step.
 
-    For a job that does not fit, the leanest choices are returned, and the report says that they do
-    not fit. quick: fewer ways are tried and none is simulated, for a table of many models and
-    machines. Raises ConfigError where settings contradict each other or the model.
+    For a job that does not fit, the minimum-memory choices are returned, and the report says that
+    they do not fit. coarse: fewer ways are tried and none is simulated, for a table of many models
+    and machines. Raises ConfigError where settings contradict each other or the model.
     """
     over: Chosen | None = None
-    for how in _hows(job, target):
-        if over is not None and how.tile_tokens:
+    for attempt in _attempts(job, target):
+        if over is not None and attempt.tile_tokens:
             break  # tiles take less memory of the device, not of RAM
-        maker = _PlannerMaker(job, target, quick, how)
+        maker = _PlannerMaker(job, target, coarse, attempt)
         planners = maker.planners()
         least = min(planner.least_seconds for planner in planners)
         if least < math.inf:
@@ -86,46 +99,49 @@ def choose(job: Job, target: Target, quick: bool = False) -> Chosen:
             found = [(planner, planner.best()) for planner in worth]
             best = fastest_of([way for _, way in found])
             planner = next(planner for planner, way in found if way is best)
-            parked = maker.parked_like(best)
-            if parked is not None and parked.has_room:
-                way = parked.best()
-                gain = ALIKE if way.choices.gradients_in_sums else PARKING_GAIN
+            kept_gradients = maker.with_kept_gradients(best)
+            if kept_gradients is not None and kept_gradients.has_room:
+                way = kept_gradients.best()
+                gain = ALIKE if way.choices.gradients_in_main_grads else KEPT_GRADIENTS_GAIN
                 if way.seconds <= gain * best.seconds:
-                    planner, best = parked, way
+                    planner, best = kept_gradients, way
             candidate = Candidate(best.size, best.choices)
             chosen = planner.chosen(candidate)
             if planner.is_in_ram(candidate):
                 return chosen
             over = over or chosen
-    return over or planners[-1].chosen(planners[-1].leanest())
+    return over or planners[-1].chosen(planners[-1].minimum_memory())
 
 
 def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
-    """Returns the choices with which this job takes the least memory: with boundaries on the host,
-    if settings allow that, and with boundaries on the device. Where neither fits, no choices do.
-    The function is about a thousand times as fast as `choose`, and raises the same errors.
+    """Returns the choices with which this job takes the least memory: with block inputs on the
+    host, if settings allow that, and with block inputs on the device. Where neither fits, no
+    choices do. The function is about a thousand times as fast as `choose`, and raises the same
+    errors.
     """
     found = []
-    for how in _hows(job, target):
-        if how.share < 1.0:
+    for attempt in _attempts(job, target):
+        if attempt.share < 1.0:
             continue
-        for planner in _PlannerMaker(job, target, True, how).planners():
-            lean = planner.leanest()
-            found.append(planner.chosen(lean))
-            settled = planner.balanced(target.host_free)
-            if settled is not None:
-                found.append(planner.chosen(settled))
+        for planner in _PlannerMaker(job, target, True, attempt).planners():
+            minimum = planner.minimum_memory()
+            found.append(planner.chosen(minimum))
+            gpu_resident = planner.balanced(target.host_free)
+            if gpu_resident is not None:
+                found.append(planner.chosen(gpu_resident))
             if (
-                lean.choices.host_boundaries
+                minimum.choices.offloaded_block_inputs
                 and job.config.engine.activation_checkpointing not in ON_HOST
             ):
-                on_device = replace(lean.choices, host_boundaries=False, spilled_boundaries=0)
-                found.append(planner.chosen(Candidate(lean.size, on_device)))
+                on_device = replace(
+                    minimum.choices, offloaded_block_inputs=False, disk_offloaded_block_inputs=0
+                )
+                found.append(planner.chosen(Candidate(minimum.size, on_device)))
     return tuple(found)
 
 
 def _places(target: Target) -> tuple[bool, ...]:
-    """Returns whether moments and boundaries may go to the disk, for each try in turn."""
+    """Returns whether moments and block inputs may go to the disk, for each try in turn."""
     return (False, True) if target.disk_free else (False,)
 
 
@@ -140,24 +156,24 @@ def _kernels_compiled(job: Job, target: Target) -> bool:
     return not (target.here and compiler_problem())
 
 
-class _How(NamedTuple):
-    """A `_How` says what a try to find a plan may do."""
+class _Attempt(NamedTuple):
+    """A `_Attempt` says what a try to find a plan may do."""
 
     tile_tokens: int
     """Parts of the blocks run in tiles of so many tokens; 0 where they run on whole rows."""
-    spills: bool
-    """Moments and boundaries that do not fit in RAM go to the disk."""
+    offloads_to_disk: bool
+    """Moments and block inputs that do not fit in RAM go to the disk."""
     share: float
     """Automatic choices fill this share of the device's memory."""
 
 
-def _hows(job: Job, target: Target) -> Iterator[_How]:
+def _attempts(job: Job, target: Target) -> Iterator[_Attempt]:
     """Yields the tries in order. The whole limit is used where nothing fits comfortably, the disk
     where nothing fits in RAM, and tiles where nothing fits without them.
     """
     shares = dict.fromkeys((_comfortable(job, target), 1.0))
     return itertools.starmap(
-        _How, itertools.product(_tiles(job, target.device), _places(target), shares)
+        _Attempt, itertools.product(_tiles(job, target.device), _places(target), shares)
     )
 
 
@@ -175,7 +191,7 @@ def _tiles(job: Job, device: str) -> tuple[int, ...]:
 class _PlannerMaker:
     """A `_PlannerMaker` makes the planners of one try."""
 
-    def __init__(self, job: Job, target: Target, quick: bool, how: _How):
+    def __init__(self, job: Job, target: Target, coarse: bool, attempt: _Attempt):
         refuse_contradictions(job)
         if job.rounding:
             compiled = job.rounding.get("compiled", False)
@@ -183,83 +199,92 @@ class _PlannerMaker:
             compiled = _kernels_compiled(job, target)
         self._job = job
         self._target = target
-        self._quick = quick
-        memory = _device_memory(job, target, how.share)
-        self._sizer = Sizer(job, memory, compiled, how.tile_tokens)
-        self._spills = how.spills
-        self._settles = True
+        self._coarse = coarse
+        memory = _device_memory(job, target, attempt.share)
+        self._sizer = Sizer(job, memory, compiled, attempt.tile_tokens)
+        self._offloads_to_disk = attempt.offloads_to_disk
+        self._allows_gpu_resident = True
         """Units may live on the device."""
 
     def planners(self) -> list[Planner]:
-        """Returns the planners of the ways to use RAM that the job needs (`_of_frames`). On a small
-        GPU, memory does more for activations, so units live there only where the job does not fit
+        """Returns the planners of the ways to use RAM that the job needs (`_of_families`). On a
+        small GPU, memory does more for activations, so units live there only where the job does not
+        fit
         otherwise.
         """
         memory = self._sizer.memory
         is_small = size_of_device(memory.device, memory.limit) == "small"
-        if is_small and not self._spills:  # what lives on the GPU need not go to the disk
-            self._settles = False
-            planners = self._of_frames()
+        if is_small and not self._offloads_to_disk:  # what lives on the GPU need not go to the disk
+            self._allows_gpu_resident = False
+            planners = self._of_families()
             if any(planner.has_room for planner in planners):
                 return planners
-            self._settles = True
-        return self._of_frames()
+            self._allows_gpu_resident = True
+        return self._of_families()
 
-    def _of_frames(self) -> list[Planner]:
-        """Returns the usual planner where RAM suffices, else those of the first group of frames
-        that fits, or the one that comes closest.
+    def _of_families(self) -> list[Planner]:
+        """Returns the usual planner where RAM suffices, else those of the first group of plan
+        families that fits, or the one that comes closest.
 
-        Where a group fits only with its boundaries on the device, the next one is looked at too:
-        with less RAM for states, boundaries may go to the host, and micro-batches may be larger.
+        Where a group fits only with its block inputs on the device, the next one is looked at too:
+        with less RAM for states, block inputs may go to the host, and micro-batches may be larger.
         Where the disk takes the overflow, all are looked at: the less RAM the rest takes, the fewer
         go.
         """
         planners: list[Planner] = []
         found: list[Planner] = []
-        for frames in frames_of(self._job, self._target, self._quick):
-            group = [self._planner(frame) for frame in frames]
+        for families in plan_families(self._job, self._target, self._coarse):
+            group = [self._planner(family) for family in families]
             roomy = [each for each in group if each.has_room]
-            is_enough = any(each.free_after_boundaries >= 0 for each in roomy)
-            if (is_enough or found) and not self._spills:
+            is_enough = any(each.free_after_block_inputs >= 0 for each in roomy)
+            if (is_enough or found) and not self._offloads_to_disk:
                 return [*found, *roomy]
             found = [*found, *roomy]
             planners += group
         if found:
             return found
         on_device = [each for each in planners if each.fits_on_device()] or planners
-        most = max(each.free_after_boundaries for each in on_device)
-        return [each for each in on_device if each.free_after_boundaries == most]
+        most = max(each.free_after_block_inputs for each in on_device)
+        return [each for each in on_device if each.free_after_block_inputs == most]
 
-    def parked_like(self, way: Way) -> Planner | None:
-        """Returns the planner that parks gradients and has the spread of `way`; None where they are
-        parked already, or the settings or the device forbid it. Parked gradients take 2 bytes a
+    def with_kept_gradients(self, way: TimedCandidate) -> Planner | None:
+        """Returns the planner that keeps gradients on the GPU and has the batch split of `way`;
+        None where they are kept on the GPU already, or the settings or the device forbid it. Kept
+        gradients take 2 bytes a
         parameter less of RAM, and those of units that the device updates never cross the bus. In
         the memory of sums that stay on the device anyway, they cost nothing.
         """
         choices = way.choices
-        unfit = choices.parked_gradients or choices.gradient_sum == GradientSum.HOST
-        if unfit or self._spills or self._quick or parking(self._job, self._target) is not None:
+        unfit = choices.gradients_on_gpu or choices.main_grad == MainGrad.HOST
+        if (
+            unfit
+            or self._offloads_to_disk
+            or self._coarse
+            or keeps_gradients_on_gpu(self._job, self._target) is not None
+        ):
             return None
-        frame = PlanChoices(
-            parked_gradients=True,
+        family = PlanChoices(
+            gradients_on_gpu=True,
             ranks=choices.ranks,
             hosts=choices.hosts,
             span=choices.span,
-            whole_reads=choices.whole_reads,
-            settled_apart=choices.settled_apart,
+            unsharded_reads=choices.unsharded_reads,
+            gpu_resident_apart=choices.gpu_resident_apart,
         )
-        return self._planner(frame, Spread(way.size, choices.micro_batches, choices.rounds))
+        return self._planner(family, BatchSplit(way.size, choices.micro_batches, choices.rounds))
 
-    def _planner(self, frame: PlanChoices, only: Spread | None = None) -> Planner:
-        """Returns the planner of one frame. only: it considers this spread alone."""
-        job, target, quick = self._job, self._target, self._quick
-        free = target.host_free - state_bytes(job.shape, frame) - HOST_RESERVE_BYTES
-        free -= (job.ranks - 1) * FOLLOWER_BYTES[target.device]  # each rank is a process
-        elsewhere = Elsewhere(self._settles, target.disk_free if self._spills else 0)
-        filler = MemoryFiller(self._sizer, free, quick, frame, elsewhere)
-        ways = list(spreads(job, self._sizer.device, quick)) if only is None else [only]
+    def _planner(self, family: PlanChoices, only: BatchSplit | None = None) -> Planner:
+        """Returns the planner of one plan family. only: it considers this batch split alone."""
+        job, target, coarse = self._job, self._target, self._coarse
+        free = target.host_free - state_bytes(job.shape, family) - HOST_RESERVE_BYTES
+        free -= (job.ranks - 1) * WORKER_BYTES[target.device]  # each rank is a process
+        elsewhere = OutsideRam(
+            self._allows_gpu_resident, target.disk_free if self._offloads_to_disk else 0
+        )
+        filler = MemoryFiller(self._sizer, free, coarse, family, elsewhere)
+        ways = list(batch_splits(job, self._sizer.device, coarse)) if only is None else [only]
         rates = with_disk(target.rates or TYPICAL[target.device], job.config)
-        return Planner(filler, ways, rates, free, quick)
+        return Planner(filler, ways, rates, free, coarse)
 
 
 def _comfortable(job: Job, target: Target) -> float:

@@ -7,18 +7,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from engine.machine.link_rates import exchange_seconds, seconds_between_hosts
+from engine.machine.link_rates import collective_seconds, seconds_between_nodes
 from engine.machine.rates import Rates
 from engine.planning.schedule.ops import AllGather, Op, ReduceScatter
 from engine.planning.schedule.schedule import StepPlan
 
 Numels: TypeAlias = Mapping[str, tuple[int, int]]
-SUM_BYTES = 4
+MAIN_GRAD_BYTES = 4
 """An element of a sum takes this many bytes."""
 
 
-class ExchangeTimes:
-    """An `ExchangeTimes` says how long the exchanges of one rank's plan take, by estimate. numels:
+class CollectiveTimes:
+    """A `CollectiveTimes` says how long the exchanges of one rank's plan take, by estimate. numels:
     each unit has so many elements, and so many in weight_high, where frozen ones are too. item: a
     weight takes this many bytes.
     """
@@ -32,31 +32,33 @@ class ExchangeTimes:
         frozen = {unit: shards.received(high - numel) for unit, (numel, high) in numels.items()}
         self._fetched = {unit: self._received[unit] + frozen[unit] for unit in numels}
         self._added = {
-            unit: SUM_BYTES * shards.padded(numel) for unit, (numel, _) in numels.items()
+            unit: MAIN_GRAD_BYTES * shards.padded(numel) for unit, (numel, _) in numels.items()
         }
-        self._sum_bytes = dict.fromkeys(numels, SUM_BYTES) | dict.fromkeys(plan.unsummed, item)
-        self._settled = {unit for unit, _ in plan.settled}
+        self._main_grad_bytes = dict.fromkeys(numels, MAIN_GRAD_BYTES) | dict.fromkeys(
+            plan.without_main_grad, item
+        )
+        self._gpu_resident = {unit for unit, _ in plan.gpu_resident}
 
     def received(self, op: Op) -> int:
         """Returns the bytes that a rank receives in the op from those that have other shards of the
         same planes. What it is told of norms is nothing.
         """
         if isinstance(op, AllGather):
-            lives_there = op.unit in self._settled  # what is frozen is there already
+            lives_there = op.unit in self._gpu_resident  # what is frozen is there already
             numels = self._received if lives_there else self._fetched
             return numels[op.unit] * self._item
         if isinstance(op, ReduceScatter):
-            return self._sum_bytes[op.unit] * self._received[op.unit]
+            return self._main_grad_bytes[op.unit] * self._received[op.unit]
         return 0
 
     def seconds(self, op: Op) -> float:
-        """Returns the seconds of an op of the lane EXCHANGE."""
-        found = exchange_seconds(self._rates, self.received(op), self._span)
+        """Returns the seconds of an op of the lane COLLECTIVE."""
+        found = collective_seconds(self._rates, self.received(op), self._span)
         if isinstance(op, ReduceScatter):
-            found += seconds_between_hosts(self._rates, self._hosts, self._added[op.unit])
+            found += seconds_between_nodes(self._rates, self._hosts, self._added[op.unit])
         return found
 
-    def between_hosts(self, op: Op) -> float:
+    def between_nodes(self, op: Op) -> float:
         """Returns the bytes that each host with a copy of all planes receives from the others in
         the op, for all of its ranks.
         """

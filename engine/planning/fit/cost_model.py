@@ -16,7 +16,7 @@ from engine.config.preference_settings import Objective
 from engine.config.settings import Optimizer
 from engine.machine.disk_rates import ASSUMED_RATE
 from engine.machine.link_rates import (
-    seconds_between_hosts,
+    seconds_between_nodes,
     seconds_lost,
     seconds_to_receive_across,
 )
@@ -26,8 +26,8 @@ from engine.planning.layout.moments import MOMENTS
 from engine.planning.schedule.buffers import HEAD
 from engine.planning.schedule.choices import PlanChoices, has_one_term, seconds_of_pairs
 from engine.planning.schedule.ops import (
-    GradientSum,
     Lane,
+    MainGrad,
     OpKind,
 )
 from engine.planning.shape.model_shape import ModelShape
@@ -82,7 +82,7 @@ class MicroBatch:
     """A tile of blocks has at most so many tokens; it is 0 without tiles (`PlanChoices`)."""
     has_pass: bool = False
     """Before each step, all earlier ones are applied, and as many rows pass without gradients."""
-    lines: int = 1
+    sequences: int = 1
     """A row is so many lines of equal length. Tokens attend to those of their own line."""
     compared: int = 0
     """Answers are compared, and the head computes so many positions at once; 0 for other rows."""
@@ -92,8 +92,8 @@ class MicroBatch:
         return self.rows * self.row_length
 
     @property
-    def line_length(self) -> int:
-        return self.row_length // self.lines
+    def sequence_length(self) -> int:
+        return self.row_length // self.sequences
 
     @property
     def head_again(self) -> bool:
@@ -107,49 +107,51 @@ class MicroBatch:
         positions at once.
         """
         compared = loss_chunk if objective.is_preference else 0
-        return replace(self, has_pass=objective.has_pass, lines=objective.lines, compared=compared)
+        return replace(
+            self, has_pass=objective.has_pass, sequences=objective.sequences, compared=compared
+        )
 
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     """Returns an estimate of a step's seconds in closed form: the longest of compute, the two ways
     of the bus, and what ranks and hosts exchange. It is fast; `simulate` is exact.
 
-    waited: seconds in which the first forward pass waits for updates (`choose_homes`), and blocks
-    for boundaries on the disk (`wait_for_boundaries`).
+    waited: seconds in which the first forward pass waits for updates (`place_optimizers`), and
+    blocks for block inputs on the disk (`wait_for_block_inputs`).
     """
     shape, rates = cost.shape, cost.rates
-    without = len(shape.blocks) - choices.kept_blocks
+    without = len(shape.blocks) - choices.blocks_without_recompute
     recomputed = without - shape.forward_blocks
     again = cost.first_forwards[without] - cost.first_forwards[shape.forward_blocks]
     again -= choices.attention_blocks * cost.attention
-    settled = shape.first_weights[choices.settled_units]
-    updated = shape.first_gradients[choices.settled_units]
+    gpu_resident = shape.first_weights[choices.gpu_resident_units]
+    updated = shape.first_gradients[choices.gpu_resident_units]
     in_place = cost.in_place(updated // choices.ranks)
-    sums = 1 if choices.gradient_sum == GradientSum.DEVICE else choices.rounds
+    sums = 1 if choices.main_grad == MainGrad.DEVICE else choices.rounds
     compute = choices.micro_batches * (cost.passes + again + cost.loss()) + in_place
     compute -= sums * cost.saved_by_first
-    stop = len(shape.blocks) - choices.resident_blocks
-    first = max(settled, shape.embed.weight_numel)
+    stop = len(shape.blocks) - choices.blocks_kept_in_slots
+    first = max(gpu_resident, shape.embed.weight_numel)
     # Where the head lives on the device too, all blocks do.
     streamed = max(0, shape.first_weights[1 + stop] - first)
     # Blocks without a backward are fetched once a round, the others twice.
     forward = shape.first_weights[1 + min(stop, shape.forward_blocks)] - first
     largest = max(unit.weight_numel for unit in shape.blocks)
-    once = shape.first_weights[-1] - streamed - settled
+    once = shape.first_weights[-1] - streamed - gpu_resident
     fetched = choices.rounds * (2 * streamed - max(0, forward)) + once
     fetched *= shape.item_bytes
     # Of several ranks, each copies its shards, and receives those of the others, and their sums.
-    whole = choices.whole_reads
+    whole = choices.unsharded_reads
     carried = fetched if whole else fetched / choices.ranks
     gathered = updated * shape.item_bytes + (0 if whole else fetched)
-    scattered = choices.rounds if choices.gradient_sum == GradientSum.SHARDS else 1
-    is_half = has_one_term(choices) and shape.item_bytes == 2 and not shape.has_exact
+    scattered = choices.rounds if choices.main_grad == MainGrad.SHARDS else 1
+    is_half = has_one_term(choices) and shape.item_bytes == 2 and not shape.has_fp32_weights
     of_blocks = 2 if is_half else 4
-    outer = shape.embed.gradient_numel + shape.head.gradient_numel
-    summed = 4 * outer + of_blocks * (shape.gradient_numel - outer)
+    embed_and_head = shape.embed.gradient_numel + shape.head.gradient_numel
+    summed = 4 * embed_and_head + of_blocks * (shape.gradient_numel - embed_and_head)
     received = (1 - 1 / choices.ranks) * (gathered + scattered * summed)
     compute += seconds_lost(choices.ranks, received)
-    if choices.host_boundaries:
+    if choices.offloaded_block_inputs:
         stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
         attention = choices.attention_blocks * cost.attention_bytes(choices.attention_bytes)
         carried += choices.micro_batches * (stored * cost.hidden_bytes + attention)
@@ -157,11 +159,11 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     pairs = len(seconds_of_pairs(len(shape.blocks), choices))
     lacking = max(0, 4 - choices.slots) * min(pairs, streamed // max(1, 2 * largest))
     waited += choices.rounds * lacking * largest * shape.item_bytes / rates.h2d
-    gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
+    gradients = choices.rounds if choices.main_grad == MainGrad.HOST else 1
     returned = gradients * (shape.gradient_numel - updated) * shape.item_bytes / choices.ranks
     # Ranks add up the sums of all rounds in the last one, or those of each round in it.
     span = choices.span
-    between = seconds_between_hosts(rates, choices.hosts, 4 * shape.gradient_numel)
+    between = seconds_between_nodes(rates, choices.hosts, 4 * shape.gradient_numel)
     added = seconds_to_receive_across(rates, span, (1 - 1 / choices.ranks) * summed) + between
     exchanged = seconds_to_receive_across(rates, span, received) + scattered * between
     exchanged = max(exchanged, added + compute - compute / choices.rounds)
@@ -170,7 +172,8 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
 
 ONE_OF_TWO_PASSES = {"bfloat16": 18 / 26, "float32": 20 / 28}
 """The host updates weights and moments of a unit in one pass over its planes, or one after the
-other in two (`late_moments`). Each of these moves so much of the bytes that one pass moves.
+other in two (`moments_after_weights`). Each of these moves so much of the bytes that one pass
+moves.
 """
 
 
@@ -299,8 +302,8 @@ class Cost:
         need around the variable-length kernel.
         """
         shape, rates, micro_batch = self.shape, self.rates, self._micro_batch
-        lines = micro_batch.lines * micro_batch.rows
-        flops = shape.attention_flops(lines, micro_batch.line_length)
+        sequences = micro_batch.sequences * micro_batch.rows
+        flops = shape.attention_flops(sequences, micro_batch.sequence_length)
         if not micro_batch.varlen:
             return flops / rates.attention, 0.0
         width = shape.attention_width + PACKED_WIDTH * shape.attention_heads
@@ -317,8 +320,8 @@ class Cost:
         matmul = self._matmul * tokens / (tokens + slow_tokens)
         compiled = self._compiles_blocks
         activations = unit.compiled_activations if compiled else unit.activations
-        lines = self._micro_batch.lines * self._micro_batch.rows
-        kept = activations.of(lines, self._micro_batch.line_length)
+        sequences = self._micro_batch.sequences * self._micro_batch.rows
+        kept = activations.of(sequences, self._micro_batch.sequence_length)
         # Kept tensors are written and read. In a compiled block, recomputed tensors are neither.
         touched = times * (1 if compiled else 2) * kept
         adapters = ADAPTER_TOUCHES[kind.of] * unit.adapter_features * tokens
@@ -375,9 +378,9 @@ class Cost:
         rate = self.rates.disk_read if lane == Lane.READ else self.rates.disk_write
         return size / (rate or ASSUMED_RATE)
 
-    def boundaries_on_disk(self, lane: Lane, count: int) -> float:
-        """Returns the seconds in which so many boundaries are read from the disk, or written. They
-        are written during forward and read during backward, so each has the disk alone.
+    def block_inputs_on_disk(self, lane: Lane, count: int) -> float:
+        """Returns the seconds in which so many block inputs are read from the disk, or written.
+        They are written during forward and read during backward, so each has the disk alone.
         """
         rates = self.rates
         rate = rates.disk_read_alone if lane == Lane.READ else rates.disk_write_alone

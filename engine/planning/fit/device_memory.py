@@ -11,10 +11,10 @@ from typing import Any
 
 from engine.planning.fit.buffer_sizes import (
     block_slot_bytes,
-    boundary_count,
     fixed_bytes,
     fixed_items,
-    shared_sum_bytes,
+    saved_input_count,
+    shared_main_grad_bytes,
     update_buffer,
 )
 from engine.planning.fit.job import Job
@@ -22,9 +22,9 @@ from engine.planning.fit.memory_items import Item, MemoryItem
 from engine.planning.layout.moments import FP32_MOMENTS
 from engine.planning.schedule.choices import (
     PlanChoices,
+    blocks_with_second_main_grad,
     recorded_passes,
     seconds_of_pairs,
-    summed_apart,
 )
 from engine.planning.shape.activation_sizes import Activations
 from engine.planning.shape.block_sizes import BlockBytes
@@ -37,7 +37,7 @@ share of RAM is smaller because other programs use RAM too, while everything on 
 and is counted. A small GPU is filled further, or it would have no room to update units.
 """
 CUDA_CONTEXT_BYTES = round(0.6 * GIB)
-EXCHANGE_BYTES = round(0.6 * GIB)
+COLLECTIVE_BYTES = round(0.6 * GIB)
 """With several GPUs, NCCL takes this much of the memory of each for its buffers. That is assumed
 and has not been measured.
 """
@@ -45,7 +45,7 @@ RUNTIME_BYTES = {"cuda": round(2.2 * GIB), "cpu": 480 * MIB}
 """The program and its libraries take this much RAM (measured: docs/performance.md). Kernels are
 compiled in the same process.
 """
-FOLLOWER_BYTES = {"cuda": round(2.2 * GIB), "cpu": 350 * MIB}
+WORKER_BYTES = {"cuda": round(2.2 * GIB), "cpu": 350 * MIB}
 """Each further rank is a process, which takes this much RAM for itself. It has no data set and no
 page, and shares the files of libraries (measured on a CPU: 325 MiB; assumed for CUDA).
 """
@@ -62,7 +62,7 @@ MiB for each thread that calls it, and the allocator asks the driver for 20 MiB 
 stream.
 """
 UPDATING_BYTES = 80 * MIB
-"""Where the device updates pieces of states, this much more is taken for the streams of their lanes
+"""Where the device updates chunks of states, this much more is taken for the streams of their lanes
 and for kernels (measured: 70 MiB on a limit of 23 GiB).
 """
 ROUNDING_BYTES = 150 * MIB
@@ -101,8 +101,8 @@ class DeviceMemory:
     comfortable: float
     """Automatic choices may fill this many bytes."""
     keeping: float
-    """Blocks stay resident and keep their activations only while all items together take at most
-    this many bytes.
+    """Blocks stay in their slots and keep their activations only while all items together take at
+    most this many bytes.
     """
 
 
@@ -115,17 +115,17 @@ NOT_FIXED = (
     "micro_batches",
     "rounds",
     "slots",
-    "whole_reads",
+    "unsharded_reads",
     "prefetch_depth",
-    "resident_blocks",
-    "spilled_units",
-    "spilled_boundaries",
-    "kept_blocks",
+    "blocks_kept_in_slots",
+    "disk_offloaded_units",
+    "disk_offloaded_block_inputs",
+    "blocks_without_recompute",
     "compiled",
     "tile_tokens",
     "graphs",
-    "late_moments",
-    "device_homes",
+    "moments_after_weights",
+    "device_updated_units",
     "spare_blocks",
 )
 """The bytes of what is kept throughout a run do not depend on these choices, but for the slots of
@@ -133,22 +133,22 @@ blocks, which sums are apart, and whether the device updates any unit.
 """
 NOT_IN_STEP = (
     "slots",
-    "whole_reads",
+    "unsharded_reads",
     "prefetch_depth",
-    "resident_blocks",
-    "settled_units",
-    "spilled_units",
-    "spilled_boundaries",
-    "gradients_in_sums",
-    "shared_outer_slot",
-    "boundary_rings",
-    "gradient_sum",
+    "blocks_kept_in_slots",
+    "gpu_resident_units",
+    "disk_offloaded_units",
+    "disk_offloaded_block_inputs",
+    "gradients_in_main_grads",
+    "shared_embed_and_head_slot",
+    "block_input_rings",
+    "main_grad",
     "compiled",
     "tile_tokens",
     "attention_blocks",
     "attention_bytes",
-    "late_moments",
-    "device_homes",
+    "moments_after_weights",
+    "device_updated_units",
     "update_buffers",
     "spare_blocks",
 )
@@ -184,15 +184,15 @@ class Sizer:
         """The loss is computed for this many positions at a time."""
         self._by_size: dict[int, BlockBytes] = {}
         self._fixed_by, self._step_by = _values_but(NOT_FIXED), _values_but(NOT_IN_STEP)
-        self._fixed_sums: dict[tuple[Any, ...], int] = {}
-        self._step_sums: dict[tuple[Any, ...], int] = {}
+        self._fixed_main_grads: dict[tuple[Any, ...], int] = {}
+        self._step_main_grads: dict[tuple[Any, ...], int] = {}
 
     @property
     def device(self) -> str:
         return self.memory.device
 
     @property
-    def most_kept(self) -> int:
+    def most_without_recompute(self) -> int:
         """Returns how many blocks have a backward, for which they may keep activations."""
         return len(self.shape.blocks) - self.shape.forward_blocks
 
@@ -212,7 +212,7 @@ class Sizer:
     def items(self, size: int, choices: PlanChoices) -> tuple[Item, ...]:
         """Returns the items that take memory, with their bytes."""
         items = [
-            *fixed_items(self.shape, choices, self._boundary_numel(size)),
+            *fixed_items(self.shape, choices, self._block_input_numel(size)),
             *self._step_items(size, choices),
             *self._program_items(choices),
         ]
@@ -228,32 +228,36 @@ class Sizer:
         for the blocks' slots, they are computed once for all choices that differ only in what they
         do not depend on.
         """
-        # The number of rows matters only for the rings of boundaries, and that of blocks which keep
-        # their activations only for which sums are apart.
-        rows = size if choices.host_boundaries else 0
-        apart = summed_apart(len(self.shape.blocks), choices)
-        key = (rows, apart, not choices.device_homes, self._fixed_by(choices))
+        # The number of rows matters only for the rings of block inputs, and that of blocks which
+        # keep their activations only for which sums are apart.
+        rows = size if choices.offloaded_block_inputs else 0
+        apart = blocks_with_second_main_grad(len(self.shape.blocks), choices)
+        key = (rows, apart, not choices.device_updated_units, self._fixed_by(choices))
         slots = sum(block_slot_bytes(self.shape, choices))
-        if key not in self._fixed_sums:
-            found = fixed_bytes(self.shape, choices, self._boundary_numel(size))
+        if key not in self._fixed_main_grads:
+            found = fixed_bytes(self.shape, choices, self._block_input_numel(size))
             program = sum(item.bytes for item in self._program_items(choices))
-            self._fixed_sums[key] = sum(found.values()) - slots + program
-        return self._fixed_sums[key] + slots
+            self._fixed_main_grads[key] = sum(found.values()) - slots + program
+        return self._fixed_main_grads[key] + slots
 
     def _step_bytes(self, size: int, choices: PlanChoices) -> int:
         """Returns the sum of `_step_items`, which is computed as seldom."""
         key = (size, self._step_by(choices))
-        if key not in self._step_sums:
+        if key not in self._step_main_grads:
             found = self._step_items(size, choices)
-            self._step_sums[key] = sum(item.bytes for item in found)
-        return self._step_sums[key]
+            self._step_main_grads[key] = sum(item.bytes for item in found)
+        return self._step_main_grads[key]
 
     def _slack(self, taken: int, choices: PlanChoices) -> int:
         """Returns the bytes of gaps where all items take so much, and those of libraries."""
         slack = round(ALLOCATOR_SLACK * taken)
-        if self.shape.optimizer != FP32_MOMENTS and (choices.device_homes or choices.settled_units):
+        if self.shape.optimizer != FP32_MOMENTS and (
+            choices.device_updated_units or choices.gpu_resident_units
+        ):
             slack += ROUNDING_BYTES
-        slack += LIBRARY_BYTES[self.device] + (UPDATING_BYTES if choices.device_homes else 0)
+        slack += LIBRARY_BYTES[self.device] + (
+            UPDATING_BYTES if choices.device_updated_units else 0
+        )
         if self.compiled and self.device == "cuda":
             slack += COMPILER_BYTES
         return slack + GRAPH_BYTES * recorded_passes(len(self.shape.blocks), choices)
@@ -264,7 +268,7 @@ class Sizer:
             return 0
         return round(KERNEL_GAPS * self._step_bytes(size, choices))
 
-    def _boundary_numel(self, size: int) -> int:
+    def _block_input_numel(self, size: int) -> int:
         """Returns the elements of the input of a block."""
         return size * self.row_length * self.shape.hidden_width
 
@@ -280,34 +284,34 @@ class Sizer:
         if self.device == "cuda":
             # Hosts with copies have groups of all ranks, of those of a host, and between hosts.
             groups = 1 if choices.hosts == 1 else 2 + (choices.ranks > 1)
-            size = groups * EXCHANGE_BYTES
-            return Item(MemoryItem.EXCHANGE, size, "NCCL; assumed, not measured")
+            size = groups * COLLECTIVE_BYTES
+            return Item(MemoryItem.COLLECTIVE, size, "NCCL; assumed, not measured")
         units = self.shape.padded(choices.ranks).units
         size = 4 * max(unit.gradient_numel for unit in units)
-        return Item(MemoryItem.EXCHANGE, size, "the largest sum, from all processes")
+        return Item(MemoryItem.COLLECTIVE, size, "the largest sum, from all processes")
 
-    def buffers_over_sums(self, choices: PlanChoices) -> int:
-        """Returns the number of pieces of states that fit in the memory of the fp32 sums."""
-        sums, size = shared_sum_bytes(self.shape, choices), self._piece_bytes(choices)
-        if choices.gradients_in_sums:
+    def buffers_over_main_grads(self, choices: PlanChoices) -> int:
+        """Returns the number of chunks of states that fit in the memory of the fp32 sums."""
+        sums, size = shared_main_grad_bytes(self.shape, choices), self._chunk_bytes(choices)
+        if choices.gradients_in_main_grads:
             return sum(each // 2 // size for each in sums)
         return sum(sums) // size
 
     def spare_blocks(self, size: int, choices: PlanChoices, buffers: int) -> int | None:
         """Returns how many of the last blocks must lend the memory of their activations to make
-        space for `buffers` pieces of states, plus one block to allow for gaps. Returns None where
+        space for `buffers` chunks of states, plus one block to allow for gaps. Returns None where
         too few blocks keep their activations.
         """
-        needed = buffers * self._piece_bytes(choices)
+        needed = buffers * self._chunk_bytes(choices)
         activations = self._blocks(size).activations
         together = choices.micro_batches // choices.rounds
-        for count in range(1, choices.kept_blocks):
+        for count in range(1, choices.blocks_without_recompute):
             needed -= together * activations[-count]
             if needed <= 0:
                 return count + 1
         return None
 
-    def _piece_bytes(self, choices: PlanChoices) -> int:
+    def _chunk_bytes(self, choices: PlanChoices) -> int:
         """Returns the bytes of an update buffer."""
         return update_buffer(self.shape, choices).bytes
 
@@ -325,11 +329,13 @@ class Sizer:
         tokens = size * self.row_length
         together = choices.micro_batches // choices.rounds  # micro-batches that exist at once
         hidden = tokens * shape.hidden_width * item
-        bounded = 0 if choices.host_boundaries else boundary_count(shape, choices)
-        kept = together * self._blocks(size).kept_by_last[choices.kept_blocks]
+        with_saved_input = (
+            0 if choices.offloaded_block_inputs else saved_input_count(shape, choices)
+        )
+        kept = together * self._blocks(size).kept_by_last[choices.blocks_without_recompute]
         # The part of the kept activations' memory that spare buffers take is not available to a
         # recompute.
-        freed = max(0, kept - choices.spare_buffers * self._piece_bytes(choices))
+        freed = max(0, kept - choices.spare_buffers * self._chunk_bytes(choices))
         working, working_note = self._working_set(size, freed, choices)
         masks = self._mask_bytes(size, together)
         rotary_rows = size if self.packed else 1  # packed rows each have their own positions
@@ -337,9 +343,9 @@ class Sizer:
         rotary = self.row_length * per_token * item
         return (
             Item(
-                MemoryItem.BOUNDARIES,
-                together * bounded * hidden,
-                f"inputs of {bounded} blocks, {together * tokens:,} tokens",
+                MemoryItem.BLOCK_INPUTS,
+                together * with_saved_input * hidden,
+                f"inputs of {with_saved_input} blocks, {together * tokens:,} tokens",
             ),
             Item(
                 MemoryItem.HIDDEN_STATES,
@@ -354,7 +360,7 @@ class Sizer:
             Item(
                 MemoryItem.KEPT_ACTIVATIONS,
                 kept,
-                f"{choices.kept_blocks} blocks that are not recomputed",
+                f"{choices.blocks_without_recompute} blocks that are not recomputed",
             ),
             Item(MemoryItem.WORKING_SET, working, working_note),
             Item(
@@ -385,17 +391,17 @@ class Sizer:
         tokens = size * self.row_length
         hidden = tokens * shape.hidden_width * item
         blocks = self._blocks(size)
-        recomputed = len(shape.blocks) - choices.kept_blocks
+        recomputed = len(shape.blocks) - choices.blocks_without_recompute
         pairs = seconds_of_pairs(len(shape.blocks), choices)
         recompute = max(blocks.by_recompute[recomputed], blocks.by_pairs[len(pairs)])
-        block = max(recompute - freed, blocks.by_backward[choices.kept_blocks])
+        block = max(recompute - freed, blocks.by_backward[choices.blocks_without_recompute])
         # Blocks make the gradients of what they share.
         embed_numel = shape.embed.gradient_numel - shape.embed.shared_count
         tail = shape.head.gradient_numel + (embed_numel if shape.tied else 0)
         chunk = min(self.loss_chunk, tokens)
         states = 3 if self.compiled else 2
         loss = chunk * self._position_bytes + tail * item + states * hidden
-        rows = shape.embed_piece if choices.outer_in_parked else embed_numel
+        rows = shape.embed_chunk if choices.embed_and_head_in_kept_gradients else embed_numel
         embed = rows * item + 2 * hidden
         if choices.graphs:
             # What graphs need is kept for them, and a buffer is there between blocks and the rest.

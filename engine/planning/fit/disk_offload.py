@@ -1,5 +1,5 @@
-"""A `Spill` says what a plan keeps on the disk (`engine.disk`), how fast that is, and how it wears
-the drive. No torch.
+"""A `DiskOffload` says what a plan keeps on the disk (`engine.disk`), how fast that is, and how it
+wears the drive. No torch.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.files import disk_free
 from engine.machine.disk_rates import RATED_BYTES, DiskRates, disk_rates_of
-from engine.machine.offload_folder import check_spill_folder
+from engine.machine.offload_folder import check_offload_folder
 from engine.machine.read_machine import Machine
 from engine.planning.fit.buffer_sizes import (
-    boundary_count,
-    spilled_boundary_bytes,
-    spilled_bytes,
-    spilled_in_words,
+    disk_offloaded_bytes,
+    disk_offloaded_input_bytes,
+    disk_offloaded_text,
+    saved_input_count,
 )
 from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.memory_items import MemoryItem
@@ -27,12 +27,14 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.words import counted, in_gib
 
 _ENOUGH = 1 << 60
-"""A machine that is only estimated is taken to have so many bytes of disk for what spills."""
+"""A machine that is only estimated is taken to have so many bytes of disk for what goes to the
+disk.
+"""
 
 
 @dataclass(frozen=True)
-class Spilled:
-    """A `Spilled` is one kind of what a plan keeps on the disk: moments or boundaries."""
+class OffloadedKind:
+    """An `OffloadedKind` is one kind of what a plan keeps on the disk: moments or block inputs."""
 
     kind: MemoryItem
     words: str
@@ -45,15 +47,15 @@ class Spilled:
     @property
     def what(self) -> str:
         """Returns the kind in a word."""
-        return "boundaries" if self.kind == MemoryItem.SPILLED_BOUNDARIES else "moments"
+        return "block inputs" if self.kind == MemoryItem.DISK_OFFLOADED_BLOCK_INPUTS else "moments"
 
 
 @dataclass(frozen=True)
-class Spill:
-    """A `Spill` describes the moments and boundaries that one plan keeps on the disk."""
+class DiskOffload:
+    """A `DiskOffload` describes the moments and block inputs that one plan keeps on the disk."""
 
     folder: str
-    kinds: tuple[Spilled, ...]
+    kinds: tuple[OffloadedKind, ...]
     """There is at least one."""
     steps: int | None
     """The whole run has this many steps; None where the data are not known."""
@@ -121,33 +123,36 @@ class Spill:
         }
 
 
-def spill_of(
+def disk_offload_of(
     config: TrainConfig, shape: ModelShape, chosen: Chosen, typical: MicroBatch, steps: int | None
-) -> Spill | None:
+) -> DiskOffload | None:
     """Returns what the plan keeps on the disk; None where that is nothing. typical: the
     micro-batches of a typical step, which writes less than one with full rows.
     """
     choices, kinds = chosen.choices, []
     if config.engine.disk is None:
         return None
-    if choices.spilled_units:
-        size, words = spilled_bytes(shape, choices), spilled_in_words(shape, choices)
-        kinds.append(Spilled(MemoryItem.SPILLED_MOMENTS, f"moments of {words}", size, size))
-    if choices.spilled_boundaries:
+    if choices.disk_offloaded_units:
+        size, words = disk_offloaded_bytes(shape, choices), disk_offloaded_text(shape, choices)
+        kinds.append(
+            OffloadedKind(MemoryItem.DISK_OFFLOADED_MOMENTS, f"moments of {words}", size, size)
+        )
+    if choices.disk_offloaded_block_inputs:
         full = chosen.micro_batch_size * config.row_tokens
         most, usual = (
-            spilled_boundary_bytes(shape, choices, tokens) for tokens in (full, typical.tokens)
+            disk_offloaded_input_bytes(shape, choices, tokens) for tokens in (full, typical.tokens)
         )
-        count = choices.micro_batches * boundary_count(shape, choices)
-        words = f"{choices.spilled_boundaries} of the {count} boundaries of a step"
-        kinds.append(Spilled(MemoryItem.SPILLED_BOUNDARIES, words, most, usual))
+        count = choices.micro_batches * saved_input_count(shape, choices)
+        words = f"{choices.disk_offloaded_block_inputs} of the {count} block inputs of a step"
+        kinds.append(OffloadedKind(MemoryItem.DISK_OFFLOADED_BLOCK_INPUTS, words, most, usual))
     if not kinds:
         return None
-    return Spill(config.engine.disk, tuple(kinds), steps, disk_rates_of(config))
+    return DiskOffload(config.engine.disk, tuple(kinds), steps, disk_rates_of(config))
 
 
-def spill_room(config: TrainConfig, machine: Machine) -> int:
-    """Returns how many bytes of the disk moments and boundaries may take; 0 where `engine.disk` is
+def disk_offload_room(config: TrainConfig, machine: Machine) -> int:
+    """Returns how many bytes of the disk moments and block inputs may take; 0 where `engine.disk`
+    is
     not set.
     """
     if config.engine.disk is None:
@@ -156,8 +161,8 @@ def spill_room(config: TrainConfig, machine: Machine) -> int:
 
 
 def offered_folder(machine: Machine) -> str | None:
-    """Returns the folder that a report offers for what spills: that of runs, if it can take them. A
-    machine that is only estimated has no folders, so a word stands for one.
+    """Returns the folder that a report offers for what goes to the disk: that of runs, if it can
+    take them. A machine that is only estimated has no folders, so a word stands for one.
     """
     if not machine.here:
         return "FOLDER"
@@ -165,14 +170,14 @@ def offered_folder(machine: Machine) -> str | None:
         return None
     folder = _existing(Path(machine.disk_path))
     try:
-        check_spill_folder(str(folder))
+        check_offload_folder(str(folder))
     except ConfigError:
         return None
     return str(folder)
 
 
 def shares_disk_of_runs(config: TrainConfig, machine: Machine) -> bool:
-    """Tells whether what spills takes the space of the disk that runs are written to."""
+    """Tells whether what goes to the disk takes the space of the disk that runs are written to."""
     if config.engine.disk is None or not (machine.here and machine.disk_path):
         return False
     folders = (_existing(Path(config.engine.disk)), _existing(Path(machine.disk_path)))

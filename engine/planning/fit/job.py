@@ -25,10 +25,12 @@ class Job:
     """It is the `Chosen.rounding` of the session that this one continues bit for bit; empty for a
     new run.
     """
-    parked_gradients: bool | None = None
-    """Gradients are parked or not, as was decided before; None where the planner decides."""
-    boundary_blocks: int | None = None
-    """A boundary is kept for this many blocks, as was decided before; None where the planner
+    gradients_on_gpu: bool | None = None
+    """Gradients are kept on the GPU or not, as was decided before; None where the planner
+    decides.
+    """
+    blocks_per_saved_input: int | None = None
+    """One block input is kept for this many blocks, as was decided before; None where the planner
     decides.
     """
     ranks: int = 1
@@ -67,7 +69,7 @@ class Target:
     rates: Rates | None = None
     """These are the rates of the machine; None where they are not known."""
     disk_free: int = 0
-    """Moments and boundaries that do not fit in RAM may take this many bytes of the disk; 0 where
+    """Moments and block inputs that do not fit in RAM may take this many bytes of the disk; 0 where
     they may not.
     """
     here: bool = True
@@ -118,7 +120,7 @@ def refuse_contradictions(job: Job) -> None:
     shape, engine = job.shape, job.config.engine
     blocks = len(shape.blocks)
     positions = shape.max_position_embeddings
-    length = job.row_length // job.config.objective.lines
+    length = job.row_length // job.config.objective.sequences
     if shape.learned_positions and positions is not None and length > positions:
         raise ConfigError(
             "data.max_seq_len",

@@ -48,34 +48,34 @@ class MemoryItem(Word):
     EXP_AVG_SQ = "exp_avg_sq"
     GRAD = "grad"
     GRADIENT_RING = "Gradient ring"
-    """Parked gradients pass through it on their way to the optimizer."""
+    """Kept gradients pass through it on their way to the optimizer."""
     STATES_RING = "Moments in transit"
     """It holds moments that are on the disk while they are updated."""
-    HOST_BOUNDARIES = "Boundaries on the host"
-    DISK_RINGS = "Boundaries in transit"
-    """Boundaries pass through it on their way to the disk and back."""
+    HOST_BLOCK_INPUTS = "Block inputs on the host"
+    DISK_RINGS = "Block inputs in transit"
+    """Block inputs pass through it on their way to the disk and back."""
     DATA = "Tokenised data"
     LOADING_PEAK = "Loading peak"
-    """While weights are read, this much more is taken than by the planes and boundaries of
+    """While weights are read, this much more is taken than by the planes and block inputs of
     training.
     """
-    CHECKPOINT_COPIES = "Checkpoint copies"
+    STAGING_BUFFERS = "Checkpoint copies"
     """Steps go on while a checkpoint is written; this holds what it has yet to write."""
     TRACKERS = "Trackers"
     """A process of its own takes this, which gives curves to trackers."""
     # On the device, buffers that are kept throughout the run.
     BLOCK_SLOTS = "Block slots"
-    OUTER_SLOTS = "Embed and head slots"
-    RESIDENT_BLOCKS = "Resident blocks"
-    SETTLED_UNITS = "Units that live on the GPU"
+    EMBED_AND_HEAD_SLOTS = "Embed and head slots"
+    BLOCKS_KEPT_IN_SLOTS = "Resident blocks"
+    GPU_RESIDENT_UNITS = "Units that live on the GPU"
     """All their planes stay there: weights and moments, which take no RAM."""
-    GRADIENT_SUMS = "Gradient sums"
+    MAIN_GRADS = "Gradient sums"
     GRADIENT_STAGING = "Gradient staging"
-    PARKED_GRADIENTS = "Parked gradients"
+    KEPT_GRADIENTS = "Gradients kept on the GPU"
     OPTIMIZER_STATES = "Optimizer states"
-    BOUNDARY_RINGS = "Boundary rings"
+    BLOCK_INPUT_RINGS = "Block input rings"
     # On the device, memory that is allocated and freed within a step.
-    BOUNDARIES = "Boundaries"
+    BLOCK_INPUTS = "Block inputs"
     HIDDEN_STATES = "Hidden states"
     ROTARY_EMBEDDINGS = "Rotary embeddings"
     KEPT_ACTIVATIONS = "Kept activations"
@@ -84,15 +84,15 @@ class MemoryItem(Word):
     # On the device, memory that every program takes.
     CUDA_CONTEXT = "CUDA context"
     ALLOCATOR_SLACK = "Allocator slack"
-    EXCHANGE = "Exchange buffers"
+    COLLECTIVE = "Exchange buffers"
     """Several ranks exchange weights and sums through them."""
     # On the disk.
     BEST = "Best weights"
     CHECKPOINTS = "Checkpoints"
     EXPORT = "Export"
     RECORD = "Record"
-    SPILLED_MOMENTS = "Moments on the disk"
-    SPILLED_BOUNDARIES = "Boundaries on the disk"
+    DISK_OFFLOADED_MOMENTS = "Moments on the disk"
+    DISK_OFFLOADED_BLOCK_INPUTS = "Block inputs on the disk"
 
     UNKNOWN = ""
     """The item is of a kind that only another version of this program knows. It counts as memory
@@ -143,12 +143,12 @@ _OVERHEAD = frozenset(
         MemoryItem.MARGIN,
         MemoryItem.CUDA_CONTEXT,
         MemoryItem.ALLOCATOR_SLACK,
-        MemoryItem.EXCHANGE,
+        MemoryItem.COLLECTIVE,
     )
 )
 _ACTIVATIONS = frozenset(
     (
-        MemoryItem.BOUNDARIES,
+        MemoryItem.BLOCK_INPUTS,
         MemoryItem.HIDDEN_STATES,
         MemoryItem.ROTARY_EMBEDDINGS,
         MemoryItem.KEPT_ACTIVATIONS,

@@ -1,14 +1,14 @@
 """A table of models and machines shows whether each model fits on each machine, and how fast it
 trains. No torch.
 
-Whether a model fits is judged by the leanest plan of the job. Speeds are simulated with a plan that
-is chosen as for a run, but among fewer ways (`quick` of `choose`, which costs a few per cent of
-speed at most).
+Whether a model fits is judged by the minimum-memory plan of the job. Speeds are simulated with a
+plan that is chosen as for a run, but among fewer ways (`coarse` of `choose`, which costs a few per
+cent of speed at most).
 
 A table is about the method and the optimizer of the settings: all weights are trained, or adapters
 beside every linear layer. With `any_optimizer`, each cell is about the first
 of `OPTIMIZERS` with which the model fits, and its words say the whole way: how moments are kept,
-whether gradients are parked on the device, and whether two blocks share a boundary.
+whether gradients are kept on the device, and whether two blocks share an input.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ from engine.machine.device import measured_rates
 from engine.machine.known_machines import machines
 from engine.machine.read_machine import Machine
 from engine.planning.fit.memory_items import MEMORY, PartName
-from engine.planning.fit.requirements import PART_WORDS, Verdict, least_needs, needs_of
+from engine.planning.fit.requirements import (
+    PART_WORDS,
+    FitStatus,
+    minimum_requirements,
+    requirements_of,
+)
 from engine.planning.layout.moments import KINDS
 from engine.planning.schedule.choices import PlanChoices, seconds_of_pairs
 from engine.planning.shape.catalog import CatalogEntry, catalog
@@ -62,14 +67,14 @@ CSV_HEAD = (
     "step_seconds",
     "estimated",
     "optimizer",
-    "parked_gradients",
+    "gradients_on_gpu",
     "offload_pairs",
 )
-PARKED, PAIRS = "parked", "pairs"
+KEPT_ON_GPU, PAIRS = "GPU gradients", "pairs"
 """Cells have these words where the plan of their speed takes less RAM by such means."""
 LEGEND = (
-    f"{PARKED}: gradients wait on the GPU until they are applied; {PAIRS}: only every "
-    "second block keeps a boundary."
+    f"{KEPT_ON_GPU}: gradients wait on the GPU until they are applied; {PAIRS}: only every "
+    "second block keeps its input."
 )
 
 
@@ -87,7 +92,7 @@ class Cell:
     the model takes.
     """
 
-    verdict: Verdict
+    verdict: FitStatus
     host_bytes: int
     gpu_bytes: int | None
     missing: str
@@ -109,15 +114,17 @@ class Cell:
     any_optimizer: bool = False
     """The optimizer is the first that fits, or the last if none does; the settings do not say it.
     """
-    parked_gradients: bool | None = None
-    """It tells whether the plan of the speed parks gradients; it is None where no plan was made."""
+    gradients_on_gpu: bool | None = None
+    """It tells whether the plan of the speed keeps gradients on the GPU; it is None where no
+    plan was made.
+    """
     offload_pairs: bool | None = None
-    """It tells whether that plan keeps a boundary for every second block; None as above."""
+    """It tells whether that plan keeps the input of every second block; None as above."""
 
     @property
     def ways(self) -> tuple[str, ...]:
         """Returns by which means the plan of the speed takes less RAM, in the words of `LEGEND`."""
-        found = ((PARKED, self.parked_gradients), (PAIRS, self.offload_pairs))
+        found = ((KEPT_ON_GPU, self.gradients_on_gpu), (PAIRS, self.offload_pairs))
         return tuple(word for word, is_used in found if is_used)
 
 
@@ -229,7 +236,7 @@ def cell(
     # Only a cell that fits is timed, so those that are passed over take hardly any time.
     cells = (_cell(each, shape, machine, timed) for each in _of_each_optimizer(config))
     for found in cells:
-        if found.verdict != Verdict.DOES_NOT_FIT:
+        if found.verdict != FitStatus.DOES_NOT_FIT:
             break
     return replace(found, any_optimizer=True)
 
@@ -242,19 +249,19 @@ def _of_each_optimizer(config: TrainConfig) -> tuple[TrainConfig, ...]:
 
 def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool) -> Cell:
     """Returns the cell with the optimizer of `config`."""
-    least = least_needs(config, machine, shape)
+    least = minimum_requirements(config, machine, shape)
     verdict = least.verdict(MEMORY)
     parts = {name: part for name, part in least.parts.items() if name in MEMORY}
     missing = ", ".join(
         f"{_missing_gib(part.total - part.known_limit)} GiB of {PART_WORDS[name]}"
         for name, part in parts.items()
-        if part.verdict == Verdict.DOES_NOT_FIT
+        if part.verdict == FitStatus.DOES_NOT_FIT
     )
     rate = seconds = choices = None
-    if timed and verdict != Verdict.DOES_NOT_FIT:
-        needs = needs_of(config, machine, shape, quick=True)
-        choices = needs.chosen.choices
-        seconds = needs.step_seconds or None
+    if timed and verdict != FitStatus.DOES_NOT_FIT:
+        requirements = requirements_of(config, machine, shape, coarse=True)
+        choices = requirements.chosen.choices
+        seconds = requirements.step_seconds or None
         if seconds:
             rate = config.train.batch_size * config.row_tokens / seconds
     gpu_bytes = parts[PartName.GPU].total if PartName.GPU in parts else None
@@ -268,7 +275,7 @@ def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool)
         estimated=measured_rates(config, machine) is None,
         optimizer=config.train.optimizer,
         method=config.train.method,
-        parked_gradients=choices.parked_gradients if choices else None,
+        gradients_on_gpu=choices.gradients_on_gpu if choices else None,
         offload_pairs=_keeps_pairs(shape, choices) if choices else None,
     )
 
@@ -280,7 +287,7 @@ def _missing_gib(size: int) -> str:
 
 
 def _keeps_pairs(shape: ModelShape, choices: PlanChoices) -> bool:
-    """Tells whether any block keeps no boundary because two of them share one."""
+    """Tells whether any block keeps no input because two of them share one."""
     return bool(seconds_of_pairs(len(shape.blocks), choices))
 
 
@@ -327,19 +334,19 @@ def _csv_line(row: Row, column: Column, found: Cell) -> tuple[object, ...]:
         "" if found.step_seconds is None else round(found.step_seconds, 3),
         found.estimated,
         found.optimizer,
-        "" if found.parked_gradients is None else found.parked_gradients,
+        "" if found.gradients_on_gpu is None else found.gradients_on_gpu,
         "" if found.offload_pairs is None else found.offload_pairs,
     )
 
 
-def counts_in_words(rows: Sequence[Row], shown: Sequence[Column]) -> str:
+def counts_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
     """Returns how many of the models each machine can train, as in "Of 73 models, this many fit:
     RTX 4090 18, H200 40.", in one sentence.
     """
     fitting = [0] * len(shown)
     for row in rows:
         for at, found in enumerate(row.cells):
-            fitting[at] += found.verdict != Verdict.DOES_NOT_FIT
+            fitting[at] += found.verdict != FitStatus.DOES_NOT_FIT
     counts = ", ".join(f"{column.name} {count}" for column, count in zip(shown, fitting))
     return f"Of {counted(len(rows), 'model')}, this many fit: {counts}."
 
@@ -374,7 +381,7 @@ def _cell_as_dict(found: Cell) -> dict[str, Any]:
         "method": found.method,
         "estimated": found.estimated,
         "optimizer": found.optimizer,
-        "parked_gradients": found.parked_gradients,
+        "gradients_on_gpu": found.gradients_on_gpu,
         "offload_pairs": found.offload_pairs,
     }
 
@@ -384,7 +391,7 @@ def as_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
     and the missing memory where it does not.
     """
     lines = [["model", "parameters", *(column.name for column in shown)]]
-    lines += [[row.entry.title, _in_billions(row), *map(cell_in_words, row.cells)] for row in rows]
+    lines += [[row.entry.title, _in_billions(row), *map(cell_text, row.cells)] for row in rows]
     return _aligned(lines)
 
 
@@ -398,7 +405,7 @@ def as_details(rows: Sequence[Row]) -> str:
         gpu, seconds = found.gpu_bytes, found.step_seconds
         memory = [in_gib(found.host_bytes), "" if gpu is None else in_gib(gpu)]
         time = "" if seconds is None else in_seconds(seconds)
-        words = [_in_billions(row), *memory, time, cell_in_words(found)]
+        words = [_in_billions(row), *memory, time, cell_text(found)]
         lines.append([row.entry.title, *words])
     return _aligned(lines)
 
@@ -421,27 +428,27 @@ def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(text.ljust(width) for text, width in zip(cells, widths)).rstrip()
 
 
-def method_in_words(config: TrainConfig) -> str:
+def method_text(config: TrainConfig) -> str:
     """Returns what is trained in a table, as in "all weights"."""
     if config.train.method == "full":
         return "all weights"
     return f"adapters (LoRA) of rank {config.train.lora_rank} beside every linear layer"
 
 
-def cell_in_words(found: Cell) -> str:
+def cell_text(found: Cell) -> str:
     """Returns a cell in words, such as "1,240 tokens/s", "fits" or "83 GiB of RAM more". If it is
     about any optimizer, the last words name the way, as in "fits, bf16" or "1,930 tokens/s, only
-    just, 8 bits, parked, pairs" (`LEGEND`).
+    just, 8 bits, GPU gradients, pairs" (`LEGEND`).
     """
     way = ", ".join(("", KINDS[found.optimizer], *found.ways)) if found.any_optimizer else ""
-    if found.verdict == Verdict.DOES_NOT_FIT:
+    if found.verdict == FitStatus.DOES_NOT_FIT:
         return f"{found.missing} more{way}"
-    return speed_in_words(found) + way
+    return speed_text(found) + way
 
 
-def speed_in_words(found: Cell) -> str:
+def speed_text(found: Cell) -> str:
     """Returns how fast a model that fits is, in words: "1,240 tokens/s, only just" or "fits"."""
-    mark = "" if found.verdict == Verdict.FITS else ", only just"
+    mark = "" if found.verdict == FitStatus.FITS else ", only just"
     if found.tokens_per_second is None:
         return f"fits{mark}"
     return f"{float(f'{found.tokens_per_second:.3g}'):,.0f} tokens/s{mark}"

@@ -1,5 +1,5 @@
-"""`choose_homes` decides where each unit's optimizer runs: on the host, or on the device, to which
-the unit's states are streamed. No torch.
+"""`place_optimizers` decides where each unit's optimizer runs: on the host, or on the device, to
+which the unit's states are streamed. No torch.
 
 It processes the units in the order in which the next forward pass needs them. For each unit it
 estimates when the updated weights are ready if the host updates the unit, and if the device does,
@@ -12,39 +12,43 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.machine.link_rates import START_SECONDS, exchange_seconds
-from engine.planning.fit.buffer_sizes import shared_sum_bytes, spilled_units, update_buffer
+from engine.machine.link_rates import START_SECONDS, collective_seconds
+from engine.planning.fit.buffer_sizes import (
+    disk_offloaded_units,
+    shared_main_grad_bytes,
+    update_buffer,
+)
 from engine.planning.fit.cost_model import ONE_OF_TWO_PASSES, Cost, host_rate, step_seconds
 from engine.planning.layout.moments import FP32_MOMENTS
 from engine.planning.schedule.arena import lay_out_arena
 from engine.planning.schedule.buffers import EMBED, HEAD
-from engine.planning.schedule.choices import PlanChoices, seconds_of_pairs, settled_of
+from engine.planning.schedule.choices import PlanChoices, gpu_resident_of, seconds_of_pairs
 from engine.planning.schedule.device_updates import LEAD
 from engine.planning.schedule.offloaded_activations import DISK_RINGS
-from engine.planning.schedule.ops import DISK_LANES, GradientSum, Lane, OpKind
+from engine.planning.schedule.ops import DISK_LANES, Lane, MainGrad, OpKind
 from engine.planning.schedule.shards import Shards
 from engine.planning.shape.unit_shape import UnitShape
 
-LATE_GAIN = 0.02
+MOMENTS_AFTER_WEIGHTS_GAIN = 0.02
 """Moments are updated after all weights where the step is shorter by this share."""
-LATE_ROOM = 0.5
+MOMENTS_AFTER_WEIGHTS_ROOM = 0.5
 """The two passes over the planes on the host may take this share of a step."""
 LEAST_BUFFERS = 4
 """With so many update buffers, copies to the device and back and an update can run at once."""
 
 
-class Homes(NamedTuple):
-    """A `Homes` says where each unit's optimizer runs."""
+class OptimizerPlacement(NamedTuple):
+    """An `OptimizerPlacement` says where each unit's optimizer runs."""
 
     units: tuple[str, ...]
     """The optimizers of these run on the device, and all others on the host."""
-    late_moments: bool
+    moments_after_weights: bool
     """The host updates the moments of its units after the weights of all of them."""
     waited: float
     """The first forward pass waits for updates for so many seconds, by estimate."""
 
 
-def choose_homes(cost: Cost, choices: PlanChoices, device: str = "cuda") -> Homes:
+def place_optimizers(cost: Cost, choices: PlanChoices, device: str = "cuda") -> OptimizerPlacement:
     """Returns where each unit's optimizer runs.
 
     States are streamed through `choices.update_buffers` buffers. No optimizer runs on the device
@@ -56,56 +60,62 @@ def choose_homes(cost: Cost, choices: PlanChoices, device: str = "cuda") -> Home
     """
     ways = [_Placement(cost, choices, buffers) for buffers in {0, choices.update_buffers}]
     best = min(ways, key=lambda placement: placement.waited)
-    if device == "cuda" and choices.ranks > 1 and _may_be_late(cost, choices):
-        late = _Placement(cost, choices.changed(late_moments=True), 0)
+    if device == "cuda" and choices.ranks > 1 and _may_update_weights_first(cost, choices):
+        late = _Placement(cost, choices.changed(moments_after_weights=True), 0)
         step = step_seconds(cost, choices, late.waited)
         # The second pass over the planes must end long before the next gradients arrive.
-        if late.host_seconds < LATE_ROOM * step and best.waited - late.waited > LATE_GAIN * step:
-            return Homes((), True, late.waited)
-    return Homes(best.units, False, best.waited)
+        if (
+            late.host_seconds < MOMENTS_AFTER_WEIGHTS_ROOM * step
+            and best.waited - late.waited > MOMENTS_AFTER_WEIGHTS_GAIN * step
+        ):
+            return OptimizerPlacement((), True, late.waited)
+    return OptimizerPlacement(best.units, False, best.waited)
 
 
-def _may_be_late(cost: Cost, choices: PlanChoices) -> bool:
+def _may_update_weights_first(cost: Cost, choices: PlanChoices) -> bool:
     """Tells whether moments may be updated after weights."""
-    is_plain = cost.shape.optimizer == FP32_MOMENTS and not choices.parked_gradients
-    return is_plain and choices.gradient_sum != GradientSum.DEVICE
+    is_plain = cost.shape.optimizer == FP32_MOMENTS and not choices.gradients_on_gpu
+    return is_plain and choices.main_grad != MainGrad.DEVICE
 
 
 def wait_for_disk(cost: Cost, choices: PlanChoices) -> float:
     """Returns how long the first forward pass waits for moments that go to the disk and back. The
-    disk works while the units before them go forward, unless boundaries of these go there, too:
+    disk works while the units before them go forward, unless block inputs of these go there, too:
     they wait until the moments are written.
     """
     shape = cost.shape
-    spilled = spilled_units(shape, choices)
-    size = sum(cost.moment_bytes(unit.name, unit.gradient_numel) for unit in spilled)
+    offloaded_to_disk = disk_offloaded_units(shape, choices)
+    size = sum(cost.moment_bytes(unit.name, unit.gradient_numel) for unit in offloaded_to_disk)
     seconds = max(cost.on_disk(lane, size) for lane in DISK_LANES)
-    if choices.spilled_boundaries:
+    if choices.disk_offloaded_block_inputs:
         return seconds
-    before = max(0, len(shape.blocks) - max(0, choices.spilled_units - 1))
+    before = max(0, len(shape.blocks) - max(0, choices.disk_offloaded_units - 1))
     passes = choices.micro_batches // choices.rounds
     return max(0.0, seconds - passes * cost.first_forwards[before])
 
 
-def wait_for_boundaries(cost: Cost, choices: PlanChoices) -> float:
-    """Returns the seconds of a step in which blocks wait for boundaries on the disk: they are
+def wait_for_block_inputs(cost: Cost, choices: PlanChoices) -> float:
+    """Returns the seconds of a step in which blocks wait for block inputs on the disk: they are
     written while their blocks go forward, and read while these go backward. The second block of a
     pair goes forward while the last few of the first one are written.
     """
-    if not choices.spilled_boundaries:
+    if not choices.disk_offloaded_block_inputs:
         return 0.0
     blocks, first = len(cost.shape.blocks), cost.shape.forward_blocks
-    pairs, last_bounded = len(seconds_of_pairs(blocks, choices)), blocks - choices.kept_blocks
-    recomputed = last_bounded - first
+    pairs, last_with_saved_input = (
+        len(seconds_of_pairs(blocks, choices)),
+        blocks - choices.blocks_without_recompute,
+    )
+    recomputed = last_with_saved_input - first
     below = cost.first_forwards[first]
-    forward = choices.micro_batches * (cost.first_forwards[last_bounded] - below)
+    forward = choices.micro_batches * (cost.first_forwards[last_with_saved_input] - below)
     backward = choices.micro_batches * (cost.passes - cost.first_forwards[-1])
     backward *= recomputed / (blocks - first)
     seconds = forward * pairs / recomputed
-    last = choices.rounds * pairs * DISK_RINGS * cost.boundaries_on_disk(Lane.WRITE, 1)
+    last = choices.rounds * pairs * DISK_RINGS * cost.block_inputs_on_disk(Lane.WRITE, 1)
     hiding = {Lane.WRITE: forward - seconds + min(seconds, last), Lane.READ: forward + backward}
-    count = choices.spilled_boundaries
-    return sum(max(0.0, cost.boundaries_on_disk(ln, count) - hiding[ln]) for ln in DISK_LANES)
+    count = choices.disk_offloaded_block_inputs
+    return sum(max(0.0, cost.block_inputs_on_disk(ln, count) - hiding[ln]) for ln in DISK_LANES)
 
 
 class _Placement:
@@ -121,17 +131,19 @@ class _Placement:
         self._rates = cost.rates
         self._shape = shape
         self._shards = Shards(choices.ranks)
-        self._late = choices.late_moments
-        self._reads_whole = choices.whole_reads
+        self._late = choices.moments_after_weights
+        self._reads_unsharded = choices.unsharded_reads
         self._shares: dict[tuple[int, int], _Share] = {}
-        self._seconds: dict[int, _PieceSeconds] = {}
-        first_resident = len(shape.blocks) - choices.resident_blocks
-        settled = self._settled = {*settled_of([unit.name for unit in shape.blocks], choices)}
-        elsewhere = [unit for unit in shape.blocks if unit.name not in settled]
+        self._seconds: dict[int, _ChunkSeconds] = {}
+        first_resident = len(shape.blocks) - choices.blocks_kept_in_slots
+        gpu_resident = self._gpu_resident = {
+            *gpu_resident_of([unit.name for unit in shape.blocks], choices)
+        }
+        elsewhere = [unit for unit in shape.blocks if unit.name not in gpu_resident]
         resident = shape.blocks[first_resident:]
         streamed = elsewhere[: len(elsewhere) - len(resident)]
         self._in_place = cost.in_place(
-            shape.first_gradients[choices.settled_units] // choices.ranks
+            shape.first_gradients[choices.gpu_resident_units] // choices.ranks
         )
         in_slots = (*resident, *streamed[: choices.slots])
         # These units are updated in the slot that they are still in when the step ends.
@@ -141,24 +153,24 @@ class _Placement:
         # The gradients of these units are still in their staging buffers.
         trained = [unit for unit in elsewhere if not unit.is_frozen]
         self._staged = {unit.name for unit in (shape.embed, *trained[:2])}
-        if choices.parked_gradients:
+        if choices.gradients_on_gpu:
             self._staged = {unit.name for unit in shape.units}
         self._passes = choices.micro_batches // choices.rounds
-        # Where there are many buffers, several pieces count as one, which takes less time to plan.
+        # Where there are many buffers, several chunks count as one, which takes less time to plan.
         buffer, own = update_buffer(shape, choices), buffers - choices.spare_buffers
-        together = max(1, min(choices.update_pieces, own // LEAST_BUFFERS))
-        self._piece = together * buffer.numel
+        together = max(1, min(choices.update_chunks, own // LEAST_BUFFERS))
+        self._chunk = together * buffer.numel
         self._size = together * buffer.bytes
         spare, buffers = choices.spare_buffers // together, buffers // together
         self._own = buffers - spare
         self._free = self._buffers_free(choices, spare, self._own) if buffers else []
         self._lanes = _Lanes(spare=spare, first=self._own)
-        homes, ready_at = self._place(buffers)
+        device_updated, ready_at = self._place(buffers)
         if choices.spare_blocks and buffers:
             # The forward pass of the first lender needs the memory of the spare buffers back.
             lender = shape.blocks[len(shape.blocks) - choices.spare_blocks].name
             ready_at[lender] = max(ready_at[lender], self._lanes.spares_sent())
-        self.units = tuple(homes)
+        self.units = tuple(device_updated)
         self.waited = self._waits(ready_at)
 
     def _place(self, buffers: int) -> tuple[list[str], dict[str, float]]:
@@ -168,14 +180,14 @@ class _Placement:
             adamw /= ONE_OF_TWO_PASSES[self._shape.dtype]
         lanes = self._lanes
         host = 0.0
-        homes: list[str] = []
+        device_updated: list[str] = []
         ready_at: dict[str, float] = {}
         # Units that live on the device are updated where they are, before the forward pass begins.
         # Several ranks then gather their weights.
         gathered = self._in_place
         others = []
         for unit in self._shape.units:
-            if unit.name not in self._settled:
+            if unit.name not in self._gpu_resident:
                 others.append(unit)
                 continue
             gathered += self._share(unit).gather
@@ -192,7 +204,7 @@ class _Placement:
                 before = lanes.mark()
                 on_device = self._on_device(unit, share)
                 if on_device < on_host:
-                    homes.append(unit.name)
+                    device_updated.append(unit.name)
                     ready_at[unit.name] = on_device
                     continue
                 lanes.back_to(before)
@@ -200,7 +212,7 @@ class _Placement:
             host = updated
             ready_at[unit.name] = on_host
         self.host_seconds = 2 * host if self._late else host
-        return homes, ready_at
+        return device_updated, ready_at
 
     def _waits(self, ready_at: dict[str, float]) -> float:
         """Returns how long the first forward pass waits for units that are not ready yet."""
@@ -225,13 +237,13 @@ class _Placement:
             ends.append(time)
         ends = ends or [0.0]
         free = [ends[choices.spare_blocks - 1]] * max(0, spare)
-        sums = shared_sum_bytes(self._shape, choices)
+        sums = shared_main_grad_bytes(self._shape, choices)
         arena = lay_out_arena(sums, self._size, own, choices)
         under = [arena.sums_under(number) for number in range(own)]
         for sums_there in under:
             if not sums_there:
                 free.append(-math.inf)
-            elif choices.gradient_sum == GradientSum.DEVICE:
+            elif choices.main_grad == MainGrad.DEVICE:
                 free.append(ends[min(sums_there[-1], len(ends) - 1)])
             else:  # buffers over these sums wait for embed, the last unit of backward
                 free.append(0.0)
@@ -243,17 +255,17 @@ class _Placement:
         """
         lanes, ready = self._lanes, 0.0
         placed, staged = unit.name in self._placed, unit.name in self._staged
-        for start in range(0, share.numel, self._piece):
-            seconds = self._seconds_of(min(self._piece, share.numel - start))
+        for start in range(0, share.numel, self._chunk):
+            seconds = self._seconds_of(min(self._chunk, share.numel - start))
             number = len(lanes.updated)
-            earlier = number - len(self._free)  # the piece that was in the buffer before
+            earlier = number - len(self._free)  # the chunk that was in the buffer before
             if earlier < 0:
                 free = self._free[number]
             else:
                 while len(lanes.freed) < earlier + min(LEAD, self._own):
                     lanes.send_states()
                 free = lanes.freed[earlier]
-            # The piece is fetched once its buffer is free, and updated.
+            # The chunk is fetched once its buffer is free, and updated.
             there = lanes.fetch(free, seconds, staged)
             updated = max(0.0, there) + seconds.update
             if placed:  # its weights are sent with the states
@@ -270,11 +282,11 @@ class _Placement:
         lanes.prefetch(share.prefetch)
         return ready + share.arrival
 
-    def _seconds_of(self, numel: int) -> _PieceSeconds:
-        """Returns the seconds of a piece of `numel` elements."""
+    def _seconds_of(self, numel: int) -> _ChunkSeconds:
+        """Returns the seconds of a chunk of `numel` elements."""
         if numel not in self._seconds:
             carried = self._cost.carried
-            self._seconds[numel] = _PieceSeconds(
+            self._seconds[numel] = _ChunkSeconds(
                 carried(OpKind.FETCH_STATES, numel, early=True),
                 carried(OpKind.FETCH_GRADIENT, numel, early=True),
                 carried(OpKind.FETCH_STATES, numel),
@@ -290,11 +302,11 @@ class _Placement:
         numel, weights = unit.gradient_numel, unit.weight_numel
         if (numel, weights) not in self._shares:
             item = self._shape.item_bytes
-            fetched = weights if self._reads_whole else self._shards.numel(weights)
+            fetched = weights if self._reads_unsharded else self._shards.numel(weights)
             prefetch = fetched * item / self._rates.h2d_busy
             received = self._shards.received(weights) * item
-            gather = exchange_seconds(self._rates, received) if received else 0.0
-            arrival = prefetch + (START_SECONDS if self._reads_whole else gather)
+            gather = collective_seconds(self._rates, received) if received else 0.0
+            arrival = prefetch + (START_SECONDS if self._reads_unsharded else gather)
             self._shares[numel, weights] = _Share(
                 self._shards.numel(numel), prefetch, gather, arrival
             )
@@ -318,8 +330,8 @@ class _Share(NamedTuple):
     """
 
 
-class _PieceSeconds(NamedTuple):
-    """The lanes take these seconds for one piece. Copies are slower once updates have begun."""
+class _ChunkSeconds(NamedTuple):
+    """The lanes take these seconds for one chunk. Copies are slower once updates have begun."""
 
     early_states: float
     early_gradient: float
@@ -337,43 +349,43 @@ class _Mark(NamedTuple):
     inward: float
     outward: float
     weights_sent: float
-    pieces: int
+    chunks: int
     freed: int
 
 
 @dataclass
 class _Lanes:
     """A `_Lanes` simulates the lanes of optimizers on the device. They follow the order of
-    `engine.planning.schedule.device_updates`, except that pieces in spare buffers count as fetched
+    `engine.planning.schedule.device_updates`, except that chunks in spare buffers count as fetched
     before all others.
     """
 
     spare: int
-    """This many pieces, the first ones, are in spare buffers."""
+    """This many chunks, the first ones, are in spare buffers."""
     first: int
-    """This many pieces after them are fetched before the gradients are complete."""
+    """This many chunks after them are fetched before the gradients are complete."""
     inward: float = -math.inf
     """The lane of states to the device becomes free at this time."""
     outward: float = 0.0
     """The lane of states to the host becomes free at this time."""
     weights_sent: float = 0.0
-    """The weights of the first pieces (`spare` and `first`) are on the host at this time."""
+    """The weights of the first chunks (`spare` and `first`) are on the host at this time."""
     updated: list[float] = field(default_factory=list)
-    """Each piece was updated at this time."""
+    """Each chunk was updated at this time."""
     owed: list[float] = field(default_factory=list)
-    """Sending the rest of each piece takes this many seconds."""
+    """Sending the rest of each chunk takes this many seconds."""
     freed: list[float] = field(default_factory=list)
-    """Each piece that was sent left its buffer at this time. Pieces in spare buffers, which are
+    """Each chunk that was sent left its buffer at this time. Chunks in spare buffers, which are
     sent in between, are not listed.
     """
 
-    def fetch(self, free: float, seconds: _PieceSeconds, staged: bool) -> float:
-        """Fetches a piece into a buffer that is free at the time `free`, and returns when it has
+    def fetch(self, free: float, seconds: _ChunkSeconds, staged: bool) -> float:
+        """Fetches a chunk into a buffer that is free at the time `free`, and returns when it has
         arrived. staged: its gradient is on the device already.
         """
         if free > self.inward:
             self.inward = free
-        early = self.inward < 0  # no piece has been updated by then
+        early = self.inward < 0  # no chunk has been updated by then
         self.inward += seconds.early_states if early else seconds.fetched_states
         if not staged:
             self.inward += seconds.early_gradient if early else seconds.fetched_gradient
@@ -384,23 +396,23 @@ class _Lanes:
         self.inward = max(0.0, self.inward) + seconds
 
     def update(self, at: float, owed: float) -> None:
-        """Notes the time at which the next piece is updated. Sending its rest takes `owed`
+        """Notes the time at which the next chunk is updated. Sending its rest takes `owed`
         seconds.
         """
         self.updated.append(at)
         self.owed.append(owed)
 
     def send_weights(self, updated: float, seconds: float) -> float:
-        """Returns the time at which the weights of a piece are on the host."""
+        """Returns the time at which the weights of a chunk are on the host."""
         self.outward = max(self.outward, updated) + seconds
         return self.outward
 
     def first_weights_are_sent(self) -> None:
-        """It records that the last of the first pieces has sent its weights."""
+        """It records that the last of the first chunks has sent its weights."""
         self.weights_sent = self.outward
 
     def send_states(self) -> None:
-        """Sends the states of the next piece that is not in a spare buffer. Pieces in spare buffers
+        """Sends the states of the next chunk that is not in a spare buffer. Chunks in spare buffers
         are sent in between.
         """
         if 0 < len(self.freed) <= self.spare:
@@ -410,13 +422,13 @@ class _Lanes:
 
     def spares_sent(self) -> float:
         """Returns when the memory of all spare buffers is free again: after the weights of all the
-        first pieces, the rest of the pieces in spare buffers, and the pieces that are sent in
-        between, at most one for each late piece.
+        first chunks, the rest of the chunks in spare buffers, and the chunks that are sent in
+        between, at most one for each late chunk.
         """
         later = max(0, len(self.updated) - self.spare - self.first)
         spares = range(min(self.spare, len(self.owed)))
         between = range(self.spare, self.spare + min(self.first, later, self.spare))
-        return self.weights_sent + sum(self.owed[piece] for piece in (*spares, *between))
+        return self.weights_sent + sum(self.owed[chunk] for chunk in (*spares, *between))
 
     def mark(self) -> _Mark:
         """Returns the current state, for `back_to`."""
@@ -429,9 +441,9 @@ class _Lanes:
         self.inward = mark.inward
         self.outward = mark.outward
         self.weights_sent = mark.weights_sent
-        del self.updated[mark.pieces :]
-        del self.owed[mark.pieces :]
+        del self.updated[mark.chunks :]
+        del self.owed[mark.chunks :]
         del self.freed[mark.freed :]
 
-    def _send(self, piece: int) -> None:
-        self.outward = max(self.outward, self.updated[piece]) + self.owed[piece]
+    def _send(self, chunk: int) -> None:
+        self.outward = max(self.outward, self.updated[chunk]) + self.owed[chunk]

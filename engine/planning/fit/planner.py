@@ -1,5 +1,5 @@
-"""A `Planner` compares the candidates of one job: those ways to run its steps that park gradients,
-share a slot and keep boundaries in one way (`engine.planning.fit.candidates`).
+"""A `Planner` compares the candidates of one job: those ways to run its steps that keep gradients
+on the GPU, share a slot and place block inputs in one way (`engine.planning.fit.candidates`).
 `engine.planning.fit.choose` says how the fastest is found. No torch.
 """
 
@@ -16,14 +16,18 @@ from typing import Any
 from engine.config.settings import AUTO
 from engine.machine.link_rates import of_rank
 from engine.machine.rates import Rates
-from engine.planning.fit.candidates import Spread
+from engine.planning.fit.candidates import BatchSplit
 from engine.planning.fit.cost_model import Cost, MicroBatch, step_seconds
 from engine.planning.fit.fill_memory import Candidate, MemoryFiller
 from engine.planning.fit.memory_items import Item
-from engine.planning.fit.optimizer_placement import choose_homes, wait_for_boundaries, wait_for_disk
+from engine.planning.fit.optimizer_placement import (
+    place_optimizers,
+    wait_for_block_inputs,
+    wait_for_disk,
+)
 from engine.planning.fit.simulate_step import predicted_seconds
-from engine.planning.schedule.choices import PlanChoices, recorded_passes, settled_blocks
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.choices import PlanChoices, gpu_resident_blocks, recorded_passes
+from engine.planning.schedule.ops import MainGrad
 from engine.planning.shape.saved_attention_sizes import returned_bytes
 from engine.words import GIB
 
@@ -39,11 +43,11 @@ error is smaller than that.
 """
 ALIKE = 1.002
 """Two steps count as equally fast if their times differ by less than this factor."""
-SETTLING_COST = 1.01
+GPU_RESIDENT_COST = 1.01
 """A step may take longer by this factor for more units that live on the device, since they take no
 RAM and nothing of theirs crosses the bus. Predictions are less exact than that.
 """
-WHOLE_COST = 1.05
+ALL_GPU_RESIDENT_COST = 1.05
 """It may take longer by this factor where the whole model lives on the device and units are short.
 No other lane then takes the interpreter from the thread that launches the blocks, which no
 prediction counts.
@@ -80,8 +84,8 @@ class Chosen:
     """They are the items of device memory, those of one rank. On the CPU they are the same buffers,
     in RAM.
     """
-    host_boundary_bytes: int
-    """All ranks together keep so much of boundaries in RAM."""
+    offloaded_input_bytes: int
+    """All ranks together keep so much of block inputs in RAM."""
 
     @property
     def rounding(self) -> dict[str, Any]:
@@ -91,7 +95,7 @@ class Chosen:
         return {
             "micro_batch_size": self.micro_batch_size,
             "loss_chunk": self.loss_chunk,
-            "gradient_sum": self.choices.gradient_sum.value,
+            "main_grad": self.choices.main_grad.value,
             "rounds": self.choices.rounds,
             "ranks": self.choices.ranks,
             "hosts": self.choices.hosts,
@@ -112,9 +116,9 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A `Way` is a candidate with the predicted seconds of its step. `size` is the rows of a
-    micro-batch.
+class TimedCandidate:
+    """A `TimedCandidate` is a candidate with the predicted seconds of its step. `size` is the rows
+    of a micro-batch.
     """
 
     seconds: float
@@ -122,49 +126,49 @@ class Way:
     choices: PlanChoices
 
     @property
-    def spread(self) -> tuple[int, int]:
-        """Returns the micro-batch size and the rounds, which identify the spread of a way."""
+    def batch_split(self) -> tuple[int, int]:
+        """Returns the micro-batch size and the rounds, which identify the batch split of a way."""
         return self.size, self.choices.rounds
 
 
-def fastest_of(ways: Sequence[Way]) -> Way:
+def fastest_of(ways: Sequence[TimedCandidate]) -> TimedCandidate:
     """Returns the fastest way. One that keeps shards of sums must be clearly faster than those that
     keep the sums of all rounds on the device.
     """
     best = min(ways, key=attrgetter("seconds"))
-    shards = [way for way in ways if way.choices.gradient_sum == GradientSum.SHARDS]
-    sums = [way.seconds for way in ways if way.choices.gradient_sum == GradientSum.DEVICE]
+    shards = [way for way in ways if way.choices.main_grad == MainGrad.SHARDS]
+    sums = [way.seconds for way in ways if way.choices.main_grad == MainGrad.DEVICE]
     on_device = min(sums, default=math.inf)
     if best not in shards or best.seconds < SHARDS_GAIN * on_device:
         return best
     return min((way for way in ways if way not in shards), key=attrgetter("seconds"))
 
 
-def _settled(way: Way) -> int:
+def _gpu_resident(way: TimedCandidate) -> int:
     """Returns how many units live on the device."""
-    return way.choices.settled_units
+    return way.choices.gpu_resident_units
 
 
 class Planner:
     """A `Planner` compares the candidates of one job.
 
-    free_host_bytes: bytes of RAM that may hold boundaries which would also fit on the device.
+    free_host_bytes: bytes of RAM that may hold block inputs which would also fit on the device.
     """
 
     def __init__(
         self,
         filler: MemoryFiller,
-        ways: list[Spread],
+        ways: list[BatchSplit],
         rates: Rates,
         free_host_bytes: int,
-        quick: bool,
+        coarse: bool,
     ):
         self.sizer = filler.sizer
         self._filler = filler
-        self._spreads = ways
+        self._batch_splits = ways
         self._rates = rates
         self._free_host_bytes = free_host_bytes
-        self._quick = quick
+        self._coarse = coarse
         self._costs: dict[int, Cost] = {}
 
     @property
@@ -174,28 +178,30 @@ class Planner:
         """
         return self._found[0].seconds if self._found else math.inf
 
-    def best(self) -> Way:
+    def best(self) -> TimedCandidate:
         """Returns the fastest way that fits. There must be one."""
         best = self._best_of(self._found)
-        if best.choices.gradient_sum != GradientSum.SHARDS:
+        if best.choices.main_grad != MainGrad.SHARDS:
             return self._recorded(best)
         found = [best]
-        for kind in (GradientSum.DEVICE, GradientSum.VERTICAL):
+        for kind in (MainGrad.DEVICE, MainGrad.VERTICAL):
             candidates = self._spacious or self._closest
-            others = [way for way in candidates if way.choices.gradient_sum == kind]
+            others = [way for way in candidates if way.choices.main_grad == kind]
             found += [self._best_of(self._timed(others))] if others else []
         return self._recorded(fastest_of(found))
 
-    def _best_of(self, found: list[Way]) -> Way:
-        return found[0] if self._quick else self._fastest(found)
+    def _best_of(self, found: list[TimedCandidate]) -> TimedCandidate:
+        return found[0] if self._coarse else self._fastest(found)
 
-    def _recorded(self, way: Way) -> Way:
+    def _recorded(self, way: TimedCandidate) -> TimedCandidate:
         """Returns the way with its blocks recorded as CUDA graphs, where that is possible and makes
         its step shorter.
         """
         sizer, blocks = self.sizer, len(self.sizer.shape.blocks)
         choices = way.choices.changed(graphs=True)
-        is_whole = settled_blocks(blocks, choices) == blocks and not choices.host_boundaries
+        is_whole = (
+            gpu_resident_blocks(blocks, choices) == blocks and not choices.offloaded_block_inputs
+        )
         is_whole = is_whole and choices.world_size == 1
         # What is recorded of a block goes forward and backward.
         is_whole = is_whole and not sizer.shape.forward_blocks
@@ -209,16 +215,16 @@ class Planner:
         return replace(way, choices=choices, seconds=seconds)
 
     @functools.cached_property
-    def _found(self) -> list[Way]:
+    def _found(self) -> list[TimedCandidate]:
         return self._timed(self._spacious or self._closest)
 
     @property
     def has_room(self) -> bool:
         """Tells whether a candidate fits, and leaves RAM free beside the states, the program and
-        the boundaries.
+        the block inputs.
         """
-        lean = self.leanest()
-        if self.free_after_boundaries >= 0 and self.sizer.fits(*lean):  # the most common case
+        minimum = self.minimum_memory()
+        if self.free_after_block_inputs >= 0 and self.sizer.fits(*minimum):  # the most common case
             return True
         free = self._free_host_bytes
         return any(self._filler.host_bytes(way) <= free for way in self._candidates(free))
@@ -242,28 +248,28 @@ class Planner:
         return self._filler.host_bytes(way) <= self._free_host_bytes + FILLED_RESERVE_BYTES
 
     @functools.cached_property
-    def free_after_boundaries(self) -> int:
-        """Returns the bytes of RAM that remain beside the states, the program and the boundaries of
-        the leanest candidate. It is negative where RAM is short.
+    def free_after_block_inputs(self) -> int:
+        """Returns the bytes of RAM that remain beside the states, the program and the block inputs
+        of the minimum-memory candidate. It is negative where RAM is short.
         """
-        return self._free_host_bytes - self._filler.host_bytes(self.leanest())
+        return self._free_host_bytes - self._filler.host_bytes(self.minimum_memory())
 
     def fits_on_device(self) -> bool:
-        """Tells whether the device holds the leanest candidate."""
-        return self.sizer.fits(*self.leanest(), self.sizer.memory.limit)
+        """Tells whether the device holds the minimum-memory candidate."""
+        return self.sizer.fits(*self.minimum_memory(), self.sizer.memory.limit)
 
-    def leanest(self) -> Candidate:
+    def minimum_memory(self) -> Candidate:
         """Returns the candidate that takes the least memory. More rounds would take still less, but
         they round the sums once per round, which is done only on request.
         """
-        ways = self._spreads
+        ways = self._batch_splits
         fewest_rounds = ways[0].rounds
         smallest = min((way for way in ways if way.rounds == fewest_rounds), key=attrgetter("size"))
-        return self._filler.spilled(self._filler.leanest(smallest))
+        return self._filler.offloaded_to_disk(self._filler.minimum_memory(smallest))
 
     def balanced(self, host_free: int) -> Candidate | None:
-        """Returns the leanest candidate with so many units that live on the device that RAM, of
-        which `host_free` bytes are free, and the device's memory are filled alike. Returns None
+        """Returns the minimum-memory candidate with so many units that live on the device that RAM,
+        of which `host_free` bytes are free, and the device's memory are filled alike. Returns None
         where none may live there.
         """
         planes = host_free - self._free_host_bytes
@@ -272,7 +278,9 @@ class Planner:
             on_host = (planes + self._filler.host_bytes(way)) / host_free
             return max(on_host, self.sizer.total(*way) / self.sizer.memory.limit)
 
-        return min(self._filler.settled_ways(self.leanest()), key=fullest, default=None)
+        return min(
+            self._filler.gpu_resident_candidates(self.minimum_memory()), key=fullest, default=None
+        )
 
     def chosen(self, candidate: Candidate) -> Chosen:
         """Returns the result of `choose` for a candidate."""
@@ -281,50 +289,52 @@ class Planner:
             micro_batch_size=candidate.size,
             loss_chunk=self.sizer.loss_chunk,
             gpu_items=self.sizer.items(*candidate),
-            host_boundary_bytes=self._filler.boundary_bytes(candidate),
+            offloaded_input_bytes=self._filler.block_input_bytes(candidate),
         )
 
     @functools.cached_property
     def _fitting(self) -> list[Candidate]:
-        """The list holds the candidates that fit on the device, by spread."""
+        """The list holds the candidates that fit on the device, by batch split."""
         return list(self._candidates())
 
     def _candidates(self, host_bytes: float = math.inf) -> Iterator[Candidate]:
-        """Yields the candidates that fit on the device, by spread. host_bytes: as for
+        """Yields the candidates that fit on the device, by batch split. host_bytes: as for
         `MemoryFiller.filled`.
         """
         job = self.sizer.job
         # A sum that is rounded once per round is used only if the settings request it.
         exact = not job.rounding and job.config.engine.rounds == AUTO
-        for spread in self._spreads:
-            lean = self._filler.leanest(spread)
-            if not self.sizer.fits(*lean):
+        for batch_split in self._batch_splits:
+            minimum = self._filler.minimum_memory(batch_split)
+            if not self.sizer.fits(*minimum):
                 continue
-            for candidate in self._filler.filled(lean, host_bytes):
-                if exact and candidate.choices.gradient_sum == GradientSum.HOST:
+            for candidate in self._filler.filled(minimum, host_bytes):
+                if exact and candidate.choices.main_grad == MainGrad.HOST:
                     continue
-                yield from self._filler.spilled_ways(candidate)
-                yield from self._keeping_attention(candidate, lean)
+                yield from self._filler.disk_offload_candidates(candidate)
+                yield from self._keeping_attention(candidate, minimum)
             if self.sizer.device == "cpu":  # sizes are tried in order of preference
                 break
 
-    def _keeping_attention(self, way: Candidate, lean: Candidate) -> Iterator[Candidate]:
+    def _keeping_attention(self, way: Candidate, minimum: Candidate) -> Iterator[Candidate]:
         """Yields the candidate with as many blocks that keep what attention returned as RAM has
         room for. Their buffers on the device may take the place of blocks that stay there and of
-        activations, as far as `lean` does without them.
+        activations, as far as `minimum` does without them.
         """
         sizer, shape, (size, choices) = self.sizer, self.sizer.shape, way
-        is_whole = choices.boundary_blocks == 1 and not choices.spare_buffers
-        if not (sizer.tile_tokens and choices.host_boundaries and is_whole):
+        is_whole = choices.blocks_per_saved_input == 1 and not choices.spare_buffers
+        if not (sizer.tile_tokens and choices.offloaded_block_inputs and is_whole):
             return
         of_token = returned_bytes(shape.attention_width, shape.attention_heads, shape.item_bytes)
         one = choices.changed(attention_blocks=1, attention_bytes=of_token)
         places = itertools.product(
-            range(choices.kept_blocks, lean.choices.kept_blocks - 1, -1),
-            range(choices.resident_blocks, lean.choices.resident_blocks - 1, -1),
+            range(
+                choices.blocks_without_recompute, minimum.choices.blocks_without_recompute - 1, -1
+            ),
+            range(choices.blocks_kept_in_slots, minimum.choices.blocks_kept_in_slots - 1, -1),
         )
         for kept, resident in places:
-            found = one.changed(kept_blocks=kept, resident_blocks=resident)
+            found = one.changed(blocks_without_recompute=kept, blocks_kept_in_slots=resident)
             if sizer.fits(size, found):
                 yield from self._with_most_attention(Candidate(size, found))
                 return
@@ -336,11 +346,11 @@ class Planner:
         size, choices = way
         before = self._filler.host_bytes(Candidate(size, choices.changed(attention_blocks=0)))
         room = int(self._free_host_bytes - before) // (self._filler.host_bytes(way) - before)
-        count = min(room, self.sizer.most_kept - choices.kept_blocks)
+        count = min(room, self.sizer.most_without_recompute - choices.blocks_without_recompute)
         if count > 0:
             yield Candidate(size, choices.changed(attention_blocks=count))
 
-    def _timed(self, fitting: Sequence[Candidate]) -> list[Way]:
+    def _timed(self, fitting: Sequence[Candidate]) -> list[TimedCandidate]:
         """Returns the candidates with their times and with the place where each optimizer runs,
         fastest first. Candidates that would be clearly slower even if they waited for no update are
         left out.
@@ -351,15 +361,15 @@ class Planner:
         ]
         least = math.inf
         found = []
-        for bound, (size, without_homes) in sorted(bounds, key=itemgetter(0)):
+        for bound, (size, without_device_updates) in sorted(bounds, key=itemgetter(0)):
             if bound > WORTH_SIMULATING * least:
                 break
-            choices, waited = self._with_homes(size, without_homes)
-            if without_homes.update_buffers > choices.update_buffers:
+            choices, waited = self._with_optimizer_placement(size, without_device_updates)
+            if without_device_updates.update_buffers > choices.update_buffers:
                 # Another candidate uses the memory of the buffers that nothing needs.
                 continue
             seconds = self._step_seconds(size, choices, waited)
-            found.append(Way(seconds, size, choices))
+            found.append(TimedCandidate(seconds, size, choices))
             least = min(least, seconds)
         without_doubles = dict.fromkeys(found)
         return sorted(without_doubles, key=attrgetter("seconds"))
@@ -369,59 +379,67 @@ class Planner:
         pass waits for updates.
         """
         cost = self._cost(size)
-        return step_seconds(cost, choices, waited + wait_for_boundaries(cost, choices))
+        return step_seconds(cost, choices, waited + wait_for_block_inputs(cost, choices))
 
-    def _with_homes(self, size: int, choices: PlanChoices) -> tuple[PlanChoices, float]:
+    def _with_optimizer_placement(
+        self, size: int, choices: PlanChoices
+    ) -> tuple[PlanChoices, float]:
         """Returns the choices with the units whose optimizer runs on the device, and how long the
         first forward pass waits for updates.
         """
-        homes = choose_homes(self._cost(size), choices, self.sizer.device)
-        waited = homes.waited
-        if choices.spilled_units:
+        device_updated = place_optimizers(self._cost(size), choices, self.sizer.device)
+        waited = device_updated.waited
+        if choices.disk_offloaded_units:
             waited = max(waited, wait_for_disk(self._cost(size), choices))
-        if homes.units:
-            return choices.changed(device_homes=homes.units), waited
+        if device_updated.units:
+            return choices.changed(device_updated_units=device_updated.units), waited
         no_buffers = {"update_buffers": 0, "spare_buffers": 0, "spare_blocks": 0}
-        late = homes.late_moments
-        return choices.changed(device_homes=(), late_moments=late, **no_buffers), waited
+        late = device_updated.moments_after_weights
+        return choices.changed(
+            device_updated_units=(), moments_after_weights=late, **no_buffers
+        ), waited
 
-    def _fastest(self, found: list[Way]) -> Way:
-        """Returns the fastest way by simulation. It compares first the best way of each spread,
-        then the ways to use memory within the best spread. `found` is sorted by time.
+    def _fastest(self, found: list[TimedCandidate]) -> TimedCandidate:
+        """Returns the fastest way by simulation. It compares first the best way of each batch
+        split, then the ways to use memory within the best batch split. `found` is sorted by time.
         """
-        # In the mapping, the fastest way of each spread overwrites the slower ones, because it
+        # In the mapping, the fastest way of each batch split overwrites the slower ones, because it
         # comes last.
-        by_spread = {way.spread: way for way in reversed(found)}
-        best_first = sorted(by_spread.values(), key=attrgetter("seconds"))
-        best_of_spreads = self._simulated(best_first[:SIMULATED])
+        by_batch_split = {way.batch_split: way for way in reversed(found)}
+        best_first = sorted(by_batch_split.values(), key=attrgetter("seconds"))
+        best_of_batch_splits = self._simulated(best_first[:SIMULATED])
         # Of ways that are equally fast, the one with fewer rounds is taken.
-        least = min(way.seconds for way in best_of_spreads)
-        equally_fast = [way for way in best_of_spreads if way.seconds <= ALIKE * least]
-        spread = min(equally_fast, key=lambda way: way.choices.rounds).spread
-        alike = [way for way in found if way.spread == spread]
+        least = min(way.seconds for way in best_of_batch_splits)
+        equally_fast = [way for way in best_of_batch_splits if way.seconds <= ALIKE * least]
+        batch_split = min(equally_fast, key=lambda way: way.choices.rounds).batch_split
+        alike = [way for way in found if way.batch_split == batch_split]
         near = [way for way in alike if way.seconds <= WORTH_SIMULATING * alike[0].seconds]
-        by_kind = {way.choices.spilled_boundaries > 0: way for way in reversed(near)}
-        tried = [*alike[:SIMULATED], max(near, key=_settled), *by_kind.values()]
+        by_kind = {way.choices.disk_offloaded_block_inputs > 0: way for way in reversed(near)}
+        tried = [*alike[:SIMULATED], max(near, key=_gpu_resident), *by_kind.values()]
         if self.sizer.shape.has_alike_frozen_blocks:
             # Those that live there cost nothing, so many ways are as fast.
-            as_fast = [way for way in near if way.seconds <= SETTLING_COST * near[0].seconds]
-            tried.append(max(as_fast, key=_settled))
+            as_fast = [way for way in near if way.seconds <= GPU_RESIDENT_COST * near[0].seconds]
+            tried.append(max(as_fast, key=_gpu_resident))
         ways = self._simulated(sorted(tried, key=attrgetter("seconds")))
         least = min(way.seconds for way in ways)
         whole = len(self.sizer.shape.units)
 
-        def is_equally_fast(way: Way) -> bool:
+        def is_equally_fast(way: TimedCandidate) -> bool:
             uses = whole * way.choices.micro_batches
             is_short = way.seconds < SHORT_UNIT_SECONDS * uses
-            cost = WHOLE_COST if is_short and _settled(way) == whole else SETTLING_COST
+            cost = (
+                ALL_GPU_RESIDENT_COST
+                if is_short and _gpu_resident(way) == whole
+                else GPU_RESIDENT_COST
+            )
             return way.seconds <= cost * least
 
         equally_fast = [way for way in ways if is_equally_fast(way)]
-        most = max(map(_settled, equally_fast))
-        best = [way for way in equally_fast if _settled(way) == most]
+        most = max(map(_gpu_resident, equally_fast))
+        best = [way for way in equally_fast if _gpu_resident(way) == most]
         return min(best, key=attrgetter("seconds"))
 
-    def _simulated(self, ways: list[Way]) -> list[Way]:
+    def _simulated(self, ways: list[TimedCandidate]) -> list[TimedCandidate]:
         """Returns the ways that are worth simulating, with simulated times. Where a plan is so long
         that simulating it would delay the app's form, the ways are returned unchanged.
         """
@@ -431,7 +449,7 @@ class Planner:
             return worth
         return [replace(way, seconds=self._simulated_seconds(way)) for way in worth]
 
-    def _simulated_seconds(self, way: Way) -> float:
+    def _simulated_seconds(self, way: TimedCandidate) -> float:
         sizer = self.sizer
         micro_batch = self._micro_batch(way.size)
         return predicted_seconds(sizer.shape, way.choices, self._rates, micro_batch, sizer.device)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from engine.planning.fit.buffer_sizes import spill_padding
+from engine.planning.fit.buffer_sizes import disk_padding
 from engine.planning.fit.memory_items import MEMORY, Item, MemoryItem, PartName
-from engine.planning.fit.requirements import Needs, Part
-from engine.planning.layout.layout import EXACT_ITEM_BYTES, WEIGHT_PLANES
+from engine.planning.fit.requirements import Part, Requirements
+from engine.planning.layout.layout import FP32_ITEM_BYTES, WEIGHT_PLANES
 from engine.planning.layout.moments import MOMENTS
 from engine.planning.schedule.buffers import EMBED, HEAD, Word
-from engine.planning.schedule.choices import PlanChoices, settled_of
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.choices import PlanChoices, gpu_resident_of
+from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.shards import Shards
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.unit_shape import UnitShape
@@ -33,7 +33,7 @@ class Held(Word):
     COPY = "copy"
     """It is for weights that stay on the device from forward to backward and live elsewhere."""
     STEP = "step"
-    """It is for activations, boundaries, sums, and the buffers through which units pass."""
+    """It is for activations, block inputs, sums, and the buffers through which units pass."""
     FILES = "files"
     """It is for weights that are read, and for checkpoints and exports that are written."""
     PROGRAM = "program"
@@ -41,9 +41,9 @@ class Held(Word):
 
 
 _HELD = {
-    MemoryItem.RESIDENT_BLOCKS: Held.COPY,
+    MemoryItem.BLOCKS_KEPT_IN_SLOTS: Held.COPY,
     MemoryItem.LOADING_PEAK: Held.FILES,
-    MemoryItem.CHECKPOINT_COPIES: Held.FILES,
+    MemoryItem.STAGING_BUFFERS: Held.FILES,
     MemoryItem.BEST: Held.FILES,
     MemoryItem.CHECKPOINTS: Held.FILES,
     MemoryItem.EXPORT: Held.FILES,
@@ -58,7 +58,7 @@ def held_by(kind: MemoryItem) -> Held:
     """Returns what an item of a report is for. That of gradients on the device is for both the
     model and a step, and counts as a step's here.
     """
-    if kind.is_plane or kind in (MemoryItem.SETTLED_UNITS, MemoryItem.SPILLED_MOMENTS):
+    if kind.is_plane or kind in (MemoryItem.GPU_RESIDENT_UNITS, MemoryItem.DISK_OFFLOADED_MOMENTS):
         return Held.MODEL
     if kind.is_overhead:
         return Held.PROGRAM
@@ -99,7 +99,7 @@ class Units:
     @property
     def words(self) -> str:
         """Returns which units they are, such as "embed and blocks 0 to 12"."""
-        return units_in_words(self.numbers, self.of)
+        return units_text(self.numbers, self.of)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that tools use."""
@@ -181,15 +181,19 @@ class Pool:
         return {"parts": parts, "units": [each.to_dict() for each in self.units]}
 
 
-def pool_of(needs: Needs) -> Pool:
+def pool_of(requirements: Requirements) -> Pool:
     """Returns the pool of a job with its plan. The sum of each part is that of the job's items."""
-    shape, choices = needs.shape, needs.chosen.choices
+    shape, choices = requirements.shape, requirements.chosen.choices
     units = units_by_place(len(shape.units), choices)
     order = (PartName.GPU, PartName.HOST, PartName.DISK)
     parts = [
-        PoolPart(name, needs.parts[name].limit, _shares(name, needs.parts[name], units, needs))
+        PoolPart(
+            name,
+            requirements.parts[name].limit,
+            _shares(name, requirements.parts[name], units, requirements),
+        )
         for name in order
-        if name in needs.parts
+        if name in requirements.parts
     ]
     return Pool(tuple(parts), tuple(units))
 
@@ -204,12 +208,12 @@ def units_by_place(count: int, choices: PlanChoices) -> list[Units]:
     """
     blocks = [f"block {index}" for index in range(count - 2)]
     names = [EMBED, *blocks, HEAD]
-    settled = frozenset(settled_of(blocks, choices))
-    on_device = [name in settled for name in names]
+    gpu_resident = frozenset(gpu_resident_of(blocks, choices))
+    on_device = [name in gpu_resident for name in names]
     places = [_placement(at, count, choices, on_device[at]) for at in range(count)]
-    updated = settled.union(choices.device_homes)
+    updated = gpu_resident.union(choices.device_updated_units)
     numbers: Iterable[int] = range(count)
-    if choices.settled_apart:
+    if choices.gpu_resident_apart:
         numbers = sorted(numbers, key=lambda at: places.index(places[at]))
     found: list[Units] = []
     for place, run in groupby(numbers, key=lambda at: places[at]):
@@ -224,13 +228,13 @@ def _placement(index: int, count: int, choices: PlanChoices, on_device: bool) ->
     """
     if on_device:
         return Placement(PartName.GPU, PartName.GPU, PartName.GPU)
-    gradient = PartName.GPU if choices.parked_gradients else PartName.HOST
-    moments = PartName.DISK if index >= count - choices.spilled_units else PartName.HOST
-    is_resident = count - 1 - choices.resident_blocks <= index < count - 1
-    return Placement(PartName.HOST, moments, gradient, is_copied=is_resident)
+    gradient = PartName.GPU if choices.gradients_on_gpu else PartName.HOST
+    moments = PartName.DISK if index >= count - choices.disk_offloaded_units else PartName.HOST
+    is_kept_in_slot = count - 1 - choices.blocks_kept_in_slots <= index < count - 1
+    return Placement(PartName.HOST, moments, gradient, is_copied=is_kept_in_slot)
 
 
-def units_in_words(numbers: Sequence[int], of: int) -> str:
+def units_text(numbers: Sequence[int], of: int) -> str:
     """Returns in words which units of a model with `of` units these are, such as "embed and blocks
     0 to 12", or "12 of blocks 0 to 25" where others are between them.
     """
@@ -247,7 +251,7 @@ def units_in_words(numbers: Sequence[int], of: int) -> str:
     return " and ".join([*words, *(["head"] if of - 1 in numbers else [])])
 
 
-def together_in_words(units: Collection[Units]) -> str:
+def together_text(units: Collection[Units]) -> str:
     """Returns in words which units these are; neighbours are named together."""
     together: list[tuple[int, ...]] = []
     for each in units:
@@ -256,7 +260,7 @@ def together_in_words(units: Collection[Units]) -> str:
         else:
             together.append(each.numbers)
     of = max((each.of for each in units), default=0)
-    return listed(units_in_words(numbers, of) for numbers in together)
+    return listed(units_text(numbers, of) for numbers in together)
 
 
 def listed(words: Iterable[str]) -> str:
@@ -268,9 +272,11 @@ def listed(words: Iterable[str]) -> str:
 # ---------------------------------------------------------------------- bytes
 
 
-def _shares(name: PartName, part: Part, units: Sequence[Units], needs: Needs) -> tuple[Share, ...]:
+def _shares(
+    name: PartName, part: Part, units: Sequence[Units], requirements: Requirements
+) -> tuple[Share, ...]:
     """Returns what a part holds. Items that are for units are split over them."""
-    shape, choices = needs.shape, needs.chosen.choices
+    shape, choices = requirements.shape, requirements.chosen.choices
     held = dict.fromkeys(Held, 0)
     for item in part.items:
         held[held_by(item.kind)] += item.bytes
@@ -281,7 +287,7 @@ def _shares(name: PartName, part: Part, units: Sequence[Units], needs: Needs) ->
         copied = [each for each in units if each.placement.is_copied]
         padded = shape.padded(choices.ranks)
         copies = [Share(Held.COPY, _copy_bytes(each, padded), each) for each in copied]
-        if not _holds(part.items, MemoryItem.RESIDENT_BLOCKS):
+        if not _holds(part.items, MemoryItem.BLOCKS_KEPT_IN_SLOTS):
             copies = []
         found = [share for share in (*model, *copies) if share.bytes]
         # Gradients that wait on the device have one item with those that pass through it.
@@ -322,27 +328,27 @@ def _unit_bytes(
     if place.weights == name:
         found += sum(planes.get(plane, 0) for plane in WEIGHT_PLANES)
         # On the device, the weights that stay in fp32 are kept beside the others.
-        found += unit.exact_numel * EXACT_ITEM_BYTES if on_device else 0
+        found += unit.fp32_numel * FP32_ITEM_BYTES if on_device else 0
     if place.moments == name:
         found += sum(planes[plane] for plane in MOMENTS)
-        found += spill_padding([unit]) if name == PartName.DISK else 0
+        found += disk_padding([unit]) if name == PartName.DISK else 0
     if place.gradient == name:
-        in_sum = _is_in_sum(place, shape, choices)
+        in_sum = _is_in_main_grad(place, shape, choices)
         found += planes["grad"] if not (on_device and in_sum) else 0
     return found
 
 
-def _is_in_sum(place: Placement, shape: ModelShape, choices: PlanChoices) -> bool:
+def _is_in_main_grad(place: Placement, shape: ModelShape, choices: PlanChoices) -> bool:
     """Tells whether a gradient that waits on the device does so in the memory of its fp32 sum."""
-    is_settled = place.weights == PartName.GPU
-    are_kept = choices.gradient_sum == GradientSum.DEVICE and shape.item_bytes == 2
+    is_gpu_resident = place.weights == PartName.GPU
+    are_kept = choices.main_grad == MainGrad.DEVICE and shape.item_bytes == 2
     are_kept = are_kept and choices.world_size == 1
-    return choices.gradients_in_sums or (is_settled and are_kept)
+    return choices.gradients_in_main_grads or (is_gpu_resident and are_kept)
 
 
 def _copy_bytes(units: Units, shape: ModelShape) -> int:
     """Returns the bytes of slots that hold one each of the units."""
     held = [shape.units[number] for number in units.numbers]
     return sum(
-        unit.weight_numel * shape.item_bytes + unit.exact_numel * EXACT_ITEM_BYTES for unit in held
+        unit.weight_numel * shape.item_bytes + unit.fp32_numel * FP32_ITEM_BYTES for unit in held
     )

@@ -17,7 +17,13 @@ from engine.machine.read_machine import Machine
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.planner import Chosen
 from engine.planning.fit.pool import Units, listed, units_by_place
-from engine.planning.fit.requirements import NOTHING_MORE, PART_WORDS, Needs, SessionFacts, needs_of
+from engine.planning.fit.requirements import (
+    NOTHING_MORE,
+    PART_WORDS,
+    Requirements,
+    SessionFacts,
+    requirements_of,
+)
 from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.buffers import Word
 from engine.planning.schedule.ops import Lane, Op, OpKind
@@ -46,12 +52,12 @@ class Work(Word):
     """Gradients and states are copied over the bus to RAM."""
     HOST_ADAMW = "host_adamw"
     GPU_ADAMW = "gpu_adamw"
-    BOUNDARIES = "boundaries"
+    BLOCK_INPUTS = "block inputs"
     """Inputs of blocks are copied over the bus, both ways."""
-    EXCHANGE = "exchange"
+    COLLECTIVE = "exchange"
     """GPUs gather weights from each other, and add up their sums of gradients."""
     DISK = "disk"
-    """Moments and boundaries are read from the disk and written there."""
+    """Moments and block inputs are read from the disk and written there."""
 
 
 _WORK = {
@@ -60,21 +66,21 @@ _WORK = {
     OpKind.FETCH_STATES: Work.TO_GPU,
     OpKind.FETCH_GRADIENT: Work.TO_GPU,
     OpKind.OFFLOAD: Work.TO_HOST,
-    OpKind.OFFLOAD_PARKED: Work.TO_HOST,
+    OpKind.OFFLOAD_KEPT_GRADIENT: Work.TO_HOST,
     OpKind.OFFLOAD_WEIGHTS: Work.TO_HOST,
     OpKind.OFFLOAD_STATES: Work.TO_HOST,
     OpKind.UPDATE: Work.HOST_ADAMW,
     OpKind.UPDATE_MOMENTS: Work.HOST_ADAMW,
     OpKind.DEVICE_UPDATE: Work.GPU_ADAMW,
     OpKind.UPDATE_IN_PLACE: Work.GPU_ADAMW,
-    OpKind.STORE_BOUNDARY: Work.BOUNDARIES,
-    OpKind.FETCH_BOUNDARY: Work.BOUNDARIES,
-    OpKind.ALL_GATHER: Work.EXCHANGE,
-    OpKind.REDUCE_SCATTER: Work.EXCHANGE,
+    OpKind.OFFLOAD_BLOCK_INPUT: Work.BLOCK_INPUTS,
+    OpKind.FETCH_BLOCK_INPUT: Work.BLOCK_INPUTS,
+    OpKind.ALL_GATHER: Work.COLLECTIVE,
+    OpKind.REDUCE_SCATTER: Work.COLLECTIVE,
     OpKind.READ_STATES: Work.DISK,
     OpKind.WRITE_STATES: Work.DISK,
-    OpKind.READ_BOUNDARY: Work.DISK,
-    OpKind.WRITE_BOUNDARY: Work.DISK,
+    OpKind.READ_BLOCK_INPUT: Work.DISK,
+    OpKind.WRITE_BLOCK_INPUT: Work.DISK,
 }
 
 
@@ -130,13 +136,13 @@ def costs_of(
     """
     shape = shape.with_optimizer(config.train.optimizer)
     facts = replace(facts, rates=facts.rates or rates_of(config, machine))
-    needs = Needs(config, machine, shape, chosen, facts)
-    if facts.rates is None or needs.device != "cuda":
+    requirements = Requirements(config, machine, shape, chosen, facts)
+    if facts.rates is None or requirements.device != "cuda":
         return None
     rates = with_disk(facts.rates, config)
     # Of a pass that goes before the step, nothing is told.
-    micro_batch = replace(needs.micro_batch, has_pass=False)
-    plan, timing = predicted_step(shape, chosen.choices, rates, micro_batch, needs.device)
+    micro_batch = replace(requirements.micro_batch, has_pass=False)
+    plan, timing = predicted_step(shape, chosen.choices, rates, micro_batch, requirements.device)
     spans = zip(plan.ops, timing.starts, timing.ends)
     busy = _by_unit((op, end - start) for op, start, end in spans)
     waited = _by_unit(_waits(plan, timing))
@@ -227,7 +233,7 @@ class _Lanes:
         return self._timing.ends[index] - steps * self._timing.seconds
 
 
-def cost_in_words(cost: Cost, step_seconds: float) -> str:
+def cost_text(cost: Cost, step_seconds: float) -> str:
     """Returns what a cost consists of, as in "bus 0.42 s, AdamW on the host 0.31 s, 0.12 s of it
     waited for"; an empty text where it is hardly anything.
     """
@@ -256,8 +262,8 @@ def _works(cost: Cost) -> list[tuple[str, float]]:
         ("bus", busy[Work.TO_GPU] + busy[Work.TO_HOST]),
         ("AdamW on the host", busy[Work.HOST_ADAMW]),
         ("AdamW on the GPU", busy[Work.GPU_ADAMW]),
-        ("boundaries", busy[Work.BOUNDARIES]),
-        ("exchange between GPUs", busy[Work.EXCHANGE]),
+        ("block inputs", busy[Work.BLOCK_INPUTS]),
+        ("exchange between GPUs", busy[Work.COLLECTIVE]),
         ("disk reads and writes", busy[Work.DISK]),
     ]
 
@@ -270,7 +276,7 @@ def gains(config: TrainConfig, machine: Machine, shape: ModelShape) -> Mapping[P
     `FURTHER_GIB` of them. It is 0 where nothing is gained. The result is empty without a GPU and
     where no time is predicted.
     """
-    now = needs_of(config, machine, shape).step_seconds
+    now = requirements_of(config, machine, shape).step_seconds
     if now is None or not machine.gpus:
         return {}
     more = FURTHER_GIB * GIB
@@ -283,13 +289,13 @@ def gains(config: TrainConfig, machine: Machine, shape: ModelShape) -> Mapping[P
         (PartName.GPU, uncapped, replace(machine, gpus=cards)),
         (PartName.HOST, config, replace(machine, ram_available=machine.ram_available + more)),
     ):
-        then = needs_of(asked, larger, shape).step_seconds
+        then = requirements_of(asked, larger, shape).step_seconds
         saved = 0.0 if then is None else now - then
         found[name] = saved / FURTHER_GIB if saved > LEAST_GAIN * now else 0.0
     return found
 
 
-def gain_in_words(name: PartName, seconds: float, step_seconds: float) -> str:
+def gain_text(name: PartName, seconds: float, step_seconds: float) -> str:
     """Returns a sentence about the gain of a part of memory. seconds: a GiB saves so many.
     step_seconds: a step takes so many now.
     """
@@ -303,9 +309,9 @@ def gain_in_words(name: PartName, seconds: float, step_seconds: float) -> str:
     )
 
 
-def gains_in_words(found: Mapping[PartName, float], step_seconds: float) -> list[str]:
+def gains_text(found: Mapping[PartName, float], step_seconds: float) -> list[str]:
     """Returns the sentences about gains, one for each part that gains, and one for all others."""
-    told = [gain_in_words(name, value, step_seconds) for name, value in found.items() if value]
+    told = [gain_text(name, value, step_seconds) for name, value in found.items() if value]
     without = [PART_WORDS[name] for name, value in found.items() if not value]
     if without:
         told.append(f"{FURTHER_GIB} GiB more {_either(without)} would not make a step shorter.")

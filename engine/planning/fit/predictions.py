@@ -16,7 +16,7 @@ QUANTITIES = {
     "gpu_peak_bytes": "GPU memory",
     "step_seconds": "Step",
     "checkpoint_bytes": "Checkpoint",
-    "spilled_bytes": "To the disk in a step",
+    "disk_offloaded_bytes": "To the disk in a step",
 }
 """The quantities are in the order in which they are shown, each with its description. A name that
 ends in `_bytes` means bytes, one in `_seconds` seconds.
@@ -45,9 +45,9 @@ def predictions(report: Mapping[str, Any], checkpoint_bytes: int | None = None) 
     gpu = items_of(report, PartName.GPU)
     if gpu:
         found["gpu_peak_bytes"] = _total(gpu)
-    spill = report.get("spill")
-    if spill:
-        found["spilled_bytes"] = spill["step_bytes"]
+    disk_offload = report.get("disk_offload")
+    if disk_offload:
+        found["disk_offloaded_bytes"] = disk_offload["step_bytes"]
     seconds = (report.get("time") or {}).get("step_seconds")
     if seconds:
         found["step_seconds"] = seconds
@@ -60,7 +60,7 @@ def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
     """Returns the bytes that the report expects while weights are read.
 
     The report's loading item is the memory that loading takes beyond that of the planes and
-    boundaries of training. Where it is 0, the peak consists of the weight planes, the items that
+    block inputs of training. Where it is 0, the peak consists of the weight planes, the items that
     every run needs, and the weights that are being read (none where they are drawn).
 
     items: those of the host. model: the report's part about the model.
@@ -71,7 +71,7 @@ def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
         others = (
             MemoryItem.GRADIENT_RING,
             MemoryItem.STATES_RING,
-            MemoryItem.HOST_BOUNDARIES,
+            MemoryItem.HOST_BLOCK_INPUTS,
             MemoryItem.DISK_RINGS,
         )
         kept = _total(item for item in items if item.kind.is_plane or item.kind in others)

@@ -1,8 +1,8 @@
 """A fit report says whether a run will fit, and how long it will take.
 
-It lists host memory, GPU memory and disk item by item, gives a verdict with reasons and remedies,
-and predicts time, energy and cost. No torch here: the caller gives the shape of the model, and how
-the shape of a model with adapters is found.
+It lists host memory, GPU memory and disk item by item, gives a verdict with reasons and
+suggestions, and predicts time, energy and cost. No torch here: the caller gives the shape of the
+model, and how the shape of a model with adapters is found.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from engine.machine.device import measured_rates
 from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
 from engine.planning.fit.checkpoint_sizes import best_bytes
-from engine.planning.fit.disk_offload import Spill
+from engine.planning.fit.disk_offload import DiskOffload
 from engine.planning.fit.memory_items import MEMORY, PartName
 from engine.planning.fit.planner import Chosen
 from engine.planning.fit.pool import Pool, pool_of
-from engine.planning.fit.remedies import (
-    AdaptedShape,
-    Remedy,
-    moves_in_words,
-    needs_with,
-    of_catalog,
-    remedies_for,
-)
 from engine.planning.fit.requirements import (
     NOTHING_MORE,
     PART_WORDS,
-    Needs,
+    FitStatus,
     Part,
+    Requirements,
     SessionFacts,
-    Verdict,
-    least_needs,
-    needs_of,
+    minimum_requirements,
+    requirements_of,
+)
+from engine.planning.fit.suggestions import (
+    AdaptedShape,
+    Suggestion,
+    moves_text,
+    of_catalog,
+    requirements_with,
+    suggestions_for,
 )
 from engine.planning.shape.active_parameters import parameter_flops, planned_flops_formula
 from engine.planning.shape.model_shape import ModelShape
 from engine.words import GIB, in_gib
 
 WORDS = {
-    Verdict.FITS: "fits",
-    Verdict.TIGHT: "fits, but only just",
-    Verdict.DOES_NOT_FIT: "does not fit",
+    FitStatus.FITS: "fits",
+    FitStatus.TIGHT: "fits, but only just",
+    FitStatus.DOES_NOT_FIT: "does not fit",
 }
 HOST_WATTS = 150.0
 """A workstation without its GPU is assumed to take this power in watts: busy processor and memory,
@@ -58,10 +58,10 @@ class FitReport:
     blocks compute on the CPU. Where several GPUs compute, it is the memory of each.
     """
 
-    verdict: Verdict
+    verdict: FitStatus
     headline: str
     reasons: tuple[str, ...]
-    remedies: tuple[Remedy, ...]
+    suggestions: tuple[Suggestion, ...]
     host: Part
     gpu: Part | None
     disk: Part
@@ -72,8 +72,8 @@ class FitReport:
     """It says which units live where, in the same bytes."""
     chosen: Chosen
     """The needs are those of this plan. A run that gets the report trains with it."""
-    spill: Spill | None = None
-    """These moments and boundaries are on the disk."""
+    disk_offload: DiskOffload | None = None
+    """These moments and block inputs are on the disk."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that the record and the screen use."""
@@ -81,7 +81,7 @@ class FitReport:
             "verdict": self.verdict.value,
             "headline": self.headline,
             "reasons": list(self.reasons),
-            "remedies": [remedy.to_dict() for remedy in self.remedies],
+            "suggestions": [suggestion.to_dict() for suggestion in self.suggestions],
             "host": self.host.to_dict(),
             "gpu": self.gpu.to_dict() if self.gpu is not None else None,
             "disk": self.disk.to_dict(),
@@ -89,7 +89,7 @@ class FitReport:
             "choices": self.choices,
             "time": self.time,
             "pool": self.pool.to_dict(),
-            "spill": self.spill.to_dict() if self.spill is not None else None,
+            "disk_offload": self.disk_offload.to_dict() if self.disk_offload is not None else None,
         }
 
 
@@ -105,22 +105,24 @@ def estimate(
     estimated for a known card. Raises ModelError or ConfigError for what no machine could run.
     """
     shape = _in_dtype(config, shape)
-    needs = needs_of(config, machine, shape, facts, _lacks_memory(config, machine, shape, facts))
-    verdict = needs.verdict()
-    remedies = remedies_for(needs, adapted) if verdict != Verdict.FITS else ()
+    requirements = requirements_of(
+        config, machine, shape, facts, _lacks_memory(config, machine, shape, facts)
+    )
+    verdict = requirements.verdict()
+    suggestions = suggestions_for(requirements, adapted) if verdict != FitStatus.FITS else ()
     measured = (
         facts.rates is not None
-        or needs.device == "cpu"
+        or requirements.device == "cpu"
         or measured_rates(config, machine) is not None
     )
     return FitReport(
         verdict=verdict,
-        headline=_headline(needs, verdict),
-        reasons=tuple(_reasons(needs, bool(remedies))),
-        remedies=remedies,
-        host=needs.parts[PartName.HOST],
-        gpu=needs.parts.get(PartName.GPU),
-        disk=needs.parts[PartName.DISK],
+        headline=_headline(requirements, verdict),
+        reasons=tuple(_reasons(requirements, bool(suggestions))),
+        suggestions=suggestions,
+        host=requirements.parts[PartName.HOST],
+        gpu=requirements.parts.get(PartName.GPU),
+        disk=requirements.parts[PartName.DISK],
         model={
             "parameters": shape.parameter_count,
             "active_parameters": shape.active_parameters,
@@ -134,15 +136,15 @@ def estimate(
             "dtype": config.model.dtype,
         },
         choices={
-            "device": needs.device,
-            "micro_batch_size": needs.chosen.micro_batch_size,
-            "loss_chunk": needs.chosen.loss_chunk,
-            **needs.chosen.choices.to_dict(),
+            "device": requirements.device,
+            "micro_batch_size": requirements.chosen.micro_batch_size,
+            "loss_chunk": requirements.chosen.loss_chunk,
+            **requirements.chosen.choices.to_dict(),
         },
-        time=_time(needs, config.train.steps or facts.steps, measured),
-        pool=pool_of(needs),
-        chosen=needs.chosen,
-        spill=needs.spill,
+        time=_time(requirements, config.train.steps or facts.steps, measured),
+        pool=pool_of(requirements),
+        chosen=requirements.chosen,
+        disk_offload=requirements.disk_offload,
     )
 
 
@@ -151,30 +153,30 @@ def with_times(
     config: TrainConfig,
     machine: Machine,
     shape: ModelShape,
-    quick: bool = False,
+    coarse: bool = False,
     adapted: AdaptedShape = of_catalog,
 ) -> FitReport:
-    """Returns the report of `estimate` with the seconds of a step for each of its remedies, and
+    """Returns the report of `estimate` with the seconds of a step for each of its suggestions, and
     with the units that then live elsewhere. They are those of a report of the changed job. quick:
     plans are chosen among fewer ways, which takes less time, and makes the seconds up to a tenth
     too long.
     """
     shape = _in_dtype(config, shape)
     memory = (report.host, report.gpu)
-    fits = not any(part and part.verdict == Verdict.DOES_NOT_FIT for part in memory)
+    fits = not any(part and part.verdict == FitStatus.DOES_NOT_FIT for part in memory)
     now = report.time["step_seconds"] if fits else None
     before = report.chosen.choices if fits else None
     timed = []
-    for remedy in report.remedies:
+    for suggestion in report.suggestions:
         # What is written does not change the plan.
-        is_same = fits and all(name.startswith("output.") for name in remedy.changes)
+        is_same = fits and all(name.startswith("output.") for name in suggestion.changes)
         seconds, moves = now, ""
         if not is_same:
-            then = needs_with(remedy.changes, config, machine, shape, quick, adapted)
+            then = requirements_with(suggestion.changes, config, machine, shape, coarse, adapted)
             seconds = then.step_seconds
-            moves = moves_in_words(before, then.chosen, len(shape.units), quick)
-        timed.append(replace(remedy, seconds=seconds, instead_of=now, places=moves))
-    return replace(report, remedies=tuple(timed))
+            moves = moves_text(before, then.chosen, len(shape.units), coarse)
+        timed.append(replace(suggestion, seconds=seconds, instead_of=now, places=moves))
+    return replace(report, suggestions=tuple(timed))
 
 
 def _in_dtype(config: TrainConfig, shape: ModelShape) -> ModelShape:
@@ -190,27 +192,27 @@ def _lacks_memory(
     """
     if facts.resident is not None:
         return False
-    least = least_needs(config, machine, shape, hosts=facts.hosts)
-    return least.verdict(MEMORY) == Verdict.DOES_NOT_FIT
+    least = minimum_requirements(config, machine, shape, hosts=facts.hosts)
+    return least.verdict(MEMORY) == FitStatus.DOES_NOT_FIT
 
 
-def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
+def _time(requirements: Requirements, steps: int | None, measured: bool) -> dict[str, Any]:
     """Returns the predicted times in seconds, and the energy and its cost, assuming that the card
     draws its board power and the host `HOST_WATTS` throughout the run. Unknown values are None.
     """
-    config, seconds = needs.config, needs.step_seconds
-    tokens = config.train.batch_size * needs.step_length
-    known = known_machine(needs.machine) if needs.device == "cuda" else None
+    config, seconds = requirements.config, requirements.step_seconds
+    tokens = config.train.batch_size * requirements.step_length
+    known = known_machine(requirements.machine) if requirements.device == "cuda" else None
     watts = None
     if known is not None:
-        watts = needs.hosts * (needs.ranks * known.power_watts + HOST_WATTS)
+        watts = requirements.hosts * (requirements.ranks * known.power_watts + HOST_WATTS)
     run = seconds * steps if seconds and steps else None
     energy = run * watts / 3.6e6 if run and watts else None
     price = config.output.price_per_kwh
     return {
         "tokens_per_step": tokens,
-        "flops_per_step": parameter_flops(needs.shape.counted_parameters, tokens),
-        "formula": planned_flops_formula(is_whole=needs.shape.work_parameters is None),
+        "flops_per_step": parameter_flops(requirements.shape.counted_parameters, tokens),
+        "formula": planned_flops_formula(is_whole=requirements.shape.work_parameters is None),
         "step_seconds": seconds,
         "estimated": seconds is not None and not measured,
         "tokens_per_second": tokens / seconds if seconds else None,
@@ -225,39 +227,45 @@ def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
 # ---------------------------------------------------------------------- words
 
 
-def _headline(needs: Needs, verdict: Verdict) -> str:
+def _headline(requirements: Requirements, verdict: FitStatus) -> str:
     taken = []
-    for name, part in needs.parts.items():
+    for name, part in requirements.parts.items():
         limit = "" if part.limit is None else f" ({in_gib(part.limit)} free)"
         words = PART_WORDS[name]
-        if name == PartName.GPU and needs.ranks > 1:
-            words = f"memory on each of {needs.ranks} GPUs"
+        if name == PartName.GPU and requirements.ranks > 1:
+            words = f"memory on each of {requirements.ranks} GPUs"
         taken.append(f"{in_gib(part.total)} of {words}{limit}")
     said = f"Needs {', '.join(taken[:-1])} and {taken[-1]}: {WORDS[verdict]}."
-    if needs.hosts == 1:
+    if requirements.hosts == 1:
         return said
-    return f"{said} Each of {needs.hosts} hosts takes so much; the disk is that of the first."
+    return (
+        f"{said} Each of {requirements.hosts} hosts takes so much; the disk is that of the first."
+    )
 
 
-def _reasons(needs: Needs, helped: bool) -> list[str]:
-    """Returns the reasons against the job, in sentences. helped: remedies were found."""
-    failing = [name for name, part in needs.parts.items() if part.verdict == Verdict.DOES_NOT_FIT]
-    reasons = [_short_of(name, needs.parts[name]) for name in failing]
+def _reasons(requirements: Requirements, helped: bool) -> list[str]:
+    """Returns the reasons against the job, in sentences. helped: suggestions were found."""
+    failing = [
+        name for name, part in requirements.parts.items() if part.verdict == FitStatus.DOES_NOT_FIT
+    ]
+    reasons = [_short_of(name, requirements.parts[name]) for name in failing]
     if failing and not helped:
-        taken = [f"{in_gib(needs.parts[name].total)} of {PART_WORDS[name]}" for name in failing]
+        taken = [
+            f"{in_gib(requirements.parts[name].total)} of {PART_WORDS[name]}" for name in failing
+        ]
         reasons.append(
             f"No change of settings was found that makes it fit: it takes {' and '.join(taken)}, "
             "or a smaller model."
         )
-    for name, part in needs.parts.items():
-        if part.verdict == Verdict.TIGHT:
+    for name, part in requirements.parts.items():
+        if part.verdict == FitStatus.TIGHT:
             largest = max(part.items, key=lambda item: item.bytes)
             percent = 100 * part.total / part.known_limit
             reasons.append(
                 f"{_capital(PART_WORDS[name])} is {percent:.0f} % full, "
                 f"mostly with {largest.name} ({in_gib(largest.bytes)})."
             )
-    return reasons + _warnings(needs)
+    return reasons + _warnings(requirements)
 
 
 def _short_of(name: PartName, part: Part) -> str:
@@ -267,36 +275,36 @@ def _short_of(name: PartName, part: Part) -> str:
     )
 
 
-def _warnings(needs: Needs) -> list[str]:
+def _warnings(requirements: Requirements) -> list[str]:
     """Returns what is unusual about the settings, whether the job fits or not."""
     warnings = []
-    untouched = needs.shape.untouched_numel
-    if untouched:
+    non_text = requirements.shape.untouched_numel
+    if non_text:
         warnings.append(
             "This model also reads images or sound. Its language model is trained on text; its "
-            f"other parts ({untouched:,} parameters) stay as they are and go into the export."
+            f"other parts ({non_text:,} parameters) stay as they are and go into the export."
         )
-    stored_as = needs.shape.stored_as
-    if stored_as is not None and needs.config.model.init == "pretrained":
+    stored_as = requirements.shape.stored_as
+    if stored_as is not None and requirements.config.model.init == "pretrained":
         warnings.append(
             f"The weights of this model are stored in {stored_as.words}. They are dequantised on "
             f"loading, and exported without quantisation."
         )
-    known, length = needs.shape.max_position_embeddings, needs.config.data.max_seq_len
+    known, length = requirements.shape.max_position_embeddings, requirements.config.data.max_seq_len
     if known is not None and length > known:
         warnings.append(
             f"data.max_seq_len {length} is beyond the {known} positions that this model was "
             "trained for."
         )
-    if needs.lacks_room_for_best:
-        size = in_gib(best_bytes(needs.config, needs.shape))
+    if requirements.lacks_room_for_best:
+        size = in_gib(best_bytes(requirements.config, requirements.shape))
         warnings.append(
             f"The disk has no room for the best weights ({size}) beside the rest, so they are not "
             "kept: the weights of the last step are exported."
         )
-    cap = needs.config.engine.gpu_memory_gib
-    if cap is not None and needs.device == "cuda":
-        gpu = needs.machine.gpus[0]
+    cap = requirements.config.engine.gpu_memory_gib
+    if cap is not None and requirements.device == "cuda":
+        gpu = requirements.machine.gpus[0]
         if cap * GIB > gpu.free:
             warnings.append(
                 f"engine.gpu_memory_gib {cap:g} is more than the {in_gib(gpu.free)} free on the "

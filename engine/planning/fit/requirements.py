@@ -1,5 +1,5 @@
-"""A `Needs` lists the host memory, GPU memory and disk space that one job takes, item by item. No
-torch.
+"""A `Requirements` lists the host memory, GPU memory and disk space that one job takes, item by
+item. No torch.
 
 The plan is the one that the run will use (`engine.planning.fit.choose`). The planes are what
 `HostStates` allocates, to the byte.
@@ -25,8 +25,8 @@ from engine.planning.fit.buffer_sizes import disk_rings_bytes, plane_items, stat
 from engine.planning.fit.checkpoint_sizes import best_items, copy_bytes, disk_items
 from engine.planning.fit.choose import choose, least_choices
 from engine.planning.fit.cost_model import MicroBatch
-from engine.planning.fit.device_memory import FOLLOWER_BYTES, RUNTIME_BYTES
-from engine.planning.fit.disk_offload import shares_disk_of_runs, spill_of, spill_room
+from engine.planning.fit.device_memory import RUNTIME_BYTES, WORKER_BYTES
+from engine.planning.fit.disk_offload import disk_offload_of, disk_offload_room, shares_disk_of_runs
 from engine.planning.fit.job import Job, Target, is_possible, numbers_of_ranks, spans_of
 from engine.planning.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.planning.fit.planner import Chosen
@@ -61,7 +61,7 @@ loaded.
 PART_WORDS = {PartName.HOST: "RAM", PartName.GPU: "GPU memory", PartName.DISK: "disk"}
 
 
-class Verdict(Word):
+class FitStatus(Word):
     """A verdict says whether a job fits. The members are ordered from the best to the worst, and
     their values are written to run records.
     """
@@ -122,8 +122,8 @@ class Part:
     items: tuple[Item, ...]
     limit: int | None
     least: int | None = None
-    """The leanest plan would take this much. It is None where the plan does not deliberately fill
-    the free memory.
+    """The minimum-memory plan would take this much. It is None where the plan does not deliberately
+    fill the free memory.
     """
 
     @property
@@ -140,13 +140,13 @@ class Part:
         return self.limit
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> FitStatus:
         if self.limit is None:
-            return Verdict.FITS
+            return FitStatus.FITS
         if self.total > self.limit:
-            return Verdict.DOES_NOT_FIT
+            return FitStatus.DOES_NOT_FIT
         needed = self.total if self.least is None else self.least
-        return Verdict.FITS if needed <= TIGHT_SHARE * self.limit else Verdict.TIGHT
+        return FitStatus.FITS if needed <= TIGHT_SHARE * self.limit else FitStatus.TIGHT
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that records and the screen use."""
@@ -158,9 +158,9 @@ class Part:
         }
 
 
-class Needs:
-    """A `Needs` holds the items of host, GPU and disk for one configuration on one machine, and the
-    plan that they belong to.
+class Requirements:
+    """A `Requirements` holds the items of host, GPU and disk for one configuration on one machine,
+    and the plan that they belong to.
 
     The `rates` and `resident` of the facts are used as given, also where they are None.
     """
@@ -180,21 +180,22 @@ class Needs:
         self.device = device_of(config, machine)
         self._facts = facts
         steps = config.train.steps or facts.steps
-        self.spill = spill_of(config, shape, chosen, self.micro_batch, steps)
-        """These moments and boundaries are on the disk; None where none are."""
+        self.disk_offload = disk_offload_of(config, shape, chosen, self.micro_batch, steps)
+        """These moments and block inputs are on the disk; None where none are."""
         written = disk_items(config, shape, self.checkpoints_before)
         limit = machine.disk_free if machine.disk_path else None
         is_shared = shares_disk_of_runs(config, machine)
         # What is on another drive takes nothing of a limit that is the runs' drive's.
-        if self.spill is not None and (is_shared or limit is None):
+        if self.disk_offload is not None and (is_shared or limit is None):
             which = "freed when the run ends" if is_shared else "on the disk of engine.disk"
             written += tuple(
-                Item(each.kind, each.bytes, f"{each.words}; {which}") for each in self.spill.kinds
+                Item(each.kind, each.bytes, f"{each.words}; {which}")
+                for each in self.disk_offload.kinds
             )
         disk = Part(written, limit)
         best = best_items(config, shape)
         with_best = replace(disk, items=(*written, *best))
-        self.keeps_best = bool(best) and with_best.verdict != Verdict.DOES_NOT_FIT
+        self.keeps_best = bool(best) and with_best.verdict != FitStatus.DOES_NOT_FIT
         self.lacks_room_for_best = bool(best) and not self.keeps_best
         """The best weights are not kept, since the disk has no room for them beside the rest."""
         if self.keeps_best:
@@ -205,20 +206,22 @@ class Needs:
             self.parts[PartName.GPU] = Part(chosen.gpu_items, limit)
         self.parts[PartName.DISK] = disk
 
-    def compare_with(self, least: Needs, name: PartName) -> None:
-        """Makes the verdict on the part `name` depend on what the leanest plan would take of it."""
+    def compare_with(self, least: Requirements, name: PartName) -> None:
+        """Makes the verdict on the part `name` depend on what the minimum-memory plan would take
+        of it.
+        """
         part = self.parts[name]
         self.parts[name] = replace(part, least=min(part.total, least.parts[name].total))
 
-    def verdict(self, parts: Collection[PartName] | None = None) -> Verdict:
+    def verdict(self, parts: Collection[PartName] | None = None) -> FitStatus:
         """Returns the worst verdict among these parts, by default among all."""
         found = {
             part.verdict for name, part in self.parts.items() if parts is None or name in parts
         }
-        for bad in (Verdict.DOES_NOT_FIT, Verdict.TIGHT):
+        for bad in (FitStatus.DOES_NOT_FIT, FitStatus.TIGHT):
             if bad in found:
                 return bad
-        return Verdict.FITS
+        return FitStatus.FITS
 
     @cached_property
     def step_seconds(self) -> float | None:
@@ -238,12 +241,12 @@ class Needs:
     @property
     def ranks(self) -> int:
         """Returns how many ranks of a host compute. The part of GPU memory is that of each."""
-        return self.chosen.choices.ranks_of_host
+        return self.chosen.choices.ranks_per_node
 
     @property
     def hosts(self) -> int:
         """Returns on how many hosts. The part of RAM is that of each."""
-        return self.chosen.choices.all_hosts
+        return self.chosen.choices.node_count
 
     @property
     def micro_batch(self) -> MicroBatch:
@@ -277,7 +280,7 @@ class Needs:
             words = "pages of checkpoint or export on their way to the disk"
             items.append(Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, words))
         items += plane_items(self.shape, self.chosen.choices)
-        items += self._boundaries()
+        items += self._block_inputs()
         if self.device == "cpu":
             for item in self.chosen.gpu_items:
                 items.append(replace(item, bytes=self.ranks * item.bytes))
@@ -298,24 +301,24 @@ class Needs:
             note = (
                 "copies of weights and moments, so that steps go on while a checkpoint is written"
             )
-            items.append(Item(MemoryItem.CHECKPOINT_COPIES, copies, note))
+            items.append(Item(MemoryItem.STAGING_BUFFERS, copies, note))
         return tuple(items)
 
-    def _boundaries(self) -> list[Item]:
-        """Returns the items of boundaries in RAM, and of what those on the disk pass through."""
+    def _block_inputs(self) -> list[Item]:
+        """Returns the items of block inputs in RAM, and of what those on the disk pass through."""
         full = self.chosen.micro_batch_size * self.config.row_tokens
         rings = disk_rings_bytes(self.shape, self.chosen.choices, full)
-        kept, words = self.chosen.host_boundary_bytes - rings, "inputs of blocks, for backward"
+        kept, words = self.chosen.offloaded_input_bytes - rings, "inputs of blocks, for backward"
         if self.chosen.choices.attention_blocks:
             words += f"; {self.chosen.choices.attention_blocks} with the result of attention"
         passing = "inputs of blocks, on their way to the disk and back"
-        both = (MemoryItem.HOST_BOUNDARIES, kept, words), (MemoryItem.DISK_RINGS, rings, passing)
+        both = (MemoryItem.HOST_BLOCK_INPUTS, kept, words), (MemoryItem.DISK_RINGS, rings, passing)
         return [Item(*values) for values in both if values[1]]
 
     def _program(self, resident: Resident | None) -> list[Item]:
         """Returns the items that the program itself takes."""
         words = "Python, torch and CUDA libraries" if self.device == "cuda" else "Python and torch"
-        others = (self.ranks - 1) * FOLLOWER_BYTES[self.device]
+        others = (self.ranks - 1) * WORKER_BYTES[self.device]
         if others:
             words += f" in {self.ranks} processes"
         if resident is None:
@@ -333,25 +336,25 @@ class Needs:
     def _loading_peak(self) -> Item:
         """Returns the memory that reading weights takes beyond that of training."""
         shape = self.shape
-        planes = shape.plane_bytes(self.chosen.choices.settled_units)
+        planes = shape.plane_bytes(self.chosen.choices.gpu_resident_units)
         weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
         weights //= self.chosen.choices.span
         ahead = most_read_ahead_bytes(shape.read_ahead_numel)
         loading = weights + ahead
-        running = state_bytes(shape, self.chosen.choices) + self.chosen.host_boundary_bytes
+        running = state_bytes(shape, self.chosen.choices) + self.chosen.offloaded_input_bytes
         note = f"weight planes, and at most {in_gib(ahead)} read ahead of them: {in_gib(loading)}"
         if loading <= running:
             note += ", less than training takes"
         return Item(MemoryItem.LOADING_PEAK, max(0, loading - running), note)
 
 
-def needs_of(
+def requirements_of(
     config: TrainConfig,
     machine: Machine,
     shape: ModelShape,
     facts: SessionFacts = NOTHING_MORE,
-    quick: bool = False,
-) -> Needs:
+    coarse: bool = False,
+) -> Requirements:
     """Returns the needs of a job with the plan that a run would use. quick: as for `choose`. Raises
     ConfigError for what no machine could run.
     """
@@ -363,33 +366,34 @@ def needs_of(
     job = Job(shape, config, config.row_tokens, facts.rounding, hosts=facts.hosts)
     facts = replace(facts, rates=rates)
     found = [
-        Needs(config, machine, shape, choose(each, target, quick), facts)
+        Requirements(config, machine, shape, choose(each, target, coarse), facts)
         for each, target in _on_ranks(job, machine, rates)
     ]
-    needs = min(found, key=_slowness)
+    requirements = min(found, key=_slowness)
     tight = [
         name
         for name in MEMORY
-        if name in needs.parts and needs.parts[name].verdict == Verdict.TIGHT
+        if name in requirements.parts and requirements.parts[name].verdict == FitStatus.TIGHT
     ]
     if tight:
         # The planner fills the free memory, which is not a reason for a warning.
-        alike = config.with_values({"engine.gpus": needs.ranks})
-        least = least_needs(alike, machine, shape, hosts=facts.hosts)
+        alike = config.with_values({"engine.gpus": requirements.ranks})
+        least = minimum_requirements(alike, machine, shape, hosts=facts.hosts)
         for name in tight:
-            needs.compare_with(least, name)
-    return needs
+            requirements.compare_with(least, name)
+    return requirements
 
 
-def least_needs(
+def minimum_requirements(
     config: TrainConfig,
     machine: Machine,
     shape: ModelShape,
     checkpoints_before: int = 0,
     hosts: int = 1,
-) -> Needs:
-    """Returns the needs of a job with the leanest plan. Of the plans with boundaries on the host
-    and on the device, it is the one that fits better. `checkpoints_before` and `hosts` are as in
+) -> Requirements:
+    """Returns the needs of a job with the minimum-memory plan. Of the plans with block inputs on
+    the host and on the device, it is the one that fits better. `checkpoints_before` and `hosts` are
+    as in
     `SessionFacts`.
     """
     shape = shape.with_optimizer(config.train.optimizer)
@@ -398,8 +402,8 @@ def least_needs(
     for each, target in _on_ranks(job, machine, None):
         ways += least_choices(each, target)
     facts = SessionFacts(checkpoints_before=checkpoints_before)
-    found = [Needs(config, machine, shape, lean, facts) for lean in ways]
-    return min(found, key=lambda needs: tuple(Verdict).index(needs.verdict(MEMORY)))
+    found = [Requirements(config, machine, shape, minimum, facts) for minimum in ways]
+    return min(found, key=lambda requirements: tuple(FitStatus).index(requirements.verdict(MEMORY)))
 
 
 def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job, Target]]:
@@ -419,20 +423,20 @@ def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job
             gpu_limit=gpu_limit(config, machine, ranks),
             host_free=machine.ram_available,
             rates=rates,
-            disk_free=spill_room(config, machine),
+            disk_free=disk_offload_room(config, machine),
             here=machine.here,
         )
         found.append((on_ranks, target))
     return found
 
 
-def _slowness(needs: Needs) -> tuple[bool, float, float]:
+def _slowness(requirements: Requirements) -> tuple[bool, float, float]:
     """Orders the same job on several numbers of ranks: those that fit, the fastest first, and then
     all others, which take less RAM with fewer ranks, and with planes that are divided among hosts.
     """
-    if needs.verdict(MEMORY) == Verdict.DOES_NOT_FIT:
-        return True, needs.ranks, 1 / needs.chosen.choices.span
-    return False, needs.step_seconds or math.inf, needs.chosen.choices.span
+    if requirements.verdict(MEMORY) == FitStatus.DOES_NOT_FIT:
+        return True, requirements.ranks, 1 / requirements.chosen.choices.span
+    return False, requirements.step_seconds or math.inf, requirements.chosen.choices.span
 
 
 def _data_bytes(config: TrainConfig) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from engine.machine.link_rates import of_rank, seconds_lost
 from engine.machine.rates import Rates, stored_cpu_rates
 from engine.planning.fit.buffer_sizes import ring_numel, update_buffer
-from engine.planning.fit.collectives import ExchangeTimes
+from engine.planning.fit.collectives import CollectiveTimes
 from engine.planning.fit.cost_model import (
     FIRST_GRADIENT_BYTES,
     GRADIENT_BYTES,
@@ -21,8 +21,8 @@ from engine.planning.fit.cost_model import (
     host_rate,
     largest_product,
 )
+from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL
 from engine.planning.layout.layout import PLANE_ITEM_BYTES
-from engine.planning.layout.spilled import SPILL_NUMEL
 from engine.planning.schedule.buffers import EMBED
 from engine.planning.schedule.build import build_forward_plan, build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes, forward_choices
@@ -32,21 +32,21 @@ from engine.planning.schedule.ops import (
     DeviceUpdate,
     Embed,
     EmbedBackward,
-    FetchBoundary,
+    FetchBlockInput,
     FetchGrad,
     Forward,
     Lane,
     Loss,
+    OfChunk,
+    OfDiskChunk,
     Offload,
-    OffloadParked,
-    OfPiece,
-    OfSpilled,
+    OffloadBlockInput,
+    OffloadKeptGradient,
     Op,
     OpKind,
     Prefetch,
     Recompute,
     Reduce,
-    StoreBoundary,
     Summary,
     Update,
     UpdateInPlace,
@@ -79,11 +79,11 @@ def predicted_step(
         buffer.numel,
         ring_numel(shape, choices.ranks),
         buffer.bytes,
-        shape.embed_piece,
+        shape.embed_chunk,
         shape.item_bytes,
-        spill_numel=SPILL_NUMEL,
+        disk_chunk_numel=DISK_CHUNK_NUMEL,
         frozen=shape.frozen_units,
-        has_exact=shape.has_exact,
+        has_fp32_weights=shape.has_fp32_weights,
     )
     blocks = [unit.name for unit in shape.blocks]
     plan = build_step_plan(blocks, shape.holds_embed, choices, sizes)
@@ -101,10 +101,10 @@ def predicted_pass(
 ) -> Simulated:
     """Returns when the ops of a pass without gradients would run, over as many rows as a step has.
     Of several ranks, each takes its part of them, and weights that it reads whole unless these are
-    divided among hosts. Where boundaries are on the device, all micro-batches fit there at once.
+    divided among hosts. Where block inputs are on the device, all micro-batches fit there at once.
     """
     own = forward_choices(choices)
-    is_alike = choices.host_boundaries or choices.span > 1
+    is_alike = choices.offloaded_block_inputs or choices.span > 1
     passed = replace(
         own,
         micro_batches=choices.micro_batches,
@@ -142,11 +142,11 @@ class _OpSeconds:
         self._numel = {unit.name: shards.numel(unit.gradient_numel) for unit in shape.units}
         """So much of each unit has a gradient and is updated: all of it, or a shard."""
         numels = {unit.name: (unit.numel, unit.weight_numel) for unit in shape.units}
-        self._exchange = ExchangeTimes(plan, numels, self._item, rates)
+        self._exchange = CollectiveTimes(plan, numels, self._item, rates)
         low = PLANE_ITEM_BYTES[shape.dtype].get("weight_low", 0)
         self._weight_bytes = {
             unit.name: shards.numel(unit.weight_numel) * self._item
-            + unit.exact_numel * low / shards.ranks
+            + unit.fp32_numel * low / shards.ranks
             for unit in shape.units
         }
         """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
@@ -154,7 +154,7 @@ class _OpSeconds:
         self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
         self._with_attention = frozenset(plan.with_attention)
         self._attention_bytes = self._cost.attention_bytes(plan.attention_bytes)
-        self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
+        self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_updated_units))
         self._apart = ONE_OF_TWO_PASSES[shape.dtype]
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
         self._trains = any(isinstance(op, Summary) for op in plan.ops)
@@ -168,29 +168,29 @@ class _OpSeconds:
 
     def of(self, op: Op) -> float:
         """Returns the seconds of one op."""
-        if isinstance(op, OfPiece):
-            return self._of_piece(op)
+        if isinstance(op, OfChunk):
+            return self._of_chunk(op)
         if op.lane in DISK_LANES:
             return self._of_disk(op)
         if isinstance(op, UpdateInPlace):
             return self._cost.in_place(self._numel[op.unit])
         if op.lane == Lane.COMPUTE:
             return self._slower * self._of_compute(op)
-        if op.lane == Lane.EXCHANGE:
+        if op.lane == Lane.COLLECTIVE:
             return self._exchange.seconds(op)
         return self._of_host_or_copy(op)
 
-    def _of_piece(self, op: OfPiece) -> float:
-        start, stop = op.piece
+    def _of_chunk(self, op: OfChunk) -> float:
+        start, stop = op.chunk
         if isinstance(op, DeviceUpdate):  # every plane is read and written
             return (stop - start) * 2 * self._cost.state_bytes / self._rates.device_memory
         return self._cost.carried(op.kind, stop - start, early=op.index < self._summary)
 
     def _of_disk(self, op: Op) -> float:
         cost = self._cost
-        if isinstance(op, OfSpilled):
-            return cost.on_disk(op.lane, cost.moment_bytes(op.unit, op.piece[1] - op.piece[0]))
-        return cost.boundaries_on_disk(op.lane, 1)
+        if isinstance(op, OfDiskChunk):
+            return cost.on_disk(op.lane, cost.moment_bytes(op.unit, op.chunk[1] - op.chunk[0]))
+        return cost.block_inputs_on_disk(op.lane, 1)
 
     def _of_compute(self, op: Op) -> float:
         cost = self._cost
@@ -207,18 +207,18 @@ class _OpSeconds:
             case Embed() | EmbedBackward():
                 return self._of_embed(op)
             case Reduce():
-                return self._part(op.unit, op.piece) * cost.gradient(op.unit, 8 + self._item)
+                return self._part(op.unit, op.chunk) * cost.gradient(op.unit, 8 + self._item)
         return 0.0
 
-    def _part(self, unit: str, piece: tuple[int, int] | None) -> float:
-        """Returns which part of a unit's elements the piece is."""
-        return 1.0 if piece is None else (piece[1] - piece[0]) / self._numel[unit]
+    def _part(self, unit: str, chunk: tuple[int, int] | None) -> float:
+        """Returns which part of a unit's elements the chunk is."""
+        return 1.0 if chunk is None else (chunk[1] - chunk[0]) / self._numel[unit]
 
     def _of_embed(self, op: Embed | EmbedBackward) -> float:
         cost, memory = self._cost, self._rates.device_memory
         if isinstance(op, Embed):
             return max(2 * cost.hidden_bytes / memory, cost.launch(OpKind.FORWARD))
-        gradient = self._part(EMBED, op.piece) * cost.gradient(EMBED, 8 + self._item)
+        gradient = self._part(EMBED, op.chunk) * cost.gradient(EMBED, 8 + self._item)
         work = 4 * cost.hidden_bytes / memory + gradient
         return max(work, cost.launch(OpKind.BACKWARD)) if op.captures else work
 
@@ -232,22 +232,22 @@ class _OpSeconds:
                 if isinstance(op, Prefetch):
                     size = self._weight_bytes[op.unit] * (self._ranks if op.whole else 1)
                 return size / rates.h2d
-            case Offload() | OffloadParked():
+            case Offload() | OffloadKeptGradient():
                 d2h = rates.d2h if isinstance(op, Offload) else rates.d2h_busy
                 return self._numel_of(op) * self._item / d2h
-            case StoreBoundary():
+            case OffloadBlockInput():
                 return kept_bytes / rates.d2h
-            case FetchBoundary():
+            case FetchBlockInput():
                 return kept_bytes / rates.h2d
             case Update() | UpdateMoments():
-                apart = isinstance(op, UpdateMoments) or op.late
+                apart = isinstance(op, UpdateMoments) or op.after_weights
                 return (self._apart if apart else 1.0) * self._numel_of(op) / self._adamw
         return 0.0
 
-    def _numel_of(self, op: Offload | OffloadParked | Update | UpdateMoments) -> int:
-        """Returns the number of elements of the op's piece, or of the whole unit."""
-        piece = None if isinstance(op, Offload) else op.piece
-        return self._numel[op.unit] if piece is None else piece[1] - piece[0]
+    def _numel_of(self, op: Offload | OffloadKeptGradient | Update | UpdateMoments) -> int:
+        """Returns the number of elements of the op's chunk, or of the whole unit."""
+        chunk = None if isinstance(op, Offload) else op.chunk
+        return self._numel[op.unit] if chunk is None else chunk[1] - chunk[0]
 
 
 def rates_of_steps(

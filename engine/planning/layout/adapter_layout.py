@@ -97,15 +97,15 @@ def factor_specs(
 
 
 def adapted_layout(
-    unit: str, layers: Sequence[tuple[int, int]], exact: Sequence[int], rank: int
+    unit: str, layers: Sequence[tuple[int, int]], keep_in_fp32: Sequence[int], rank: int
 ) -> UnitLayout:
     """Returns the layout of a block with adapters, without the parameters that are in weight_high
     alone. layers: the features that each layer with an adapter takes and returns, in the order of
     the block. exact: the elements of each parameter that stays in fp32 in a bf16 model.
     """
     specs = [
-        ParameterSpec(f"exact.{at}", "", (numel,), decay=False, exact=True, frozen=True)
-        for at, numel in enumerate(exact)
+        ParameterSpec(f"exact.{at}", "", (numel,), decay=False, keep_in_fp32=True, frozen=True)
+        for at, numel in enumerate(keep_in_fp32)
     ]
     for at, features in enumerate(layers):
         specs += factor_specs("", str(at), features, rank)

@@ -57,7 +57,7 @@ PLANE_ITEM_BYTES = {
 fp32 weight itself. DMA transfers only weight_high and grad, and in units with parameters that stay
 in fp32 also weight_low.
 """
-EXACT_ITEM_BYTES = 6
+FP32_ITEM_BYTES = 6
 """A parameter that stays in fp32 takes this many bytes of a slot, in addition to those of its
 weight_high: 4 for its value, and 2 into which its weight_low is copied.
 """
@@ -101,7 +101,7 @@ class ParameterSpec:
     shape: tuple[int, ...]
     decay: bool
     """It is true when AdamW's weight decay applies, which is not so for norms and biases."""
-    exact: bool = False
+    keep_in_fp32: bool = False
     """It is true when the device computes with the fp32 master and not with its rounding to bf16,
     because transformers keeps the parameter in fp32 in a bf16 model.
     """
@@ -118,8 +118,8 @@ class ParameterSpec:
 
 
 @dataclass(frozen=True)
-class ExactPart:
-    """An `ExactPart` is one parameter of a unit, or a part of one, that stays in fp32."""
+class Fp32Part:
+    """A `Fp32Part` is one parameter of a unit, or a part of one, that stays in fp32."""
 
     start: int
     """It begins at this element of the unit's planes."""
@@ -180,34 +180,34 @@ class UnitLayout:
         return self.trained_count == self.numel
 
     @functools.cached_property
-    def exact_parts(self) -> tuple[ExactPart, ...]:
+    def fp32_parts(self) -> tuple[Fp32Part, ...]:
         """Returns where the parameters that stay in fp32 are, in the order of the layout."""
-        parts: list[ExactPart] = []
+        parts: list[Fp32Part] = []
         place = 0
         for spec, offset in zip(self.parameters, self.offsets):
-            if spec.exact:
-                parts.append(ExactPart(offset, offset + spec.numel, place))
+            if spec.keep_in_fp32:
+                parts.append(Fp32Part(offset, offset + spec.numel, place))
                 place += _aligned(spec.numel)
         return tuple(parts)
 
     @property
-    def exact_numel(self) -> int:
+    def fp32_numel(self) -> int:
         """The fp32 weights of the unit take this many elements of a slot, alignment included."""
-        return sum(_aligned(part.numel) for part in self.exact_parts)
+        return sum(_aligned(part.numel) for part in self.fp32_parts)
 
-    def exact_within(self, start: int, stop: int) -> list[ExactPart]:
-        """Returns the parts of `exact_parts` between two elements of a plane."""
-        found: list[ExactPart] = []
-        for part in self.exact_parts:
+    def fp32_within(self, start: int, stop: int) -> list[Fp32Part]:
+        """Returns the parts of `fp32_parts` between two elements of a plane."""
+        found: list[Fp32Part] = []
+        for part in self.fp32_parts:
             first, last = max(start, part.start), min(stop, part.stop)
             if first < last:
-                found.append(ExactPart(first, last, part.place + first - part.start))
+                found.append(Fp32Part(first, last, part.place + first - part.start))
         return found
 
     def slot_bytes(self, dtype: str) -> int:
         """Returns the bytes of a slot that holds this unit alone."""
         high = self.high_numel * PLANE_ITEM_BYTES[dtype]["weight_high"]
-        return high + self.exact_numel * EXACT_ITEM_BYTES
+        return high + self.fp32_numel * FP32_ITEM_BYTES
 
     def moment_ranges(self, optimizer: Optimizer) -> tuple[MomentRange, ...]:
         """Returns where the moments of which elements are, and how they are kept."""
@@ -265,8 +265,8 @@ def _aligned(numel: int) -> int:
 
 def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
     """Returns the layout of a unit. Within all three groups, the parameters keep their order."""
-    high_only = [spec for spec in parameters if spec.frozen and not spec.exact]
-    whole = [spec for spec in parameters if not spec.frozen or spec.exact]
+    high_only = [spec for spec in parameters if spec.frozen and not spec.keep_in_fp32]
+    whole = [spec for spec in parameters if not spec.frozen or spec.keep_in_fp32]
     decayed = [spec for spec in whole if spec.decay and not spec.frozen]
     spared = [spec for spec in whole if spec not in decayed]
     ordered = [*decayed, *spared, *high_only]

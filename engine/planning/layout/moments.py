@@ -5,7 +5,7 @@ In 8 bits, the moments of a parameter are cut into blocks of 256 elements, as in
 via Block-wise Quantization" (arXiv 2110.02861). A block is kept as its largest magnitude, in fp32,
 followed by one code of 8 bits for each element. It takes 260 bytes. Blocks never cross parameters,
 nor multiples of 256 elements of their unit. So the first block of a parameter and its last one may
-be shorter, and take 4 bytes more than their elements. The device can update a unit in pieces that
+be shorter, and take 4 bytes more than their elements. The device can update a unit in chunks that
 begin at such multiples: none of them cuts a block.
 
 Small parameters and embeddings are kept more exactly, because they are where small moments hurt
@@ -124,7 +124,7 @@ class MomentCounts:
         return 4 * self.small + self.large + MAXIMUM_BYTES * self.blocks
 
     def most_bytes(self, optimizer: Optimizer, numel: int) -> int:
-        """Returns the most bytes that one moment of a piece takes: of at most `numel` elements, in
+        """Returns the most bytes that one moment of a chunk takes: of at most `numel` elements, in
         whole blocks if the moments are in 8 bits.
         """
         if numel >= self.numel:
@@ -136,7 +136,7 @@ class MomentCounts:
         large = numel - small
         if kind == MomentKind.BF16 or self.is_embed:
             return 4 * small + 2 * large
-        # Shorter blocks leave no more elements unfilled in the piece than in the whole unit.
+        # Shorter blocks leave no more elements unfilled in the chunk than in the whole unit.
         unfilled = self.blocks * BLOCK - self.large
         return 4 * small + large + MAXIMUM_BYTES * ((large + unfilled) // BLOCK)
 

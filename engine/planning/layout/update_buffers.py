@@ -1,4 +1,4 @@
-"""An update buffer holds a piece of every plane of a unit, while the device updates it."""
+"""An update buffer holds a chunk of every plane of a unit, while the device updates it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from engine.config.settings import Optimizer
 from engine.planning.layout.layout import PLANE_ITEM_BYTES
 from engine.planning.layout.moments import BLOCK, FP32_MOMENTS, MOMENTS, MomentCounts
 
-SMALL_PIECE = 1 << 25
-"""A small piece has at most about this many elements. Copying one to the device takes some
+SMALL_CHUNK = 1 << 25
+"""A small chunk has at most about this many elements. Copying one to the device takes some
 milliseconds.
 """
 
@@ -20,7 +20,7 @@ class UpdateBuffer:
     """An `UpdateBuffer` gives the sizes of the update buffers of one model."""
 
     numel: int
-    """A piece has at most this many elements."""
+    """A chunk has at most this many elements."""
     planes: tuple[tuple[str, int], ...]
     """Each plane, by its name, has this many bytes in a buffer. They follow each other."""
 
@@ -32,7 +32,9 @@ class UpdateBuffer:
 
     @property
     def without_gradients(self) -> UpdateBuffer:
-        """Returns the buffer of a plan that parks gradients: they are read where they wait."""
+        """Returns the buffer of a plan that keeps gradients on the GPU: they are read where they
+        wait.
+        """
         planes = tuple(each for each in self.planes if each[0] != "grad")
         return replace(self, planes=planes)
 
@@ -43,13 +45,13 @@ class UpdateBuffer:
         optimizer: Optimizer,
         units: Collection[MomentCounts],
         largest: int,
-        pieces: int = 1,
+        chunks: int = 1,
     ) -> UpdateBuffer:
-        """Returns the buffer that holds any piece of `units`. largest: the number of elements of
-        the largest block, which is cut into so many equal `pieces`.
+        """Returns the buffer that holds any chunk of `units`. largest: the number of elements of
+        the largest block, which is cut into so many equal `chunks`.
         """
-        numel = -(-largest // pieces)
-        if pieces > 1 or optimizer == "adamw_8bit":  # no piece ends within a block of codes
+        numel = -(-largest // chunks)
+        if chunks > 1 or optimizer == "adamw_8bit":  # no chunk ends within a block of codes
             numel = -(-numel // BLOCK) * BLOCK
         moment = max(counts.most_bytes(optimizer, numel) for counts in units)
         sizes = {plane: item * numel for plane, item in PLANE_ITEM_BYTES[dtype].items()}
@@ -57,9 +59,9 @@ class UpdateBuffer:
         return cls(numel, tuple(sizes.items()), has_fp32_moments=optimizer == FP32_MOMENTS)
 
 
-def small_pieces(largest: int) -> int:
-    """Returns how many small pieces a block of `largest` elements is cut into."""
-    return max(1, -(-largest // SMALL_PIECE))
+def small_chunks(largest: int) -> int:
+    """Returns how many small chunks a block of `largest` elements is cut into."""
+    return max(1, -(-largest // SMALL_CHUNK))
 
 
 def _aligned(size: int) -> int:

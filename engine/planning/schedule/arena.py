@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.planning.schedule.choices import PlanChoices
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.ops import MainGrad
 
 _ALIGNMENT = 256
 
@@ -46,17 +46,17 @@ def lay_out_arena(
       comes last, completes the sums, so as few of the first buffers as possible wait for it.
     - Sums of several rounds are at the front, in the order in which backward completes them, so
       that the memory of the first buffers is free early.
-    - Where rounded gradients are parked in the second half of their sums, the buffers are in the
+    - Where rounded gradients are kept in the second half of their sums, the buffers are in the
       first halves. Those that find no space there follow the sums.
     """
     total = sum(sum_bytes)
     start = 0
-    if choices.gradient_sum != GradientSum.DEVICE:
+    if choices.main_grad != MainGrad.DEVICE:
         start = max(0, buffers * buffer_bytes - total)
         start = -(-start // _ALIGNMENT) * _ALIGNMENT
     starts = tuple(itertools.accumulate(sum_bytes[:-1], initial=start))
     places = [number * buffer_bytes for number in range(buffers)]
-    if choices.gradients_in_sums:
+    if choices.gradients_in_main_grads:
         places = [
             begin + number * buffer_bytes
             for begin, size in zip(starts, sum_bytes)

@@ -1,7 +1,7 @@
 """The first of a plan's three passes decides which slot holds a block at each of its uses, and when
 the slot must be filled. No torch.
 
-- A resident block, and one that lives on the device, has its own slot throughout the step.
+- A block kept in its slot, and one that lives on the device, has its own slot throughout the step.
 - The other blocks are streamed: they use a few shared slots in turn.
 - A use fetches the block's weights unless its slot still holds them from an earlier use.
 """

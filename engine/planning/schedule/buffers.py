@@ -31,58 +31,58 @@ class BufferKind(Word):
 
     # On the host.
     WEIGHTS = "weights"
-    """It is the `weight_high` plane of a unit, or a piece of that plane, with the `weight_low` of
+    """It is the `weight_high` plane of a unit, or a chunk of that plane, with the `weight_low` of
     the weights that stay in fp32.
     """
     STATES = "optimizer states"
-    """It covers all planes of the unit except `weight_high` and the gradient, or a piece of them.
+    """It covers all planes of the unit except `weight_high` and the gradient, or a chunk of them.
     Those of a unit that lives on the device are there. Of a unit whose moments are on the disk, it
     covers these alone.
     """
     GRADIENT = "gradient"
     """It is the unit's gradient plane."""
     GRADIENT_RING = "gradient ring"
-    """It is host memory that a parked gradient passes through on its way to the optimizer."""
+    """It is host memory that a kept gradient passes through on its way to the optimizer."""
     STATES_RING = "states ring"
-    """It is host memory in which a piece of the moments that are on the disk is updated."""
-    HOST_BOUNDARY = "host boundary"
+    """It is host memory in which a chunk of the moments that are on the disk is updated."""
+    HOST_BLOCK_INPUT = "host input"
     """It is host memory that keeps the input of a block for one micro-batch."""
-    DISK_BOUNDARY = "disk boundary"
+    DISK_BLOCK_INPUT = "disk input"
     """It is a part of a file that keeps the input of a block for one micro-batch."""
     DISK_RING = "disk ring"
-    """It is host memory that a boundary passes through on its way to the disk and back."""
+    """It is host memory that a block input passes through on its way to the disk and back."""
     CLIP = "clip"
     """It is the clip factor on the host, which is set by the op `clip`."""
     # On the device.
     SLOT = "slot"
     """It holds the weights of one unit while the unit computes. Where an optimizer on the device
-    writes the slot piece by piece, each piece counts as a separate buffer.
+    writes the slot chunk by chunk, each chunk counts as a separate buffer.
     """
     HIDDEN = "hidden"
     """It is the hidden state of a micro-batch, or the gradient of that state."""
     SAVED = "saved"
     """It is what a block keeps from forward to backward for one micro-batch."""
     STORE_RING = "store ring"
-    """It is device memory that a boundary passes through on its way to the host."""
+    """It is device memory that a block input passes through on its way to the host."""
     FETCH_RING = "fetch ring"
-    """It is device memory that a boundary passes through on its way back from the host."""
-    SUM = "sum"
+    """It is device memory that a block input passes through on its way back from the host."""
+    MAIN_GRAD = "main_grad"
     """It is an fp32 sum of gradients."""
-    SHARD_SUM = "shard sum"
+    MAIN_GRAD_SHARD = "main_grad shard"
     """It is this rank's shard of the fp32 sum of a unit over the rounds."""
     STAGING = "staging"
     """It is device memory that a rounded gradient passes through on its way to the host."""
     NORM = "norm"
     """It is the squared norm of a unit's gradient."""
     LOSS = "loss"
-    MET = "met"
+    BARRIER_PASSED = "barrier"
     """It tells that every rank has updated its shard of a unit."""
     TOTALS = "totals"
     """It holds the loss and the squared norms of all ranks together."""
     SUMMARY = "summary"
     """It keeps the loss, the norms and the clip factor of the step."""
     UPDATE = "update buffer"
-    """It holds a piece of every plane of a unit whose optimizer runs on the device."""
+    """It holds a chunk of every plane of a unit whose optimizer runs on the device."""
     UPDATE_GRADIENT = "update gradient"
     """It is the part of an update buffer for the gradient, which is filled by a separate copy."""
     ARENA = "arena"
@@ -92,26 +92,26 @@ class BufferKind(Word):
 
 
 class Buffer(NamedTuple):
-    """A buffer has a kind. Unit, number (of the buffer or of the micro-batch) and piece distinguish
+    """A buffer has a kind. Unit, number (of the buffer or of the micro-batch) and chunk distinguish
     it from others of its kind.
     """
 
     kind: BufferKind
     unit: str = ""
     number: int | None = None
-    piece: int | None = None
+    chunk: int | None = None
 
     def __str__(self) -> str:
         return _text(*self)
 
     @property
     def whole(self) -> Buffer:
-        """Returns the buffer that this one is a piece of."""
-        return self._replace(piece=None)
+        """Returns the buffer that this one is a chunk of."""
+        return self._replace(chunk=None)
 
-    def part(self, piece: int) -> Buffer:
-        """Returns one piece of this buffer."""
-        return self._replace(piece=piece)
+    def part(self, chunk: int) -> Buffer:
+        """Returns one chunk of this buffer."""
+        return self._replace(chunk=chunk)
 
 
 class ContentKind(Word):
@@ -129,22 +129,22 @@ class ContentKind(Word):
     """
     GRADIENT = "gradient"
     """It is the gradient of the input of a unit, in one round."""
-    BOUNDARY = "boundary"
+    BLOCK_INPUT = "input"
     """It is the input of a block, identified by micro-batch or by round."""
     ACTIVATIONS = "activations"
     """It is everything that the backward of a block needs, including views into the content's
     `slot`.
     """
-    SUM = "sum"
+    MAIN_GRAD = "main_grad"
     """It is the sum of a unit's gradients. On the host and in a staging buffer it is rounded."""
-    EARLIER_SUM = "earlier sum"
+    EARLIER_MAIN_GRAD = "earlier main_grad"
     """It is the sum over the earlier rounds."""
     FETCHED = "fetched"
-    """The buffer holds the optimizer states of a piece of a unit, as fetched from the host or read
+    """The buffer holds the optimizer states of a chunk of a unit, as fetched from the host or read
     from the disk.
     """
     UPDATED = "updated"
-    """The buffer holds the optimizer states of that piece after AdamW."""
+    """The buffer holds the optimizer states of that chunk after AdamW."""
     STATES = "states"
     """The memory that is shared with fp32 sums holds optimizer states of any unit."""
     LENT = "lent"
@@ -153,44 +153,44 @@ class ContentKind(Word):
 
 class Content(NamedTuple):
     """A content has a kind, and belongs to a unit, to a round or micro-batch (`number`) and to a
-    piece. For kept activations, `slot` is the slot that they hold views into.
+    chunk. For kept activations, `slot` is the slot that they hold views into.
     """
 
     kind: ContentKind
     unit: str = ""
     number: int | None = None
-    piece: int | None = None
+    chunk: int | None = None
     slot: Buffer | None = None
 
     def __str__(self) -> str:
         where = "" if self.slot is None else f" in {self.slot}"
-        return _text(self.kind, self.unit, self.number, self.piece) + where
+        return _text(self.kind, self.unit, self.number, self.chunk) + where
 
 
 READY = Content(ContentKind.READY)
 
-_FORM = re.compile(r"([a-z ]+?)(?:\(([^()]*)\))?(?: (\d+))?(?:/(\d+))?")
+_FORM = re.compile(r"([a-z_ ]+?)(?:\(([^()]*)\))?(?: (\d+))?(?:/(\d+))?")
 
 
-def _text(kind: Word, unit: str, number: int | None, piece: int | None) -> str:
+def _text(kind: Word, unit: str, number: int | None, chunk: int | None) -> str:
     """Returns `kind(unit) number/piece`, without the parts that are not given."""
     text: str = kind.value
     if unit:
         text += f"({unit})"
     if number is not None:
         text += f" {number}"
-    if piece is not None:
-        text += f"/{piece}"
+    if chunk is not None:
+        text += f"/{chunk}"
     return text
 
 
 def _parts(text: str) -> tuple[str, str, int | None, int | None]:
-    """Returns the kind, unit, number and piece in a text that `_text` wrote."""
+    """Returns the kind, unit, number and chunk in a text that `_text` wrote."""
     found = _FORM.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} names no buffer and no content")
-    kind, unit, number, piece = found.groups()
-    return kind, unit or "", _number(number), _number(piece)
+    kind, unit, number, chunk = found.groups()
+    return kind, unit or "", _number(number), _number(chunk)
 
 
 def _number(digits: str | None) -> int | None:
@@ -199,13 +199,13 @@ def _number(digits: str | None) -> int | None:
 
 def read_buffer(text: str) -> Buffer:
     """Returns the buffer whose `str` is `text`. Raises ValueError for any other text."""
-    kind, unit, number, piece = _parts(text)
-    return Buffer(BufferKind(kind), unit, number, piece)
+    kind, unit, number, chunk = _parts(text)
+    return Buffer(BufferKind(kind), unit, number, chunk)
 
 
 def read_content(text: str) -> Content:
     """Returns the content whose `str` is `text`. Raises ValueError for any other text."""
     text, _, slot_text = text.partition(" in ")
-    kind, unit, number, piece = _parts(text)
+    kind, unit, number, chunk = _parts(text)
     slot = read_buffer(slot_text) if slot_text else None
-    return Content(ContentKind(kind), unit, number, piece, slot)
+    return Content(ContentKind(kind), unit, number, chunk, slot)

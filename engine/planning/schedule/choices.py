@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.planning.schedule.buffers import EMBED, HEAD
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.ops import MainGrad
 
 
 @dataclass(frozen=True)
@@ -31,66 +31,67 @@ class PlanChoices:
     """The ranks of one copy are on this many hosts, of which each has the shards of its own
     ranks.
     """
-    whole_reads: bool = False
+    unsharded_reads: bool = False
     """It is true where each of several ranks reads whole units from RAM. Otherwise a rank reads its
     shard, and gets the others from the devices of the other ranks.
     """
     rounds: int = 1
     """The micro-batches are spread over this many whole passes, a divisor of their number."""
     slots: int = 2
-    """This many device buffers are shared by the blocks that are not resident."""
+    """This many device buffers are shared by the blocks that are not kept in slots."""
     prefetch_depth: int = 1
     """A prefetch may be issued this many block uses ahead (at most slots - 1 can be in flight)."""
-    resident_blocks: int = 0
+    blocks_kept_in_slots: int = 0
     """This many blocks, counted from the last, keep their own slot throughout the step."""
-    settled_units: int = 0
+    gpu_resident_units: int = 0
     """This many units, counted from embed, live on the device: all their planes stay there from
     step to step. The host has none of them, and nothing of them crosses the bus.
     """
-    settled_apart: bool = False
-    """The blocks among these units are spread evenly over those that are not resident, where they
-    are otherwise the first ones. Then the bus never has to bring one block after the other.
+    gpu_resident_apart: bool = False
+    """The blocks among these units are spread evenly over those that are not kept in slots, where
+    they are otherwise the first ones. Then the bus never has to bring one block after the other.
     """
-    spilled_units: int = 0
+    disk_offloaded_units: int = 0
     """This many units keep their moments on the disk. They are counted from the head backwards. The
     moments pass through a few buffers on the host in every step. All other planes of theirs are in
     RAM.
     """
-    spilled_boundaries: int = 0
-    """This many of a step's boundaries are on the disk from forward to backward, spread evenly over
-    those of all blocks and micro-batches, so that the disk has as much to do at all times. The
+    disk_offloaded_block_inputs: int = 0
+    """This many of a step's block inputs are on the disk from forward to backward, spread evenly
+    over those of all blocks and micro-batches, so that the disk has as much to do at all times. The
     others must be on the host.
     """
-    kept_blocks: int = 0
+    blocks_without_recompute: int = 0
     """This many blocks, counted from the last, keep their activations from forward to backward.
     They are not recomputed.
     """
-    host_boundaries: bool = False
-    """Boundaries are kept on the host until backward, not on the device."""
-    parked_gradients: bool = False
+    offloaded_block_inputs: bool = False
+    """Block inputs are kept on the host until backward, not on the device."""
+    gradients_on_gpu: bool = False
     """Rounded gradients wait on the device until the clip factor of the step is known, so the host
     has no plane for them.
     """
-    gradients_in_sums: bool = False
-    """A parked gradient takes the second half of the memory of its fp32 sum. All sums must be kept
+    gradients_in_main_grads: bool = False
+    """A kept gradient takes the second half of the memory of its fp32 sum. All sums must be kept
     on the device, and gradients must be in bf16.
     """
-    shared_outer_slot: bool = False
+    shared_embed_and_head_slot: bool = False
     """Embed and head share one slot, so embed is fetched again for its backward. The model must not
     be tied.
     """
-    outer_in_parked: bool = False
-    """The slot of embed and head is in the memory of the parked gradient of embed, and the fp32 sum
-    of the head in that of the first blocks, which park theirs last. The sum of embed is made for
-    some rows of the table at a time. It needs `shared_outer_slot`, one round and parked gradients.
+    embed_and_head_in_kept_gradients: bool = False
+    """The slot of embed and head is in the memory of the kept gradient of embed, and the fp32 sum
+    of the head in that of the first blocks, whose gradients come last. The sum of embed is made for
+    some rows of the table at a time. It needs `shared_embed_and_head_slot`, one round and kept
+    gradients.
     """
-    boundary_blocks: int = 1
-    """A boundary is kept for every block (1), or for every second one (2): then two blocks are
+    blocks_per_saved_input: int = 1
+    """The input of every block is kept (1), or of every second one (2): then two blocks are
     recomputed together for each micro-batch, and take two slots and two sums.
     """
-    boundary_rings: int = 3
-    """Host boundaries pass through this many device buffers each way."""
-    gradient_sum: GradientSum = GradientSum.VERTICAL
+    block_input_rings: int = 3
+    """Block inputs on the host pass through this many device buffers each way."""
+    main_grad: MainGrad = MainGrad.VERTICAL
     """It is `VERTICAL` exactly where there is one round."""
     compiled: bool = False
     """The kernels of the blocks and of the loss are compiled by torch."""
@@ -100,29 +101,29 @@ class PlanChoices:
     """
     attention_blocks: int = 0
     """This many of the blocks that are recomputed, counted from the last, keep what attention
-    returned on the host, beside their boundary: its kernel runs once in forward and not again in
-    the recompute. Blocks must be in tiles, and boundaries on the host.
+    returned on the host, beside their input: its kernel runs once in forward and not again in
+    the recompute. Blocks must be in tiles, and block inputs on the host.
     """
     attention_bytes: int = 0
     """It is how many bytes these blocks keep for each token of what attention returned."""
     graphs: bool = False
     """The kernels of a block are launched together, as a CUDA graph. All blocks must live on the
-    device, and boundaries must stay there.
+    device, and block inputs must stay there.
     """
-    late_moments: bool = False
+    moments_after_weights: bool = False
     """The host updates the weights of all its units first, and then their moments: the next forward
     pass waits for weights alone. Moments must be in fp32, and gradients in planes of the host.
     """
-    device_homes: tuple[str, ...] = ()
+    device_updated_units: tuple[str, ...] = ()
     """The optimizers of these units run on the device, on states that are streamed there. All other
     units' optimizers run on the host.
     """
     update_buffers: int = 0
-    """This many pieces of states are on the device at once; it is 0 where all optimizers run on the
+    """This many chunks of states are on the device at once; it is 0 where all optimizers run on the
     host.
     """
-    update_pieces: int = 1
-    """The largest block is updated on the device in this many pieces. Small pieces take little
+    update_chunks: int = 1
+    """The largest block is updated on the device in this many chunks. Small chunks take little
     memory, but each is launched by itself.
     """
     spare_buffers: int = 0
@@ -145,12 +146,12 @@ class PlanChoices:
         return self.hosts * self.ranks
 
     @property
-    def ranks_of_host(self) -> int:
+    def ranks_per_node(self) -> int:
         """Returns how many ranks each host has."""
         return self.ranks // self.span
 
     @property
-    def all_hosts(self) -> int:
+    def node_count(self) -> int:
         """Returns how many hosts compute the step."""
         return self.hosts * self.span
 
@@ -167,32 +168,32 @@ class PlanChoices:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the choices as plain data, in the form used in run records."""
-        return asdict(self) | {"gradient_sum": self.gradient_sum.value}
+        return asdict(self) | {"main_grad": self.main_grad.value}
 
 
-def settled_of(blocks: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
+def gpu_resident_of(blocks: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
     """Returns the units that live on the device, in forward order."""
-    some = [blocks[at] for at in settled_places(len(blocks), choices)]
-    return (EMBED, *some, HEAD)[: choices.settled_units]
+    some = [blocks[at] for at in gpu_resident_places(len(blocks), choices)]
+    return (EMBED, *some, HEAD)[: choices.gpu_resident_units]
 
 
-def spilled_of(blocks: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
+def disk_offloaded_of(blocks: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
     """Returns the units whose moments are on the disk, in forward order."""
     units = (EMBED, *blocks, HEAD)
-    return units[len(units) - choices.spilled_units :]
+    return units[len(units) - choices.disk_offloaded_units :]
 
 
-def settled_blocks(blocks: int, choices: PlanChoices) -> int:
+def gpu_resident_blocks(blocks: int, choices: PlanChoices) -> int:
     """Returns how many of so many blocks live on the device."""
-    return min(max(0, choices.settled_units - 1), blocks)
+    return min(max(0, choices.gpu_resident_units - 1), blocks)
 
 
-def settled_places(blocks: int, choices: PlanChoices) -> Sequence[int]:
+def gpu_resident_places(blocks: int, choices: PlanChoices) -> Sequence[int]:
     """Returns which of so many blocks, counted from 0, live on the device, in forward order."""
-    count = settled_blocks(blocks, choices)
-    if not choices.settled_apart:
+    count = gpu_resident_blocks(blocks, choices)
+    if not choices.gpu_resident_apart:
         return range(count)
-    turns = evenly(count, blocks - choices.resident_blocks)
+    turns = evenly(count, blocks - choices.blocks_kept_in_slots)
     return [at for at, (now, then) in enumerate(itertools.pairwise(turns)) if then > now]
 
 
@@ -215,40 +216,45 @@ def recorded_passes(blocks: int, choices: PlanChoices) -> int:
 
 
 def seconds_of_pairs(blocks: int, choices: PlanChoices) -> range:
-    """Returns which of so many blocks, counted from 0, keep no boundary. They are recomputed from
+    """Returns which of so many blocks, counted from 0, keep no input. They are recomputed from
     the block before them.
     """
-    recomputed = blocks - choices.kept_blocks
-    return range(1, recomputed, 2) if choices.boundary_blocks == 2 else range(0)
+    recomputed = blocks - choices.blocks_without_recompute
+    return range(1, recomputed, 2) if choices.blocks_per_saved_input == 2 else range(0)
 
 
-def bounded_blocks(blocks: int, choices: PlanChoices) -> list[int]:
-    """Returns which of so many blocks, counted from 0, keep a boundary for each micro-batch."""
+def blocks_with_saved_input(blocks: int, choices: PlanChoices) -> list[int]:
+    """Returns which of so many blocks, counted from 0, keep their input for each micro-batch."""
     seconds = seconds_of_pairs(blocks, choices)
-    return [block for block in range(blocks - choices.kept_blocks) if block not in seconds]
+    return [
+        block for block in range(blocks - choices.blocks_without_recompute) if block not in seconds
+    ]
 
 
 def blocks_with_attention(back: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
     """Returns the blocks that keep what attention returned. back: the blocks with a backward, in
     forward order.
     """
-    recomputed = back[: len(back) - choices.kept_blocks]
+    recomputed = back[: len(back) - choices.blocks_without_recompute]
     return tuple(recomputed[len(recomputed) - choices.attention_blocks :])
 
 
-def boundaries_on_disk(blocks: int, choices: PlanChoices) -> set[tuple[int, int]]:
-    """Returns the boundaries that are on the disk, by block and micro-batch, both counted from 0.
+def block_inputs_on_disk(blocks: int, choices: PlanChoices) -> set[tuple[int, int]]:
+    """Returns the block inputs that are on the disk, by block and micro-batch, both counted from 0.
     In forward order, there are as many others between any two of them.
     """
-    together, spilled = choices.micro_batches // choices.rounds, choices.spilled_boundaries
-    bounded = bounded_blocks(blocks, choices)
+    together, disk_offloaded = (
+        choices.micro_batches // choices.rounds,
+        choices.disk_offloaded_block_inputs,
+    )
+    with_saved_input = blocks_with_saved_input(blocks, choices)
     in_order = [
         (block, number * together + place)
         for number in range(choices.rounds)
-        for block in bounded
+        for block in with_saved_input
         for place in range(together)
     ]
-    turns = evenly(spilled, len(in_order))
+    turns = evenly(disk_offloaded, len(in_order))
     return {key for key, (now, then) in zip(in_order, itertools.pairwise(turns)) if then > now}
 
 
@@ -259,12 +265,12 @@ def has_one_term(choices: PlanChoices) -> bool:
     Among the ranks of several hosts, sums would be the fewer bytes: what ranks of a host have added
     up passes over the network once.
     """
-    is_summed_later = choices.gradient_sum == GradientSum.DEVICE
+    is_summed_later = choices.main_grad == MainGrad.DEVICE
     is_one = choices.micro_batches == choices.rounds and not is_summed_later
     return is_one and choices.ranks > 1 and choices.span == 1
 
 
-def summed_apart(blocks: int, choices: PlanChoices) -> range:
+def blocks_with_second_main_grad(blocks: int, choices: PlanChoices) -> range:
     """Returns which of so many blocks, counted from 0, have their fp32 sums in a second buffer:
     with several ranks every second one, counted from the last; else the seconds of pairs.
     """
@@ -281,27 +287,28 @@ class PlaneSizes:
 
     numel: Mapping[str, int]
     """Each plane of a unit has this many elements."""
-    piece_numel: int = 0
-    """An update buffer holds a piece of this many elements; 0 stands for the largest block."""
+    chunk_numel: int = 0
+    """An update buffer holds a chunk of this many elements; 0 stands for the largest block."""
     ring_numel: int = 0
     """A ring buffer of gradients holds this many elements; 0 stands for the largest block."""
     buffer_bytes: int = 0
     """An update buffer has this many bytes; 0 stands for 14 an element, as with bfloat16 weights
     and moments in fp32.
     """
-    embed_piece: int = 0
-    """The gradient of embed is summed for this many elements at a time where `outer_in_parked`
-    says so (`engine.planning.layout.embed_pieces`); 0 where that is not possible.
+    embed_chunk: int = 0
+    """The gradient of embed is summed for this many elements at a time where
+    `embed_and_head_in_kept_gradients` says so (`engine.planning.layout.embed_chunks`); 0 where that
+    is not possible.
     """
     item_bytes: int = 2
     """A weight takes this many bytes on the device."""
-    spill_numel: int = 0
-    """A piece of the moments on the disk has this many elements; 0 stands for the largest unit of
+    disk_chunk_numel: int = 0
+    """A chunk of the moments on the disk has this many elements; 0 stands for the largest unit of
     those.
     """
     frozen: tuple[str, ...] = ()
     """No parameter of these units is trained."""
-    has_exact: bool = False
+    has_fp32_weights: bool = False
     """Some weights stay in fp32 in a bf16 model, and so do their gradients."""
     rank: int = 0
     """The plan is that of the rank with this number on its host."""
@@ -312,10 +319,10 @@ def forward_choices(choices: PlanChoices) -> PlanChoices:
     return PlanChoices(
         slots=choices.slots,
         prefetch_depth=choices.prefetch_depth,
-        resident_blocks=choices.resident_blocks,
-        settled_units=choices.settled_units,
-        settled_apart=choices.settled_apart,
-        shared_outer_slot=choices.shared_outer_slot,
+        blocks_kept_in_slots=choices.blocks_kept_in_slots,
+        gpu_resident_units=choices.gpu_resident_units,
+        gpu_resident_apart=choices.gpu_resident_apart,
+        shared_embed_and_head_slot=choices.shared_embed_and_head_slot,
         tile_tokens=choices.tile_tokens,
         ranks=choices.ranks if choices.span > 1 else 1,
         span=choices.span,

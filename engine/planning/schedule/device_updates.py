@@ -1,10 +1,10 @@
 """`DeviceUpdates` writes the part of a step in which optimizers run on the device, on states that
 are streamed there and back. No torch.
 
-- A unit's planes travel in pieces: each piece is fetched into an update buffer on STATES IN,
-  updated there on UPDATE and sent back on STATES OUT. Each lane takes the pieces in the order in
+- A unit's planes travel in chunks: each chunk is fetched into an update buffer on STATES IN,
+  updated there on UPDATE and sent back on STATES OUT. Each lane takes the chunks in the order in
   which the next forward pass needs the weights.
-- The first pieces, one for each buffer, are fetched before the gradients are complete.
+- The first chunks, one for each buffer, are fetched before the gradients are complete.
 - Between two steps most of the device's memory is idle. The buffers therefore reuse the memory of
   fp32 sums, which are not needed between the end of a step and the first backward of the next.
   Spare buffers reuse the memory of activations: the first `choices.spare_buffers` buffers exist
@@ -29,26 +29,26 @@ from engine.planning.schedule.buffers import (
     Content,
     ContentKind,
 )
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, settled_of
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_of
 from engine.planning.schedule.derive_waits import Draft
 from engine.planning.schedule.ops import (
     DeviceUpdate,
     FetchGradient,
     FetchStates,
     Lend,
+    OfChunk,
     OffloadStates,
     OffloadWeights,
-    OfPiece,
     Reclaim,
 )
 from engine.planning.schedule.shards import Shards, cut_between, largest_updated
 from engine.planning.schedule.step_buffers import SUMMARY, host_gradient
 
-Piece = tuple[str, int]
-"""A piece is named by its unit and its number within the unit."""
+Chunk = tuple[str, int]
+"""A chunk is named by its unit and its number within the unit."""
 
 LEAD = 2
-"""The states of this many pieces are sent from their buffers before the weights of the first piece
+"""The states of this many chunks are sent from their buffers before the weights of the first chunk
 that is then fetched into one of these buffers.
 """
 
@@ -86,20 +86,24 @@ class DeviceUpdates:
     ):
         self._choices = choices
         self._drafts = drafts
-        self._units = frozenset(choices.device_homes)
+        self._units = frozenset(choices.device_updated_units)
         """The optimizers of these units run on the device."""
-        outer = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD)}
-        self._slots = places.slots if choices.shared_outer_slot else {**outer, **places.slots}
+        embed_and_head = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD)}
+        self._slots = (
+            places.slots
+            if choices.shared_embed_and_head_slot
+            else {**embed_and_head, **places.slots}
+        )
         self._shards = Shards(choices.ranks, sizes.rank)
         if choices.ranks > 1:
             self._slots = {}  # the other ranks need the updated weights, too
         self._numel = sizes.numel
-        self.piece_numel = self.ring_numel = 0
+        self.chunk_numel = self.ring_numel = 0
         self.buffers: list[Buffer] = []
-        if choices.parked_gradients:
+        if choices.gradients_on_gpu:
             self.ring_numel = sizes.ring_numel or self._largest_shard(blocks)
         if self._units:
-            self.piece_numel = sizes.piece_numel or self._largest_shard(blocks)
+            self.chunk_numel = sizes.chunk_numel or self._largest_shard(blocks)
             self.buffers = [
                 Buffer(BufferKind.UPDATE, number=number) for number in range(choices.update_buffers)
             ]
@@ -109,19 +113,19 @@ class DeviceUpdates:
         self.lenders = blocks[len(blocks) - choices.spare_blocks :] if self.spare else []
         """The spare buffers reuse the memory of these blocks' activations."""
         self._bounds = {
-            unit: cut_between(*self._shards.bounds(sizes.numel[unit]), self.piece_numel)
-            for unit in choices.device_homes
+            unit: cut_between(*self._shards.bounds(sizes.numel[unit]), self.chunk_numel)
+            for unit in choices.device_updated_units
         }
         self._slot_parts = {slot: len(self._bounds[unit]) for unit, slot in self.placed_units()}
-        """A slot in which a unit is updated has a part for each of its pieces."""
-        self._pieces = self._pieces_in_order(blocks)
-        self._buffer = dict(zip(self._pieces, self._buffers_in_turn()))
+        """A slot in which a unit is updated has a part for each of its chunks."""
+        self._chunks = self._chunks_in_order(blocks)
+        self._buffer = dict(zip(self._chunks, self._buffers_in_turn()))
         # The gradients of these units are not overwritten in the staging buffers before the step
         # ends.
-        elsewhere = {*settled_of(blocks, choices), *sizes.frozen}
+        elsewhere = {*gpu_resident_of(blocks, choices), *sizes.frozen}
         streamed = [block for block in blocks if block not in elsewhere]
         self._may_stay_staged = frozenset((EMBED, *streamed[:2]))
-        if choices.parked_gradients:
+        if choices.gradients_on_gpu:
             self._may_stay_staged = self._units
         self._staging: dict[str, Buffer] = {}
         """The complete gradients of these units stay in this staging buffer."""
@@ -129,10 +133,10 @@ class DeviceUpdates:
         """A buffer shares memory with the sums of these units."""
         self.sums = tuple(places.sums) if self._units else ()
         """These sums are in the arena."""
-        self.arena = self._lay_over_sums(places.sums, sizes) if self._units else None
+        self.arena = self._lay_over_main_grads(places.sums, sizes) if self._units else None
         # What was written so far.
-        self._fetched: set[Piece] = set()
-        self._with_gradient: set[Piece] = set()
+        self._fetched: set[Chunk] = set()
+        self._with_gradient: set[Chunk] = set()
         self._lent = False
 
     def _largest_shard(self, blocks: list[str]) -> int:
@@ -143,32 +147,34 @@ class DeviceUpdates:
         largest = largest_updated([numel[block] for block in blocks], (numel[EMBED], numel[HEAD]))
         return self._shards.numel(largest)
 
-    def _pieces_in_order(self, blocks: list[str]) -> list[Piece]:
-        """Returns the pieces of all units, in the order of the next forward pass."""
-        pieces: list[Piece] = []
+    def _chunks_in_order(self, blocks: list[str]) -> list[Chunk]:
+        """Returns the chunks of all units, in the order of the next forward pass."""
+        chunks: list[Chunk] = []
         for unit in (EMBED, *blocks, HEAD):
             if unit in self._units:
-                pieces += [(unit, number) for number in range(len(self._bounds[unit]))]
-        return pieces
+                chunks += [(unit, number) for number in range(len(self._bounds[unit]))]
+        return chunks
 
     def _buffers_in_turn(self) -> Iterator[Buffer]:
-        """Yields a buffer for each piece in order: each spare buffer once, then the others in turn
+        """Yields a buffer for each chunk in order: each spare buffer once, then the others in turn
         without end.
 
-        A spare buffer takes only one piece, because its memory is needed for activations again
-        before a second piece could be sent back.
+        A spare buffer takes only one chunk, because its memory is needed for activations again
+        before a second chunk could be sent back.
         """
         yield from self.spare
         yield from itertools.cycle(self._own)
 
-    def _lay_over_sums(self, sums: Mapping[Buffer, tuple[str, ...]], sizes: PlaneSizes) -> Arena:
+    def _lay_over_main_grads(
+        self, sums: Mapping[Buffer, tuple[str, ...]], sizes: PlaneSizes
+    ) -> Arena:
         """Returns where sums and buffers are in the memory that they share, and notes which of them
         use the same.
         """
-        size = sizes.buffer_bytes or _ITEM_BYTES * self.piece_numel
+        size = sizes.buffer_bytes or _ITEM_BYTES * self.chunk_numel
         numel = dict(sizes.numel)
-        if self._choices.outer_in_parked:
-            numel[EMBED] = sizes.embed_piece
+        if self._choices.embed_and_head_in_kept_gradients:
+            numel[EMBED] = sizes.embed_chunk
         largest = [
             self._shards.padded(max(map(numel.__getitem__, units))) for units in sums.values()
         ]
@@ -182,8 +188,8 @@ class DeviceUpdates:
 
     # ------------------------------------------------------------------ what other ops must know
 
-    def parked_pieces(self, unit: str) -> list[tuple[int, int]]:
-        """Returns where each piece of the unit's parked gradient begins and ends, in elements."""
+    def kept_gradient_chunks(self, unit: str) -> list[tuple[int, int]]:
+        """Returns where each chunk of the unit's kept gradient begins and ends, in elements."""
         return cut_between(*self._shards.bounds(self._numel[unit]), self.ring_numel)
 
     def placed(self, unit: str) -> Buffer | None:
@@ -195,21 +201,21 @@ class DeviceUpdates:
 
     def placed_units(self) -> tuple[tuple[str, Buffer], ...]:
         """Returns the units that are updated in a slot, each with its slot."""
-        slots = [(unit, self.placed(unit)) for unit in self._choices.device_homes]
+        slots = [(unit, self.placed(unit)) for unit in self._choices.device_updated_units]
         return tuple((unit, slot) for unit, slot in slots if slot is not None)
 
     def planes(self, unit: str) -> dict[Buffer, Content]:
-        """Returns the buffers of the unit's weights on the host: one, or one for each piece where
-        the optimizer runs on the device and sends the weights back piece by piece.
+        """Returns the buffers of the unit's weights on the host: one, or one for each chunk where
+        the optimizer runs on the device and sends the weights back chunk by chunk.
         """
         if unit not in self._units:
             return {Buffer(BufferKind.WEIGHTS, unit): READY}
-        pieces = range(len(self._bounds[unit]))
-        return {Buffer(BufferKind.WEIGHTS, unit, piece=number): READY for number in pieces}
+        chunks = range(len(self._bounds[unit]))
+        return {Buffer(BufferKind.WEIGHTS, unit, chunk=number): READY for number in chunks}
 
     def weights(self, unit: str, slot: Buffer) -> dict[Buffer, Content]:
         """Returns the weights of a unit in a slot. The slot consists of parts where some unit is
-        updated in it piece by piece, and other units of the slot then use all these parts.
+        updated in it chunk by chunk, and other units of the slot then use all these parts.
         """
         content = Content(ContentKind.WEIGHTS, unit)
         parts = self._slot_parts.get(slot, 1)
@@ -220,7 +226,7 @@ class DeviceUpdates:
         content.
         """
         return {
-            _arena(buffer): Content(ContentKind.SUM)
+            _arena(buffer): Content(ContentKind.MAIN_GRAD)
             for buffer, units in self._sums_of.items()
             if unit in units
         }
@@ -232,11 +238,11 @@ class DeviceUpdates:
         return {_LENDABLE: _ACTIVATIONS} if block in self.lenders else {}
 
     def all_planes(self) -> dict[Buffer, Content]:
-        """Returns the planes that are ready when all pieces are applied."""
+        """Returns the planes that are ready when all chunks are applied."""
         planes = {}
-        for unit, number in self._pieces:
-            planes[Buffer(BufferKind.WEIGHTS, unit, piece=number)] = READY
-            planes[Buffer(BufferKind.STATES, unit, piece=number)] = READY
+        for unit, number in self._chunks:
+            planes[Buffer(BufferKind.WEIGHTS, unit, chunk=number)] = READY
+            planes[Buffer(BufferKind.STATES, unit, chunk=number)] = READY
         return planes
 
     def keep_staged(self, unit: str, staging: Buffer) -> bool:
@@ -260,50 +266,50 @@ class DeviceUpdates:
         self._drafts.append(Draft(Reclaim, _STEP, {}, {_LENDABLE: _ACTIVATIONS}, {}))
 
     def fetch_first(self, finished: Collection[str]) -> None:
-        """Fetches pieces into the buffers that are free. finished: blocks whose gradients are
+        """Fetches chunks into the buffers that are free. finished: blocks whose gradients are
         complete.
         """
         lent, others = self._first()
-        for piece in [*(lent if self._lent else ()), *others]:
-            if piece not in self._fetched:
-                if not set(self._sums_of.get(self._buffer[piece], ())) <= set(finished):
+        for chunk in [*(lent if self._lent else ()), *others]:
+            if chunk not in self._fetched:
+                if not set(self._sums_of.get(self._buffer[chunk], ())) <= set(finished):
                     return
-                self._fetch(piece)
-            if piece not in self._with_gradient and piece[0] in finished:
-                self._fetch_gradient(piece)
+                self._fetch(chunk)
+            if chunk not in self._with_gradient and chunk[0] in finished:
+                self._fetch_gradient(chunk)
 
-    def _first(self) -> tuple[list[Piece], list[Piece]]:
-        """Returns the pieces that are fetched before the gradients are complete: those in spare
+    def _first(self) -> tuple[list[Chunk], list[Chunk]]:
+        """Returns the chunks that are fetched before the gradients are complete: those in spare
         buffers, and those in other buffers.
         """
         spares = len(self.spare)
-        return self._pieces[:spares], self._pieces[spares : len(self.buffers)]
+        return self._chunks[:spares], self._chunks[spares : len(self.buffers)]
 
     # ------------------------------------------------------------------ after the summary
 
     def write(self) -> None:
-        """Updates all pieces, sends them back, and fetches the pieces that are missing.
+        """Updates all chunks, sends them back, and fetches the chunks that are missing.
 
-        A late piece, one that was not among the first to be fetched, waits for the buffer of an
-        earlier piece. So the pieces in those buffers are sent first. The weights of a late piece
-        are sent before states that no fetch waits for, but after the states of `LEAD` pieces, which
-        are sent while the late piece is being fetched. The pieces in spare buffers, whose memory
-        the forward pass needs back, are sent in between. Pieces that nothing waits for are sent
+        A late chunk, one that was not among the first to be fetched, waits for the buffer of an
+        earlier chunk. So the chunks in those buffers are sent first. The weights of a late chunk
+        are sent before states that no fetch waits for, but after the states of `LEAD` chunks, which
+        are sent while the late chunk is being fetched. The chunks in spare buffers, whose memory
+        the forward pass needs back, are sent in between. Chunks that nothing waits for are sent
         last.
         """
         lent, others = self._first()
-        late = self._pieces[len(self.buffers) :]
-        for piece in (*lent, *others):
-            self._update(piece)
-        for piece in (*lent, *others):
-            self._send_weights_if_fetched(piece)
+        late = self._chunks[len(self.buffers) :]
+        for chunk in (*lent, *others):
+            self._update(chunk)
+        for chunk in (*lent, *others):
+            self._send_weights_if_fetched(chunk)
         awaited, unawaited = others[: len(late)], others[len(late) :]
         lead = min(LEAD, len(self._own))
-        sent = 0  # pieces sent so far, those in spare buffers not counted
-        updated = 0  # late pieces that were fetched and updated
-        for piece in (*_alternating(awaited, lent), *unawaited, *late):
-            self._send_rest(piece)
-            if piece in lent:
+        sent = 0  # chunks sent so far, those in spare buffers not counted
+        updated = 0  # late chunks that were fetched and updated
+        for chunk in (*_alternating(awaited, lent), *unawaited, *late):
+            self._send_rest(chunk)
+            if chunk in lent:
                 continue
             sent += 1
             free = sent if sent >= len(awaited) else sent - lead + 1
@@ -312,69 +318,69 @@ class DeviceUpdates:
                 self._send_weights_if_fetched(following)
                 updated += 1
 
-    def _update(self, piece: Piece) -> None:
-        """Writes AdamW on a piece, preceded by the fetches of the piece that are still missing."""
-        (unit, number), buffer = piece, self._buffer[piece]
-        if piece not in self._fetched:
-            self._fetch(piece)
-        if piece not in self._with_gradient:
-            self._fetch_gradient(piece)
-        reads = {buffer: Content(ContentKind.FETCHED, unit, piece=number), SUMMARY: READY}
+    def _update(self, chunk: Chunk) -> None:
+        """Writes AdamW on a chunk, preceded by the fetches of the chunk that are still missing."""
+        (unit, number), buffer = chunk, self._buffer[chunk]
+        if chunk not in self._fetched:
+            self._fetch(chunk)
+        if chunk not in self._with_gradient:
+            self._fetch_gradient(chunk)
+        reads = {buffer: Content(ContentKind.FETCHED, unit, chunk=number), SUMMARY: READY}
         reads |= self._lent_memory(buffer)
         staging = self._staging.get(unit)
         if staging is not None:
-            reads[staging] = Content(ContentKind.SUM, unit)
+            reads[staging] = Content(ContentKind.MAIN_GRAD, unit)
         else:
-            reads[_gradient_in(buffer)] = Content(ContentKind.SUM, unit, piece=number)
-        writes = {buffer: Content(ContentKind.UPDATED, unit, piece=number)}
+            reads[_gradient_in(buffer)] = Content(ContentKind.MAIN_GRAD, unit, chunk=number)
+        writes = {buffer: Content(ContentKind.UPDATED, unit, chunk=number)}
         slot = self.placed(unit)
         if slot is not None:
             part = _part(slot, number, len(self._bounds[unit]))
             writes[part] = Content(ContentKind.WEIGHTS, unit)
-        self._emit(DeviceUpdate, piece, reads, writes, staging=staging, slot=slot)
+        self._emit(DeviceUpdate, chunk, reads, writes, staging=staging, slot=slot)
 
-    def _send_weights_if_fetched(self, piece: Piece) -> None:
-        """Sends the weights of a piece at once if the next forward pass fetches them from the host.
+    def _send_weights_if_fetched(self, chunk: Chunk) -> None:
+        """Sends the weights of a chunk at once if the next forward pass fetches them from the host.
         No prefetch waits for the weights of a unit that is updated in its slot.
         """
-        if self.placed(piece[0]) is None:
-            self._send(OffloadWeights, piece, BufferKind.WEIGHTS)
+        if self.placed(chunk[0]) is None:
+            self._send(OffloadWeights, chunk, BufferKind.WEIGHTS)
 
-    def _send_rest(self, piece: Piece) -> None:
-        """Sends the parts of a piece that have not been sent yet."""
-        if self.placed(piece[0]) is not None:
-            self._send(OffloadWeights, piece, BufferKind.WEIGHTS)
-        self._send(OffloadStates, piece, BufferKind.STATES)
+    def _send_rest(self, chunk: Chunk) -> None:
+        """Sends the parts of a chunk that have not been sent yet."""
+        if self.placed(chunk[0]) is not None:
+            self._send(OffloadWeights, chunk, BufferKind.WEIGHTS)
+        self._send(OffloadStates, chunk, BufferKind.STATES)
 
     # ------------------------------------------------------------------ single ops
 
-    def _fetch(self, piece: Piece) -> None:
-        (unit, number), buffer = piece, self._buffer[piece]
-        self._fetched.add(piece)
+    def _fetch(self, chunk: Chunk) -> None:
+        (unit, number), buffer = chunk, self._buffer[chunk]
+        self._fetched.add(chunk)
         reads = {
-            Buffer(BufferKind.WEIGHTS, unit, piece=number): READY,
-            Buffer(BufferKind.STATES, unit, piece=number): READY,
+            Buffer(BufferKind.WEIGHTS, unit, chunk=number): READY,
+            Buffer(BufferKind.STATES, unit, chunk=number): READY,
         }
         reads |= self._lent_memory(buffer)
-        writes = {buffer: Content(ContentKind.FETCHED, unit, piece=number)}
+        writes = {buffer: Content(ContentKind.FETCHED, unit, chunk=number)}
         writes |= self._states_in_arena(buffer)
-        self._emit(FetchStates, piece, reads, writes)
+        self._emit(FetchStates, chunk, reads, writes)
 
-    def _fetch_gradient(self, piece: Piece) -> None:
-        (unit, number), buffer = piece, self._buffer[piece]
-        self._with_gradient.add(piece)
+    def _fetch_gradient(self, chunk: Chunk) -> None:
+        (unit, number), buffer = chunk, self._buffer[chunk]
+        self._with_gradient.add(chunk)
         if unit in self._staging:
             return
         reads = host_gradient(unit, self._choices.rounds - 1)
-        writes = {_gradient_in(buffer): Content(ContentKind.SUM, unit, piece=number)}
-        self._emit(FetchGradient, piece, reads, writes)
+        writes = {_gradient_in(buffer): Content(ContentKind.MAIN_GRAD, unit, chunk=number)}
+        self._emit(FetchGradient, chunk, reads, writes)
 
-    def _send(self, type_: type[OfPiece], piece: Piece, kind: BufferKind) -> None:
-        (unit, number), buffer = piece, self._buffer[piece]
-        reads = {buffer: Content(ContentKind.UPDATED, unit, piece=number)}
+    def _send(self, type_: type[OfChunk], chunk: Chunk, kind: BufferKind) -> None:
+        (unit, number), buffer = chunk, self._buffer[chunk]
+        reads = {buffer: Content(ContentKind.UPDATED, unit, chunk=number)}
         reads |= self._states_in_arena(buffer)
         reads |= self._lent_memory(buffer)
-        self._emit(type_, piece, reads, {Buffer(kind, unit, piece=number): READY})
+        self._emit(type_, chunk, reads, {Buffer(kind, unit, chunk=number): READY})
 
     def _states_in_arena(self, buffer: Buffer) -> dict[Buffer, Content]:
         """Returns the buffer's part of the arena, with states as its content."""
@@ -385,27 +391,27 @@ class DeviceUpdates:
 
     def _emit(
         self,
-        type_: type[OfPiece],
-        piece: Piece,
+        type_: type[OfChunk],
+        chunk: Chunk,
         reads: dict[Buffer, Content],
         writes: dict[Buffer, Content],
         **fields: Any,
     ) -> None:
         """Writes the next op. fields: the fields specific to the op's kind."""
-        unit, number = piece
-        fields = {"piece": self._bounds[unit][number], "buffer": self._buffer[piece], **fields}
+        unit, number = chunk
+        fields = {"chunk": self._bounds[unit][number], "buffer": self._buffer[chunk], **fields}
         self._drafts.append(Draft(type_, unit, reads, writes, fields))
 
 
-def _alternating(first: Sequence[Piece], second: Sequence[Piece]) -> Iterator[Piece]:
-    """Yields a piece of `first`, one of `second`, and so on, and the rest of the longer one."""
+def _alternating(first: Sequence[Chunk], second: Sequence[Chunk]) -> Iterator[Chunk]:
+    """Yields a chunk of `first`, one of `second`, and so on, and the rest of the longer one."""
     for pair in itertools.zip_longest(first, second):
-        yield from (piece for piece in pair if piece is not None)
+        yield from (chunk for chunk in pair if chunk is not None)
 
 
-def _part(slot: Buffer, number: int, pieces: int) -> Buffer:
-    """Returns the part of a slot that a piece of its unit is written to."""
-    return slot if pieces == 1 else slot.part(number)
+def _part(slot: Buffer, number: int, chunks: int) -> Buffer:
+    """Returns the part of a slot that a chunk of its unit is written to."""
+    return slot if chunks == 1 else slot.part(number)
 
 
 def _arena(buffer: Buffer) -> Buffer:

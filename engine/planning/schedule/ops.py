@@ -2,7 +2,7 @@
 
 - An op runs on one lane. Ops of one lane run in plan order.
 - Ops on different lanes are ordered by `waits` only.
-- Every op declares what it reads and writes. From these declarations `validate` proves, without
+- Every op declares what it reads and writes. From these declarations `verify_plan` proves, without
   running anything, that no op reads a buffer before it is filled or overwrites one that is still
   needed, within a step and across two consecutive steps.
 """
@@ -26,21 +26,21 @@ class Lane(Word):
     UPDATE = "UPDATE"
     STATES_OUT = "STATES OUT"
     GRADIENTS_OUT = "GRADIENTS OUT"
-    EXCHANGE = "EXCHANGE"
+    COLLECTIVE = "COLLECTIVE"
     READ = "READ"
     WRITE = "WRITE"
 
 
 UPDATE_LANES = (Lane.STATES_IN, Lane.UPDATE, Lane.STATES_OUT, Lane.GRADIENTS_OUT)
 """These lanes serve the optimizers: the first three those on the device, the last one those on the
-host, to which it sends parked gradients. They have no ops in other plans.
+host, to which it sends kept gradients. They have no ops in other plans.
 """
 DISK_LANES = (Lane.READ, Lane.WRITE)
-"""These lanes read moments and boundaries from the disk and write them. They have no ops in other
+"""These lanes read moments and block inputs from the disk and write them. They have no ops in other
 plans.
 """
-RARE_LANES = (*UPDATE_LANES, Lane.EXCHANGE, *DISK_LANES)
-"""These lanes have ops in some plans only. EXCHANGE is that of plans for several ranks."""
+RARE_LANES = (*UPDATE_LANES, Lane.COLLECTIVE, *DISK_LANES)
+"""These lanes have ops in some plans only. COLLECTIVE is that of plans for several ranks."""
 
 
 class OpKind(Word):
@@ -48,14 +48,14 @@ class OpKind(Word):
 
     PREFETCH = "prefetch"
     ALL_GATHER = "all_gather"
-    MEET = "meet"
+    BARRIER = "barrier"
     EMBED = "embed"
     FORWARD = "forward"
     RECOMPUTE = "recompute"
-    STORE_BOUNDARY = "store_boundary"
-    FETCH_BOUNDARY = "fetch_boundary"
-    WRITE_BOUNDARY = "write_boundary"
-    READ_BOUNDARY = "read_boundary"
+    OFFLOAD_BLOCK_INPUT = "offload_block_input"
+    FETCH_BLOCK_INPUT = "fetch_block_input"
+    WRITE_BLOCK_INPUT = "write_block_input"
+    READ_BLOCK_INPUT = "read_block_input"
     LOSS = "loss"
     BACKWARD = "backward"
     EMBED_BACKWARD = "embed_backward"
@@ -64,7 +64,7 @@ class OpKind(Word):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
     OFFLOAD = "offload"
-    OFFLOAD_PARKED = "offload_parked"
+    OFFLOAD_KEPT_GRADIENT = "offload_kept_gradient"
     LEND = "lend"
     RECLAIM = "reclaim"
     SUMMARY = "summary"
@@ -79,11 +79,11 @@ class OpKind(Word):
     OFFLOAD_WEIGHTS = "offload_weights"
     OFFLOAD_STATES = "offload_states"
     UPDATE_IN_PLACE = "update_in_place"
-    APPLIED = "home"
+    OPTIMIZER_STEP = "optimizer_step"
 
 
-class GradientSum(Word):
-    """A `GradientSum` says where the gradients of all rounds are summed, and how often rounded."""
+class MainGrad(Word):
+    """A `MainGrad` says where the gradients of all rounds are summed, and how often rounded."""
 
     VERTICAL = "vertical"
     """There is one round, so each unit has one fp32 sum and one rounding."""
@@ -100,7 +100,7 @@ class Keeps(Word):
 
     NOTHING = "nothing"
     """The pass has no backward, or the block is recomputed from the block before it."""
-    BOUNDARY = "boundary"
+    BLOCK_INPUT = "input"
     ACTIVATIONS = "activations"
 
 
@@ -146,9 +146,9 @@ class OfMicroBatch(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class OfSum(OfMicroBatch):
-    """An `OfSum` is an op with a backward: it computes from the weights in `slot` and adds the
-    gradient to the sum in `grad`, which is None for a frozen unit.
+class WithMainGrad(OfMicroBatch):
+    """A `WithMainGrad` is an op with a backward: it computes from the weights in `slot` and adds
+    the gradient to the sum in `grad`, which is None for a frozen unit.
     """
 
     slot: Buffer = field(kw_only=True)
@@ -158,15 +158,15 @@ class OfSum(OfMicroBatch):
 
 
 @dataclass(frozen=True, slots=True)
-class OfPiece(Op):
-    """An `OfPiece` is an op on one piece of the planes of a unit whose optimizer runs on the
+class OfChunk(Op):
+    """An `OfChunk` is an op on one chunk of the planes of a unit whose optimizer runs on the
     device.
     """
 
-    piece: tuple[int, int] = field(kw_only=True)
-    """The piece begins at the first of these elements of the planes and ends before the second."""
+    chunk: tuple[int, int] = field(kw_only=True)
+    """The chunk begins at the first of these elements of the planes and ends before the second."""
     buffer: Buffer = field(kw_only=True)
-    """The piece is fetched, updated and sent back in this update buffer."""
+    """The chunk is fetched, updated and sent back in this update buffer."""
 
 
 # ---------------------------------------------------------------------- the kinds, lane by lane
@@ -184,12 +184,12 @@ class Prefetch(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class FetchBoundary(OfMicroBatch):
-    """A `FetchBoundary` brings a boundary from the host to a ring buffer. One that was on the disk
-    is in the buffer `host` there.
+class FetchBlockInput(OfMicroBatch):
+    """A `FetchBlockInput` brings a block input from the host to a ring buffer. One that was on the
+    disk is in the buffer `host` there.
     """
 
-    kind, lane = OpKind.FETCH_BOUNDARY, Lane.H2D
+    kind, lane = OpKind.FETCH_BLOCK_INPUT, Lane.H2D
     ring: Buffer = field(kw_only=True)
     host: Buffer | None = field(kw_only=True, default=None)
 
@@ -216,8 +216,8 @@ class Embed(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class Forward(OfMicroBatch):
-    """A `Forward` runs a block on its boundary, the block's input. `ring` is the buffer from which
-    a boundary that is kept is sent to the host.
+    """A `Forward` runs a block on its input. `ring` is the buffer from which
+    a block input that is kept is sent to the host.
     """
 
     kind, lane = OpKind.FORWARD, Lane.COMPUTE
@@ -227,7 +227,7 @@ class Forward(OfMicroBatch):
 
 
 @dataclass(frozen=True, slots=True)
-class Loss(OfSum):
+class Loss(WithMainGrad):
     """A `Loss` runs final norm, head and loss, forward and (in training) backward, in chunks."""
 
     kind, lane = OpKind.LOSS, Lane.COMPUTE
@@ -235,8 +235,8 @@ class Loss(OfSum):
 
 @dataclass(frozen=True, slots=True)
 class Recompute(OfMicroBatch):
-    """A `Recompute` runs a block again on its boundary and keeps all activations. Its output is the
-    boundary of the next block.
+    """A `Recompute` runs a block again on its input and keeps all activations. Its output is the
+    input of the next block.
     """
 
     kind, lane = OpKind.RECOMPUTE, Lane.COMPUTE
@@ -247,8 +247,8 @@ class Recompute(OfMicroBatch):
 
 
 @dataclass(frozen=True, slots=True)
-class Backward(OfSum):
-    """A `Backward` recomputes the block from its boundary if that is all that was kept, then goes
+class Backward(WithMainGrad):
+    """A `Backward` recomputes the block from its input if that is all that was kept, then goes
     backward.
     """
 
@@ -258,21 +258,21 @@ class Backward(OfSum):
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedBackward(OfSum):
+class EmbedBackward(WithMainGrad):
     """An `EmbedBackward` runs the capture pass again with gradients on, then goes backward.
 
-    Where it has a `piece`, it goes back to the vectors that were looked up, and adds those of some
-    rows of the table to the sum. The ops of later pieces find the gradients of these vectors.
+    Where it has a `chunk`, it goes back to the vectors that were looked up, and adds those of some
+    rows of the table to the sum. The ops of later chunks find the gradients of these vectors.
     """
 
     kind, lane = OpKind.EMBED_BACKWARD, Lane.COMPUTE
-    piece: tuple[int, int] | None = field(kw_only=True, default=None)
+    chunk: tuple[int, int] | None = field(kw_only=True, default=None)
     """The rows begin at the first of these elements of the unit and end before the second."""
 
     @property
     def captures(self) -> bool:
         """Tells whether the op runs the capture pass."""
-        return self.piece is None or self.piece[0] == 0
+        return self.chunk is None or self.chunk[0] == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,7 @@ class Reduce(Op):
     """The op adds the sum to that of the earlier rounds, which is in the staging buffer."""
     last: bool = field(kw_only=True)
     """The op belongs to the last round, so it also computes the norm."""
-    piece: tuple[int, int] | None = field(kw_only=True, default=None)
+    chunk: tuple[int, int] | None = field(kw_only=True, default=None)
     """The sum is that of these elements of the unit, from the first up to the second."""
 
 
@@ -326,12 +326,12 @@ class UpdateInPlace(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class StoreBoundary(OfMicroBatch):
-    """A `StoreBoundary` sends a boundary from its ring buffer to the host. One that goes on to the
-    disk passes through the buffer `host` there.
+class OffloadBlockInput(OfMicroBatch):
+    """An `OffloadBlockInput` sends a block input from its ring buffer to the host. One that goes on
+    to the disk passes through the buffer `host` there.
     """
 
-    kind, lane = OpKind.STORE_BOUNDARY, Lane.D2H
+    kind, lane = OpKind.OFFLOAD_BLOCK_INPUT, Lane.D2H
     ring: Buffer = field(kw_only=True)
     host: Buffer | None = field(kw_only=True, default=None)
 
@@ -345,13 +345,13 @@ class Offload(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadParked(Op):
-    """An `OffloadParked` sends a piece of a parked gradient to a ring buffer on the host. It has a
-    lane of its own, because it waits for that buffer, which no boundary may wait for.
+class OffloadKeptGradient(Op):
+    """An `OffloadKeptGradient` sends a chunk of a kept gradient to a ring buffer on the host. It
+    has a lane of its own, because it waits for that buffer, which no block input may wait for.
     """
 
-    kind, lane = OpKind.OFFLOAD_PARKED, Lane.GRADIENTS_OUT
-    piece: tuple[int, int] = field(kw_only=True)
+    kind, lane = OpKind.OFFLOAD_KEPT_GRADIENT, Lane.GRADIENTS_OUT
+    chunk: tuple[int, int] = field(kw_only=True)
     """It begins at the first of these elements of the unit and ends before the second."""
     staging: Buffer = field(kw_only=True)
     ring: Buffer = field(kw_only=True)
@@ -367,52 +367,52 @@ class Clip(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class OfSpilled(Op):
-    """An `OfSpilled` is an op on one piece of a unit whose moments are on the disk."""
+class OfDiskChunk(Op):
+    """An `OfDiskChunk` is an op on one chunk of a unit whose moments are on the disk."""
 
-    piece: tuple[int, int] = field(kw_only=True)
+    chunk: tuple[int, int] = field(kw_only=True)
     """It begins at the first of these elements of the unit and ends before the second."""
     states: Buffer = field(kw_only=True)
-    """The moments of the piece are in this buffer on the host while they are updated."""
+    """The moments of the chunk are in this buffer on the host while they are updated."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadStates(OfSpilled):
-    """A `ReadStates` reads the moments of the piece from the disk."""
+class ReadStates(OfDiskChunk):
+    """A `ReadStates` reads the moments of the chunk from the disk."""
 
     kind, lane = OpKind.READ_STATES, Lane.READ
 
 
 @dataclass(frozen=True, slots=True)
-class WriteStates(OfSpilled):
-    """A `WriteStates` writes the updated moments of the piece to the disk."""
+class WriteStates(OfDiskChunk):
+    """A `WriteStates` writes the updated moments of the chunk to the disk."""
 
     kind, lane = OpKind.WRITE_STATES, Lane.WRITE
 
 
 @dataclass(frozen=True, slots=True)
-class Applied(Op):
-    """An `Applied` does no work: it waits until all updated pieces are on the host."""
+class OptimizerStep(Op):
+    """An `OptimizerStep` does no work: it waits until all updated chunks are on the host."""
 
-    kind, lane = OpKind.APPLIED, Lane.HOST
+    kind, lane = OpKind.OPTIMIZER_STEP, Lane.HOST
 
 
 @dataclass(frozen=True, slots=True)
-class FetchStates(OfPiece):
-    """A `FetchStates` brings all planes of the piece except the gradient to its update buffer."""
+class FetchStates(OfChunk):
+    """A `FetchStates` brings all planes of the chunk except the gradient to its update buffer."""
 
     kind, lane = OpKind.FETCH_STATES, Lane.STATES_IN
 
 
 @dataclass(frozen=True, slots=True)
-class FetchGradient(OfPiece):
-    """A `FetchGradient` brings the gradient plane of the piece to its update buffer."""
+class FetchGradient(OfChunk):
+    """A `FetchGradient` brings the gradient plane of the chunk to its update buffer."""
 
     kind, lane = OpKind.FETCH_GRADIENT, Lane.STATES_IN
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceUpdate(OfPiece):
+class DeviceUpdate(OfChunk):
     """A `DeviceUpdate` runs AdamW in the update buffer. If `staging` still holds the gradient, it
     is read from there. If the unit is still in a slot, the weights are also written to `slot`.
     """
@@ -423,7 +423,7 @@ class DeviceUpdate(OfPiece):
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadWeights(OfPiece):
+class OffloadWeights(OfChunk):
     """An `OffloadWeights` sends updated weights to their plane on the host. It comes before the
     copy of the other planes, because a prefetch may wait for the weights.
     """
@@ -432,7 +432,7 @@ class OffloadWeights(OfPiece):
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadStates(OfPiece):
+class OffloadStates(OfChunk):
     """An `OffloadStates` sends the other updated planes to the host."""
 
     kind, lane = OpKind.OFFLOAD_STATES, Lane.STATES_OUT
@@ -445,32 +445,32 @@ class OffloadStates(OfPiece):
 
 @dataclass(frozen=True, slots=True)
 class Update(Op):
-    """An `Update` runs AdamW on the planes of the unit. Where gradients are parked, it does so for
-    one `piece`, whose gradient is in `ring`. Where the moments of the unit are on the disk, it does
-    so for one `piece`, whose moments are in `states`.
+    """An `Update` runs AdamW on the planes of the unit. Where gradients are kept on the GPU, it
+    does so for one `chunk`, whose gradient is in `ring`. Where the moments of the unit are on the
+    disk, it does so for one `chunk`, whose moments are in `states`.
     """
 
     kind, lane = OpKind.UPDATE, Lane.HOST
-    piece: tuple[int, int] | None = field(kw_only=True, default=None)
+    chunk: tuple[int, int] | None = field(kw_only=True, default=None)
     ring: Buffer | None = field(kw_only=True, default=None)
     states: Buffer | None = field(kw_only=True, default=None)
-    late: bool | None = field(kw_only=True, default=None)
+    after_weights: bool | None = field(kw_only=True, default=None)
     """The moments stay as they are, and an `UpdateMoments` follows; None where they do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateMoments(Op):
-    """An `UpdateMoments` updates the moments of a unit, or of one `piece`, whose weights are
+    """An `UpdateMoments` updates the moments of a unit, or of one `chunk`, whose weights are
     updated already.
     """
 
     kind, lane = OpKind.UPDATE_MOMENTS, Lane.HOST
-    piece: tuple[int, int] | None = field(kw_only=True, default=None)
+    chunk: tuple[int, int] | None = field(kw_only=True, default=None)
 
 
 # ---------------------------------------------------------------------- rank ops
 
-# These ops exchange weights and sums between ranks, on the lane EXCHANGE. No torch.
+# These ops exchange weights and sums between ranks, on the lane COLLECTIVE. No torch.
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,30 +479,30 @@ class AllGather(Op):
     shard there, and gets those of the others.
     """
 
-    kind, lane = OpKind.ALL_GATHER, Lane.EXCHANGE
+    kind, lane = OpKind.ALL_GATHER, Lane.COLLECTIVE
     slot: Buffer = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Meet(Op):
-    """A `Meet` is over once every rank of a host has updated its shard of a unit. Each rank may
+class Barrier(Op):
+    """A `Barrier` is over once every rank of a host has updated its shard of a unit. Each rank may
     then read the unit whole from memory that all of them share.
     """
 
-    kind, lane = OpKind.MEET, Lane.EXCHANGE
+    kind, lane = OpKind.BARRIER, Lane.COLLECTIVE
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Op):
     """A `ReduceScatter` adds the fp32 sums of all ranks on all hosts, or the gradients in bf16 that
-    take their place (`StepPlan.unsummed`), in fp32. On each host, every rank gets
+    take their place (`StepPlan.without_main_grad`), in fp32. On each host, every rank gets
     its own shard of the result, rounds it into a staging buffer and computes its norm.
 
     Where a step adds up sums after each round, a rank adds its shard to that of the earlier rounds,
     `total`, and rounds the result of the last one alone.
     """
 
-    kind, lane = OpKind.REDUCE_SCATTER, Lane.EXCHANGE
+    kind, lane = OpKind.REDUCE_SCATTER, Lane.COLLECTIVE
     grad: Buffer = field(kw_only=True)
     staging: Buffer | None = field(kw_only=True, default=None)
     """It is None in rounds before the last."""
@@ -517,4 +517,4 @@ class AllReduce(Op):
     have all shards.
     """
 
-    kind, lane = OpKind.ALL_REDUCE, Lane.EXCHANGE
+    kind, lane = OpKind.ALL_REDUCE, Lane.COLLECTIVE

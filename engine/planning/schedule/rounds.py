@@ -57,15 +57,15 @@ class Round:
 
 
 @dataclass
-class HostBoundaries:
-    """A `HostBoundaries` says how the boundaries of one block come back from the host for its
+class OffloadedBlockInputs:
+    """An `OffloadedBlockInputs` says how the input of one block come back from the host for its
     backward in one round.
     """
 
     waiting: Iterator[int]
-    """The boundaries of these micro-batches are not fetched yet."""
+    """The block inputs of these micro-batches are not fetched yet."""
     rings: dict[int, Buffer] = field(default_factory=dict)
-    """The boundary of every other micro-batch is fetched to this ring buffer."""
+    """The block input of every other micro-batch is fetched to this ring buffer."""
 
     def comes_in(self, micro_batch: int, ring: Buffer) -> None:
         self.rings[micro_batch] = ring
@@ -83,7 +83,7 @@ def gradient_of(unit: str, round_: Round) -> Content:
     return Content(ContentKind.GRADIENT, unit, round_.number)
 
 
-def host_boundary(block: str, micro_batch: int, round_: Round) -> Uses:
-    """Returns the buffer of a boundary on the host, with the boundary of this round."""
-    buffer = Buffer(BufferKind.HOST_BOUNDARY, block, micro_batch)
-    return {buffer: Content(ContentKind.BOUNDARY, number=round_.number)}
+def offloaded_block_input(block: str, micro_batch: int, round_: Round) -> Uses:
+    """Returns the buffer of a block input on the host, with the block input of this round."""
+    buffer = Buffer(BufferKind.HOST_BLOCK_INPUT, block, micro_batch)
+    return {buffer: Content(ContentKind.BLOCK_INPUT, number=round_.number)}

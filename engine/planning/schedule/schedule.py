@@ -15,7 +15,7 @@ from engine.planning.schedule.shards import WHOLE, Shards
 class StepPlan:
     """A `StepPlan` is one step: its ops, and the device buffers that they use. `slots`, `grads` and
     `stagings` map each buffer to the units that it must be able to hold; `rings` lists the buffers
-    of boundaries.
+    of block inputs.
     """
 
     ops: tuple[Op, ...]
@@ -30,17 +30,17 @@ class StepPlan:
     span: int = 1
     """The ranks among which planes are divided are on this many hosts."""
     gradient_rings: tuple[Buffer, ...] = ()
-    """Pieces of parked gradients pass through these buffers on the host."""
+    """Chunks of kept gradients pass through these buffers on the host."""
     graphs: int = 0
     """Forward and backward of blocks are replayed as CUDA graphs (`engine.runtime.device`), for so
     many micro-batches that exist at once; 0 where each kernel is launched by itself.
     """
     state_rings: tuple[Buffer, ...] = ()
-    """Pieces of the moments that are on the disk are updated in these buffers on the host."""
-    spill_numel: int = 0
-    """Such a piece has at most this many elements."""
+    """Chunks of the moments that are on the disk are updated in these buffers on the host."""
+    disk_chunk_numel: int = 0
+    """Such a chunk has at most this many elements."""
     disk_rings: tuple[Buffer, ...] = ()
-    """Boundaries pass through these buffers on the host on their way to the disk and back."""
+    """Block inputs pass through these buffers on the host on their way to the disk and back."""
     compiled: bool = False
     """The kernels of the blocks and of the loss are compiled; of the loss alone if there are
     tiles.
@@ -48,17 +48,17 @@ class StepPlan:
     tile_tokens: int = 0
     """A tile of parts of the blocks has so many tokens; it is 0 where they run on whole rows."""
     with_attention: tuple[str, ...] = ()
-    """These blocks keep what attention returned beside their boundary, on the host."""
+    """These blocks keep what attention returned beside their input, on the host."""
     attention_bytes: int = 0
     """It is how many bytes of that they keep for each token."""
-    device_homes: tuple[str, ...] = ()
+    device_updated_units: tuple[str, ...] = ()
     """The optimizers of these units run on the device."""
     placed: tuple[tuple[str, Buffer], ...] = ()
     """These units, with their slots, are updated on the device in the slot that still holds their
     weights when a step ends. Their weights are fetched before the first step and after every drain;
     from then on they are updated in the slot.
     """
-    settled: tuple[tuple[str, Buffer], ...] = ()
+    gpu_resident: tuple[tuple[str, Buffer], ...] = ()
     """These units, with their slots, live on the device: the slot is their plane of weights. They
     are updated there, and no weights of theirs are ever fetched.
     """
@@ -69,7 +69,7 @@ class StepPlan:
     update_buffers: tuple[Buffer, ...] = ()
     spare_buffers: tuple[Buffer, ...] = ()
     """These update buffers use memory of activations, from `lend` to the next step's `reclaim`."""
-    piece_numel: int = 0
+    chunk_numel: int = 0
     """An update buffer holds this many elements of each plane."""
     ring_numel: int = 0
     """A ring buffer of gradients holds this many elements of a gradient."""
@@ -80,22 +80,21 @@ class StepPlan:
     buffer_places: tuple[int, ...] = ()
     """Each update buffer that is not spare begins at this byte of that memory."""
     arena_bytes: int = 0
-    unsummed: tuple[str, ...] = ()
+    without_main_grad: tuple[str, ...] = ()
     """In each round, the sum of each of these units has one term, a gradient in bf16. It is in the
     first half of the sum's memory, and ranks exchange it as it is.
     """
-    rounded_in_sums: tuple[str, ...] = ()
+    rounded_in_main_grads: tuple[str, ...] = ()
     """The rounded gradients of these units take the second half of the memory of their sums."""
-    outer_in_parked: bool = False
-    """The slot of embed and head, and the sum of the head, are in the memory of parked
-    gradients.
+    embed_and_head_in_kept_gradients: bool = False
+    """The slot of embed and head, and the sum of the head, are in the memory of kept gradients.
     """
     frozen: tuple[str, ...] = ()
     """These units are not trained: they have no gradient and no update."""
     forward_only: tuple[str, ...] = ()
     """These units, the first ones, have no backward, since nothing is trained in them or below."""
-    embed_piece: int = 0
-    """The norm of the gradient of embed is that of pieces of this many elements; 0 if it is taken
+    embed_chunk: int = 0
+    """The norm of the gradient of embed is that of chunks of this many elements; 0 if it is taken
     as a whole.
     """
 

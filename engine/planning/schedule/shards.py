@@ -19,30 +19,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# ---------------------------------------------------------------------- pieces
+# ---------------------------------------------------------------------- chunks
 
-# Large planes are copied, updated and summed in pieces. No torch.
+# Large planes are copied, updated and summed in chunks. No torch.
 
 
-def cut(numel: int, piece_numel: int) -> list[tuple[int, int]]:
-    """Returns where each piece of a plane begins and ends, in elements. The last piece may be
+def cut(numel: int, chunk_numel: int) -> list[tuple[int, int]]:
+    """Returns where each chunk of a plane begins and ends, in elements. The last chunk may be
     smaller than the others.
     """
-    return cut_between(0, numel, piece_numel)
+    return cut_between(0, numel, chunk_numel)
 
 
-def cut_between(start: int, stop: int, piece_numel: int) -> list[tuple[int, int]]:
+def cut_between(start: int, stop: int, chunk_numel: int) -> list[tuple[int, int]]:
     """Returns the same for the part of a plane between two elements."""
-    starts = range(start, stop, piece_numel)
-    return [(begin, min(begin + piece_numel, stop)) for begin in starts]
+    starts = range(start, stop, chunk_numel)
+    return [(begin, min(begin + chunk_numel, stop)) for begin in starts]
 
 
-def largest_updated(blocks: Iterable[int], outer: Iterable[int]) -> int:
-    """Returns the elements of the largest block, by which pieces are measured. blocks, outer: the
-    elements of each block's planes, and of those of embed and head, which count where no parameter
-    of a block is trained.
+def largest_updated(blocks: Iterable[int], embed_and_head: Iterable[int]) -> int:
+    """Returns the elements of the largest block, by which chunks are measured. blocks,
+    embed_and_head: the elements of each block's planes, and of those of embed and head, which count
+    where no parameter of a block is trained.
     """
-    return max(blocks, default=0) or max(outer, default=0)
+    return max(blocks, default=0) or max(embed_and_head, default=0)
 
 
 # ---------------------------------------------------------------------- shards

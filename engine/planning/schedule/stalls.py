@@ -22,7 +22,7 @@ CAUSES = (
     {Lane.H2D: "h2d", Lane.D2H: "d2h", Lane.HOST: "optimizer"}
     | dict.fromkeys(UPDATE_LANES, "optimizer")
     | dict.fromkeys(DISK_LANES, "disk")
-    | {Lane.EXCHANGE: "exchange"}
+    | {Lane.COLLECTIVE: "exchange"}
 )
 OTHER = "other"
 """The cause of a wait that no op explains, such as launch overhead, is given as this."""

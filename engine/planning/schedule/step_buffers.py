@@ -12,28 +12,28 @@ from engine.planning.schedule.buffers import EMBED, HEAD, Buffer, BufferKind, Co
 from engine.planning.schedule.choices import (
     PlanChoices,
     PlaneSizes,
+    blocks_with_second_main_grad,
+    gpu_resident_of,
     seconds_of_pairs,
-    settled_of,
-    summed_apart,
 )
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.rounds import TrainedUnits
 
 LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)
-UNIT_SUM = Buffer(BufferKind.SUM, number=0)
+UNIT_MAIN_GRAD = Buffer(BufferKind.MAIN_GRAD, number=0)
 """This buffer holds the sum of one unit at a time. Units are summed one after the other, on one
 lane, so no op waits for another unit's sum.
 """
-SECOND_SUM = Buffer(BufferKind.SUM, number=1)
+SECOND_MAIN_GRAD = Buffer(BufferKind.MAIN_GRAD, number=1)
 """Where two blocks are recomputed together, the sum of the second one is here. With several ranks,
 that of every second block is here, so that a backward need not wait until the sum before is added
 up over the ranks.
 """
 TOTALS = Buffer(BufferKind.TOTALS)
 BLOCK_STAGINGS = Buffer(BufferKind.STAGING, number=0), Buffer(BufferKind.STAGING, number=1)
-OUTER_STAGING = Buffer(BufferKind.STAGING, number=2)
+EMBED_AND_HEAD_STAGING = Buffer(BufferKind.STAGING, number=2)
 GRADIENT_RINGS = 3
-"""Parked gradients pass through this many buffers on the host: one is filled while the optimizer
+"""Kept gradients pass through this many buffers on the host: one is filled while the optimizer
 reads another, and one more lets either be late.
 """
 
@@ -42,7 +42,7 @@ class StepBuffers:
     """A `StepBuffers` says which unit uses which slot, sum and staging buffer in one step.
 
     blocks: unit names in forward order. tied: the head or blocks also use the embed unit's weights.
-    sizes: needed where the memory of parked gradients serves embed and head.
+    sizes: needed where the memory of kept gradients serves embed and head.
     """
 
     def __init__(self, blocks: list[str], tied: bool, choices: PlanChoices, sizes: PlaneSizes):
@@ -50,33 +50,35 @@ class StepBuffers:
         self.trained = TrainedUnits(blocks, sizes.frozen)
         self._tied = tied
         self._choices = choices
-        self.settled = settled_of(blocks, choices)
+        self.gpu_resident = gpu_resident_of(blocks, choices)
         """These units live on the device."""
-        resident = {*self.settled, *blocks[len(blocks) - choices.resident_blocks :]}
+        resident = {*self.gpu_resident, *blocks[len(blocks) - choices.blocks_kept_in_slots :]}
         self._streamed = [block for block in blocks if block not in resident]
         self._resident = [block for block in blocks if block in resident]
-        self.kept = frozenset(blocks[len(blocks) - choices.kept_blocks :])
+        self.kept = frozenset(blocks[len(blocks) - choices.blocks_without_recompute :])
         """These blocks keep their activations."""
         seconds = seconds_of_pairs(len(blocks), choices)
         self.second_of_pair = {blocks[at]: blocks[at - 1] for at in seconds}
-        """These blocks keep no boundary. Each is recomputed together with the block before it,
+        """These blocks keep no input. Each is recomputed together with the block before it,
         which it is mapped to.
         """
-        self._in_second_sum = {blocks[at] for at in summed_apart(len(blocks), choices)}
+        self._in_second_main_grad = {
+            blocks[at] for at in blocks_with_second_main_grad(len(blocks), choices)
+        }
         self.slots = block_slots(self._streamed, self._resident, choices.slots)
         """Each block computes from this slot."""
         # Gradients in fp32 do not fit into half of their sums.
-        are_small = sizes.item_bytes == 2 and choices.gradient_sum == GradientSum.DEVICE
+        are_small = sizes.item_bytes == 2 and choices.main_grad == MainGrad.DEVICE
         # Several ranks round a sum elsewhere, of which they may own a shard alone.
         are_small = are_small and choices.world_size == 1
         trained = self.trained.only
-        self.rounded_in_sums = tuple(trained(self.settled)) if are_small else ()
+        self.rounded_in_main_grads = tuple(trained(self.gpu_resident)) if are_small else ()
         """The rounded gradients of these units are in the memory of their sums."""
-        if choices.gradients_in_sums:
-            self.rounded_in_sums = tuple(trained((EMBED, *blocks, HEAD)))
+        if choices.gradients_in_main_grads:
+            self.rounded_in_main_grads = tuple(trained((EMBED, *blocks, HEAD)))
         self.under_head: tuple[str, ...] = ()
-        """The sum of the head is in the memory of the parked gradients of these blocks."""
-        if choices.outer_in_parked:
+        """The sum of the head is in the memory of the kept gradients of these blocks."""
+        if choices.embed_and_head_in_kept_gradients:
             self.under_head = _first_blocks(blocks, sizes)
         self._ring_turn = {BufferKind.STORE_RING: 0, BufferKind.FETCH_RING: 0}
         self._staging_turn = 0
@@ -92,23 +94,23 @@ class StepBuffers:
         lasting = [*self._resident, *self._streamed[: self._choices.slots]]
         return {block: self.slots[block] for block in lasting}
 
-    def settled_slots(self) -> tuple[tuple[str, Buffer], ...]:
+    def gpu_resident_slots(self) -> tuple[tuple[str, Buffer], ...]:
         """Returns the units that live on the device, each with its slot."""
-        return tuple((unit, slot_of(unit)) for unit in self.settled)
+        return tuple((unit, slot_of(unit)) for unit in self.gpu_resident)
 
     def own_slots(self) -> tuple[tuple[str, Buffer], ...]:
         """Returns the units that share their slot with no other, each with its slot."""
         units = self.slot_units().items()
         return tuple((names[0], slot) for slot, names in units if len(names) == 1)
 
-    def outer_slot(self, unit: str) -> Buffer:
+    def embed_or_head_slot(self, unit: str) -> Buffer:
         """Returns the slot of embed or head."""
-        return slot_of(EMBED if self._choices.shared_outer_slot else unit)
+        return slot_of(EMBED if self._choices.shared_embed_and_head_slot else unit)
 
     def slot_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every slot with the units that it must be able to hold."""
         units: dict[Buffer, tuple[str, ...]] = {slot_of(EMBED): (EMBED,), slot_of(HEAD): (HEAD,)}
-        if self._choices.shared_outer_slot:
+        if self._choices.shared_embed_and_head_slot:
             units = {slot_of(EMBED): (EMBED, HEAD)}
         for number in range(min(self._choices.slots, len(self._streamed))):
             units[Buffer(BufferKind.SLOT, number=number)] = tuple(self._streamed)
@@ -120,14 +122,16 @@ class StepBuffers:
         """Returns the buffer in which the unit's gradient is summed.
 
         A sum that is kept throughout the step has its own buffer. This is the case if the sums of
-        all rounds stay on the device, and for the outer units of a tied model, which get gradients
+        all rounds stay on the device, and for embed and head of a tied model, which get gradients
         at both ends of a pass.
         """
-        outer = unit in (EMBED, HEAD)
-        lasts_all_step = self._choices.gradient_sum == GradientSum.DEVICE or (outer and self._tied)
-        if lasts_all_step or (unit == HEAD and self._choices.outer_in_parked):
-            return Buffer(BufferKind.SUM, unit)
-        return SECOND_SUM if unit in self._in_second_sum else UNIT_SUM
+        embed_and_head = unit in (EMBED, HEAD)
+        lasts_all_step = self._choices.main_grad == MainGrad.DEVICE or (
+            embed_and_head and self._tied
+        )
+        if lasts_all_step or (unit == HEAD and self._choices.embed_and_head_in_kept_gradients):
+            return Buffer(BufferKind.MAIN_GRAD, unit)
+        return SECOND_MAIN_GRAD if unit in self._in_second_main_grad else UNIT_MAIN_GRAD
 
     def backward_groups(self) -> list[tuple[str, ...]]:
         """Returns the blocks in the order of backward. Two that are recomputed together are one
@@ -144,23 +148,25 @@ class StepBuffers:
 
     def grad_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every buffer of a sum with the units that it must be able to hold. Where embed is
-        summed in pieces, which are no larger than a block, the units are blocks; the sum of the
+        summed in chunks, which are no larger than a block, the units are blocks; the sum of the
         head is then in other memory.
         """
-        if self._choices.outer_in_parked:
-            return self._summed(self._blocks)
+        if self._choices.embed_and_head_in_kept_gradients:
+            return self._main_grads_of(self._blocks)
         units = self.trained.only([EMBED, *self._blocks, HEAD])
-        shards = {total: (unit,) for unit in units if (total := self.shard_sum(unit)) is not None}
-        return self._summed(units) | shards
+        shards = {
+            total: (unit,) for unit in units if (total := self.main_grad_shard(unit)) is not None
+        }
+        return self._main_grads_of(units) | shards
 
-    def shard_sum(self, unit: str) -> Buffer | None:
+    def main_grad_shard(self, unit: str) -> Buffer | None:
         """Returns the buffer of this rank's shard of the unit's sum over the rounds; None where
         there is none.
         """
-        is_kept = self._choices.gradient_sum == GradientSum.SHARDS
-        return Buffer(BufferKind.SHARD_SUM, unit) if is_kept else None
+        is_kept = self._choices.main_grad == MainGrad.SHARDS
+        return Buffer(BufferKind.MAIN_GRAD_SHARD, unit) if is_kept else None
 
-    def _summed(self, names: Iterable[str]) -> dict[Buffer, tuple[str, ...]]:
+    def _main_grads_of(self, names: Iterable[str]) -> dict[Buffer, tuple[str, ...]]:
         """Returns the buffers of these units' sums, each with its units."""
         units: dict[Buffer, tuple[str, ...]] = {}
         for unit in names:
@@ -168,49 +174,49 @@ class StepBuffers:
             units[grad] = (*units.get(grad, ()), unit)
         return units
 
-    def shared_sums(self) -> dict[Buffer, tuple[str, ...]]:
+    def shared_main_grads(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns the sums that may share their memory with update buffers, in the order in which
         they follow each other there. If the sums of all rounds stay on the device, they are those
         of the blocks, in the order in which backward completes them. The gradients of blocks that
         live on the device may wait there, so the memory of their sums is not shared.
         """
-        if self._choices.gradient_sum == GradientSum.DEVICE:
+        if self._choices.main_grad == MainGrad.DEVICE:
             trained = self.trained.only(self._blocks)
-            shared = [block for block in trained if block not in self.settled]
+            shared = [block for block in trained if block not in self.gpu_resident]
             return {self.grad(block): (block,) for block in reversed(shared)}
-        if self._choices.outer_in_parked:
-            return self._summed([*self._blocks, EMBED])
-        return self._summed(self.trained.only([EMBED, *self._blocks, HEAD]))
+        if self._choices.embed_and_head_in_kept_gradients:
+            return self._main_grads_of([*self._blocks, EMBED])
+        return self._main_grads_of(self.trained.only([EMBED, *self._blocks, HEAD]))
 
     def staging_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every staging buffer with the units that it must be able to hold."""
         everything = self.trained.only([EMBED, *self._blocks, HEAD])
-        waiting = self.trained.only(self.settled)
-        if self._choices.parked_gradients:
+        waiting = self.trained.only(self.gpu_resident)
+        if self._choices.gradients_on_gpu:
             waiting = everything
         units: dict[Buffer, tuple[str, ...]] = {
             Buffer(BufferKind.STAGING, unit): (unit,)
             for unit in waiting
-            if unit not in self.rounded_in_sums
+            if unit not in self.rounded_in_main_grads
         }
-        if self._choices.parked_gradients:
+        if self._choices.gradients_on_gpu:
             return units
-        elsewhere = [unit for unit in everything if unit not in self.settled]
+        elsewhere = [unit for unit in everything if unit not in self.gpu_resident]
         blocks = tuple(unit for unit in elsewhere if unit not in (EMBED, HEAD))
-        outer = tuple(unit for unit in elsewhere if unit in (EMBED, HEAD))
+        embed_and_head = tuple(unit for unit in elsewhere if unit in (EMBED, HEAD))
         if blocks:
             units |= dict.fromkeys(BLOCK_STAGINGS, blocks)
-        if outer:
-            units[OUTER_STAGING] = outer
+        if embed_and_head:
+            units[EMBED_AND_HEAD_STAGING] = embed_and_head
         return units
 
     def rings(self) -> tuple[Buffer, ...]:
-        """Returns the ring buffers of both directions. The result is empty where boundaries stay on
-        the device.
+        """Returns the ring buffers of both directions. The result is empty where block inputs stay
+        on the device.
         """
-        if not self._choices.host_boundaries:
+        if not self._choices.offloaded_block_inputs:
             return ()
-        numbers = range(self._choices.boundary_rings)
+        numbers = range(self._choices.block_input_rings)
         store = [Buffer(BufferKind.STORE_RING, number=number) for number in numbers]
         fetch = [Buffer(BufferKind.FETCH_RING, number=number) for number in numbers]
         return (*store, *fetch)
@@ -218,67 +224,67 @@ class StepBuffers:
     def next_ring(self, way: BufferKind) -> Buffer:
         """Returns the next ring buffer in turn, for a copy to the host or back."""
         turn = self._ring_turn[way]
-        self._ring_turn[way] = (turn + 1) % self._choices.boundary_rings
+        self._ring_turn[way] = (turn + 1) % self._choices.block_input_rings
         return Buffer(way, number=turn)
 
     def next_staging(self, unit: str) -> Buffer:
         """Returns the staging buffer for the unit's next gradient; blocks use two in turn. A unit
         whose gradient waits on the device has its own.
         """
-        if self._choices.parked_gradients or unit in self.settled:
+        if self._choices.gradients_on_gpu or unit in self.gpu_resident:
             return Buffer(BufferKind.STAGING, unit)
         if unit in (EMBED, HEAD):
-            return OUTER_STAGING
+            return EMBED_AND_HEAD_STAGING
         self._staging_turn = 1 - self._staging_turn
         return BLOCK_STAGINGS[self._staging_turn]
 
-    def begun_sum(self, unit: str) -> dict[Buffer, Content]:
-        """Returns what a new sum of the unit overwrites beside the sum itself: parked gradients of
+    def begun_main_grad(self, unit: str) -> dict[Buffer, Content]:
+        """Returns what a new sum of the unit overwrites beside the sum itself: kept gradients of
         the step before, where both share their memory.
         """
-        content = Content(ContentKind.EARLIER_SUM, unit)
-        if unit in self.rounded_in_sums:
+        content = Content(ContentKind.EARLIER_MAIN_GRAD, unit)
+        if unit in self.rounded_in_main_grads:
             return {Buffer(BufferKind.STAGING, unit): content}
         if unit == HEAD:
             return {Buffer(BufferKind.STAGING, block): content for block in self.under_head}
         return {}
 
     def fetched_over(self, unit: str) -> dict[Buffer, Content]:
-        """Returns what the weights of a unit overwrite beside their slot: the parked gradient of
+        """Returns what the weights of a unit overwrite beside their slot: the kept gradient of
         embed, where both share their memory.
         """
-        if not (self._choices.outer_in_parked and unit in (EMBED, HEAD)):
+        if not (self._choices.embed_and_head_in_kept_gradients and unit in (EMBED, HEAD)):
             return {}
         return {Buffer(BufferKind.STAGING, EMBED): Content(ContentKind.WEIGHTS, unit)}
 
-    def parked_over(self, unit: str) -> dict[Buffer, Content]:
-        """Returns what the parked gradient of a unit overwrites beside its own buffer."""
-        content = Content(ContentKind.SUM, unit)
+    def kept_gradient_over(self, unit: str) -> dict[Buffer, Content]:
+        """Returns what the kept gradient of a unit overwrites beside its own buffer."""
+        content = Content(ContentKind.MAIN_GRAD, unit)
         if unit in self.under_head:
             return {self.grad(HEAD): content}
-        if unit == EMBED and self._choices.outer_in_parked:
-            return {self.outer_slot(EMBED): content}
+        if unit == EMBED and self._choices.embed_and_head_in_kept_gradients:
+            return {self.embed_or_head_slot(EMBED): content}
         return {}
 
     def gradient_rings(self) -> tuple[Buffer, ...]:
-        """Returns the ring buffers of gradients. There are none where no gradient is parked for an
-        optimizer on the host.
+        """Returns the ring buffers of gradients. There are none where no gradient is kept on the
+        GPU for an optimizer on the host.
         """
-        elsewhere = {*self._choices.device_homes, *self.settled}
+        elsewhere = {*self._choices.device_updated_units, *self.gpu_resident}
         trained = self.trained.only([EMBED, *self._blocks, HEAD])
         on_host = [unit for unit in trained if unit not in elsewhere]
-        if not (self._choices.parked_gradients and on_host):
+        if not (self._choices.gradients_on_gpu and on_host):
             return ()
         numbers = range(GRADIENT_RINGS)
         return tuple(Buffer(BufferKind.GRADIENT_RING, number=number) for number in numbers)
 
     def next_gradient_ring(self) -> Buffer:
-        """Returns the next ring buffer in turn, for a piece of a parked gradient."""
+        """Returns the next ring buffer in turn, for a chunk of a kept gradient."""
         return next(self._gradient_rings)
 
 
 def _first_blocks(blocks: list[str], sizes: PlaneSizes) -> tuple[str, ...]:
-    """Returns the first blocks whose parked gradients take the memory of the head's fp32 sum.
+    """Returns the first blocks whose kept gradients take the memory of the head's fp32 sum.
     Raises ValueError where all of them take less.
     """
     needed = 4 * sizes.numel[HEAD]
@@ -286,7 +292,7 @@ def _first_blocks(blocks: list[str], sizes: PlaneSizes) -> tuple[str, ...]:
         needed -= sizes.item_bytes * sizes.numel[block]
         if needed <= 0:
             return tuple(blocks[:count])
-    raise ValueError("the sum of the head is larger than the parked gradients of all blocks")
+    raise ValueError("the sum of the head is larger than the kept gradients of all blocks")
 
 
 def hidden(micro_batch: int) -> Buffer:
@@ -298,4 +304,4 @@ def hidden(micro_batch: int) -> Buffer:
 
 def host_gradient(unit: str, round_: int) -> dict[Buffer, Content]:
     """Returns the plane of a unit's gradient with the sum over all rounds up to `round_`."""
-    return {Buffer(BufferKind.GRADIENT, unit): Content(ContentKind.SUM, number=round_)}
+    return {Buffer(BufferKind.GRADIENT, unit): Content(ContentKind.MAIN_GRAD, number=round_)}

@@ -9,18 +9,18 @@ from dataclasses import fields
 from typing import Any
 
 from engine.planning.schedule.buffers import Buffer, read_buffer, read_content
-from engine.planning.schedule.offloaded_activations import ReadBoundary, WriteBoundary
+from engine.planning.schedule.offloaded_activations import ReadBlockInput, WriteBlockInput
 from engine.planning.schedule.ops import (
     RARE_LANES,
     AllGather,
     AllReduce,
-    Applied,
     Backward,
+    Barrier,
     Clip,
     DeviceUpdate,
     Embed,
     EmbedBackward,
-    FetchBoundary,
+    FetchBlockInput,
     FetchGrad,
     FetchGradient,
     FetchStates,
@@ -29,20 +29,20 @@ from engine.planning.schedule.ops import (
     Lane,
     Lend,
     Loss,
-    Meet,
     Offload,
-    OffloadParked,
+    OffloadBlockInput,
+    OffloadKeptGradient,
     OffloadStates,
     OffloadWeights,
     Op,
     OpKind,
+    OptimizerStep,
     Prefetch,
     ReadStates,
     Reclaim,
     Recompute,
     Reduce,
     ReduceScatter,
-    StoreBoundary,
     Summary,
     Update,
     UpdateInPlace,
@@ -56,11 +56,12 @@ from engine.planning.schedule.shards import Shards
 _OF_EVERY_OP = ("index", "unit", "reads", "writes", "waits", "waits_previous")
 _READERS: dict[str, Callable[[str], Any]] = {
     "micro_batch": int,
-    "piece": lambda text: tuple(map(int, text.split("-"))),
+    "chunk": lambda text: tuple(map(int, text.split("-"))),
     "keeps": Keeps,
     "following": str,
     **dict.fromkeys(
-        ("first", "adds", "last", "recomputes", "whole", "late"), lambda text: text == "yes"
+        ("first", "adds", "last", "recomputes", "whole", "after_weights"),
+        lambda text: text == "yes",
     ),
     **dict.fromkeys(
         ("slot", "grad", "staging", "total", "ring", "host", "buffer", "states"), read_buffer
@@ -73,8 +74,8 @@ OP_TYPES: dict[OpKind, type[Op]] = {
     for op in (
         Prefetch,
         AllGather,
-        Meet,
-        FetchBoundary,
+        Barrier,
+        FetchBlockInput,
         FetchGrad,
         Embed,
         Forward,
@@ -89,17 +90,17 @@ OP_TYPES: dict[OpKind, type[Op]] = {
         Reclaim,
         Summary,
         UpdateInPlace,
-        StoreBoundary,
-        WriteBoundary,
-        ReadBoundary,
+        OffloadBlockInput,
+        WriteBlockInput,
+        ReadBlockInput,
         Offload,
-        OffloadParked,
+        OffloadKeptGradient,
         Clip,
         Update,
         UpdateMoments,
         ReadStates,
         WriteStates,
-        Applied,
+        OptimizerStep,
         FetchStates,
         FetchGradient,
         DeviceUpdate,
@@ -116,7 +117,7 @@ def to_text(plan: StepPlan) -> str:
     """
     facts = [
         f"compiled: {'yes' if plan.compiled else 'no'}",
-        f"homes on the device: {', '.join(plan.device_homes)}",
+        f"updated on the device: {', '.join(plan.device_updated_units)}",
         f"placed: {_places_text(plan.placed)}",
         f"slots: {_units_text(plan.slots)}",
         f"sums: {_units_text(plan.grads)}",
@@ -124,7 +125,7 @@ def to_text(plan: StepPlan) -> str:
         f"rings: {', '.join(map(str, plan.rings))}",
         f"update buffers: {', '.join(map(str, plan.update_buffers))}",
         f"spare buffers: {', '.join(map(str, plan.spare_buffers))}",
-        f"elements of a piece: {plan.piece_numel}",
+        f"elements of a chunk: {plan.chunk_numel}",
         f"elements of a ring buffer: {plan.ring_numel}",
     ]
     facts += [fact for fact in _rare_facts(plan) if not fact.endswith(": ")]
@@ -144,12 +145,12 @@ def _rare_facts(plan: StepPlan) -> Iterator[str]:
         yield f"hosts: {plan.hosts}"
     if plan.span > 1:
         yield f"divided among hosts: {plan.span}"
-    yield f"gradients in place of sums: {', '.join(plan.unsummed)}"
-    yield f"gradients in their sums: {', '.join(plan.rounded_in_sums)}"
-    if plan.outer_in_parked:
-        yield "embed and head: in parked gradients"
+    yield f"gradients in place of sums: {', '.join(plan.without_main_grad)}"
+    yield f"gradients in their sums: {', '.join(plan.rounded_in_main_grads)}"
+    if plan.embed_and_head_in_kept_gradients:
+        yield "embed and head: in kept gradients"
     yield f"graphs of micro-batches: {plan.graphs or ''}"
-    yield f"elements of a piece of embed: {plan.embed_piece or ''}"
+    yield f"elements of a chunk of embed: {plan.embed_chunk or ''}"
     yield f"tokens of a tile: {plan.tile_tokens or ''}"
     if plan.with_attention:
         yield f"with attention: {', '.join(plan.with_attention)}"
@@ -157,9 +158,9 @@ def _rare_facts(plan: StepPlan) -> Iterator[str]:
     yield f"gradient rings: {', '.join(map(str, plan.gradient_rings))}"
     yield f"state rings: {', '.join(map(str, plan.state_rings))}"
     if plan.state_rings:
-        yield f"elements of a piece on the disk: {plan.spill_numel}"
+        yield f"elements of a chunk on the disk: {plan.disk_chunk_numel}"
     yield f"disk rings: {', '.join(map(str, plan.disk_rings))}"
-    yield f"settled: {_places_text(plan.settled)}"
+    yield f"gpu-resident: {_places_text(plan.gpu_resident)}"
     yield f"frozen: {', '.join(plan.frozen)}"
     yield f"forward only: {', '.join(plan.forward_only)}"
     yield f"held: {_places_text(plan.held)}"  # only some passes without gradients have such units
@@ -192,27 +193,27 @@ def _read_plan(text: str) -> StepPlan:
         span=int(facts.get("divided among hosts", 1)),
         gradient_rings=_read_buffers(facts.get("gradient rings", "")),
         state_rings=_read_buffers(facts.get("state rings", "")),
-        spill_numel=int(facts.get("elements of a piece on the disk", 0)),
+        disk_chunk_numel=int(facts.get("elements of a chunk on the disk", 0)),
         disk_rings=_read_buffers(facts.get("disk rings", "")),
         compiled=facts["compiled"] == "yes",
         tile_tokens=int(facts.get("tokens of a tile", 0)),
         with_attention=_words(facts.get("with attention", "")),
         attention_bytes=int(facts.get("bytes of attention", 0)),
-        device_homes=_words(facts["homes on the device"]),
+        device_updated_units=_words(facts["updated on the device"]),
         placed=_read_places(facts["placed"]),
         update_buffers=_read_buffers(facts["update buffers"]),
         spare_buffers=_read_buffers(facts["spare buffers"]),
-        piece_numel=int(facts["elements of a piece"]),
+        chunk_numel=int(facts["elements of a chunk"]),
         ring_numel=int(facts["elements of a ring buffer"]),
         arena=_read_arena(facts.get("arena", "")),
         arena_bytes=int(facts.get("bytes of the arena", 0)),
         buffer_places=_numbers(facts.get("places of update buffers", "")),
-        unsummed=_words(facts.get("gradients in place of sums", "")),
-        rounded_in_sums=_words(facts.get("gradients in their sums", "")),
-        outer_in_parked="embed and head" in facts,
+        without_main_grad=_words(facts.get("gradients in place of sums", "")),
+        rounded_in_main_grads=_words(facts.get("gradients in their sums", "")),
+        embed_and_head_in_kept_gradients="embed and head" in facts,
         graphs=int(facts.get("graphs of micro-batches", 0)),
-        embed_piece=int(facts.get("elements of a piece of embed", 0)),
-        settled=_read_places(facts.get("settled", "")),
+        embed_chunk=int(facts.get("elements of a chunk of embed", 0)),
+        gpu_resident=_read_places(facts.get("gpu-resident", "")),
         held=_read_places(facts.get("held", "")),
         frozen=_words(facts.get("frozen", "")),
         forward_only=_words(facts.get("forward only", "")),
@@ -347,7 +348,7 @@ def grid_rows(plan: StepPlan, indices: Iterable[int], marked: int | None = None)
     return rows
 
 
-_SHOWN = (Lane.H2D, Lane.D2H, Lane.GRADIENTS_OUT, Lane.EXCHANGE)
+_SHOWN = (Lane.H2D, Lane.D2H, Lane.GRADIENTS_OUT, Lane.COLLECTIVE)
 
 
 def _target(op: Op) -> str:

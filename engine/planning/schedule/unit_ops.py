@@ -20,35 +20,35 @@ from engine.planning.schedule.buffers import (
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.derive_waits import Draft
 from engine.planning.schedule.device_updates import DeviceUpdates, Places
-from engine.planning.schedule.offloaded_activations import SpilledBoundaries
-from engine.planning.schedule.offloaded_updates import SpilledUpdates
+from engine.planning.schedule.offloaded_activations import DiskOffloadedBlockInputs
+from engine.planning.schedule.offloaded_updates import DiskOffloadedUpdates
 from engine.planning.schedule.ops import (
     AllGather,
     Backward,
     Embed,
     EmbedBackward,
-    FetchBoundary,
+    FetchBlockInput,
     FetchGrad,
     Forward,
-    GradientSum,
     Keeps,
     Loss,
+    MainGrad,
     Offload,
-    OffloadParked,
+    OffloadBlockInput,
+    OffloadKeptGradient,
     Op,
     Recompute,
     Reduce,
     ReduceScatter,
-    StoreBoundary,
     Update,
     UpdateInPlace,
 )
 from engine.planning.schedule.rounds import (
-    HostBoundaries,
+    OffloadedBlockInputs,
     Round,
     Uses,
     gradient_of,
-    host_boundary,
+    offloaded_block_input,
     state_after,
 )
 from engine.planning.schedule.shards import Shards, cut
@@ -88,19 +88,21 @@ class UnitOps:
         self.trained = self.buffers.trained
         self.shards = Shards(choices.ranks, sizes.rank)
         self._numel = sizes.numel
-        self._embed_pieces: list[tuple[int, int] | None] = [None]
-        """The gradient of embed is summed in these pieces, or as a whole."""
-        if choices.outer_in_parked:
-            self._embed_pieces = [*cut(sizes.numel[EMBED], sizes.embed_piece)]
-        places = Places(self.buffers.lasting_slots(), self.buffers.shared_sums())
+        self._embed_chunks: list[tuple[int, int] | None] = [None]
+        """The gradient of embed is summed in these chunks, or as a whole."""
+        if choices.embed_and_head_in_kept_gradients:
+            self._embed_chunks = [*cut(sizes.numel[EMBED], sizes.embed_chunk)]
+        places = Places(self.buffers.lasting_slots(), self.buffers.shared_main_grads())
         self.device = DeviceUpdates(blocks, places, choices, sizes, self._drafts)
-        self.spilled = SpilledUpdates(blocks, self.buffers, choices, sizes, self._drafts)
-        self.on_disk = SpilledBoundaries(self.trained.blocks_back, choices, self._drafts)
+        self.disk_offloaded = DiskOffloadedUpdates(
+            blocks, self.buffers, choices, sizes, self._drafts
+        )
+        self.on_disk = DiskOffloadedBlockInputs(self.trained.blocks_back, choices, self._drafts)
 
     # ------------------------------------------------------------------ forward
 
     def _embed(self, micro_batch: int, round_: Round) -> None:
-        slot = self.buffers.outer_slot(EMBED)
+        slot = self.buffers.embed_or_head_slot(EMBED)
         reads = self.device.weights(EMBED, slot)
         writes = {hidden(micro_batch): state_after("", round_)}
         self._emit(Embed, EMBED, reads, writes, micro_batch=micro_batch, slot=slot)
@@ -114,9 +116,9 @@ class UnitOps:
         ring, keeps = None, self._keeps(block)
         if self._training:
             reads |= self.device.activations_of(block)
-        if keeps == Keeps.BOUNDARY and self._choices.host_boundaries:
+        if keeps == Keeps.BLOCK_INPUT and self._choices.offloaded_block_inputs:
             ring = self.buffers.next_ring(BufferKind.STORE_RING)
-            writes[ring] = Content(ContentKind.BOUNDARY, block, micro_batch)
+            writes[ring] = Content(ContentKind.BLOCK_INPUT, block, micro_batch)
         elif keeps != Keeps.NOTHING:
             saved = Buffer(BufferKind.SAVED, block, micro_batch)
             writes[saved] = self._saved(block, round_)
@@ -136,12 +138,18 @@ class UnitOps:
     def _offload_block_input(
         self, block: str, micro_batch: int, round_: Round, ring: Buffer
     ) -> None:
-        """Sends a boundary from a ring buffer to the host, and on to the disk if it waits there."""
-        boundary = Content(ContentKind.BOUNDARY, block, micro_batch)
+        """Sends a block input from a ring buffer to the host, and on to the disk if it waits
+        there.
+        """
+        block_input = Content(ContentKind.BLOCK_INPUT, block, micro_batch)
         host = self.on_disk.ring_out(block, micro_batch)
-        writes = host_boundary(block, micro_batch, round_) if host is None else {host: boundary}
+        writes = (
+            offloaded_block_input(block, micro_batch, round_)
+            if host is None
+            else {host: block_input}
+        )
         place = {"micro_batch": micro_batch, "ring": ring, "host": host}
-        self._emit(StoreBoundary, block, {ring: boundary}, writes, **place)
+        self._emit(OffloadBlockInput, block, {ring: block_input}, writes, **place)
         if host is not None:
             self.on_disk.write(block, micro_batch, round_, host)
 
@@ -151,13 +159,13 @@ class UnitOps:
             return Keeps.NOTHING
         if block in self.trained.forward_only:
             return Keeps.NOTHING
-        return Keeps.ACTIVATIONS if block in self.buffers.kept else Keeps.BOUNDARY
+        return Keeps.ACTIVATIONS if block in self.buffers.kept else Keeps.BLOCK_INPUT
 
     def _saved(self, block: str, round_: Round) -> Content:
         """Returns the content that a forward leaves on the device for its backward."""
         if block in self.buffers.kept:
             return self._activations(block, round_)
-        return Content(ContentKind.BOUNDARY, number=round_.number)
+        return Content(ContentKind.BLOCK_INPUT, number=round_.number)
 
     def _activations(self, block: str, round_: Round) -> Content:
         # Activations hold views into the slot, so backward must find the block in the same slot.
@@ -166,7 +174,7 @@ class UnitOps:
 
     def _loss(self, micro_batch: int, round_: Round) -> None:
         state, grad = hidden(micro_batch), self._sum(HEAD)
-        slot = self.buffers.outer_slot(HEAD)
+        slot = self.buffers.embed_or_head_slot(HEAD)
         reads = self.device.weights(HEAD, slot)
         reads[state] = state_after(self._blocks[-1], round_)
         writes = {LOSS: READY}
@@ -175,71 +183,77 @@ class UnitOps:
         if self._training:
             writes[state] = gradient_of(HEAD, round_)
         summed = self.trained.only([HEAD, EMBED] if self._tied else [HEAD])
-        first = self._starts_sum(micro_batch, round_)
+        first = self._starts_main_grad(micro_batch, round_)
         for unit in summed if self._training else []:
-            writes[self.buffers.grad(unit)] = Content(ContentKind.SUM, unit)
+            writes[self.buffers.grad(unit)] = Content(ContentKind.MAIN_GRAD, unit)
         for unit in summed if first and self._training else []:
-            writes |= self._begun_sum(unit)
+            writes |= self._begun_main_grad(unit)
         self._emit(
             Loss, HEAD, reads, writes, micro_batch=micro_batch, slot=slot, grad=grad, first=first
         )
 
     # ------------------------------------------------------------------ backward
 
-    def _fetch_boundaries(self, group: Sequence[str], round_: Round) -> HostBoundaries:
-        """Fetches the first of a group's boundaries from the host. The others are fetched one by
-        one as ring buffers become free. Of a group, the last block keeps boundaries.
+    def _fetch_block_inputs(self, group: Sequence[str], round_: Round) -> OffloadedBlockInputs:
+        """Fetches the first of a group's block inputs from the host. The others are fetched one by
+        one as ring buffers become free. Of a group, the last block keeps block inputs.
         """
         block = group[-1]
-        on_host = self._choices.host_boundaries and block not in self.buffers.kept
-        boundaries = HostBoundaries(iter(round_.micro_batches if on_host else ()))
-        for _ in range(max(1, self._choices.boundary_rings - 1)):
-            self._fetch_block_input(block, round_, boundaries)
-        return boundaries
+        on_host = self._choices.offloaded_block_inputs and block not in self.buffers.kept
+        block_inputs = OffloadedBlockInputs(iter(round_.micro_batches if on_host else ()))
+        for _ in range(max(1, self._choices.block_input_rings - 1)):
+            self._fetch_block_input(block, round_, block_inputs)
+        return block_inputs
 
-    def _fetch_block_input(self, block: str, round_: Round, boundaries: HostBoundaries) -> None:
-        micro_batch = next(boundaries.waiting, None)
+    def _fetch_block_input(
+        self, block: str, round_: Round, block_inputs: OffloadedBlockInputs
+    ) -> None:
+        micro_batch = next(block_inputs.waiting, None)
         if micro_batch is None:
             return
         ring = self.buffers.next_ring(BufferKind.FETCH_RING)
-        boundaries.comes_in(micro_batch, ring)
-        boundary = Content(ContentKind.BOUNDARY, block, micro_batch)
+        block_inputs.comes_in(micro_batch, ring)
+        block_input = Content(ContentKind.BLOCK_INPUT, block, micro_batch)
         host = self.on_disk.ring_in(block, micro_batch)
-        reads = host_boundary(block, micro_batch, round_) if host is None else {host: boundary}
+        reads = (
+            offloaded_block_input(block, micro_batch, round_)
+            if host is None
+            else {host: block_input}
+        )
         place = {"micro_batch": micro_batch, "ring": ring, "host": host}
-        self._emit(FetchBoundary, block, reads, {ring: boundary}, **place)
+        self._emit(FetchBlockInput, block, reads, {ring: block_input}, **place)
         if host is not None:
             self.on_disk.read_next()
 
     def _backward_group(
-        self, group: Sequence[str], round_: Round, boundaries: HostBoundaries
+        self, group: Sequence[str], round_: Round, block_inputs: OffloadedBlockInputs
     ) -> None:
         """Writes the backward of a block, or of two that are recomputed together."""
         *second, first = group
         for micro_batch in round_.micro_batches:
-            ring = boundaries.rings.get(micro_batch)
+            ring = block_inputs.rings.get(micro_batch)
             if second:
                 self._recompute(first, second[0], micro_batch, round_, ring)
                 self._backward(second[0], micro_batch, round_)
                 self._backward(first, micro_batch, round_, ring, recomputes=False)
             else:
                 self._backward(first, micro_batch, round_, ring)
-            self._fetch_block_input(first, round_, boundaries)
+            self._fetch_block_input(first, round_, block_inputs)
 
     def _recompute(
         self, block: str, second: str, micro_batch: int, round_: Round, ring: Buffer | None
     ) -> None:
-        """Writes the recompute of a block, whose output is the boundary of `second`."""
+        """Writes the recompute of a block, whose output is the input of `second`."""
         slot, saved = self.buffers.slots[block], Buffer(BufferKind.SAVED, block, micro_batch)
-        boundary = Content(ContentKind.BOUNDARY, number=round_.number)
+        block_input = Content(ContentKind.BLOCK_INPUT, number=round_.number)
         reads = self.device.weights(block, slot)
         if ring is not None:
-            reads[ring] = Content(ContentKind.BOUNDARY, block, micro_batch)
+            reads[ring] = Content(ContentKind.BLOCK_INPUT, block, micro_batch)
         else:
-            reads[saved] = boundary
+            reads[saved] = block_input
         writes = {
             saved: self._activations(block, round_),
-            Buffer(BufferKind.SAVED, second, micro_batch): boundary,
+            Buffer(BufferKind.SAVED, second, micro_batch): block_input,
         }
         self._emit(
             Recompute,
@@ -260,7 +274,7 @@ class UnitOps:
         ring: Buffer | None = None,
         recomputes: bool | None = None,
     ) -> None:
-        """Writes the backward of a block. ring: its boundary comes from the host through it.
+        """Writes the backward of a block. ring: its input comes from the host through it.
         recomputes: None where that depends on what the forward has kept. What `recompute` keeps has
         a view of the ring, so this op reads the ring then, too.
         """
@@ -272,17 +286,17 @@ class UnitOps:
         reads[state] = gradient_of(self._above[block], round_)
         reads |= self.device.activations_of(block)
         if ring is not None:
-            reads[ring] = Content(ContentKind.BOUNDARY, block, micro_batch)
+            reads[ring] = Content(ContentKind.BLOCK_INPUT, block, micro_batch)
         if ring is None or not recomputes:
             saved = Buffer(BufferKind.SAVED, block, micro_batch)
-            boundary = Content(ContentKind.BOUNDARY, number=round_.number)
-            reads[saved] = boundary if recomputes else self._activations(block, round_)
-        first = self._starts_sum(micro_batch, round_)
+            block_input = Content(ContentKind.BLOCK_INPUT, number=round_.number)
+            reads[saved] = block_input if recomputes else self._activations(block, round_)
+        first = self._starts_main_grad(micro_batch, round_)
         writes = {state: gradient_of(block, round_)}
         if grad is not None:
-            writes[grad] = Content(ContentKind.SUM, block)
+            writes[grad] = Content(ContentKind.MAIN_GRAD, block)
         if grad is not None and first:
-            writes |= self._begun_sum(block)
+            writes |= self._begun_main_grad(block)
         self._emit(
             Backward,
             block,
@@ -297,33 +311,33 @@ class UnitOps:
         )
 
     def _embed_backwards(self, round_: Round) -> None:
-        """Writes the backward of embed, piece by piece where its sum is, and rounds the sum."""
+        """Writes the backward of embed, chunk by chunk where its sum is, and rounds the sum."""
         if not self.trained.trains(EMBED):
             return
-        for number, piece in enumerate(self._embed_pieces):
+        for number, chunk in enumerate(self._embed_chunks):
             for micro_batch in round_.micro_batches:
                 self._embed_backward(micro_batch, round_, number)
-            if piece is None:
+            if chunk is None:
                 self._finish_gradient(EMBED, round_)
             else:
                 self._finish_rows(number, round_)
 
     def _embed_backward(self, micro_batch: int, round_: Round, number: int) -> None:
-        slot, grad = self.buffers.outer_slot(EMBED), self.buffers.grad(EMBED)
-        state, piece = hidden(micro_batch), self._embed_pieces[number]
+        slot, grad = self.buffers.embed_or_head_slot(EMBED), self.buffers.grad(EMBED)
+        state, chunk = hidden(micro_batch), self._embed_chunks[number]
         looked_up = gradient_of(EMBED, round_)
-        writes = {grad: self._sum_of_rows(number)}
+        writes = {grad: self._main_grad_of_rows(number)}
         if number == 0:
             reads = self.device.weights(EMBED, slot)
             reads[state] = gradient_of(self._blocks[0], round_)
-            if piece is not None:
+            if chunk is not None:
                 writes[state] = looked_up
         else:
             reads = {state: looked_up}
         # In a tied model the loss has begun the sum.
-        first = self._starts_sum(micro_batch, round_) and not self._tied
+        first = self._starts_main_grad(micro_batch, round_) and not self._tied
         if first:
-            writes |= self._begun_sum(EMBED)
+            writes |= self._begun_main_grad(EMBED)
         self._emit(
             EmbedBackward,
             EMBED,
@@ -333,35 +347,35 @@ class UnitOps:
             slot=slot,
             grad=grad,
             first=first,
-            piece=piece,
+            chunk=chunk,
         )
 
-    def _sum_of_rows(self, number: int) -> Content:
-        """Returns the sum of a piece of embed, or of the whole unit."""
-        whole = self._embed_pieces[number] is None
-        return Content(ContentKind.SUM, EMBED, piece=None if whole else number)
+    def _main_grad_of_rows(self, number: int) -> Content:
+        """Returns the sum of a chunk of embed, or of the whole unit."""
+        whole = self._embed_chunks[number] is None
+        return Content(ContentKind.MAIN_GRAD, EMBED, chunk=None if whole else number)
 
     def _finish_rows(self, number: int, round_: Round) -> None:
-        """Rounds the sum of a piece of embed into its part of the parked gradient."""
+        """Rounds the sum of a chunk of embed into its part of the kept gradient."""
         grad, staging = self.buffers.grad(EMBED), self.buffers.next_staging(EMBED)
         norm = Buffer(BufferKind.NORM, EMBED)
-        reads = {grad: self._sum_of_rows(number)} | self.device.arena_of(EMBED)
-        writes = {staging: self._sum_of_rows(number), norm: READY}
+        reads = {grad: self._main_grad_of_rows(number)} | self.device.arena_of(EMBED)
+        writes = {staging: self._main_grad_of_rows(number), norm: READY}
         if number > 0:
-            reads |= {staging: self._sum_of_rows(number - 1), norm: READY}
-        if number == len(self._embed_pieces) - 1:
-            writes[staging] = Content(ContentKind.SUM, EMBED)
+            reads |= {staging: self._main_grad_of_rows(number - 1), norm: READY}
+        if number == len(self._embed_chunks) - 1:
+            writes[staging] = Content(ContentKind.MAIN_GRAD, EMBED)
             self.device.keep_staged(EMBED, staging)
         self._emit(
             Reduce,
             EMBED,
             reads,
-            writes | self.buffers.parked_over(EMBED),
+            writes | self.buffers.kept_gradient_over(EMBED),
             grad=grad,
             staging=staging,
             adds=False,
             last=round_.is_last,
-            piece=self._embed_pieces[number],
+            chunk=self._embed_chunks[number],
         )
 
     # ------------------------------------------------------------------ gradients
@@ -370,32 +384,34 @@ class UnitOps:
         """Returns the buffer of the unit's sum; None where there is none."""
         return self.buffers.grad(unit) if self.trained.trains(unit) else None
 
-    def _starts_sum(self, micro_batch: int, round_: Round) -> bool:
+    def _starts_main_grad(self, micro_batch: int, round_: Round) -> bool:
         """Tells whether a backward of this micro-batch begins its unit's sum."""
-        new_sum = round_.number == 0 or self._choices.gradient_sum != GradientSum.DEVICE
+        new_sum = round_.number == 0 or self._choices.main_grad != MainGrad.DEVICE
         return new_sum and micro_batch == round_.micro_batches[0]
 
-    def _begun_sum(self, unit: str) -> Uses:
+    def _begun_main_grad(self, unit: str) -> Uses:
         """Returns the memory that a new sum of the unit takes from others."""
-        return self.device.arena_of(unit) | self.buffers.begun_sum(unit)
+        return self.device.arena_of(unit) | self.buffers.begun_main_grad(unit)
 
     def _finish_gradient(self, unit: str, round_: Round) -> None:
         """Rounds the unit's sum and sends it to the host, after each round or after the last."""
-        is_early = self._choices.gradient_sum == GradientSum.DEVICE and not round_.is_last
+        is_early = self._choices.main_grad == MainGrad.DEVICE and not round_.is_last
         if is_early or not self.trained.trains(unit):
             return
         if self._choices.world_size > 1:
             self._scatter(unit, round_)
             return
         grad, staging = self.buffers.grad(unit), self.buffers.next_staging(unit)
-        reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)
-        adds = self._choices.gradient_sum == GradientSum.HOST and round_.number > 0
+        reads = {grad: Content(ContentKind.MAIN_GRAD, unit)} | self.device.arena_of(unit)
+        adds = self._choices.main_grad == MainGrad.HOST and round_.number > 0
         if adds:
-            earlier = Content(ContentKind.EARLIER_SUM, unit)
+            earlier = Content(ContentKind.EARLIER_MAIN_GRAD, unit)
             before = host_gradient(unit, round_.number - 1)
             self._emit(FetchGrad, unit, before, {staging: earlier}, staging=staging)
             reads[staging] = earlier
-        writes = {staging: Content(ContentKind.SUM, unit)} | self.buffers.parked_over(unit)
+        writes = {staging: Content(ContentKind.MAIN_GRAD, unit)} | self.buffers.kept_gradient_over(
+            unit
+        )
         if round_.is_last:
             writes[Buffer(BufferKind.NORM, unit)] = READY
         self._emit(
@@ -414,17 +430,17 @@ class UnitOps:
         """Adds the sums of all ranks on all hosts, and after the last round rounds this rank's
         shard and sends it to the host. What is left in the sum is no sum of any rank.
         """
-        grad, staging, total = self.buffers.grad(unit), None, self.buffers.shard_sum(unit)
-        reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)
+        grad, staging, total = self.buffers.grad(unit), None, self.buffers.main_grad_shard(unit)
+        reads = {grad: Content(ContentKind.MAIN_GRAD, unit)} | self.device.arena_of(unit)
         writes = {grad: Content(ContentKind.SHARD, unit)}
         if total is not None and round_.number > 0:
-            reads[total] = Content(ContentKind.SUM, unit, round_.number - 1)
+            reads[total] = Content(ContentKind.MAIN_GRAD, unit, round_.number - 1)
         if round_.is_last:
             staging = self.buffers.next_staging(unit)
-            writes[staging] = Content(ContentKind.SUM, unit)
+            writes[staging] = Content(ContentKind.MAIN_GRAD, unit)
             writes[Buffer(BufferKind.NORM, unit)] = READY
         elif total is not None:
-            writes[total] = Content(ContentKind.SUM, unit, round_.number)
+            writes[total] = Content(ContentKind.MAIN_GRAD, unit, round_.number)
         first = None if total is None else round_.number == 0
         own = {"grad": grad, "staging": staging, "total": total, "first": first}
         self._emit(ReduceScatter, unit, reads, writes, **own)
@@ -433,11 +449,11 @@ class UnitOps:
 
     def _offload(self, unit: str, staging: Buffer, round_: Round) -> None:
         """Sends a rounded gradient to the host, unless it waits on the device for its update."""
-        waits = self._choices.parked_gradients or unit in self.buffers.settled
+        waits = self._choices.gradients_on_gpu or unit in self.buffers.gpu_resident
         stays = self.device.keep_staged(unit, staging) or waits
         if round_.is_last and stays:
             return
-        rounded = {staging: Content(ContentKind.SUM, unit)}
+        rounded = {staging: Content(ContentKind.MAIN_GRAD, unit)}
         self._emit(Offload, unit, rounded, host_gradient(unit, round_.number), staging=staging)
 
     def _update_in_place(self, unit: str, slot: Buffer) -> None:
@@ -445,7 +461,7 @@ class UnitOps:
         staging = self.buffers.next_staging(unit)
         states = {Buffer(BufferKind.STATES, unit): READY}
         weights = self.device.weights(unit, slot)
-        reads = {staging: Content(ContentKind.SUM, unit), SUMMARY: READY} | states | weights
+        reads = {staging: Content(ContentKind.MAIN_GRAD, unit), SUMMARY: READY} | states | weights
         if self._choices.ranks == 1:
             self._emit(UpdateInPlace, unit, reads, states | weights, slot=slot, staging=staging)
             return
@@ -453,19 +469,19 @@ class UnitOps:
         self._emit(UpdateInPlace, unit, reads, states | shard, slot=slot, staging=staging)
         self._emit(AllGather, unit, shard, weights, slot=slot)
 
-    def _update_parked(self, unit: str) -> None:
-        """Sends the parked gradient of a unit to the host piece by piece, each for an update
+    def _update_kept_gradient(self, unit: str) -> None:
+        """Sends the kept gradient of a unit to the host chunk by chunk, each for an update
         there.
         """
         staging = self.buffers.next_staging(unit)
         # The clip factor is known first: until then, a step may turn out not to be applied.
-        reads = {staging: Content(ContentKind.SUM, unit), SUMMARY: READY}
+        reads = {staging: Content(ContentKind.MAIN_GRAD, unit), SUMMARY: READY}
         weights = {Buffer(BufferKind.WEIGHTS, unit): READY}
-        for number, piece in enumerate(self.device.parked_pieces(unit)):
+        for number, chunk in enumerate(self.device.kept_gradient_chunks(unit)):
             ring = self.buffers.next_gradient_ring()
-            gradient = {ring: Content(ContentKind.SUM, unit, piece=number)}
-            place = {"ring": ring, "piece": piece}
-            self._emit(OffloadParked, unit, reads, gradient, staging=staging, **place)
+            gradient = {ring: Content(ContentKind.MAIN_GRAD, unit, chunk=number)}
+            place = {"ring": ring, "chunk": chunk}
+            self._emit(OffloadKeptGradient, unit, reads, gradient, staging=staging, **place)
             self._emit(Update, unit, {CLIP: READY} | gradient, weights, **place)
 
     def _emit(self, type_: type[Op], unit: str, reads: Uses, writes: Uses, **fields: Any) -> None:

@@ -22,15 +22,15 @@ from engine.planning.schedule.derive_waits import Draft
 from engine.planning.schedule.ops import (
     AllGather,
     AllReduce,
-    Applied,
+    Barrier,
     Clip,
-    Meet,
+    OptimizerStep,
     Prefetch,
     Summary,
     Update,
     UpdateMoments,
 )
-from engine.planning.schedule.rounds import HostBoundaries, Round
+from engine.planning.schedule.rounds import OffloadedBlockInputs, Round
 from engine.planning.schedule.step_buffers import CLIP, LOSS, SUMMARY, TOTALS, host_gradient
 from engine.planning.schedule.unit_ops import UnitOps
 
@@ -69,13 +69,13 @@ class StepWriter(UnitOps):
         training = end in (StepEnd.SUMMARY, StepEnd.UPDATES)
         super().__init__(blocks, tied, choices, sizes, training)
         self._end = end
-        self.settled = self.buffers.settled_slots()
+        self.gpu_resident = self.buffers.gpu_resident_slots()
         """These units, with their slots, live on the device."""
         self.held = self.buffers.own_slots() if end is StepEnd.LOSS_AGAIN else ()
         """These units, with their slots, are there when the step begins."""
         there = {
             slot: unit
-            for unit, slot in (*self.device.placed_units(), *self.settled, *self.held)
+            for unit, slot in (*self.device.placed_units(), *self.gpu_resident, *self.held)
             if unit in self.buffers.slots
         }
         back = self.trained.blocks_back if self._training else []
@@ -83,7 +83,7 @@ class StepWriter(UnitOps):
         self._uses = assign_slots(passes, self.buffers.slots, there)
         self._current = 0
         """The block use that is written next has this index in `_uses`."""
-        self._met: set[str] = set()
+        self._barrier_passed: set[str] = set()
         """The ranks have met for these units in this step."""
         self._next_fetch = 0
         """The prefetches of all uses before this index of `_uses` are written."""
@@ -93,7 +93,7 @@ class StepWriter(UnitOps):
     def write(self) -> Sequence[Draft]:
         """Returns every op of the step, in program order."""
         if self._end is StepEnd.UPDATES:
-            self.spilled.read_first()
+            self.disk_offloaded.read_first()
         for round_ in self._rounds():
             self._forward_pass(round_)
             for micro_batch in round_.micro_batches:
@@ -115,11 +115,11 @@ class StepWriter(UnitOps):
     def _forward_pass(self, round_: Round) -> None:
         """Writes embed and every block of a round."""
         first_round = round_.number == 0
-        shares = self._choices.shared_outer_slot
+        shares = self._choices.shared_embed_and_head_slot
         # After its backward, embed is in the slot that it shares with the head.
         goes_back = self._training and self.trained.trains(EMBED)
         if (first_round or (shares and not goes_back)) and not self._is_there(EMBED):
-            self._prefetch(EMBED, self.buffers.outer_slot(EMBED))
+            self._prefetch(EMBED, self.buffers.embed_or_head_slot(EMBED))
         self._fetch_ahead()
         for micro_batch in round_.micro_batches:
             self._embed(micro_batch, round_)
@@ -129,7 +129,7 @@ class StepWriter(UnitOps):
             if (first_round or shares) and is_last_block and not self._is_there(HEAD):
                 # The head's weights are not prefetched earlier: the head's update comes last, and a
                 # prefetch that waits for it would delay all later copies on the lane.
-                self._prefetch(HEAD, self.buffers.outer_slot(HEAD))
+                self._prefetch(HEAD, self.buffers.embed_or_head_slot(HEAD))
             if first_round and self._training and self._is_first_lender(block):
                 self.device.reclaim()
             for micro_batch in round_.micro_batches:
@@ -139,7 +139,7 @@ class StepWriter(UnitOps):
 
     def _is_there(self, unit: str) -> bool:
         """Tells whether the slot of the embed or the head unit holds it when the step begins."""
-        is_there = any(unit == there for there, _ in (*self.settled, *self.held))
+        is_there = any(unit == there for there, _ in (*self.gpu_resident, *self.held))
         return is_there or self.device.placed(unit) is not None
 
     def _backward_pass(self, round_: Round) -> None:
@@ -148,20 +148,20 @@ class StepWriter(UnitOps):
         finished: set[str] = set()
         groups = self.buffers.backward_groups()
         self.on_disk.read_first([group[-1] for group in groups], round_)
-        boundaries = HostBoundaries(iter(()))
+        block_inputs = OffloadedBlockInputs(iter(()))
         if groups:
-            boundaries = self._fetch_boundaries(groups[0], round_)
+            block_inputs = self._fetch_block_inputs(groups[0], round_)
         for group, following in zip(groups, [*groups[1:], None]):
             self._fetch_ahead()
             is_last = following is None and self.trained.trains(EMBED)
-            if is_last and self._choices.shared_outer_slot:
+            if is_last and self._choices.shared_embed_and_head_slot:
                 # The head was there. The next round, too, finds embed in its slot.
-                self._prefetch(EMBED, self.buffers.outer_slot(EMBED))
-            self._backward_group(group, round_, boundaries)
+                self._prefetch(EMBED, self.buffers.embed_or_head_slot(EMBED))
+            self._backward_group(group, round_, block_inputs)
             if following is not None:
-                # Boundaries are fetched before the next prefetch, which waits for a slot. In the
+                # Block inputs are fetched before the next prefetch, which waits for a slot. In the
                 # opposite order, the first backward of the next block would wait for both.
-                boundaries = self._fetch_boundaries(following, round_)
+                block_inputs = self._fetch_block_inputs(following, round_)
             self._current += len(group)
             if self._choices.ranks == 1:
                 self._fetch_ahead()
@@ -173,7 +173,8 @@ class StepWriter(UnitOps):
                         self.device.lend()
                     self.device.fetch_first(finished)
             if self._choices.ranks > 1:
-                # On EXCHANGE the sum is complete, and goes before weights that come from the host.
+                # On COLLECTIVE the sum is complete, and goes before weights that come from the
+                # host.
                 self._fetch_ahead()
         self._embed_backwards(round_)
 
@@ -196,48 +197,61 @@ class StepWriter(UnitOps):
         """Writes the clip factor and the updates: those on the device first, then those of moments
         that were read from the disk ahead, and then all others.
         """
-        settled = [(unit, slot) for unit, slot in self.settled if self.trained.trains(unit)]
-        for unit, slot in settled:
+        gpu_resident = [
+            (unit, slot) for unit, slot in self.gpu_resident if self.trained.trains(unit)
+        ]
+        for unit, slot in gpu_resident:
             self._update_in_place(unit, slot)
         self._emit(Clip, STEP, {SUMMARY: READY}, {CLIP: READY})
         self.device.write()
-        self.spilled.write_first()
-        elsewhere = {*self._choices.device_homes, *self.buffers.settled, *self.spilled.units}
+        self.disk_offloaded.write_first()
+        elsewhere = {
+            *self._choices.device_updated_units,
+            *self.buffers.gpu_resident,
+            *self.disk_offloaded.units,
+        }
         for unit in self.trained.only(self._units()):
             if unit not in elsewhere:
                 self._update_on_host(unit)
-                self.spilled.write_next()
-        self.spilled.write_rest()
-        if self._choices.late_moments:
+                self.disk_offloaded.write_next()
+        self.disk_offloaded.write_rest()
+        if self._choices.moments_after_weights:
             for unit in self.trained.only(self._units()):
                 if unit not in elsewhere:
                     self._update_moments(unit)
-        if self._choices.device_homes or settled or self.spilled.units:
-            states = {Buffer(BufferKind.STATES, unit): READY for unit, _ in settled}
+        if self._choices.device_updated_units or gpu_resident or self.disk_offloaded.units:
+            states = {Buffer(BufferKind.STATES, unit): READY for unit, _ in gpu_resident}
             if self._choices.ranks > 1:  # the weights are gathered after the update
-                for unit, slot in settled:
+                for unit, slot in gpu_resident:
                     states |= self.device.weights(unit, slot)
-            states |= self.spilled.states()
-            self._emit(Applied, STEP, self.device.all_planes() | states, {})
+            states |= self.disk_offloaded.states()
+            self._emit(OptimizerStep, STEP, self.device.all_planes() | states, {})
 
     def _update_on_host(self, unit: str) -> None:
         """Writes the update of a unit whose planes are all in RAM."""
-        if self._choices.parked_gradients:
-            self._update_parked(unit)
+        if self._choices.gradients_on_gpu:
+            self._update_kept_gradient(unit)
             return
         gradient = host_gradient(unit, self._choices.rounds - 1)
         weights = {Buffer(BufferKind.WEIGHTS, unit): READY}
-        late = True if self._choices.late_moments else None
-        piece = self._own_piece(unit)
-        self._emit(Update, unit, {CLIP: READY} | gradient, weights, piece=piece, late=late)
+        after_weights = True if self._choices.moments_after_weights else None
+        chunk = self._own_chunk(unit)
+        self._emit(
+            Update,
+            unit,
+            {CLIP: READY} | gradient,
+            weights,
+            chunk=chunk,
+            after_weights=after_weights,
+        )
 
     def _update_moments(self, unit: str) -> None:
         """Writes the update of moments that goes after those of all weights."""
         gradient = host_gradient(unit, self._choices.rounds - 1)
-        piece = self._own_piece(unit)
-        self._emit(UpdateMoments, unit, {CLIP: READY} | gradient, {}, piece=piece)
+        chunk = self._own_chunk(unit)
+        self._emit(UpdateMoments, unit, {CLIP: READY} | gradient, {}, chunk=chunk)
 
-    def _own_piece(self, unit: str) -> tuple[int, int] | None:
+    def _own_chunk(self, unit: str) -> tuple[int, int] | None:
         """Returns the elements that this rank updates; None where it updates all of the unit."""
         return self.shards.bounds(self._numel[unit]) if self._choices.ranks > 1 else None
 
@@ -266,22 +280,22 @@ class StepWriter(UnitOps):
         if self._choices.ranks == 1:
             self._emit(Prefetch, unit, planes, writes, slot=slot)
             return
-        if self._choices.whole_reads:
-            self._prefetch_whole(unit, slot)
+        if self._choices.unsharded_reads:
+            self._prefetch_unsharded(unit, slot)
             return
         shard = dict.fromkeys(writes, Content(ContentKind.SHARD, unit))
         self._emit(Prefetch, unit, planes, shard, slot=slot)
         self._emit(AllGather, unit, shard, writes, slot=slot)
 
-    def _prefetch_whole(self, unit: str, slot: Buffer) -> None:
+    def _prefetch_unsharded(self, unit: str, slot: Buffer) -> None:
         """Writes the fetch of a unit from memory that the ranks share. It is preceded by a meeting
         where ranks may still be updating the unit, which is trained. They update nothing before all
         of them have sent their norms, and so have read what they need of this step.
         """
-        reads, met = self.device.planes(unit), Buffer(BufferKind.MET, unit)
+        reads, met = self.device.planes(unit), Buffer(BufferKind.BARRIER_PASSED, unit)
         if self.trained.trains(unit):
-            if unit not in self._met:
-                self._met.add(unit)
-                self._emit(Meet, unit, reads, {met: READY})
+            if unit not in self._barrier_passed:
+                self._barrier_passed.add(unit)
+                self._emit(Barrier, unit, reads, {met: READY})
             reads = reads | {met: READY}
         self._emit(Prefetch, unit, reads, self.device.weights(unit, slot), slot=slot, whole=True)

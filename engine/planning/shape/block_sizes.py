@@ -11,14 +11,14 @@ from itertools import accumulate
 from operator import add, sub
 from typing import NamedTuple
 
-from engine.planning.layout.layout import EXACT_ITEM_BYTES
+from engine.planning.layout.layout import FP32_ITEM_BYTES
 
 
 class BlockSizes:
     """A `BlockSizes` has the sizes of one model's blocks.
 
     numels: the elements of each block's gradient. weights: those of its weights, of which so many
-    `exact_numels` are in fp32 on the device, beside the others. item: an element takes this many
+    `fp32_numels` are in fp32 on the device, beside the others. item: an element takes this many
     bytes there.
     """
 
@@ -26,17 +26,18 @@ class BlockSizes:
         self,
         numels: Sequence[int],
         weights: Sequence[int],
-        exact_numels: Sequence[int],
+        fp32_numels: Sequence[int],
         item: int,
     ):
         self._numels = numels
         self._weights = weights
-        self._exact_numels = exact_numels
+        self._fp32_numels = fp32_numels
         self._item = item
         self._slots: dict[tuple[int, int], int] = {}
         self._largest = [*accumulate(reversed(numels), max, initial=0)][::-1]
         each = [
-            numel * item + exact * EXACT_ITEM_BYTES for numel, exact in zip(weights, exact_numels)
+            numel * item + keep_in_fp32 * FP32_ITEM_BYTES
+            for numel, keep_in_fp32 in zip(weights, fp32_numels)
         ]
         self._last = list(accumulate(reversed(each), initial=0))
         self._sums: dict[range, tuple[int, int]] = {}
@@ -49,8 +50,8 @@ class BlockSizes:
         """Returns the bytes of a slot that can hold each of the blocks from `start` to `stop`."""
         if (start, stop) not in self._slots:
             numel = max(self._weights[start:stop], default=0)
-            exact = max(self._exact_numels[start:stop], default=0)
-            self._slots[start, stop] = numel * self._item + exact * EXACT_ITEM_BYTES
+            keep_in_fp32 = max(self._fp32_numels[start:stop], default=0)
+            self._slots[start, stop] = numel * self._item + keep_in_fp32 * FP32_ITEM_BYTES
         return self._slots[start, stop]
 
     def largest_from(self, start: int) -> int:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from engine.config.output_settings import CheckpointKind
 from engine.config.settings import Optimizer
-from engine.planning.layout.embed_pieces import piece_of_table
+from engine.planning.layout.embed_chunks import chunk_of_table
 from engine.planning.layout.layout import (
-    EXACT_ITEM_BYTES,
+    FP32_ITEM_BYTES,
     PLANE_ITEM_BYTES,
     checkpoint_planes,
     plane_bytes,
@@ -24,7 +24,7 @@ from engine.planning.schedule.rounds import TrainedUnits
 from engine.planning.schedule.shards import Shards, largest_updated
 from engine.planning.shape.activation_sizes import DOCUMENTS, MASK_ELEMENTS
 from engine.planning.shape.block_sizes import BlockSizes
-from engine.planning.shape.quantization import Method
+from engine.planning.shape.quantized_weights import Method
 from engine.planning.shape.read_ahead import read_ahead_numel
 from engine.planning.shape.unit_shape import UnitShape
 
@@ -126,7 +126,7 @@ class ModelShape:
         return BlockSizes(
             [each.gradient_numel for each in blocks],
             [each.weight_numel for each in blocks],
-            [each.exact_numel for each in blocks],
+            [each.fp32_numel for each in blocks],
             self.item_bytes,
         )
 
@@ -165,20 +165,21 @@ class ModelShape:
         """The gradients of all units together have this many elements."""
         return self.first_gradients[-1]
 
-    def plane_bytes(self, settled: int = 0, spilled: int = 0) -> dict[str, int]:
-        """Returns the bytes of each plane in host memory: of all units but the first `settled`,
-        which live on the device, without the moments of the last `spilled`, which are on the disk.
+    def plane_bytes(self, gpu_resident: int = 0, disk_offloaded: int = 0) -> dict[str, int]:
+        """Returns the bytes of each plane in host memory: of all units but the first
+        `gpu_resident`, which live on the device, without the moments of the last `disk_offloaded`,
+        which are on the disk.
         """
-        if (settled, spilled) not in self._plane_bytes:
+        if (gpu_resident, disk_offloaded) not in self._plane_bytes:
             found = dict.fromkeys(PLANE_ITEM_BYTES[self.dtype], 0)
-            for unit in self.units[settled:]:
+            for unit in self.units[gpu_resident:]:
                 sizes = self.unit_bytes(unit)
                 for plane, size in sizes.items():
                     found[plane] += size
             for plane in MOMENTS:
-                found[plane] -= self.last_moment_bytes[spilled]
-            self._plane_bytes[settled, spilled] = found
-        return dict(self._plane_bytes[settled, spilled])
+                found[plane] -= self.last_moment_bytes[disk_offloaded]
+            self._plane_bytes[gpu_resident, disk_offloaded] = found
+        return dict(self._plane_bytes[gpu_resident, disk_offloaded])
 
     def unit_bytes(self, unit: UnitShape) -> dict[str, int]:
         """Returns the bytes of each plane of a unit of this model."""
@@ -196,25 +197,25 @@ class ModelShape:
         return list(itertools.accumulate(sizes, initial=0))
 
     @functools.cached_property
-    def settled_bytes(self) -> list[int]:
+    def gpu_resident_bytes(self) -> list[int]:
         """Entry n is the bytes that the first n units take if they live on the device: all planes
         but that of gradients, and the weights that stay in fp32.
         """
         found = [0]
         for unit in self.units:
             sizes = self.unit_bytes(unit)
-            exact = unit.exact_numel * EXACT_ITEM_BYTES
-            found.append(found[-1] + sum(sizes.values()) - sizes["grad"] + exact)
+            keep_in_fp32 = unit.fp32_numel * FP32_ITEM_BYTES
+            found.append(found[-1] + sum(sizes.values()) - sizes["grad"] + keep_in_fp32)
         return found
 
-    def settled_on(self, ranks: int) -> list[int]:
-        """Returns `settled_bytes` for the device of one of several ranks: weights whole, with the
-        elements of all shards, and a shard of the rest (`engine.runtime.host.sharded_planes`).
+    def gpu_resident_bytes_on(self, ranks: int) -> list[int]:
+        """Returns `gpu_resident_bytes` for the device of one of several ranks: weights whole, with
+        the elements of all shards, and a shard of the rest (`engine.runtime.host.sharded_planes`).
         Moments that are not in fp32 are estimated by the mean of a unit.
         """
         if ranks == 1:
-            return self.settled_bytes
-        if ranks not in self._settled_on:
+            return self.gpu_resident_bytes
+        if ranks not in self._gpu_resident_bytes_on:
             shards, item = Shards(ranks), self.item_bytes
             found = [0]
             for unit in self.units:
@@ -223,24 +224,24 @@ class ModelShape:
                 rest = sum(planes.values()) - planes["grad"] - planes["weight_high"]
                 shard = -(-rest * own // unit.numel) if unit.numel else 0
                 found.append(found[-1] + unit.padded(shards).weight_numel * item + shard)
-            self._settled_on[ranks] = found
-        return self._settled_on[ranks]
+            self._gpu_resident_bytes_on[ranks] = found
+        return self._gpu_resident_bytes_on[ranks]
 
     @functools.cached_property
-    def _settled_on(self) -> dict[int, list[int]]:
+    def _gpu_resident_bytes_on(self) -> dict[int, list[int]]:
         return {}
 
     @functools.cached_property
-    def has_exact(self) -> bool:
+    def has_fp32_weights(self) -> bool:
         """Tells whether any weights stay in fp32 in a bf16 model."""
-        return any(unit.exact_numel for unit in self.units)
+        return any(unit.fp32_numel for unit in self.units)
 
     @functools.cached_property
     def has_alike_frozen_blocks(self) -> bool:
         """Tells whether all blocks have the same sizes, and by far the most of them is not trained.
         Then it makes no difference to memory which of them live on the device.
         """
-        sizes = {(u.numel, u.frozen_numel, u.exact_numel, u.moment_counts) for u in self.blocks}
+        sizes = {(u.numel, u.frozen_numel, u.fp32_numel, u.moment_counts) for u in self.blocks}
         numel, frozen, *_ = next(iter(sizes), (0, 0))
         return len(sizes) == 1 and MOSTLY_FROZEN * numel <= frozen
 
@@ -256,9 +257,9 @@ class ModelShape:
 
     @functools.cached_property
     def largest_block(self) -> int:
-        """Returns the number of elements of the largest block, by which pieces are measured."""
-        outer = (self.embed.numel, self.head.numel)
-        return largest_updated([unit.numel for unit in self.blocks], outer)
+        """Returns the number of elements of the largest block, by which chunks are measured."""
+        embed_and_head = (self.embed.numel, self.head.numel)
+        return largest_updated([unit.numel for unit in self.blocks], embed_and_head)
 
     @functools.cached_property
     def block_share(self) -> float:
@@ -279,18 +280,18 @@ class ModelShape:
         return 2.0 * rows * row_length * seen * self.attention_width
 
     @functools.cached_property
-    def embed_piece(self) -> int:
+    def embed_chunk(self) -> int:
         """Returns the number of elements for which the gradient of embed can be summed at a time; 0
-        where it is summed as a whole (`engine.planning.layout.embed_pieces`).
+        where it is summed as a whole (`engine.planning.layout.embed_chunks`).
         """
         is_one_table = self.embed.parameter_count == self.vocab_size * self.hidden_size
-        if self.holds_embed or not is_one_table or self.embed.exact_numel:
+        if self.holds_embed or not is_one_table or self.embed.fp32_numel:
             return 0
         largest = max(unit.weight_numel for unit in self.blocks)
-        return piece_of_table(self.vocab_size, self.hidden_size, largest)
+        return chunk_of_table(self.vocab_size, self.hidden_size, largest)
 
     def update_buffer(self, pieces: int, ranks: int = 1) -> UpdateBuffer:
-        """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
+        """Returns the sizes of a buffer in which the device updates a chunk of a unit. chunks: so
         many of them are the largest block, or what one of several ranks owns of it.
         """
         if (pieces, ranks) not in self._update_buffers:
@@ -359,9 +360,9 @@ class ModelShape:
         that stay in fp32 take the rest of their four bytes.
         """
         item = PLANE_ITEM_BYTES[dtype]["weight_high"]
-        exact = sum(unit.exact_numel for unit in self.units) if dtype == "bfloat16" else 0
+        keep_in_fp32 = sum(unit.fp32_numel for unit in self.units) if dtype == "bfloat16" else 0
         untouched = self.untouched_numel * self.item_bytes
-        return self.parameter_count * item + exact * (4 - item) + untouched
+        return self.parameter_count * item + keep_in_fp32 * (4 - item) + untouched
 
     def with_optimizer(self, optimizer: Optimizer) -> ModelShape:
         """Returns the shape of the same model with the moments of another optimizer."""
@@ -375,7 +376,7 @@ class ModelShape:
         logits = (self.logit_bytes - FP32_LOGIT_BYTES) // self.item_bytes
         units = self.units
         if dtype == "float32":  # there all weights are in fp32
-            units = tuple(replace(unit, exact_numel=0) for unit in units)
+            units = tuple(replace(unit, fp32_numel=0) for unit in units)
         logit_bytes = FP32_LOGIT_BYTES + logits * item
         return replace(self, dtype=dtype, logit_bytes=logit_bytes, units=units)
 

@@ -20,7 +20,7 @@ LOG_SUM_BYTES = 4
 
 
 class BoundarySizes(NamedTuple):
-    """A boundary takes so many elements at most, alone and with what attention returned."""
+    """A block input takes so many elements at most, alone and with what attention returned."""
 
     alone: int
     with_attention: int
@@ -45,8 +45,8 @@ def attention_room(bytes_of_token: int, tokens: int) -> int:
     return aligned(bytes_of_token * tokens) + MORE_BYTES if bytes_of_token else 0
 
 
-def with_room(boundary_bytes: int, bytes_of_token: int, tokens: int) -> int:
-    """Returns the bytes of a boundary of so many tokens with that room behind it."""
+def with_room(block_input_bytes: int, bytes_of_token: int, tokens: int) -> int:
+    """Returns the bytes of a block input of so many tokens with that room behind it."""
     if not bytes_of_token:
-        return boundary_bytes
-    return aligned(boundary_bytes) + attention_room(bytes_of_token, tokens)
+        return block_input_bytes
+    return aligned(block_input_bytes) + attention_room(bytes_of_token, tokens)

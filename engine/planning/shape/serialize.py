@@ -17,7 +17,7 @@ from engine.planning.layout.adapter_layout import adapted_layout
 from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.planning.shape.activation_sizes import Activations
 from engine.planning.shape.model_shape import ModelShape
-from engine.planning.shape.quantization import Method
+from engine.planning.shape.quantized_weights import Method
 from engine.planning.shape.tile_sizes import tiled_block
 from engine.planning.shape.unit_shape import UnitShape
 
@@ -46,7 +46,7 @@ blocks into which its others are cut under the second (`engine.planning.layout.m
 """
 STREAMS = "residual_streams"
 """A row has this key where a block's input has several hidden states per token."""
-EXACT = "exact"
+KEEP_IN_FP32 = "exact"
 """A unit with parameters that stay in fp32 in a bf16 model has their number under this key."""
 FROZEN, NOT_TRAINED = "frozen", "not_trained"
 """A unit with parameters that are not trained has the elements that they take in weight_high alone
@@ -79,7 +79,7 @@ class AdaptedBlock:
 
     layers: Sequence[tuple[int, int]]
     """Each layer with an adapter takes and returns so many features."""
-    exact: Sequence[int]
+    keep_in_fp32: Sequence[int]
     """Each parameter that stays in fp32 in a bf16 model has so many elements."""
 
 
@@ -115,8 +115,8 @@ def pack_adapters(
     rows: list[dict[str, Any]] = []
     for block in blocks:
         rows.append({LAYERS: list(map(list, block.layers))})
-        if block.exact:
-            rows[-1][EXACT] = list(block.exact)
+        if block.keep_in_fp32:
+            rows[-1][KEEP_IN_FP32] = list(block.keep_in_fp32)
     for dtype, shape in low.items():
         for row, unit, other in zip(rows, shape.blocks, high[dtype].blocks, strict=True):
             first, second = _numbers(unit), _numbers(other)
@@ -172,8 +172,8 @@ def _frozen(unit: UnitShape) -> UnitShape:
 
 def _adapted(unit: UnitShape, kind: Mapping[str, Any], dtype: str, rank: int) -> UnitShape:
     """Returns a block with the adapters of `kind`."""
-    exact = kind.get(EXACT, ()) if dtype == "bfloat16" else ()
-    layout = adapted_layout(unit.name, kind[LAYERS], exact, rank)
+    keep_in_fp32 = kind.get(KEEP_IN_FP32, ()) if dtype == "bfloat16" else ()
+    layout = adapted_layout(unit.name, kind[LAYERS], keep_in_fp32, rank)
     counts = layout.moment_counts
     *at_zero, plain, masked, compiled = kind[dtype]
     numbers = list(at_zero)
@@ -190,7 +190,7 @@ def _adapted(unit: UnitShape, kind: Mapping[str, Any], dtype: str, rank: int) ->
         widest=max(unit.widest, rank if kind[LAYERS] else 0),
         small_numel=counts.small,
         block_count=counts.blocks,
-        frozen_numel=unit.numel - unit.exact_numel,
+        frozen_numel=unit.numel - unit.fp32_numel,
         frozen_count=unit.parameter_count,
         adapter_features=sum(map(sum, kind[LAYERS])),
         **_activations(numbers),
@@ -249,8 +249,8 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
         kind[dtype] = numbers
     if unit.tiled is not None:
         kind[TILED.format(dtype)] = list(unit.tiled.numbers)
-    if unit.exact_numel:
-        kind[EXACT] = unit.exact_numel
+    if unit.fp32_numel:
+        kind[KEEP_IN_FP32] = unit.fp32_numel
     if unit.frozen_count:
         kind |= {FROZEN: unit.frozen_numel, NOT_TRAINED: unit.frozen_count}
     if unit.shared_count:
@@ -280,13 +280,13 @@ def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
     """Returns the unit stored in `kind`, which lists the bytes of activations in each dtype, as
     `_numbers` does.
     """
-    exact_numel = kind.get(EXACT, 0) if dtype == "bfloat16" else 0
+    fp32_numel = kind.get(KEEP_IN_FP32, 0) if dtype == "bfloat16" else 0
     return UnitShape(
         name,
         kind["numel"],
         kind["parameters"],
         kind["widest"],
-        exact_numel=exact_numel,
+        fp32_numel=fp32_numel,
         small_numel=kind[SMALL],
         block_count=kind[BLOCKS],
         frozen_numel=kind.get(FROZEN, 0),

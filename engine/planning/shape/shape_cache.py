@@ -28,12 +28,12 @@ from engine.config.trained_parts import Parts
 from engine.files import code_digest
 from engine.paths import cache_folder
 from engine.planning.shape.model_shape import ModelShape
-from engine.planning.shape.quantization import Method
+from engine.planning.shape.quantized_weights import Method
 from engine.planning.shape.serialize import (
     ACTIVATION_FIELDS,
-    EXACT,
     FROZEN,
     HANDED,
+    KEEP_IN_FP32,
     NOT_TRAINED,
     SHARED,
     STORED_AS,
@@ -267,7 +267,9 @@ def _is_kind(kind: Any, dtype: str) -> bool:
         return False
     if not all(_is_count(kind.get(name)) for name in ("numel", "parameters", "widest")):
         return False
-    if not all(_is_count(kind.get(name, 0)) for name in (EXACT, FROZEN, NOT_TRAINED, SHARED)):
+    if not all(
+        _is_count(kind.get(name, 0)) for name in (KEEP_IN_FP32, FROZEN, NOT_TRAINED, SHARED)
+    ):
         return False
     tiled = kind.get(TILED.format(dtype))
     if tiled is not None and not (

@@ -34,7 +34,7 @@ class UnitShape:
     """Autograd keeps these for a compiled block, which recomputes cheap ones, without a mask."""
     tiled: TiledBlock | None = None
     """It takes this where parts of it run in tiles; None where none can, or that is not known."""
-    exact_numel: int = 0
+    fp32_numel: int = 0
     """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
     adapter_features: int = 0
     """This is what all layers with an adapter take and return."""

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from engine import safe_files
-from engine.files import is_full_in_words
+from engine.files import disk_full_text
 
 RECORD_BYTES = 16 << 20
 """A run on a full disk waits until this many bytes are free, enough for some hours of its
@@ -62,7 +62,7 @@ def has_disk_space(folder: Path) -> bool:
 def wait_in_words(error: OSError, folder: Path) -> str:
     """Returns one sentence that says why a run waits and what ends the wait."""
     return (
-        f"{is_full_in_words(error)}: the record of the run cannot be written in {folder}; free at "
+        f"{disk_full_text(error)}: the record of the run cannot be written in {folder}; free at "
         f"least {RECORD_BYTES >> 20} MiB of that disk and the run goes on by itself; stopped now, "
         "it is not saved."
     )

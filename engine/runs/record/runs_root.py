@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from engine.errors import RunError
-from engine.files import FULL, is_full_in_words
+from engine.files import FULL, disk_full_text
 
 _PROBE_BYTES = 64 << 10
 """So much is written to see whether the disk takes anything: more than a file system keeps within
@@ -39,7 +39,7 @@ def refuse_unusable(runs: Path) -> None:
 
 def _why(place: Path, error: OSError) -> str:
     if error.errno in FULL:
-        return f"{_lowered(is_full_in_words(error))}; free some space, or name another folder."
+        return f"{_lowered(disk_full_text(error))}; free some space, or name another folder."
     if error.errno == errno.EROFS:
         return f"{place} is on a disk that can only be read; name another folder."
     if error.errno in (errno.EACCES, errno.EPERM):

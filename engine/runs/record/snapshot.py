@@ -67,7 +67,7 @@ from engine.runs.record.events import (
     StepTimeline,
     UnitNorms,
 )
-from engine.runs.record.held_out import Best, ValidationScores
+from engine.runs.record.validation import Best, ValidationScores
 
 # ---------------------------------------------------------------------- step order
 
@@ -229,7 +229,7 @@ class SnapshotFields:
     """The latest sample of memory has these figures of each rank; it is empty for one rank."""
     norms: NormTable = field(default_factory=NormTable)
     evals: EvalTable = field(default_factory=EvalTable)
-    held_out: ValidationScores = field(default_factory=ValidationScores)
+    validation: ValidationScores = field(default_factory=ValidationScores)
     exact_matches: list[ExactMatchMeasured] = field(default_factory=list)
     prompt_answers: list[PromptsAnswered] = field(default_factory=list)
     checkpoints: list[CheckpointWritten] = field(default_factory=list)
@@ -307,16 +307,16 @@ class RunSnapshot(SnapshotFields):
     @property
     def best(self) -> Best | None:
         """Returns the best evaluation after a step, if any was better than that before the first
-        one, by what the run chooses by (`held_out.by`).
+        one, by what the run chooses by (`validation.by`).
         """
-        return self.held_out.best
+        return self.validation.best
 
     @property
     def eval_rows(self) -> dict[int, RowLosses]:
         """Returns the losses of validation rows by step, of the newest evaluations, the best,
         and the one before the first step.
         """
-        return self.held_out.rows
+        return self.validation.rows
 
     @property
     def exported_step(self) -> int | None:
@@ -417,7 +417,7 @@ class RunSnapshot(SnapshotFields):
         for table in tables:
             table.drop_after(step)
         self.exact_matches = _up_to(step, self.exact_matches)
-        self.held_out.begin(best_by or self.held_out.by, step, self.evals, self.exact_matches)
+        self.validation.begin(best_by or self.validation.by, step, self.evals, self.exact_matches)
         self.prompt_answers = _up_to(step, self.prompt_answers)
         self.checkpoints = _up_to(step, self.checkpoints)
         self.exports = _up_to(step, self.exports)
@@ -498,12 +498,12 @@ class RunSnapshot(SnapshotFields):
     def _eval_finished(self, time: float, event: EvalFinished) -> None:
         if self._fits(self.evals, time, event):
             self.evals.append(time, event)
-            self.held_out.evaluated(event)
+            self.validation.evaluated(event)
         self._end_job("evaluate")
 
     def _exact_match_measured(self, _: float, event: ExactMatchMeasured) -> None:
         self.exact_matches.append(event)
-        self.held_out.answered(event, self.evals)
+        self.validation.answered(event, self.evals)
         self._end_job("sample")
 
     def _prompts_answered(self, _: float, event: PromptsAnswered) -> None:
@@ -516,7 +516,7 @@ class RunSnapshot(SnapshotFields):
         self._end_job("checkpoint")
 
     def _best_kept(self, _: float, event: BestKept) -> None:
-        self.held_out.written(event)
+        self.validation.written(event)
 
     def _export_written(self, _: float, event: ExportWritten) -> None:
         self.exports.append(event)

@@ -31,7 +31,7 @@ ROWS = (
     Lane.GRADIENTS_OUT,
     Lane.READ,
     Lane.WRITE,
-    Lane.EXCHANGE,
+    Lane.COLLECTIVE,
 )
 """The rows are in this order from top to bottom; each row is a thread of the trace, numbered from
 1. Rows of later versions come last, so that a record gives the same file.

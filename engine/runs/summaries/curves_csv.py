@@ -31,7 +31,7 @@ _OF_STEP = (
     "tokens_per_second",
     "tflops",
 )
-COLUMNS = ("step", "unix_time", *_OF_STEP, "held_out_loss", "answered_exactly", "prompts_asked")
+COLUMNS = ("step", "unix_time", *_OF_STEP, "validation_loss", "answered_exactly", "prompts_asked")
 """`seconds` is the time of the step; `unix_time` is when it was over, by the clock of the
 machine.
 """
@@ -59,7 +59,7 @@ def _apply(rows: dict[int, dict[str, Any]], time: float, event: Event) -> None:
         values = {name: getattr(event, name) for name in _OF_STEP}
         rows.setdefault(event.step, {}).update(values, unix_time=round(time, 3))
     elif isinstance(event, EvalFinished):
-        rows.setdefault(event.step, {})["held_out_loss"] = event.loss
+        rows.setdefault(event.step, {})["validation_loss"] = event.loss
     elif isinstance(event, ExactMatchMeasured):
         answers = {"answered_exactly": event.correct, "prompts_asked": event.total}
         rows.setdefault(event.step, {}).update(answers)

@@ -1,4 +1,4 @@
-"""An `Collectives` carries tensors between the ranks of a run. Every rank calls the same methods in
+"""A `Collectives` carries tensors between the ranks of a run. Every rank calls the same methods in
 the same order.
 
 `ProcessGroupCollectives` uses process groups of `torch.distributed`: NCCL between GPUs, gloo
@@ -46,7 +46,7 @@ class CollectiveError(RuntimeError):
 
 
 class Collectives(Protocol):
-    """An `Collectives` connects all ranks, of which this one has `place`."""
+    """A `Collectives` connects all ranks, of which this one has `place`."""
 
     place: RankInfo
 

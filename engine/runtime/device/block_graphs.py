@@ -2,8 +2,8 @@
 kernels is launched at once.
 
 This needs blocks whose weights, sums and activations are at the same addresses in every step: all
-of them live on the device, and none has a boundary on the host (`StepPlan.graphs`). What goes into
-the first block of a pass and what comes out of the last one is in buffers of their own, the
+of them live on the device, and none has a block input on the host (`StepPlan.graphs`). What goes
+into the first block of a pass and what comes out of the last one is in buffers of their own, the
 borders, and the arguments of the blocks are copied to tensors that stay (`StaticArguments`).
 
 Recordings belong to the shapes of one step:

@@ -11,7 +11,7 @@ from engine.config.settings import ModelConfig, OptimConfig
 from engine.config.trained_parts import Parts
 from engine.model.build.units import StreamedModel
 from engine.planning.fit.planner import Chosen
-from engine.planning.schedule.choices import settled_of
+from engine.planning.schedule.choices import gpu_resident_of
 from engine.runtime.collectives.process_groups import CollectiveError
 from engine.runtime.device.backend import Backend
 from engine.runtime.distributed.codec import config_text
@@ -97,7 +97,7 @@ def build_engines(
     assert parts.store.states is not None  # the planes are allocated
     blocks = [unit.name for unit in parts.model.blocks]
     # The other ranks open the planes where they are now.
-    parts.store.settle(settled_of(blocks, settings.choices), parts.backend)
+    parts.store.place_units(gpu_resident_of(blocks, settings.choices), parts.backend)
     # Files of the model need not be on other hosts, and a run may change what they say.
     config, trained = parts.model.config, parts.model.parts
     span = settings.choices.span
@@ -107,7 +107,7 @@ def build_engines(
         trained if isinstance(trained, Parts) else None,
         trained if isinstance(trained, Adapters) else None,
         *parts.store.states,
-        tuple(parts.store.settled),
+        tuple(parts.store.gpu_resident),
         span,
     )
     planes = _planes_of_nodes(workers, held)

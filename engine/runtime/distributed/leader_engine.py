@@ -1,5 +1,5 @@
 """A `LeaderEngine` is the engine of the process that leads: whatever it runs, it has the other
-ranks of its crew run, too.
+ranks of its worker group run, too.
 
 Steps are computed by all ranks together. Evaluations are divided: each rank computes the losses of
 some micro-batches by itself, on weights that it reads whole from the common planes. Sampling is the

@@ -23,8 +23,8 @@ from engine.runtime.distributed.rendezvous import Rendezvous
 from engine.runtime.host.cross_host_planes import NodeShard
 from engine.runtime.host.host_adamw import AdamWSettings
 from engine.runtime.host.ram_planes import Key, Wanted
+from engine.runtime.host.shared_chunk import InSharedBuffer
 from engine.runtime.host.shared_memory import SharedPlanes
-from engine.runtime.host.shared_piece import InSharedBuffer
 from engine.runtime.step.step import StepShard
 
 
@@ -75,7 +75,7 @@ class PlanesSpec(Struct, frozen=True, forbid_unknown_fields=True):
     optimizer: Optimizer
     has_gradients: bool
     """The planes include gradients."""
-    settled: tuple[str, ...]
+    gpu_resident: tuple[str, ...]
     """These units live on the devices."""
     span: int = 1
     """The planes are divided among so many hosts."""
@@ -117,7 +117,7 @@ class CloseEngine(Message, frozen=True):
 
 
 class Train(Message, frozen=True):
-    """A follower submits a step. Once it has applied it, it answers `Applied`."""
+    """A follower submits a step. Once it has applied it, it answers `OptimizerStep`."""
 
     number: int
     share: StepShard
@@ -262,7 +262,7 @@ class DeviceMemory(Struct, frozen=True, forbid_unknown_fields=True):
     """The process has this many bytes of RAM for itself. Only those on other hosts tell."""
 
 
-class Applied(Message, frozen=True):
+class OptimizerStep(Message, frozen=True):
     """All updates of step `number` are in the planes."""
 
     number: int

@@ -30,7 +30,7 @@ Lost = Callable[[str], None]
 
 
 class WorkerProcess(Protocol):
-    """A `WorkerProcess` belongs to a crew. Any thread may call its methods."""
+    """A `WorkerProcess` belongs to a worker group. Any thread may call its methods."""
 
     host_name: str
     """It is on this host; empty where that is the leader's and there is no other."""
@@ -52,7 +52,7 @@ class WorkerProcess(Protocol):
         """Asks it to end, if it is the leader's to end."""
 
     def part(self) -> None:
-        """Returns once it has ended, or has no line to the crew any more."""
+        """Returns once it has ended, or has no line to the worker group any more."""
 
     def host_memory(self) -> int:
         """Returns the bytes of the leader's host that it has for itself."""

@@ -31,8 +31,8 @@ from engine.runtime.host.cross_host_planes import NodePlanes, NodeShard
 from engine.runtime.host.device_planes import DevicePlanes
 from engine.runtime.host.ram_planes import Key, Wanted
 from engine.runtime.host.sharded_planes import HeldBytes
+from engine.runtime.host.shared_chunk import CHUNK_BYTES, SharedBuffer
 from engine.runtime.host.shared_memory import OwnedMemory, SharedPlanes
-from engine.runtime.host.shared_piece import CHUNK_BYTES, SharedBuffer
 from engine.runtime.optimizer.host_threads import Workers
 
 _POLL_SECONDS = 1.0

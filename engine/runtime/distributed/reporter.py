@@ -11,7 +11,7 @@ from engine.machine.cgroups import private_memory
 from engine.planning.schedule.schedule import Span
 from engine.planning.schedule.stalls import ran, waits_of
 from engine.runtime.device.backend import Backend
-from engine.runtime.distributed.messages import Applied, DeviceMemory, Timeline
+from engine.runtime.distributed.messages import DeviceMemory, OptimizerStep, Timeline
 from engine.runtime.step.streaming_engine import AppliedStep
 
 MEMORY_SECONDS = 1.0
@@ -35,7 +35,7 @@ class Reporter:
         self._before = None
         self._mark = time.perf_counter()
 
-    def applied(self, step: AppliedStep, has_timeline: bool) -> Applied:
+    def applied(self, step: AppliedStep, has_timeline: bool) -> OptimizerStep:
         """Returns the report of a step. has_timeline: it tells when the step's ops ran."""
         now = time.perf_counter()
         seconds, self._mark = now - self._mark, now
@@ -50,7 +50,7 @@ class Reporter:
             memory = device_memory(self._backend)
             if self._tells_host:
                 memory = replace(memory, host=private_memory())
-        return Applied(step.step, timeline, memory)
+        return OptimizerStep(step.step, timeline, memory)
 
 
 def device_memory(backend: Backend) -> DeviceMemory:

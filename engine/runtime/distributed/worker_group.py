@@ -37,7 +37,6 @@ from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.distributed.connection import ConnectionLostError, MonitoredConnection
 from engine.runtime.distributed.launched_group import LaunchedGroup
 from engine.runtime.distributed.messages import (
-    Applied,
     DeviceMemory,
     Done,
     Failed,
@@ -45,6 +44,7 @@ from engine.runtime.distributed.messages import (
     Go,
     Message,
     Open,
+    OptimizerStep,
     ShardReply,
     Timeline,
 )
@@ -322,7 +322,7 @@ class WorkerGroup:
 
     def _take(self, rank: int, message: Message) -> bool:
         match message:
-            case Applied(number, timeline, memory):
+            case OptimizerStep(number, timeline, memory):
                 with self._wrote:
                     if timeline is not None:
                         self._timelines[number][rank] = timeline

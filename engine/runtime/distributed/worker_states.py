@@ -65,7 +65,7 @@ class WorkerStates:
         kinds, place = (held.optimizer, held.has_gradients), opener.place
         if held.span > 1:
             self.store.shard_over_nodes(place.world_size, Nodes(held.span, place.host))
-        self.store.open_planes(memory, kinds, held.settled, self._planes_on_device())
+        self.store.open_planes(memory, kinds, held.gpu_resident, self._planes_on_device())
 
     @classmethod
     def made(cls, opener: Opener, held: PlanesSpec) -> tuple[WorkerStates, SharedPlanes]:
@@ -98,10 +98,10 @@ class WorkerStates:
         """Takes part in filling the planes of the hosts other than the leader's. Raises
         ExchangeError.
         """
-        place, settled = self._opener.place, set(self.held.settled)
+        place, gpu_resident = self._opener.place, set(self.held.gpu_resident)
 
         def keeps(unit: str) -> bool:
-            return place.host > 0 and (place.is_first_on_node or unit in settled)
+            return place.host > 0 and (place.is_first_on_node or unit in gpu_resident)
 
         receive_planes(self.store, collectives, device, keeps)
 

@@ -5,7 +5,7 @@
 - Its space is reserved when it is made. So a disk that is too small is found before training.
 - Reads and writes go past the page cache (``O_DIRECT``), where the file system allows that: pages
   of the cache would take the RAM that the file is there to save. They begin and end at whole pages
-  (`engine.planning.layout.spilled.PAGE`), in memory and in the file.
+  (`engine.planning.layout.disk_chunks.PAGE`), in memory and in the file.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.errors import SpillError
-from engine.files import FULL, is_full_in_words
+from engine.errors import DiskOffloadError
+from engine.files import FULL, disk_full_text
 
 
 class DiskFile:
     """A `DiskFile` reserves `nbytes` bytes in `folder`, which read as zeros at first. Any thread
-    may read and write. what: the file holds this, in words. Raises SpillError where the system
-    refuses.
+    may read and write. what: the file holds this, in words. Raises DiskOffloadError where the
+    system refuses.
     """
 
     def __init__(self, folder: Path, nbytes: int, what: str = "moments"):
@@ -46,11 +46,11 @@ class DiskFile:
             raise self._error("be reserved", error) from error
 
     def read(self, memory: memoryview, offset: int) -> None:
-        """Fills `memory` with the bytes from `offset` on. Raises SpillError."""
+        """Fills `memory` with the bytes from `offset` on. Raises DiskOffloadError."""
         self._transfer(memory, offset, os.preadv, "be read")
 
     def write(self, memory: memoryview, offset: int) -> None:
-        """Writes `memory` to the bytes from `offset` on. Raises SpillError."""
+        """Writes `memory` to the bytes from `offset` on. Raises DiskOffloadError."""
         self._transfer(memory, offset, os.pwritev, "be written")
 
     def close(self) -> None:
@@ -114,14 +114,14 @@ class DiskFile:
         except OSError as error:
             raise self._error(what, error) from error
 
-    def _error(self, what: str, error: OSError) -> SpillError:
+    def _error(self, what: str, error: OSError) -> DiskOffloadError:
         where = f"{self._what} that engine.disk keeps in {self._folder}"
         if error.errno in FULL:
-            return SpillError(
-                f"{is_full_in_words(error)}: {where} cannot {what}; free some of its space, or "
+            return DiskOffloadError(
+                f"{disk_full_text(error)}: {where} cannot {what}; free some of its space, or "
                 "name another folder."
             )
-        return SpillError(
+        return DiskOffloadError(
             f"{where[0].upper()}{where[1:]} cannot {what} ({error.strerror}); check that disk, or "
             "name another folder."
         )

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from engine.config.settings import Optimizer
+from engine.planning.layout.disk_chunks import PAGE, DiskChunk, disk_chunks, whole_pages
 from engine.planning.layout.layout import UnitLayout
 from engine.planning.layout.moments import MOMENTS
-from engine.planning.layout.spilled import PAGE, SpilledPiece, spilled_pieces, whole_pages
 from engine.runtime.host.disk_file import DiskFile
 from engine.runtime.host.mapped_memory import map_memory
 from engine.runtime.host.ram_planes import Key
@@ -25,17 +25,17 @@ class DiskPlanes:
     def __init__(self, folder: Path):
         self.folder = folder
         self._files: dict[str, DiskFile] = {}
-        self._pieces: dict[str, dict[int, SpilledPiece]] = {}
+        self._pieces: dict[str, dict[int, DiskChunk]] = {}
         """Each unit has its pieces here, by the element that they begin at."""
         self.written_bytes = 0
         """The updates of steps have written this many bytes. One lane counts them."""
         self.written_block_input_bytes = 0
-        """Steps and dry runs have written this many bytes of boundaries, to a file beside these.
+        """Steps and dry runs have written this many bytes of block inputs, to a file beside these.
         The same lane counts them.
         """
 
     def count_block_input(self, nbytes: int) -> None:
-        """Counts a boundary of so many bytes that was written."""
+        """Counts a block input of so many bytes that was written."""
         self.written_block_input_bytes += nbytes
 
     @property
@@ -52,13 +52,13 @@ class DiskPlanes:
         return unit in self._files
 
     def allocate(self, layouts: Iterable[UnitLayout], optimizer: Optimizer) -> None:
-        """Allocates zeroed moments of these units. Raises SpillError where the disk has no space
-        for them; then none is taken.
+        """Allocates zeroed moments of these units. Raises DiskOffloadError where the disk has no
+        space for them; then none is taken.
         """
         made: list[str] = []
         try:
             for layout in layouts:
-                pieces = spilled_pieces(layout, optimizer)
+                pieces = disk_chunks(layout, optimizer)
                 end = pieces[-1].file_end if pieces else 0
                 self._files[layout.unit] = DiskFile(self.folder, end)
                 made.append(layout.unit)
@@ -75,12 +75,12 @@ class DiskPlanes:
 
     # ------------------------------------------------------------------ pieces
 
-    def read_piece(self, unit: str, start: int, ring: memoryview) -> None:
+    def read_chunk(self, unit: str, start: int, ring: memoryview) -> None:
         """Reads both moments of the piece that begins at element `start` into a ring buffer."""
         piece = self._pieces[unit][start]
         self._files[unit].read(ring[: len(MOMENTS) * piece.room], piece.offset)
 
-    def write_piece(self, unit: str, start: int, ring: memoryview) -> None:
+    def write_chunk(self, unit: str, start: int, ring: memoryview) -> None:
         """Writes both moments of that piece from a ring buffer."""
         piece = self._pieces[unit][start]
         self._files[unit].write(ring[: len(MOMENTS) * piece.room], piece.offset)

@@ -108,7 +108,7 @@ class HostStates:
     ) -> None:
         """Allocates, touches and registers the planes of gradients and of the moments of
         `optimizer`, as `allocate_weights` does for weights. Without `gradients`, which is for plans
-        that park them on the device, there is no plane for them.
+        that keep them on the device, there is no plane for them.
         """
         self._where.keep(optimizer, gradients)
         states = [plane for plane in self.planes if plane not in WEIGHT_PLANES]
@@ -127,20 +127,20 @@ class HostStates:
         self,
         memory: PlaneMemory,
         kinds: tuple[Optimizer, bool],
-        settled: Collection[str],
+        gpu_resident: Collection[str],
         on_device: DevicePlanes,
     ) -> None:
         """Opens planes that another process has allocated in `memory`, or allocates them there, and
-        takes over those of `settled` from the device. On a host that the leader does not reach,
-        they are allocated there. kinds: the optimizer whose moments there are, and whether planes
-        of gradients are.
+        takes over those of `gpu_resident` from the device. On a host that the leader does not
+        reach, they are allocated there. kinds: the optimizer whose moments there are, and whether
+        planes of gradients are.
         """
         self._ram.use(memory)
         self._where.keep(*kinds)
-        self._where.adopt(settled, on_device)
+        self._where.adopt(gpu_resident, on_device)
         names = [plane for plane in self.planes if plane != "grad" or kinds[1]]
         is_there = not isinstance(on_device, OwnShards)
-        units = [unit for unit in self.layouts if unit not in self.settled or not is_there]
+        units = [unit for unit in self.layouts if unit not in self.gpu_resident or not is_there]
         self._where.allocate(units, names, "planes", no_progress)
         self._has_states = True
 
@@ -155,23 +155,25 @@ class HostStates:
         return self._where.optimizer
 
     @property
-    def settled(self) -> frozenset[str]:
+    def gpu_resident(self) -> frozenset[str]:
         """Returns the units that live on the device."""
-        return self._where.settled
+        return self._where.gpu_resident
 
     @property
-    def spilled(self) -> frozenset[str]:
+    def disk_offloaded(self) -> frozenset[str]:
         """Returns the units whose moments are on the disk."""
-        return self._where.spilled
+        return self._where.disk_offloaded
 
     @property
     def disk(self) -> DiskPlanes:
-        """Returns the moments on the disk. Raises SpillError where there is no folder for them."""
+        """Returns the moments on the disk. Raises DiskOffloadError where there is no folder for
+        them.
+        """
         return self._where.disk
 
     @property
     def written_bytes(self) -> tuple[int, int]:
-        """Returns the bytes that steps have written to the disk, of moments and of boundaries."""
+        """Returns the bytes that steps have written to the disk, of moments and of block inputs."""
         if not self._where.has_disk:
             return 0, 0
         return self.disk.written_bytes, self.disk.written_block_input_bytes
@@ -201,18 +203,19 @@ class HostStates:
         self.held = held
 
     def offload_to_disk(self, folder: Path) -> None:
-        """Makes `folder` the place of moments on the disk, before `settle` has any there."""
+        """Makes `folder` the place of moments on the disk, before `place_units` has any there."""
         self._where.offload_to_disk(folder)
 
-    def settle(
-        self, units: Collection[str], device: PlaneDevice, spilled: Collection[str] = ()
+    def place_units(
+        self, units: Collection[str], device: PlaneDevice, disk_offloaded: Collection[str] = ()
     ) -> None:
-        """Makes `units`, and no others, live on `device`, and keeps the moments of `spilled`, and
-        of no others, on the disk. Planes that are allocated already move with what they hold; no op
-        may be running on them. Raises FitError where host memory is short, SpillError where the
+        """Makes `units`, and no others, live on `device`, and keeps the moments of
+        `disk_offloaded`, and of no others, on the disk. Planes that are allocated already move with
+        what they hold; no op may be running on them. Raises FitError where host memory is short,
+        DiskOffloadError where the
         disk is, and torch.OutOfMemoryError where the memory of the device is.
         """
-        self._where.arrange(units, spilled, device)
+        self._where.arrange(units, disk_offloaded, device)
 
     def update_buffer(self, pieces: int, shards: Shards = WHOLE) -> UpdateBuffer:
         """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
@@ -226,8 +229,8 @@ class HostStates:
     def largest_block(self) -> int:
         """Returns the elements of the largest block, by which pieces are measured."""
         numel = {unit: layout.numel for unit, layout in self.layouts.items()}
-        outer = [numel.pop(unit) for unit in (EMBED, HEAD) if unit in numel]
-        return largest_updated(numel.values(), outer)
+        embed_and_head = [numel.pop(unit) for unit in (EMBED, HEAD) if unit in numel]
+        return largest_updated(numel.values(), embed_and_head)
 
     @property
     def states(self) -> tuple[Optimizer, bool] | None:
@@ -262,7 +265,7 @@ class HostStates:
         """
         for unit in units:
             for plane in self.planes:
-                if (unit, plane) in self._ram.arrays:  # parked gradients have no plane
+                if (unit, plane) in self._ram.arrays:  # kept gradients have no plane
                     self._ram.register((unit, plane))
 
     def close(self) -> None:

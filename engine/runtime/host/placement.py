@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from engine.config.settings import Optimizer
-from engine.errors import SpillError
+from engine.errors import DiskOffloadError
 from engine.planning.layout.layout import PLANE_ITEM_BYTES, UnitLayout
 from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
 from engine.progress import Progress, no_progress
@@ -40,9 +40,9 @@ class PlanePlacement:
         self._on_device: DevicePlanes | None = None
         self._on_disk: DiskPlanes | None = None
         self._others: OtherShards | None = None
-        self.settled: frozenset[str] = frozenset()
+        self.gpu_resident: frozenset[str] = frozenset()
         """Units whose planes are on the device (GPU-resident)."""
-        self.spilled: frozenset[str] = frozenset()
+        self.disk_offloaded: frozenset[str] = frozenset()
         """Units whose moments are on the disk."""
         self.optimizer: Optimizer = FP32_MOMENTS
         """Optimizer whose moments the planes hold."""
@@ -62,14 +62,14 @@ class PlanePlacement:
         """Says that units which live on the device do so on those of other ranks, too; None where
         there are none. No unit may live there.
         """
-        assert not self.settled
+        assert not self.gpu_resident
         self._others, self._on_device = others, None
 
-    def adopt(self, settled: Collection[str], planes: DevicePlanes) -> None:
-        """Says that `settled` live on the device already, in `planes`, as far as this rank holds
-        them.
+    def adopt(self, gpu_resident: Collection[str], planes: DevicePlanes) -> None:
+        """Says that `gpu_resident` live on the device already, in `planes`, as far as this rank
+        holds them.
         """
-        self.settled, self._on_device = frozenset(settled), planes
+        self.gpu_resident, self._on_device = frozenset(gpu_resident), planes
 
     def offload_to_disk(self, folder: Path) -> None:
         """Makes `folder` the place of moments on the disk, before any are there."""
@@ -78,24 +78,26 @@ class PlanePlacement:
 
     @property
     def disk(self) -> DiskPlanes:
-        """Returns the moments on the disk. Raises SpillError where there is no folder for them."""
+        """Returns the moments on the disk. Raises DiskOffloadError where there is no folder for
+        them.
+        """
         if self._on_disk is None:
-            raise SpillError(
+            raise DiskOffloadError(
                 "No folder is given for what goes to the disk; set engine.disk to one."
             )
         return self._on_disk
 
     @property
     def has_disk(self) -> bool:
-        """Tells whether a folder is given for what spills."""
+        """Tells whether a folder is given for what goes to the disk."""
         return self._on_disk is not None
 
     def of(self, unit: str, plane: str) -> RamPlanes | DevicePlanes | DiskPlanes:
         """Returns the place of a plane."""
-        if unit in self.settled:
+        if unit in self.gpu_resident:
             assert self._on_device is not None  # `arrange` made it
             return self._on_device
-        return self.disk if unit in self.spilled and plane in MOMENTS else self.ram
+        return self.disk if unit in self.disk_offloaded and plane in MOMENTS else self.ram
 
     def tensors(self) -> Mapping[Key, torch.Tensor]:
         """Returns all planes that are allocated in RAM or on the device."""
@@ -125,14 +127,14 @@ class PlanePlacement:
         """
         on_device: list[Key] = []
         in_ram: list[Key] = []
-        spilled: dict[str, UnitLayout] = {}
+        disk_offloaded: dict[str, UnitLayout] = {}
         for unit in units:
             for plane in planes:
                 match self.of(unit, plane):
                     case DevicePlanes():
                         on_device += [(unit, plane)] if plane != "grad" else []
                     case DiskPlanes():
-                        spilled[unit] = self._layouts[unit]
+                        disk_offloaded[unit] = self._layouts[unit]
                     case RamPlanes():
                         in_ram.append((unit, plane))
         with contextlib.ExitStack() as undo:
@@ -140,9 +142,9 @@ class PlanePlacement:
                 assert self._on_device is not None  # these planes belong there
                 self._on_device.allocate(self._wanted(on_device))
                 undo.callback(self._on_device.release, on_device)
-            if spilled:
-                self.disk.allocate(spilled.values(), self.optimizer)
-                undo.callback(self.disk.release, list(spilled))
+            if disk_offloaded:
+                self.disk.allocate(disk_offloaded.values(), self.optimizer)
+                undo.callback(self.disk.release, list(disk_offloaded))
             if in_ram:
                 self.ram.allocate(self._wanted(in_ram), what, progress)
             undo.pop_all()
@@ -152,23 +154,24 @@ class PlanePlacement:
         self._release([(unit, plane) for unit in self._layouts for plane in planes])
 
     def arrange(
-        self, settled: Collection[str], spilled: Collection[str], device: PlaneDevice
+        self, gpu_resident: Collection[str], disk_offloaded: Collection[str], device: PlaneDevice
     ) -> None:
-        """Moves planes so that `settled`, and no other units, live on `device`, and the moments of
-        `spilled`, and of no others, are on the disk. No op may be running on them.
+        """Moves planes so that `gpu_resident`, and no other units, live on `device`, and the
+        moments of
+        `disk_offloaded`, and of no others, are on the disk. No op may be running on them.
         """
         if self._on_device is None:
             self._on_device = self._planes_on(device)
-        there, on_disk = frozenset(settled), frozenset(spilled)
+        there, on_disk = frozenset(gpu_resident), frozenset(disk_offloaded)
         # Those that leave a place make room for those that come.
-        for unit in sorted(on_disk - self.spilled - self.settled):
-            self._move(unit, self.settled, self.spilled | {unit})
-        for unit in self.settled - there:
-            self._move(unit, self.settled - {unit}, self.spilled | ({unit} & on_disk))
-        for unit in sorted(there - self.settled):
-            self._move(unit, self.settled | {unit}, self.spilled - {unit})
-        for unit in self.spilled - on_disk:
-            self._move(unit, self.settled, self.spilled - {unit})
+        for unit in sorted(on_disk - self.disk_offloaded - self.gpu_resident):
+            self._move(unit, self.gpu_resident, self.disk_offloaded | {unit})
+        for unit in self.gpu_resident - there:
+            self._move(unit, self.gpu_resident - {unit}, self.disk_offloaded | ({unit} & on_disk))
+        for unit in sorted(there - self.gpu_resident):
+            self._move(unit, self.gpu_resident | {unit}, self.disk_offloaded - {unit})
+        for unit in self.disk_offloaded - on_disk:
+            self._move(unit, self.gpu_resident, self.disk_offloaded - {unit})
 
     # ------------------------------------------------------------------ inside
 
@@ -181,14 +184,16 @@ class PlanePlacement:
         )
         return ShardedPlanes(device, shares, self._others)
 
-    def _move(self, unit: str, settled: frozenset[str], spilled: frozenset[str]) -> None:
+    def _move(
+        self, unit: str, gpu_resident: frozenset[str], disk_offloaded: frozenset[str]
+    ) -> None:
         """Moves the planes of a unit to where they belong once these units live on the device and
         the moments of those are on the disk.
         """
-        before = self.settled, self.spilled
+        before = self.gpu_resident, self.disk_offloaded
         names = [plane for plane in PLANE_ITEM_BYTES[self._dtype] if self.has(unit, plane)]
         old = {plane: self.of(unit, plane) for plane in names}
-        self.settled, self.spilled = settled, spilled
+        self.gpu_resident, self.disk_offloaded = gpu_resident, disk_offloaded
         moved = [plane for plane in names if old[plane] is not self.of(unit, plane)]
         kept = [plane for plane in moved if plane != "grad"]
         has_moments = MOMENTS[0] in names
@@ -201,7 +206,7 @@ class PlanePlacement:
         except BaseException:
             # What was copied so far is no plane. The old ones are whole, and count.
             self._release([(unit, plane) for plane in [*kept, *new]])
-            self.settled, self.spilled = before
+            self.gpu_resident, self.disk_offloaded = before
             raise
         for plane in moved:
             _release_in(old[plane], unit, plane)
@@ -222,7 +227,7 @@ class PlanePlacement:
         wanted: dict[Key, Wanted] = {}
         for unit, plane in keys:
             is_for_dma = plane in DMA_PLANES
-            if plane == "weight_low" and self._layouts[unit].exact_numel > 0:
+            if plane == "weight_low" and self._layouts[unit].fp32_numel > 0:
                 is_for_dma = True
             size = self.nbytes(unit, plane)
             wanted[unit, plane] = Wanted(size, self._numpy_type(plane), is_for_dma)

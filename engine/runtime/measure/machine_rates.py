@@ -24,7 +24,7 @@ from engine.planning.schedule.ops import Lane
 from engine.runtime.device.backend import Backend, Ticket
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host.host_states import HostStates
-from engine.runtime.measure.eager_overhead import eager_rates
+from engine.runtime.measure.launch_overhead import eager_rates
 from engine.runtime.measure.links import link_rate
 from engine.runtime.optimizer.host_kernels import kernel
 from engine.runtime.optimizer.host_threads import Workers, default_threads, ranges

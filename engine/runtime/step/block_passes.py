@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from engine.model.blocks.saved_attention import KeepsAttention, ReturnsAttention
+from engine.model.blocks.saved_attention import ReplaysAttention, SavesAttention
 from engine.planning.schedule.ops import Backward, Forward, Keeps, OfMicroBatch, Recompute
 from engine.runtime.step.context import OpContext
-from engine.runtime.step.gradient_accumulation import (
+from engine.runtime.step.main_grad import (
     Gradients,
     add_shared,
     add_to_main_grad,
@@ -77,7 +77,7 @@ def _run(
 
 
 def forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
-    """Runs a block, and keeps its activations or its boundary for the backward."""
+    """Runs a block, and keeps its activations or its input for the backward."""
     _run_or_replay(_forward, context, op, step)
 
 
@@ -141,18 +141,18 @@ def _save_block_input(
         bits = hidden.reshape(-1).view(ring.dtype)
         ring[: bits.numel()].copy_(bits)
         step.state_dtypes[op.unit] = hidden.dtype
-    elif op.keeps == Keeps.BOUNDARY:
+    elif op.keeps == Keeps.BLOCK_INPUT:
         step.saved[op.unit, op.micro_batch] = (hidden,)
 
 
 @contextlib.contextmanager
 def _keeping_attention(context: OpContext, op: Forward, step: StepUnderWay) -> Iterator[None]:
-    """Keeps what attention returns, behind the block's boundary, if the plan says so."""
+    """Keeps what attention returns, behind the block's input, if the plan says so."""
     if op.ring is None or op.unit not in context.plan.with_attention:
         yield
         return
     ring = context.state.rings[op.ring]
-    with KeepsAttention(
+    with SavesAttention(
         context.attention_room(op.unit, ring, step.shapes[op.micro_batch])
     ) as keeping:
         yield
@@ -162,26 +162,26 @@ def _keeping_attention(context: OpContext, op: Forward, step: StepUnderWay) -> I
 @contextlib.contextmanager
 def _returning_attention(context: OpContext, op: Backward, step: StepUnderWay) -> Iterator[None]:
     """Returns what was kept of attention, while the block is recomputed."""
-    calls = step.kept_attention(op.unit, op.micro_batch)
+    calls = step.saved_attention_calls(op.unit, op.micro_batch)
     if calls is None or op.ring is None:
         yield
         return
     ring = context.state.rings[op.ring]
-    with ReturnsAttention(
+    with ReplaysAttention(
         context.attention_room(op.unit, ring, step.shapes[op.micro_batch]), calls
     ):
         yield
 
 
 def recompute(context: OpContext, op: Recompute, step: StepUnderWay) -> None:
-    """Runs a block again on its boundary, and keeps its activations. Its output is kept as the
-    boundary of the next block.
+    """Runs a block again on its input, and keeps its activations. Its output is kept as the
+    input of the next block.
     """
     _run_or_replay(_recompute, context, op, step)
 
 
 def _recompute(context: OpContext, op: Recompute, step: StepUnderWay) -> None:
-    leaf = _leaf(context, op, _boundary(context, op, step))
+    leaf = _leaf(context, op, _block_input(context, op, step))
     with torch.enable_grad():
         out = _run(context, op, step, leaf)
     step.saved[op.unit, op.micro_batch] = (leaf, out)
@@ -202,7 +202,7 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
     if not op.recomputes:
         leaf, out = step.saved.pop((op.unit, op.micro_batch))
     else:
-        leaf = _leaf(context, op, _boundary(context, op, step))
+        leaf = _leaf(context, op, _block_input(context, op, step))
         with torch.enable_grad(), _returning_attention(context, op, step):
             out = _run(context, op, step, leaf)
     try:
@@ -225,7 +225,7 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
     own = len(gradients) - len(unit.shared)
     if op.grad is not None:
         total = main_grad(context, op.unit, op, op.unit)
-        if op.unit in context.plan.unsummed:
+        if op.unit in context.plan.without_main_grad:
             total = as_gradient(total)
         add_to_main_grad(unit.layout, total, gradients[:own], op.first)
     if unit.shared:
@@ -239,14 +239,14 @@ def _leaf(context: OpContext, op: BlockOp, hidden: torch.Tensor) -> torch.Tensor
     return hidden.detach().requires_grad_(op.unit != context.lowest)
 
 
-def _boundary(context: OpContext, op: Backward | Recompute, step: StepUnderWay) -> torch.Tensor:
+def _block_input(context: OpContext, op: Backward | Recompute, step: StepUnderWay) -> torch.Tensor:
     """Returns the input [rows, tokens, width] that the block had in forward."""
     if op.ring is not None:
         shape, ring = step.shapes[op.micro_batch], context.state.rings[op.ring]
         dtype = step.state_dtypes[op.unit]
         return ring[: shape.numel() * dtype.itemsize // ring.itemsize].view(dtype).view(shape)
-    (boundary,) = step.saved.pop((op.unit, op.micro_batch))
-    return boundary
+    (block_input,) = step.saved.pop((op.unit, op.micro_batch))
+    return block_input
 
 
 def _block_gradients(

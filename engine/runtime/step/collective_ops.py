@@ -1,4 +1,4 @@
-"""The ops between ranks are implemented here (lane EXCHANGE).
+"""The ops between ranks are implemented here (lane COLLECTIVE).
 
 - `all_gather` completes the weights in a slot, of which every rank of a host has brought its own
   shard.
@@ -19,9 +19,9 @@ import torch
 
 from engine.planning.layout.layout import UnitLayout
 from engine.planning.schedule.buffers import Buffer
-from engine.planning.schedule.ops import AllGather, AllReduce, Meet, ReduceScatter
+from engine.planning.schedule.ops import AllGather, AllReduce, Barrier, ReduceScatter
 from engine.runtime.step.context import OpContext
-from engine.runtime.step.gradient_accumulation import add_squares
+from engine.runtime.step.main_grad import add_squares
 from engine.runtime.step.step import StepUnderWay
 
 
@@ -33,31 +33,31 @@ def all_gather(context: OpContext, op: AllGather, _step: StepUnderWay) -> None:
     # `data` has its own version counter, so autograd does not notice this write, as in a prefetch.
     slot = context.state.slots[op.slot].data
     frozen = shards.padded(layout.high_numel - layout.numel)
-    lives_there = (op.unit, op.slot) in context.plan.settled  # what is frozen stays complete
+    lives_there = (op.unit, op.slot) in context.plan.gpu_resident  # what is frozen stays complete
     if frozen and not lives_there:
         context.collectives.all_gather(slot[layout.numel : layout.numel + frozen])
     if layout.numel:
         context.collectives.all_gather(slot[: shards.padded(layout.numel)])
-    if layout.exact_parts:
-        _gather_exact(context, op.slot, layout)
+    if layout.fp32_parts:
+        _gather_fp32(context, op.slot, layout)
 
 
-def _gather_exact(context: OpContext, slot: Buffer, layout: UnitLayout) -> None:
+def _gather_fp32(context: OpContext, slot: Buffer, layout: UnitLayout) -> None:
     """Completes the weights that stay in fp32. There are few of them, and none has to begin where a
     shard does: every rank adds what it has to zeros.
     """
-    exact, high = context.state.exact[slot], context.state.slots[slot].data
-    low = torch.zeros(exact.low.numel(), dtype=torch.int32, device=exact.low.device)
-    for part in layout.exact_within(*context.plan.shards.bounds(layout.numel)):
+    keep_in_fp32, high = context.state.keep_in_fp32[slot], context.state.slots[slot].data
+    low = torch.zeros(keep_in_fp32.low.numel(), dtype=torch.int32, device=keep_in_fp32.low.device)
+    for part in layout.fp32_within(*context.plan.shards.bounds(layout.numel)):
         here = slice(part.place, part.place + part.numel)
-        low[here] = exact.low[here]
-    exact.low.copy_(context.collectives.all_reduce(low))
-    for part in layout.exact_parts:
+        low[here] = keep_in_fp32.low[here]
+    keep_in_fp32.low.copy_(context.collectives.all_reduce(low))
+    for part in layout.fp32_parts:
         here = slice(part.place, part.place + part.numel)
-        exact.join(part, high[part.start : part.stop], exact.low[here])
+        keep_in_fp32.join(part, high[part.start : part.stop], keep_in_fp32.low[here])
 
 
-def barrier(context: OpContext, _op: Meet, _step: StepUnderWay) -> None:
+def barrier(context: OpContext, _op: Barrier, _step: StepUnderWay) -> None:
     """Waits for the other ranks. Each gets here once its own update is in RAM."""
     context.collectives.all_reduce(context.state.one)
 
@@ -83,7 +83,7 @@ def _sum_of_ranks(context: OpContext, op: ReduceScatter) -> torch.Tensor:
     """Returns this rank's shard [n] of the sum of all ranks, in fp32."""
     numel, shards = context.units[op.unit].layout.numel, context.plan.shards
     total = context.state.grads[op.grad][: shards.padded(numel)]
-    if op.unit not in context.plan.unsummed:
+    if op.unit not in context.plan.without_main_grad:
         total[numel:].zero_()  # another unit may have left something beyond this one
         context.collectives.reduce_scatter(total)
         start, stop = shards.bounds(shards.padded(numel))

@@ -11,7 +11,7 @@ import contextlib
 import torch
 
 from engine.errors import CacheError
-from engine.model.blocks.side_values import HandedValues
+from engine.model.blocks.cross_layer_values import CrossLayerValues
 from engine.model.build.skeleton import Capture
 from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.planning.schedule.ops import Embed, EmbedBackward, Loss
@@ -26,7 +26,7 @@ from engine.runtime.step.cross_entropy import (
     scores,
 )
 from engine.runtime.step.embedding_grad import LookupWatch
-from engine.runtime.step.gradient_accumulation import Gradients, add, add_to_main_grad, main_grad
+from engine.runtime.step.main_grad import Gradients, add, add_to_main_grad, main_grad
 from engine.runtime.step.preference_head import loss_of_pairs
 from engine.runtime.step.step import StepUnderWay
 
@@ -65,9 +65,9 @@ def embed(context: OpContext, op: Embed, step: StepUnderWay) -> None:
     step.hidden[op.micro_batch] = captured.hidden
     step.shapes[op.micro_batch] = captured.hidden.shape
     step.arguments[op.micro_batch] = captured.arguments
-    if context.model.handing is not None:
-        step.cross_layer_values[op.micro_batch] = HandedValues(
-            context.model.handing, context.lowest_block
+    if context.model.cross_layer_flow is not None:
+        step.cross_layer_values[op.micro_batch] = CrossLayerValues(
+            context.model.cross_layer_flow, context.lowest_block
         )
     if step.graphs is not None:
         step.graphs.enter(op.micro_batch, step)
@@ -77,8 +77,8 @@ def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) ->
     """Repeats the capture pass with gradients on, and adds the gradients of the embedding to their
     sum.
     """
-    if op.piece is not None:
-        _rows_backward(context, op, step, op.piece)
+    if op.chunk is not None:
+        _rows_backward(context, op, step, op.chunk)
         return
     unit = context.units[EMBED]
     with torch.enable_grad():
@@ -97,7 +97,7 @@ def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) ->
 
 
 def _rows_backward(
-    context: OpContext, op: EmbedBackward, step: StepUnderWay, piece: tuple[int, int]
+    context: OpContext, op: EmbedBackward, step: StepUnderWay, chunk: tuple[int, int]
 ) -> None:
     """Adds the gradients of some rows of the table to their sum, which is theirs alone."""
     (table,) = context.state.embed_and_head_parameters[EMBED]
@@ -109,7 +109,7 @@ def _rows_backward(
             captured.hidden, [vectors], step.hidden[op.micro_batch]
         )
         step.forget_arguments(op.micro_batch)
-    start, stop = piece
+    start, stop = chunk
     rows, width = table.shape
     first = start // width
     count = min(rows, -(-stop // width)) - first
@@ -119,7 +119,7 @@ def _rows_backward(
     filled = total[: count * width].view(count, width)
     if op.first:
         filled.copy_(gradient)
-        total[count * width :].zero_()  # the last piece may end with elements that align the unit
+        total[count * width :].zero_()  # the last chunk may end with elements that align the unit
     else:
         filled.add_(gradient)
     if stop == context.units[EMBED].layout.numel:
@@ -176,7 +176,7 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
     """
     owners = [HEAD, EMBED] if context.model.holds_embed else [HEAD]
     owners = [owner for owner in owners if owner not in context.plan.frozen]
-    outer = {owner: context.state.trained_embed_or_head(owner) for owner in owners}
+    embed_and_head = {owner: context.state.trained_embed_or_head(owner) for owner in owners}
     if op.first and step.inputs.training:  # a pass without gradients may have no sums
         for owner in owners:
             main_grad(context, owner, op, HEAD).zero_()
@@ -186,7 +186,7 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
     def accumulate(gradients: Gradients) -> None:
         start = 0
         for owner in owners:
-            stop = start + len(outer[owner])
+            stop = start + len(embed_and_head[owner])
             add(
                 context.units[owner].layout,
                 main_grad(context, owner, op, HEAD),
@@ -195,7 +195,9 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
             start = stop
 
     goes_back = context.lowest != HEAD
-    tail = TailGradients([p for owner in owners for p in outer[owner]], accumulate, goes_back)
+    tail = TailGradients(
+        [p for owner in owners for p in embed_and_head[owner]], accumulate, goes_back
+    )
     batch, hidden = step.inputs.batches[op.micro_batch], step.hidden[op.micro_batch]
     if batch.pairs is None:
         total, gradient = chunked_loss(

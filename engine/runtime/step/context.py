@@ -31,13 +31,13 @@ class EngineComponents:
     loss_chunk: int
     """The logits of this many positions exist at once."""
     gradient_rings: dict[Buffer, torch.Tensor]
-    """Parked gradients pass through these flat tensors [numel] on the host."""
+    """Kept gradients pass through these flat tensors [numel] on the host."""
     state_rings: dict[Buffer, memoryview]
     """Each buffer holds moments that are on the disk while they are updated, in whole pages."""
     collectives: Collectives | None
     """The other ranks are reached through it; None where there are none."""
     saved_block_inputs: SavedBlockInputs
-    """Boundaries wait there from forward to backward, where they do not wait on the device."""
+    """Block inputs wait there from forward to backward, where they do not wait on the device."""
 
 
 class OpContext:
@@ -72,21 +72,21 @@ class OpContext:
         """Pinned copy from which the host reads the clip factor, float32 [1]."""
         self._sums: torch.Tensor | None = None
 
-    def host_sequence_sums(self, lines: int) -> torch.Tensor:
+    def host_sequence_sums(self, sequences: int) -> torch.Tensor:
         """Returns the pinned buffer, float32 [lines, 2], from which the host reads the sums of
         answers. It is made again where a step has another number of lines, which is rare.
         """
-        if self._sums is None or len(self._sums) != lines:
-            self._sums = self.backend.host_buffer(2 * lines, torch.float32).view(lines, 2)
+        if self._sums is None or len(self._sums) != sequences:
+            self._sums = self.backend.host_buffer(2 * sequences, torch.float32).view(sequences, 2)
         return self._sums
 
     def block_input_numel(self, shape: torch.Size) -> int:
-        """Returns how many elements of a ring buffer hold a boundary of this shape."""
+        """Returns how many elements of a ring buffer hold a block input of this shape."""
         return shape.numel() * self.model.state_items
 
     def kept_numel(self, unit: str, shape: torch.Size) -> int:
         """Returns how many elements of a ring buffer hold what a block keeps on the host: its
-        boundary, of this shape [rows, tokens, width], and maybe what attention returned.
+        input, of this shape [rows, tokens, width], and maybe what attention returned.
         """
         numel, item = self.block_input_numel(shape), self.state.dtype.itemsize
         of_token = self.plan.attention_bytes if unit in self.plan.with_attention else 0
@@ -94,7 +94,7 @@ class OpContext:
 
     def attention_room(self, unit: str, ring: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Returns the room for what attention returned, uint8 [bytes], in a `ring` [numel] whose
-        boundary has this shape.
+        block input has this shape.
         """
         start = aligned(self.block_input_numel(shape) * ring.itemsize)
         return ring.view(torch.uint8)[start : self.kept_numel(unit, shape) * ring.itemsize]

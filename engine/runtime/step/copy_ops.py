@@ -5,22 +5,22 @@ Copies between host and device (lanes H2D and D2H):
 
 - `prefetch` copies the plane weight_high of a unit to its slot, and completes the weights that
   stay in fp32 (`engine.runtime.step.device_state`).
-- `store_boundary` and `fetch_boundary` copy a block's input to the host and back, and with it what
-  attention returned, where that is kept.
+- `offload_block_input` and `fetch_block_input` copy a block's input to the host and back, and with
+  it what attention returned, where that is kept.
 - `offload` copies a rounded gradient from its staging buffer to the plane grad. Where the sum over
   rounds is kept on the host, `fetch_grad` copies the gradient back.
-- `offload_parked` (lane GRADIENTS OUT) copies a gradient that has waited on the device to a ring
-  buffer on the host.
+- `offload_kept_gradient` (lane GRADIENTS OUT) copies a gradient that has waited on the device to a
+  ring buffer on the host.
 
 COMPUTE (those of blocks are in `engine.runtime.step.block_passes`, `reduce` is in
-`engine.runtime.step.gradient_accumulation`):
+`engine.runtime.step.main_grad`):
 
 - `embed` runs the model's own code up to its first block, and captures the first hidden state and
   the arguments of every block.
 - `forward` runs a block on the weights in its slot. It keeps the block's activations, or the
-  block's input (the boundary) for a recompute.
+  block's input for a recompute.
 - `recompute` runs a block again and keeps its activations, where only every second block keeps its
-  boundary.
+  input.
 - `loss` runs final norm, head and cross-entropy in chunks, with their backward in training.
 - `backward` recomputes the block if needed, runs its backward, and adds the gradients of its
   parameters to an fp32 sum. Where ranks exchange a gradient in bf16, it takes the place of the sum.
@@ -30,24 +30,24 @@ COMPUTE (those of blocks are in `engine.runtime.step.block_passes`, `reduce` is 
 - `update_in_place` applies AdamW to a unit that lives on the device, where its planes are.
 - `lend` allocates spare update buffers in memory that activations have left; `reclaim` frees them.
 
-Between ranks (lane EXCHANGE, `engine.runtime.step.collective_ops`): `all_gather`, `barrier`,
+Between ranks (lane COLLECTIVE, `engine.runtime.step.collective_ops`): `all_gather`, `barrier`,
 `reduce_scatter` and `all_reduce`.
 
-Optimizers on the device (lanes STATES IN, UPDATE and STATES OUT) work on pieces of a unit's planes:
+Optimizers on the device (lanes STATES IN, UPDATE and STATES OUT) work on chunks of a unit's planes:
 
-- `fetch_states` and `fetch_gradient` bring a piece to an update buffer.
+- `fetch_states` and `fetch_gradient` bring a chunk to an update buffer.
 - `device_update` applies AdamW there, and refreshes the weights of a slot that still holds them.
 - `offload_weights` and `offload_states` copy the updated planes back.
 
 HOST:
 
 - `clip` reads loss and norms, stops the run where one is not finite, and computes the clip factor.
-- `update` applies AdamW to the planes of a unit, or to a piece of them.
-- `home` does no work: by its waits, it finishes once all pieces of a step are on the host.
+- `update` applies AdamW to the planes of a unit, or to a chunk of them.
+- `home` does no work: by its waits, it finishes once all chunks of a step are on the host.
 
 READ and WRITE: `read_states` and `write_states` move moments between the disk and ring buffers on
-the host, in which `update` changes them. `write_boundary` and `read_boundary` take a block's input
-to the disk and back, through ring buffers of their own.
+the host, in which `update` changes them. `write_block_input` and `read_block_input` take a block's
+input to the disk and back, through ring buffers of their own.
 
 `BlockOps` makes no choices and has no threads. The executor calls ``work(op, step)`` to get the
 function that the backend runs on the op's lane. Copies are submitted without waiting
@@ -63,21 +63,21 @@ from typing import Any
 import torch
 
 from engine.errors import NonFiniteError
-from engine.planning.schedule.offloaded_activations import ReadBoundary, WriteBoundary
+from engine.planning.schedule.offloaded_activations import ReadBlockInput, WriteBlockInput
 from engine.planning.schedule.ops import (
-    Applied,
     Clip,
-    FetchBoundary,
+    FetchBlockInput,
     FetchGrad,
     Lane,
     Lend,
     Offload,
-    OffloadParked,
+    OffloadBlockInput,
+    OffloadKeptGradient,
     Op,
     OpKind,
+    OptimizerStep,
     Prefetch,
     Reclaim,
-    StoreBoundary,
     Summary,
     Update,
     UpdateMoments,
@@ -89,7 +89,7 @@ from engine.runtime.step import (
     block_passes,
     collective_ops,
     compute_ops,
-    gradient_accumulation,
+    main_grad,
     optimizer_ops,
 )
 from engine.runtime.step.context import EngineComponents, OpContext
@@ -154,19 +154,19 @@ def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
     if not is_whole and layout.high_numel > layout.numel:
         first, last = shards.frozen_bounds(layout.numel, layout.high_numel)
         slot[first:last].copy_(plane[first:last], non_blocking=True)
-    for part in layout.exact_within(start, stop):
+    for part in layout.fp32_within(start, stop):
         low = context.store.tensor(op.unit, "weight_low")
-        context.state.exact[op.slot].fetch(part, slot, low)
+        context.state.keep_in_fp32[op.slot].fetch(part, slot, low)
 
 
-def _offload_block_input(context: OpContext, op: StoreBoundary, step: StepUnderWay) -> None:
+def _offload_block_input(context: OpContext, op: OffloadBlockInput, step: StepUnderWay) -> None:
     numel = context.kept_numel(op.unit, step.shapes[op.micro_batch])
     context.saved_block_inputs.on_host(op)[:numel].copy_(
         context.state.rings[op.ring][:numel], non_blocking=True
     )
 
 
-def _fetch_block_input(context: OpContext, op: FetchBoundary, step: StepUnderWay) -> None:
+def _fetch_block_input(context: OpContext, op: FetchBlockInput, step: StepUnderWay) -> None:
     numel = context.kept_numel(op.unit, step.shapes[op.micro_batch])
     host = context.saved_block_inputs.on_host(op)
     context.state.rings[op.ring][:numel].copy_(host[:numel], non_blocking=True)
@@ -183,8 +183,10 @@ def _offload(context: OpContext, op: Offload, _step: StepUnderWay) -> None:
     plane.copy_(context.state.stagings[op.staging][: plane.numel()], non_blocking=True)
 
 
-def _offload_kept_gradients(context: OpContext, op: OffloadParked, _step: StepUnderWay) -> None:
-    (start, stop), first = op.piece, context.shard(op.unit)[0]
+def _offload_kept_gradients(
+    context: OpContext, op: OffloadKeptGradient, _step: StepUnderWay
+) -> None:
+    (start, stop), first = op.chunk, context.shard(op.unit)[0]
     gradient = context.state.stagings[op.staging][start - first : stop - first]
     context.backend.copy_in_chunks(context.gradient_rings[op.ring][: stop - start], gradient)
 
@@ -217,7 +219,7 @@ def _reclaim(context: OpContext, _op: Reclaim, _step: StepUnderWay) -> None:
 # ---------------------------------------------------------------- HOST
 
 
-def _applied(_context: OpContext, _op: Applied, _step: StepUnderWay) -> None:
+def _applied(_context: OpContext, _op: OptimizerStep, _step: StepUnderWay) -> None:
     """Does nothing: all ops that it waits for have finished."""
 
 
@@ -238,7 +240,9 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
     # The factor is the device's, so that every unit gets the same, wherever it is updated.
     factor = context.clip_factor.item()
     unit_norms = [math.sqrt(square) for square in squares]
-    sums = context.host_sequence_sums(step.inputs.lines).tolist() if step.inputs.lines else []
+    sums = (
+        context.host_sequence_sums(step.inputs.sequences).tolist() if step.inputs.sequences else []
+    )
     step.finish(StepResult(loss, grad_norm, unit_norms, factor, sums))
 
 
@@ -254,7 +258,7 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     # The second pass (`_update_moments`) needs the same gradient and the same old moments: the
     # gradient plane is never scaled in place, and the plan lets no later op write it before then.
     # With the next step's gradient in it, moments would miss this step and count the next twice.
-    update = adamw.update_weights if op.late else adamw.update
+    update = adamw.update_weights if op.after_weights else adamw.update
     update(op.unit, count, rate, result.clip_factor, _chunk(context, op))
 
 
@@ -264,24 +268,24 @@ def _update_moments(context: OpContext, op: UpdateMoments, step: StepUnderWay) -
     number, rate = step.inputs.number, step.inputs.learning_rate
     count = context.store.held.update_number(number)
     portion = None
-    if op.piece is not None:
-        portion = _chunk_of_plane(context, op.unit, op.piece)
+    if op.chunk is not None:
+        portion = _chunk_of_plane(context, op.unit, op.chunk)
     adamw.update_moments(op.unit, count, rate, result.clip_factor, portion)
 
 
-def _chunk_of_plane(context: OpContext, unit: str, piece: tuple[int, int]) -> GradientChunk:
-    """Returns a piece of a unit whose gradient is in its plane."""
-    start, stop = piece
+def _chunk_of_plane(context: OpContext, unit: str, chunk: tuple[int, int]) -> GradientChunk:
+    """Returns a chunk of a unit whose gradient is in its plane."""
+    start, stop = chunk
     return GradientChunk(start, context.store.array(unit, "grad")[start:stop])
 
 
 def _chunk(context: OpContext, op: Update) -> GradientChunk | None:
-    """Returns the piece that an update is of, or None if it is of a whole unit."""
-    if op.piece is None:
+    """Returns the chunk that an update is of, or None if it is of a whole unit."""
+    if op.chunk is None:
         return None
-    start, stop = op.piece
+    start, stop = op.chunk
     if op.ring is None:
-        gradient = _chunk_of_plane(context, op.unit, op.piece).grad
+        gradient = _chunk_of_plane(context, op.unit, op.chunk).grad
     else:
         ring = context.gradient_rings[op.ring][: stop - start]
         # Numpy has no bf16, so the kernels read its bits as uint16.
@@ -297,32 +301,32 @@ def _chunk(context: OpContext, op: Update) -> GradientChunk | None:
 # ---------------------------------------------------------------------- READ and WRITE
 
 
-def _write_block_input(context: OpContext, op: WriteBoundary, step: StepUnderWay) -> None:
+def _write_block_input(context: OpContext, op: WriteBlockInput, step: StepUnderWay) -> None:
     context.saved_block_inputs.write(op, context.block_input_numel(step.shapes[op.micro_batch]))
 
 
-def _read_block_input(context: OpContext, op: ReadBoundary, step: StepUnderWay) -> None:
+def _read_block_input(context: OpContext, op: ReadBlockInput, step: StepUnderWay) -> None:
     context.saved_block_inputs.read(op, context.block_input_numel(step.shapes[op.micro_batch]))
 
 
 WORK: dict[OpKind, Work] = {
     OpKind.PREFETCH: _prefetch,
-    OpKind.STORE_BOUNDARY: _offload_block_input,
-    OpKind.FETCH_BOUNDARY: _fetch_block_input,
-    OpKind.WRITE_BOUNDARY: _write_block_input,
-    OpKind.READ_BOUNDARY: _read_block_input,
+    OpKind.OFFLOAD_BLOCK_INPUT: _offload_block_input,
+    OpKind.FETCH_BLOCK_INPUT: _fetch_block_input,
+    OpKind.WRITE_BLOCK_INPUT: _write_block_input,
+    OpKind.READ_BLOCK_INPUT: _read_block_input,
     OpKind.FETCH_GRAD: _fetch_grad,
     OpKind.OFFLOAD: _offload,
-    OpKind.OFFLOAD_PARKED: _offload_kept_gradients,
+    OpKind.OFFLOAD_KEPT_GRADIENT: _offload_kept_gradients,
     OpKind.EMBED: compute_ops.embed,
     OpKind.FORWARD: block_passes.forward,
     OpKind.RECOMPUTE: block_passes.recompute,
     OpKind.LOSS: compute_ops.loss,
     OpKind.BACKWARD: block_passes.backward,
     OpKind.EMBED_BACKWARD: compute_ops.embed_backward,
-    OpKind.REDUCE: gradient_accumulation.reduce,
+    OpKind.REDUCE: main_grad.reduce,
     OpKind.ALL_GATHER: collective_ops.all_gather,
-    OpKind.MEET: collective_ops.barrier,
+    OpKind.BARRIER: collective_ops.barrier,
     OpKind.REDUCE_SCATTER: collective_ops.reduce_scatter,
     OpKind.ALL_REDUCE: collective_ops.all_reduce,
     OpKind.SUMMARY: _summary,
@@ -336,7 +340,7 @@ WORK: dict[OpKind, Work] = {
     OpKind.OFFLOAD_STATES: optimizer_ops.offload_states,
     OpKind.READ_STATES: optimizer_ops.read_states,
     OpKind.WRITE_STATES: optimizer_ops.write_states,
-    OpKind.APPLIED: _applied,
+    OpKind.OPTIMIZER_STEP: _applied,
     OpKind.CLIP: _clip,
     OpKind.UPDATE: _update,
     OpKind.UPDATE_MOMENTS: _update_moments,

@@ -14,7 +14,7 @@ from torch import nn
 
 from engine.model.blocks.tiled_module import run_in_tiles
 from engine.model.build.units import TORCH_DTYPES, StreamedModel, Unit
-from engine.planning.layout.layout import ExactPart
+from engine.planning.layout.layout import Fp32Part
 from engine.planning.layout.update_buffers import UpdateBuffer
 from engine.planning.schedule.assign_slots import slot_of
 from engine.planning.schedule.buffers import EMBED, HEAD, Buffer, BufferKind
@@ -26,7 +26,7 @@ from engine.runtime.step.router_aux_loss import RouterAuxLoss
 
 
 class Fp32Weights:
-    """Beside a slot, an `Fp32Weights` holds the weights that a bf16 model computes with in fp32,
+    """Beside a slot, a `Fp32Weights` holds the weights that a bf16 model computes with in fp32,
     such as the router of some mixtures of experts.
 
     The host has every weight as two planes, whatever the device computes with. The slot receives
@@ -39,7 +39,7 @@ class Fp32Weights:
         self.low = torch.zeros(numel, dtype=torch.int16, device=device)
         """The values of weight_low are copied into this int16 [numel]."""
 
-    def fetch(self, part: ExactPart, high: torch.Tensor, low: torch.Tensor) -> None:
+    def fetch(self, part: Fp32Part, high: torch.Tensor, low: torch.Tensor) -> None:
         """Takes the weights of `part` from `high`, a whole plane on the device, and `low`, a whole
         plane on the host, both [numel of the unit]. It does not wait for the copy.
         """
@@ -47,7 +47,7 @@ class Fp32Weights:
         here.copy_(low[part.start : part.stop], non_blocking=True)
         self.join(part, high[part.start : part.stop], here)
 
-    def join(self, part: ExactPart, high: torch.Tensor, low: torch.Tensor) -> None:
+    def join(self, part: Fp32Part, high: torch.Tensor, low: torch.Tensor) -> None:
         """Sets the weights of `part` from the bf16 `high` and the int16 `low`, both [numel of the
         part] on the device.
         """
@@ -58,7 +58,7 @@ class Fp32Weights:
 
 
 class DeviceBuffers(NamedTuple):
-    """A `DeviceBuffers` is the planes of an engine, and the buffer for a piece of them that the
+    """A `DeviceBuffers` is the planes of an engine, and the buffer for a chunk of them that the
     device updates.
     """
 
@@ -90,31 +90,31 @@ class DeviceState:
         self._shards = plan.shards
         self._units = {unit.name: unit for unit in model.units}
         self._resident_bytes = store.device_bytes
-        self._resident_memory = {slot: unit for unit, slot in plan.settled}
+        self._resident_memory = {slot: unit for unit, slot in plan.gpu_resident}
         self._make_slots(plan, store)
         self._spare = plan.spare_buffers
         self._shared = {buffer for buffer, _ in plan.arena}
         """These buffers are in the memory of others."""
-        if plan.outer_in_parked:
-            self._shared |= {Buffer(BufferKind.STAGING, EMBED), Buffer(BufferKind.SUM, HEAD)}
+        if plan.embed_and_head_in_kept_gradients:
+            self._shared |= {Buffer(BufferKind.STAGING, EMBED), Buffer(BufferKind.MAIN_GRAD, HEAD)}
         self._allocate_arena(plan)
         self.stagings = {
             name: self._zeros(self._shards.numel(self._largest(units)))
             for name, units in plan.stagings.items()
-            if not plan.outer_in_parked
+            if not plan.embed_and_head_in_kept_gradients
         }
         """Each staging buffer is a flat tensor that holds a rounded gradient until it is copied to
         the host.
         """
-        in_sums = self._rounded_in_main_grads(plan)
-        self.stagings |= in_sums
-        self._shared |= in_sums.keys()
-        if plan.outer_in_parked:
+        in_main_grads = self._rounded_in_main_grads(plan)
+        self.stagings |= in_main_grads
+        self._shared |= in_main_grads.keys()
+        if plan.embed_and_head_in_kept_gradients:
             self._place_embed_and_head_in_kept_gradients()
         self.rings = {
             name: torch.empty(ring_numel, dtype=self.dtype, device=device) for name in plan.rings
         }
-        """Each ring buffer is a flat tensor through which boundaries are copied to the host or
+        """Each ring buffer is a flat tensor through which block inputs are copied to the host or
         back.
         """
         self._cut_update_buffers(plan)
@@ -162,12 +162,12 @@ class DeviceState:
         """
         for slot, unit in self._resident_memory.items():
             self.slots[slot] = store.tensor(unit, "weight_high")
-        self.exact: dict[Buffer, Fp32Weights] = {}
+        self.keep_in_fp32: dict[Buffer, Fp32Weights] = {}
         """The weights that stay in fp32, for each slot whose units have any."""
         for slot, names in plan.slots.items():
-            numel = max(self._units[each].layout.exact_numel for each in names)
+            numel = max(self._units[each].layout.fp32_numel for each in names)
             if numel:
-                self.exact[slot] = Fp32Weights(numel, self.device)
+                self.keep_in_fp32[slot] = Fp32Weights(numel, self.device)
         self.join_fp32_of_resident(store)
 
     def _allocate_arena(self, plan: StepPlan) -> None:
@@ -176,7 +176,7 @@ class DeviceState:
         """
         sums: dict[Buffer, int] = {}
         for name, units in plan.grads.items():
-            is_shard = name.kind == BufferKind.SHARD_SUM
+            is_shard = name.kind == BufferKind.MAIN_GRAD_SHARD
             of_unit = self._shards.numel if is_shard else self._shards.padded
             sums[name] = of_unit(self._largest(units))
         self._arena = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=self.device)
@@ -190,8 +190,8 @@ class DeviceState:
     def _rounded_in_main_grads(self, plan: StepPlan) -> dict[Buffer, torch.Tensor]:
         """Returns the staging buffers that take the second half of the memory of a sum."""
         found = {}
-        for unit in plan.rounded_in_sums:
-            halves = self.grads[Buffer(BufferKind.SUM, unit)].view(self.dtype)
+        for unit in plan.rounded_in_main_grads:
+            halves = self.grads[Buffer(BufferKind.MAIN_GRAD, unit)].view(self.dtype)
             found[Buffer(BufferKind.STAGING, unit)] = halves[halves.numel() // 2 :]
         return found
 
@@ -199,17 +199,17 @@ class DeviceState:
         """Sets the fp32 weights beside the slots of units that live on the device, whose planes may
         have been filled anew. From then on updates do so.
         """
-        for slot in self._resident_memory.keys() & self.exact.keys():
+        for slot in self._resident_memory.keys() & self.keep_in_fp32.keys():
             unit = self._resident_memory[slot]
             high, low = store.tensor(unit, "weight_high"), store.tensor(unit, "weight_low")
-            for part in self._units[unit].layout.exact_parts:
+            for part in self._units[unit].layout.fp32_parts:
                 inside = slice(part.start, part.stop)
-                self.exact[slot].join(part, high[inside], low[inside])
+                self.keep_in_fp32[slot].join(part, high[inside], low[inside])
 
     def _place_embed_and_head_in_kept_gradients(self) -> None:
         """Makes the staging buffers of a plan in which embed and head use their memory. The slot
-        begins where the gradient of embed is parked, and the fp32 sum of the head where that of the
-        first block is. The blocks follow each other.
+        begins where the gradient of embed is kept on the GPU, and the fp32 sum of the head where
+        that of the first block is. The blocks follow each other.
         """
         embed, *blocks, head = (unit.layout for unit in self.model.units)
         self.stagings[Buffer(BufferKind.STAGING, EMBED)] = self.slots[slot_of(EMBED)][: embed.numel]
@@ -221,7 +221,7 @@ class DeviceState:
         for block, part in zip(blocks, self._kept_gradients.split(numels)):
             self.stagings[Buffer(BufferKind.STAGING, block.unit)] = part
         total = self._kept_gradients.view(torch.uint8)[: 4 * head.numel].view(torch.float32)
-        self.grads[Buffer(BufferKind.SUM, HEAD)] = total
+        self.grads[Buffer(BufferKind.MAIN_GRAD, HEAD)] = total
 
     def _cut_update_buffers(self, plan: StepPlan) -> None:
         """Places the update buffers in the arena, except for the spare ones, which `lend`
@@ -318,12 +318,12 @@ class DeviceState:
     def _views(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
         """Returns the unit's parameters as views of a slot, in layout order."""
         weights = self.slots[slot]
-        exact = iter(unit.layout.exact_parts)
+        keep_in_fp32 = iter(unit.layout.fp32_parts)
         views: list[nn.Parameter] = []
         for spec, offset in zip(unit.layout.parameters, unit.layout.offsets):
-            if spec.exact:
-                place = next(exact).place
-                flat = self.exact[slot].values[place : place + spec.numel]
+            if spec.keep_in_fp32:
+                place = next(keep_in_fp32).place
+                flat = self.keep_in_fp32[slot].values[place : place + spec.numel]
             else:
                 flat = weights[offset : offset + spec.numel]
             views.append(nn.Parameter(flat.view(spec.shape), requires_grad=not spec.frozen))
@@ -431,11 +431,13 @@ class DeviceState:
         """
         named = {**self.grads, **self.stagings}
         own = [tensor for buffer, tensor in named.items() if buffer not in self._shared]
-        exact = [part for each in self.exact.values() for part in (each.values, each.low)]
+        keep_in_fp32 = [
+            part for each in self.keep_in_fp32.values() for part in (each.values, each.low)
+        ]
         slots = [slot for buffer, slot in self.slots.items() if buffer not in self._resident_memory]
         tensors = [
             *slots,
-            *exact,
+            *keep_in_fp32,
             *own,
             self._arena,
             *self.rings.values(),

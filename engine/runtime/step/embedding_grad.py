@@ -84,6 +84,6 @@ class LookupWatch(TorchFunctionMode):
         if len(self._found) != 1:
             raise ModelError(
                 f"The model looks its tokens up {len(self._found)} times, so its embedding cannot "
-                "be trained in pieces; set engine.gradients to host."
+                "be trained in chunks; set engine.gradients to host."
             )
         return self._found[0]

@@ -19,7 +19,7 @@ class EngineSettings:
 
     choices: PlanChoices
     tokens: int
-    """The largest micro-batch has this many positions (rows x length). The buffers of boundaries
+    """The largest micro-batch has this many positions (rows x length). The buffers of block inputs
     are made for this size.
     """
     loss_chunk: int = 1024

@@ -26,7 +26,7 @@ from engine.planning.schedule.build import build_forward_plan
 from engine.planning.schedule.choices import PlanChoices, forward_choices
 from engine.planning.schedule.ops import Embed, Lane
 from engine.planning.schedule.schedule import StepPlan
-from engine.planning.schedule.validate import validate
+from engine.planning.schedule.verify_plan import verify_plan
 from engine.runtime.step.context import EngineComponents
 from engine.runtime.step.copy_ops import BlockOps
 from engine.runtime.step.executor import Executor
@@ -49,8 +49,8 @@ _PLANS_KEPT = 16
 
 
 @dataclass(frozen=True)
-class LabelledRows:
-    """`LabelledRows` are a micro-batch of rows, some of whose positions have labels to score."""
+class LabeledRows:
+    """`LabeledRows` are a micro-batch of rows, some of whose positions have labels to score."""
 
     input_ids: np.ndarray
     """The token ids are int64 [rows, tokens], padded on the right."""
@@ -73,19 +73,19 @@ class LabelScores:
 class ForwardPasses:
     """Runs the forward passes of an engine with `parts` that trains by `choices`.
 
-    `boundary_bytes` is the size of the largest hidden state of a training micro-batch.
+    `block_input_bytes` is the size of the largest hidden state of a training micro-batch.
     """
 
-    def __init__(self, parts: EngineComponents, choices: PlanChoices, boundary_bytes: int):
+    def __init__(self, parts: EngineComponents, choices: PlanChoices, block_input_bytes: int):
         self._parts = parts
         self._choices = forward_choices(choices)
         self._compiled = choices.compiled
         self._blocks = [unit.name for unit in parts.model.blocks]
         self._a_round = choices.micro_batches // choices.rounds
         """Training has this many micro-batches on the device at once."""
-        on_device = 0 if choices.host_boundaries else len(self._blocks)
-        self._training_bytes = (1 + on_device) * self._a_round * boundary_bytes
-        """Hidden states and boundaries of training take this much of the device."""
+        on_device = 0 if choices.offloaded_block_inputs else len(self._blocks)
+        self._training_bytes = (1 + on_device) * self._a_round * block_input_bytes
+        """Hidden states and block inputs of training take this much of the device."""
         self._is_divided = choices.span > 1
         self._accompanied: Accompanied | None = None
         self._executors: dict[tuple[int, int, bool, bool], Executor] = {}
@@ -155,7 +155,7 @@ class ForwardPasses:
         return executor.plan
 
     def scores(
-        self, batches: Iterable[LabelledRows], check: Callable[[], None] | None = None
+        self, batches: Iterable[LabeledRows], check: Callable[[], None] | None = None
     ) -> Iterator[LabelScores]:
         """Yields the scores of each micro-batch, in order. A sweep over the units takes many of
         them. `check` is as for `run`.
@@ -196,7 +196,7 @@ class ForwardPasses:
         executor = self._executors.pop(key, None)
         if executor is None:
             plan = self.plan(*key)
-            validate(plan)
+            verify_plan(plan)
             executor = Executor(plan, BlockOps(self._parts, plan), self._parts.backend)
         self._executors[key] = executor  # the one that was used last is last
         if len(self._executors) > _PLANS_KEPT:
@@ -209,8 +209,8 @@ class ForwardPasses:
         """Returns how many micro-batches of a pass can be on the device at once.
 
         As many fit as training has there in a round. More fit in half of the free memory, or on the
-        CPU in the memory that boundaries take in training, so that an evaluation takes no more host
-        memory than was predicted for training.
+        CPU in the memory that block inputs take in training, so that an evaluation takes no more
+        host memory than was predicted for training.
         """
         inputs = step.inputs
         count = len(inputs.batches)

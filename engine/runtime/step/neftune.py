@@ -115,11 +115,11 @@ class RowNoise:
         flat = noise.view(rows * tokens, width)
         at_once = max(1, _CHUNK_NUMEL // width)
         for start in range(0, rows * tokens, at_once):
-            piece = slice(start, start + at_once)
-            words = _hashed(columns + first[piece], second[piece])
+            chunk = slice(start, start + at_once)
+            words = _hashed(columns + first[chunk], second[chunk])
             # Halves of odd numbers of 24 bits are exact in float32, and their mean is 0.
             numbers = words.bitwise_right_shift_(8).float().add_(0.5).mul_(2.0**-23)
-            flat[piece] = numbers.mul_(scales[piece])
+            flat[chunk] = numbers.mul_(scales[chunk])
         return noise
 
 

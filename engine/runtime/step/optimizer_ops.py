@@ -1,6 +1,6 @@
 """The ops of optimizers on the device are implemented here.
 
-- `fetch_states` and `fetch_gradient` (STATES IN) bring a piece of a unit's planes to an update
+- `fetch_states` and `fetch_gradient` (STATES IN) bring a chunk of a unit's planes to an update
   buffer. `device_update` (UPDATE) applies AdamW there, and refreshes the weights of a slot that
   still holds them. `offload_weights` and `offload_states` (STATES OUT) copy the updated planes
   back.
@@ -8,7 +8,7 @@
   are.
 
 The optimizer on the host is called in `engine/runtime/step/copy_ops.py`. Moments on the disk are
-updated by the host, in pieces: `read_states` (READ) brings a piece to a
+updated by the host, in chunks: `read_states` (READ) brings a chunk to a
 ring buffer on the host, and `write_states` (WRITE) takes it back.
 """
 
@@ -25,9 +25,9 @@ from engine.planning.schedule.ops import (
     DeviceUpdate,
     FetchGradient,
     FetchStates,
+    OfChunk,
     OffloadStates,
     OffloadWeights,
-    OfPiece,
     ReadStates,
     UpdateInPlace,
     WriteStates,
@@ -39,19 +39,19 @@ from engine.runtime.step.step import StepUnderWay
 
 
 def fetch_states(context: OpContext, op: FetchStates, _step: StepUnderWay) -> None:
-    """Brings all planes of the piece except the gradient to its update buffer."""
+    """Brings all planes of the chunk except the gradient to its update buffer."""
     names = [plane for plane in context.store.planes if plane != "grad"]
     _copy_states(context, op, names, to_device=True)
 
 
 def fetch_gradient(context: OpContext, op: FetchGradient, _step: StepUnderWay) -> None:
-    """Brings the gradient plane of the piece to its update buffer."""
+    """Brings the gradient plane of the chunk to its update buffer."""
     _copy_states(context, op, ["grad"], to_device=True)
 
 
 def device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> None:
-    """Applies AdamW to the piece in its update buffer, and to a slot that still holds the unit."""
-    start, stop = op.piece
+    """Applies AdamW to the chunk in its update buffer, and to a slot that still holds the unit."""
+    start, stop = op.chunk
     buffer = context.state.states[op.buffer]
     if op.staging is None:
         grad = buffer["grad"][: stop - start]
@@ -60,33 +60,35 @@ def device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> N
         grad = context.state.stagings[op.staging][start - first : stop - first]
     planes = {name: buffer[name][: stop - start] for name in WEIGHT_PLANES if name in buffer}
     moments = [buffer[name] for name in MOMENTS]
-    _apply(context, op.unit, step, _UpdatedPiece(op.piece, grad, planes, moments))
+    _apply(context, op.unit, step, _UpdatedChunk(op.chunk, grad, planes, moments))
     if op.slot is not None:
         # The write goes through `data`, as in a prefetch.
         high = planes["weight_high"]
         context.state.slots[op.slot].data[start:stop].copy_(high)
-        for part in context.units[op.unit].layout.exact_within(start, stop):
+        for part in context.units[op.unit].layout.fp32_within(start, stop):
             inside = slice(part.start - start, part.stop - start)
-            context.state.exact[op.slot].join(part, high[inside], planes["weight_low"][inside])
+            context.state.keep_in_fp32[op.slot].join(
+                part, high[inside], planes["weight_low"][inside]
+            )
 
 
 @dataclass(frozen=True)
-class _UpdatedPiece:
+class _UpdatedChunk:
     """Piece of a unit's planes that is on the device."""
 
-    piece: tuple[int, int]
+    chunk: tuple[int, int]
     grad: torch.Tensor
     weights: dict[str, torch.Tensor]
-    """Planes of the weights, flat, each [elements of the piece]."""
+    """Planes of the weights, flat, each [elements of the chunk]."""
     moments: list[torch.Tensor]
-    """Moments, each beginning with the first element of the piece."""
+    """Moments, each beginning with the first element of the chunk."""
 
 
-def _apply(context: OpContext, unit: str, step: StepUnderWay, on_device: _UpdatedPiece) -> None:
-    """Applies AdamW to a piece of a unit's planes."""
+def _apply(context: OpContext, unit: str, step: StepUnderWay, on_device: _UpdatedChunk) -> None:
+    """Applies AdamW to a chunk of a unit's planes."""
     assert step.inputs.scalars is not None  # a step of such a plan always has them
     factors = StepFactors(context.state.clip, step.inputs.scalars)
-    start, stop = on_device.piece
+    start, stop = on_device.chunk
     layout, optimizer = context.units[unit].layout, context.store.optimizer
     if optimizer == FP32_MOMENTS:
         decayed = min(max(0, layout.decay_numel - start), stop - start)
@@ -95,7 +97,7 @@ def _apply(context: OpContext, unit: str, step: StepUnderWay, on_device: _Update
         update(planes, on_device.grad, factors, decayed, context.plan.compiled)
         return
     parts = [range_.within(start, stop) for range_ in layout.moment_ranges(optimizer)]
-    piece = RoundedPlanes(
+    chunk = RoundedPlanes(
         [part for part in parts if part is not None],
         start,
         on_device.grad,
@@ -103,7 +105,7 @@ def _apply(context: OpContext, unit: str, step: StepUnderWay, on_device: _Update
         on_device.moments,
     )
     rounded = RoundedStep(factors, context.state.moment_tables, step.inputs.keys[unit])
-    update_rounded(piece, rounded, layout.decay_numel, context.plan.compiled)
+    update_rounded(chunk, rounded, layout.decay_numel, context.plan.compiled)
 
 
 def update_in_place(context: OpContext, op: UpdateInPlace, step: StepUnderWay) -> None:
@@ -119,12 +121,12 @@ def update_in_place(context: OpContext, op: UpdateInPlace, step: StepUnderWay) -
     moments = [store.tensor(op.unit, name) for name in MOMENTS]
     gradient = context.state.stagings[op.staging][: stop - start]
     if stop > start:
-        piece = _UpdatedPiece((start, stop), gradient, weights, moments)
-        _apply(context, op.unit, step, piece)
-    for part in layout.exact_parts:
+        chunk = _UpdatedChunk((start, stop), gradient, weights, moments)
+        _apply(context, op.unit, step, chunk)
+    for part in layout.fp32_parts:
         inside = slice(part.start, part.stop)
         high, low = weights["weight_high"][inside], weights["weight_low"][inside]
-        context.state.exact[op.slot].join(part, high, low)
+        context.state.keep_in_fp32[op.slot].join(part, high, low)
 
 
 def offload_weights(context: OpContext, op: OffloadWeights, step: StepUnderWay) -> None:
@@ -133,52 +135,52 @@ def offload_weights(context: OpContext, op: OffloadWeights, step: StepUnderWay) 
     """
     context.store.held.begin(step.inputs.number, op.unit)
     _copy_states(context, op, ["weight_high"], to_device=False)
-    for part in context.units[op.unit].layout.exact_within(*op.piece):
+    for part in context.units[op.unit].layout.fp32_within(*op.chunk):
         _send_range(context, op, "weight_low", (part.start, part.stop))
 
 
 def offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) -> None:
     """Sends the updated planes that `offload_weights` has not sent."""
     context.store.held.begin(step.inputs.number, op.unit)
-    sent = context.units[op.unit].layout.exact_within(*op.piece)
+    sent = context.units[op.unit].layout.fp32_within(*op.chunk)
     if not sent:
         names = [plane for plane in context.store.planes if plane not in ("weight_high", "grad")]
         _copy_states(context, op, names, to_device=False)
         return
     # What was sent with the weights is not written again, since a prefetch may be reading it.
-    bounds = [op.piece[0]]
+    bounds = [op.chunk[0]]
     for part in sent:
         bounds += [part.start, part.stop]
-    bounds.append(op.piece[1])
+    bounds.append(op.chunk[1])
     for between in zip(bounds[::2], bounds[1::2]):
         _send_range(context, op, "weight_low", between)
     _copy_states(context, op, ["exp_avg", "exp_avg_sq"], to_device=False)
 
 
 def read_states(context: OpContext, op: ReadStates, _step: StepUnderWay) -> None:
-    """Reads the moments of the piece from the disk into its ring buffer."""
+    """Reads the moments of the chunk from the disk into its ring buffer."""
     ring = context.state_rings[op.states]
-    context.store.disk.read_piece(op.unit, op.piece[0], ring)
+    context.store.disk.read_chunk(op.unit, op.chunk[0], ring)
 
 
 def write_states(context: OpContext, op: WriteStates, _step: StepUnderWay) -> None:
-    """Writes the updated moments of the piece from its ring buffer to the disk."""
+    """Writes the updated moments of the chunk from its ring buffer to the disk."""
     ring = context.state_rings[op.states]
-    context.store.disk.write_piece(op.unit, op.piece[0], ring)
+    context.store.disk.write_chunk(op.unit, op.chunk[0], ring)
 
 
-def _send_range(context: OpContext, op: OfPiece, name: str, between: tuple[int, int]) -> None:
+def _send_range(context: OpContext, op: OfChunk, name: str, between: tuple[int, int]) -> None:
     """Copies a plane between two elements from the op's update buffer to the host."""
     start, stop = between
-    begin = op.piece[0]
+    begin = op.chunk[0]
     on_device = context.state.states[op.buffer][name][start - begin : stop - begin]
     on_host = context.store.tensor(op.unit, name)[start:stop]
     context.backend.copy_in_chunks(on_host, on_device)
 
 
-def _copy_states(context: OpContext, op: OfPiece, names: Sequence[str], to_device: bool) -> None:
-    """Copies the op's piece of some planes between the host and the op's update buffer."""
-    start, stop = op.piece
+def _copy_states(context: OpContext, op: OfChunk, names: Sequence[str], to_device: bool) -> None:
+    """Copies the op's chunk of some planes between the host and the op's update buffer."""
+    start, stop = op.chunk
     for name in names:
         begin, end = start, stop
         if name in MOMENTS and context.store.optimizer != FP32_MOMENTS:

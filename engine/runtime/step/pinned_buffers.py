@@ -1,7 +1,7 @@
-"""Some host memory is read and written by the device while a step runs: boundaries, the inputs of
-blocks, wait there until the backward of their block, and pieces of parked gradients pass through it
+"""Some host memory is read and written by the device while a step runs: block inputs, the inputs of
+blocks, wait there until the backward of their block, and chunks of kept gradients pass through it
 on their way to the optimizer. This file allocates that memory and registers it with the device. It
-also allocates the memory that moments and boundaries on the disk pass through.
+also allocates the memory that moments and block inputs on the disk pass through.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from engine.errors import FitError
-from engine.planning.layout.spilled import state_ring_bytes, whole_pages
+from engine.planning.layout.disk_chunks import state_ring_bytes, whole_pages
 from engine.planning.schedule.buffers import Buffer
-from engine.planning.schedule.offloaded_activations import ReadBoundary, WriteBoundary
-from engine.planning.schedule.ops import FetchBoundary, StoreBoundary
+from engine.planning.schedule.offloaded_activations import ReadBlockInput, WriteBlockInput
+from engine.planning.schedule.ops import FetchBlockInput, OffloadBlockInput
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.shape.saved_attention_sizes import BoundarySizes
 from engine.runtime.device.backend import Backend
@@ -65,10 +65,11 @@ class RegisteredBuffers(Generic[K]):
 
 
 class SavedBlockInputs:
-    """A `SavedBlockInputs` owns what keeps boundaries on the host from forward to backward: a
+    """A `SavedBlockInputs` owns what keeps block inputs on the host from forward to backward: a
     buffer for each that waits in RAM, and for those that wait on the disk a file with a place for
-    each, with the buffers that they pass through. The latter begin at whole pages. Some boundaries
-    in RAM have what attention returned behind them. Raises SpillError where the disk has no space.
+    each, with the buffers that they pass through. The latter begin at whole pages. Some block
+    inputs in RAM have what attention returned behind them. Raises DiskOffloadError where the disk
+    has no space.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class SavedBlockInputs:
         store: HostStates,
     ):
         numel = sizes.alone
-        stored = [op for op in plan.ops if isinstance(op, StoreBoundary)]
+        stored = [op for op in plan.ops if isinstance(op, OffloadBlockInput)]
         waiting = [(op.unit, op.micro_batch) for op in stored if op.host is None]
         in_ram = [key for key in waiting if key[0] not in plan.with_attention]
         larger = [key for key in waiting if key[0] in plan.with_attention]
@@ -90,7 +91,7 @@ class SavedBlockInputs:
         self._disk = store.disk if on_disk else None
         self._file: DiskFile | None = None
         if self._disk is not None:
-            self._file = DiskFile(self._disk.folder, len(on_disk) * self._room, "boundaries")
+            self._file = DiskFile(self._disk.folder, len(on_disk) * self._room, "block inputs")
         self._in_ram = RegisteredBuffers(in_ram, numel, dtype, backend)
         self._larger = RegisteredBuffers(larger, sizes.with_attention, dtype, backend)
         ring_numel = self._room // dtype.itemsize
@@ -117,18 +118,18 @@ class SavedBlockInputs:
         """Tells whether reads and writes of the file go past the page cache."""
         return self._file is None or self._file.is_direct
 
-    def on_host(self, op: StoreBoundary | FetchBoundary) -> torch.Tensor:
+    def on_host(self, op: OffloadBlockInput | FetchBlockInput) -> torch.Tensor:
         """Returns the host memory that the op copies to or from, a flat tensor [at least as long as
-        what it copies]: that of its boundary, or a buffer on the way to the disk and back.
+        what it copies]: that of its input, or a buffer on the way to the disk and back.
         """
         key = op.unit, op.micro_batch
         if op.host is None:
             return (self._larger if key in self._larger.tensors else self._in_ram).tensors[key]
         return self._rings.tensors[op.host]
 
-    def write(self, op: WriteBoundary, numel: int) -> None:
-        """Writes the first `numel` elements of the op's buffer to the place of its boundary. Raises
-        SpillError.
+    def write(self, op: WriteBlockInput, numel: int) -> None:
+        """Writes the first `numel` elements of the op's buffer to the place of its input. Raises
+        DiskOffloadError.
         """
         assert self._file is not None  # a plan with such ops has places on the disk
         assert self._disk is not None
@@ -136,8 +137,8 @@ class SavedBlockInputs:
         self._file.write(pages, self._places[op.unit, op.micro_batch])
         self._disk.count_block_input(len(pages))
 
-    def read(self, op: ReadBoundary, numel: int) -> None:
-        """Reads so many elements from that place to the op's buffer. Raises SpillError."""
+    def read(self, op: ReadBlockInput, numel: int) -> None:
+        """Reads so many elements from that place to the op's buffer. Raises DiskOffloadError."""
         assert self._file is not None
         self._file.read(self._pages(op.host, numel), self._places[op.unit, op.micro_batch])
 
@@ -159,7 +160,7 @@ class SavedBlockInputs:
 def gradient_rings(
     plan: StepPlan, dtype: torch.dtype, backend: Backend
 ) -> RegisteredBuffers[Buffer]:
-    """Returns the ring buffers of a plan whose gradients are parked."""
+    """Returns the ring buffers of a plan whose gradients are kept on the GPU."""
     return RegisteredBuffers(plan.gradient_rings, plan.ring_numel, dtype, backend)
 
 
@@ -170,7 +171,7 @@ class DiskStateBuffers:
     """
 
     def __init__(self, rings: Sequence[Buffer], store: HostStates):
-        units = [store.layouts[unit].moment_counts for unit in store.spilled]
+        units = [store.layouts[unit].moment_counts for unit in store.disk_offloaded]
         size = state_ring_bytes(units, store.optimizer)
         self.nbytes = len(rings) * size
         self.buffers: dict[Buffer, memoryview] = {}

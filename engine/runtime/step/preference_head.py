@@ -62,9 +62,9 @@ def loss_of_pairs(
     gradient = torch.zeros_like(hidden) if tail.of_hidden else None
     found = []
     for group in _groups(batch.pairs, hidden.shape[1], chunks):
-        own = None if gradient is None else gradient[group.lines].view(-1, hidden.shape[-1])
+        own = None if gradient is None else gradient[group.sequences].view(-1, hidden.shape[-1])
         part = _part(batch, batch.pairs, group)
-        found.append(_loss_of_group(skeleton, hidden[group.lines], part, chunks, (tail, own)))
+        found.append(_loss_of_group(skeleton, hidden[group.sequences], part, chunks, (tail, own)))
     losses, sums = zip(*found)
     return PairResult(torch.stack(losses).sum(dtype=torch.float64), gradient, torch.cat(sums))
 
@@ -77,7 +77,7 @@ class _Group:
 
     positions: slice
     """They are these of `DeviceBatch.loss_index`."""
-    lines: slice
+    sequences: slice
     """They are in these lines."""
     first: int
     """The first line begins at this flat position."""
@@ -87,7 +87,7 @@ def _groups(pairs: DevicePairs, tokens: int, chunks: LossChunks) -> list[_Group]
     """Returns the groups of a micro-batch with lines of so many tokens. As many pairs are in a
     group as have their positions in one chunk, and at least one.
     """
-    size, of_row = _size_of(chunks), pairs.objective.lines
+    size, of_row = _size_of(chunks), pairs.objective.sequences
     cuts, taken = [0], 0
     for row, count in enumerate(pairs.labels_of_rows):
         if taken and taken + count > size:
@@ -118,11 +118,11 @@ def _size_of(chunks: LossChunks) -> int:
 
 def _part(batch: DeviceBatch, pairs: DevicePairs, group: _Group) -> DeviceBatch:
     """Returns what the loss needs of a group of a micro-batch, as if it were one by itself."""
-    desirable = None if pairs.desirable is None else pairs.desirable[group.lines]
+    desirable = None if pairs.desirable is None else pairs.desirable[group.sequences]
     own = replace(
         pairs,
         answer=pairs.answer[group.positions],
-        reference=pairs.reference[group.lines],
+        reference=pairs.reference[group.sequences],
         desirable=desirable,
     )
     index = batch.loss_index[group.positions] - group.first
@@ -151,9 +151,9 @@ def _loss_of_group(
     if compiled is not None:
         selected, labels = filled_up(selected, labels, size)
     head = _Head(skeleton, losses_of, tail)
-    lines = _Lines(batch, batch.pairs, hidden.shape, gradient)
+    sequences = _Lines(batch, batch.pairs, hidden.shape, gradient)
     try:
-        return head.run(selected, labels, size, lines)
+        return head.run(selected, labels, size, sequences)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -161,7 +161,7 @@ def _loss_of_group(
         if compiled is None or head.has_added:
             raise
         compiled.abort(error)
-        return head.run(selected, labels, size, lines)
+        return head.run(selected, labels, size, sequences)
 
 
 @dataclass(frozen=True)
@@ -180,10 +180,10 @@ class _Lines:
         """
         minus = -losses.double()
         answers = torch.stack([minus * self.pairs.answer, minus, self.pairs.answer.double()])
-        lines, tokens = self.shape[0], self.shape[1]
-        places = torch.zeros(3, lines * tokens, dtype=torch.float64, device=losses.device)
+        sequences, tokens = self.shape[0], self.shape[1]
+        places = torch.zeros(3, sequences * tokens, dtype=torch.float64, device=losses.device)
         places.index_copy_(1, self.batch.loss_index, answers)
-        found = places.view(3, lines, tokens).sum(dim=2).float()
+        found = places.view(3, sequences, tokens).sum(dim=2).float()
         return found[:2].t().contiguous(), found[2]
 
     def weights(self, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -218,13 +218,13 @@ class _Head:
         self.has_added = False
 
     def run(
-        self, selected: torch.Tensor, labels: torch.Tensor, size: int, lines: _Lines
+        self, selected: torch.Tensor, labels: torch.Tensor, size: int, sequences: _Lines
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the loss, a scalar, and the sums of `PairResult`, for the hidden states of
         positions `selected` [n, width] with their `labels` [n], of which the first have a place and
         the rest fills the last chunk.
         """
-        count = len(lines.batch.loss_index)
+        count = len(sequences.batch.loss_index)
         starts = range(0, count, size)
         pieces = [
             (selected[start : start + size].detach(), labels[start : start + size])
@@ -239,12 +239,12 @@ class _Head:
                 found = self._losses_of(self._skeleton.logits(given), wanted)
             each[start : start + size] = found.detach()
             graphs.append((given, found))
-        loss, weights, sums = lines.weights(each[:count])
+        loss, weights, sums = sequences.weights(each[:count])
         weights = pad(weights, (0, len(selected) - count))
         for place, start in enumerate(starts):
             if not at_once:
                 graphs[place] = self._again(*pieces[place])
-            self._add(lines, start, (*graphs[place], weights[start : start + size]))
+            self._add(sequences, start, (*graphs[place], weights[start : start + size]))
         return loss, sums
 
     def _again(
@@ -257,7 +257,7 @@ class _Head:
 
     def _add(
         self,
-        lines: _Lines,
+        sequences: _Lines,
         start: int,
         chunk: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     ) -> None:
@@ -270,9 +270,9 @@ class _Head:
             losses, [*of_piece, *self._tail.parameters], weights, allow_unused=True
         )
         self.has_added = True
-        if lines.gradient is not None:
-            places = lines.batch.loss_index[start : start + len(given)]
+        if sequences.gradient is not None:
+            places = sequences.batch.loss_index[start : start + len(given)]
             assert found[0] is not None  # the logits depend on the hidden states
-            lines.gradient.index_copy_(0, places, found[0][: len(places)])
+            sequences.gradient.index_copy_(0, places, found[0][: len(places)])
             found = found[1:]
         self._tail.accumulate(found)

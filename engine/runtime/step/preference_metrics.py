@@ -59,7 +59,7 @@ class PairSums:
             sums[:, 1],
             np.concatenate([each.answer_tokens for each in targets]),
             np.concatenate([each.reference for each in targets]),
-            sum(int(np.count_nonzero(each.labelled[0::2])) for each in targets),
+            sum(int(np.count_nonzero(each.labeled[0::2])) for each in targets),
             _joined([each.desirable for each in targets]),
             targets[0].divergence,
         )
@@ -153,11 +153,11 @@ def sequence_sums(batches: list[PairTargets], losses: list[np.ndarray]) -> np.nd
     """
     found = []
     for targets, each in zip(batches, losses):
-        label = targets.labelled
-        lines = np.nonzero(label)[0]
+        label = targets.labeled
+        sequences = np.nonzero(label)[0]
         minus = -each.astype(np.float64)
         of_answer = np.where(targets.answer[label], minus, 0.0)
         count = len(label)
-        sums = [np.bincount(lines, values, minlength=count) for values in (of_answer, minus)]
+        sums = [np.bincount(sequences, values, minlength=count) for values in (of_answer, minus)]
         found.append(np.stack(sums, axis=1))
     return np.concatenate(found).astype(np.float32)

@@ -13,8 +13,8 @@ import torch
 from engine.config.preference_settings import Objective
 from engine.data.batches.rows import MicroBatch, PairTargets, sum_of_weights
 from engine.model.blocks.block_inputs import BlockArguments
-from engine.model.blocks.saved_attention import KeptCalls
-from engine.model.blocks.side_values import HandedValues
+from engine.model.blocks.cross_layer_values import CrossLayerValues
+from engine.model.blocks.saved_attention import SavedCalls
 from engine.model.build.attention_documents import Documents
 from engine.planning.schedule.shards import Shards
 from engine.runtime.device.block_graphs import StepGraphs
@@ -156,8 +156,8 @@ def _device_batch(
         answer, reference = next(parts).bool(), _floats(next(parts))
         desirable = None if targets.desirable is None else next(parts).bool()
         totals = targets.pairs, targets.chosen_tokens, desirable, targets.divergence
-        labelled = (batch.labels >= 0).reshape(-1, targets.objective.lines * tokens).sum(axis=1)
-        of_rows = tuple(labelled.tolist())
+        labeled = (batch.labels >= 0).reshape(-1, targets.objective.sequences * tokens).sum(axis=1)
+        of_rows = tuple(labeled.tolist())
         pairs = DevicePairs(targets.objective, answer, reference, *totals, of_rows)
     weights = None if _weights_of(batch) is None else _floats(next(parts))
     if batch.position_ids is None:
@@ -201,7 +201,7 @@ class StepShard:
     """In the whole step, this many micro-batches come before these."""
     first_line: int = 0
     """In the whole step, this many lines of answers are before those of these micro-batches."""
-    lines: int = 0
+    sequences: int = 0
     """The whole step has this many lines of answers; none where rows are no answers of pairs."""
 
     @classmethod
@@ -211,9 +211,9 @@ class StepShard:
         """
         count = len(batches) // part.ranks
         first = part.rank * count
-        lines = [_answer_sequences(batch) for batch in batches]
+        sequences = [_answer_sequences(batch) for batch in batches]
         own, weight = batches[first : first + count], loss_weight_of(batches)
-        return cls(own, weight, first, sum(lines[:first]), sum(lines))
+        return cls(own, weight, first, sum(sequences[:first]), sum(sequences))
 
 
 @dataclass(frozen=True)
@@ -233,8 +233,8 @@ class StepInputs:
     first: int = 0
     """In the whole step, this many micro-batches come before these: those of other ranks."""
     first_line: int = 0
-    """This and `lines` are as in `StepShard`."""
-    lines: int = 0
+    """This and `sequences` are as in `StepShard`."""
+    sequences: int = 0
     training: bool = True
     logits_at: list[torch.Tensor] | None = None
     """For sampling, the logits are computed at these flat positions, int64 [n] for each
@@ -284,7 +284,7 @@ class StepUnderWay:
     """Each block whose inputs wait in ring buffers has their data type here."""
     arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
     """Each micro-batch calls the blocks with these arguments, in forward order."""
-    cross_layer_values: dict[int, HandedValues] = field(default_factory=dict)
+    cross_layer_values: dict[int, CrossLayerValues] = field(default_factory=dict)
     """Each micro-batch has here what its blocks hand to later blocks, if they hand on anything."""
     lookups: dict[int, Lookup] = field(default_factory=dict)
     """Each micro-batch has its token ids here while rows of the embedding get their gradients."""
@@ -292,7 +292,7 @@ class StepUnderWay:
     """The tensors that a block keeps for its backward, by (unit, micro-batch), are its input and
     output if it keeps its activations, and otherwise its input alone.
     """
-    _attention: dict[tuple[str, int], KeptCalls] = field(default_factory=dict)
+    _attention: dict[tuple[str, int], SavedCalls] = field(default_factory=dict)
     """The calls of attention whose results a block keeps are here, by (unit, micro-batch)."""
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     """In a pass without gradients, each micro-batch has its loss here, a float64 scalar on the
@@ -379,7 +379,7 @@ class StepUnderWay:
         own = self.sequence_sums_in_order()
         if own is None:
             return None
-        found = own.new_zeros(self.inputs.lines, 2)
+        found = own.new_zeros(self.inputs.sequences, 2)
         found[self.inputs.first_line : self.inputs.first_line + len(own)] = own
         return found
 
@@ -387,11 +387,11 @@ class StepUnderWay:
         """Keeps the sums of all lines of the step, float32 [lines of the step, 2]."""
         self.sequence_sums_of_ranks = sums
 
-    def keep_attention(self, unit: str, micro_batch: int, calls: KeptCalls) -> None:
+    def keep_attention(self, unit: str, micro_batch: int, calls: SavedCalls) -> None:
         """Keeps the calls of attention that a block has made in its forward."""
         self._attention[unit, micro_batch] = calls
 
-    def kept_attention(self, unit: str, micro_batch: int) -> KeptCalls | None:
+    def saved_attention_calls(self, unit: str, micro_batch: int) -> SavedCalls | None:
         """Returns these calls, and forgets them; None where none were kept."""
         return self._attention.pop((unit, micro_batch), None)
 

@@ -6,7 +6,7 @@ How it works:
   (`engine.runtime.host.host_states`). The device holds buffers of a fixed size
   (`engine.runtime.step.device_state`), whatever the depth of the model.
 - A step is a plan (`engine.planning.schedule`): a list of ops with lanes and waits, built once.
-  `validate` proves that no op reads a buffer before it is filled or overwrites one that is still
+  `verify_plan` proves that no op reads a buffer before it is filled or overwrites one that is still
   needed.
 - `train_step` uploads the micro-batches and hands the plan to the executor
   (`engine.runtime.step.executor`), which submits every op to the backend. The call returns before
@@ -28,14 +28,19 @@ import torch
 
 from engine.errors import CacheError
 from engine.model.build.units import TORCH_DTYPES, StreamedModel
-from engine.planning.layout import spilled
-from engine.planning.layout.embed_pieces import embed_piece
-from engine.planning.layout.update_buffers import small_pieces
+from engine.planning.layout import disk_chunks
+from engine.planning.layout.embed_chunks import embed_chunk
+from engine.planning.layout.update_buffers import small_chunks
 from engine.planning.schedule.build import build_forward_plan, build_step_plan
-from engine.planning.schedule.choices import PlaneSizes, forward_choices, settled_of, spilled_of
+from engine.planning.schedule.choices import (
+    PlaneSizes,
+    disk_offloaded_of,
+    forward_choices,
+    gpu_resident_of,
+)
 from engine.planning.schedule.ops import OpKind
 from engine.planning.schedule.schedule import Span, StepPlan
-from engine.planning.schedule.validate import validate
+from engine.planning.schedule.verify_plan import verify_plan
 from engine.planning.shape.saved_attention_sizes import BoundarySizes, with_room
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.block_graphs import BlockGraphs
@@ -49,7 +54,7 @@ from engine.runtime.step.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.step.executor import Executor
 from engine.runtime.step.inference_passes import (
     ForwardPasses,
-    LabelledRows,
+    LabeledRows,
     LabelScores,
     pass_groups,
     summed,
@@ -87,25 +92,25 @@ class StreamingEngine:
         self._adamw = adamw
         self._store = store
         self._blocks = [unit.name for unit in model.blocks]
-        self._update_buffer = store.update_buffer(self.choices.update_pieces, self.shards)
-        if settings.choices.parked_gradients:
+        self._update_buffer = store.update_buffer(self.choices.update_chunks, self.shards)
+        if settings.choices.gradients_on_gpu:
             self._update_buffer = self._update_buffer.without_gradients
-        settled = settled_of(self._blocks, settings.choices)
-        if self.shards.ranks > 1 and any(store.layouts[unit].exact_numel for unit in settled):
+        gpu_resident = gpu_resident_of(self._blocks, settings.choices)
+        if self.shards.ranks > 1 and any(store.layouts[unit].fp32_numel for unit in gpu_resident):
             raise ValueError("units with fp32 weights live on none of several devices")
-        store.settle(settled, backend, spilled_of(self._blocks, settings.choices))
+        store.place_units(gpu_resident, backend, disk_offloaded_of(self._blocks, settings.choices))
         if adamw is not None:
             self.plan = self._step_plan()
-            adamw.compile_for(self.choices.late_moments)
+            adamw.compile_for(self.choices.moments_after_weights)
         else:
             # It has the slots of every pass without gradients; the passes have plans of their own.
             choices = forward_choices(settings.choices)
             self.plan = build_forward_plan(self._blocks, model.holds_embed, choices)
-        validate(self.plan)
+        verify_plan(self.plan)
         block_input_numel = settings.tokens * model.hidden_width
         dtype = TORCH_DTYPES[model.dtype]
-        boundary_bytes = block_input_numel * dtype.itemsize
-        with_attention = with_room(boundary_bytes, self.plan.attention_bytes, settings.tokens)
+        block_input_bytes = block_input_numel * dtype.itemsize
+        with_attention = with_room(block_input_bytes, self.plan.attention_bytes, settings.tokens)
         sizes = BoundarySizes(block_input_numel, with_attention // dtype.itemsize)
         self.saved_block_inputs = SavedBlockInputs(self.plan, sizes, dtype, backend, store)
         self._gradient_rings = gradient_rings(self.plan, dtype, backend)
@@ -117,7 +122,7 @@ class StreamingEngine:
             sizes.with_attention,
             DeviceBuffers(store, self._update_buffer),
         )
-        store.register_states(self.plan.device_homes)
+        store.register_states(self.plan.device_updated_units)
         # The buffers are zeroed on COMPUTE, and the plan has no wait that orders this before the
         # first prefetch.
         backend.drain()
@@ -133,7 +138,7 @@ class StreamingEngine:
             collectives=settings.collectives,
             saved_block_inputs=self.saved_block_inputs,
         )
-        self.passes = ForwardPasses(self._parts, self.choices, boundary_bytes)
+        self.passes = ForwardPasses(self._parts, self.choices, block_input_bytes)
         self._train = self._executor(self.plan)
         self._graphs: BlockGraphs | None = None
         if self.plan.graphs:
@@ -146,13 +151,13 @@ class StreamingEngine:
         sizes = PlaneSizes(
             numel,
             self._update_buffer.numel,
-            self._store.update_buffer(small_pieces(self._store.largest_block), self.shards).numel,
+            self._store.update_buffer(small_chunks(self._store.largest_block), self.shards).numel,
             self._update_buffer.bytes,
-            embed_piece(self.model.units[0].layout, largest, self.model.holds_embed),
+            embed_chunk(self.model.units[0].layout, largest, self.model.holds_embed),
             TORCH_DTYPES[self.model.dtype].itemsize,
-            spilled.SPILL_NUMEL,
+            disk_chunks.DISK_CHUNK_NUMEL,
             self.model.frozen_units,
-            self.model.has_exact,
+            self.model.has_fp32_weights,
             self.shards.rank,
         )
         return build_step_plan(self._blocks, self.model.holds_embed, self.choices, sizes, updates)
@@ -225,7 +230,7 @@ class StreamingEngine:
         # Pairs have no dropout, as with TRL.
         self.state.set_training(all(batch.pairs is None for batch in on_device))
         scalars, keys = None, {}
-        updated = [*self.plan.device_homes, *(unit for unit, _ in self.plan.settled)]
+        updated = [*self.plan.device_updated_units, *(unit for unit, _ in self.plan.gpu_resident)]
         if updated and number:
             assert self._adamw is not None  # only a training plan updates units on the device
             update = self._parts.store.held.update_number(number)
@@ -243,7 +248,7 @@ class StreamingEngine:
             seed=settings.seed,
             first=share.first,
             first_line=share.first_line,
-            lines=share.lines,
+            sequences=share.sequences,
             scalars=scalars,
             keys=keys,
         )
@@ -263,7 +268,7 @@ class StreamingEngine:
     def dry_run_shard(self, share: StepShard, check: Callable[[], None] | None = None) -> None:
         """Computes what this rank computes of a step, as `dry_run` does."""
         plan = self._step_plan(updates=False)
-        validate(plan)
+        verify_plan(plan)
         device = self.backend.device
         devices = [device] if device.type != "cpu" else []
         with torch.random.fork_rng(devices, device_type=device.type):
@@ -335,7 +340,7 @@ class StreamingEngine:
         return self.passes.on_same_weights()
 
     def scores(
-        self, batches: Iterable[LabelledRows], check: Callable[[], None] | None = None
+        self, batches: Iterable[LabeledRows], check: Callable[[], None] | None = None
     ) -> Iterator[LabelScores]:
         """Yields how likely the labels of each micro-batch are. The logits are those of `evaluate`,
         uncompiled. Every submitted step must have been applied.
@@ -414,8 +419,10 @@ class StreamingEngine:
         return self._graphs.problem if self._graphs is not None else ""
 
     @property
-    def boundary_bytes(self) -> int:
-        """The host holds this many bytes of boundaries, those on their way to the disk included."""
+    def block_input_bytes(self) -> int:
+        """The host holds this many bytes of block inputs, those on their way to the disk
+        included.
+        """
         return self.saved_block_inputs.nbytes
 
     @property
@@ -426,7 +433,7 @@ class StreamingEngine:
         return self._parts.store.refused_bytes + refused
 
     def close(self) -> None:
-        """Frees the memory of the boundaries, and lets go of the model. The device's buffers are
+        """Frees the memory of the block inputs, and lets go of the model. The device's buffers are
         freed with this object. Store, optimizer and backend belong to the caller.
         """
         if self._graphs is not None:

@@ -185,19 +185,19 @@ def _adamw_rows(s: dict[str, Any]) -> list[Row]:
 def _plan_row(s: dict[str, Any]) -> Row:
     choices = s["choices"]
     ranks = f"{choices['ranks']} GPUs, each " if choices["ranks"] > 1 else ""
-    boundaries = "on the host" if choices["host_boundaries"] else "on the device"
+    block_inputs = "on the host" if choices["offloaded_block_inputs"] else "on the device"
     if choices.get("attention_blocks"):
-        boundaries += f" with the attention of {choices['attention_blocks']}"
-    if choices["parked_gradients"]:
-        boundaries += ", gradients parked on the device"
-    if choices["late_moments"]:
-        boundaries += ", moments updated after all weights"
+        block_inputs += f" with the attention of {choices['attention_blocks']}"
+    if choices["gradients_on_gpu"]:
+        block_inputs += ", gradients kept on the device"
+    if choices["moments_after_weights"]:
+        block_inputs += ", moments updated after all weights"
     return (
         "plan",
         f"{ranks}{choices['micro_batches']} x {choices['micro_batch_size']} rows, rounds "
-        f"{choices['rounds']}, {choices['settled_units']} units live on the device, "
-        f"{choices['resident_blocks']} blocks resident, "
-        f"{choices['kept_blocks']} keep activations, boundaries {boundaries}",
+        f"{choices['rounds']}, {choices['gpu_resident_units']} units live on the device, "
+        f"{choices['blocks_kept_in_slots']} blocks kept in slots, "
+        f"{choices['blocks_without_recompute']} keep activations, block inputs {block_inputs}",
     )
 
 
@@ -212,20 +212,20 @@ def _memory_rows(s: dict[str, Any]) -> list[Row]:
             )
         )
     peak, predicted = s["host_peak_bytes"], s["predicted_host_bytes"]
-    boundaries = s["host_boundaries_bytes"]
+    block_inputs = s["offloaded_input_bytes"]
     rows.append(
         (
             "memory of the host",
-            f"{_gib(s['host_rss_bytes'])} without boundaries, "
+            f"{_gib(s['host_rss_bytes'])} without block inputs, "
             f"{s['host_rss_bytes'] / s['parameters']:,.2f} bytes a parameter, "
             f"{_gib(s['host_file_bytes'])} of files of libraries among them",
         )
     )
-    with_boundaries = f" with {_gib(boundaries)} of boundaries" if boundaries else ""
+    with_block_inputs = f" with {_gib(block_inputs)} of block inputs" if block_inputs else ""
     rows.append(
         (
             "its peak",
-            f"{_gib(peak)}{with_boundaries}, predicted {_gib(predicted)} "
+            f"{_gib(peak)}{with_block_inputs}, predicted {_gib(predicted)} "
             f"({_percent(predicted / peak - 1, '+')})",
         )
     )
@@ -275,7 +275,7 @@ def _way_row(way: dict[str, Any]) -> Row:
         f"{_steps_in_words(way)}, {way['tflops']['parameters']:,.4g} TFLOPS, micro-batches "
         f"of {way['micro_batch_size']} rows"
     )
-    if not way["is_settled"]:
+    if not way["is_steady"]:
         value += ", no two steps in a row alike"
     if way["peak"]:
         value += f", peak {way['peak'] / GIB:,.2f} GiB"

@@ -1,5 +1,5 @@
 """`bench --disk` measures how fast the disk of a folder reads and writes: both at once, as steps do
-it with moments on the disk (`engine.disk`), and each alone, as they do it with boundaries there.
+it with moments on the disk (`engine.disk`), and each alone, as they do it with block inputs there.
 
 The first gigabytes go to a cache of the drive, at a rate that it does not keep. So as much is
 written as no cache holds, and only the last quarter counts. Then it writes alone, and reads alone.
@@ -19,7 +19,7 @@ import numpy as np
 from engine.errors import RunError
 from engine.files import disk_free
 from engine.machine.disk_rates import DRAINED_BYTES, RATED_BYTES, DiskRates, store_disk_rates
-from engine.machine.offload_folder import check_spill_folder
+from engine.machine.offload_folder import check_offload_folder
 from engine.runtime.host.disk_file import DiskFile
 from engine.runtime.host.mapped_memory import map_memory
 from engine.words import GIB, in_gib
@@ -59,7 +59,7 @@ def bench_disk(folder: str, as_json: bool, say: Callable[[str], None]) -> str:
     """Measures the disk of a folder, keeps its rates, and returns them as text or JSON. Raises
     ConfigError for a folder that takes no moments, and RamstreamError where the disk fails.
     """
-    place = check_spill_folder(folder)
+    place = check_offload_folder(folder)
     nbytes = DRAINED_BYTES * (1 + _ALONE)
     percent = 100 * nbytes / RATED_BYTES
     say(

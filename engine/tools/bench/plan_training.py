@@ -15,7 +15,12 @@ from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.job import Job, Target, numbers_of_ranks
 from engine.planning.fit.memory_items import MemoryItem, PartName
 from engine.planning.fit.planner import Chosen
-from engine.planning.fit.requirements import RUNTIME_GROWTH_BYTES, Needs, Resident, SessionFacts
+from engine.planning.fit.requirements import (
+    RUNTIME_GROWTH_BYTES,
+    Requirements,
+    Resident,
+    SessionFacts,
+)
 from engine.planning.fit.simulate_step import predicted_seconds, rates_of_steps
 from engine.planning.shape.model_shape import ModelShape
 from engine.tools.bench.random_pairs import AnswersOfSteps, random_answers
@@ -78,9 +83,9 @@ def predicted_host_bytes(chosen: Chosen, job: Job, machine: Machine, resident: i
     """
     device = device_of(job.config, machine)
     facts = SessionFacts(resident=Resident(resident, RUNTIME_GROWTH_BYTES[device]))
-    items = Needs(job.config, machine, job.shape, chosen, facts).parts[PartName.HOST].items
+    items = Requirements(job.config, machine, job.shape, chosen, facts).parts[PartName.HOST].items
     return sum(
         item.bytes
         for item in items
-        if item.kind.is_there_in_training and item.kind != MemoryItem.CHECKPOINT_COPIES
+        if item.kind.is_there_in_training and item.kind != MemoryItem.STAGING_BUFFERS
     )

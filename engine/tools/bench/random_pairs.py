@@ -21,20 +21,24 @@ def random_answers(
     """Returns so many pairs of random answers or, for KTO, answers of which every second one is
     marked as good. Every line has `length` tokens, and all but the first are of the answer.
     """
-    lines = objective.lines * count
+    sequences = objective.sequences * count
     generator = np.random.default_rng(seed)
-    ids = (vocabulary * generator.random(lines * length) ** 4).astype(np.int32)
-    trained = np.ones(lines * length, dtype=bool)
-    starts = np.arange(0, lines * length + 1, length)
+    ids = (vocabulary * generator.random(sequences * length) ** 4).astype(np.int32)
+    trained = np.ones(sequences * length, dtype=bool)
+    starts = np.arange(0, sequences * length + 1, length)
     trained[starts[:-1]] = False
     order = Order(seed, shuffle=False)
     rows: PairRows | MarkedRows
-    if objective.lines == 2:
-        unknown = np.full(lines, np.nan)
-        rows = PairRows(DocumentTokens(ids, trained, starts, unknown), two_each(lines), 0, order)
+    if objective.sequences == 2:
+        unknown = np.full(sequences, np.nan)
+        rows = PairRows(
+            DocumentTokens(ids, trained, starts, unknown), two_each(sequences), 0, order
+        )
     else:
-        marks = np.arange(lines) % 2.0
-        rows = MarkedRows(DocumentTokens(ids, trained, starts, marks), one_each(lines), 0, order)
+        marks = np.arange(sequences) % 2.0
+        rows = MarkedRows(
+            DocumentTokens(ids, trained, starts, marks), one_each(sequences), 0, order
+        )
     rows.learn(objective)
     return rows
 
@@ -59,7 +63,7 @@ class AnswersOfSteps:
         """Finds what the answers are compared with, as a run does before its first step. It is done
         twice, and the second time counts.
         """
-        if not self.rows.lacks_references:
+        if not self.rows.lacks_reference_logps:
             return
         for _ in range(2):
             began = time.perf_counter()
@@ -67,7 +71,7 @@ class AnswersOfSteps:
                 sequence_logps(engine, rows, (self.size, 0), _go_on) for rows in self.rows.compared
             ]
             self.reference_seconds = time.perf_counter() - began
-        self.rows.take_references(np.concatenate(columns, axis=1))
+        self.rows.set_reference_logps(np.concatenate(columns, axis=1))
 
     def of_step(self, engine: StreamingEngine, found: list[MicroBatch]) -> list[MicroBatch]:
         """Returns the micro-batches `found` of a step that begins now. With KTO, all earlier steps

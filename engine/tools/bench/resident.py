@@ -190,7 +190,7 @@ def _train(
     while (
         len(taken) < LEAST_STEPS
         or sum(taken) < settings.seconds
-        or (sum(taken) < 2 * settings.seconds and not steady(taken).is_settled)
+        or (sum(taken) < 2 * settings.seconds and not steady(taken).is_steady)
     ):
         began = time.perf_counter()
         for ids, labels in on_device:

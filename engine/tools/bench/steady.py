@@ -20,7 +20,7 @@ class Steady:
     """Seconds of each step that counts."""
     warm_up: int
     """Number of steps before them that do not count."""
-    is_settled: bool
+    is_steady: bool
     """Whether two successive steps agreed, which ended the warm-up. If not, half of the steps are
     taken for it.
     """
@@ -39,7 +39,7 @@ class Steady:
         return {
             "steps": len(self.seconds),
             "warm_up_steps": self.warm_up,
-            "is_settled": self.is_settled,
+            "is_steady": self.is_steady,
             "seconds": self.mean,
             "least_seconds": min(self.seconds),
             "most_seconds": max(self.seconds),
@@ -66,7 +66,7 @@ def in_words(figures: dict[str, Any]) -> str:
     """Returns a text on the warm-up, for what `Steady.to_dict` returned."""
     steps, warm_up = figures["steps"], figures["warm_up_steps"]
     limit = f"{100 * AGREEMENT:.0f} %"
-    if figures["is_settled"]:
+    if figures["is_steady"]:
         return f"{warm_up} steps, until two in a row agreed within {limit}"
     return (
         f"no two steps in a row agreed within {limit}, so the mean of the last {steps} of "

@@ -23,7 +23,7 @@ from engine.machine.cgroups import sample_host_memory
 from engine.model.build.build import build_model
 from engine.model.build.units import StreamedModel
 from engine.planning.layout.layout import PLANE_ITEM_BYTES
-from engine.planning.schedule.choices import PlanChoices, settled_of, spilled_of
+from engine.planning.schedule.choices import PlanChoices, disk_offloaded_of, gpu_resident_of
 from engine.planning.schedule.ops import Lane, OpKind
 from engine.planning.schedule.schedule import Span
 from engine.planning.schedule.shards import Shards
@@ -143,12 +143,14 @@ class Planes:
         """
         workers_before = self.workers
         self._use_ranks(choices.ranks)
-        gradients = not choices.parked_gradients
+        gradients = not choices.gradients_on_gpu
         is_there = self.store.states == (optimizer, gradients)
         if not is_there:
             self.store.release_states()
         blocks = [block.name for block in self.model.blocks]
-        self.store.settle(settled_of(blocks, choices), self.backend, spilled_of(blocks, choices))
+        self.store.place_units(
+            gpu_resident_of(blocks, choices), self.backend, disk_offloaded_of(blocks, choices)
+        )
         if not is_there:
             self.store.allocate_states(optimizer=optimizer, gradients=gradients)
         if not is_there or self.workers is not workers_before:
@@ -194,9 +196,9 @@ class Planes:
         """Brings the weights of all units to host memory, if some live on the device. The states of
         the optimizer are freed then.
         """
-        if self.store.settled or self.store.spilled:
+        if self.store.gpu_resident or self.store.disk_offloaded:
             self.store.release_states()
-            self.store.settle((), self.backend)
+            self.store.place_units((), self.backend)
 
     def close(self) -> None:
         """Frees the memory of the planes. The backend belongs to the caller."""
@@ -254,7 +256,7 @@ class RunFigures:
     """At most this many bytes were reserved from the driver, gaps included."""
     fixed: int
     """This many bytes are taken by the buffers that the plan keeps on the device."""
-    host_boundaries: int
+    offloaded_block_inputs: int
     launches: list[float]
     """In each step, the thread that launches the ops of COMPUTE took this many seconds of processor
     time.
@@ -319,7 +321,7 @@ def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettin
             peak=memory["peak"],
             reserved=memory["peak_reserved"],
             fixed=engine.state.fixed_bytes(),
-            host_boundaries=engine.boundary_bytes,
+            offloaded_block_inputs=engine.block_input_bytes,
             launches=launches,
             seconds=seconds,
             updated=updated_by_place(applied[-1].applied.spans, planes),
@@ -366,7 +368,7 @@ def _take_steps(
         passed = time.perf_counter() - began
         if passed >= 2 * settings.seconds:
             return False
-        return passed < settings.seconds or not (seconds and steady(seconds).is_settled)
+        return passed < settings.seconds or not (seconds and steady(seconds).is_steady)
 
     number, answers = settings.first, settings.answers
     while continues():
@@ -426,8 +428,8 @@ def updates_of(
         op = span.op
         if op.kind not in kinds:
             continue
-        piece = getattr(op, "piece", None)
-        own = shards.numel(layouts[op.unit].numel) if piece is None else piece[1] - piece[0]
+        chunk = getattr(op, "chunk", None)
+        own = shards.numel(layouts[op.unit].numel) if chunk is None else chunk[1] - chunk[0]
         numel = 0 if op.kind == OpKind.UPDATE_MOMENTS else shards.ranks * own
         found.append((numel, span.end - span.start))
     return found

@@ -81,7 +81,7 @@ class PromptBuilder:
         """
         if self.has_template:
             text = self._written(messages)
-            if self._encoder.renderer.control.stands_in(text):
+            if self._encoder.renderer.control.is_placeholder(text):
                 ids = self._encoder.renderer.control.encode(text)[0]
             else:
                 ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -100,7 +100,7 @@ class PromptBuilder:
         template = self._encoder.renderer.template
         try:
             stood_in = [
-                self._encoder.renderer.control.stand_in(message, message["role"] == "assistant")
+                self._encoder.renderer.control.placeholder(message, message["role"] == "assistant")
                 for message in template.apart(messages, has_tools=False)
             ]
         except ReservedText:

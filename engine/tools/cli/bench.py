@@ -22,7 +22,7 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, FitError
 from engine.machine.cgroups import sample_host_memory
 from engine.machine.disk_rates import with_disk
-from engine.machine.offload_folder import check_spill_folder
+from engine.machine.offload_folder import check_offload_folder
 from engine.machine.rates import ONE_THREAD, UPDATE_BYTES, store_rates
 from engine.machine.read_machine import read_machine
 from engine.model.build.library import errors_only
@@ -31,11 +31,11 @@ from engine.model.build.read_model import configured
 from engine.model.build.shape_of_run import shape_of_run
 from engine.planning.fit.cost_model import ONE_OF_TWO_PASSES
 from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
-from engine.planning.fit.disk_offload import spill_room
+from engine.planning.fit.disk_offload import disk_offload_room
 from engine.planning.fit.job import Job, Target
 from engine.planning.fit.planner import Chosen
 from engine.planning.fit.report import estimate
-from engine.planning.fit.requirements import Verdict
+from engine.planning.fit.requirements import FitStatus
 from engine.planning.shape.model_shape import ModelShape
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.open_backend import open_backend
@@ -276,7 +276,7 @@ def _training(config: TrainConfig, bench: _Bench, is_last: bool) -> dict[str, An
 def _refuse_what_does_not_fit(config: TrainConfig) -> None:
     # The disk is not considered, since a bench writes nothing to it.
     report = estimate(config, replace(read_machine(), disk_path=""), shape_of_run(config))
-    if report.verdict == Verdict.DOES_NOT_FIT:
+    if report.verdict == FitStatus.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
 
 
@@ -290,13 +290,13 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
     backend.reset_peak()  # frees what earlier measurements and trainings left cached
     if bench.device == "cuda":
         limit = config.engine.within_cap(backend.memory()["free"] + CUDA_CONTEXT_BYTES)
-    rows, lines = config.train.batch_size, config.objective.lines
+    rows, sequences = config.train.batch_size, config.objective.sequences
     length = config.data.max_seq_len
     rates = with_disk(bench.peak_rates.rates(), config)
     if config.engine.disk is not None:
-        bench.planes.store.offload_to_disk(check_spill_folder(config.engine.disk))
+        bench.planes.store.offload_to_disk(check_offload_folder(config.engine.disk))
     machine = read_machine()
-    target = Target(bench.device, limit, bench.free, rates, spill_room(config, machine))
+    target = Target(bench.device, limit, bench.free, rates, disk_offload_room(config, machine))
     job = Job(shape, config, config.row_tokens)
     chosen = plan_training(job, target, machine)
     bench.planes.use(shape.optimizer, chosen.choices)
@@ -304,10 +304,11 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
         if limit is not None and config.engine.gpu_memory_gib is not None:
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
         answers, batches = rows_of_step(config, chosen, shape)
-        of_pairs = ", two of each pair," if lines == 2 else ""
+        of_pairs = ", two of each pair," if sequences == 2 else ""
         bench.how.say(
-            f"Training, streamed: {lines * rows} rows of {length:,} tokens{of_pairs} a step, in "
-            f"micro-batches of {lines * chosen.micro_batch_size}"
+            f"Training, streamed: {sequences * rows} rows of {length:,} tokens{of_pairs} a step, "
+            "in "
+            f"micro-batches of {sequences * chosen.micro_batch_size}"
         )
         planned, seconds = planned_seconds(chosen, job, target), bench.how.seconds
         steps = bench.how.steps or LEAST_STEPS // (2 if planned > LONG_STEP_SECONDS else 1)
@@ -356,11 +357,11 @@ def _as_figures(
     counted = steady(run.seconds[:-1] or run.seconds)
     taken, launches = run.steps[:-1] or run.steps, run.launches[:-1] or run.launches
     shape, peak_rates = bench.shape, bench.peak_rates
-    length, rows = config.data.max_seq_len, config.objective.lines * config.train.batch_size
+    length, rows = config.data.max_seq_len, config.objective.sequences * config.train.batch_size
     kept = taken[-len(counted.seconds) :]
     took = counted.mean
     choices = chosen.choices
-    recomputed = len(shape.blocks) - shape.forward_blocks - choices.kept_blocks
+    recomputed = len(shape.blocks) - shape.forward_blocks - choices.blocks_without_recompute
     learned = planned_rows(chosen, Job(shape, config, config.row_tokens))
     flops = step_flops(shape, rows, length, max(0, recomputed), learned)
     flops["hardware"] -= choices.attention_blocks * shape.attention_flops(rows, length)
@@ -373,7 +374,7 @@ def _as_figures(
     assert peak_rates.sweep is not None  # only a measurement for plans omits it
     # With moments in fp32, a sweep over the same memory is compared.
     alone = peak_rates.adamw_kinds.get(shape.optimizer, peak_rates.sweep)
-    passes = 2 * ONE_OF_TWO_PASSES[shape.dtype] if choices.late_moments else 1.0
+    passes = 2 * ONE_OF_TWO_PASSES[shape.dtype] if choices.moments_after_weights else 1.0
     adamw, there = (mean_rate(kept, name) for name in ("adamw_g_s", "device_adamw_g_s"))
     # Products are measured in float32 on the CPU, and are faster there in bf16.
     has_peak = bench.device == "cuda" or shape.dtype == "float32"
@@ -415,7 +416,7 @@ def _as_figures(
         "peak_device_bytes": run.peak if on_gpu else None,
         "peak_reserved_bytes": run.reserved if on_gpu else None,
         "planned_device_bytes": chosen.gpu_bytes if on_gpu else None,
-        "host_boundaries_bytes": run.host_boundaries,
+        "offloaded_input_bytes": run.offloaded_block_inputs,
         "losses": [step.loss for step in run.steps],
         "timeline": run.timeline,
     }

@@ -11,15 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.config.setting_warnings import doubts
+from engine.config.setting_warnings import setting_warnings
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.machine.known_machines import known_name, machines, with_figures
-from engine.machine.offload_folder import check_spill_folder
+from engine.machine.offload_folder import check_offload_folder
 from engine.machine.read_machine import Machine, read_machine
 from engine.machine.several_gpus import named_with_several
 from engine.model.build.find_shape import adapted_shape
 from engine.model.build.shape_of_run import shape_of_run
+from engine.planning.fit.fitting_machines import machines_for
 from engine.planning.fit.model_table import (
     BEST,
     HERE,
@@ -31,17 +32,16 @@ from engine.planning.fit.model_table import (
     as_dicts,
     as_text,
     cell,
-    cell_in_words,
+    cell_text,
     columns,
-    counts_in_words,
+    counts_text,
     csv_parts,
-    method_in_words,
+    method_text,
     rows_of,
 )
-from engine.planning.fit.offers import machines_for
 from engine.planning.fit.pool_times import costs_of, gains
 from engine.planning.fit.report import FitReport, estimate, with_times
-from engine.planning.fit.requirements import SessionFacts, Verdict
+from engine.planning.fit.requirements import FitStatus, SessionFacts
 from engine.planning.layout.moments import KINDS
 from engine.planning.shape.model_shape import ModelShape
 from engine.runs.trackers.known_trackers import destinations
@@ -191,8 +191,8 @@ def check_table(
         return
     legend = f"\n{LEGEND}" if job.any_optimizer else ""
     yield (
-        f"{as_text(rows, shown)}\n\n{counts_in_words(rows, shown)}\n{config.train.batch_size} x "
-        f"{config.data.max_seq_len:,} tokens a step, {method_in_words(config)}, "
+        f"{as_text(rows, shown)}\n\n{counts_text(rows, shown)}\n{config.train.batch_size} x "
+        f"{config.data.max_seq_len:,} tokens a step, {method_text(config)}, "
         f"{config.model.dtype}, {_moments_in_words(config, job.any_optimizer)}; known machines have"
         " their typical RAM, and speeds of machines that were not measured come from the card's "
         "specification."
@@ -216,7 +216,7 @@ def what_it_trains(
     rows = [
         row
         for row in rows_of(config, (column,), any_optimizer=any_optimizer)
-        if row.cells[0].verdict != Verdict.DOES_NOT_FIT
+        if row.cells[0].verdict != FitStatus.DOES_NOT_FIT
     ]
     rows.sort(key=lambda row: -row.parameters)
     if as_json:
@@ -227,7 +227,7 @@ def what_it_trains(
     lines = [f"{in_gib(machine.ram_available)} of RAM free, computing on {card}."]
     if rows:
         largest, found = rows[0], rows[0].cells[0]
-        trained = method_in_words(config)
+        trained = method_text(config)
         lines += [
             f"The largest model of the catalog that fits is {largest.entry.title}, "
             f"{billions(largest.parameters)} parameters, in "
@@ -250,12 +250,12 @@ def run_check(
     a sentence on the data, or empty. Runs are kept in `runs_dir`.
     """
     if config.engine.disk is not None and machine.here:
-        check_spill_folder(config.engine.disk)
+        check_offload_folder(config.engine.disk)
     shape = shape_of_run(config)
     report = estimate(config, machine, shape, adapted=adapted_shape)
     report = with_times(report, config, machine, shape, adapted=adapted_shape)
     tracked = destinations(config.output.trackers, runs_dir)
-    fits = report.verdict != Verdict.DOES_NOT_FIT
+    fits = report.verdict != FitStatus.DOES_NOT_FIT
     gained = gains(config, machine, shape) if fits else {}
     costs = costs_of(report.chosen, config, machine, shape) if fits else None
     if as_json:
@@ -267,13 +267,13 @@ def run_check(
         about_data = ["", data] if data else []
         about_trackers = ["", *tracked] if tracked else []
         offers = _offers(config, shape, report)
-        doubted = [f"  ? {doubt.field}: {doubt.text}" for doubt in doubts(config)]
+        doubted = [f"  ? {warning.field}: {warning.text}" for warning in setting_warnings(config)]
         if doubted:
             doubted = ["", "Look at this", *doubted]
         pool = pool_as_text(report.pool, costs, gained) if fits else []
         told = [*(["", *pool] if pool else []), *doubted, *about_data, *about_trackers, *offers]
         text = "\n".join([report_as_text(report, machine), *told])
-    return text, 1 if report.verdict == Verdict.DOES_NOT_FIT else 0
+    return text, 1 if report.verdict == FitStatus.DOES_NOT_FIT else 0
 
 
 def _offers(config: TrainConfig, shape: ModelShape, report: FitReport) -> list[str]:
@@ -282,7 +282,7 @@ def _offers(config: TrainConfig, shape: ModelShape, report: FitReport) -> list[s
     These are the machine with the least memory and the fastest one.
     """
     memories = [part for part in (report.host, report.gpu) if part is not None]
-    if not any(part.verdict == Verdict.DOES_NOT_FIT for part in memories):
+    if not any(part.verdict == FitStatus.DOES_NOT_FIT for part in memories):
         return []
     offers = machines_for(config, shape, timed=False)
     if not offers:
@@ -298,6 +298,6 @@ def _offers(config: TrainConfig, shape: ModelShape, report: FitReport) -> list[s
         machine = offer.known.machine(offer.ram_gib)
         lines.append(
             f"  {offer.known.name} with {offer.ram_gib:,} GiB of RAM: "
-            f"{cell_in_words(cell(config, shape, machine))}, estimated"
+            f"{cell_text(cell(config, shape, machine))}, estimated"
         )
     return lines

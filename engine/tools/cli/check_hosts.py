@@ -16,9 +16,9 @@ from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
 from engine.model.build.find_shape import adapted_shape
 from engine.model.build.shape_of_run import shape_of_run
-from engine.planning.fit.collectives import ExchangeTimes
+from engine.planning.fit.collectives import CollectiveTimes
 from engine.planning.fit.report import estimate
-from engine.planning.fit.requirements import Needs, SessionFacts, Verdict, needs_of
+from engine.planning.fit.requirements import FitStatus, Requirements, SessionFacts, requirements_of
 from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.ops import Lane
 from engine.planning.shape.model_shape import ModelShape
@@ -38,8 +38,8 @@ class Between:
     """So much comes to each host over the network, and as much leaves it."""
     network: float
     """A host receives so many bytes a second."""
-    exchange_seconds: float
-    """The lane EXCHANGE is busy for so long."""
+    collective_seconds: float
+    """The lane COLLECTIVE is busy for so long."""
     compute_waits: float
     """The lane COMPUTE waits for so long, for whatever it is."""
 
@@ -58,9 +58,9 @@ def check_hosts(
     shape = shape.with_optimizer(config.train.optimizer)
     rates = rates_of(config, machine)
     between = None
-    if report.verdict != Verdict.DOES_NOT_FIT and rates is not None:
+    if report.verdict != FitStatus.DOES_NOT_FIT and rates is not None:
         rates = replace(rates, network=facts.network or rates.network)
-        between = _between(needs_of(config, machine, shape, facts), shape, rates)
+        between = _between(requirements_of(config, machine, shape, facts), shape, rates)
     if as_json:
         told = {"machine": machine.to_dict(), "hosts": facts.hosts}
         told["between"] = None if between is None else asdict(between)
@@ -68,22 +68,24 @@ def check_hosts(
     else:
         lines = [] if between is None else _in_words(between, report.choices)
         text = "\n".join([report_as_text(report, machine), *lines])
-    return text, 1 if report.verdict == Verdict.DOES_NOT_FIT else 0
+    return text, 1 if report.verdict == FitStatus.DOES_NOT_FIT else 0
 
 
-def _between(needs: Needs, shape: ModelShape, rates: Rates) -> Between:
+def _between(requirements: Requirements, shape: ModelShape, rates: Rates) -> Between:
     """Returns what passes between the ranks in a step of the plan that was found."""
-    choices = needs.chosen.choices
-    plan, timing = predicted_step(shape, choices, rates, needs.micro_batch, needs.device)
+    choices = requirements.chosen.choices
+    plan, timing = predicted_step(
+        shape, choices, rates, requirements.micro_batch, requirements.device
+    )
     numels = {unit.name: (unit.numel, unit.weight_numel) for unit in shape.units}
-    times = ExchangeTimes(plan, numels, shape.item_bytes, rates)
+    times = CollectiveTimes(plan, numels, shape.item_bytes, rates)
     received = sum(map(times.received, plan.ops))
-    by_host = float(received) if choices.span > 1 else sum(map(times.between_hosts, plan.ops))
+    by_host = float(received) if choices.span > 1 else sum(map(times.between_nodes, plan.ops))
     return Between(
         received,
         by_host,
         rates.network or ASSUMED_NETWORK,
-        timing.busy[Lane.EXCHANGE],
+        timing.busy[Lane.COLLECTIVE],
         timing.exposed,
     )
 
@@ -99,6 +101,7 @@ def _in_words(between: Between, choices: dict[str, Any]) -> list[str]:
         f"  each GPU receives {in_gb(between.received_by_gpu)} {whose}",
         f"  each host receives {in_gb(between.received_by_host)} of {what} over the "
         f"network, at {8 * between.network / 1e9:,.3g} Gbit/s",
-        f"  exchanges take {in_seconds(between.exchange_seconds)}, beside computing; COMPUTE waits "
+        f"  exchanges take {in_seconds(between.collective_seconds)}, beside computing; COMPUTE "
+        "waits "
         f"for {in_seconds(between.compute_waits)}",
     ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.machine.read_machine import Machine
-from engine.planning.fit.buffer_sizes import buffers_in_words
+from engine.planning.fit.buffer_sizes import buffers_text
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.report import FitReport
 from engine.planning.fit.requirements import Part
@@ -34,17 +34,17 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
         report.headline,
     ]
     lines += [f"  - {reason}" for reason in report.reasons]
-    if report.remedies:
+    if report.suggestions:
         lines += ["", "What would help"]
-        for remedy in report.remedies:
-            changes = [f"--set {name}={_yaml(value)}" for name, value in remedy.changes.items()]
-            said = remedy.exactness_in_words
-            if remedy.places:
-                said = f"{remedy.places} {said}"
-            if remedy.time_in_words:
-                said = f"{remedy.time_in_words}. {said}"
-            lines += [f"  * {remedy.text}", f"      {said}", "      " + " ".join(changes)]
-    ranks = report.chosen.choices.ranks_of_host
+        for suggestion in report.suggestions:
+            changes = [f"--set {name}={_yaml(value)}" for name, value in suggestion.changes.items()]
+            said = suggestion.exactness_text
+            if suggestion.places:
+                said = f"{suggestion.places} {said}"
+            if suggestion.time_text:
+                said = f"{suggestion.time_text}. {said}"
+            lines += [f"  * {suggestion.text}", f"      {said}", "      " + " ".join(changes)]
+    ranks = report.chosen.choices.ranks_per_node
     for name, title in TITLES:
         part = getattr(report, name)
         if part is not None:
@@ -59,11 +59,11 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
         f"step ({time['formula']})"
     )
     lines += _time_in_words(time)
-    if report.spill is not None:
+    if report.disk_offload is not None:
         lines += [
             "",
             "What goes to engine.disk",
-            *(f"  {said}" for said in report.spill.sentences()),
+            *(f"  {said}" for said in report.disk_offload.sentences()),
         ]
     return "\n".join([*lines, *notes(machine)])
 
@@ -77,15 +77,15 @@ def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[
     """Returns the choices of the plan as lines of text. `model` is that of the report."""
     blocks, back = model["blocks"], model["backward_blocks"]
     which = "blocks" if back == blocks else "blocks with a backward"
-    boundaries = boundaries_in_words(choices)
-    if choices.get("boundary_blocks") == 2:
-        boundaries += ", of every second block"
-    if choices.get("parked_gradients"):
-        boundaries += ", gradients parked on the device"
+    block_inputs = block_inputs_text(choices)
+    if choices.get("blocks_per_saved_input") == 2:
+        block_inputs += ", of every second block"
+    if choices.get("gradients_on_gpu"):
+        block_inputs += ", gradients kept on the device"
     rows = (
         f"  {choices['device']}: {choices['micro_batches']} x {choices['micro_batch_size']} rows a "
         f"step, {counted(choices.get('rounds', 1), 'round')}, gradient sum "
-        f"{choices['gradient_sum']}, slots {choices['slots']}"
+        f"{choices['main_grad']}, slots {choices['slots']}"
     )
     ranks, span = choices["ranks"] // choices["span"], choices["span"]
     hosts = choices["hosts"] * span
@@ -98,14 +98,18 @@ def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[
         rows += f", {kernels_in_words(choices)}"
     lines = [
         rows,
-        f"  {choices.get('kept_blocks', 0)} of {back} {which} keep their activations, "
-        f"{boundaries}, logits of {choices['loss_chunk']} positions at once",
+        f"  {choices.get('blocks_without_recompute', 0)} of {back} {which} keep their activations, "
+        f"{block_inputs}, logits of {choices['loss_chunk']} positions at once",
     ]
-    if choices.get("spilled_units"):
-        lines.append(f"  {choices['spilled_units']} of {blocks + 2} units have moments on the disk")
-    if choices.get("spilled_boundaries"):
-        lines.append(f"  {choices['spilled_boundaries']:,} boundaries of a step are on the disk")
-    if choices.get("device_homes") is not None:
+    if choices.get("disk_offloaded_units"):
+        lines.append(
+            f"  {choices['disk_offloaded_units']} of {blocks + 2} units have moments on the disk"
+        )
+    if choices.get("disk_offloaded_block_inputs"):
+        lines.append(
+            f"  {choices['disk_offloaded_block_inputs']:,} block inputs of a step are on the disk"
+        )
+    if choices.get("device_updated_units") is not None:
         # The embedding and the head are units as well.
         lines += [f"  {line}" for line in _updates_in_words(choices, blocks + 2, model)]
     return lines
@@ -131,9 +135,9 @@ def _time_in_words(time: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def boundaries_in_words(choices: Mapping[str, Any]) -> str:
-    """Returns a text that says where boundaries are kept, and what attention returned."""
-    words = f"boundaries on the {'host' if choices['host_boundaries'] else 'device'}"
+def block_inputs_text(choices: Mapping[str, Any]) -> str:
+    """Returns a text that says where block inputs are kept, and what attention returned."""
+    words = f"block inputs on the {'host' if choices['offloaded_block_inputs'] else 'device'}"
     if choices.get("attention_blocks"):
         words += f" with the attention of {counted(choices['attention_blocks'], 'block')}"
     return words
@@ -153,24 +157,27 @@ def _updates_in_words(
     """Returns a line that says where optimizers of units that live in RAM run, and none if the
     whole model lives on the GPU. `units` counts the blocks, embedding and head.
     """
-    homes, settled = len(choices["device_homes"]), choices.get("settled_units", 0)
-    if settled == units:
+    device_updated, gpu_resident = (
+        len(choices["device_updated_units"]),
+        choices.get("gpu_resident_units", 0),
+    )
+    if gpu_resident == units:
         return []
-    all_units = "all units that live in RAM" if settled else "all units"
+    all_units = "all units that live in RAM" if gpu_resident else "all units"
     trained = model["trained_units"]
     if trained < units:
-        where = f"{homes} of them on the GPU" if homes else "on the host"
-        where = "where they live" if settled else where
+        where = f"{device_updated} of them on the GPU" if device_updated else "on the host"
+        where = "where they live" if gpu_resident else where
         return [f"{trained} of {units} units are trained, and updated {where}"]
-    if not homes:
-        late = ", the moments after all weights" if choices.get("late_moments") else ""
+    if not device_updated:
+        late = ", the moments after all weights" if choices.get("moments_after_weights") else ""
         return [f"{all_units} are updated on the host{late}"]
     pieces = choices.get("update_buffers")
     through = ""
     if pieces:
-        buffers = buffers_in_words(pieces, choices.get("spare_buffers", 0))
+        buffers = buffers_text(pieces, choices.get("spare_buffers", 0))
         through = f", their states there in pieces, {buffers}"
-    return [f"updated on the GPU: {homes} of {units - settled} units{through}"]
+    return [f"updated on the GPU: {device_updated} of {units - gpu_resident} units{through}"]
 
 
 def _part_as_text(title: str, part: Part) -> list[str]:

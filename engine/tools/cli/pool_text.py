@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.pool import Held, Pool, Units, listed
-from engine.planning.fit.pool_times import Costs, cost_in_words, gains_in_words
+from engine.planning.fit.pool_times import Costs, cost_text, gains_text
 from engine.planning.fit.requirements import PART_WORDS
 from engine.words import in_gib
 
@@ -27,7 +27,7 @@ def pool_as_text(pool: Pool, costs: Costs | None, gained: Mapping[PartName, floa
     ]
     if costs is not None:
         title = f"{title}, and what that costs a step"
-        lines += [f"  {sentence}" for sentence in gains_in_words(gained, costs.step_seconds)]
+        lines += [f"  {sentence}" for sentence in gains_text(gained, costs.step_seconds)]
     return [title, *lines]
 
 
@@ -57,4 +57,4 @@ def _tells_of_disk(pool: Pool, units: Units) -> bool:
 
 
 def _cost(units: Units, costs: Costs | None) -> str:
-    return "" if costs is None else cost_in_words(costs.of([units]), costs.step_seconds)
+    return "" if costs is None else cost_text(costs.of([units]), costs.step_seconds)

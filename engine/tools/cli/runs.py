@@ -14,8 +14,8 @@ from engine.errors import RunError
 from engine.runs.record.events import ForecastChecked
 from engine.runs.record.following import EVENTS_FILE, last_of_kind
 from engine.runs.record.run_folder import RunFolder
-from engine.runs.summaries.glance import NO_SPARKLINE, Sparkline, read_sparkline
 from engine.runs.summaries.listing import UNREADABLE, RunSummary, in_words, list_runs
+from engine.runs.summaries.sparkline import NO_SPARKLINE, Sparkline, read_sparkline
 from engine.training.checkpoints.saved_on_disk import saved_best
 
 T = TypeVar("T")

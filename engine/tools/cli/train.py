@@ -40,7 +40,7 @@ from engine.runs.record.events import (
 )
 from engine.runs.record.run_folder import open_run
 from engine.tools.cli.bars import SteadyBar
-from engine.tools.cli.check_report import boundaries_in_words, kernels_in_words
+from engine.tools.cli.check_report import block_inputs_text, kernels_in_words
 from engine.tools.cli.end_signals import EndSignals, tell
 from engine.training.checkpoints.saved_on_disk import saved_steps
 from engine.training.loop.run import Run, resume_run, start_run
@@ -281,7 +281,7 @@ class _Screen:
             case EvalFinished():
                 when = f"Step {event.step}" if event.step else "Before the first step"
                 line = f"{when}: evaluation loss {event.loss:.4f}"
-                before = self._run.recorder.snapshot.held_out.before
+                before = self._run.recorder.snapshot.validation.before
                 if before is not None and event.step and event.loss > before.loss:
                     line += f", above the {before.loss:.4f} before training"
             case ExactMatchMeasured():
@@ -359,8 +359,8 @@ def job_in_words(event: JobProgressed) -> str:
 
 
 _UPDATES = {
-    "parked_gradients": "gradients parked on the GPU",
-    "late_moments": "moments updated after all weights",
+    "gradients_on_gpu": "gradients kept on the GPU",
+    "moments_after_weights": "moments updated after all weights",
 }
 
 
@@ -376,21 +376,23 @@ def plan_in_words(choices: dict[str, Any]) -> str:
     elif choices.get("hosts", 1) > 1:
         each = counted(choices["ranks"], "rank")
         parts.append(f"on {choices['hosts']} hosts of {each} each")
-    if choices.get("settled_units"):
-        parts.append(f"{counted(choices['settled_units'], 'unit')} living on the GPU")
-    if choices.get("spilled_units"):
-        parts.append(f"moments of {counted(choices['spilled_units'], 'unit')} on the disk")
-    if choices.get("spilled_boundaries"):
-        parts.append(f"{choices['spilled_boundaries']:,} boundaries on the disk")
-    parts.append(f"{counted(choices['resident_blocks'], 'block')} resident")
-    if "kept_blocks" in choices:
-        parts.append(f"{counted(choices['kept_blocks'], 'block')} with activations kept")
-    parts.append(boundaries_in_words(choices))
+    if choices.get("gpu_resident_units"):
+        parts.append(f"{counted(choices['gpu_resident_units'], 'unit')} living on the GPU")
+    if choices.get("disk_offloaded_units"):
+        parts.append(f"moments of {counted(choices['disk_offloaded_units'], 'unit')} on the disk")
+    if choices.get("disk_offloaded_block_inputs"):
+        parts.append(f"{choices['disk_offloaded_block_inputs']:,} block inputs on the disk")
+    parts.append(f"{counted(choices['blocks_kept_in_slots'], 'block')} kept in slots")
+    if "blocks_without_recompute" in choices:
+        parts.append(
+            f"{counted(choices['blocks_without_recompute'], 'block')} with activations kept"
+        )
+    parts.append(block_inputs_text(choices))
     parts += [words for name, words in _UPDATES.items() if choices.get(name)]
     if choices.get("compiled") is not None:
         parts.append(kernels_in_words(choices))
-    if choices.get("device_homes"):
-        parts.append(f"{counted(len(choices['device_homes']), 'unit')} updated on the GPU")
+    if choices.get("device_updated_units"):
+        parts.append(f"{counted(len(choices['device_updated_units']), 'unit')} updated on the GPU")
     if choices.get("predicted_seconds"):
         parts.append(f"{in_seconds(choices['predicted_seconds'])} a step predicted")
     return ", ".join(parts)

@@ -18,7 +18,7 @@ import torch
 
 from engine.errors import DataError, FitError, GpuMemoryError
 from engine.progress import Progress, no_progress
-from engine.runtime.step.inference_passes import PASS_TOKENS, LabelledRows, LabelScores, pass_groups
+from engine.runtime.step.inference_passes import PASS_TOKENS, LabeledRows, LabelScores, pass_groups
 from engine.runtime.step.streaming_engine import StreamingEngine
 
 
@@ -77,7 +77,7 @@ def score(
         groups = pass_groups([one.row for one in rows], most_tokens)[::-1]
         finished: set[int] = set()
         try:
-            scores = engine.scores(_labelled(rows, group) for group in groups)
+            scores = engine.scores(_labeled(rows, group) for group in groups)
             for of_group, group in zip(scores, groups):
                 for request, likelihood in _likelihoods(rows, group, of_group):
                     found[request] = likelihood
@@ -107,7 +107,7 @@ def _rows(asked: Sequence[Continuation], longest: int | None) -> list[_Asked]:
     return list(rows.values())
 
 
-def _labelled(rows: Sequence[_Asked], group: Sequence[int]) -> LabelledRows:
+def _labeled(rows: Sequence[_Asked], group: Sequence[int]) -> LabeledRows:
     """Returns the micro-batch of the rows of a group, with the labels of all of their requests in
     order.
     """
@@ -122,7 +122,7 @@ def _labelled(rows: Sequence[_Asked], group: Sequence[int]) -> LabelledRows:
         for _, tokens in one.requests:
             positions.append(np.arange(end - len(tokens), end))
             labels.append(np.array(tokens, dtype=np.int64))
-    return LabelledRows(ids, np.concatenate(positions), np.concatenate(labels))
+    return LabeledRows(ids, np.concatenate(positions), np.concatenate(labels))
 
 
 def _likelihoods(

@@ -15,7 +15,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from engine.data.tokens.template import Template
+from engine.data.tokens.chat_template import ChatTemplate
 from engine.data.tokens.template_process import Chat, Refusal
 from engine.errors import DataError
 from engine.progress import Progress, saying
@@ -68,8 +68,8 @@ class StreamedLM(TemplateLM):
         return self.chat_engine.prompt_builder.tokenizer
 
     @functools.cached_property
-    def _template(self) -> Template:
-        return Template(self.tokenizer)
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self.tokenizer)
 
     @property
     def tokenizer_name(self) -> str:

@@ -1,4 +1,4 @@
-"""A `AsyncCheckpoint` writes one checkpoint on threads of its own while steps go on."""
+"""An `AsyncCheckpoint` writes one checkpoint on threads of its own while steps go on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.training.checkpoints.plane_snapshot import Snapshot
 
 
 class AsyncCheckpoint:
-    """A `AsyncCheckpoint` calls ``write()``, which writes `snapshot`, as soon as that is ready.
+    """An `AsyncCheckpoint` calls ``write()``, which writes `snapshot`, as soon as that is ready.
 
     `told` is called with the result on the writing thread, once the checkpoint is whole.
     """

@@ -43,12 +43,13 @@ import msgspec
 
 from engine import safe_files
 from engine.errors import CheckpointError, DiskFullError
-from engine.files import FULL, body_checksum, checksum_of, disk_free, is_full_in_words
+from engine.files import FULL, body_checksum, checksum_of, disk_free, disk_full_text
 from engine.planning.layout.layout import UnitLayout, checkpoint_planes
 from engine.planning.layout.moments import FP32_MOMENTS
 from engine.progress import Progress, no_progress
 from engine.runs.record.run_folder import BEST_FOLDER
 from engine.training.checkpoints import staging
+from engine.training.checkpoints.chunk_files import Meter
 from engine.training.checkpoints.frozen_files import FROZEN, Earlier, FrozenFiles
 from engine.training.checkpoints.manifest import (
     FORMAT,
@@ -58,7 +59,6 @@ from engine.training.checkpoints.manifest import (
     run_of,
     step_in,
 )
-from engine.training.checkpoints.piece_files import Meter
 from engine.training.checkpoints.plane_snapshot import Snapshot
 from engine.training.checkpoints.unit_files import CHECKSUM, UnitFiles
 
@@ -213,7 +213,7 @@ def write_checkpoint(
         )
         if error.errno in FULL:
             raise DiskFullError(
-                sentence, str(root), needed, disk_free(root), is_full_in_words(error)
+                sentence, str(root), needed, disk_free(root), disk_full_text(error)
             ) from error
         raise CheckpointError(sentence) from error
     except BaseException:

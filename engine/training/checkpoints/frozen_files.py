@@ -25,8 +25,8 @@ from engine import safe_files
 from engine.errors import CheckpointError
 from engine.planning.layout.layout import UnitLayout
 from engine.training.checkpoints import staging
+from engine.training.checkpoints.chunk_files import ChunkFile, Meter, in_threads
 from engine.training.checkpoints.manifest import FrozenFile, run_of
-from engine.training.checkpoints.piece_files import ChunkFile, Meter, in_threads
 from engine.training.checkpoints.unit_files import chunk_checksum, file_name
 
 if TYPE_CHECKING:

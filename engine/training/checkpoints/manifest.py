@@ -20,7 +20,7 @@ from engine import safe_files
 from engine.config.settings import Optimizer
 from engine.errors import CheckpointError
 from engine.files import body_checksum
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.ops import MainGrad
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class _Rounding(Struct):
 
     micro_batch_size: Number
     loss_chunk: Count = 0
-    gradient_sum: GradientSum | None = None
+    main_grad: MainGrad | None = None
     rounds: Number = 1
     ranks: Number = 1
     hosts: Number = 1

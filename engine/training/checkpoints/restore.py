@@ -36,6 +36,7 @@ from engine.planning.layout.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
 from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
 from engine.progress import Progress, no_progress
 from engine.training.checkpoints.checkpoint import CheckpointInfo, folders_by_step
+from engine.training.checkpoints.chunk_files import Meter, in_threads
 from engine.training.checkpoints.frozen_files import read_frozen
 from engine.training.checkpoints.manifest import (
     BuffersFile,
@@ -47,7 +48,6 @@ from engine.training.checkpoints.manifest import (
     run_of,
 )
 from engine.training.checkpoints.own_folders import linked_steps, refuse_other_kind
-from engine.training.checkpoints.piece_files import Meter, in_threads
 from engine.training.checkpoints.same_model import refuse_incomplete, refuse_other_model
 from engine.training.checkpoints.staging import CHUNK_BYTES
 from engine.training.checkpoints.unit_files import chunk_checksum

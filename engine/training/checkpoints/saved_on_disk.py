@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from engine import safe_files
 from engine.config.export_choice import ExportFrom
-from engine.runs.record.held_out import Score
+from engine.runs.record.validation import Score
 from engine.training.checkpoints.checkpoint import HOLDS, folders_by_step
 from engine.training.checkpoints.manifest import MANIFEST, MOST_BYTES, Count, run_of
 

@@ -13,9 +13,9 @@ import mmap
 
 import numpy as np
 
-from engine.planning.fit.checkpoint_sizes import COPY_PIECE_BYTES
+from engine.planning.fit.checkpoint_sizes import STAGING_CHUNK_BYTES
 
-CHUNK_BYTES = COPY_PIECE_BYTES
+CHUNK_BYTES = STAGING_CHUNK_BYTES
 """Planes are written, copied, read and hashed in pieces of this many bytes, which are whole pages.
 """
 

@@ -18,8 +18,8 @@ import xxhash
 
 from engine.planning.layout.layout import UnitLayout
 from engine.training.checkpoints import staging
+from engine.training.checkpoints.chunk_files import PAGE, THREADS, ChunkFile, Meter, in_threads
 from engine.training.checkpoints.manifest import run_of
-from engine.training.checkpoints.piece_files import PAGE, THREADS, ChunkFile, Meter, in_threads
 from engine.training.checkpoints.plane_snapshot import Snapshot
 
 CHECKSUM = "xxh3_128"
@@ -41,7 +41,7 @@ def description(layout: UnitLayout) -> dict[str, Any]:
     for spec, offset in zip(layout.parameters, layout.offsets):
         fields = asdict(spec)
         # The planes are the same, whatever the device computes with, and whatever the weights mean.
-        del fields["exact"], fields["adapter"], fields["experts"]
+        del fields["keep_in_fp32"], fields["adapter"], fields["experts"]
         if not spec.frozen:  # nearly all parameters are not, and a manifest stays short
             del fields["frozen"]
         parameters.append({**fields, "offset": offset})

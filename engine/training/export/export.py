@@ -28,7 +28,7 @@ from engine.machine.short_memory import refuse_short_memory
 from engine.model.build.library import (
     empty_model,
     no_progress_bars,
-    told_progress,
+    reported_progress,
     transformers,
     write_as_read,
 )
@@ -86,16 +86,16 @@ class TrainedModel:
             return self.model.trained_count * item
         specs = [spec for layout in self.model.layouts for spec in layout.parameters]
         count = sum(spec.numel for spec in specs if not spec.adapter)
-        exact = sum(spec.numel for spec in specs if spec.exact)
-        untouched = 0 if self.whole is None else self.whole.non_text_bytes
-        return count * item + exact * (torch.float32.itemsize - item) + untouched
+        keep_in_fp32 = sum(spec.numel for spec in specs if spec.keep_in_fp32)
+        non_text = 0 if self.whole is None else self.whole.non_text_bytes
+        return count * item + keep_in_fp32 * (torch.float32.itemsize - item) + non_text
 
     @cached_property
     def whole(self) -> Source | None:
         """Returns the folder of a model that also reads images or sound, whose other parts are
         copied; None for any other model, and where adapters alone are written.
         """
-        if not self.model.untouched or self.adapters is not None:
+        if not self.model.non_text or self.adapters is not None:
             return None
         return Source.of(self.model, self.source)
 
@@ -290,7 +290,7 @@ def _save(
     if trained.whole is not None:
         _save_async(trained.whole, trained, whole, folder, written)
         return
-    if trained.written_dtype != model.dtype or store.settled or is_merged:
+    if trained.written_dtype != model.dtype or store.gpu_resident or is_merged:
         parts = parts_of(model, store, whole)
         write_parts(whole, parts, folder, FILE_BYTES, written).finish()
         return
@@ -298,12 +298,12 @@ def _save(
         for spec in unit.layout.parameters:
             owner, _, attribute = spec.full_name.rpartition(".")
             # The few weights that stay in fp32 are copied.
-            values = store.master if spec.exact else store.view
+            values = store.master if spec.keep_in_fp32 else store.view
             whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(
                 values(unit.name, spec.name), requires_grad=False
             )
     whole.tie_weights()
-    with told_progress(written):
+    with reported_progress(written):
         whole.save_pretrained(folder, max_shard_size=FILE_BYTES)
     files = WeightFiles(folder, FILE_BYTES)
     for file in sorted(folder.glob("*.safetensors")):

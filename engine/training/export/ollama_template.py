@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.data.formats.example import Message
-from engine.data.tokens.template import Template
+from engine.data.tokens.chat_template import ChatTemplate
 from engine.data.tokens.template_process import Chat, Refusal
 from engine.errors import RamstreamError, first_line
 
@@ -104,7 +104,7 @@ def shape_of(tokenizer: Any) -> ChatShape:
     """Returns the shape of a tokenizer's chat template, whose tokens were compared with those of
     the template itself. Raises NoShape where they differ, or where a shape cannot say them.
     """
-    template = Template(tokenizer)
+    template = ChatTemplate(tokenizer)
     if not template.available:
         raise NoShape("the tokenizer has no chat template")
     if any("strftime_now" in code or "date_string" in code for code in template.sources):
@@ -120,7 +120,7 @@ def shape_of(tokenizer: Any) -> ChatShape:
     return shape
 
 
-def _found(template: Template) -> ChatShape:
+def _found(template: ChatTemplate) -> ChatShape:
     """Returns the texts around turns, as they are in a few conversations."""
     asked = _turns(None, _USER)
     longer_turns = _turns(None, _USER, _ANSWER, _AGAIN)
@@ -169,7 +169,7 @@ def _without_own_start(shape: ChatShape, tokenizer: Any) -> ChatShape:
     )
 
 
-def _compare(shape: ChatShape, template: Template, tokenizer: Any) -> None:
+def _compare(shape: ChatShape, template: ChatTemplate, tokenizer: Any) -> None:
     """Raises NoShape unless both ways give the same tokens for every conversation of a set."""
     one, two, three, four = _TEXTS
     chats = [_turns(None, one), _turns(None, two), _turns(None, four, three, two)]

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from engine import safe_files
 from engine.model.hub.hub_cache import INDEX, WEIGHTS
-from engine.model.hub.weight_header import Entry, read_header
+from engine.model.hub.safetensors_header import SafetensorsEntry, read_safetensors_header
 
 SMALLEST = 1 / 20
 """No file is smaller than this part of the most that one holds; a few more bytes are in the file
@@ -32,7 +32,7 @@ class _Piece:
     """One tensor in a file that was taken."""
 
     name: str
-    entry: Entry
+    entry: SafetensorsEntry
     """What a header says of it: `dtype`, `shape` and `data_offsets`."""
     file: Path
     start: int
@@ -133,7 +133,7 @@ class WeightFiles:
 
 def _pieces(file: Path) -> list[_Piece]:
     """Returns the tensors of a safetensors file, in the order in which it has them."""
-    begin, entries = read_header(file)
+    begin, entries = read_safetensors_header(file)
     found = [
         _Piece(name, entry, file, begin + entry.data_offsets[0], entry.bytes)
         for name, entry in entries.items()

@@ -24,7 +24,7 @@ from engine.files import disk_free
 from engine.planning.fit import checkpoint_sizes
 from engine.planning.fit.checkpoint_sizes import export_bytes
 from engine.runs.record.events import BestKept
-from engine.runs.record.held_out import Score
+from engine.runs.record.validation import Score
 from engine.training.checkpoints.async_writer import AsyncCheckpoint
 from engine.training.checkpoints.checkpoint import (
     CheckpointInfo,
@@ -89,12 +89,12 @@ class BestWeights:
 
         The planes must hold that step. No checkpoint follows if this `is_last`.
         """
-        held_out = self._session.recorder.snapshot.held_out
-        score = held_out.newest
+        validation = self._session.recorder.snapshot.validation
+        score = validation.newest
         if not self._is_on or score is None or score.step != step:
             return
-        known = [each for each in (held_out.before, held_out.kept) if each is not None]
-        if not all(score.is_better_than(each, held_out.by) for each in known):
+        known = [each for each in (validation.before, validation.kept) if each is not None]
+        if not all(score.is_better_than(each, validation.by) for each in known):
             return
         self.cancel()  # what is still being written is worse
         contents = Contents(

@@ -19,8 +19,8 @@ from engine.config.settings import TrainConfig
 from engine.errors import CheckpointError
 from engine.planning.layout.layout import WEIGHT_PLANES
 from engine.runs.record.events import ExportWritten
-from engine.runs.record.held_out import Score, ValidationScores
 from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.record.validation import Score, ValidationScores
 from engine.training.checkpoints.restore import load_checkpoint
 from engine.training.export.export import TrainedModel, adapters_alone, write_model
 from engine.training.export.model_card import Exported, model_card
@@ -38,7 +38,7 @@ Poll = Callable[[], None]
 
 
 class EarlyStopping:
-    """A `EarlyStopping` belongs to one session of a run.
+    """An `EarlyStopping` belongs to one session of a run.
 
     Every submitted step must be applied where its methods are called. They call `poll` often, to
     check for requests; if `poll` raises an exception, the work ends.
@@ -125,15 +125,15 @@ class EarlyStopping:
     def is_spent(self, config: TrainConfig) -> bool:
         """Returns whether the run ends early: its patience is over."""
         patience = config.train.patience
-        return patience > 0 and self._snapshot.held_out.since_best >= patience
+        return patience > 0 and self._snapshot.validation.since_best >= patience
 
     def ended_early(self, step: int, total_steps: int) -> str:
         """Returns why a run whose patience is over has ended after `step`, in one sentence."""
-        held_out = self._snapshot.held_out
-        were = counted(held_out.since_best, "evaluation")
-        were += " since was" if held_out.since_best == 1 else " since were"
-        what = "the validation loss" if held_out.by == "loss" else "exact match"
-        best = held_out.best
+        validation = self._snapshot.validation
+        were = counted(validation.since_best, "evaluation")
+        were += " since was" if validation.since_best == 1 else " since were"
+        what = "the validation loss" if validation.by == "loss" else "exact match"
+        best = validation.best
         when = "before training" if best is None else f"at step {best.step:,}"
         return (
             f"Ended early, after step {step:,} of {total_steps:,}: {what} was best {when}, and "
@@ -151,7 +151,7 @@ class EarlyStopping:
         chosen = _choice(self._snapshot, step, config)
         output = config.output
         if chosen.is_no_better and self.best.is_on and not output.export:
-            none = _none_is_better(self._snapshot.held_out)
+            none = _none_is_better(self._snapshot.validation)
             self._session.log("warning", f"No weights are kept as the best: {none}.")
         if not output.export and not output.exact_match_samples:
             return
@@ -255,17 +255,17 @@ class _Choice:
 
 def _choice(snapshot: RunSnapshot, step: int, config: TrainConfig) -> _Choice:
     """Returns which weights are exported after the last `step`."""
-    held_out = snapshot.held_out
-    best, kept, newest = held_out.best, held_out.kept, held_out.newest
+    validation = snapshot.validation
+    best, kept, newest = validation.best, validation.kept, validation.newest
     last = "The weights of the last step are exported"
     if best is None and newest is not None:
-        return _Choice(step, f"{last}, though {_none_is_better(held_out)}.", is_no_better=True)
+        return _Choice(step, f"{last}, though {_none_is_better(validation)}.", is_no_better=True)
     if best is None or newest is None:
-        what = "validation loss" if held_out.by == "loss" else "answer to a validation prompt"
+        what = "validation loss" if validation.by == "loss" else "answer to a validation prompt"
         return _Choice(step, f"{last}; no {what} says that others are better.")
     if config.output.export_from == "last":
         return _Choice(step, f"{last}, as output.export_from asks.")
-    if kept is not None and kept.step < step and kept.is_better_than(newest, held_out.by):
+    if kept is not None and kept.step < step and kept.is_better_than(newest, validation.by):
         newer = ""
         if not best.kept:
             newer = f" The best, {_in_short(best)} at step {best.step:,}, could not be kept."
@@ -281,9 +281,9 @@ def _choice(snapshot: RunSnapshot, step: int, config: TrainConfig) -> _Choice:
     return _Choice(step, f"{last}; {was} at step {best.step:,}, whose weights are not kept.")
 
 
-def _none_is_better(held_out: ValidationScores) -> str:
+def _none_is_better(validation: ValidationScores) -> str:
     """Returns a clause that says that no evaluation was better than that before training."""
-    before = held_out.before
+    before = validation.before
     assert before is not None  # the first one after it would be the best
     return f"no evaluation was better than that before training ({_told(before)})"
 

@@ -15,9 +15,9 @@ from engine.errors import (
     RunError,
     first_line,
 )
-from engine.machine.short_memory import is_short_of_memory, memory_in_words, remedy
+from engine.machine.short_memory import is_short_of_memory, memory_text, remedy
 from engine.planning.fit.memory_items import Item
-from engine.training.loop.memory_shortage import (
+from engine.training.loop.oom_report import (
     GpuFigures,
     gpu_oom_report,
     gpu_shares,
@@ -102,7 +102,7 @@ def _host_memory_error(error: Exception) -> HostMemoryError:
     is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     if note is None or is_limited:  # the account knows of no limit of addresses
         return HostMemoryError(
-            f"The host ran out of memory: {memory_in_words()}; {remedy()}, {settings}."
+            f"The host ran out of memory: {memory_text()}; {remedy()}, {settings}."
         )
     return HostMemoryError(f"The host ran out of memory: {note.host}; {remedy()}, {settings}.")
 

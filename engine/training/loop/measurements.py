@@ -1,4 +1,4 @@
-"""An `Measurements` records each finished step.
+"""A `Measurements` records each finished step.
 
 Every step records its figures and where its time went; some steps also record their spans, their
 norms and the memory in use.
@@ -63,7 +63,7 @@ class _Submitted:
 
 
 class Measurements:
-    """An `Measurements` records the steps of one session.
+    """A `Measurements` records the steps of one session.
 
     `watch` and `prediction_check` are shared with the trainer.
     """
@@ -155,7 +155,7 @@ class Measurements:
         if applied.step == 1:
             self._report_mismatched_reference_logps(figures)
         is_known = self._prediction_check.step(seconds)
-        self._prediction_check.spilled(sum(self._prepared.store.written_bytes))
+        self._prediction_check.disk_offloaded(sum(self._prepared.store.written_bytes))
         if is_known:
             self.compare(applied.step, "running")
         self.report_compiling()
@@ -176,7 +176,7 @@ class Measurements:
         self._recorder.emit(self._prediction_check.event(step, moment))
         store = self._prepared.store
         if moment == "end" and any(store.written_bytes):
-            kinds = zip(("moments", "boundaries"), store.written_bytes)
+            kinds = zip(("moments", "block inputs"), store.written_bytes)
             written = " and ".join(f"{in_gib(size)} of {what}" for what, size in kinds if size)
             self._session.log("info", f"This session has written {written} to {store.disk.folder}.")
 
@@ -281,7 +281,7 @@ class Measurements:
         device = self._prepared.backend.memory()
         pinned = 0
         if self._on_gpu:
-            pinned = self._prepared.store.pinned_bytes + self._prepared.engine.boundary_bytes
+            pinned = self._prepared.store.pinned_bytes + self._prepared.engine.block_input_bytes
         drivers = [gpu.sample() for gpu in self._gpus]
         powers = [(driver and driver.power) or 0.0 for driver in drivers]
         driver = drivers[0] if drivers else None

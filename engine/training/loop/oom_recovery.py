@@ -3,7 +3,8 @@ which is then repeated.
 
 The first two attempts plan for a share of what the failed plan takes, or for what is free now if
 that is less. They keep the order of sums if they can: fewer blocks keep their activations or stay
-resident, and boundaries go to the host. The third attempt takes the leanest plan there is.
+kept in slots, and block inputs go to the host. The third attempt takes the minimum-memory plan
+there is.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ _DURING = {
 
 
 class OomRecovery:
-    """A `OomRecovery` plans a prepared run anew with less, at most three times for one moment.
+    """An `OomRecovery` plans a prepared run anew with less, at most three times for one moment.
 
     If that changes the order of sums, `take_rounding` gets the step after which it does so, and
     the new `Chosen.rounding`.
@@ -163,9 +164,9 @@ def plan_with_less_memory(planned: Planned, backend: Backend, attempt: int) -> C
         limit = round(SHARES[attempt - 1] * failed.gpu_bytes)
         if target.device != "cpu":
             # The planes of units that live there are there still, and count as part of the plan.
-            sizes = planned.job.shape.settled_on(planned.job.ranks)
-            settled = sizes[failed.choices.settled_units]
-            limit = min(limit, backend.free_memory() + settled + CUDA_CONTEXT_BYTES)
+            sizes = planned.job.shape.gpu_resident_bytes_on(planned.job.ranks)
+            gpu_resident = sizes[failed.choices.gpu_resident_units]
+            limit = min(limit, backend.free_memory() + gpu_resident + CUDA_CONTEXT_BYTES)
     lowered = _lowered(planned, limit)
     if limit:
         same_sums = choose(replace(planned.job, rounding=failed.rounding), lowered)
@@ -202,7 +203,7 @@ def differences(before: Chosen, after: Chosen) -> tuple[dict[str, Any], dict[str
 def _values(chosen: Chosen) -> dict[str, Any]:
     sizes = {"micro_batch_size": chosen.micro_batch_size, "loss_chunk": chosen.loss_chunk}
     values = chosen.choices.to_dict() | sizes | {"device_bytes": chosen.gpu_bytes}
-    return values | {"device_homes": list(chosen.choices.device_homes)}
+    return values | {"device_updated_units": list(chosen.choices.device_updated_units)}
 
 
 def recovery_text(moment: Moment, before: Chosen, after: Chosen) -> str:
@@ -218,8 +219,8 @@ def recovery_text(moment: Moment, before: Chosen, after: Chosen) -> str:
             parts.append(f"{new} {words}, not {old}")
     if after.choices.tile_tokens != before.choices.tile_tokens:
         parts.append(f"blocks in tiles of {after.choices.tile_tokens:,} tokens")
-    if after.choices.host_boundaries and not before.choices.host_boundaries:
-        parts.append("boundaries on the host")
+    if after.choices.offloaded_block_inputs and not before.choices.offloaded_block_inputs:
+        parts.append("block inputs on the host")
     sums = "No result changes by that."
     if after.rounding != before.rounding:
         sums = "Sums are rounded in another order from here on."
@@ -232,11 +233,11 @@ def recovery_text(moment: Moment, before: Chosen, after: Chosen) -> str:
 
 _COUNTED = {
     "rounds": "rounds",
-    "kept_blocks": "blocks with activations kept",
+    "blocks_without_recompute": "blocks with activations kept",
     "attention_blocks": "blocks that keep what attention returned",
-    "resident_blocks": "blocks resident",
-    "settled_units": "units that live on the GPU",
-    "spilled_units": "units with moments on the disk",
-    "spilled_boundaries": "boundaries on the disk",
+    "blocks_kept_in_slots": "blocks kept in slots",
+    "gpu_resident_units": "units that live on the GPU",
+    "disk_offloaded_units": "units with moments on the disk",
+    "disk_offloaded_block_inputs": "block inputs on the disk",
     "update_buffers": "update buffers",
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.config.settings import TrainConfig
 from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
-from engine.planning.schedule.choices import PlanChoices, settled_of, spilled_of
+from engine.planning.schedule.choices import PlanChoices, disk_offloaded_of, gpu_resident_of
 from engine.runtime.distributed.build_engine import lead
 from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
 from engine.runtime.host.host_states import HostStates
@@ -33,7 +33,7 @@ def start_workers(
     session: Session, job: TrainingJob, ranks: int, allocated: contextlib.ExitStack
 ) -> WorkerGroup | None:
     """Starts the processes of this host that compute a run together with this one, or takes those
-    that are gathered, on all hosts; None where it computes alone. The crew is registered in
+    that are gathered, on all hosts; None where it computes alone. The worker group is registered in
     `allocated`. Raises RankError where one of them cannot be started.
     """
     if ranks * session.hosts == 1:
@@ -55,9 +55,9 @@ def start_workers(
 def join_nodes(
     session: Session, job: TrainingJob, allocated: contextlib.ExitStack
 ) -> tuple[WorkerGroup | None, TrainingJob]:
-    """Returns the crew of a run on several hosts, as `start_workers` does, with the job and what
-    was measured of the network between them: plans are made with that. There is none where one host
-    computes. Raises RankError where they cannot reach each other.
+    """Returns the worker group of a run on several hosts, as `start_workers` does, with the job and
+    what was measured of the network between them: plans are made with that. There is none where one
+    host computes. Raises RankError where they cannot reach each other.
     """
     if session.gathered is None or session.hosts == 1:
         return None, job
@@ -71,7 +71,7 @@ def join_nodes(
         f"({8 * rate / 1e9:.1f} Gbit/s), as was measured now.",
     )
     taken = max(0, free - job.backend.memory()["free"])
-    return workers, replace(job, network=rate, exchange_bytes=taken)
+    return workers, replace(job, network=rate, collective_bytes=taken)
 
 
 def open_host_states(
@@ -94,7 +94,7 @@ def open_host_states(
     if config.engine.disk is not None:
         store.offload_to_disk(Path(config.engine.disk).expanduser())
     blocks = [unit.name for unit in model.blocks]
-    store.settle(settled_of(blocks, choices), backend, spilled_of(blocks, choices))
+    store.place_units(gpu_resident_of(blocks, choices), backend, disk_offloaded_of(blocks, choices))
     return store
 
 
@@ -102,7 +102,7 @@ def report_placement(session: Session, engine: StreamingEngine, store: HostState
     """Tells in the log what is on the disk, and what it costs that the system refused to register
     memory for transfers.
     """
-    if store.spilled or engine.saved_block_inputs.file_bytes:
+    if store.disk_offloaded or engine.saved_block_inputs.file_bytes:
         _report_disk_offload(session, engine, store)
     refused = engine.refused_bytes
     if refused:
@@ -119,12 +119,12 @@ def report_placement(session: Session, engine: StreamingEngine, store: HostState
 def _report_disk_offload(session: Session, engine: StreamingEngine, store: HostStates) -> None:
     disk, saved_block_inputs = store.disk, engine.saved_block_inputs
     kinds = []
-    if store.spilled:
-        moments = f"of {len(store.spilled)} of {len(store.layouts)} units"
+    if store.disk_offloaded:
+        moments = f"of {len(store.disk_offloaded)} of {len(store.layouts)} units"
         kinds.append(f"moments {moments}, {in_gib(disk.nbytes)}")
     if saved_block_inputs.file_bytes:
-        some = engine.choices.spilled_boundaries
-        kinds.append(f"{some:,} boundaries of a step, {in_gib(saved_block_inputs.file_bytes)}")
+        some = engine.choices.disk_offloaded_block_inputs
+        kinds.append(f"{some:,} block inputs of a step, {in_gib(saved_block_inputs.file_bytes)}")
     on_disk = ", and ".join(kinds)
     session.log(
         "info",

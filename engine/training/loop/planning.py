@@ -35,13 +35,13 @@ from engine.paths import program_command
 from engine.planning.fit.choose import choose
 from engine.planning.fit.cost_model import MicroBatch, largest_product
 from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
-from engine.planning.fit.disk_offload import spill_room
+from engine.planning.fit.disk_offload import disk_offload_room
 from engine.planning.fit.job import Job, Target, numbers_of_ranks, spans_of
 from engine.planning.fit.memory_items import MemoryItem
 from engine.planning.fit.planner import Chosen
 from engine.planning.fit.predictions import predictions
 from engine.planning.fit.report import FitReport, estimate
-from engine.planning.fit.requirements import RUNTIME_GROWTH_BYTES, Resident, SessionFacts, Verdict
+from engine.planning.fit.requirements import RUNTIME_GROWTH_BYTES, FitStatus, Resident, SessionFacts
 from engine.planning.fit.simulate_step import predicted_step, rates_of_steps
 from engine.planning.schedule.schedule import Span, StepPlan
 from engine.planning.schedule.simulate import Simulated
@@ -55,8 +55,8 @@ from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.measure.links import link_rate
 from engine.runtime.measure.machine_rates import measure
 from engine.training.checkpoints.checkpoint import folders_by_step
-from engine.training.loop.memory_account import MemoryBreakdown, data_bytes
-from engine.training.loop.memory_shortage import ShareName
+from engine.training.loop.memory_breakdown import MemoryBreakdown, data_bytes
+from engine.training.loop.oom_report import ShareName
 from engine.training.loop.session import Session
 from engine.words import counted
 
@@ -107,7 +107,7 @@ class TrainingJob:
     """The newest checkpoint of a resumed run is of this step."""
     network: float = 0.0
     """A host receives this many bytes a second from the others, as was measured; 0 for one host."""
-    exchange_bytes: int = 0
+    collective_bytes: int = 0
     """Each GPU has so much less free memory since the ranks have met for that. It is part of what
     the run takes.
     """
@@ -128,24 +128,35 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     give_back_free_memory()  # measuring used some; the memory of this program is read next
     shape = shape_of(job.model).with_optimizer(config.train.optimizer)
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
-    line_length = padded_length(longest_row, config.data.max_seq_len)
-    row_length = config.objective.lines * line_length
+    sequence_length = padded_length(longest_row, config.data.max_seq_len)
+    row_length = config.objective.sequences * sequence_length
     gpu_limit = _limit_gpu_memory(job, config) if device != "cpu" else None
     machine = read_machine(session.folder.path)
     if rates is not None:
         rates = with_link(rates, machine)
-    room = spill_room(config, machine)
+    room = disk_offload_room(config, machine)
     target = Target(device, gpu_limit, sample_host_memory()[1], rates, room)
-    report, rounding = _judged(session, job, shape, line_length, target)
+    report, rounding = _judged(session, job, shape, sequence_length, target)
     # The plan is the report's own. Another choice among the same ways, with the free memory of a
     # moment later, could need more RAM than the report has promised.
     chosen = report.chosen
     # A resumed run continues bit for bit, if the memory that there is now allows that.
-    parked, together = report.choices["parked_gradients"], report.choices["boundary_blocks"]
+    gradients_on_gpu, together = (
+        report.choices["gradients_on_gpu"],
+        report.choices["blocks_per_saved_input"],
+    )
     choices, hosts = chosen.choices, session.hosts
-    ranks, span = choices.ranks_of_host, choices.span
+    ranks, span = choices.ranks_per_node, choices.span
     planned_job = Job(
-        shape, config, row_length, rounding, parked, together, ranks, hosts=hosts, span=span
+        shape,
+        config,
+        row_length,
+        rounding,
+        gradients_on_gpu,
+        together,
+        ranks,
+        hosts=hosts,
+        span=span,
     )
     product = largest_product(shape, chosen.micro_batch_size * row_length)
     matmul_rates = rates
@@ -169,7 +180,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
         breakdown,
         planned_job,
         target,
-        sum(item.bytes for item in report.host.items if item.kind == MemoryItem.CHECKPOINT_COPIES),
+        sum(item.bytes for item in report.host.items if item.kind == MemoryItem.STAGING_BUFFERS),
         any(item.kind == MemoryItem.BEST for item in report.disk.items),
         _ceiling(matmul_rates, shape, device),
     )
@@ -213,14 +224,14 @@ def typical_length(config: TrainConfig, data: PreparedData, chosen: Chosen) -> i
         return padded_length(max(rows.longest, data.eval.longest, 1), longest)
     pad_up_to = chosen.pad_up_to(longest)
     mean = rows.mean_padded_length(config.train.batch_size, chosen.micro_batch_size, pad_up_to)
-    return max(1, round(mean * rows.lines_of_row))
+    return max(1, round(mean * rows.sequences_per_row))
 
 
 def padding_note(config: TrainConfig, rows: RowSet, chosen: Chosen) -> str:
     """Returns a sentence on how much of a step is padding where rows have one document each, or an
     empty text. Lines of pairs are not counted, since each pair is padded to its longer line.
     """
-    if rows.packed or rows.lines_of_row > 1:
+    if rows.packed or rows.sequences_per_row > 1:
         return ""
     pad_up_to = chosen.pad_up_to(config.data.max_seq_len)
     size = chosen.micro_batch_size
@@ -237,7 +248,7 @@ def padding_note(config: TrainConfig, rows: RowSet, chosen: Chosen) -> str:
 
 
 def _judged(
-    session: Session, job: TrainingJob, shape: ModelShape, line_length: int, target: Target
+    session: Session, job: TrainingJob, shape: ModelShape, sequence_length: int, target: Target
 ) -> tuple[FitReport, dict[str, Any]]:
     """Makes and records the fit report. Returns it with the rounding that the planner must keep.
 
@@ -245,12 +256,12 @@ def _judged(
     so. Raises FitError if the job does not fit.
     """
     resident = _resident(job.backend.device.type)
-    config = session.config.with_values({"data.max_seq_len": line_length})
+    config = session.config.with_values({"data.max_seq_len": sequence_length})
     kept = shape.checkpoint_bytes(config.output.checkpoint) + shape.frozen_bytes
     machine = _machine_for(session.folder, kept)
     if target.gpu_limit is not None and machine.gpus:
         first = replace(machine.gpus[0], free=target.gpu_limit)
-        met = job.exchange_bytes + CUDA_CONTEXT_BYTES if job.exchange_bytes else 0
+        met = job.collective_bytes + CUDA_CONTEXT_BYTES if job.collective_bytes else 0
         others = [replace(each, free=each.free + met) for each in machine.gpus[1:]]
         machine = replace(machine, gpus=(first, *others))
     before = len(folders_by_step(session.folder.checkpoints_path))
@@ -269,9 +280,9 @@ def _judged(
 
     rounding = _possible_rounding(session, job.rounding, machine)
     report = judged(rounding)
-    if report.verdict == Verdict.DOES_NOT_FIT and rounding:
+    if report.verdict == FitStatus.DOES_NOT_FIT and rounding:
         anew = judged({})
-        if anew.verdict != Verdict.DOES_NOT_FIT:
+        if anew.verdict != FitStatus.DOES_NOT_FIT:
             report, rounding = anew, {}
             session.log(
                 "warning",
@@ -279,7 +290,7 @@ def _judged(
                 "sums are rounded in another order from here on.",
             )
     session.recorder.emit(FitReported(report.to_dict()))
-    if report.verdict == Verdict.DOES_NOT_FIT:
+    if report.verdict == FitStatus.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
     return report, rounding
 
@@ -348,7 +359,7 @@ def _limit_gpu_memory(job: TrainingJob, config: TrainConfig) -> int:
     backend = job.backend
     backend.reset_peak()
     # The CUDA context of this process exists already, so the free memory does not include it.
-    limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES + job.exchange_bytes
+    limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES + job.collective_bytes
     if config.engine.gpu_memory_gib is not None:
         limit = config.engine.within_cap(limit)
         backend.limit_memory(limit - CUDA_CONTEXT_BYTES)

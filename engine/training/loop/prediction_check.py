@@ -76,16 +76,16 @@ class PredictionCheck:
         """
         self._measured["checkpoint_bytes"] = nbytes
 
-    def spilled(self, nbytes: int) -> None:
+    def disk_offloaded(self, nbytes: int) -> None:
         """Says that this many bytes were written to the disk so far. It is called after every step
         from the first on. What was written until then is not counted, since a dry run writes
-        boundaries, too.
+        block inputs, too.
         """
         if self._written is None:
             self._written = nbytes, self._steps
         before, steps = self._written
         if self._steps > steps and nbytes:
-            self._measured["spilled_bytes"] = (nbytes - before) / (self._steps - steps)
+            self._measured["disk_offloaded_bytes"] = (nbytes - before) / (self._steps - steps)
 
     def event(self, step: int, moment: str, seconds: float | None = None) -> ForecastChecked:
         """Returns the current comparison; `seconds` are those of a step, used while there is no

@@ -30,7 +30,7 @@ from engine.data.batches.preview import check_first_rows
 from engine.data.tokens.template_process import template_process
 from engine.data.tokens.tokenize import Execution
 from engine.errors import CheckpointError
-from engine.machine.offload_folder import check_spill_folder
+from engine.machine.offload_folder import check_offload_folder
 from engine.model.build.build import build_model
 from engine.model.build.read_model import read_model
 from engine.model.build.units import StreamedModel
@@ -60,9 +60,9 @@ from engine.training.checkpoints.checkpoint import CheckpointInfo
 from engine.training.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
 from engine.training.checkpoints.staging import StagingBuffers
 from engine.training.loop.explain import note_memory
-from engine.training.loop.memory_account import data_bytes
-from engine.training.loop.memory_shortage import ShareName
+from engine.training.loop.memory_breakdown import data_bytes
 from engine.training.loop.memory_watch import PeakMemory
+from engine.training.loop.oom_report import ShareName
 from engine.training.loop.open_store import (
     join_nodes,
     open_host_states,
@@ -144,7 +144,7 @@ class Prepared:
         settings = engine_settings(chosen, tokens, train)
         if isinstance(self.backend, CpuBackend):
             product = largest_product(planned.job.shape, tokens)
-            self.backend.share_work(product, chosen.choices.ranks_of_host)
+            self.backend.share_work(product, chosen.choices.ranks_per_node)
         if self.workers is None:
             self._engine = StreamingEngine(
                 self.model, self.store, self.backend, settings, self.adamw
@@ -162,7 +162,7 @@ class Prepared:
         engine, store = self._engine, self.store
         buffers = 0
         if engine is not None:
-            held[ShareName.BOUNDARIES] = engine.boundary_bytes
+            held[ShareName.BLOCK_INPUTS] = engine.block_input_bytes
             buffers = engine.state.fixed_bytes()
         self.planned.breakdown.holds(
             lambda: held | {ShareName.PLANES: store.allocated_bytes}, lambda: buffers
@@ -208,7 +208,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     """
     config = session.config
     if config.engine.disk is not None:
-        check_spill_folder(config.engine.disk)
+        check_offload_folder(config.engine.disk)
     # A damaged checkpoint is found before anything is allocated.
     newest = newest_checkpoint(session.folder.checkpoints_path, True) if resume else None
     if newest is None:
@@ -224,11 +224,11 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     if newest is None:
         read.refuse_untrained(model, config, tokens_at_start(config))
     is_read = config.model.init == "pretrained" and needs_own_weights(config)
-    if newest is None and (is_read or model.untouched):
+    if newest is None and (is_read or model.non_text):
         # An unusable data set should be reported before a large download.
         check_first_rows(config.read_data)
         fetch(config.model.source, True, download, check)
-        if model.untouched:
+        if model.non_text:
             Source.of(model, config.model.source)  # an export will need it
     problem = model.packing.problem_of(config.data.max_seq_len)
     if problem:
@@ -279,7 +279,7 @@ def _build(
     try:
         check()
         workers = workers or start_workers(
-            session, job, planned.chosen.choices.ranks_of_host, allocated
+            session, job, planned.chosen.choices.ranks_per_node, allocated
         )
         if workers is not None:
             breakdown.counts(workers.host_memory)
@@ -292,7 +292,7 @@ def _build(
         states = partial(
             store.allocate_states,
             optimizer=config.train.optimizer,
-            gradients=not planned.chosen.choices.parked_gradients,
+            gradients=not planned.chosen.choices.gradients_on_gpu,
         )
         watched = breakdown.watched(check, kept)
         loading_peak, loaded = _fill(session, job, store, watched, states)
@@ -342,7 +342,7 @@ def _plan_built(planned: Planned, engine: StreamingEngine) -> PlanBuilt:
         "loss_chunk": chosen.loss_chunk,
         "predicted_seconds": planned.seconds,
         "device_buffers": engine.state.fixed_bytes(),
-        "host_boundaries_bytes": engine.boundary_bytes,
+        "offloaded_input_bytes": engine.block_input_bytes,
     }
     return PlanBuilt(chosen.choices.to_dict() | details, grid(engine.plan))
 

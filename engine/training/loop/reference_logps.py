@@ -56,7 +56,9 @@ def compute_reference_logps(
     """
     sides = [side for side in (prepared.data.train, prepared.data.eval) if len(side)]
     pairs = [
-        side for side in sides if isinstance(side, PairRows | MarkedRows) and side.lacks_references
+        side
+        for side in sides
+        if isinstance(side, PairRows | MarkedRows) and side.lacks_reference_logps
     ]
     if not session.config.objective.needs_reference or not pairs:
         return
@@ -69,7 +71,7 @@ def compute_reference_logps(
             f"{path} is missing or damaged: it has what the answers are compared with, and only "
             "the weights before the first step can tell; put it back, or start a new run."
         )
-    if any(isinstance(side, PairRows) and side.told_references for side in pairs):
+    if any(isinstance(side, PairRows) and side.given_references for side in pairs):
         session.log("info", _PARTLY_TOLD)
     found: list[np.ndarray] = []
 
@@ -78,7 +80,7 @@ def compute_reference_logps(
 
     oom_recovery.repeated(Moment(0, "reference"), work)
     for side, values in zip(pairs, found):
-        side.take_references(values)
+        side.set_reference_logps(values)
     arrays = {f"side{place}": values for place, values in enumerate(found)}
     content = io.BytesIO()
     np.savez(content, fingerprint=np.array(fingerprint), **arrays)  # type: ignore[arg-type]
@@ -106,7 +108,7 @@ def _read(path: Path, fingerprint: str, pairs: list[PairRows | MarkedRows]) -> b
             is_same = str(kept["fingerprint"]) == fingerprint
         if is_same and all(_are_of(a, side) for a, side in zip(arrays, pairs)):
             for side, values in zip(pairs, arrays):
-                side.take_references(values)
+                side.set_reference_logps(values)
             return True
     return False
 
@@ -158,7 +160,7 @@ def sequence_logps(
     passes the sweeps on and may tell of them. `poll` is as for `evaluated_pairs`.
     """
     sums = evaluated_pairs(engine, told(sweeps(one_pass(rows, *sizes))), poll)
-    values = np.empty((len(rows), rows.lines_of_row), dtype=np.float32)
+    values = np.empty((len(rows), rows.sequences_per_row), dtype=np.float32)
     values[rows.order_of_evaluation()] = sums.answer.reshape(len(rows), -1)
     return values
 
@@ -223,7 +225,7 @@ def mismatched_reference_logps(
     if (
         not isinstance(rows, PairRows)
         or not rows.objective.needs_reference
-        or not rows.told_references
+        or not rows.given_references
     ):
         return None
     for side in ("chosen", "rejected"):

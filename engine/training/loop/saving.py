@@ -315,7 +315,7 @@ class Saver:
                 self._take_note()
             self._due = None
 
-    def settle(self, step: int, is_whole: bool) -> None:
+    def finish_or_cancel(self, step: int, is_whole: bool) -> None:
         """Brings the checkpoint under way to an end, after a failure.
 
         `step` is the last good one. Where the planes are whole, it is saved next, so an older one

@@ -162,7 +162,7 @@ class Steps:
 
     @property
     def done(self) -> int:
-        """Returns how many steps are submitted; after `settle`, all of them are over."""
+        """Returns how many steps are submitted; after `finish_submitted`, all of them are over."""
         return self._done
 
     def change(self, config: TrainConfig) -> None:
@@ -238,7 +238,7 @@ class Steps:
         """Gives up the step that was being submitted, of which nothing is applied."""
         self._measurements.forget(self._done + 1)
 
-    def settle(self) -> None:
+    def finish_submitted(self) -> None:
         """Waits until every submitted step is over. Steps that fail are got over, if possible."""
         until = self._done
         while True:

@@ -203,7 +203,7 @@ class Trainer:
                 self._evaluate(step)
         # The run is saved before an evaluation can fail or be interrupted.
         step = self._steps.done
-        self._steps.settle()
+        self._steps.finish_submitted()
         self._attend_to_checkpoint(step, to_its_end=True)
         self._save(step)
         self._evaluate(step, is_last=True)
@@ -253,7 +253,7 @@ class Trainer:
         step = self._steps.done
         self._state("stopping", self._saver.while_stopping)
         self._saver.cancel(but_of=step)  # the last step is saved instead
-        self._steps.settle()
+        self._steps.finish_submitted()
         # A resume uses the changes that were requested before the stop.
         self._make_changes(step)
         if step == 0:
@@ -292,7 +292,7 @@ class Trainer:
         if failure.trace:
             self._session.log("error", failure.trace)
         held = self.prepared.store.held
-        self._saver.settle(held.step, not held.is_mixed)
+        self._saver.finish_or_cancel(held.step, not held.is_mixed)
         problem = ""
         if not held.is_mixed and not self._saver.has(held.step):
             self._state("stopping", "The run failed; its last good step is being saved.")
@@ -378,7 +378,7 @@ class Trainer:
 
     def _pause(self, step: int) -> None:
         self._state("pausing")
-        self._steps.settle()
+        self._steps.finish_submitted()
         with self._paused.opened():
             self._state("paused", f"Paused after step {step}; the model stays in memory.")
             while True:
@@ -400,7 +400,7 @@ class Trainer:
         If the disk has no space, this method waits until there is some or, if `waits` is False,
         raises DiskFullError.
         """
-        self._steps.settle()
+        self._steps.finish_submitted()
         with contextlib.suppress(DiskFullError):  # the last step is saved in its place
             self._saver.finish(self._poll_while_saving)
         self._write(step, back_to, waits)
@@ -477,7 +477,7 @@ class Trainer:
 
     def _evaluate(self, step: int, is_last: bool = False) -> None:
         """Evaluates the weights after `step`, once every submitted step is applied."""
-        self._steps.settle()
+        self._steps.finish_submitted()
         with self._early_save.lends(step):
             self._early_stopping.evaluate(step, self._look, is_last)
         self._measurements.start_clock()

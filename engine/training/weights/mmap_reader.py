@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from engine.machine.cgroups import give_back_free_memory
-from engine.model.hub.dequantize import Coded
+from engine.model.hub.dequantize import QuantizedTensor
 from engine.words import MIB
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -41,13 +41,13 @@ class MmapReader:
     def read(self, stored: Any) -> torch.Tensor:
         """Returns the tensor behind `stored`, which nobody has read, in its own shape. `stored` is
         a slice of safetensors, or a tensor that is a view of a file of torch.save. The result is a
-        view of the file too: its pages are read when they are looked at. Of a `Coded` weight the
-        parts are so, and the result is in memory of its own.
+        view of the file too: its pages are read when they are looked at. Of a `QuantizedTensor`
+        weight the parts are so, and the result is in memory of its own.
         """
-        parts = stored.parts if isinstance(stored, Coded) else (stored,)
+        parts = stored.parts if isinstance(stored, QuantizedTensor) else (stored,)
         views = [part[...].detach() for part in parts]
         self._handed_out += views
-        if not isinstance(stored, Coded):
+        if not isinstance(stored, QuantizedTensor):
             return views[0]
         tensor = stored.decoded(views)
         self._decoded_bytes += tensor.nbytes

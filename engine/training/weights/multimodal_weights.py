@@ -22,7 +22,7 @@ from engine.model.build.library import names_in_model
 from engine.model.build.units import StreamedModel
 from engine.model.hub.hub_cache import cached_weights
 from engine.model.hub.model_files import CONFIG, refuse_links_elsewhere
-from engine.model.hub.tensor_files import Stored, files_with_weights, read_tensor, stored_in
+from engine.model.hub.tensor_files import StoredTensor, files_with_weights, read_tensor, tensors_in
 from engine.paths import resolve_source
 
 _WEIGHTS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
@@ -61,7 +61,7 @@ class Source:
                 "those that are not trained are copied from there into the export; get the files "
                 "again."
             ) from error
-        lacking = sorted(model.untouched.keys() - there)
+        lacking = sorted(model.non_text.keys() - there)
         if lacking:
             raise ModelError(
                 f"model.source: {folder} lacks {lacking[0]}, which is not trained and is copied "
@@ -70,11 +70,11 @@ class Source:
         return found
 
     @cached_property
-    def _stored(self) -> dict[str, Stored]:
+    def _stored(self) -> dict[str, StoredTensor]:
         """Returns the tensors of the files, by name."""
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredTensor] = {}
         for file in files_with_weights(self.folder):
-            found |= stored_in(file)
+            found |= tensors_in(file)
         return found
 
     @cached_property
@@ -92,7 +92,7 @@ class Source:
         return self._named[1]
 
     @cached_property
-    def untouched(self) -> list[str]:
+    def non_text(self) -> list[str]:
         """Returns the names, in the files, of the tensors that belong to no unit. Those that the
         model does not know are among them, such as the weights of a draft model.
         """
@@ -119,7 +119,7 @@ class Source:
 
     @property
     def non_text_bytes(self) -> int:
-        return sum(self._stored[name].bytes for name in self.untouched)
+        return sum(self._stored[name].bytes for name in self.non_text)
 
     def write_non_text_weights(self, folder: Path, file_bytes: int) -> Iterator[Path]:
         """Writes the untouched tensors into files in `folder`, each of at most `file_bytes` or with
@@ -127,9 +127,9 @@ class Source:
         """
         tensors: dict[str, torch.Tensor] = {}
         count = 0
-        for at, name in enumerate(self.untouched):
+        for at, name in enumerate(self.non_text):
             tensors[name] = read_tensor(self._stored[name].file, name)
-            following = self.untouched[at + 1 : at + 2]
+            following = self.non_text[at + 1 : at + 2]
             size = sum(self._stored[each].bytes for each in (*tensors, *following))
             if not following or size > file_bytes:
                 file = folder / f".untouched-{count}"

@@ -86,7 +86,7 @@ class OpenedModel:
             self.store,
             self.backend,
             EngineSettings(
-                PlanChoices(slots=2, prefetch_depth=1, resident_blocks=resident), tokens=1
+                PlanChoices(slots=2, prefetch_depth=1, blocks_kept_in_slots=resident), tokens=1
             ),
         )
 

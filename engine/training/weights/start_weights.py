@@ -73,7 +73,7 @@ def fill_start(
         initialize(model, store, seed, device, progress)
     else:
         load_pretrained(model, config.model.source, store, progress, seed)
-    told = [*_dequantised(config, model), *_left_out(model)]
+    told = [*_dequantized(config, model), *_left_out(model)]
     initialize_adapters(model, store, seed)
     if place is None:
         return told
@@ -82,12 +82,12 @@ def fill_start(
     return [f"The adapters are those of {folder.path}.", *told]
 
 
-def _dequantised(config: TrainConfig, model: StreamedModel) -> list[str]:
+def _dequantized(config: TrainConfig, model: StreamedModel) -> list[str]:
     """Says that the weights were dequantised, where they were."""
-    if model.quantised is None or config.model.init == "random":
+    if model.quantized is None or config.model.init == "random":
         return []
     return [
-        f"The weights of {config.model.source} are stored in {model.quantised.method.words}. They "
+        f"The weights of {config.model.source} are stored in {model.quantized.method.words}. They "
         "were dequantised on loading."
     ]
 

@@ -16,10 +16,10 @@ from torch import nn
 
 from engine.errors import ModelError, first_line
 from engine.machine.short_memory import refuse_short_memory
-from engine.model.build.library import auto_class, errors_only, no_progress_bars, told_progress
+from engine.model.build.library import auto_class, errors_only, no_progress_bars, reported_progress
 from engine.model.build.pretrained_files import load_config, with_vocabulary
 from engine.model.build.units import StreamedModel, Unit
-from engine.model.hub.dequantize import with_coded
+from engine.model.hub.dequantize import with_quantized
 from engine.model.hub.hub_cache import cached_weights
 from engine.model.hub.local_weights import refuse_no_weights
 from engine.model.hub.tensor_files import files_with_weights, reading_dtype
@@ -62,8 +62,8 @@ def load_pretrained(
     size = model.parameter_count * dtype.itemsize
     rows = _new_rows(model, source, seed)
     loader = StreamingLoader(model, store, rows)
-    how = model.quantised
-    with loader.while_reading(None if how is None else partial(with_coded, how=how)):
+    how = model.quantized
+    with loader.while_reading(None if how is None else partial(with_quantized, how=how)):
         reading = _Reading(str(path or source), dtype, _is_safe(path), size, progress, rows)
         loaded = _read_pretrained(model, source, reading)
     loader.load_rest(loaded)
@@ -114,13 +114,13 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
 
     # A configuration without quantisation keeps the library from undoing it in its own way.
     own = {}
-    if model.quantised is not None:
+    if model.quantized is not None:
         tokens = model.config.get_text_config().vocab_size
         if reading.rows is not None:
             tokens = reading.rows.before
         own["config"] = with_vocabulary(model.config, tokens)
     try:
-        with no_progress_bars(), errors_only(), told_progress(told):
+        with no_progress_bars(), errors_only(), reported_progress(told):
             loaded, info = auto_class(model.config).from_pretrained(
                 reading.path,
                 dtype=reading.dtype,

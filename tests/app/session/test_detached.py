@@ -249,7 +249,7 @@ def test_a_clock_that_is_set_makes_no_process_another_one(tmp_path, monkeypatch,
         booted = psutil.boot_time()
         set_clock.setattr(psutil._pslinux, "boot_time", lambda: booted + set_by)
         assert is_starting(folder)
-        DetachedRuns().settle(folder)
+        DetachedRuns().record_end(folder)
         assert not folder.events_path.exists()
         written = json.loads((folder.path / "detached.json").read_text())
         for changed in ({"boot": "of another boot"}, {"ticks": written["ticks"] - 1}):
@@ -323,7 +323,7 @@ def test_a_damaged_process_file_is_no_process(tmp_path, content):
     folder = create_run(tmp_path, CONFIG)
     (folder.path / "detached.json").write_text(content)
     assert not is_starting(folder)
-    DetachedRuns().settle(folder)
+    DetachedRuns().record_end(folder)
     assert list_runs(tmp_path)[0].state == "failed"
 
 
@@ -367,5 +367,5 @@ def test_an_end_that_cannot_be_recorded_is_told_all_the_same_and_recorded_later(
         patched.setattr(detached, "RunRecorder", full)
         folder = open_run(tmp_path, runs.start(CONFIG, tmp_path, ended.set))
         assert ended.wait(SECONDS) and folder.path not in runs._awaited
-    runs.settle(folder)
+    runs.record_end(folder)
     assert list_runs(tmp_path)[0].state == "failed"

@@ -21,7 +21,7 @@ from engine.planning.fit.pool_times import Cost, Costs, Work
 from engine.planning.schedule.choices import PlanChoices
 from engine.words import GIB
 
-SPLIT = units_by_place(30, PlanChoices(settled_units=14, resident_blocks=2))
+SPLIT = units_by_place(30, PlanChoices(gpu_resident_units=14, blocks_kept_in_slots=2))
 IN_RAM = units_by_place(30, PlanChoices())
 GPU = PoolPart(
     PartName.GPU,
@@ -76,8 +76,8 @@ def test_where_more_is_needed_than_there_is_the_bar_says_where_that_ends():
 
 
 def test_planes_that_live_elsewhere_than_the_rest_are_named():
-    parked = units_by_place(30, PlanChoices(parked_gradients=True))
-    part = PoolPart(PartName.GPU, 20 * GIB, (Share(Held.MODEL, 14 * GIB, parked[0]),))
+    on_gpu = units_by_place(30, PlanChoices(gradients_on_gpu=True))
+    part = PoolPart(PartName.GPU, 20 * GIB, (Share(Held.MODEL, 14 * GIB, on_gpu[0]),))
     (gradients, _) = pool_bar(part)["segments"]
     assert gradients["label"] == "gradients"
     assert gradients["text"] == "the whole model: gradients: 14.0 GiB"
@@ -98,15 +98,15 @@ def test_places_in_sentences():
         "The whole model lives in RAM.",
         "It passes through the GPU unit by unit in each step.",
     )
-    whole = units_by_place(30, PlanChoices(settled_units=30))
+    whole = units_by_place(30, PlanChoices(gpu_resident_units=30))
     assert places_in_words(whole, on_gpu=True)[0] == "The whole model lives on the GPU."
     cpu = places_in_words(IN_RAM, on_gpu=False)
     assert cpu == ("The whole model lives in RAM, where blocks compute.", "")
-    apart = units_by_place(30, PlanChoices(settled_units=8, settled_apart=True))
+    apart = units_by_place(30, PlanChoices(gpu_resident_units=8, gpu_resident_apart=True))
     assert places_in_words(apart, on_gpu=True)[0] == (
         "Embed and 7 of blocks 3 to 27 live on the GPU, 21 of blocks 0 to 26 and head in RAM."
     )
-    embed = units_by_place(30, PlanChoices(settled_units=1, parked_gradients=True))
+    embed = units_by_place(30, PlanChoices(gpu_resident_units=1, gradients_on_gpu=True))
     said, more = places_in_words(embed, on_gpu=True)
     assert said == "Embed lives on the GPU, blocks 0 to 27 and head in RAM."
     assert more.endswith("Gradients wait on the GPU until they are applied.")
@@ -121,11 +121,11 @@ def test_of_a_job_that_does_not_fit_nothing_lives_anywhere(units):
 def test_moments_on_the_disk_are_told_of():
     """The disk is the third part. Units whose moments live there need nothing else."""
     (every,) = IN_RAM
-    spilled = replace(every, placement=replace(every.placement, moments=PartName.DISK))
-    said, more = places_in_words([spilled], on_gpu=True)
+    on_disk = replace(every, placement=replace(every.placement, moments=PartName.DISK))
+    said, more = places_in_words([on_disk], on_gpu=True)
     assert said == "The whole model lives in RAM, except for moments that are on the disk."
     assert more.endswith("The moments of the whole model live on the disk.")
-    part = PoolPart(PartName.DISK, None, (Share(Held.MODEL, 57 * GIB, spilled),))
+    part = PoolPart(PartName.DISK, None, (Share(Held.MODEL, 57 * GIB, on_disk),))
     (moments,) = pool_bar(part)["segments"]
     assert (moments["label"], moments["share"]) == ("moments", 1.0)
 
@@ -151,7 +151,7 @@ def test_costs_in_sentences():
 
 
 def test_what_the_disk_costs_is_told_of_the_disk_alone():
-    units = units_by_place(30, PlanChoices(spilled_units=18))
+    units = units_by_place(30, PlanChoices(disk_offloaded_units=18))
     assert [each.placement.moments for each in units] == [PartName.HOST, PartName.DISK]
     host = Cost(NONE | {Work.HOST_ADAMW: 1.0}, NONE | {Work.HOST_ADAMW: 0.5})
     disk = Cost(

@@ -101,7 +101,7 @@ def test_a_second_preparation_reads_and_encodes_nothing_and_is_the_same_to_the_b
 
 def test_tokens_are_mapped_and_read_only(tmp_path, tokenizer):
     rows = prepared(write(tmp_path / "a.jsonl"), tokenizer).train
-    for array in (rows.ids, rows.trained, rows.starts):
+    for array in (rows.ids, rows.loss_mask, rows.starts):
         assert isinstance(array.base, np.memmap) and not array.flags.writeable
 
 

@@ -10,7 +10,7 @@ from transformers.utils import chat_template_utils
 
 from engine.config.data_settings import DataConfig
 from engine.data.batches.loader import prepare_data
-from engine.data.tokens.template import fixed_date
+from engine.data.tokens.chat_template import fixed_date
 from tests.support import data_tokenizers as made
 
 TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "an"}]

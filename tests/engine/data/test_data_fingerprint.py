@@ -19,7 +19,7 @@ from engine.data.sources.open_source import open_source
 from engine.data.tokens import mapped_arrays
 from engine.data.tokens.documents import TextRows
 from engine.data.tokens.encode import Encoder
-from engine.data.tokens.render import Skipped
+from engine.data.tokens.render import RejectedExample
 from engine.data.tokens.rendered import Handling
 from tests.support import data_tokenizers as made
 
@@ -49,7 +49,7 @@ def former_fingerprint(config: DataConfig, tokenizer, seed: int) -> str:
             rows = former_pack(lengths, config.max_seq_len, order)
         for array in (
             np.concatenate([np.empty(0, np.int32), *(document.ids for document in documents)]),
-            np.concatenate([np.empty(0, bool), *(document.trained for document in documents)]),
+            np.concatenate([np.empty(0, bool), *(document.loss_mask for document in documents)]),
             np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
             np.fromiter(itertools.chain(*rows), np.int64),
             np.fromiter(map(len, rows), np.int64),
@@ -71,10 +71,10 @@ def former_documents(config: DataConfig, encoder: Encoder) -> tuple[list, list]:
     texts = TextRows(config) if columns.format == "text" else None
     for place, (number, row) in enumerate(rows):
         example = columns.example(row, source.where(number))
-        found = encoder.encode([example])[0] if example is not None else Skipped("")
+        found = encoder.encode([example])[0] if example is not None else RejectedExample("")
         if texts is not None:
             found = texts.of_row(row, found)
-        if not isinstance(found, Skipped):
+        if not isinstance(found, RejectedExample):
             (held_out if place in held else train).append(found.documents)
     if config.eval_fraction > 0 and not held_out and len(train) > 1:
         held_out.append(train.pop())

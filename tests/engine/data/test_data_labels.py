@@ -32,9 +32,9 @@ def test_the_first_token_of_a_document_is_never_trained(tmp_path, bos):
     rows = prepare_data(config, tokenizer, seed=1).train
     documents = len(rows.starts) - 1
     assert documents > 3 and np.diff(rows.starts).max() == LIMIT
-    trained = np.asarray(rows.trained[:])
-    assert not trained[rows.starts[:-1]].any()
-    assert int(trained.sum()) == rows.tokens - documents == rows.loss_tokens
+    loss_mask = np.asarray(rows.loss_mask[:])
+    assert not loss_mask[rows.starts[:-1]].any()
+    assert int(loss_mask.sum()) == rows.tokens - documents == rows.loss_tokens
     assert sum(batch.loss_tokens for batch in one_pass(rows, 3)) == rows.loss_tokens
 
 

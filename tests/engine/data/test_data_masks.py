@@ -54,8 +54,8 @@ def trained_texts(rows, tokenizer) -> list[list[str]]:
     for start, end in zip(rows.starts, rows.starts[1:]):
         runs: list[list[int]] = []
         for place in range(start, end):
-            if rows.trained[place]:
-                if place == start or not rows.trained[place - 1]:
+            if rows.loss_mask[place]:
+                if place == start or not rows.loss_mask[place - 1]:
                     runs.append([])
                 runs[-1].append(int(rows.ids[place]))
         found.append([tokenizer.decode(run) for run in runs])
@@ -87,7 +87,7 @@ def test_every_answer_and_its_end_of_turn_token_is_trained_and_nothing_else(
     expected = tokenizer.apply_chat_template(TURNS, tokenize=True)["input_ids"]
     last = len(expected) - expected[::-1].index(tokenizer.convert_tokens_to_ids(end))
     assert data.train.ids.tolist() == expected
-    assert data.train.ids[:last][data.train.trained[:last]].tolist()[
+    assert data.train.ids[:last][data.train.loss_mask[:last]].tolist()[
         -1
     ] == tokenizer.convert_tokens_to_ids(end)
 
@@ -98,7 +98,7 @@ def test_masks_equal_those_of_a_generation_block(tmp_path):
     truth = tokenizer.apply_chat_template(
         TURNS, return_dict=True, return_assistant_tokens_mask=True
     )
-    assert data.train.trained.tolist() == [bool(m) for m in truth["assistant_masks"]]
+    assert data.train.loss_mask.tolist() == [bool(m) for m in truth["assistant_masks"]]
 
 
 def test_white_space_at_the_start_of_an_answer_is_trained(tmp_path):
@@ -278,10 +278,10 @@ def test_tokens_that_a_model_writes_are_text_where_others_type_them_and_tokens_i
         {"role": "assistant", "content": f"<think>\nhe he\n</think>\n\n<tool_call>he{typed[15:]}"},
     ]
     data = prepared(tmp_path, tokenizer, [{"messages": turns}])
-    ids, trained = data.train.ids, data.train.trained
+    ids, loss_mask = data.train.ids, data.train.loss_mask
     counts = [
         [int((part == tokenizer.convert_tokens_to_ids(name)).sum()) for name in names]
-        for part in (ids[~trained], ids[trained])
+        for part in (ids[~loss_mask], ids[loss_mask])
     ]
     # <note> occurs only in a comment in the template; the last three are added text.
     assert counts == [[0, 0, 0, 0, 2, 3, 2, 2], [1, 1, 2, 1, 1, 1, 2, 1]]
@@ -292,7 +292,7 @@ def test_tokens_that_a_model_writes_are_text_where_others_type_them_and_tokens_i
 def test_train_on_all_trains_every_token_that_has_a_predecessor(tmp_path):
     tokenizer = made.byte_level_tokenizer(made.EOS_AT_THE_END)
     data = prepared(tmp_path, tokenizer, [{"messages": TURNS}], train_on="all")
-    assert len(data.train) == 1 and data.train.trained.tolist() == [False] + [True] * (
+    assert len(data.train) == 1 and data.train.loss_mask.tolist() == [False] + [True] * (
         data.train.tokens - 1
     )
     assert data.train.ids.tolist() == tokenizer.apply_chat_template(TURNS)["input_ids"]

@@ -77,8 +77,8 @@ def test_tool_calls_and_tools_are_rendered_as_the_template_does(tmp_path, tokeni
     data = prepared(tmp_path / "a.jsonl", tokenizer, [SAME[name]])
     expected = tokenizer.apply_chat_template(TURNS, tools=TOOLS)["input_ids"]
     assert data.train.ids.tolist() == expected
-    trained = tokenizer.decode(data.train.ids[data.train.trained].tolist())
-    assert trained == (
+    loss_mask = tokenizer.decode(data.train.ids[data.train.loss_mask].tolist())
+    assert loss_mask == (
         '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><|im_end|>'
         "It is 3.<|im_end|>"
     )

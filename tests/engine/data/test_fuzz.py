@@ -122,8 +122,8 @@ def _trained_text(prepared: PreparedData, tokenizer: Any) -> str:
     texts = []
     for rows in (prepared.train, prepared.eval):
         for start, end in zip(rows.starts, rows.starts[1:]):
-            ids, trained = rows.ids[start:end], rows.trained[start:end]
-            borders = np.flatnonzero(np.diff(trained.astype(np.int8), prepend=0, append=0))
+            ids, loss_mask = rows.ids[start:end], rows.loss_mask[start:end]
+            borders = np.flatnonzero(np.diff(loss_mask.astype(np.int8), prepend=0, append=0))
             texts += [tokenizer.decode(ids[a:b]) for a, b in borders.reshape(-1, 2)]
     return "|".join(texts)
 
@@ -146,9 +146,9 @@ def _check_answers(data: DataSet, shown: dict[str, Any]) -> None:
         if row["skipped"] or row["cut"] or shown["rows_cut"]:
             continue
         pieces = [piece for document in row["documents"] for piece in document]
-        trained = marks_in("|".join(piece["text"] for piece in pieces if piece["trained"]))
+        loss_mask = marks_in("|".join(piece["text"] for piece in pieces if piece["trained"]))
         given = {mark for mark in marks_in(str(given_row)) if mark.startswith(ANSWER)}
-        assert given <= trained, f"not trained, and not told: {sorted(given - trained)}"
+        assert given <= loss_mask, f"not trained, and not told: {sorted(given - loss_mask)}"
 
 
 def _run(count: int, prefix: str) -> dict[str, int]:

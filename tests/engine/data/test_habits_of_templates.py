@@ -16,7 +16,7 @@ from engine.data.formats.calls import read_tools
 from engine.data.formats.example import Conversation
 from engine.data.formats.turns import Said, conversation, read_turns
 from engine.data.tokens.encode import Encoder
-from engine.data.tokens.rendered import Handling, Skipped
+from engine.data.tokens.rendered import Handling, RejectedExample
 from engine.tools.chat.prompt_builder import PromptBuilder
 from tests.support.data_tokenizers import CHATML, byte_level_tokenizer
 from tests.support.references.trl_pairs import as_published, as_trained
@@ -54,10 +54,10 @@ def encoded(tokenizer, turns, tools=None, **settings):
     encoder = Encoder(tokenizer, Handling(**settings), 4096)
     (found,) = encoder.encode([as_example(turns, tools)])
     told = encoder.renderer.take_warnings()
-    if isinstance(found, Skipped):
+    if isinstance(found, RejectedExample):
         return found, told
     return [
-        (tokenizer.decode(one.ids), tokenizer.decode(one.ids[one.trained]))
+        (tokenizer.decode(one.ids), tokenizer.decode(one.ids[one.loss_mask]))
         for one in found.documents
     ], told
 
@@ -87,9 +87,9 @@ def test_reasoning_that_only_the_prompt_begins_is_trained_behind_it(answer):
     tokenizer = as_published("deepseek_r1_distill")
     prompt = tokenizer.apply_chat_template([USER], tokenize=False, add_generation_prompt=True)
     assert prompt.endswith("<think>\n")
-    (((text, trained),), _) = encoded(tokenizer, [USER, answer])
-    assert text == prompt + trained
-    assert trained == "2 and 2 are four.\n</think>\n\nFour.<｜end▁of▁sentence｜>"
+    (((text, loss_mask),), _) = encoded(tokenizer, [USER, answer])
+    assert text == prompt + loss_mask
+    assert loss_mask == "2 and 2 are four.\n</think>\n\nFour.<｜end▁of▁sentence｜>"
     # TRL's training template keeps the reasoning of a content as well.
     assert text == as_trained("deepseek_r1_distill").apply_chat_template(
         [USER, INLINE], tokenize=False
@@ -141,7 +141,7 @@ def test_reasoning_is_given_in_the_way_that_the_template_writes_it(way):
     as_reasoning = {"role": "assistant", "content": "Four.", "reasoning": "2 and 2 are four."}
     for answer in (AS_KEY, INLINE, own, as_reasoning):
         found, _ = encoded(tokenizer, [USER, answer])
-        assert not isinstance(found, Skipped), (answer, found)
+        assert not isinstance(found, RejectedExample), (answer, found)
         assert found[0][1] == written + "<|im_end|>", answer
 
 
@@ -149,18 +149,18 @@ def test_a_row_without_reasoning_is_trained_from_the_empty_block_that_the_templa
     answer = {"role": "assistant", "content": "Four."}
     for family, block in (("nemotron_3_nano", "</think>Four."), ("qwen3_5_think", "Four.")):
         tokenizer = as_published(family)
-        ((text, trained),), _ = encoded(tokenizer, [USER, answer])
+        ((text, loss_mask),), _ = encoded(tokenizer, [USER, answer])
         assert text == tokenizer.apply_chat_template([USER, answer], tokenize=False)
-        assert block in trained and "</think>" in trained and "<think>" not in trained
+        assert block in loss_mask and "</think>" in loss_mask and "<think>" not in loss_mask
         blank = {"role": "assistant", "content": "<think>\n\n</think>\n\nFour."}
-        assert encoded(tokenizer, [USER, blank])[0] == [(text, trained)]
+        assert encoded(tokenizer, [USER, blank])[0] == [(text, loss_mask)]
 
 
 def test_an_answer_that_only_speaks_of_tags_stays_as_it_is():
     tokenizer = as_published("qwen3_5_think")
     said = {"role": "assistant", "content": "Write <think> first, </think> last."}
     found, _ = encoded(tokenizer, [USER, said])
-    assert isinstance(found, Skipped) and "leaves out part" in found.reason
+    assert isinstance(found, RejectedExample) and "leaves out part" in found.reason
     found, _ = encoded(byte_level_tokenizer(CHATML), [USER, INLINE])
     assert found[0][1] == INLINE["content"] + "<|im_end|>"
 
@@ -255,10 +255,10 @@ def test_a_template_that_wants_parts_gets_parts(family):
         {"role": "assistant", "content": "Elbe."},
     ]
     plain = [turn | {"content": "Another."} if turn is turns[3] else turn for turn in turns]
-    ((text, trained),), told = encoded(tokenizer, turns)
+    ((text, loss_mask),), told = encoded(tokenizer, turns)
     wanted = tokenizer.apply_chat_template(prepare_multimodal_messages(plain), tokenize=False)
     assert text == wanted and not told
-    assert "Rhine." in trained and "Elbe." in trained and "river" not in trained
+    assert "Rhine." in loss_mask and "Elbe." in loss_mask and "river" not in loss_mask
     encoder = Encoder(tokenizer, Handling(), 512)
     asked = tokenizer.apply_chat_template(
         prepare_multimodal_messages([turns[1]]), tokenize=False, add_generation_prompt=True
@@ -316,7 +316,7 @@ def test_lost_tools_are_told_though_their_name_is_in_the_chat(turns, writes):
         _, told = encoded(as_published(family), turns, tools)
         assert ("The chat template leaves out the tools of a conversation" in told) is not writes
         found, _ = encoded(as_published(family), turns, tools, dropped_turns="refuse")
-        assert (isinstance(found, Skipped) and found.refused) is not writes
+        assert (isinstance(found, RejectedExample) and found.refused) is not writes
 
 
 def test_a_tool_without_description_is_written_where_the_template_wants_one():

@@ -234,5 +234,5 @@ def test_passages_know_their_lines_and_a_blank_file_has_none(tmp_path):
 
 def test_token_files_hold_what_is_trained(tmp_path):
     rows = prepare_data(config(book(tmp_path), overlap=4), TOKENIZERS["bytes"], 1).train
-    trained = np.asarray(rows.trained[:])
-    assert rows.loss_tokens == int(trained.sum()) == len(labels_of(rows))
+    loss_mask = np.asarray(rows.loss_mask[:])
+    assert rows.loss_tokens == int(loss_mask.sum()) == len(labels_of(rows))

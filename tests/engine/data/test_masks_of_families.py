@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from engine.data.formats.example import Conversation
-from engine.data.tokens.encode import Encoder, Kept
-from engine.data.tokens.rendered import Handling, Skipped
+from engine.data.tokens.encode import AcceptedExample, Encoder
+from engine.data.tokens.rendered import Handling, RejectedExample
 from tests.support.references import FAMILIES, INVENTED, tokenizer
 from tests.support.references.drawn import drawn
 from tests.support.references.expected import Expected, expected
@@ -44,7 +44,7 @@ class Compared:
     """A conversation, what the engine made of it, and what it must become."""
 
     conversation: Conversation
-    found: Kept | Skipped
+    found: AcceptedExample | RejectedExample
     wanted: Expected
 
 
@@ -72,14 +72,14 @@ def test_ids_and_masks_of_every_document_equal_the_references(family, which):
     chosen, made = FAMILIES[family], tokenizer(family)
     rows, _ = compared(family, which)
     for row in rows:
-        if isinstance(row.found, Skipped) or row.wanted.refused:
-            why = row.found.reason if isinstance(row.found, Skipped) else "kept"
+        if isinstance(row.found, RejectedExample) or row.wanted.refused:
+            why = row.found.reason if isinstance(row.found, RejectedExample) else "kept"
             assert row.wanted.refused and row.wanted.refused in why, (row.wanted, row.conversation)
             continue
         wanted = [tokens(chosen, made, parts, answers) for parts, answers in row.wanted.documents]
-        found = [(one.ids.tolist(), one.trained.tolist()) for one in row.found.documents]
+        found = [(one.ids.tolist(), one.loss_mask.tolist()) for one in row.found.documents]
         assert found == wanted, row.conversation
-    kept = sum(isinstance(row.found, Kept) for row in rows)
+    kept = sum(isinstance(row.found, AcceptedExample) for row in rows)
     assert kept > len(rows) / 2
 
 
@@ -91,7 +91,7 @@ def test_each_document_has_the_text_of_every_turn_or_the_warnings_name_its_role(
     missing: Counter[str] = Counter()
     wanted: Counter[str] = Counter()
     for row in rows:
-        if isinstance(row.found, Skipped):
+        if isinstance(row.found, RejectedExample):
             continue
         wanted.update(row.wanted.lost)
         for document, (_, answers) in zip(row.found.documents, row.wanted.documents):

@@ -15,8 +15,8 @@ from jinja2.exceptions import TemplateError
 
 from engine.data.formats.calls import read_tools
 from engine.data.formats.turns import Said, conversation, read_turns
-from engine.data.tokens.encode import Encoder, Kept
-from engine.data.tokens.rendered import Handling, Skipped
+from engine.data.tokens.encode import AcceptedExample, Encoder
+from engine.data.tokens.rendered import Handling, RejectedExample
 from tests.support.references.trl_masks import COMMON, HARD, Asked, Message, of_trl
 from tests.support.references.trl_pairs import PAIRS, as_published
 
@@ -126,15 +126,15 @@ def told(family: str, name: str) -> tuple[str, Counter[str]]:
         for place, message in enumerate(messages)
         if message["role"] == "assistant" and (message["content"] or message.get("tool_calls"))
     ]
-    if isinstance(found, Skipped):
+    if isinstance(found, RejectedExample):
         assert is_lost(family, messages, tools, places), found
         return f"{found.reason}: {found.detail}", Counter()
     used: Counter[str] = Counter()
     answers = list(runs(found))
     assert len(answers) == len(places)
-    for place, (before, trained) in zip(places, answers):
+    for place, (before, loss_mask) in zip(places, answers):
         wanted = of_trl(family, messages, tools, place)
-        used.update(compared(family, tokenizer, messages[place], before, trained, wanted))
+        used.update(compared(family, tokenizer, messages[place], before, loss_mask, wanted))
     return "", used
 
 
@@ -143,24 +143,24 @@ def encoder_of(family: str) -> Encoder:
     return Encoder(as_published(family), Handling(), 100_000)
 
 
-def runs(found: Kept):
+def runs(found: AcceptedExample):
     """Yields the tokens before each answer, and those of the answer."""
     for document in found.documents:
-        ids, trained = document.ids.tolist(), document.trained.tolist()
+        ids, loss_mask = document.ids.tolist(), document.loss_mask.tolist()
         begin = 0
         for place in range(len(ids)):
-            if trained[place] and not trained[place - 1]:
+            if loss_mask[place] and not loss_mask[place - 1]:
                 begin = place
-            if trained[place] and not any(trained[place + 1 : place + 2]):
+            if loss_mask[place] and not any(loss_mask[place + 1 : place + 2]):
                 yield ids[:begin], ids[begin : place + 1]
 
 
-def compared(family, tokenizer, answer: Message, before, trained, wanted: Asked) -> Counter[str]:
+def compared(family, tokenizer, answer: Message, before, loss_mask, wanted: Asked) -> Counter[str]:
     """Returns the differences between an answer and that of TRL, each of which is checked."""
     used: Counter[str] = Counter()
-    theirs = wanted.trained[wanted.given :]
+    theirs = wanted.loss_mask[wanted.given :]
     used[GIVEN] += wanted.given > 0
-    text = tokenizer.decode(before + trained)
+    text = tokenizer.decode(before + loss_mask)
     reasoning = answer.get("reasoning_content", "")
     if answer["content"] and answer["content"].startswith("<think>"):
         reasoning = answer["content"].removeprefix("<think>\n").partition("\n</think>")[0]
@@ -177,20 +177,20 @@ def compared(family, tokenizer, answer: Message, before, trained, wanted: Asked)
     else:
         # An answer that its template leaves open ends with the first token of the next turn.
         whole = [*wanted.published, wanted.next]
-        assert before + trained in (whole, wanted.published[: len(before) + len(trained)]), text
-    if trained != theirs and tokenizer.decode(theirs).endswith(
-        tokenizer.decode(trained[-1:]) + "\n"
+        assert before + loss_mask in (whole, wanted.published[: len(before) + len(loss_mask)]), text
+    if loss_mask != theirs and tokenizer.decode(theirs).endswith(
+        tokenizer.decode(loss_mask[-1:]) + "\n"
     ):
         used[SPACE] += 1
         theirs = without_space(tokenizer, theirs)
     stop = tokenizer.convert_tokens_to_ids("<|tool_response>")
-    if answer.get("tool_calls") and trained[-1] == stop and trained[-2] == theirs[-1]:
+    if answer.get("tool_calls") and loss_mask[-1] == stop and loss_mask[-2] == theirs[-1]:
         used[STOPS] += 1
         theirs = [*theirs, stop]
-    if before == wanted.prompt and trained != theirs and trained[-len(theirs) :] == theirs:
+    if before == wanted.prompt and loss_mask != theirs and loss_mask[-len(theirs) :] == theirs:
         used[LACKS] += 1
-        theirs = trained
-    assert trained == theirs, (tokenizer.decode(trained), tokenizer.decode(theirs))
+        theirs = loss_mask
+    assert loss_mask == theirs, (tokenizer.decode(loss_mask), tokenizer.decode(theirs))
     return used
 
 
@@ -212,7 +212,7 @@ def is_lost(family, messages, tools, places) -> bool:
         for call in answer.get("tool_calls", ()):
             said += [call["function"]["name"], *call["function"]["arguments"]]
         tokenizer = as_published(family)
-        text = tokenizer.decode(wanted.trained)
+        text = tokenizer.decode(wanted.loss_mask)
         if not all(each in text for each in said):
             return True
         if not text.rstrip().endswith(tuple(tokenizer.all_special_tokens)):

@@ -83,12 +83,12 @@ def config(source, **changes) -> DataConfig:
     return DataConfig(source=source if isinstance(source, tuple) else str(source), **values)
 
 
-def trained(source, tokenizer, reads="examples", **changes) -> Counter:
+def loss_mask(source, tokenizer, reads="examples", **changes) -> Counter:
     """Returns how often each example occurs: of each of its documents the tokens and marks."""
     data = prepare_data(read_as(config(source, **changes), reads), tokenizer, 1)
     rows = data.train
     documents = [
-        (tuple(rows.ids[begin:end].tolist()), tuple(rows.trained[begin:end].tolist()))
+        (tuple(rows.ids[begin:end].tolist()), tuple(rows.loss_mask[begin:end].tolist()))
         for begin, end in zip(rows.starts, rows.starts[1:])
     ]
     size = 2 if reads == "pairs" else 1
@@ -109,7 +109,7 @@ def as_templates_write(row: dict[str, Any], tokenizer) -> list[int]:
 @pytest.mark.parametrize("early", [0, 25])
 def test_tools_of_later_rows_are_trained_with(tmp_path, tokenizer, early):
     rows = [CHAT] * early + [CALLED] * 2 + [CHAT] * (25 - early)
-    found = trained(lines(tmp_path / "rows.jsonl", rows), tokenizer)
+    found = loss_mask(lines(tmp_path / "rows.jsonl", rows), tokenizer)
     told = [CHAT] * 25 + [AS_TOLD] * 2
     ids = Counter(tuple(as_templates_write(row, tokenizer)) for row in told)
     assert Counter(ids_of(found)) == ids
@@ -121,13 +121,13 @@ def ids_of(found: Counter) -> Counter:
 
 def test_system_turns_and_inputs_of_later_rows_are_read(tmp_path, tokenizer):
     late = CHAT | {"system": "Be short."}
-    found = trained(lines(tmp_path / "a.jsonl", [CHAT] * 25 + [late]), tokenizer)
+    found = loss_mask(lines(tmp_path / "a.jsonl", [CHAT] * 25 + [late]), tokenizer)
     assert tuple(as_templates_write(late, tokenizer)) in ids_of(found)
 
     pair = {"instruction": "Say it.", "output": "a"}
     rows = [pair] * 25 + [pair | {"input": "Loud."}, pair | {"history": [["Hi", "Hello"]]}]
     (tmp_path / "b.json").write_text(json.dumps(rows))
-    found = ids_of(trained(tmp_path / "b.json", tokenizer))
+    found = ids_of(loss_mask(tmp_path / "b.json", tokenizer))
     turns = [
         {"role": "user", "content": "Say it.\n\nLoud."},
         {"role": "assistant", "content": "a"},
@@ -140,7 +140,7 @@ def test_system_turns_and_inputs_of_later_rows_are_read(tmp_path, tokenizer):
 def test_a_folder_of_chats_and_tool_chats_has_the_columns_of_both(tmp_path, tokenizer):
     lines(tmp_path / "a_chat.jsonl", [CHAT] * 25)
     lines(tmp_path / "b_tools.jsonl", [CALLED] * 25)
-    found = ids_of(trained(tmp_path, tokenizer))
+    found = ids_of(loss_mask(tmp_path, tokenizer))
     assert found[tuple(as_templates_write(AS_TOLD, tokenizer))] == 25
 
 
@@ -150,7 +150,7 @@ def test_a_later_column_can_be_named(tmp_path, tokenizer):
     named = config(path).columns.__class__(messages="messages", tools="mine")
     check_first_rows(config(path, columns=named))
     assert "error" not in preview(config(path, columns=named), tokenizer)
-    found = ids_of(trained(path, tokenizer, columns=named))
+    found = ids_of(loss_mask(path, tokenizer, columns=named))
     assert tuple(as_templates_write(CHAT | {"tools": [TOOL]}, tokenizer)) in found
 
 
@@ -158,18 +158,18 @@ def test_a_class_in_a_later_row_is_known_and_a_mark_is_refused_in_any_order(tmp_
     rows = [{"prompt": "a", "completion": "b", "label": 1}] * 30
     rows.append({"prompt": "a", "completion": "b", "label": 7})
     for place, order in enumerate((rows, rows[::-1])):
-        assert trained(lines(tmp_path / f"{place}.jsonl", order), tokenizer).total() == 31
+        assert loss_mask(lines(tmp_path / f"{place}.jsonl", order), tokenizer).total() == 31
     marked = [{"prompt": "a", "completion": "b"}] * 30 + rows[:1]
     for place, order in enumerate((marked, marked[::-1])):
         with pytest.raises(DataError, match=r"^The column label of m\d\.jsonl marks answers"):
-            trained(lines(tmp_path / f"m{place}.jsonl", order), tokenizer)
+            loss_mask(lines(tmp_path / f"m{place}.jsonl", order), tokenizer)
 
 
 def test_turns_of_two_kinds_are_read_alike_in_any_order(tmp_path, tokenizer):
     said = {"messages": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
     rows = [CHAT] + [said] * 30
     for place, order in enumerate((rows, rows[::-1])):
-        found = ids_of(trained(lines(tmp_path / f"{place}.jsonl", order), tokenizer))
+        found = ids_of(loss_mask(lines(tmp_path / f"{place}.jsonl", order), tokenizer))
         assert found == {tuple(as_templates_write(CHAT, tokenizer)): 31}
 
 
@@ -179,14 +179,14 @@ def test_the_kind_of_most_values_tells_the_format(tmp_path, tokenizer):
     rows = [{"prompt": "Hi"}] + [{"prompt": tree}] * 30
     for place, order in enumerate((rows, rows[::-1])):
         with pytest.raises(DataError, match=r"^There is no text in reply 0 of prompt in line \d+"):
-            trained(lines(tmp_path / f"{place}.jsonl", order), tokenizer)
+            loss_mask(lines(tmp_path / f"{place}.jsonl", order), tokenizer)
 
 
 def test_names_in_other_letters_are_chosen_alike_in_any_order(tmp_path, tokenizer):
     row = {"Prompt": "one", "PROMPT": "two", "completion": "b"}
     turned = {"completion": "b", "PROMPT": "two", "Prompt": "one"}
     found = [
-        trained(lines(tmp_path / f"{place}.jsonl", [each]), tokenizer)
+        loss_mask(lines(tmp_path / f"{place}.jsonl", [each]), tokenizer)
         for place, each in enumerate((row, turned))
     ]
     assert found[0] == found[1]
@@ -197,7 +197,7 @@ def test_the_column_of_marks_is_the_same_in_any_order(tmp_path, tokenizer):
     bad = {"prompt": "a", "completion": "c", "kto_tag": False}
     for place, rows in enumerate(([good, bad], [bad, good])):
         with pytest.raises(DataError, match=r"^The column kto_tag in line \d of \d\.jsonl marks"):
-            trained(lines(tmp_path / f"{place}.jsonl", rows), tokenizer, reads="labels")
+            loss_mask(lines(tmp_path / f"{place}.jsonl", rows), tokenizer, reads="labels")
 
 
 # ---------------------------------------------------------------------- the same rows, laid out
@@ -385,20 +385,20 @@ PLAIN_KINDS = ("chats", "preferences", "marked answers", "texts")
 def test_the_same_rows_train_the_same_tokens_in_any_layout(tmp_path, tokenizer, kind):
     made, reads = KINDS[kind]
     rows = [made(number) for number in range(100)]
-    expected = trained(lines(tmp_path / "rows.jsonl", rows), tokenizer, reads)
+    expected = loss_mask(lines(tmp_path / "rows.jsonl", rows), tokenizer, reads)
     assert expected.total() == 100 and len(expected) > 90
     for seed, (layout, written) in enumerate(ONE_FILE.items()):
         folder = tmp_path / layout
         folder.mkdir()
         order = random.Random(seed).sample(rows, len(rows))
-        assert trained(written(folder, order), tokenizer, reads) == expected, layout
+        assert loss_mask(written(folder, order), tokenizer, reads) == expected, layout
 
 
 @pytest.mark.parametrize("kind", slow_but(KINDS, PLAIN_KINDS, MORE_KINDS))
 def test_the_same_rows_train_the_same_tokens_in_any_order_and_division(tmp_path, tokenizer, kind):
     made, reads = KINDS[kind]
     rows = [made(number) for number in range(100)]
-    expected = trained(lines(tmp_path / "rows.jsonl", rows), tokenizer, reads)
+    expected = loss_mask(lines(tmp_path / "rows.jsonl", rows), tokenizer, reads)
     assert expected.total() == 100 and len(expected) > 90
     for seed in range(3):
         chosen = random.Random(seed)
@@ -408,9 +408,9 @@ def test_the_same_rows_train_the_same_tokens_in_any_order_and_division(tmp_path,
         folder = tmp_path / f"{seed}"
         folder.mkdir()
         files = divided(folder, order, chosen)
-        assert trained(folder, tokenizer, reads) == expected, f"a folder, order {seed}"
+        assert loss_mask(folder, tokenizer, reads) == expected, f"a folder, order {seed}"
         mix = tuple(DataSource(source=str(file)) for file in files)
-        assert trained(mix, tokenizer, reads) == expected, f"a mix, order {seed}"
+        assert loss_mask(mix, tokenizer, reads) == expected, f"a mix, order {seed}"
 
 
 # ---------------------------------------------------------------------- large files and streams

@@ -51,7 +51,7 @@ def said(line) -> str:
 @pytest.mark.parametrize("preference_config", FORMS)
 def test_both_answers_of_every_form_are_read(tmp_path, preference_config):
     rows = prepared(write_rows(tmp_path / "rows.jsonl", [FORMS[preference_config]])).train
-    chosen, rejected = rows.lines(0)
+    chosen, rejected = rows.sequences(0)
     assert make_tokenizer().decode(chosen.input_ids.tolist()) == EXPECTED[0]
     assert (said(chosen), said(rejected)) == EXPECTED[1:]
     assert len(rows) == 1 and rows.longest == len(rejected.input_ids)
@@ -97,7 +97,7 @@ def test_a_ranking_of_a_registry_is_read_as_pairs(tmp_path):
     entry = {"file_name": "ranked.jsonl", "ranking": True, "columns": columns}
     registry = tmp_path / "dataset_info.json"
     registry.write_text(json.dumps({"ranked": entry}), encoding="utf-8")
-    chosen, rejected = prepared(f"{registry}:ranked").train.lines(0)
+    chosen, rejected = prepared(f"{registry}:ranked").train.sequences(0)
     assert (said(chosen), said(rejected)) == EXPECTED[1:]
 
 
@@ -143,13 +143,13 @@ def test_a_stranger_is_a_prompt_with_the_answer_before_it(tmp_path):
     ]
     found = prepared(write_rows(tmp_path / "rows.jsonl", rows), "labels").train
     assert found.desirable.tolist() == [False, True, False]
-    kl_completions = [found.kl_completions.lines(i)[0] for i in range(3)]
+    kl_completions = [found.kl_completions.sequences(i)[0] for i in range(3)]
     assert [said(line) for line in kl_completions] == [
         "seven <end>",
         "two <end>",
         "four five <end>",
     ]
-    for own, stranger in zip((found.lines(i)[0] for i in range(3)), kl_completions):
+    for own, stranger in zip((found.sequences(i)[0] for i in range(3)), kl_completions):
         begin = int(np.argmax(own.answer)) + 1
         assert own.input_ids[:begin].tolist() == stranger.input_ids[:begin].tolist()
 

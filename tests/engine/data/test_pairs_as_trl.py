@@ -161,11 +161,11 @@ def read_with(made, path, reads: str, max_seq_len: int = 2048):
     return found
 
 
-def divided(line) -> tuple[list[int], list[int]]:
+def divided(sequence) -> tuple[list[int], list[int]]:
     """The tokens of the prompt and those that are summed, which are all behind it."""
-    begin = int(np.argmax(line.answer)) + 1  # the mark stands on the token before the answer
-    assert line.answer[begin - 1 : -1].all() and not line.answer[: begin - 1].any()
-    ids = line.input_ids.tolist()
+    begin = int(np.argmax(sequence.answer)) + 1  # the mark stands on the token before the answer
+    assert sequence.answer[begin - 1 : -1].all() and not sequence.answer[: begin - 1].any()
+    ids = sequence.input_ids.tolist()
     return ids[:begin], ids[begin:]
 
 
@@ -174,7 +174,7 @@ def test_a_pair(tmp_path, family, kind):
     row = (ROWS | WITH_TOOLS)[kind]
     chosen, rejected = read(
         write_rows(tmp_path / "rows.jsonl", [row]), "pairs", family
-    ).train.lines(0)
+    ).train.sequences(0)
     expected = as_trl.tokens_of_dpo([row], tokenizer(family), tmp_path / "trl")[0]
     assert divided(chosen) == (expected["prompt_ids"], expected["chosen_ids"])
     assert divided(rejected) == (expected["prompt_ids"], expected["rejected_ids"])
@@ -189,11 +189,11 @@ def test_an_answer_with_a_mark(tmp_path, family, kind):
         for side in ("chosen", "rejected")
     ]
     data = read(write_rows(tmp_path / "rows.jsonl", rows), "labels", family)
-    lines = [data.train.lines(place)[0] for place in range(2)]
+    sequences = [data.train.sequences(place)[0] for place in range(2)]
     expected = as_trl.tokens_of_kto(rows, tokenizer(family), tmp_path / "trl")
-    for line, other in zip(lines, expected):
-        assert divided(line) == (other["prompt_ids"], other["completion_ids"])
-        assert line.is_good == other["label"]
+    for sequence, other in zip(sequences, expected):
+        assert divided(sequence) == (other["prompt_ids"], other["completion_ids"])
+        assert sequence.is_desirable == other["label"]
     assert not data.summary["unused_columns"]
     # Behind a call, the prompt is asked for another answer and not for what the tool says.
     assert len(data.summary["warnings"]) == (kind == "behind a call")
@@ -205,10 +205,12 @@ def test_a_conversation_with_a_mark_counts_from_its_last_question_on(tmp_path):
     """
     turns = [user("1 + 1?"), said("2"), user("Ten minutes, please."), *called(10)]
     rows = [{"messages": turns, "label": True, "tools": [TIMER]}] * 2
-    (line,) = read(write_rows(tmp_path / "rows.jsonl", rows), "labels", "qwen").train.lines(0)
+    (sequence,) = read(write_rows(tmp_path / "rows.jsonl", rows), "labels", "qwen").train.sequences(
+        0
+    )
     as_pair = {"prompt": turns[:3], "completion": turns[3:], "label": True, "tools": [TIMER]}
     expected = as_trl.tokens_of_kto([as_pair], tokenizer("qwen"), tmp_path / "trl")[0]
-    assert divided(line) == (expected["prompt_ids"], expected["completion_ids"])
+    assert divided(sequence) == (expected["prompt_ids"], expected["completion_ids"])
 
 
 # ---------------------------------------------------------------------- other families
@@ -276,14 +278,14 @@ def compared(tmp_path, family: str, rows: dict[str, dict]) -> tuple[int, list[st
             copies = [given] * (1 if reads == "pairs" else 2)
             path = write_rows(tmp_path / "rows.jsonl", copies)
             try:
-                lines = read_with(made, path, reads).train.lines(0)
+                sequences = read_with(made, path, reads).train.sequences(0)
             except DataError as error:
                 assert "leaves out" in str(error)
                 continue
-            assert len(lines) == len(names)
-            count += len(lines)
-            for line, name in zip(lines, names):
-                if divided(line) != (expected["prompt_ids"], expected[name]):
+            assert len(sequences) == len(names)
+            count += len(sequences)
+            for sequence, name in zip(sequences, names):
+                if divided(sequence) != (expected["prompt_ids"], expected[name]):
                     others.append(f"{family}, {kind}: {name}")
     return count, others
 
@@ -327,15 +329,15 @@ def test_texts_without_a_chat_template_end_with_the_end_of_sequence(tmp_path, fa
     made, row = copy.deepcopy(as_published(family)), PLAIN[kind]
     made.chat_template = None
     path = write_rows(tmp_path / "rows.jsonl", [row])
-    lines = read_with(made, path, "pairs").train.lines(0)
+    sequences = read_with(made, path, "pairs").train.sequences(0)
     expected = as_trl.prepared_by(DPOTrainer, row, made, None)
-    for line, name in zip(lines, ("chosen_ids", "rejected_ids")):
-        assert divided(line) == (expected["prompt_ids"], expected[name])
+    for sequence, name in zip(sequences, ("chosen_ids", "rejected_ids")):
+        assert divided(sequence) == (expected["prompt_ids"], expected[name])
     for marked in as_marked(row):
         path = write_rows(tmp_path / "marked.jsonl", [marked] * 2)
-        (line,) = read_with(made, path, "labels").train.lines(0)
+        (sequence,) = read_with(made, path, "labels").train.sequences(0)
         expected = as_trl.prepared_by(KTOTrainer, marked, made, None)
-        assert divided(line) == (expected["prompt_ids"], expected["completion_ids"])
+        assert divided(sequence) == (expected["prompt_ids"], expected["completion_ids"])
 
 
 # ---------------------------------------------------------------------- what is cut
@@ -356,8 +358,8 @@ def test_long_answers_are_cut_at_their_end_and_long_prompts_dropped(tmp_path, mo
         return
     data = read(path, "pairs", "qwen", prompt + more)
     cut = as_trl.cut_by_dpo(expected, prompt + more)
-    for line, (ids, summed) in zip(data.train.lines(0), cut):
-        assert (line.input_ids.tolist(), divided(line)[1]) == (ids, summed)
+    for sequence, (ids, summed) in zip(data.train.sequences(0), cut):
+        assert (sequence.input_ids.tolist(), divided(sequence)[1]) == (ids, summed)
 
 
 # ---------------------------------------------------------------------- ORPO
@@ -369,8 +371,8 @@ def test_orpo_of_trl_adds_an_end_of_sequence_to_these_tokens(tmp_path, kind):
     made, row = tokenizer("qwen"), ROWS[kind]
     data = read(write_rows(tmp_path / "rows.jsonl", [row]), "pairs", "qwen")
     expected = as_trl.tokens_of_orpo(row, made, tmp_path / "trl")
-    for line, side in zip(data.train.lines(0), ("chosen", "rejected")):
-        prompt, summed = divided(line)
+    for sequence, side in zip(data.train.sequences(0), ("chosen", "rejected")):
+        prompt, summed = divided(sequence)
         assert expected[f"{side}_input_ids"] == [*prompt, *summed, made.eos_token_id]
         labels = [-100] * len(prompt) + summed + [made.eos_token_id]
         assert expected[f"{side}_labels"] == labels
@@ -382,8 +384,10 @@ def test_orpo_of_trl_adds_an_end_of_sequence_to_these_tokens(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["several answers", "a call and none", "the chosen one goes on"])
 def test_sft_trains_the_answers_of_the_chosen_conversation_alone(tmp_path, kind):
     row, made = (ROWS | WITH_TOOLS)[kind], tokenizer("qwen")
-    line = read_with(made, write_rows(tmp_path / "rows.jsonl", [row]), "examples").train.lines(0)[0]
-    trained = made.decode(line.labels[line.labels >= 0].tolist())
+    sequence = read_with(
+        made, write_rows(tmp_path / "rows.jsonl", [row]), "examples"
+    ).train.sequences(0)[0]
+    trained = made.decode(sequence.labels[sequence.labels >= 0].tolist())
     pieces = trained.removesuffix("<|im_end|>").split("<|im_end|>")
     answers = [turn for turn in row["chosen"] if turn["role"] == "assistant"]
     assert len(pieces) == len(answers) and trained.endswith("<|im_end|>")

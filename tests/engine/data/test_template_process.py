@@ -16,7 +16,7 @@ from engine.data.batches.loader import prepare_data
 from engine.data.formats.example import Conversation
 from engine.data.tokens import template_process
 from engine.data.tokens.encode import Encoder
-from engine.data.tokens.rendered import Handling, Skipped
+from engine.data.tokens.rendered import Handling, RejectedExample
 from engine.data.tokens.template_process import Asked, Chat, Refusal, TemplateProcess
 from engine.errors import DataError
 from engine.paths import PROGRAM_ROOT
@@ -199,7 +199,7 @@ def test_a_data_set_with_a_template_that_loops_is_refused_in_a_sentence():
 def test_a_template_that_recurses_skips_the_row():
     encoder = Encoder(made.byte_level_tokenizer(RECURSES), Handling(), 64)
     (found,) = encoder.encode([Conversation(TURNS)])
-    assert isinstance(found, Skipped) and "recursion" in found.detail
+    assert isinstance(found, RejectedExample) and "recursion" in found.detail
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")

@@ -12,9 +12,9 @@ import pytest
 
 from engine.config.data_settings import DataConfig
 from engine.data.sources.text_files import Passage, lengths_of_passages, passages
-from engine.data.tokens.documents import Document, Documents, Kept, TextRows
+from engine.data.tokens.documents import AcceptedExample, Document, Documents, TextRows
 from engine.data.tokens.encoded import Encoded, divided
-from engine.data.tokens.rendered import Skipped
+from engine.data.tokens.rendered import RejectedExample
 
 pytestmark = pytest.mark.computing
 
@@ -24,35 +24,37 @@ def looped(batch, config):
     text goes on), one row after another.
     """
     repeated = max(1, config.overlap)
-    ids, trained, waiting = [], [], []
+    ids, loss_mask, waiting = [], [], []
     for passage in batch:
         if passage is None:
-            waiting += [(ids, trained)] * any(trained)
-            ids, trained = [], []
-            yield Skipped("unreadable")
+            waiting += [(ids, loss_mask)] * any(loss_mask)
+            ids, loss_mask = [], []
+            yield RejectedExample("unreadable")
             continue
-        ids, trained = [*ids, *passage[0].tolist()], [*trained, *passage[1].tolist()]
+        ids, loss_mask = [*ids, *passage[0].tolist()], [*loss_mask, *passage[1].tolist()]
         while len(ids) >= config.max_seq_len:
-            if any(trained[: config.max_seq_len]):
-                waiting.append((ids[: config.max_seq_len], trained[: config.max_seq_len]))
+            if any(loss_mask[: config.max_seq_len]):
+                waiting.append((ids[: config.max_seq_len], loss_mask[: config.max_seq_len]))
             begin = config.max_seq_len - repeated
             ids = ids[begin:]
-            trained = [False] * repeated + trained[begin + repeated :]
+            loss_mask = [False] * repeated + loss_mask[begin + repeated :]
         if not passage[2]:
-            waiting += [(ids, trained)] * any(trained)
-            ids, trained = [], []
+            waiting += [(ids, loss_mask)] * any(loss_mask)
+            ids, loss_mask = [], []
         yield waiting
         waiting = []
-    yield waiting + [(ids, trained)] * any(trained)
+    yield waiting + [(ids, loss_mask)] * any(loss_mask)
 
 
-def document(ids, trained):
-    return Document(np.array(ids, np.int32), np.array(trained, bool), None, len(ids))
+def document(ids, loss_mask):
+    return Document(np.array(ids, np.int32), np.array(loss_mask, bool), None, len(ids))
 
 
 def encoded(batch):
     rows = [[document(*passage[:2])] if passage else [] for passage in batch]
-    skipped = [(place, Skipped("unreadable")) for place, each in enumerate(batch) if not each]
+    skipped = [
+        (place, RejectedExample("unreadable")) for place, each in enumerate(batch) if not each
+    ]
     answers = np.zeros((len(batch), 2), np.int64)
     return Encoded(Documents.joined(rows), answers, 0, skipped, Counter())
 
@@ -88,14 +90,14 @@ def test_a_batch_gives_the_documents_of_its_passages(monkeypatch, seed, limit, o
         rows = [(0, Passage("x", "", "x" * bool(each and each[2])), "") for each in batch]
         found = divided(texts, rows, encoded(batch))
         of_rows = list(itertools.islice(wanted, len(batch)))
-        skipped = [place for place, each in enumerate(of_rows) if isinstance(each, Skipped)]
+        skipped = [place for place, each in enumerate(of_rows) if isinstance(each, RejectedExample)]
         assert [place for place, _ in found.skipped] == skipped
-        plain = [[] if isinstance(each, Skipped) else each for each in of_rows]
+        plain = [[] if isinstance(each, RejectedExample) else each for each in of_rows]
         assert_alike(
             found.documents, Documents.joined([[document(*one) for one in each] for each in plain])
         )
         assert found.cut == 0 and found.answers.shape == (len(batch), 2)
-    rest = [(each.ids.tolist(), each.trained.tolist()) for each in texts.rest()]
+    rest = [(each.ids.tolist(), each.loss_mask.tolist()) for each in texts.rest()]
     assert rest == next(wanted)
     assert sum(each is not None for each in at_once) > (5 if ends < 0.1 else -1)
 
@@ -106,10 +108,10 @@ def test_texts_that_do_not_go_on_are_taken_one_by_one(choice):
     passage = document([1, 2], [False, True])
     continues, ends = Passage("x", "", "x"), Passage("x", "x", "")
     assert texts.of_passages(Documents.joined([[passage]])) is None
-    assert texts.of_row(continues, Kept([passage], False, None)).documents == []
-    found = texts.of_row(ends, Kept([passage], False, None))
+    assert texts.of_row(continues, AcceptedExample([passage], False, None)).documents == []
+    found = texts.of_row(ends, AcceptedExample([passage], False, None))
     if choice == "skip":
-        assert found == Skipped("the text is longer than data.max_seq_len")
+        assert found == RejectedExample("the text is longer than data.max_seq_len")
     else:
         assert found.cut and found.documents[0].ids.tolist() == [1, 2, 1]
 

@@ -104,14 +104,14 @@ def test_glm_trains_the_token_of_the_next_turn_as_trls_training_template_marks_i
         return_dict=True,
     )
     assert document.ids.tolist() == wanted["input_ids"]
-    assert document.trained.astype(int).tolist() == wanted["assistant_masks"]
+    assert document.loss_mask.astype(int).tolist() == wanted["assistant_masks"]
     assert not encoder.renderer.take_warnings()
 
 
 def trained_texts(tokenizer, messages, **handling) -> list[str]:
     """Returns what each document trains."""
     (found,) = Encoder(tokenizer, Handling(**handling), 10_000).encode([Conversation(messages)])
-    return [tokenizer.decode(each.ids[each.trained]) for each in found.documents]
+    return [tokenizer.decode(each.ids[each.loss_mask]) for each in found.documents]
 
 
 LEADS = {

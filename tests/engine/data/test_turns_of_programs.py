@@ -229,7 +229,7 @@ def prepared(path, tokenizer, *rows, **changes):
 
 
 def trained_text(data, tokenizer) -> str:
-    return tokenizer.decode(data.train.ids[data.train.trained].tolist())
+    return tokenizer.decode(data.train.ids[data.train.loss_mask].tolist())
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

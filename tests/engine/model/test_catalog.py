@@ -211,8 +211,8 @@ def test_bundled_shapes_with_adapters_are_the_meta_device_s(model_id, dtype):
     settings = ModelConfig(source=model_id, dtype=dtype)
     built = shape_of(build_model(_meta_config(entry), settings, adapters), model_id)
     bundled = catalog_shape(model_id, dtype, adapters=adapters)
-    untouched = built.untouched_numel + entry.unread
-    built = dataclasses.replace(built, untouched_numel=untouched)
+    non_text = built.untouched_numel + entry.unread
+    built = dataclasses.replace(built, untouched_numel=non_text)
     for found, wanted in zip(bundled.units, built.units, strict=True):
         for name in ACTIVATION_FIELDS:
             kept, counted_so = getattr(found, name), getattr(wanted, name)
@@ -285,15 +285,18 @@ def test_ids_are_found_in_any_case_and_a_shape_is_named_as_it_was_asked_for():
 
 
 def test_only_what_is_bundled_is_answered():
-    plain, exact = catalog_shape("Qwen/Qwen3-8B"), catalog_shape("Qwen/Qwen3-8B", "float32")
+    plain, keep_in_fp32 = catalog_shape("Qwen/Qwen3-8B"), catalog_shape("Qwen/Qwen3-8B", "float32")
     assert (
         catalog_shape("Qwen/Qwen3-8B", "bfloat16", "eager") is None
         and catalog_shape("no/such-model") is None
     )
     assert (
-        exact.dtype == "float32" and exact.plane_bytes() == plain.in_dtype("float32").plane_bytes()
+        keep_in_fp32.dtype == "float32"
+        and keep_in_fp32.plane_bytes() == plain.in_dtype("float32").plane_bytes()
     )
-    assert exact.blocks[0].activations.per_token > 1.5 * plain.blocks[0].activations.per_token
+    assert (
+        keep_in_fp32.blocks[0].activations.per_token > 1.5 * plain.blocks[0].activations.per_token
+    )
     entry = entry_of("Qwen/Qwen3-8B")
     uncounted = dataclasses.replace(entry, _shape={**entry._shape, "logit_bytes": {"bfloat16": 14}})
     assert uncounted.shape("float32") is None and uncounted.shape() == entry.shape()

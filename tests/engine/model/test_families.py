@@ -177,8 +177,8 @@ def test_dropout_draws_the_same_numbers_in_the_recompute(family):
     config = tiny_family_config(family, dropout=0.2)
     plain = plain_model(config)
     run = streamed(plain, PlanChoices(micro_batches=2))
-    batches, homes = random_batches(2, seed=1), []
-    run.engine.train_step(1, batches, RATE, homes.append)
+    batches, device_updates = random_batches(2, seed=1), []
+    run.engine.train_step(1, batches, RATE, device_updates.append)
     run.engine.drain()
     micro_batch = 0
 
@@ -195,8 +195,8 @@ def test_dropout_draws_the_same_numbers_in_the_recompute(family):
         loss = loss + F.cross_entropy(logits.reshape(-1, VOCAB), labels, reduction="sum") / total
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e9)
-    assert homes[0].loss == pytest.approx(loss.item(), rel=2e-5)
-    assert abs(homes[0].loss - plain_loss(plain.eval(), batches).item()) > 1e-4
+    assert device_updates[0].loss == pytest.approx(loss.item(), rel=2e-5)
+    assert abs(device_updates[0].loss - plain_loss(plain.eval(), batches).item()) > 1e-4
     for unit in run.model.units:
         for spec, offset in zip(unit.layout.parameters, unit.layout.offsets):
             mine = run.store.tensor(unit.name, "grad")[offset : offset + spec.numel].view(

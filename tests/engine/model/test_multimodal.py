@@ -31,19 +31,19 @@ NEW_TOKENS = 10
 def frozen_but_its_language_model(config):
     """The whole model of transformers, in which nothing that text does not reach is trained."""
     whole = multimodal_model(config)
-    untouched = build_model(config, ModelConfig(source="tiny", dtype="float32")).untouched
+    non_text = build_model(config, ModelConfig(source="tiny", dtype="float32")).non_text
     for name, parameter in whole.named_parameters():
-        parameter.requires_grad_(name not in untouched)
-    return whole, untouched
+        parameter.requires_grad_(name not in non_text)
+    return whole, non_text
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", slow_but(CONFIGS, PLAIN, FAMILY_SWEEP))
 def test_training_on_text_equals_training_of_the_whole_model(family, tied):
     config = multimodal_config(family, tied)
-    whole, untouched = frozen_but_its_language_model(config)
-    assert any("vis" in name for name in untouched)
-    assert not any("lm_head" in name or "language_model" in name for name in untouched)
+    whole, non_text = frozen_but_its_language_model(config)
+    assert any("vis" in name for name in non_text)
+    assert not any("lm_head" in name or "language_model" in name for name in non_text)
     law_one(config, family in AMPLIFIES, steps=STEPS, plain=whole)
 
 
@@ -67,7 +67,7 @@ def test_the_architecture_decides_which_class_a_configuration_has():
     for name in ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", None):
         config.architectures = [name] if name else None
         model = build_model(config, ModelConfig(source="tiny", dtype="float32"))
-        classes[name] = type(model.skeleton.model).__name__, bool(model.untouched)
+        classes[name] = type(model.skeleton.model).__name__, bool(model.non_text)
     assert classes == {
         "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForConditionalGeneration", True),
         "Qwen3_5ForCausalLM": ("Qwen3_5ForCausalLM", False),

@@ -41,12 +41,12 @@ def gradients(
         tokens=48,
         config=config,
     )
-    homes = []
-    run.engine.train_step(1, batches, 0.0, homes.append)
+    device_updates = []
+    run.engine.train_step(1, batches, 0.0, device_updates.append)
     run.engine.drain()
     gradient = torch.cat([run.store.tensor(unit.name, "grad").clone() for unit in run.model.units])
     run.close()
-    return homes[0].loss, gradient
+    return device_updates[0].loss, gradient
 
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -207,8 +207,8 @@ def test_packed_rows_give_the_same_bits_under_any_plan(family, dropout):
     expected = gradients(plain, packed)
     depth = plain.config.num_hidden_layers
     for choices in (
-        PlanChoices(resident_blocks=depth, kept_blocks=depth),
-        PlanChoices(slots=1, host_boundaries=True),
+        PlanChoices(blocks_kept_in_slots=depth, blocks_without_recompute=depth),
+        PlanChoices(slots=1, offloaded_block_inputs=True),
     ):
         loss, gradient = gradients(plain, packed, choices)
         assert loss == expected[0] and torch.equal(gradient, expected[1])

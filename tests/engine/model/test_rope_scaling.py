@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.config.setting_warnings import doubts
+from engine.config.setting_warnings import setting_warnings
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.errors import ConfigError
 from engine.model.build.build import build_model
@@ -195,9 +195,9 @@ def test_adapters_alone_and_doubts_tell_of_it(tmp_path):
     tree = settings("m", "linear").to_dict()
     with pytest.raises(ConfigError, match=r"^output.export_form: adapters alone do not tell"):
         TrainConfig.from_dict(tree | {"train": lora, "output": {"export_form": "adapter"}})
-    (doubt,) = doubts(settings("m", "linear", 2.0))
-    assert doubt.field == "model.rope_scaling" and "short ones too" in doubt.text
-    (doubt,) = doubts(settings("m", "none", 3.0))
-    assert doubt.text == "model.rope_factor changes nothing: model.rope_scaling is none."
-    (doubt,) = doubts(settings("m", "dynamic"))
-    assert "change nothing in training" in doubt.text
+    (warning,) = setting_warnings(settings("m", "linear", 2.0))
+    assert warning.field == "model.rope_scaling" and "short ones too" in warning.text
+    (warning,) = setting_warnings(settings("m", "none", 3.0))
+    assert warning.text == "model.rope_factor changes nothing: model.rope_scaling is none."
+    (warning,) = setting_warnings(settings("m", "dynamic"))
+    assert "change nothing in training" in warning.text

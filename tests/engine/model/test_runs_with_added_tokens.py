@@ -27,13 +27,13 @@ from engine.tools.chat.prompt_builder import PromptBuilder
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop.run import resume_run, start_run
 from engine.words import GIB
-from tests.support.crews import forked_followers  # noqa: F401  a fixture
 from tests.support.failing import command
 from tests.support.folders import make_config, make_model, make_tokenizer
 from tests.support.multimodal import make_multimodal
 from tests.support.sets import slow_but
 from tests.support.start_weights import weights_at_start
 from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
+from tests.support.worker_groups import forked_followers  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.computing
 

@@ -41,7 +41,7 @@ STEPS = 4
 CHOICES = PlanChoices(micro_batches=len(SIZES))
 PLANS = {
     "vertical": CHOICES,
-    "rounds": dataclasses.replace(CHOICES, rounds=3, gradient_sum="device"),
+    "rounds": dataclasses.replace(CHOICES, rounds=3, main_grad="device"),
 }
 
 

@@ -11,7 +11,7 @@ from tests.support.tiny import Streamed, plain_model, random_batches, streamed, 
 pytestmark = pytest.mark.computing
 
 CHOICES = PlanChoices(micro_batches=2)
-APPLIED = ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
+OPTIMIZER_STEP = ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
 
 
 class Enough(Exception):
@@ -20,7 +20,7 @@ class Enough(Exception):
 
 def states(run: Streamed) -> list[torch.Tensor]:
     """Returns copies of the planes that an update changes, each [numel]."""
-    return [run.store.tensor(u.name, p).clone() for u in run.model.units for p in APPLIED]
+    return [run.store.tensor(u.name, p).clone() for u in run.model.units for p in OPTIMIZER_STEP]
 
 
 def test_a_step_that_is_broken_off_changes_no_state():

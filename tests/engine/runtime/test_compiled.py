@@ -24,7 +24,7 @@ from engine.runtime.device.compiled import CompiledBlock, CompiledFunction, set_
 from engine.runtime.step import cross_entropy as loss
 from engine.runtime.step.cross_entropy import LossChunks, LossTargets, TailGradients, chunked_loss
 from tests.support.compiled import needs_compiler
-from tests.support.device_homes import at_home, states
+from tests.support.device_updates import states, updated_on_device
 from tests.support.packed_rows import packed_and_apart
 from tests.support.same_bits import BASE, assert_same_bits, planes_after
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -34,10 +34,12 @@ pytestmark = pytest.mark.computing
 
 COMPILED = dataclasses.replace(BASE, compiled=True)
 SAME_BITS = {
-    "all kept, one slot": dict(kept_blocks=3, slots=1),
-    "all resident, one kept": dict(resident_blocks=3, kept_blocks=1),
-    "rounds, host boundaries": dict(rounds=2, gradient_sum="device", host_boundaries=True),
-    "rounds, all kept": dict(rounds=2, gradient_sum="device", kept_blocks=3),
+    "all kept, one slot": dict(blocks_without_recompute=3, slots=1),
+    "all resident, one kept": dict(blocks_kept_in_slots=3, blocks_without_recompute=1),
+    "rounds, block inputs on the host": dict(
+        rounds=2, main_grad="device", offloaded_block_inputs=True
+    ),
+    "rounds, all kept": dict(rounds=2, main_grad="device", blocks_without_recompute=3),
 }
 
 
@@ -95,7 +97,7 @@ def test_an_evaluation_is_compiled_where_training_is(monkeypatch):
 @needs_compiler
 @pytest.mark.slow("torch compiles the optimizer for several sizes, for 20 seconds")
 def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(monkeypatch):
-    """Over units whose decayed part ends inside a piece, of several sizes. Blocks run as they are,
+    """Over units whose decayed part ends inside a chunk, of several sizes. Blocks run as they are,
     since their kernels would be compiled for half a minute more.
     """
     monkeypatch.setattr(
@@ -103,17 +105,19 @@ def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(monke
     )
     expected = states(planes_after(COMPILED, dtype="bfloat16", steps=1), "bfloat16")
     first = states(planes_after(BASE, dtype="bfloat16", steps=0), "bfloat16")
-    for homes in (("embed", "block 0"), ("block 0", "block 1", "block 2", "head")):
+    for device_updates in (("embed", "block 0"), ("block 0", "block 1", "block 2", "head")):
         found = states(
             planes_after(
-                dataclasses.replace(at_home(homes, 2), compiled=True), dtype="bfloat16", steps=1
+                dataclasses.replace(updated_on_device(device_updates, 2), compiled=True),
+                dtype="bfloat16",
+                steps=1,
             ),
             "bfloat16",
         )
         for ours, theirs, before in zip(found, expected, first):
             for name, values in ours.items():
                 assert (values - theirs[name]).abs().max() < 1e-5 * theirs[name].abs().max(), (
-                    homes,
+                    device_updates,
                     name,
                 )
             assert not torch.equal(ours["master"], before["master"])
@@ -180,7 +184,7 @@ def test_a_backward_that_cannot_be_compiled_runs_as_it_is(monkeypatch, kept):
 
     monkeypatch.setattr("engine.runtime.step.device_state.CompiledBlock", Broken)
     monkeypatch.setattr("engine.runtime.step.cross_entropy.compiled_function", lambda_of)
-    choices = dataclasses.replace(BASE, compiled=True, kept_blocks=kept)
+    choices = dataclasses.replace(BASE, compiled=True, blocks_without_recompute=kept)
     for ours, theirs in zip(
         planes_after(choices), planes_after(BASE)
     ):  # positions are padded, so sums differ in their bits

@@ -17,7 +17,7 @@ from engine.planning.schedule.build import build_forward_plan
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
 from engine.planning.schedule.schedule import StepPlan
-from engine.planning.schedule.validate import PlanError, validate
+from engine.planning.schedule.verify_plan import PlanError, verify_plan
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.sampling.generate import AnswerLimits
 from engine.runtime.step import inference_passes
@@ -207,9 +207,9 @@ def test_one_sweep_fetches_each_unit_once():
     "changes, fetches",
     [
         # Two micro-batches at a time: four groups, of which each fetches the streamed blocks.
-        (dict(host_boundaries=True), 2 + 4 * 6),
-        (dict(host_boundaries=True, resident_blocks=4), 2 + 4 + 4 * 2 - 3 * 2),
-        (dict(host_boundaries=True, resident_blocks=6), 2 + 6),
+        (dict(offloaded_block_inputs=True), 2 + 4 * 6),
+        (dict(offloaded_block_inputs=True, blocks_kept_in_slots=4), 2 + 4 + 4 * 2 - 3 * 2),
+        (dict(offloaded_block_inputs=True, blocks_kept_in_slots=6), 2 + 6),
     ],
     ids=["all streamed", "two streamed", "all resident"],
 )
@@ -229,7 +229,7 @@ def test_groups_that_fit_fetch_no_more_than_they_must(changes, fetches):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bits_are_those_of_one_micro_batch_at_a_time(dtype):
     batches = uneven_batches()
-    run = opened(PlanChoices(micro_batches=2, resident_blocks=2), dtype=dtype)
+    run = opened(PlanChoices(micro_batches=2, blocks_kept_in_slots=2), dtype=dtype)
     total, count = 0.0, 0
     for batch in batches:
         counted = dataclasses.replace(batch, loss_tokens=1)
@@ -241,7 +241,7 @@ def test_the_bits_are_those_of_one_micro_batch_at_a_time(dtype):
 
 def test_more_sweeps_than_one_keep_what_has_its_own_slot(monkeypatch):
     monkeypatch.setattr(inference_passes, "SWEEP_MICRO_BATCHES", 2)
-    run = opened(PlanChoices(micro_batches=2, resident_blocks=3))
+    run = opened(PlanChoices(micro_batches=2, blocks_kept_in_slots=3))
     run.backend.fetches()
     loss = run.engine.evaluate(random_batches(5, seed=4))
     assert run.backend.fetches() == 8 + 2 * 3
@@ -260,7 +260,7 @@ def test_a_long_sweep_is_divided_by_its_tokens(monkeypatch):
 
 def test_an_evaluation_after_a_step_has_the_new_weights():
     """Also within a scope of unchanged weights, as an answer that is not finished holds one."""
-    run = opened(PlanChoices(micro_batches=2, resident_blocks=6))
+    run = opened(PlanChoices(micro_batches=2, blocks_kept_in_slots=6))
     batches = random_batches(2, seed=4)
     with run.engine.on_same_weights():
         before = run.engine.evaluate(batches)
@@ -277,7 +277,7 @@ def test_an_evaluation_after_a_step_has_the_new_weights():
 
 
 def test_sampling_fetches_resident_units_once():
-    run = opened(PlanChoices(resident_blocks=4))
+    run = opened(PlanChoices(blocks_kept_in_slots=4))
     assert run.sampler.cache_cost is not None
     run.backend.fetches()
     (answer,) = run.sampler.generate([[3, 4, 5]], AnswerLimits(5, set()))
@@ -336,9 +336,9 @@ def test_a_pass_whose_plan_lacks_a_wait_does_not_run(monkeypatch):
 @pytest.mark.parametrize("resident", [0, 2, 4])
 @pytest.mark.parametrize("micro_batches, groups", [(1, 1), (5, 2), (7, 3)])
 def test_each_wait_of_a_pass_is_needed(micro_batches, groups, resident, held):
-    choices = PlanChoices(micro_batches, groups, resident_blocks=resident)
+    choices = PlanChoices(micro_batches, groups, blocks_kept_in_slots=resident)
     plan = build_forward_plan([f"block {i}" for i in range(4)], True, choices, held)
-    validate(plan)
+    verify_plan(plan)
     for op in plan.ops:
         for name in ("waits", "waits_previous"):
             for wait in getattr(op, name):
@@ -346,4 +346,4 @@ def test_each_wait_of_a_pass_is_needed(micro_batches, groups, resident, held):
                 ops = list(plan.ops)
                 ops[op.index] = dataclasses.replace(op, **{name: left})
                 with pytest.raises(PlanError):
-                    validate(dataclasses.replace(plan, ops=tuple(ops)))
+                    verify_plan(dataclasses.replace(plan, ops=tuple(ops)))

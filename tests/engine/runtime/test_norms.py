@@ -16,11 +16,11 @@ from tests.support.norms import CLOSE, gradient_like, norm_in_float64, squares_o
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed, tiny_config
 
 
-@pytest.mark.parametrize("unit, piece", [("block 0", 0), ("embed", 1_000_000)])
-def test_the_norm_of_a_unit_is_that_of_float64(unit, piece):
+@pytest.mark.parametrize("unit, embed_chunk", [("block 0", 0), ("embed", 1_000_000)])
+def test_the_norm_of_a_unit_is_that_of_float64(unit, embed_chunk):
     for numel in (0, 1, 4095, 4097, 3_500_000, 28_000_001):
         values = gradient_like(numel)
-        found = math.sqrt(float(squares_of(values, unit, piece)))
+        found = math.sqrt(float(squares_of(values, unit, embed_chunk)))
         assert found == pytest.approx(norm_in_float64(values), rel=CLOSE, abs=0), numel
 
 

@@ -36,7 +36,7 @@ def rows_of(objective: str):
     rows = make(tokens, layout(documents), 0, Order(7, shuffle=True))
     rows.learn(Objective(name=objective))
     if objective == "kto":
-        rows.take_references(np.full((ROWS, 2), -21, np.float32))
+        rows.set_reference_logps(np.full((ROWS, 2), -21, np.float32))
     return rows
 
 

@@ -24,27 +24,27 @@ def test_one_micro_batch(family):
     compare(family, False, 1, PlanChoices(micro_batches=1))
 
 
-@pytest.mark.parametrize("gradient_sum", ["device", "host"])
-def test_rounds(gradient_sum):
+@pytest.mark.parametrize("main_grad", ["device", "host"])
+def test_rounds(main_grad):
     """In float32 the host's sum is as exact as the device's."""
-    compare("qwen2", True, 4, PlanChoices(micro_batches=4, rounds=2, gradient_sum=gradient_sum))
+    compare("qwen2", True, 4, PlanChoices(micro_batches=4, rounds=2, main_grad=main_grad))
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        dict(rounds=3, gradient_sum="device", kept_blocks=2),
-        dict(host_boundaries=True, boundary_rings=1),
+        dict(rounds=3, main_grad="device", blocks_without_recompute=2),
+        dict(offloaded_block_inputs=True, block_input_rings=1),
     ],
-    ids=["plain", "rounds", "host boundaries"],
+    ids=["plain", "rounds", "block inputs on the host"],
 )
 def test_uneven_micro_batches(changes):
     compare("qwen2", False, 3, PlanChoices(micro_batches=3, **changes), uneven, tokens=36)
 
 
-@pytest.mark.parametrize("gradient_sum,rounds", [("vertical", 1), ("device", 2), ("host", 2)])
-def test_the_optimizer_on_the_device(gradient_sum, rounds):
+@pytest.mark.parametrize("main_grad,rounds", [("vertical", 1), ("device", 2), ("host", 2)])
+def test_the_optimizer_on_the_device(main_grad, rounds):
     compare(
         "llama",
         rounds == 2,
@@ -52,10 +52,10 @@ def test_the_optimizer_on_the_device(gradient_sum, rounds):
         PlanChoices(
             micro_batches=2,
             rounds=rounds,
-            gradient_sum=gradient_sum,
-            resident_blocks=1,
-            kept_blocks=1,
-            device_homes=("embed", "block 0", "block 2", "head"),
+            main_grad=main_grad,
+            blocks_kept_in_slots=1,
+            blocks_without_recompute=1,
+            device_updated_units=("embed", "block 0", "block 2", "head"),
             update_buffers=2,
         ),
     )

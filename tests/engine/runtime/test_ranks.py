@@ -10,7 +10,7 @@ import torch
 from engine.config.settings import ModelConfig
 from engine.model.build.build import build_model
 from tests.support.parity import plain_optimizer
-from tests.support.rank_parity import AT_HOME, EXACT, IN_ORDER, UNTIED, assert_near
+from tests.support.rank_parity import EXACT, IN_ORDER, UNTIED, UPDATED_ON_DEVICE, assert_near
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import MOST_USED, plain_loss, plain_model, random_batches, tiny_config
 from tests.support.trained_ranks import InTurn, Job, Trained, train
@@ -42,12 +42,12 @@ def test_so_they_have_where_moments_are_rounded(optimizer, ranks, monkeypatch):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
-@pytest.mark.parametrize("homes", AT_HOME)
-def test_so_they_have_where_optimizers_run_on_the_device(homes, optimizer, monkeypatch):
-    """A shard is updated in pieces of its own, each with its part of the sum."""
+@pytest.mark.parametrize("device_updates", UPDATED_ON_DEVICE)
+def test_so_they_have_where_optimizers_run_on_the_device(device_updates, optimizer, monkeypatch):
+    """A shard is updated in chunks of its own, each with its part of the sum."""
     monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
     job = Job("qwen3", "bfloat16", 2, 2, UNTIED, IN_ORDER | {"optimizer": optimizer})
-    several, one = (train(ranks, job, **AT_HOME[homes]) for ranks in (2, 1))
+    several, one = (train(ranks, job, **UPDATED_ON_DEVICE[device_updates]) for ranks in (2, 1))
     several.assert_same_bits(one)
 
 
@@ -93,7 +93,7 @@ def test_ranks_train_what_one_rank_trains(family, ranks, tied):
 @pytest.mark.parametrize("ranks, tied", [(2, True), (3, False)])
 def test_so_they_do_where_each_round_adds_up_shards(ranks, tied):
     job = Job("qwen3", steps=10, micro_batches=3 * ranks, changes={"tie_word_embeddings": tied})
-    shards = dict(rounds=3, gradient_sum="shards")
+    shards = dict(rounds=3, main_grad="shards")
     found = train(ranks, job, **shards)
     assert_near(found, train(1, job))
     found.assert_same_bits(train(ranks, job, **shards))

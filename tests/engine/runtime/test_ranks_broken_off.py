@@ -13,11 +13,11 @@ import torch
 
 from engine.errors import NonFiniteError
 from engine.planning.schedule.choices import PlanChoices
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.ops import MainGrad
 from engine.runtime.device import cuda_backend
 from engine.runtime.device.cpu_backend import CpuBackend
 from tests.support.lanes import ImmediateStreams, lanes_without_a_gpu
-from tests.support.rank_choices import HOMES, LATE
+from tests.support.rank_choices import DEVICE_UPDATES, LATE
 from tests.support.ranks import Rendezvous, ThreadExchange, on_ranks
 from tests.support.same_bits import DelayedBackend
 from tests.support.sets import PLAN_SWEEP, slow_but
@@ -29,12 +29,14 @@ pytestmark = pytest.mark.computing
 JOB = Job("qwen2", "bfloat16", changes={"tie_word_embeddings": False})
 PLANS: dict[str, dict[str, Any]] = {
     "usual": {},
-    "parked gradients": dict(parked_gradients=True),
+    "gradients on the GPU": dict(gradients_on_gpu=True),
     "late moments, one micro-batch a round": dict(
-        rounds=2, gradient_sum=GradientSum.SHARDS, late_moments=True
+        rounds=2, main_grad=MainGrad.SHARDS, moments_after_weights=True
     ),
-    "some at home": dict(device_homes=HOMES["some"], update_buffers=2),
-    "all at home": dict(device_homes=HOMES["all"], update_buffers=2, parked_gradients=True),
+    "some on the device": dict(device_updated_units=DEVICE_UPDATES["some"], update_buffers=2),
+    "all on the device": dict(
+        device_updated_units=DEVICE_UPDATES["all"], update_buffers=2, gradients_on_gpu=True
+    ),
 }
 BAD_STEP = 2
 STATES = ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
@@ -82,7 +84,7 @@ def all_equal(ours: dict, theirs: dict) -> bool:
         ],
         [
             ("usual", "gradient norm", math.inf),
-            ("all at home", "loss", math.nan),
+            ("all on the device", "loss", math.nan),
             ("late moments, one micro-batch a round", "gradient norm", math.inf),
         ],
         PLAN_SWEEP,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.rank_parity import AT_HOME, EXACT, IN_ORDER, UNTIED, assert_near
+from tests.support.rank_parity import EXACT, IN_ORDER, UNTIED, UPDATED_ON_DEVICE, assert_near
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.trained_ranks import InTurn, Job, train
 
@@ -33,16 +33,18 @@ def test_hosts_that_clip_have_the_bits_of_one_host():
     several.assert_same_bits(one)
 
 
-@pytest.mark.parametrize("homes", slow_but(AT_HOME, ["all, parked"], PLAN_SWEEP))
+@pytest.mark.parametrize(
+    "device_updates", slow_but(UPDATED_ON_DEVICE, ["all, gradients on the GPU"], PLAN_SWEEP)
+)
 @pytest.mark.parametrize("hosts, ranks", [(2, 1), (2, 2)])
-def test_so_they_have_where_optimizers_run_on_the_device(hosts, ranks, homes):
+def test_so_they_have_where_optimizers_run_on_the_device(hosts, ranks, device_updates):
     job = Job("qwen3", "bfloat16", 2, 2 * ranks, UNTIED, IN_ORDER)
-    several = train(ranks, job, hosts=hosts, **AT_HOME[homes])
+    several = train(ranks, job, hosts=hosts, **UPDATED_ON_DEVICE[device_updates])
     if ranks == 1:
-        several.assert_same_bits(train(1, job, **AT_HOME[homes]))
+        several.assert_same_bits(train(1, job, **UPDATED_ON_DEVICE[device_updates]))
     else:
         assert [loss for loss, _ in several.steps] == pytest.approx(
-            [loss for loss, _ in train(1, job, **AT_HOME[homes]).steps], rel=1e-3
+            [loss for loss, _ in train(1, job, **UPDATED_ON_DEVICE[device_updates]).steps], rel=1e-3
         )
 
 
@@ -61,7 +63,7 @@ def test_hosts_of_several_ranks_differ_by_the_rounding_of_fp32(family, changes):
     assert two_of_two.steps != four.steps  # else they were not added host by host
     job = Job(family, "float32", 2, 8, changes)
     assert_near(train(2, job, hosts=2), train(1, job))
-    sums = dict(rounds=2, gradient_sum="device")
+    sums = dict(rounds=2, main_grad="device")
     assert_near(train(1, job, hosts=2, **sums), train(1, job, **sums))
 
 

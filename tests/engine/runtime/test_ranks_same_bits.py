@@ -12,38 +12,46 @@ from engine.planning.schedule.ops import Lane
 from engine.runtime.device import cuda_backend
 from engine.runtime.device.cpu_backend import CpuBackend
 from tests.support.lanes import ImmediateStreams, find_missing_waits, lanes_without_a_gpu
-from tests.support.rank_choices import HOMES, LATE
+from tests.support.rank_choices import DEVICE_UPDATES, LATE
 from tests.support.same_bits import LATE_MOMENTS, SAME_BITS, DelayedBackend
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.trained_ranks import Job, Trained, train
 
 pytestmark = pytest.mark.computing
 
-OF_ONE_RANK = ("boundary_blocks", "gradients_in_sums")
+OF_ONE_RANK = ("blocks_per_saved_input", "gradients_in_main_grads")
 PLANS = {
     name: changes for name, changes in SAME_BITS.items() if not set(changes) & set(OF_ONE_RANK)
-} | {"parked gradients": dict(parked_gradients=True), **LATE_MOMENTS}
+} | {"gradients on the GPU": dict(gradients_on_gpu=True), **LATE_MOMENTS}
 UNTIED_PLANS = {
-    "rounds": dict(rounds=2, gradient_sum="device"),
-    "rounds, host boundaries": dict(rounds=2, gradient_sum="device", host_boundaries=True),
-    "rounds, kept": dict(rounds=2, gradient_sum="device", kept_blocks=2),
-    "rounds, parked": dict(parked_gradients=True, rounds=2, gradient_sum="device"),
-    "shared outer slot": dict(shared_outer_slot=True),
-    "shared outer slot, rounds": dict(shared_outer_slot=True, rounds=2, gradient_sum="device"),
-    "shared outer slot, parked": dict(shared_outer_slot=True, parked_gradients=True),
+    "rounds": dict(rounds=2, main_grad="device"),
+    "rounds, block inputs on the host": dict(
+        rounds=2, main_grad="device", offloaded_block_inputs=True
+    ),
+    "rounds, kept": dict(rounds=2, main_grad="device", blocks_without_recompute=2),
+    "rounds, gradients on the GPU": dict(gradients_on_gpu=True, rounds=2, main_grad="device"),
+    "shared embed and head slot": dict(shared_embed_and_head_slot=True),
+    "shared embed and head slot, rounds": dict(
+        shared_embed_and_head_slot=True, rounds=2, main_grad="device"
+    ),
+    "shared embed and head slot, gradients on the GPU": dict(
+        shared_embed_and_head_slot=True, gradients_on_gpu=True
+    ),
 }
 """In a tied model, rounds add the gradients of embed and head in another order."""
-HOME_PLANS = {
+DEVICE_UPDATE_PLANS = {
     "two buffers": dict(update_buffers=2),
     "three buffers": dict(update_buffers=3),
-    "small pieces": dict(update_buffers=3, update_pieces=4),
-    "resident": dict(update_buffers=2, resident_blocks=2),
-    "kept, three slots": dict(update_buffers=1, kept_blocks=2, slots=3, prefetch_depth=2),
-    "rounds": dict(update_buffers=2, rounds=2, gradient_sum="device"),
-    "parked": dict(update_buffers=2, parked_gradients=True),
+    "small chunks": dict(update_buffers=3, update_chunks=4),
+    "resident": dict(update_buffers=2, blocks_kept_in_slots=2),
+    "kept, three slots": dict(
+        update_buffers=1, blocks_without_recompute=2, slots=3, prefetch_depth=2
+    ),
+    "rounds": dict(update_buffers=2, rounds=2, main_grad="device"),
+    "gradients on the GPU": dict(update_buffers=2, gradients_on_gpu=True),
 }
-FIRST_PLANS = ("one slot", "deep prefetch", "all kept", "host boundaries", "rounds")
-FIRST_PLANS += ("parked gradients", "shared outer slot, parked")
+FIRST_PLANS = ("one slot", "deep prefetch", "all kept", "block inputs on the host", "rounds")
+FIRST_PLANS += ("gradients on the GPU", "shared embed and head slot, gradients on the GPU")
 
 
 @pytest.fixture(autouse=True)
@@ -100,13 +108,13 @@ def test_so_do_plans_for_untied_models(usual, name):
     assert_same(train(2, job_of(), **UNTIED_PLANS[name]), usual(2, job_of()))
 
 
-SHARDS = dict(rounds=2, gradient_sum="shards")
+SHARDS = dict(rounds=2, main_grad="shards")
 SHARD_PLANS = {
-    "host boundaries": dict(host_boundaries=True),
-    "kept, three slots": dict(kept_blocks=2, slots=3, prefetch_depth=2),
-    "late moments": dict(late_moments=True, kept_blocks=2),
-    "parked": dict(parked_gradients=True),
-    "shared outer slot": dict(shared_outer_slot=True),
+    "block inputs on the host": dict(offloaded_block_inputs=True),
+    "kept, three slots": dict(blocks_without_recompute=2, slots=3, prefetch_depth=2),
+    "late moments": dict(moments_after_weights=True, blocks_without_recompute=2),
+    "gradients on the GPU": dict(gradients_on_gpu=True),
+    "shared embed and head slot": dict(shared_embed_and_head_slot=True),
 }
 
 
@@ -117,13 +125,18 @@ def test_so_do_plans_that_keep_shards_of_sums(usual, name):
 
 
 @pytest.mark.parametrize(
-    "homes, optimizer", [("some", "adamw"), ("all", "adamw_bf16"), ("all", "adamw_8bit")]
+    "device_updates, optimizer", [("some", "adamw"), ("all", "adamw_bf16"), ("all", "adamw_8bit")]
 )
-@pytest.mark.parametrize("name", slow_but(HOME_PLANS, ("three buffers", "parked"), PLAN_SWEEP))
-def test_so_do_plans_whose_optimizers_run_on_the_device(usual, name, homes, optimizer):
-    job, at_home = job_of(optimizer=optimizer), {"device_homes": HOMES[homes]}
-    expected = usual(2, job, **at_home, update_buffers=1)
-    assert_same(train(2, job, **at_home, **HOME_PLANS[name]), expected)
+@pytest.mark.parametrize(
+    "name", slow_but(DEVICE_UPDATE_PLANS, ("three buffers", "gradients on the GPU"), PLAN_SWEEP)
+)
+def test_so_do_plans_whose_optimizers_run_on_the_device(usual, name, device_updates, optimizer):
+    job, updated_on_device = (
+        job_of(optimizer=optimizer),
+        {"device_updated_units": DEVICE_UPDATES[device_updates]},
+    )
+    expected = usual(2, job, **updated_on_device, update_buffers=1)
+    assert_same(train(2, job, **updated_on_device, **DEVICE_UPDATE_PLANS[name]), expected)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
@@ -137,10 +150,10 @@ def test_so_do_plans_with_rounded_moments_on_the_host(usual, name, optimizer):
 
 DELAYED = {
     "usual": {},
-    "rounds, host boundaries": UNTIED_PLANS["rounds, host boundaries"],
-    "parked gradients": PLANS["parked gradients"],
-    "shards, late moments": dict(SHARDS, late_moments=True),
-    "homes": dict(device_homes=HOMES["all"], update_buffers=2),
+    "rounds, block inputs on the host": UNTIED_PLANS["rounds, block inputs on the host"],
+    "gradients on the GPU": PLANS["gradients on the GPU"],
+    "shards, late moments": dict(SHARDS, moments_after_weights=True),
+    "device_updates": dict(device_updated_units=DEVICE_UPDATES["all"], update_buffers=2),
 }
 FIRST_DELAYS = ("exchange",)
 
@@ -149,14 +162,14 @@ FIRST_DELAYS = ("exchange",)
 @pytest.mark.parametrize("late", slow_but(LATE, FIRST_DELAYS, PLAN_SWEEP))
 @pytest.mark.parametrize("name", DELAYED)
 def test_no_delay_changes_a_bit(usual, name, late, who):
-    """A rank whose EXCHANGE is late holds the others up, and takes part in the end."""
+    """A rank whose COLLECTIVE is late holds the others up, and takes part in the end."""
     job = job_of()
 
     def backend(rank: int) -> CpuBackend:
         return DelayedBackend(LATE[late] if who == "every rank" or rank == 1 else ())
 
     found = train(2, job, backend, **DELAYED[name])
-    on_time = {key: value for key, value in DELAYED[name].items() if key != "late_moments"}
+    on_time = {key: value for key, value in DELAYED[name].items() if key != "moments_after_weights"}
     assert_same(found, usual(2, job, **on_time))
 
 
@@ -170,7 +183,7 @@ def lanes(monkeypatch):
     return lanes_without_a_gpu
 
 
-@pytest.mark.parametrize("slow", [(Lane.EXCHANGE,), (Lane.H2D, Lane.D2H), (Lane.HOST,)], ids=str)
+@pytest.mark.parametrize("slow", [(Lane.COLLECTIVE,), (Lane.H2D, Lane.D2H), (Lane.HOST,)], ids=str)
 def test_lanes_in_threads_have_the_same_bits(usual, lanes, slow):
     """One rank is slow in some lanes, and the lanes of both run at once."""
     job = job_of()
@@ -181,9 +194,9 @@ def test_lanes_in_threads_have_the_same_bits(usual, lanes, slow):
 @pytest.mark.parametrize(
     "careless, slow",
     [
-        (Lane.EXCHANGE, (Lane.H2D,)),  # weights are gathered before they are there
-        (Lane.COMPUTE, (Lane.EXCHANGE,)),  # weights are used before they are gathered
-        (Lane.D2H, (Lane.EXCHANGE,)),  # a gradient leaves before it is the sum of all ranks
+        (Lane.COLLECTIVE, (Lane.H2D,)),  # weights are gathered before they are there
+        (Lane.COMPUTE, (Lane.COLLECTIVE,)),  # weights are used before they are gathered
+        (Lane.D2H, (Lane.COLLECTIVE,)),  # a gradient leaves before it is the sum of all ranks
     ],
     ids=lambda lane: lane if isinstance(lane, str) else "+".join(lane),
 )

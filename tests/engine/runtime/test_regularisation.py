@@ -24,8 +24,8 @@ from tests.support.bf16_parity import Rows, compare_in_bf16
 from tests.support.compiled import needs_compiler
 from tests.support.families import tiny_family_config
 from tests.support.family_parity import SUPPORTED
+from tests.support.gradients_on_gpu import EMBED_AND_HEAD, TALL
 from tests.support.parity import compare, uneven
-from tests.support.parked_gradients import OUTER, TALL
 from tests.support.rank_parity import IN_ORDER, UNTIED
 from tests.support.regularised import PlainStep
 from tests.support.regularised_plans import BASE, BOTH, NOISY, SMOOTHED, planes_after
@@ -72,7 +72,7 @@ def test_rows_of_several_lengths_have_noise_of_their_own_strength():
             first += rows
         return found
 
-    choices = PlanChoices(micro_batches=3, rounds=3, gradient_sum="device", kept_blocks=1)
+    choices = PlanChoices(micro_batches=3, rounds=3, main_grad="device", blocks_without_recompute=1)
     compare("llama", False, 3, choices, made, 36, BOTH)
 
 
@@ -154,14 +154,14 @@ def test_any_plan_gives_the_same_bits(names, dtype):
 
 def test_an_embedding_that_is_trained_in_pieces_gets_the_same_noise():
     expected = planes_after(BASE, BOTH, vocabulary=TALL)
-    outer = dataclasses.replace(BASE, **OUTER)
-    assert_same_bits(planes_after(outer, BOTH, vocabulary=TALL), expected)
+    embed_and_head = dataclasses.replace(BASE, **EMBED_AND_HEAD)
+    assert_same_bits(planes_after(embed_and_head, BOTH, vocabulary=TALL), expected)
 
 
 def test_a_frozen_embedding_gets_noise_too():
     last = Parts(last_blocks=1)
     found = {kind: planes_after(BASE, KINDS[kind], parts=last) for kind in ("smoothed", "both")}
-    kept = dataclasses.replace(BASE, kept_blocks=1)
+    kept = dataclasses.replace(BASE, blocks_without_recompute=1)
     assert_same_bits(planes_after(kept, BOTH, parts=last), found["both"])
     assert any(not torch.equal(*pair) for pair in zip(found["both"], found["smoothed"]))
 
@@ -252,7 +252,7 @@ def test_noise_is_uniform_within_its_bounds():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_noise_in_pieces_is_that_of_numpy_to_the_bit(monkeypatch, dtype):
-    """Each number has an exact value, on any device and in pieces of any size."""
+    """Each number has an exact value, on any device and in chunks of any size."""
     batch = dataclasses.replace(
         random_batches(1, 3, 10)[0], places=np.array([5, 0, 2**20]), lengths=np.array([9, 10, 4])
     )

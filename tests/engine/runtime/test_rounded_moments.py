@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.runtime.optimizer.moment_conversion import read_moments
-from tests.support.device_homes import HOMES, LATE, at_home
+from tests.support.device_updates import DEVICE_UPDATES, LATE, updated_on_device
 from tests.support.rounded_moments import ROUNDED, assert_rounded_alike, moments_of, trained
 from tests.support.same_bits import BASE, SAME_BITS, DelayedBackend, assert_same_bits, planes_after
 from tests.support.sets import PLAN_SWEEP, slow_but
@@ -37,15 +37,19 @@ def test_any_plan_has_the_same_bits(optimizer, dtype):
 
 @pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("resident,tied", [(2, True)])
-@pytest.mark.parametrize(
-    "gradient_sum", slow_but(["vertical", "device"], ("vertical",), PLAN_SWEEP)
-)
+@pytest.mark.parametrize("main_grad", slow_but(["vertical", "device"], ("vertical",), PLAN_SWEEP))
 @pytest.mark.parametrize("optimizer", ROUNDED)
-def test_neither_buffers_nor_delays_change_a_bit(optimizer, gradient_sum, resident, tied):
-    for homes in HOMES.values():
+def test_neither_buffers_nor_delays_change_a_bit(optimizer, main_grad, resident, tied):
+    for device_updates in DEVICE_UPDATES.values():
 
         def run(buffers: int, late: tuple[str, ...] = ()) -> list[torch.Tensor]:
-            choices = at_home(homes, buffers, gradient_sum, resident_blocks=resident, kept_blocks=1)
+            choices = updated_on_device(
+                device_updates,
+                buffers,
+                main_grad,
+                blocks_kept_in_slots=resident,
+                blocks_without_recompute=1,
+            )
             backend = DelayedBackend(late)
             return planes_after(choices, backend, dtype="bfloat16", tied=tied, optimizer=optimizer)
 
@@ -60,7 +64,7 @@ def test_neither_buffers_nor_delays_change_a_bit(optimizer, gradient_sum, reside
 @pytest.mark.parametrize("optimizer", ROUNDED)
 def test_the_device_rounds_as_the_host_does(optimizer, dtype):
     host, _ = trained(BASE, optimizer, dtype, 1)
-    device, _ = trained(at_home(HOMES["all"], 2), optimizer, dtype, 1)
+    device, _ = trained(updated_on_device(DEVICE_UPDATES["all"], 2), optimizer, dtype, 1)
     for unit in host.store.layouts:
         assert_rounded_alike(device.store, host.store, unit)
     host.close()

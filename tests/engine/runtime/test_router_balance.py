@@ -83,8 +83,8 @@ def test_training_equals_plain_training(family):
     "changes",
     [
         dict(micro_batches=1),
-        dict(micro_batches=4, rounds=2, gradient_sum="device", kept_blocks=2),
-        dict(micro_batches=2, host_boundaries=True),
+        dict(micro_batches=4, rounds=2, main_grad="device", blocks_without_recompute=2),
+        dict(micro_batches=2, offloaded_block_inputs=True),
     ],
     ids=str,
 )
@@ -113,7 +113,7 @@ def test_any_plan_gives_the_same_bits(dtype):
 
 def test_blocks_are_not_recorded_and_the_run_says_why():
     """They count what changes from step to step."""
-    whole = dataclasses.replace(BASE, settled_units=6)
+    whole = dataclasses.replace(BASE, gpu_resident_units=6)
     recorded, backend = dataclasses.replace(whole, graphs=True), RecordingBackend(AgainRecorder())
     assert_same_bits(planes_after(recorded, backend=backend), planes_after(whole))
     run = streamed(
@@ -126,7 +126,9 @@ def test_blocks_are_not_recorded_and_the_run_says_why():
 def test_frozen_blocks_count_too():
     last = Parts(last_blocks=1)
     expected = planes_after(BASE, parts=last)
-    assert_same_bits(planes_after(dataclasses.replace(BASE, kept_blocks=1), parts=last), expected)
+    assert_same_bits(
+        planes_after(dataclasses.replace(BASE, blocks_without_recompute=1), parts=last), expected
+    )
 
 
 def test_ranks_have_the_bits_of_one_rank():

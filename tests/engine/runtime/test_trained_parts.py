@@ -122,11 +122,11 @@ ATTENTION = Parts(("*self_attn*",))
     "changes",
     [
         {},
-        dict(settled_units=4),
-        dict(device_homes=("block 0", "block 1"), update_buffers=2),
-        dict(parked_gradients=True),
+        dict(gpu_resident_units=4),
+        dict(device_updated_units=("block 0", "block 1"), update_buffers=2),
+        dict(gradients_on_gpu=True),
     ],
-    ids=["host", "on the device", "device homes", "parked"],
+    ids=["host", "on the device", "device updates", "gradients on the GPU"],
 )
 def test_frozen_weights_in_fp32_do_not_change(family, changes):
     """They have planes of moments, and AdamW passes over them without changing a bit, whatever the
@@ -143,7 +143,7 @@ def test_frozen_weights_in_fp32_do_not_change(family, changes):
         weight_decay=0.5,
     )
     specs = [(unit, spec) for unit in run.model.units for spec in unit.layout.parameters]
-    assert any(spec.exact and spec.frozen for _, spec in specs)
+    assert any(spec.keep_in_fp32 and spec.frozen for _, spec in specs)
     before = [run.store.master(unit.name, spec.name) for unit, spec in specs]
     for step in range(1, 4):
         run.engine.train_step(step, random_batches(2, seed=step), 1e-2)

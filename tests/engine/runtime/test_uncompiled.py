@@ -88,8 +88,8 @@ def assert_close(ours, theirs):
 
 @pytest.mark.parametrize("kept", [0, 3], ids=["recomputed", "kept"])
 def test_more_shapes_than_may_be_compiled_run_as_they_are_and_that_is_known(compiler, kept):
-    choices = dataclasses.replace(COMPILED, kept_blocks=kept)
-    expected, nothing = trained(dataclasses.replace(BASE, kept_blocks=kept))
+    choices = dataclasses.replace(COMPILED, blocks_without_recompute=kept)
+    expected, nothing = trained(dataclasses.replace(BASE, blocks_without_recompute=kept))
     compiler(limit=64)
     found, told = trained(choices)
     assert told == nothing == []

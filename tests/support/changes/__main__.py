@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
                 return 2
         stages = [LIKELY, ENGINE] if arguments.engine else [LIKELY]
         for stage in stages:
-            for change, outcome in settled(copies, waiting, stage):
+            for change, outcome in outcomes_of(copies, waiting, stage):
                 print(in_words(change, outcome), flush=True)
                 outcomes[change.name] = outcome
                 keep(arguments.keep, outcomes)
@@ -81,7 +81,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 
 
 class Copies:
-    """So many copies of the tree that as many changes can be settled at once."""
+    """So many copies of the tree that as many changes can be tried at once."""
 
     def __init__(self, jobs: int):
         self.jobs = max(1, jobs)
@@ -118,12 +118,12 @@ def failing_unchanged(copies: Copies, changes: Sequence[Change]) -> list[str]:
         return [test for test, (verdict, _) in zip(tests, found) if verdict != SURVIVED]
 
 
-def settled(
+def outcomes_of(
     copies: Copies, changes: Sequence[Change], stage: str
 ) -> Iterator[tuple[Change, Outcome]]:
-    """Yields each change with its outcome, as soon as it is settled."""
+    """Yields each change with its outcome, as soon as it is known."""
     with ThreadPoolExecutor(copies.jobs) as pool:
-        running = {pool.submit(copies.use, Copy.settle, c, stage): c for c in changes}
+        running = {pool.submit(copies.use, Copy.try_change, c, stage): c for c in changes}
         for future in as_completed(running):
             yield running[future], future.result()
 

@@ -78,7 +78,7 @@ class Copy:
         """Ends the process that runs the tests. The files stay."""
         self._process.close()
 
-    def settle(self, change: Change, stage: str) -> Outcome:
+    def try_change(self, change: Change, stage: str) -> Outcome:
         """Makes the change, runs the tests of `stage`, and undoes the change."""
         path = self.folder / change.file
         original, times = path.read_bytes(), path.stat()

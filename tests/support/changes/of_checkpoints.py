@@ -142,7 +142,7 @@ CHECKPOINT = (
     ),
     Change(
         "exports-said-to-be-quantised",
-        "engine/planning/shape/quantization.py",
+        "engine/planning/shape/quantized_weights.py",
         "            delattr(part, FIELD)\n",
         "            pass\n",
         "The configuration of an export says that its weights are quantised.",

@@ -6,10 +6,10 @@ from tests.support.changes.record import Change
 
 BEST_WEIGHTS = "engine/training/loop/best_weights.py"
 LEARNING = "engine/training/loop/early_stopping.py"
-HELD_OUT = "engine/runs/record/held_out.py"
+HELD_OUT = "engine/runs/record/validation.py"
 ROWS = "engine/runtime/step/per_document.py"
 BEST = "tests/engine/training/loop/test_best_weights.py"
-FOLD = "tests/engine/runs/record/test_held_out.py"
+FOLD = "tests/engine/runs/record/test_validation.py"
 EVALUATION = "tests/engine/runtime/test_evaluation.py"
 
 LEARNED = (
@@ -24,8 +24,8 @@ LEARNED = (
     Change(
         "worse-weights-kept",
         BEST_WEIGHTS,
-        "if not all(score.is_better_than(each, held_out.by) for each in known):",
-        "if all(score.is_better_than(each, held_out.by) for each in known):",
+        "if not all(score.is_better_than(each, validation.by) for each in known):",
+        "if all(score.is_better_than(each, validation.by) for each in known):",
         "Weights that are worse take the place of the best.",
         (BEST,),
     ),

@@ -1,4 +1,4 @@
-"""Changes to moments in bf16 and in 8 bits, and to gradients that are parked on the device."""
+"""Changes to moments in bf16 and in 8 bits, and to gradients that are kept on the device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PLACE_TESTS = "tests/engine/planning/layout/test_moments.py"
 KERNEL_TESTS = "tests/engine/runtime/host/test_moment_kernels.py"
 ROUNDED = "tests/engine/runtime/test_rounded_moments.py"
 ON_DEVICE = "tests/gpu/test_moments.py::test_the_same_moments_are_rounded_to_the_same_bits"
-PARKED = "tests/engine/runtime/test_parked_gradients.py"
-PARKED_BITS = f"{PARKED}::test_the_bits_are_those_of_a_plane_on_the_host"
-OUTER_BITS = f"{PARKED}::test_embed_and_head_in_the_memory_of_parked_gradients_change_no_bit"
+ON_GPU = "tests/engine/runtime/test_gradients_on_gpu.py"
+KEPT_GRADIENT_BITS = f"{ON_GPU}::test_the_bits_are_those_of_a_plane_on_the_host"
+EMBED_AND_HEAD_BITS = f"{ON_GPU}::test_embed_and_head_in_the_memory_of_kept_gradients_change_no_bit"
 
 MOMENT_CHANGES = (
     Change(
@@ -86,29 +86,29 @@ MOMENT_CHANGES = (
         (ON_DEVICE,),
     ),
     Change(
-        "parked-gradients-not-clipped",
+        "kept-gradients-not-clipped",
         OPS,
         "    update(op.unit, count, rate, result.clip_factor, _chunk(context, op))\n",
         "    factor = result.clip_factor if op.ring is None else 1.0\n"
         "    update(op.unit, count, rate, factor, _chunk(context, op))\n",
-        "The clip factor is not applied to gradients that were parked.",
-        (PARKED_BITS,),
+        "The clip factor is not applied to gradients that were kept on the GPU.",
+        (KEPT_GRADIENT_BITS,),
     ),
     Change(
         "ring-buffers-in-the-same-memory",
         RINGS,
         "memory[start : start + numel]",
         "memory[:numel]",
-        "A parked gradient overwrites one that the host still reads.",
-        (PARKED_BITS,),
+        "A kept gradient overwrites one that the host still reads.",
+        (KEPT_GRADIENT_BITS,),
     ),
     Change(
-        "parked-gradient-read-before-it-comes",
+        "kept-gradient-read-before-it-comes",
         WRITE,
         "self._emit(Update, unit, {CLIP: READY} | gradient, weights, **place)",
         "self._emit(Update, unit, {CLIP: READY}, weights, **place)",
         "An update does not wait for the gradient that comes through its ring buffer.",
-        (PARKED_BITS,),
+        (KEPT_GRADIENT_BITS,),
     ),
     Change(
         "every-piece-gets-the-first-rows",
@@ -116,7 +116,7 @@ MOMENT_CHANGES = (
         "    first = start // width\n",
         "    first = 0 * start // width\n",
         "Rows of embed get the gradients of other rows.",
-        (OUTER_BITS,),
+        (EMBED_AND_HEAD_BITS,),
     ),
     Change(
         "padding-gets-a-gradient-in-pieces",
@@ -124,15 +124,15 @@ MOMENT_CHANGES = (
         "elsewhere = (local < 0) | (local >= rows) | (self.ids == self.padding)",
         "elsewhere = (local < 0) | (local >= rows)",
         "The row of the padding token receives a gradient.",
-        (OUTER_BITS,),
+        (EMBED_AND_HEAD_BITS,),
     ),
     Change(
         "norm-of-embed-as-a-whole",
-        "engine/runtime/step/gradient_accumulation.py",
-        "size = context.plan.embed_piece if unit == EMBED else 0",
+        "engine/runtime/step/main_grad.py",
+        "size = context.plan.embed_chunk if unit == EMBED else 0",
         "size = 0",
         "The norm of embed depends on whether a plan sums it in pieces.",
-        (OUTER_BITS,),
+        (EMBED_AND_HEAD_BITS,),
     ),
     Change(
         "slot-of-parts-as-a-whole",
@@ -140,14 +140,14 @@ MOMENT_CHANGES = (
         "        parts = self._slot_parts.get(slot, 1)\n",
         "        parts = 1 if self.placed(unit) is None else len(self._bounds[unit])\n",
         "A prefetch into a slot that is updated in parts does not wait for the block before.",
-        ("tests/engine/runtime/test_device_homes.py",),
+        ("tests/engine/runtime/test_device_updated_units.py",),
     ),
     Change(
-        "parked-gradient-sent-before-its-summary",
+        "kept-gradient-sent-before-its-summary",
         WRITE,
-        "reads = {staging: Content(ContentKind.SUM, unit), SUMMARY: READY}\n",
-        "reads = {staging: Content(ContentKind.SUM, unit)}\n",
-        "A parked gradient leaves before it is known whether the step is applied.",
-        (f"{PARKED}::test_boundaries_never_wait_for_parked_gradients",),
+        "reads = {staging: Content(ContentKind.MAIN_GRAD, unit), SUMMARY: READY}\n",
+        "reads = {staging: Content(ContentKind.MAIN_GRAD, unit)}\n",
+        "A kept gradient leaves before it is known whether the step is applied.",
+        (f"{ON_GPU}::test_block_inputs_never_wait_for_kept_gradients",),
     ),
 )

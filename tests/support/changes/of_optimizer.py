@@ -13,7 +13,7 @@ LAYOUT = "engine/planning/layout/layout.py"
 BUILD = "engine/model/build/build.py"
 ADAMW_TESTS = "tests/engine/runtime/host/test_adamw.py"
 STORE_TESTS = "tests/engine/runtime/host/test_host_store.py"
-HOMES = "tests/engine/runtime/test_device_homes.py"
+DEVICE_UPDATES = "tests/engine/runtime/test_device_updated_units.py"
 SCHEDULE_TESTS = "tests/engine/training/loop/test_schedule.py"
 BF16 = "tests/engine/runtime/test_bf16_reference.py"
 
@@ -112,7 +112,7 @@ OPTIMIZER = (
         "m = torch.where(m.abs() < _SMALLEST_NORMAL, 0.0, m)",
         "m = torch.where(m.abs() < 0.0, 0.0, m)",
         "The device keeps first moments that the host sets to 0.",
-        (HOMES,),
+        (DEVICE_UPDATES,),
     ),
     Change(
         "decay-of-norms-on-the-device",
@@ -120,7 +120,7 @@ OPTIMIZER = (
         "        scalars[-1] = 1.0\n",
         "        scalars[-1] += 0.0\n",
         "Norms and biases decay too where the optimizer runs on the device.",
-        (HOMES,),
+        (DEVICE_UPDATES,),
     ),
     Change(
         "infinite-loss-applied-on-the-device",
@@ -128,7 +128,7 @@ OPTIMIZER = (
         "norm.isfinite() & norms[-1].isfinite()",
         "norm.isfinite()",
         "The device applies a step whose loss is not finite.",
-        (HOMES,),
+        (DEVICE_UPDATES,),
     ),
     Change(
         "weights-cut-off-on-the-device",
@@ -136,7 +136,7 @@ OPTIMIZER = (
         "((bits + 0x8000) >> 16)",
         "(bits >> 16)",
         "The device cuts a master off where the host rounds it.",
-        (HOMES,),
+        (DEVICE_UPDATES,),
     ),
     Change(
         "remainder-of-older-weights-kept",

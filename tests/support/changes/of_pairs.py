@@ -56,8 +56,8 @@ PAIRS = (
     Change(
         "pairs-with-one-token-of-the-prompt",
         ROWS,
-        "answer[:-1] = trained[1:]",
-        "answer[:-1] = trained[1:] | np.roll(trained[1:], -1)",
+        "answer[:-1] = loss_mask[1:]",
+        "answer[:-1] = loss_mask[1:] | np.roll(loss_mask[1:], -1)",
         "With ORPO, the last token of the prompt counts as one of the answer.",
         (f"{TRL}::test_orpo",),
     ),
@@ -106,7 +106,7 @@ PAIRS = (
     Change(
         "pairs-whose-prompt-ends-with-a-character",
         "engine/data/tokens/encode.py",
-        "trained = np.arange(len(tokens)) >= begin",
+        "loss_mask = np.arange(len(tokens)) >= begin",
         "trained &= np.arange(len(tokens)) >= begin",
         "The prompt of a pair ends elsewhere than TRL's where a token reaches over its end.",
         (f"{TOKENS}::test_families_whose_prompts_end_otherwise_than_their_texts",),
@@ -119,7 +119,7 @@ PAIRS = (
         "Answers of a pair stand behind a prompt without the system turn that the model is asked "
         "with.",
         (
-            "tests/engine/data/test_lost_turns.py::"
+            "tests/engine/data/test_dropped_turns.py::"
             "test_answers_of_a_pair_stand_behind_a_prompt_with_the_system_turn",
         ),
     ),

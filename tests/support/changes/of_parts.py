@@ -59,10 +59,10 @@ PART_CHANGES = (
         (PLANS,),
     ),
     Change(
-        "boundaries-below-what-is-trained",
+        "block-inputs-below-what-is-trained",
         "engine/planning/schedule/unit_ops.py",
         "if block in self.trained.forward_only:\n            return Keeps.NOTHING",
-        "if block in self.trained.forward_only:\n            return Keeps.BOUNDARY",
+        "if block in self.trained.forward_only:\n            return Keeps.BLOCK_INPUT",
         "Blocks without a backward keep their input.",
         (PLANS,),
     ),

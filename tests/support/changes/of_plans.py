@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.changes.record import Change
 
 WAITS = "engine/planning/schedule/derive_waits.py"
-VALIDATE = "engine/planning/schedule/validate.py"
+VALIDATE = "engine/planning/schedule/verify_plan.py"
 SLOTS = "engine/planning/schedule/assign_slots.py"
 WRITE = "engine/planning/schedule/write_ops.py"
 UPDATES = "engine/planning/schedule/device_updates.py"
@@ -18,7 +18,7 @@ LAWS = "tests/engine/planning/schedule/test_laws.py"
 VALIDATOR = f"{LAWS}::test_dropping_any_single_wait_is_found"
 GRID = f"{LAWS}::test_every_plan_of_a_size_grid_validates"
 GOLDEN = "tests/engine/planning/schedule/test_golden_plans.py"
-HOMES = "tests/engine/runtime/test_plans_with_homes.py"
+DEVICE_UPDATES = "tests/engine/runtime/test_plans_with_device_updates.py"
 GPU_TESTS = "tests/engine/planning/fit/test_several_gpus.py"
 SIZE_TESTS = "tests/engine/planning/fit/test_sizes.py"
 CHOOSE_TESTS = "tests/engine/planning/fit/test_choose.py"
@@ -67,7 +67,7 @@ PLANS = (
         "engine/planning/schedule/unit_ops.py",
         "self._backward(first, micro_batch, round_, ring, recomputes=False)",
         "self._backward(first, micro_batch, round_, recomputes=False)",
-        "The next boundary overwrites what the backward of a pair still reads.",
+        "The next block input overwrites what the backward of a pair still reads.",
         (f"{LAWS}::test_delays_in_any_lane_change_nothing", GOLDEN),
     ),
     Change(
@@ -138,8 +138,15 @@ PLANS = (
     Change(
         "clip-not-waited-for",
         WRITE,
-        "self._emit(Update, unit, {CLIP: READY} | gradient, weights, piece=piece, late=late)",
-        "self._emit(Update, unit, gradient, weights, piece=piece, late=late)",
+        "self._emit(\n"
+        "            Update,\n"
+        "            unit,\n"
+        "            {CLIP: READY} | gradient,\n"
+        "            weights,\n"
+        "            chunk=chunk,\n"
+        "            after_weights=after_weights,\n"
+        "        )",
+        "self._emit(Update, unit, gradient, weights, chunk=chunk, after_weights=after_weights)",
         "An update does not wait for the clip factor, nor for the check of the norm.",
         (GOLDEN, LAWS),
     ),
@@ -154,10 +161,10 @@ PLANS = (
     Change(
         "piece-beyond-its-plane",
         "engine/planning/schedule/shards.py",
-        "return [(begin, min(begin + piece_numel, stop)) for begin in starts]",
-        "return [(begin, begin + piece_numel) for begin in starts]",
+        "return [(begin, min(begin + chunk_numel, stop)) for begin in starts]",
+        "return [(begin, begin + chunk_numel) for begin in starts]",
         "The last piece of a plane reaches beyond it.",
-        (HOMES, GOLDEN),
+        (DEVICE_UPDATES, GOLDEN),
     ),
     Change(
         "spare-buffers-used-twice",
@@ -165,22 +172,22 @@ PLANS = (
         "yield from itertools.cycle(self._own)",
         "yield from itertools.cycle(self.buffers)",
         "A spare buffer takes a second piece while activations need its memory.",
-        (GOLDEN, HOMES),
+        (GOLDEN, DEVICE_UPDATES),
     ),
     Change(
         "sums-and-states-in-one-place",
         UPDATES,
-        "if not set(self._sums_of.get(self._buffer[piece], ())) <= set(finished):",
+        "if not set(self._sums_of.get(self._buffer[chunk], ())) <= set(finished):",
         "if not finished:",
         "States are fetched over sums that are not complete.",
-        (GOLDEN, HOMES),
+        (GOLDEN, DEVICE_UPDATES),
     ),
     Change(
         "rings-of-one-direction",
         "engine/planning/fit/buffer_sizes.py",
-        "return 2 * choices.boundary_rings if",
-        "return choices.boundary_rings if",
-        "The report forgets the rings through which boundaries come back.",
+        "return 2 * choices.block_input_rings if",
+        "return choices.block_input_rings if",
+        "The report forgets the rings through which block inputs come back.",
         (SIZE_TESTS,),
     ),
     Change(
@@ -192,12 +199,12 @@ PLANS = (
         ("tests/engine/planning/fit/test_totals.py",),
     ),
     Change(
-        "boundaries-of-kept-blocks",
+        "block-inputs-of-kept-blocks",
         "engine/planning/fit/buffer_sizes.py",
-        "without = choices.kept_blocks + len(seconds_of_pairs(blocks, choices))",
+        "without = choices.blocks_without_recompute + len(seconds_of_pairs(blocks, choices))",
         "without = len(seconds_of_pairs(blocks, choices))",
-        "The report counts boundaries of blocks that keep their activations.",
-        (f"{SIZE_TESTS}::test_host_boundaries_are_the_engine_s_to_the_byte",),
+        "The report counts block inputs of blocks that keep their activations.",
+        (f"{SIZE_TESTS}::test_host_block_inputs_are_the_engine_s_to_the_byte",),
     ),
     Change(
         "gaps-not-counted",
@@ -228,17 +235,17 @@ PLANS = (
     Change(
         "slots-of-ranks-not-padded",
         "engine/planning/fit/buffer_sizes.py",
-        "    shape = shape.padded(choices.ranks)\n    sums = 4 * (_sum_numel",
-        "    sums = 4 * (_sum_numel",
+        "    shape = shape.padded(choices.ranks)\n    sums = 4 * (_main_grad_numel",
+        "    sums = 4 * (_main_grad_numel",
         "The report counts slots and sums without the padding of shards.",
         (f"{GPU_TESTS}::test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte",),
     ),
     Change(
-        "boundaries-of-one-rank-alone",
+        "block-inputs-of-one-rank-alone",
         "engine/planning/fit/fill_memory.py",
-        "return ranks * host_boundary_bytes",
-        "return host_boundary_bytes",
-        "The report counts the boundaries of one of several GPUs.",
+        "return ranks * offloaded_input_bytes",
+        "return offloaded_input_bytes",
+        "The report counts the block inputs of one of several GPUs.",
         (f"{GPU_TESTS}::test_a_host_has_planes_once_and_the_rest_once_for_each_rank",),
     ),
     Change(
@@ -260,17 +267,17 @@ PLANS = (
     Change(
         "pool-border-off-by-one",
         POOL,
-        "    on_device = [name in settled for name in names]\n",
-        "    on_device = [at <= choices.settled_units for at in range(count)]\n",
+        "    on_device = [name in gpu_resident for name in names]\n",
+        "    on_device = [at <= choices.gpu_resident_units for at in range(count)]\n",
         "The screens say that one unit more lives on the GPU than does.",
         (POOL_TESTS,),
     ),
     Change(
         "pool-counts-gradients-in-sums",
         POOL,
-        "    return choices.gradients_in_sums or (is_settled and are_kept)\n",
-        "    return is_settled and are_kept\n",
-        "The pool counts parked gradients that are in the memory of their sums.",
+        "    return choices.gradients_in_main_grads or (is_gpu_resident and are_kept)\n",
+        "    return is_gpu_resident and are_kept\n",
+        "The pool counts kept gradients that are in the memory of their sums.",
         (POOL_TESTS,),
     ),
     Change(
@@ -346,8 +353,8 @@ PLANS = (
     Change(
         "inexact-sums-without-asking",
         "engine/planning/fit/planner.py",
-        "if exact and candidate.choices.gradient_sum == GradientSum.HOST:",
-        "if exact and not candidate.choices.gradient_sum:",
+        "if exact and candidate.choices.main_grad == MainGrad.HOST:",
+        "if exact and not candidate.choices.main_grad:",
         "Sums that are rounded once a round are chosen although nobody asked for them.",
         (CHOOSE_TESTS, LIMIT_TESTS),
     ),
@@ -371,12 +378,12 @@ PLANS = (
         (CHOOSE_TESTS, LIMIT_TESTS),
     ),
     Change(
-        "frozen-blocks-settle-side-by-side",
+        "frozen-blocks-are-gpu-resident-side-by-side",
         "engine/planning/schedule/choices.py",
-        "    if not choices.settled_apart:\n        return range(count)\n",
+        "    if not choices.gpu_resident_apart:\n        return range(count)\n",
         "    if choices:\n        return range(count)\n",
         "Blocks of a frozen base that live on the device are the first ones.",
-        ("tests/engine/planning/fit/test_settled_apart.py",),
+        ("tests/engine/planning/fit/test_gpu_resident_apart.py",),
     ),
     Change(
         "one-kept-block-too-few",
@@ -389,10 +396,10 @@ PLANS = (
     Change(
         "too-much-counts-as-tight",
         NEEDS,
-        "        if self.total > self.limit:\n            return Verdict.DOES_NOT_FIT\n",
+        "        if self.total > self.limit:\n            return FitStatus.DOES_NOT_FIT\n",
         "",
         "A job that does not fit is called tight.",
-        ("tests/engine/planning/fit/test_verdicts.py",),
+        ("tests/engine/planning/fit/test_fit_status.py",),
     ),
     Change(
         "loading-without-what-is-read",

@@ -9,7 +9,7 @@ RANKS = "tests/engine/runtime/test_ranks.py"
 SAME_BITS = "tests/engine/runtime/test_ranks_same_bits.py"
 PLANS = "tests/engine/planning/schedule/test_plans_of_ranks.py"
 REPORTS = "tests/engine/runtime/distributed/test_reports.py"
-EXCHANGE = "tests/engine/runtime/collectives/test_exchange.py"
+COLLECTIVE = "tests/engine/runtime/collectives/test_exchange.py"
 HOSTS = "tests/engine/runtime/test_ranks_of_hosts.py"
 HOST_PROCESSES = (
     "tests/engine/runtime/distributed/test_hosts.py::test_hosts_train_what_one_host_trains"
@@ -56,13 +56,13 @@ RANK_CHANGES = (
         "            _add_in_order(shards, own)\n",
         "            own.copy_(shards.sum(dim=0))\n",
         "What ranks collectives in bf16 is added in bf16.",
-        (f"{EXCHANGE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
+        (f"{COLLECTIVE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
     ),
     Change(
         "moments-updated-from-the-next-gradient",
         "engine/planning/schedule/write_ops.py",
-        "        self._emit(UpdateMoments, unit, {CLIP: READY} | gradient, {}, piece=piece)\n",
-        "        self._emit(UpdateMoments, unit, {CLIP: READY}, {}, piece=piece)\n",
+        "        self._emit(UpdateMoments, unit, {CLIP: READY} | gradient, {}, chunk=chunk)\n",
+        "        self._emit(UpdateMoments, unit, {CLIP: READY}, {}, chunk=chunk)\n",
         "The next gradient may arrive before late moments are updated from this one.",
         (
             f"{SAME_BITS}::test_no_delay_changes_a_bit",
@@ -103,7 +103,7 @@ RANK_CHANGES = (
     Change(
         "exact-weights-not-gathered",
         OPS,
-        "exact.low.copy_(context.collectives.all_reduce(low))",
+        "keep_in_fp32.low.copy_(context.collectives.all_reduce(low))",
         "context.collectives.all_reduce(low)",
         "A router has the low bits of this rank's shard alone.",
         (f"{RANKS}::test_so_they_have_where_weights_stay_in_fp32",),
@@ -163,7 +163,7 @@ RANK_CHANGES = (
         "engine/runtime/step/copy_ops.py",
         "gradient = context.state.stagings[op.staging][start - first : stop - first]",
         "gradient = context.state.stagings[op.staging][start + 0 * first : stop]",
-        "A parked gradient is taken from where it is in the unit, not in the shard.",
+        "A kept gradient is taken from where it is in the unit, not in the shard.",
         (f"{SAME_BITS}::test_any_plan_gives_the_same_bits",),
     ),
     Change(
@@ -207,7 +207,7 @@ RANK_CHANGES = (
         "        shards = shards.view(self.place.ranks, -1).roll(self.place.on_host, 0)\n"
         "        _add_in_order(shards, own)\n",
         "Each rank adds the shards in an order of its own.",
-        (f"{EXCHANGE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
+        (f"{COLLECTIVE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
     ),
     Change(
         "a-rank-gives-up-later-than-the-others",
@@ -239,7 +239,7 @@ RANK_CHANGES = (
         "            rss += sum(self._of_ranks().values())\n",
         "",
         "What the other processes of a run hold counts as that of other programs.",
-        ("tests/engine/training/loop/test_shortage.py",),
+        ("tests/engine/training/loop/test_oom_report.py",),
     ),
     Change(
         "several-gpus-resumed-in-the-server",
@@ -255,7 +255,7 @@ RANK_CHANGES = (
         "            piece.copy_(self.sum_of_nodes(piece))\n",
         "            piece.clone()\n",
         "Each host updates its planes with the gradients of its own rows.",
-        (f"{EXCHANGE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
+        (f"{COLLECTIVE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
     ),
     Change(
         "hosts-report-their-own-loss",

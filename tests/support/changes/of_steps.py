@@ -6,7 +6,7 @@ from tests.support.changes.record import Change
 
 OPS = "engine/runtime/step/compute_ops.py"
 PASSES = "engine/runtime/step/block_passes.py"
-SUMS = "engine/runtime/step/gradient_accumulation.py"
+SUMS = "engine/runtime/step/main_grad.py"
 BLOCK_OPS = "engine/runtime/step/copy_ops.py"
 LOSS = "engine/runtime/step/cross_entropy.py"
 ENGINE = "engine/runtime/step/streaming_engine.py"
@@ -255,7 +255,7 @@ STEPS = (
     ),
     Change(
         "shared-gradient-of-one-call",
-        "engine/runtime/step/gradient_accumulation.py",
+        "engine/runtime/step/main_grad.py",
         "            total[offset : offset + spec.numel].view(spec.shape).add_(gradient)\n",
         "            total[offset : offset + spec.numel].view(spec.shape).copy_(gradient)\n",
         "Weights that blocks share have the gradient of the lowest block that calls them.",
@@ -267,7 +267,7 @@ STEPS = (
         'if plane not in ("weight_high", "grad")]',
         'if plane not in ("weight_high", "exp_avg_sq", "grad")]',
         "The second moments that the device has updated stay there.",
-        ("tests/engine/runtime/test_device_homes.py",),
+        ("tests/engine/runtime/test_device_updated_units.py",),
     ),
     Change(
         "waits-for-the-step-before-left-out",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.support.changes.record import Change
 
 MODULE = "engine/model/blocks/tiled_module.py"
-TRIAL = "engine/model/blocks/tokenwise_modules.py"
+TRIAL = "engine/model/blocks/position_wise.py"
 KEPT = "engine/model/blocks/saved_attention.py"
-KEPT_TESTS = "tests/engine/model/blocks/test_kept_attention.py"
+KEPT_TESTS = "tests/engine/model/blocks/test_saved_attention.py"
 MODULE_TESTS = "tests/engine/model/blocks/test_tiled_module.py"
 LONG_ROWS = "tests/engine/planning/fit/test_long_rows.py"
 
@@ -43,7 +43,7 @@ TILES: tuple[Change, ...] = (
         "if _keeps_more_than_input(part):",
         "Modules with dropout run in tiles, which draw other numbers in backward.",
         (
-            "tests/engine/model/blocks/test_token_wise.py"
+            "tests/engine/model/blocks/test_position_wise.py"
             "::test_the_largest_ones_that_keep_more_than_their_input_run_in_tiles",
         ),
     ),
@@ -54,7 +54,7 @@ TILES: tuple[Change, ...] = (
         "whole = whole[:2]",
         "A trial does not compare the gradients of parameters.",
         (
-            "tests/engine/model/blocks/test_token_wise.py"
+            "tests/engine/model/blocks/test_position_wise.py"
             "::test_gradients_of_parameters_must_add_up_over_tiles",
         ),
     ),

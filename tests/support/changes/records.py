@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support.changes.of_adapters import ADAPTER_CHANGES
 from tests.support.changes.of_checkpoints import CHECKPOINT
 from tests.support.changes.of_data import DATA
+from tests.support.changes.of_disk_offload import DISK_OFFLOAD_CHANGES
 from tests.support.changes.of_learning import LEARNED
 from tests.support.changes.of_moments import MOMENT_CHANGES
 from tests.support.changes.of_optimizer import OPTIMIZER
@@ -14,7 +15,6 @@ from tests.support.changes.of_plans import PLANS
 from tests.support.changes.of_ranks import RANK_CHANGES
 from tests.support.changes.of_regularisation import REGULARISED
 from tests.support.changes.of_run_models import RUN_MODELS
-from tests.support.changes.of_spilling import SPILL_CHANGES
 from tests.support.changes.of_steps import STEPS
 from tests.support.changes.of_tiles import TILES
 from tests.support.changes.record import Change
@@ -22,8 +22,8 @@ from tests.support.changes.record import Change
 AREAS: dict[str, tuple[Change, ...]] = {
     "Steps, sums and loss": STEPS,
     "AdamW and planes": OPTIMIZER,
-    "Smaller moments and parked gradients": MOMENT_CHANGES,
-    "Moments on the disk": SPILL_CHANGES,
+    "Smaller moments and kept gradients": MOMENT_CHANGES,
+    "Moments on the disk": DISK_OFFLOAD_CHANGES,
     "Several ranks": RANK_CHANGES,
     "Parts of a model": PART_CHANGES,
     "Label smoothing, noise and balanced experts": REGULARISED,

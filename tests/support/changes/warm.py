@@ -1,6 +1,6 @@
 """A process that has imported the large libraries once, and forks for every run of tests.
 
-Most changes are settled by a test of a second, while importing torch and transformers takes many.
+Most changes are decided by a test of a second, while importing torch and transformers takes many.
 The fork has none of our own modules, so that it imports those of the copy it works in. It reads a
 request from each line of its standard input, and answers with a line.
 """

@@ -178,10 +178,10 @@ class Rows:
         return {prompt: self.text(CONTEXT), completion: self.text(ANSWER)} | self._with_history()
 
     def _kto(self) -> Row:
-        is_good = self._seldom(0.5)
-        label: Any = int(is_good) if self._variant == 1 else is_good
+        is_desirable = self._seldom(0.5)
+        label: Any = int(is_desirable) if self._variant == 1 else is_desirable
         name = "kto_tag" if self._variant == 2 else "label"
-        completion = self.text(ANSWER if is_good else NEVER)
+        completion = self.text(ANSWER if is_desirable else NEVER)
         return {"prompt": self.text(CONTEXT), "completion": completion, name: label}
 
     def _preference(self) -> Row:

@@ -187,7 +187,7 @@ HARD: dict[str, Row] = {
 class Asked:
     """An answer in TRL's training template, and the prompt for it in the published one."""
 
-    trained: list[int]
+    loss_mask: list[int]
     """What TRL trains of the answer."""
     given: int
     """So many of these tokens are in the published prompt."""
@@ -206,8 +206,8 @@ class Asked:
 def of_trl(family: str, messages: list[Message], tools: list[Any] | None, place: int) -> Asked:
     """Returns the answer at a place. Raises what the templates raise where they refuse it."""
     ours, theirs = (_that_calls(make(family)) for make in (as_published, as_trained))
-    given = _given(family, messages, trained=True)
-    plain = _given(family, messages, trained=False)
+    given = _given(family, messages, loss_mask=True)
+    plain = _given(family, messages, loss_mask=False)
     seen = {"tools": tools, "add_generation_prompt": False}
     through = theirs.apply_chat_template(
         given[: place + 1], return_assistant_tokens_mask=True, return_dict=True, **seen
@@ -242,7 +242,7 @@ def _behind(family: str, calls: bool) -> int:
     chat = [user("Hi"), answered, result(1, "rain") if calls else user("Oh")]
     tokenizer = _that_calls(as_published(family))
     texts = [
-        tokenizer.apply_chat_template(_given(family, chat[:end], trained=False))["input_ids"]
+        tokenizer.apply_chat_template(_given(family, chat[:end], loss_mask=False))["input_ids"]
         for end in (2, 3)
     ]
     shared = len(os.path.commonprefix(texts))  # noqa: RUF071  of lists of tokens
@@ -257,25 +257,25 @@ def _added(
     return text[len(os.path.commonprefix([seen, text])) :]  # noqa: RUF071
 
 
-def _given(family: str, messages: list[Message], trained: bool) -> list[Message]:
+def _given(family: str, messages: list[Message], loss_mask: bool) -> list[Message]:
     """Returns messages as the training template or the published one of a family takes them:
     reasoning as a key if it knows the key, and in the content if it does not; arguments as text for
     templates that join text; parts for the models with images that want them.
     """
-    found = [_as_given(family, message, trained) for message in messages]
+    found = [_as_given(family, message, loss_mask) for message in messages]
     return prepare_multimodal_messages(found) if family in WANT_PARTS else found
 
 
-def _as_given(family: str, message: Message, trained: bool) -> Message:
+def _as_given(family: str, message: Message, loss_mask: bool) -> Message:
     given, content = dict(message), message["content"]
     if isinstance(content, list):
         given["content"] = "".join(part["text"] for part in content)
     elif message["role"] == "assistant" and "<think>" in content and knows_reasoning(family):
         thought, _, rest = content.removeprefix("<think>\n").partition("\n</think>\n\n")
         given |= {"content": rest, "reasoning_content": thought}
-    elif trained and "reasoning_content" in message and family.startswith("deepseek"):
+    elif loss_mask and "reasoning_content" in message and family.startswith("deepseek"):
         given |= inline(given.pop("reasoning_content"), content)
-    joins = family == "deepseek_r1_distill" or (family == "deepseekv3" and not trained)
+    joins = family == "deepseek_r1_distill" or (family == "deepseekv3" and not loss_mask)
     if joins and "tool_calls" in message:
         given["tool_calls"] = list(map(_with_text, message["tool_calls"]))
     return given

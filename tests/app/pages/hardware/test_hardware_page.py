@@ -67,7 +67,7 @@ MODELS = (LLAMA, "Qwen/Qwen2.5-7B", "Qwen/Qwen3-0.6B", "meta-llama/Llama-2-70b-h
 def few_models_and_no_rates(tmp_path, monkeypatch):
     """Keeps the table to a few models, so that it is made quickly."""
     monkeypatch.setenv("RAMSTREAM_CACHE", str(tmp_path / "cache"))
-    for file in ("model_table", "offers"):
+    for file in ("model_table", "fitting_machines"):
         monkeypatch.setattr(
             f"engine.planning.fit.{file}.catalog", lambda: tuple(map(entry_of, MODELS))
         )
@@ -191,7 +191,7 @@ def test_a_column_is_the_engine_s_table(tab):
 
 def test_a_checkpoint_that_also_reads_images_is_told_with_both_parts(tab, monkeypatch):
     vision, entry = "Qwen/Qwen2.5-VL-7B-Instruct", entry_of("Qwen/Qwen2.5-VL-7B-Instruct")
-    for file in ("model_table", "offers"):
+    for file in ("model_table", "fitting_machines"):
         monkeypatch.setattr(f"engine.planning.fit.{file}.catalog", lambda: (entry,))
     counts = tab.call("hardware/column", {"machine": HERE, "timed": False}).json()["counts"]
     assert counts == {vision: {"parameters": 7615616512, "active": 7615616512, "whole": 8292166656}}

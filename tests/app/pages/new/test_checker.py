@@ -126,13 +126,13 @@ def test_without_steps_or_a_card_the_time_is_said_to_be_unknown(checker):
     assert [row["text"] for row in cpu["time"]] == ["not known yet"]
 
 
-def test_a_remedy_says_what_it_does_in_the_words_of_the_form_and_does_it(checker):
+def test_a_suggestion_says_what_it_does_in_the_words_of_the_form_and_does_it(checker):
     too_much = shown(train__steps=20_000, output__checkpoint_every=10, output__keep_checkpoints=100)
     verdict = checker.verdict(too_much)
-    assert verdict["tone"] == "bad" and verdict["help"] and 1 <= len(verdict["remedies"]) <= 3
-    for remedy in verdict["remedies"]:
-        assert not any(name in remedy["text"] for name in too_much)
-        after = checker.verdict(too_much | remedy["changes"])
+    assert verdict["tone"] == "bad" and verdict["help"] and 1 <= len(verdict["suggestions"]) <= 3
+    for suggestion in verdict["suggestions"]:
+        assert not any(name in suggestion["text"] for name in too_much)
+        after = checker.verdict(too_much | suggestion["changes"])
         assert after["can_start"] and after["tone"] != "bad"
 
 
@@ -175,7 +175,7 @@ def test_the_verdict_tells_how_a_drive_of_moments_wears(checker):
     assert not checker.verdict(shown(**job))["can_start"]
     told = checker.verdict(shown(engine__disk="/disk", **job), timed=True)
     report = _estimate(checker.calls[-1])
-    sentences = report.spill.sentences()
+    sentences = report.disk_offload.sentences()
     assert told["can_start"] and len(sentences) == 3
     assert [said for said in told["reasons"] if said in sentences] == list(sentences)
     assert any("what a drive rated for" in said for said in told["reasons"])

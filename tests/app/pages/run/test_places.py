@@ -22,7 +22,9 @@ def seen(choices: dict, device: str = "cuda", units: list[str] | None = None) ->
 
 def test_rows_say_what_lives_where_and_what_updates_it():
     homes = ("block 4", "head")
-    choices = PlanChoices(settled_units=3, resident_blocks=2, device_homes=homes, update_buffers=4)
+    choices = PlanChoices(
+        gpu_resident_units=3, blocks_kept_in_slots=2, device_updated_units=homes, update_buffers=4
+    )
     found = places(seen(choices.to_dict()))
     assert (
         found["said"] == "Embed and blocks 0 to 1 live on the GPU, blocks 2 to 7 and head in RAM."
@@ -33,8 +35,8 @@ def test_rows_say_what_lives_where_and_what_updates_it():
         ["blocks 6 to 7", "RAM", "host"],
         ["head", "RAM", "GPU"],
     ]
-    parked = places(seen(PlanChoices(parked_gradients=True).to_dict()))
-    assert parked["rows"] == [["the whole model", "RAM, gradients: GPU", "host"]]
+    on_gpu = places(seen(PlanChoices(gradients_on_gpu=True).to_dict()))
+    assert on_gpu["rows"] == [["the whole model", "RAM, gradients: GPU", "host"]]
 
 
 def test_on_a_cpu_everything_is_in_ram():
@@ -50,8 +52,12 @@ def test_a_record_of_an_earlier_version_had_no_unit_on_the_gpu():
 
 @pytest.mark.parametrize("damage", [-3, "many", None, 1e9, [1], 10**30, True])
 def test_a_damaged_record_is_read_as_far_as_it_goes(damage):
-    choices = {"settled_units": damage, "resident_blocks": damage, "device_homes": damage}
-    rows = places(seen(choices | {"parked_gradients": damage}))["rows"]
+    choices = {
+        "gpu_resident_units": damage,
+        "blocks_kept_in_slots": damage,
+        "device_updated_units": damage,
+    }
+    rows = places(seen(choices | {"gradients_on_gpu": damage}))["rows"]
     assert rows and all(isinstance(text, str) for row in rows for text in row)
 
 

@@ -136,7 +136,7 @@ def test_curves_are_given_as_csv(session):
     told = [row for row in rows if row["loss"]]
     assert [int(row["step"]) for row in told] == list(snapshot.steps.step)
     assert [float(row["loss"]) for row in told] == list(snapshot.steps.loss)
-    held_out = [float(row["held_out_loss"]) for row in rows if row["held_out_loss"]]
+    held_out = [float(row["validation_loss"]) for row in rows if row["validation_loss"]]
     assert held_out == list(snapshot.evals.loss) and held_out
     assert get(session, "/api/runs/none/curves.csv").status_code == 404
 

@@ -29,11 +29,11 @@ from tests.support.synthetic_run import records, span
 
 ROWS = [Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, Lane.UPDATE, Lane.D2H, Lane.STATES_OUT, Lane.HOST]
 ROW_WORDS = ["H2D", "States in", "Compute", "Update", "D2H", "States out", "Host"]
-PARKED = {Lane.GRADIENTS_OUT}
-"""It has ops only in plans whose gradients are parked."""
+ON_GPU = {Lane.GRADIENTS_OUT}
+"""It has ops only in plans whose gradients are kept on the GPU."""
 DISK = set(DISK_LANES)
 """They have ops only in plans with moments on the disk."""
-RANKS = {Lane.EXCHANGE}
+RANKS = {Lane.COLLECTIVE}
 """It has ops only in plans of several ranks."""
 STATES_OPS = ("fetch_states", "fetch_gradient", "offload_weights", "offload_states")
 
@@ -51,7 +51,7 @@ def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2, **others):
     numel = dict.fromkeys(["embed", *names, "head"], 1000) | {"embed": 2500}
     choices = PlanChoices(
         micro_batches=micro_batches,
-        device_homes=homes,
+        device_updated_units=homes,
         update_buffers=2,
         **others,
     )
@@ -72,7 +72,7 @@ def test_every_lane_with_spans_has_a_row(step):
     figure = timeline_figure(step)
     go.Figure(figure)
     json.dumps(figure, allow_nan=False)
-    assert set(ROWS) | PARKED | DISK | RANKS == set(Lane) == set(LANE_WORDS)
+    assert set(ROWS) | ON_GPU | DISK | RANKS == set(Lane) == set(LANE_WORDS)
     assert [trace["name"] for trace in figure["data"]] == [*ROWS, "waiting"]
     assert (
         figure["layout"]["yaxis"]["categoryarray"] == ROW_WORDS[::-1]
@@ -82,7 +82,12 @@ def test_every_lane_with_spans_has_a_row(step):
 
 
 @pytest.mark.parametrize(
-    "there", [dict(spilled_units=2), dict(spilled_boundaries=3, host_boundaries=True)], ids=str
+    "there",
+    [
+        dict(disk_offloaded_units=2),
+        dict(disk_offloaded_block_inputs=3, offloaded_block_inputs=True),
+    ],
+    ids=str,
 )
 def test_the_disk_has_rows_where_something_is_there(there):
     timeline = StepTimeline(step=1, spans=spans_of((), **there))
@@ -98,7 +103,7 @@ def test_ranks_have_a_row_for_what_they_exchange():
     rows = figure["layout"]["yaxis"]["categoryarray"][::-1]
     assert rows == ["H2D", "Compute", "D2H", "Host", "Exchange"]
     assert "Between GPUs" in [entry["label"] for entry in timeline_legend(timeline)]
-    assert all(trace["x"] for trace in figure["data"] if trace["name"] == Lane.EXCHANGE)
+    assert all(trace["x"] for trace in figure["data"] if trace["name"] == Lane.COLLECTIVE)
 
 
 def test_lanes_without_spans_have_no_row():
@@ -173,8 +178,8 @@ def test_ops_are_named_in_words(step):
         "updated weights out",
         "optimizer states out",
     }
-    assert said[Lane.HOST][-1] == "step: everything updated is home"
-    assert {*STATES_OPS, "device_update", "home"} <= set(OP_WORDS)
+    assert said[Lane.HOST][-1] == "step: everything updated is on the host"
+    assert {*STATES_OPS, "device_update", "optimizer_step"} <= set(OP_WORDS)
 
 
 def test_the_sentence_counts_compute_alone():

@@ -21,8 +21,8 @@ from engine.runs.record.events import ExactMatchMeasured, RunEnded
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
 from engine.runs.record.snapshot import RunSnapshot
-from engine.runs.summaries.glance import Sparkline, read_sparkline
 from engine.runs.summaries.listing import summarize
+from engine.runs.summaries.sparkline import Sparkline, read_sparkline
 from engine.training.checkpoints.saved_on_disk import SavedSteps
 from tests.app.verdict.made_runs import CONFIG
 from tests.support.recorded_runs import read

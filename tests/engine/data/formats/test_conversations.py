@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.data.formats.example import Conversation, Pair
 from engine.data.tokens.encode import Encoder
-from engine.data.tokens.render import Skipped
+from engine.data.tokens.render import RejectedExample
 from engine.data.tokens.rendered import Handling
 from tests.support import references as reference
 from tests.support.references import FAMILIES
@@ -92,17 +92,17 @@ def check(family: str, conversation: Conversation, max_seq_len: int) -> None:
     (found,) = Encoder(tokenizer, Handling(), max_seq_len).encode([conversation])
     wanted = expected(chosen, conversation.messages, conversation.tools)
     if wanted.refused:
-        assert isinstance(found, Skipped) and wanted.refused in found.reason
+        assert isinstance(found, RejectedExample) and wanted.refused in found.reason
         return
     ((parts, answers),) = wanted.documents
-    ids, trained = tokens(chosen, tokenizer, parts, answers)
-    if not any(trained[:max_seq_len]):
-        assert isinstance(found, Skipped)
+    ids, loss_mask = tokens(chosen, tokenizer, parts, answers)
+    if not any(loss_mask[:max_seq_len]):
+        assert isinstance(found, RejectedExample)
         return
-    assert not isinstance(found, Skipped), found
+    assert not isinstance(found, RejectedExample), found
     (document,) = found.documents
     assert document.ids.tolist() == ids[:max_seq_len]
-    assert document.trained.tolist() == trained[:max_seq_len]
+    assert document.loss_mask.tolist() == loss_mask[:max_seq_len]
     assert document.length == len(ids)
     special = set(tokenizer.convert_tokens_to_ids(list(FAMILIES[family].special)))
     written = [
@@ -228,4 +228,4 @@ def test_characters_that_stand_in_for_special_tokens_are_refused_and_counted():
     encoder = Encoder(made("llama3"), Handling(), 100)
     turns = [{"role": "user", "content": "\U00108000"}, {"role": "assistant", "content": "a"}]
     (found,) = encoder.encode([Conversation(turns)])
-    assert isinstance(found, Skipped) and "private-use characters" in found.reason
+    assert isinstance(found, RejectedExample) and "private-use characters" in found.reason

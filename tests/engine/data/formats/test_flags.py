@@ -50,8 +50,8 @@ def config(path, rows, **values):
     return DataConfig(source=str(path), **settings)
 
 
-def trained(found, tokenizer):
-    return tokenizer.decode(found.train.ids[found.train.trained].tolist())
+def loss_mask(found, tokenizer):
+    return tokenizer.decode(found.train.ids[found.train.loss_mask].tolist())
 
 
 SWITCHES = (
@@ -79,7 +79,7 @@ TRAINED = [
 def test_a_flag_of_each_program_leaves_out_the_bad_answer_alone(tmp_path, tokenizer):
     rows = [{"messages": chat({key: value})} for key, value in UNTRAINED]
     found = prepare_data(config(tmp_path / "a.jsonl", rows), tokenizer, 1)
-    assert trained(found, tokenizer) == f"{GOOD}{END}" * len(UNTRAINED)
+    assert loss_mask(found, tokenizer) == f"{GOOD}{END}" * len(UNTRAINED)
     plain = tokenizer.apply_chat_template(chat())["input_ids"]
     assert found.train.ids.tolist() == plain * len(UNTRAINED)  # and the keys are gone
 
@@ -87,7 +87,7 @@ def test_a_flag_of_each_program_leaves_out_the_bad_answer_alone(tmp_path, tokeni
 def test_a_flag_that_says_that_an_answer_is_trained_changes_nothing(tmp_path, tokenizer):
     rows = [{"messages": chat({key: value}, {key: value})} for key, value in TRAINED]
     found = prepare_data(config(tmp_path / "a.jsonl", rows), tokenizer, 1)
-    assert trained(found, tokenizer) == f"{BAD}{END}{GOOD}{END}" * len(TRAINED)
+    assert loss_mask(found, tokenizer) == f"{BAD}{END}{GOOD}{END}" * len(TRAINED)
 
 
 FILES = {
@@ -130,7 +130,7 @@ FILES = {
 @pytest.mark.parametrize("program", FILES)
 def test_the_bad_answer_of_each_program_is_not_trained(tmp_path, tokenizer, program):
     found = prepare_data(config(tmp_path / "a.jsonl", [FILES[program]]), tokenizer, 1)
-    assert trained(found, tokenizer) == f"{GOOD}{END}"
+    assert loss_mask(found, tokenizer) == f"{GOOD}{END}"
     assert found.train.ids.tolist() == tokenizer.apply_chat_template(chat())["input_ids"]
     assert not found.summary["unused_columns"]
 
@@ -314,7 +314,7 @@ def test_a_key_that_may_be_a_flag_must_be_confirmed_once(tmp_path, tokenizer, na
     found = prepare_data(confirmed, tokenizer, 1)
     expected = prepare_data(config(tmp_path / "c.jsonl", [plain]), tokenizer, 1)
     assert found.train.ids.tolist() == expected.train.ids.tolist()
-    assert found.train.trained.tolist() == expected.train.trained.tolist()
+    assert found.train.loss_mask.tolist() == expected.train.loss_mask.tolist()
     assert preview(confirmed, tokenizer)["rows"]
 
 

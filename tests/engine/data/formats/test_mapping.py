@@ -41,7 +41,7 @@ def config(path, **changes):
     )
 
 
-def trained(shown):
+def loss_mask(shown):
     return [
         "".join(
             piece["text"] for document in row["documents"] for piece in document if piece["trained"]
@@ -59,7 +59,7 @@ def test_named_columns_train_what_usual_names_would(tmp_path, tokenizer):
     found = prepare_data(config(write(tmp_path / "odd.jsonl", ODD), columns=NAMED), tokenizer, 1)
     expected = prepare_data(config(write(tmp_path / "usual.jsonl", usual)), tokenizer, 1)
     assert found.train.ids.tolist() == expected.train.ids.tolist()
-    assert found.train.trained.tolist() == expected.train.trained.tolist()
+    assert found.train.loss_mask.tolist() == expected.train.loss_mask.tolist()
     assert found.summary["unused_columns"] == ["nr"] and not found.summary["format_detected"]
 
 
@@ -142,7 +142,7 @@ def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, to
         "name": "odd.jsonl",
         "format": "auto",
     }
-    assert any("an hello" in text for text in trained(shown))
+    assert any("an hello" in text for text in loss_mask(shown))
 
     told = [sources[0], sources[1] | {"columns": mapping["chosen"]}]
     mapping = preview(preset(source=told).data, tokenizer)["mapping"]
@@ -248,7 +248,7 @@ def test_a_guess_is_shown_with_its_tokens_and_what_a_run_would_say(tmp_path, tok
         "data.columns.text is body, but odd.csv has the columns nr, "
     )
     assert mapping["columns"][1] == {"name": "Frage", "example": "hello"}
-    assert "an hello" in trained(shown)[0] and "hello" not in trained(shown)[0].replace(
+    assert "an hello" in loss_mask(shown)[0] and "hello" not in loss_mask(shown)[0].replace(
         "an hello", ""
     )
     with pytest.raises(DataError, match="fit no known format"):

@@ -7,7 +7,7 @@ from collections import UserDict
 import pytest
 import torch
 
-from engine.model.blocks.hidden_layout import StateForm
+from engine.model.blocks.hidden_layout import HiddenLayout
 from engine.model.blocks.pytree_paths import mapped, places_in, replaced, tensors_of, value_at
 
 pytestmark = pytest.mark.computing
@@ -31,7 +31,7 @@ def test_values_have_places_and_copies_share_what_has_not_changed():
     "shape_of", [lambda b, t: (4, b, t, 8), lambda b, t: (b, t, 4, 8), lambda b, t: (b, 2, t)]
 )
 def test_a_state_of_any_shape_is_flat_and_back(shape_of):
-    form = StateForm.between(shape_of(1, 2), shape_of(3, 5), (3, 5))
+    form = HiddenLayout.between(shape_of(1, 2), shape_of(3, 5), (3, 5))
     state = torch.randn(shape_of(3, 5))
     flat = form.flat(state)
     assert flat.shape == (3, 5, form.width)
@@ -47,4 +47,4 @@ def test_a_state_of_any_shape_is_flat_and_back(shape_of):
 )
 def test_shapes_that_do_not_tell_have_no_form(one, other):
     """XLNet has tokens in front of the rows."""
-    assert StateForm.between(one, other, (3, 5)) is None
+    assert HiddenLayout.between(one, other, (3, 5)) is None

@@ -39,11 +39,13 @@ pytestmark = pytest.mark.computing
 
 BASE = PlanChoices(micro_batches=2)
 PLANS = {
-    "all kept, one slot": dict(kept_blocks=4, slots=1),
-    "host boundaries": dict(host_boundaries=True),
-    "pairs": dict(boundary_blocks=2),
-    "all live on the device": dict(settled_units=6),
-    "parked gradients": dict(parked_gradients=True, device_homes=("embed",), update_buffers=1),
+    "all kept, one slot": dict(blocks_without_recompute=4, slots=1),
+    "block inputs on the host": dict(offloaded_block_inputs=True),
+    "pairs": dict(blocks_per_saved_input=2),
+    "all live on the device": dict(gpu_resident_units=6),
+    "gradients on the GPU": dict(
+        gradients_on_gpu=True, device_updated_units=("embed",), update_buffers=1
+    ),
 }
 
 
@@ -159,8 +161,8 @@ def test_random_weights_are_drawn_for_what_blocks_share(llama):
 
 def test_blocks_take_only_what_they_compute_from():
     """All blocks of Zamba are given the embedded tokens, and those with attention use them."""
-    handing = build(tiny_family_config("zamba")).handing
-    assert [len(block.takes) for block in handing.blocks] == [0, 1, 0, 1]
+    cross_layer_flow = build(tiny_family_config("zamba")).cross_layer_flow
+    assert [len(block.cross_layer_inputs) for block in cross_layer_flow.blocks] == [0, 1, 0, 1]
 
 
 @pytest.mark.slow("it measures a shape")

@@ -22,10 +22,10 @@ TILES = PlanChoices(micro_batches=2, tile_tokens=10)
 SWEEP = "it sweeps over families; a plain run compares a module and adapters"
 FAMILIES = ["llama", "mixtral"]
 OTHER_PLANS = {
-    "kept": dict(kept_blocks=2, resident_blocks=2),
-    "kept in one slot": dict(kept_blocks=3, slots=2),
-    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
-    "in pairs": dict(boundary_blocks=2, host_boundaries=True),
+    "kept": dict(blocks_without_recompute=2, blocks_kept_in_slots=2),
+    "kept in one slot": dict(blocks_without_recompute=3, slots=2),
+    "block inputs on the host": dict(offloaded_block_inputs=True, block_input_rings=1),
+    "in pairs": dict(blocks_per_saved_input=2, offloaded_block_inputs=True),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.folders import make_model
-from tests.support.poured import poured  # noqa: F401  a fixture
+from tests.support.streamed_weights import poured  # noqa: F401  a fixture
 
 
 @pytest.fixture(scope="module")

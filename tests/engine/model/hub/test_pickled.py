@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelError
-from engine.model.hub.tensor_files import read_tensor, reading_dtype, stored_in
+from engine.model.hub.tensor_files import read_tensor, reading_dtype, tensors_in
 from engine.model.hub.torch_pickle import open_pickled
 from engine.training.weights.weights import load_pretrained
 from tests.support.checkpoints_of_families import save_family
@@ -99,7 +99,7 @@ def test_what_a_file_holds_is_told_alike_for_both_forms(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     write_pickled(tmp_path, tensors)
     both = [
-        {name: (each.dtype, each.bytes) for name, each in stored_in(tmp_path / file).items()}
+        {name: (each.dtype, each.bytes) for name, each in tensors_in(tmp_path / file).items()}
         for file in ("model.safetensors", "pytorch_model.bin")
     ]
     assert both[0] == both[1] == {"a": ("F16", 30), "b": ("F32", 28)}

@@ -15,7 +15,7 @@ from engine.model.build.measure_shape import shape_of
 from engine.model.build.pretrained_files import load_config
 from engine.model.build.shape_of_run import shape_of_run
 from engine.planning.fit.report import estimate
-from engine.planning.shape.quantization import Method
+from engine.planning.shape.quantized_weights import Method
 from engine.planning.shape.shape_cache import keep_shape, kept_shape
 from engine.runs.record.events import FitReported, LogLine
 from engine.training.loop.run import Run
@@ -106,20 +106,20 @@ def dequantised_by_transformers(source: Path, folder: Path) -> Path:
 def test_a_run_of_quantised_weights_is_that_of_the_dequantised_ones(tmp_path, method, dtype):
     values = EXPORTED | {"model.dtype": dtype}
     source = make_quantised(tmp_path / "model", method)
-    quantised = run_of(tmp_path, **values)
+    quantized = run_of(tmp_path, **values)
     other = dequantised_by_transformers(source, tmp_path / "other")
     plain = run_of(tmp_path, **values | {"model.source": str(other)})
-    assert_equal(quantised.folder.export_path, plain.folder.export_path)
-    for run, is_said in ((quantised, True), (plain, False)):
+    assert_equal(quantized.folder.export_path, plain.folder.export_path)
+    for run, is_said in ((quantized, True), (plain, False)):
         log = "\n".join(line.text for line in events_of(run, LogLine))
         reports = [event.report for event in events_of(run, FitReported)]
         reasons = "\n".join(reports[0]["reasons"])
         for text in (log, reasons):
             assert (ON_LOADING[method] in text) == is_said
     assert "exported without quantisation" in "\n".join(
-        events_of(quantised, FitReported)[0].report["reasons"]
+        events_of(quantized, FitReported)[0].report["reasons"]
     )
-    config = json.loads((quantised.folder.export_path / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((quantized.folder.export_path / "config.json").read_text(encoding="utf-8"))
     assert "quantization_config" not in config
 
 

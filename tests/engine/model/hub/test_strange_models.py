@@ -30,7 +30,7 @@ from engine.model.build.pretrained_files import load_config, load_generation_con
 from engine.model.hub.hub_cache import cached_config, cached_weights
 from engine.model.hub.local_weights import refuse_no_model, refuse_no_weights
 from engine.model.hub.model_files import most_bytes
-from engine.model.hub.tensor_files import files_with_weights, reading_dtype, stored_in
+from engine.model.hub.tensor_files import files_with_weights, reading_dtype, tensors_in
 from engine.model.hub.torch_pickle import open_pickled
 from engine.training.weights.weights import load_pretrained
 from tests.support.folders import make_model
@@ -320,7 +320,7 @@ def test_a_header_that_cannot_be_is_told(what, model):
     assert f"{file} is no file of safetensors (" in text or f"{file} is cut off: it has" in text
     began = time.process_time()
     with pytest.raises(ValueError, match="."):
-        stored_in(file)
+        tensors_in(file)
     assert reading_dtype(model) is torch.float32
     assert time.process_time() - began < SECONDS
     if what != "the same name twice":  # the library takes the last of the two
@@ -353,7 +353,7 @@ def test_headers_of_every_type_are_read(tmp_path):
     tensors = {kind: torch.zeros(3, 5).to(getattr(torch, kind)) for kind in kinds}
     tensors |= {"none": torch.zeros(0, 4), "one": torch.zeros(())}
     save_file(tensors, file, {"format": "pt"})
-    assert {name: each.bytes for name, each in stored_in(file).items()} == {
+    assert {name: each.bytes for name, each in tensors_in(file).items()} == {
         name: tensor.nbytes for name, tensor in tensors.items()
     }
 
@@ -400,10 +400,10 @@ def test_a_cache_of_links_keeps_working(model, tmp_path, monkeypatch):
     refuse_no_weights(str(snapshot), snapshot)
     assert load_config(str(snapshot)).vocab_size > 0
     assert load_tokenizer(str(snapshot)) is not None
-    assert stored_in(snapshot / WEIGHTS)
+    assert tensors_in(snapshot / WEIGHTS)
 
 
-def reads_whole(folder: Path) -> None:
+def reads_unsharded(folder: Path) -> None:
     """A model is read from a folder, with its chat templates."""
     refuse_no_model(str(folder), folder)
     refuse_no_weights(str(folder), folder)
@@ -420,7 +420,7 @@ def with_more_templates(model: Path) -> Path:
 
 def test_a_folder_that_is_a_link_keeps_working(model, tmp_path):
     (tmp_path / "link").symlink_to(with_more_templates(model))
-    reads_whole(tmp_path / "link")
+    reads_unsharded(tmp_path / "link")
 
 
 @pytest.mark.parametrize("own", [(), ("config.json",), ("config.json", "tokenizer_config.json")])
@@ -433,7 +433,7 @@ def test_a_folder_of_links_to_another_model_keeps_working(model, tmp_path, own):
             shutil.copy(file, folder)
         else:
             (folder / file.name).symlink_to(file)
-    reads_whole(folder)
+    reads_unsharded(folder)
 
 
 def test_links_into_the_hubs_cache_keep_working(model, tmp_path):
@@ -444,7 +444,7 @@ def test_links_into_the_hubs_cache_keep_working(model, tmp_path):
         blob = blobs / name.encode().hex().ljust(digits, "0")[:digits]
         (model / name).rename(blob)
         (model / name).symlink_to(blob)
-    reads_whole(with_more_templates(model))
+    reads_unsharded(with_more_templates(model))
 
 
 def test_other_files_of_any_size_may_lie_beside_a_model(model):

@@ -26,11 +26,13 @@ TRAINED = {
 }
 DROPPING = Adapters(rank=4, dropout=0.3)
 PLANS = {
-    "parked": dict(parked_gradients=True),
-    "kept": dict(kept_blocks=1, slots=3, prefetch_depth=2),
-    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
-    "shared outer slot, rounds": dict(shared_outer_slot=True, rounds=2, gradient_sum="device"),
-    "resident": dict(resident_blocks=2),
+    "gradients on the GPU": dict(gradients_on_gpu=True),
+    "kept": dict(blocks_without_recompute=1, slots=3, prefetch_depth=2),
+    "block inputs on the host": dict(offloaded_block_inputs=True, block_input_rings=1),
+    "shared embed and head slot, rounds": dict(
+        shared_embed_and_head_slot=True, rounds=2, main_grad="device"
+    ),
+    "resident": dict(blocks_kept_in_slots=2),
 }
 
 
@@ -86,7 +88,7 @@ def usual():
 
 
 @pytest.mark.parametrize("name", ["adapters", "some adapters"])
-@pytest.mark.parametrize("plan", slow_but(PLANS, ("parked",), PLAN_SWEEP))
+@pytest.mark.parametrize("plan", slow_but(PLANS, ("gradients on the GPU",), PLAN_SWEEP))
 def test_any_plan_gives_the_same_bits(usual, plan, name):
     found = train(2, job_of(TRAINED[name], "bfloat16"), **PLANS[plan])
     common = found.planes.keys() & usual(name).planes.keys()

@@ -38,7 +38,7 @@ def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> N
     """
     plain = plain_model(config)
     before = {name: each.detach().clone() for name, each in plain.named_parameters()}
-    choices = PlanChoices(micro_batches=2, host_boundaries=True, resident_blocks=1)
+    choices = PlanChoices(micro_batches=2, offloaded_block_inputs=True, blocks_kept_in_slots=1)
     run = streamed(plain, choices, tokens=20, config=config, parts=adapters)
     try:
         assert_allocated_as_said(run, choices, 20)
@@ -62,14 +62,14 @@ def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> N
         optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-5)
         for step in range(1, STEPS + 1):
             batches = random_batches(choices.micro_batches, 2, 10, seed=step)
-            homes = []
-            run.engine.train_step(step, batches, RATE, homes.append)
+            device_updates = []
+            run.engine.train_step(step, batches, RATE, device_updates.append)
             run.engine.drain()
             loss = plain_loss(peft, batches)
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
-            assert homes[0].loss == pytest.approx(loss.item(), rel=2e-5)
-            assert homes[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
+            assert device_updates[0].loss == pytest.approx(loss.item(), rel=2e-5)
+            assert device_updates[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
             optimizer.step()
             optimizer.zero_grad()
             for name, parameter in trained.items() if resync or step == STEPS else ():

@@ -21,14 +21,16 @@ pytestmark = pytest.mark.computing
 PLANS = {
     "one slot": dict(slots=1),
     "three slots": dict(slots=3, prefetch_depth=2),
-    "resident": dict(resident_blocks=2),
-    "kept": dict(kept_blocks=2),
-    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
-    "settled": dict(settled_units=2),
-    "all settled": dict(settled_units=5),
-    "settled apart": dict(settled_units=2, settled_apart=True, slots=3, prefetch_depth=2),
-    "parked": dict(parked_gradients=True),
-    "device homes": dict(device_homes=("block 1",), update_buffers=2),
+    "resident": dict(blocks_kept_in_slots=2),
+    "kept": dict(blocks_without_recompute=2),
+    "block inputs on the host": dict(offloaded_block_inputs=True, block_input_rings=1),
+    "GPU-resident": dict(gpu_resident_units=2),
+    "all GPU-resident": dict(gpu_resident_units=5),
+    "GPU-resident apart": dict(
+        gpu_resident_units=2, gpu_resident_apart=True, slots=3, prefetch_depth=2
+    ),
+    "gradients on the GPU": dict(gradients_on_gpu=True),
+    "device updates": dict(device_updated_units=("block 1",), update_buffers=2),
 }
 EVERYWHERE = Adapters(rank=4)
 DROPPING = Adapters(rank=4, dropout=0.3)

@@ -92,10 +92,12 @@ def test_they_have_no_dropout():
 # --------------------------------------------------------------------- plans
 
 PLANS = {
-    "resident": dict(resident_blocks=2),
-    "kept": dict(kept_blocks=2),
-    "all settled": dict(settled_units=5),
-    "parked, host boundaries": dict(parked_gradients=True, host_boundaries=True),
+    "resident": dict(blocks_kept_in_slots=2),
+    "kept": dict(blocks_without_recompute=2),
+    "all GPU-resident": dict(gpu_resident_units=5),
+    "gradients on the GPU, block inputs on the host": dict(
+        gradients_on_gpu=True, offloaded_block_inputs=True
+    ),
 }
 
 

@@ -25,14 +25,14 @@ from engine.planning.fit.device_memory import (
     size_of_device,
 )
 from engine.planning.fit.job import Job, Target
-from engine.planning.fit.planner import SETTLING_COST, SIMULATED, Planner
+from engine.planning.fit.planner import GPU_RESIDENT_COST, SIMULATED, Planner
 from engine.planning.fit.simulate_step import op_seconds, predicted_seconds
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, settled_blocks
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_blocks
+from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.simulate import simulate
-from engine.planning.schedule.validate import validate
+from engine.planning.schedule.verify_plan import verify_plan
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config, on_gpu
 from tests.support.tiny import tiny_config
@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
 
 LIMITS = (12, 16, 20, 24, 28, 32, 48, 80, 139)
 NUMEL = {unit.name: unit.numel for unit in big_shape().units}
-SIZES = PlaneSizes(NUMEL, embed_piece=big_shape().embed_piece)
+SIZES = PlaneSizes(NUMEL, embed_chunk=big_shape().embed_chunk)
 
 
 def comfortable(gib: float) -> float:
@@ -78,25 +78,29 @@ def test_memory_is_used_where_it_is_and_saved_where_it_is_not(either):
     large, middle, small = on_gpu(139), on_gpu(80), on_gpu(24)
     for chosen in (large, middle):
         c = chosen.choices
-        assert c.rounds == c.micro_batches > 1 and c.gradient_sum == "device"
-        assert c.kept_blocks == (28 if chosen is large else pytest.approx(26, abs=2))
-        assert not c.host_boundaries and chosen.host_boundary_bytes == 0
-        assert c.device_homes and c.update_buffers > 1
+        assert c.rounds == c.micro_batches > 1 and c.main_grad == "device"
+        assert c.blocks_without_recompute == (28 if chosen is large else pytest.approx(26, abs=2))
+        assert not c.offloaded_block_inputs and chosen.offloaded_input_bytes == 0
+        assert c.device_updated_units and c.update_buffers > 1
     assert large.micro_batch_size > middle.micro_batch_size
-    assert (small.choices.rounds, small.choices.gradient_sum, small.choices.kept_blocks) == (
+    assert (
+        small.choices.rounds,
+        small.choices.main_grad,
+        small.choices.blocks_without_recompute,
+    ) == (
         1,
         "vertical",
         0,
     )
-    assert small.choices.host_boundaries and small.choices.resident_blocks < 28
-    assert small.host_boundary_bytes == 28 * 148 * 1024 * 3584 * 2
+    assert small.choices.offloaded_block_inputs and small.choices.blocks_kept_in_slots < 28
+    assert small.offloaded_input_bytes == 28 * 148 * 1024 * 3584 * 2
     for gib in LIMITS:
         chosen, rows = on_gpu(gib), 148
         assert chosen.gpu_bytes <= comfortable(gib)
         assert -(-rows // chosen.micro_batch_size) == chosen.choices.micro_batches
         assert (
             chosen.choices.micro_batches % chosen.choices.rounds == 0
-            and chosen.choices.gradient_sum != "host"
+            and chosen.choices.main_grad != "host"
         )
         assert (
             chosen.choices.compiled == either
@@ -104,7 +108,7 @@ def test_memory_is_used_where_it_is_and_saved_where_it_is_not(either):
             and chosen.choices.prefetch_depth == 1
         )
         assert chosen.rounding["rounds"] == chosen.choices.rounds
-        validate(plan_of(chosen))
+        verify_plan(plan_of(chosen))
 
 
 @pytest.mark.parametrize("gib", [24, 48, 139])
@@ -116,20 +120,22 @@ def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
         (size, choices) for _, size, choices, _ in seen
     ]
     for _, size, choices, sizer in seen:
-        kept, resident = choices.kept_blocks, choices.resident_blocks
+        kept, resident = choices.blocks_without_recompute, choices.blocks_kept_in_slots
         placed = dataclasses.replace(
-            choices, device_homes=("head",) if choices.update_buffers else ()
+            choices, device_updated_units=("head",) if choices.update_buffers else ()
         )
         if kept < 28:  # what is kept comes before what stays
             assert not sizer.fits(
                 size,
-                dataclasses.replace(placed, kept_blocks=kept + 1, resident_blocks=0),
+                dataclasses.replace(
+                    placed, blocks_without_recompute=kept + 1, blocks_kept_in_slots=0
+                ),
                 sizer.memory.keeping,
             )
-        if resident < 28 - settled_blocks(28, choices):
+        if resident < 28 - gpu_resident_blocks(28, choices):
             assert not sizer.fits(
                 size,
-                dataclasses.replace(placed, resident_blocks=resident + 1),
+                dataclasses.replace(placed, blocks_kept_in_slots=resident + 1),
                 sizer.memory.keeping,
             )
 
@@ -149,11 +155,11 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
 
     ours = simulated(chosen.micro_batch_size, chosen.choices)
     assert min(seconds for seconds, *_ in seen) == pytest.approx(ours, rel=0.04)
-    spreads = {}
+    batch_splits = {}
     for _, size, choices, _ in sorted(seen, key=lambda way: way[0]):
-        spreads.setdefault((size, choices.rounds), choices)
-    for (size, _), choices in [*spreads.items()][:SIMULATED]:
-        assert ours <= 1.002 * SETTLING_COST * simulated(size, choices)
+        batch_splits.setdefault((size, choices.rounds), choices)
+    for (size, _), choices in [*batch_splits.items()][:SIMULATED]:
+        assert ours <= 1.002 * GPU_RESIDENT_COST * simulated(size, choices)
     for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0])[:25:6]:
         exact = simulated(size, choices)
         assert ours <= 1.03 * exact and 0.65 * exact < seconds < 1.02 * exact
@@ -165,9 +171,9 @@ def test_the_closed_form_counts_all_work_of_a_model_that_lives_on_the_device(rou
     choices = PlanChoices(
         micro_batches=rounds,
         rounds=rounds,
-        settled_units=30,
-        kept_blocks=28,
-        gradient_sum=GradientSum.DEVICE if rounds > 1 else GradientSum.VERTICAL,
+        gpu_resident_units=30,
+        blocks_without_recompute=28,
+        main_grad=MainGrad.DEVICE if rounds > 1 else MainGrad.VERTICAL,
         compiled=True,
     )
     exact = predicted_seconds(shape, choices, rates, micro_batch, "cuda")
@@ -182,7 +188,7 @@ def test_one_more_resident_block_would_not_have_fitted():
         sizer = Sizer(Job(big_shape(), config(), 1024), memory, chosen.choices.compiled)
         assert sizer.total(chosen.micro_batch_size, chosen.choices) == chosen.gpu_bytes
         more = dataclasses.replace(
-            chosen.choices, resident_blocks=chosen.choices.resident_blocks + 1
+            chosen.choices, blocks_kept_in_slots=chosen.choices.blocks_kept_in_slots + 1
         )
         assert sizer.fits(chosen.micro_batch_size, chosen.choices)
         assert not sizer.fits(chosen.micro_batch_size, more)
@@ -224,11 +230,11 @@ def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs
     base = PlanChoices(
         micro_batches=2,
         rounds=2,
-        gradient_sum="device",
-        kept_blocks=20,
+        main_grad="device",
+        blocks_without_recompute=20,
         update_buffers=8,
         compiled=True,
-        device_homes=("embed",),
+        device_updated_units=("embed",),
     )
     piece = 14 * max(unit.numel for unit in sizer.shape.blocks)
     activations = sizer.shape.blocks[0].compiled_activations.of(size, sizer.row_length)
@@ -239,8 +245,11 @@ def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs
             base, update_buffers=8 + spare, spare_buffers=spare, spare_blocks=lenders
         )
         assert sizer.total(size, more) == sizer.total(size, base)  # no memory of their own
-    few = dataclasses.replace(base, kept_blocks=lenders)
-    assert sizer.spare_blocks(size, dataclasses.replace(base, kept_blocks=lenders - 1), 8) is None
+    few = dataclasses.replace(base, blocks_without_recompute=lenders)
+    assert (
+        sizer.spare_blocks(size, dataclasses.replace(base, blocks_without_recompute=lenders - 1), 8)
+        is None
+    )
     all_of_it = lenders * activations // piece
     more = dataclasses.replace(
         few, update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=lenders
@@ -256,25 +265,31 @@ def test_explicit_settings_are_kept():
         engine__blocks_kept_in_slots=5,
         engine__activation_checkpointing="offload",
     ).choices
-    assert (asked.slots, asked.prefetch_depth, asked.resident_blocks) == (3, 2, 5)
-    assert asked.host_boundaries and asked.kept_blocks == 0
-    assert on_gpu(24, engine__activation_checkpointing="full").choices.host_boundaries is False
-    assert on_gpu(139, engine__activation_checkpointing="none").choices.kept_blocks == 28
+    assert (asked.slots, asked.prefetch_depth, asked.blocks_kept_in_slots) == (3, 2, 5)
+    assert asked.offloaded_block_inputs and asked.blocks_without_recompute == 0
+    assert (
+        on_gpu(24, engine__activation_checkpointing="full").choices.offloaded_block_inputs is False
+    )
+    assert (
+        on_gpu(139, engine__activation_checkpointing="none").choices.blocks_without_recompute == 28
+    )
     some = on_gpu(
         48,
         engine__activation_checkpointing="none",
         engine__blocks_kept_in_slots=0,
         engine__rounds=2,
     ).choices
-    assert some.kept_blocks > some.resident_blocks == 0  # what is kept needs no residency
+    assert (
+        some.blocks_without_recompute > some.blocks_kept_in_slots == 0
+    )  # what is kept needs no residency
     assert (
         on_gpu(
             24, engine__activation_checkpointing="none", engine__blocks_kept_in_slots=3
-        ).choices.kept_blocks
+        ).choices.blocks_without_recompute
         >= 3
     )
     nothing = on_gpu(139, engine__blocks_kept_in_slots=0).choices
-    assert (nothing.kept_blocks, nothing.resident_blocks) == (28, 0)
+    assert (nothing.blocks_without_recompute, nothing.blocks_kept_in_slots) == (28, 0)
     assert on_gpu(139, engine__gpu_memory_gib=24.0).choices == on_gpu(24).choices
     assert on_gpu(24, engine__gpu_memory_gib=139.0).choices == on_gpu(24).choices
 
@@ -293,9 +308,9 @@ def test_kernels_are_compiled_where_they_can_be_or_as_asked(compiler):
 
 
 def test_rounds_sum_on_the_device_where_they_fit():
-    assert on_gpu(139, engine__rounds=2).choices.gradient_sum == "device"
+    assert on_gpu(139, engine__rounds=2).choices.main_grad == "device"
     small = on_gpu(24, engine__rounds=2).choices
-    assert (small.rounds, small.gradient_sum, small.micro_batches % 2) == (2, "host", 0)
+    assert (small.rounds, small.main_grad, small.micro_batches % 2) == (2, "host", 0)
 
 
 @pytest.mark.parametrize("gib", [12, 24, 32, 48, 139])
@@ -309,7 +324,7 @@ def test_a_continued_session_rounds_alike_whatever_memory_it_finds(either, gib):
             Job(big_shape(), config(), 1024, kept), Target("cuda", limit * GIB, 200 * GIB)
         )
         assert again.rounding == first.rounding, limit
-        validate(plan_of(again))
+        verify_plan(plan_of(again))
         found.append(again.choices)
     assert len(set(found)) > 1
 
@@ -319,11 +334,11 @@ def test_an_optimizer_may_move_when_a_run_is_resumed():
     shape = big_shape().with_optimizer("adamw_8bit")
     settings = config(train__optimizer="adamw_8bit", train__batch_size=16)
     first = choose(Job(shape, settings, 1024), Target("cuda", 80 * GIB, 200 * GIB))
-    assert first.choices.device_homes and first.choices.settled_units
+    assert first.choices.device_updated_units and first.choices.gpu_resident_units
     kept = json.loads(json.dumps(first.rounding))
     again = choose(Job(shape, settings, 1024, kept), Target("cuda", 139 * GIB, 200 * GIB))
     assert again.rounding == first.rounding
-    assert again.choices.settled_units > first.choices.settled_units
+    assert again.choices.gpu_resident_units > first.choices.gpu_resident_units
 
 
 def test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices(compiler):
@@ -332,8 +347,8 @@ def test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices(comp
     compiler("Triton is not installed")  # nobody is asked again
     again = choose(Job(big_shape(), config(), 1024, kept), Target("cpu", None, 400 * GIB))
     assert again.rounding == kept
-    validate(plan_of(again))
-    old = {name: kept[name] for name in ("micro_batch_size", "loss_chunk", "gradient_sum")}
+    verify_plan(plan_of(again))
+    old = {name: kept[name] for name in ("micro_batch_size", "loss_chunk", "main_grad")}
     again = choose(Job(big_shape(), config(), 1024, old), Target("cuda", 48 * GIB, 200 * GIB))
     single = {"rounds": 1, "ranks": 1, "hosts": 1, "span": 1, "compiled": False, "tile_tokens": 0}
     assert again.rounding == old | single
@@ -364,10 +379,14 @@ def test_on_the_cpu_a_small_model_stays_and_keeps_its_activations():
     tiny = shape_of(build_model(tiny_config("llama"), ModelConfig(source="tiny", dtype="float32")))
     settings = config(model__dtype="float32", train__batch_size=32)
     small = choose(Job(tiny, settings, 64), Target("cpu", None, 8 * GIB))
-    assert (small.choices.resident_blocks, small.choices.kept_blocks) == (
+    assert (small.choices.blocks_kept_in_slots, small.choices.blocks_without_recompute) == (
         3,
         3,
-    ) and not small.choices.host_boundaries
+    ) and not small.choices.offloaded_block_inputs
     assert small.micro_batch_size == 32 and small.gpu_bytes < 2 * GIB
     large = choose(Job(big_shape(), config(), 1024), Target("cpu", None, 160 * GIB)).choices
-    assert (large.resident_blocks, large.kept_blocks, large.host_boundaries) == (0, 0, False)
+    assert (
+        large.blocks_kept_in_slots,
+        large.blocks_without_recompute,
+        large.offloaded_block_inputs,
+    ) == (0, 0, False)

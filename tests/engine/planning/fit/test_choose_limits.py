@@ -47,8 +47,8 @@ def test_what_cannot_fit_is_answered_with_the_leanest_choices():
     chosen = on_gpu(1)
     assert (
         chosen.micro_batch_size == 1
-        and chosen.choices.host_boundaries
-        and chosen.choices.resident_blocks == 0
+        and chosen.choices.offloaded_block_inputs
+        and chosen.choices.blocks_kept_in_slots == 0
     )
     assert chosen.gpu_bytes > GIB
 
@@ -169,17 +169,17 @@ def test_rows_beyond_a_table_of_positions_are_refused():
         choose(Job(table, config(), 65), Target("cpu", None, 8 * GIB))
 
 
-def test_boundaries_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
-    """With these rates rounds with boundaries on the host are a little faster; there is RAM for
+def test_block_inputs_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
+    """With these rates rounds with block inputs on the host are a little faster; there is RAM for
     them in one case.
     """
 
-    def boundaries(ram: int) -> int:
+    def block_inputs(ram: int) -> int:
         asked = config(train__batch_size=256, engine__gradients="host")
         target = Target("cuda", 48 * GIB, ram * GIB, QUICK)
-        return choose(Job(big_shape(), asked, 1024), target).host_boundary_bytes
+        return choose(Job(big_shape(), asked, 1024), target).offloaded_input_bytes
 
-    assert boundaries(125) <= 125 * GIB - big_shape().host_bytes
+    assert block_inputs(125) <= 125 * GIB - big_shape().host_bytes
 
 
 def test_a_way_that_fits_is_found_where_one_of_all_candidates_fits(monkeypatch):
@@ -190,7 +190,7 @@ def test_a_way_that_fits_is_found_where_one_of_all_candidates_fits(monkeypatch):
         @property
         def has_room(self) -> bool:
             has_room = super().has_room
-            usual = self.free_after_boundaries >= 0 and self.sizer.fits(*self.leanest())
+            usual = self.free_after_block_inputs >= 0 and self.sizer.fits(*self.minimum_memory())
             assert has_room == (usual or bool(self._spacious))
             found.append(has_room)
             filled.append(len(self._spacious))

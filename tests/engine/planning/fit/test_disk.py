@@ -11,7 +11,7 @@ from engine.machine.known_machines import named_machine, with_figures
 from engine.planning.fit.checkpoint_sizes import RECORD_BYTES, checkpoints_at_once, copy_bytes
 from engine.planning.fit.memory_items import MemoryItem
 from engine.planning.fit.report import FitReport, estimate
-from engine.planning.fit.requirements import SessionFacts, Verdict
+from engine.planning.fit.requirements import FitStatus, SessionFacts
 from engine.words import GIB
 from tests.support.chosen import big_shape, config
 
@@ -44,7 +44,7 @@ def test_the_kinds_take_what_their_planes_take():
         _, report = reported(1 << 50, output__checkpoint=kind)
         items = disk_items(report)
         assert items.pop(MemoryItem.CHECKPOINTS, 0) == taken and items == plain
-        copies = [i for i in report.host.items if i.kind == MemoryItem.CHECKPOINT_COPIES]
+        copies = [i for i in report.host.items if i.kind == MemoryItem.STAGING_BUFFERS]
         assert sum(i.bytes for i in copies) <= taken // 3 * 1.01 and bool(copies) == (taken > 0)
 
 
@@ -97,27 +97,29 @@ def test_copies_hold_no_more_than_the_kind_writes():
     ],
     ids=["two", "one", "one alone", "weights", "weights alone", "export"],
 )
-def test_a_small_disk_has_a_remedy_that_loses_little(disk, changes):
+def test_a_small_disk_has_a_suggestion_that_loses_little(disk, changes):
     disk += 2 * RECORD_BYTES
     asked, report = reported(disk)
-    assert report.verdict == Verdict.DOES_NOT_FIT
+    assert report.verdict == FitStatus.DOES_NOT_FIT
     assert not any("No change of settings" in reason for reason in report.reasons)
-    assert report.remedies[0].changes == changes, [r.text for r in report.remedies]
-    for remedy in report.remedies:
-        after = estimate(asked.with_values(remedy.changes), replace(MACHINE, disk_free=disk), SHAPE)
-        assert after.verdict != Verdict.DOES_NOT_FIT and after.disk.total <= disk
+    assert report.suggestions[0].changes == changes, [r.text for r in report.suggestions]
+    for suggestion in report.suggestions:
+        after = estimate(
+            asked.with_values(suggestion.changes), replace(MACHINE, disk_free=disk), SHAPE
+        )
+        assert after.verdict != FitStatus.DOES_NOT_FIT and after.disk.total <= disk
 
 
 def test_a_run_without_an_export_gets_one_in_place_of_checkpoints():
     _, report = reported(EXPORT + 2 * RECORD_BYTES, output__export=False)
     wanted = {"output.checkpoint": "none", "output.export": True}
-    assert [remedy.changes for remedy in report.remedies] == [wanted]
-    assert "nothing of a run that stops is kept" in report.remedies[0].text
+    assert [suggestion.changes for suggestion in report.suggestions] == [wanted]
+    assert "nothing of a run that stops is kept" in report.suggestions[0].text
 
 
-def test_a_disk_for_nothing_has_no_remedy():
+def test_a_disk_for_nothing_has_no_suggestion():
     _, report = reported(EXPORT // 2)
-    assert not report.remedies and any("No change of settings" in r for r in report.reasons)
+    assert not report.suggestions and any("No change of settings" in r for r in report.reasons)
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
@@ -125,10 +127,10 @@ def test_the_checkpoint_of_an_earlier_session_counts():
     """A disk for one checkpoint does not hold the next one beside that of the session before."""
     disk = FULL + EXPORT + GIB
     values = {"output__checkpoint_every": 0}
-    assert reported(disk, **values)[1].verdict != Verdict.DOES_NOT_FIT
+    assert reported(disk, **values)[1].verdict != FitStatus.DOES_NOT_FIT
     _, resumed = reported(disk, before=1, **values)
-    assert resumed.verdict == Verdict.DOES_NOT_FIT
-    assert resumed.remedies[0].changes["output.checkpoint"] == "weights"
+    assert resumed.verdict == FitStatus.DOES_NOT_FIT
+    assert resumed.suggestions[0].changes["output.checkpoint"] == "weights"
 
 
 @pytest.mark.parametrize(
@@ -153,12 +155,12 @@ def test_a_disk_without_room_for_the_best_weights_only_costs_these():
     rest = 3 * FULL + EXPORT + RECORD_BYTES
     _, report = reported(rest + 2 * WEIGHTS - 1, output__eval_every=10)
     assert MemoryItem.BEST not in disk_items(report) and report.disk.total == rest
-    assert report.verdict != Verdict.DOES_NOT_FIT
+    assert report.verdict != FitStatus.DOES_NOT_FIT
     said = [reason for reason in report.reasons if "no room for the best weights" in reason]
     assert len(said) == 1 and "the weights of the last step are exported" in said[0]
     _, whole = reported(rest + 2 * WEIGHTS, output__eval_every=10)
     assert whole.disk.total == rest + 2 * WEIGHTS
     # It fits only just, so the report offers to leave them out.
-    offered = [remedy.changes for remedy in whole.remedies]
-    assert {"output.keep_best": "none"} in offered or whole.verdict == Verdict.FITS
+    offered = [suggestion.changes for suggestion in whole.suggestions]
+    assert {"output.keep_best": "none"} in offered or whole.verdict == FitStatus.FITS
     assert not any("best weights (" in reason for reason in whole.reasons)

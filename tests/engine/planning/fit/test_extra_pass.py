@@ -11,7 +11,7 @@ import pytest
 from engine.machine.several_gpus import named_with_several
 from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.job import Job, Target
-from engine.planning.fit.requirements import needs_of
+from engine.planning.fit.requirements import requirements_of
 from engine.planning.fit.simulate_step import (
     op_seconds,
     predicted_pass,
@@ -30,10 +30,10 @@ pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
 
 KTO = {"train__objective": "kto"}
 PLANS = {
-    "usual": dict(host_boundaries=True),
-    "rounds": dict(rounds=2, gradient_sum="device"),
+    "usual": dict(offloaded_block_inputs=True),
+    "rounds": dict(rounds=2, main_grad="device"),
     "on the CPU": dict(),
-    "two GPUs": dict(ranks=2, whole_reads=True),
+    "two GPUs": dict(ranks=2, unsharded_reads=True),
     "two hosts": dict(ranks=2, span=2),
 }
 
@@ -83,7 +83,7 @@ def test_a_report_and_the_step_of_a_run_count_it(gpus):
     machine = named_with_several(f"{gpus} x H100 SXM" if gpus > 1 else "H100 SXM", 512)
     values = {"engine__gpus": gpus, "engine__states": "host", "train__batch_size": 32}
     asked = config(**KTO | values)
-    kto = needs_of(asked, machine, big_shape())
+    kto = requirements_of(asked, machine, big_shape())
     chosen, rates = kto.chosen, kto._facts.rates
     without = replace(kto.micro_batch, has_pass=False)
     before = predicted_pass(big_shape(), chosen.choices, rates, without, "cuda")

@@ -9,7 +9,7 @@ from engine.machine.known_machines import named_machine
 from engine.planning.fit.memory_items import MemoryItem, PartName
 from engine.planning.fit.model_table import cell
 from engine.planning.fit.report import estimate
-from engine.planning.fit.requirements import SessionFacts, Verdict, needs_of
+from engine.planning.fit.requirements import FitStatus, SessionFacts, requirements_of
 from engine.planning.shape.catalog import catalog, entry_of
 from engine.planning.shape.read_ahead import most_read_ahead_bytes, read_ahead_numel
 from engine.words import GIB, in_gib
@@ -46,8 +46,8 @@ def test_the_item_is_what_loading_takes_beyond_training():
     """Planes of a model in bf16 take 14 bytes a parameter, those of its weights 4."""
     shape = entry_of("meta-llama/Llama-3.1-8B").shape()
     config = CONFIG.with_values({"engine.states": "host"})
-    needs = needs_of(config, named_machine("H200", 256), shape)
-    items = {item.kind: item for item in needs.parts[PartName.HOST].items}
+    requirements = requirements_of(config, named_machine("H200", 256), shape)
+    items = {item.kind: item for item in requirements.parts[PartName.HOST].items}
     planes = shape.plane_bytes()
     ahead = most_read_ahead_bytes(shape.read_ahead_numel)
     item = items[MemoryItem.LOADING_PEAK]
@@ -62,4 +62,4 @@ def test_the_item_is_what_loading_takes_beyond_training():
 def test_models_of_8b_train_on_a_desktop_with_64_gb(model):
     shape = entry_of(model).shape()
     found = cell(CONFIG, shape, named_machine("RTX 4090"), timed=False, any_optimizer=True)
-    assert found.verdict != Verdict.DOES_NOT_FIT and found.optimizer == "adamw_8bit"
+    assert found.verdict != FitStatus.DOES_NOT_FIT and found.optimizer == "adamw_8bit"

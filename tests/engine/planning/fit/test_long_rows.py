@@ -85,18 +85,18 @@ def test_rows_that_are_not_long_have_no_tiles():
 def test_the_report_counts_what_a_block_in_tiles_takes():
     length, hidden = 131_072, 131_072 * 3584 * 2
     chosen = planned(with_tiles(), length, 23)
-    assert chosen.choices.kept_blocks == 0
+    assert chosen.choices.blocks_without_recompute == 0
     found = items(chosen)
     inside = 52336 * length + 234496 * 16_384 + 1086324736
     assert found[MemoryItem.WORKING_SET] == inside == TILED.peak_bytes(length, 16_384)
     outside = 83056 * length + 433069056
     assert TILED.peak_bytes(length, 4_096) == outside < inside
-    assert found[MemoryItem.BOUNDARY_RINGS] == 2 * hidden
+    assert found[MemoryItem.BLOCK_INPUT_RINGS] == 2 * hidden
     assert found[MemoryItem.HIDDEN_STATES] == hidden
     (working,) = [each for each in chosen.gpu_items if each.kind == MemoryItem.WORKING_SET]
     assert working.note == "backward of one block on 131,072 tokens, in tiles of 16,384"
     roomy = planned(with_tiles(), 524_288, 140)
-    kept = roomy.choices.kept_blocks
+    kept = roomy.choices.blocks_without_recompute
     assert kept > 0
     of_block = TILED.kept_bytes(524_288) + 4 * hidden  # with its input
     assert items(roomy)[MemoryItem.KEPT_ACTIVATIONS] == kept * of_block
@@ -110,9 +110,9 @@ def test_ram_that_is_free_keeps_what_attention_returned():
     assert 0 < counts[0] < counts[1] < counts[2]
     for chosen, count in zip(found, counts):
         hidden, room = length * 3584 * 2, attention_room(of_token, length)
-        boundaries = 28 - chosen.choices.kept_blocks
-        assert chosen.host_boundary_bytes == boundaries * hidden + count * room
-        assert items(chosen)[MemoryItem.BOUNDARY_RINGS] == 2 * (hidden + room)
+        block_inputs = 28 - chosen.choices.blocks_without_recompute
+        assert chosen.offloaded_input_bytes == block_inputs * hidden + count * room
+        assert items(chosen)[MemoryItem.BLOCK_INPUT_RINGS] == 2 * (hidden + room)
         assert chosen.gpu_bytes <= 140 * GIB
     seconds = [seconds_of(each) for each in found]
     shorter = QUICK.attention * (seconds[0] - seconds[2]) / (counts[2] - counts[0])
@@ -132,17 +132,17 @@ def seconds_of(chosen) -> float:
     "changes",
     [
         dict(attention_blocks=5),
-        dict(attention_blocks=4, kept_blocks=1),
-        dict(host_boundaries=False),
+        dict(attention_blocks=4, blocks_without_recompute=1),
+        dict(offloaded_block_inputs=False),
         dict(tile_tokens=0),
         dict(attention_bytes=0),
-        dict(spilled_boundaries=1),
-        dict(boundary_blocks=2),
+        dict(disk_offloaded_block_inputs=1),
+        dict(blocks_per_saved_input=2),
     ],
 )
 def test_attention_that_cannot_be_kept_is_refused(changes):
     choices = PlanChoices(
-        host_boundaries=True, tile_tokens=16_384, attention_blocks=2, attention_bytes=7280
+        offloaded_block_inputs=True, tile_tokens=16_384, attention_blocks=2, attention_bytes=7280
     )
     blocks = [f"block {number}" for number in range(4)]
     assert build_step_plan(blocks, False, choices).with_attention == ("block 2", "block 3")

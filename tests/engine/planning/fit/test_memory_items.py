@@ -16,7 +16,7 @@ from engine.planning.fit.predictions import predictions
 from engine.planning.fit.report import _breaking, estimate
 from engine.planning.fit.requirements import TRACKERS_BYTES, Part, SessionFacts
 from engine.planning.layout.layout import PLANE_ITEM_BYTES, PLANES, WEIGHT_PLANES
-from engine.training.loop.memory_shortage import GpuFigures, HostFigures, gpu_shares, host_shares
+from engine.training.loop.oom_report import GpuFigures, HostFigures, gpu_shares, host_shares
 from engine.words import GIB
 from tests.support.chosen import big_shape, config
 
@@ -32,8 +32,8 @@ HOST = (
     "grad",
     "Gradient ring",
     "Moments in transit",
-    "Boundaries on the host",
-    "Boundaries in transit",
+    "Block inputs on the host",
+    "Block inputs in transit",
     "Tokenised data",
     "Loading peak",
     "Checkpoint copies",
@@ -46,10 +46,10 @@ DEVICE = (
     "Units that live on the GPU",
     "Gradient sums",
     "Gradient staging",
-    "Parked gradients",
+    "Gradients kept on the GPU",
     "Optimizer states",
-    "Boundary rings",
-    "Boundaries",
+    "Block input rings",
+    "Block inputs",
     "Hidden states",
     "Rotary embeddings",
     "Kept activations",
@@ -65,7 +65,7 @@ DISK = (
     "Export",
     "Record",
     "Moments on the disk",
-    "Boundaries on the disk",
+    "Block inputs on the disk",
 )
 NAMES = HOST + DEVICE + DISK
 OVERHEAD = (
@@ -86,9 +86,9 @@ COLORS = {
     "Gradient ring": ORANGE,
     "Moments in transit": VIOLET,
     "Moments on the disk": VIOLET,
-    "Boundaries on the host": AMBER,
-    "Boundaries in transit": AMBER,
-    "Boundaries on the disk": AMBER,
+    "Block inputs on the host": AMBER,
+    "Block inputs in transit": AMBER,
+    "Block inputs on the disk": AMBER,
     "Loading peak": PINK,
     "Checkpoint copies": BLUE,
     "Resident blocks": BLUE,
@@ -96,10 +96,10 @@ COLORS = {
     "Block slots": TEAL,
     "Embed and head slots": PINK,
     "Gradient sums": ORANGE,
-    "Parked gradients": GREEN,
+    "Gradients kept on the GPU": GREEN,
     "Optimizer states": VIOLET,
     "Kept activations": AMBER,
-    "Boundaries": AMBER,
+    "Block inputs": AMBER,
     "Working set": GREEN,
     "Best weights": TEAL,
     "Checkpoints": BLUE,
@@ -139,8 +139,8 @@ def test_a_prediction_leaves_out_what_is_set_aside_and_what_is_only_there_while_
         "grad",
         "Gradient ring",
         "Moments in transit",
-        "Boundaries on the host",
-        "Boundaries in transit",
+        "Block inputs on the host",
+        "Block inputs in transit",
         "Loading peak",
     }
 
@@ -158,7 +158,7 @@ def test_loading_that_takes_no_more_than_training_is_the_weights_and_what_is_rea
     assert found["loading_peak_bytes"] == drawn + (copy << 16)
 
 
-def test_shares_of_the_host_are_of_planes_boundaries_data_and_the_rest():
+def test_shares_of_the_host_are_of_planes_block_inputs_data_and_the_rest():
     names = HOST + DEVICE
     found = {
         share.name: share.planned
@@ -168,15 +168,15 @@ def test_shares_of_the_host_are_of_planes_boundaries_data_and_the_rest():
     assert in_sum(found["planes"], names) == planes and in_sum(found["data"], names) == {
         "Tokenised data"
     }
-    assert in_sum(found["boundaries"], names) == {
-        "Boundaries on the host",
-        "Boundaries in transit",
+    assert in_sum(found["block inputs"], names) == {
+        "Block inputs on the host",
+        "Block inputs in transit",
     }
     assert in_sum(found["checkpoint copies"], names) == {"Checkpoint copies"}
     assert in_sum(found["the rest of it"], names) == set(names) - planes - {
         "Tokenised data",
-        "Boundaries on the host",
-        "Boundaries in transit",
+        "Block inputs on the host",
+        "Block inputs in transit",
         "Checkpoint copies",
         "Margin",
         "Loading peak",
@@ -192,7 +192,8 @@ def test_shares_of_the_host_while_weights_are_read():
         )
     }
     assert (
-        in_sum(found["planes"], HOST) == {"weight_high", "weight_low"} and "boundaries" not in found
+        in_sum(found["planes"], HOST) == {"weight_high", "weight_low"}
+        and "block inputs" not in found
     )
     assert in_sum(found["the rest of it"], HOST) == {
         "Runtime",
@@ -201,8 +202,8 @@ def test_shares_of_the_host_while_weights_are_read():
         "grad",
         "Gradient ring",
         "Moments in transit",
-        "Boundaries on the host",
-        "Boundaries in transit",
+        "Block inputs on the host",
+        "Block inputs in transit",
         "Loading peak",
     }
 
@@ -211,7 +212,7 @@ def test_shares_of_the_gpu_are_of_activations_buffers_and_gaps():
     items = [item(one["name"], one["bytes"]) for one in of_powers(DEVICE)]
     activations, buffers, gaps, _ = gpu_shares(items, GpuFigures(0, 0, 0, 0, 0, 0), 0)
     assert in_sum(activations.planned, DEVICE) == {
-        "Boundaries",
+        "Block inputs",
         "Hidden states",
         "Rotary embeddings",
         "Kept activations",

@@ -9,25 +9,25 @@ import pytest
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.machine.known_machines import named_machine
+from engine.planning.fit.fitting_machines import largest_model, machines_for, smaller_models
 from engine.planning.fit.model_table import (
     HERE,
+    KEPT_ON_GPU,
     LEGEND,
     OPTIMIZERS,
     PAIRS,
-    PARKED,
     Cell,
     as_csv,
     as_details,
     as_dicts,
     cell,
-    cell_in_words,
+    cell_text,
     columns,
-    counts_in_words,
+    counts_text,
     rows_of,
 )
-from engine.planning.fit.offers import largest_model, machines_for, smaller_models
 from engine.planning.fit.report import estimate
-from engine.planning.fit.requirements import Verdict
+from engine.planning.fit.requirements import FitStatus
 from engine.planning.shape.catalog import catalog, entry_of
 from engine.words import GIB
 
@@ -56,7 +56,7 @@ def cell_with(ram_gib: int, optimizer: str | None = None) -> Cell:
 def test_any_optimizer_is_the_first_that_fits(ram_gib, optimizer):
     found = cell_with(ram_gib)
     alone = [cell_with(ram_gib, name) for name in OPTIMIZERS]
-    fitting = [each for each in alone if each.verdict != Verdict.DOES_NOT_FIT]
+    fitting = [each for each in alone if each.verdict != FitStatus.DOES_NOT_FIT]
     assert [each.optimizer for each in fitting[:1]] == ([optimizer] if optimizer else [])
     expected = fitting[0] if fitting else alone[-1]
     assert (found.optimizer, found.verdict, found.host_bytes, found.missing) == (
@@ -69,10 +69,10 @@ def test_any_optimizer_is_the_first_that_fits(ram_gib, optimizer):
 
 
 def test_a_cell_says_which_optimizer_it_is_about_where_any_is_wanted():
-    assert cell_in_words(cell_with(96)).endswith(", bf16")
-    assert cell_in_words(cell_with(160)).endswith(", fp32")
-    assert cell_in_words(cell_with(32)).endswith(" of RAM more, 8 bits")
-    assert "8 bits" not in cell_in_words(cell_with(160, "adamw_8bit"))
+    assert cell_text(cell_with(96)).endswith(", bf16")
+    assert cell_text(cell_with(160)).endswith(", fp32")
+    assert cell_text(cell_with(32)).endswith(" of RAM more, 8 bits")
+    assert "8 bits" not in cell_text(cell_with(160, "adamw_8bit"))
 
 
 def test_files_of_a_table_name_the_optimizer_of_each_cell():
@@ -90,10 +90,10 @@ def test_files_of_a_table_name_the_optimizer_of_each_cell():
 @pytest.mark.parametrize(
     ("ram_gib", "changes", "words"),
     [
-        (64, {}, "just, bf16, parked, pairs"),
+        (64, {}, "just, bf16, GPU gradients, pairs"),
         (64, {"engine.gradients": "host"}, "just, bf16, pairs"),
         (64, {"engine.gradients": "host", "engine.states": "host"}, "just, 8 bits"),
-        (64, {"train.batch_size": 8}, "just, bf16, parked"),
+        (64, {"train.batch_size": 8}, "just, bf16, GPU gradients"),
         (256, {}, "tokens/s, fp32"),
     ],
 )
@@ -103,19 +103,19 @@ def test_a_cell_of_any_optimizer_names_the_whole_way(ram_gib, changes, words):
     machine = named_machine("RTX 4090", ram_gib)
     shape = entry_of("mistralai/Mistral-7B-v0.1").shape("bfloat16")
     found = cell(config, shape, machine, any_optimizer=True)
-    assert cell_in_words(found).endswith(words)
-    assert (PARKED in found.ways, PAIRS in found.ways) == (
-        found.parked_gradients,
+    assert cell_text(found).endswith(words)
+    assert (KEPT_ON_GPU in found.ways, PAIRS in found.ways) == (
+        found.gradients_on_gpu,
         found.offload_pairs,
     )
     assert all(f"{way}: " in LEGEND for way in found.ways)
     with_optimizer = config.with_values({"train.optimizer": found.optimizer})
     report = estimate(with_optimizer, machine, shape)
-    assert found.parked_gradients == report.choices["parked_gradients"]
+    assert found.gradients_on_gpu == report.choices["gradients_on_gpu"]
     plain = cell(with_optimizer, shape, machine)
-    assert plain.ways == found.ways and "parked" not in cell_in_words(plain)
+    assert plain.ways == found.ways and "GPU gradients" not in cell_text(plain)
     untimed = cell(config, shape, machine, timed=False, any_optimizer=True)
-    assert untimed.parked_gradients is None and not untimed.ways
+    assert untimed.gradients_on_gpu is None and not untimed.ways
 
 
 def test_a_table_counts_the_models_that_fit_on_each_machine():
@@ -125,9 +125,9 @@ def test_a_table_counts_the_models_that_fit_on_each_machine():
     fitting = [0, 0, 0]
     for row in rows:
         for at, found in enumerate(row.cells):
-            fitting[at] += found.verdict != Verdict.DOES_NOT_FIT
+            fitting[at] += found.verdict != FitStatus.DOES_NOT_FIT
     here, small, large = fitting
-    assert counts_in_words(rows, shown) == (
+    assert counts_text(rows, shown) == (
         f"Of 3 models, this many fit: {HERE} {here}, RTX 4090 {small}, H200 {large}."
     )
     assert small < here
@@ -151,7 +151,7 @@ def test_smaller_moments_make_larger_models_and_smaller_machines_fit():
     _, plain = largest_model(CONFIG, machine)
     entry, found = largest_model(CONFIG, machine, any_optimizer=True)
     assert found.optimizer != "adamw" and plain.optimizer == "adamw"
-    assert cell(CONFIG, entry.shape("bfloat16"), machine).verdict == Verdict.DOES_NOT_FIT
+    assert cell(CONFIG, entry.shape("bfloat16"), machine).verdict == FitStatus.DOES_NOT_FIT
     shape = LLAMA.shape("bfloat16")
     plain_ram = {
         offer.known.name: offer.ram_gib for offer in machines_for(CONFIG, shape, timed=False)
@@ -171,12 +171,12 @@ def test_smaller_models_that_fit_are_of_the_same_kind_first():
     assert max(sizes) < shape.parameter_count
     for entry in found:
         kept = cell(CONFIG, entry.shape(), machine, timed=False)
-        assert kept.verdict != Verdict.DOES_NOT_FIT
+        assert kept.verdict != FitStatus.DOES_NOT_FIT
     # No larger one of the same kind would fit.
     same = [each.shape() for each in catalog() if each.shape().model_type == "qwen2"]
     between = [each for each in same if sizes[0] < each.parameter_count < shape.parameter_count]
     for other in between:
-        assert cell(CONFIG, other, machine, timed=False).verdict == Verdict.DOES_NOT_FIT
+        assert cell(CONFIG, other, machine, timed=False).verdict == FitStatus.DOES_NOT_FIT
 
 
 # ---------------------------------------------------------------------- adapters
@@ -193,7 +193,7 @@ def test_a_table_of_adapters_has_what_a_report_of_each_says():
     shape = LLAMA.shape(adapters=config.train.parts)
     report = estimate(config, machine, shape)
     (found,) = llama.cells
-    assert found.verdict == report.verdict != Verdict.DOES_NOT_FIT
+    assert found.verdict == report.verdict != FitStatus.DOES_NOT_FIT
     assert found.step_seconds == pytest.approx(report.time["step_seconds"], rel=0.1)
     tokens = config.train.batch_size * config.data.max_seq_len
     assert found.tokens_per_second == pytest.approx(tokens / found.step_seconds)
@@ -201,7 +201,7 @@ def test_a_table_of_adapters_has_what_a_report_of_each_says():
     assert llama.parameters == llama.active_parameters == LLAMA.shape().parameter_count
     assert llama.trained_parameters == report.model["trained_parameters"] == 41_943_040
     whole = next(rows_of(CONFIG, shown, [LLAMA], timed=False))
-    assert whole.cells[0].verdict == Verdict.DOES_NOT_FIT
+    assert whole.cells[0].verdict == FitStatus.DOES_NOT_FIT
     assert whole.trained_parameters == whole.parameters == llama.parameters
     said = as_details([llama, other]).splitlines()
     assert said[0].split("  ")[0] == "model" and " GiB" in said[1] and " s " in said[1]

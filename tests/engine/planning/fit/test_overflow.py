@@ -1,4 +1,4 @@
-"""Boundaries on the disk in plans and reports: only the overflow goes there, where that is faster
+"""Block inputs on the disk in plans and reports: only the overflow goes there, where that is faster
 than moments, and its bytes, its time and its wear are told before a run starts.
 """
 
@@ -12,9 +12,9 @@ from engine.machine.disk_rates import with_disk
 from engine.machine.known_machines import named_machine
 from engine.model.build.measure_shape import shape_of
 from engine.planning.fit.buffer_sizes import (
+    disk_offloaded_input_bytes,
     disk_rings_bytes,
-    host_boundary_bytes,
-    spilled_boundary_bytes,
+    offloaded_input_bytes,
     state_bytes,
 )
 from engine.planning.fit.choose import HOST_RESERVE_BYTES, choose, least_choices
@@ -22,14 +22,14 @@ from engine.planning.fit.cost_model import Cost, MicroBatch, step_seconds
 from engine.planning.fit.fill_memory import MemoryFiller
 from engine.planning.fit.job import Job, Target
 from engine.planning.fit.memory_items import MemoryItem, PartName
-from engine.planning.fit.optimizer_placement import wait_for_boundaries
+from engine.planning.fit.optimizer_placement import wait_for_block_inputs
 from engine.planning.fit.planner import FILLED_RESERVE_BYTES, Chosen
 from engine.planning.fit.report import estimate
-from engine.planning.fit.requirements import Needs, SessionFacts, Verdict
+from engine.planning.fit.requirements import FitStatus, Requirements, SessionFacts
 from engine.planning.fit.simulate_step import predicted_seconds
-from engine.planning.layout import spilled
+from engine.planning.layout import disk_chunks
 from engine.planning.schedule.choices import PlanChoices
-from engine.planning.schedule.ops import GradientSum, Lane
+from engine.planning.schedule.ops import Lane, MainGrad
 from engine.planning.shape.model_shape import ModelShape
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config
@@ -39,7 +39,9 @@ ENOUGH = 1 << 50
 
 
 SMALL_MOMENTS = big_shape().with_optimizer("adamw_8bit")
-"""Without boundaries on the disk, this model lacks RAM for large steps whatever its moments do."""
+"""Without block inputs on the disk, this model lacks RAM for large steps whatever its moments
+do.
+"""
 
 
 def chosen_with(
@@ -52,13 +54,13 @@ def chosen_with(
     settings = {"train__batch_size": rows, "data__max_seq_len": length}
     job = Job(shape, config(engine__disk="/disk", **settings), length)
     gpu = 79 if length > 1024 else 23
-    return choose(job, Target("cuda", gpu * GIB, round(ram * GIB), QUICK, disk), quick=True)
+    return choose(job, Target("cuda", gpu * GIB, round(ram * GIB), QUICK, disk), coarse=True)
 
 
 def ram_of(found: Chosen, length: int = 1024, shape: ModelShape = SMALL_MOMENTS) -> int:
     tokens = found.micro_batch_size * length
-    saved_block_inputs = host_boundary_bytes(shape, found.choices, tokens)
-    assert saved_block_inputs == found.host_boundary_bytes
+    saved_block_inputs = offloaded_input_bytes(shape, found.choices, tokens)
+    assert saved_block_inputs == found.offloaded_input_bytes
     return saved_block_inputs + state_bytes(shape, found.choices)
 
 
@@ -66,20 +68,20 @@ def ram_of(found: Chosen, length: int = 1024, shape: ModelShape = SMALL_MOMENTS)
 
 
 def test_nothing_goes_to_the_disk_that_fits_in_ram():
-    assert chosen_with(130, 512).choices.spilled_boundaries == 0
+    assert chosen_with(130, 512).choices.disk_offloaded_block_inputs == 0
 
 
 @pytest.mark.parametrize("ram, rows, length", [(90, 512, 1024), (70, 512, 1024), (100, 8, 1 << 17)])
 def test_the_overflow_alone_goes_to_the_disk(ram, rows, length):
     found = chosen_with(ram, rows, length)
     choices = found.choices
-    assert choices.spilled_boundaries > 0 and choices.spilled_units == 0
+    assert choices.disk_offloaded_block_inputs > 0 and choices.disk_offloaded_units == 0
     free = ram * GIB - HOST_RESERVE_BYTES
     assert ram_of(found, length) <= free
-    fewer = choices.changed(spilled_boundaries=choices.spilled_boundaries - 1)
+    fewer = choices.changed(disk_offloaded_block_inputs=choices.disk_offloaded_block_inputs - 1)
     tokens = found.micro_batch_size * length
-    more = host_boundary_bytes(SMALL_MOMENTS, fewer, tokens) + state_bytes(SMALL_MOMENTS, fewer)
-    assert more > free, "one boundary fewer would have fitted"
+    more = offloaded_input_bytes(SMALL_MOMENTS, fewer, tokens) + state_bytes(SMALL_MOMENTS, fewer)
+    assert more > free, "one block input fewer would have fitted"
 
 
 def test_less_ram_sends_more_there():
@@ -87,7 +89,7 @@ def test_less_ram_sends_more_there():
     for ram in (90, 80, 70):
         found = chosen_with(ram, 512)
         tokens = found.micro_batch_size * 1024
-        counts.append(spilled_boundary_bytes(SMALL_MOMENTS, found.choices, tokens))
+        counts.append(disk_offloaded_input_bytes(SMALL_MOMENTS, found.choices, tokens))
     assert 0 < counts[0] < counts[1] < counts[2]
 
 
@@ -96,7 +98,8 @@ def test_less_ram_sends_more_there():
     [(128, 512, 1024), (118, 512, 1024), (61, 256, 1024), (61, 16, 1024)],
 )
 def test_no_step_is_longer_than_with_moments_alone(monkeypatch, ram, rows, length):
-    """Here moments in fp32 are enough. Boundaries are taken where they make steps no longer, as far
+    """Here moments in fp32 are enough. Block inputs are taken where they make steps no longer, as
+    far
     as the closed form can tell: `choose` simulates no plan here.
     """
     rates = with_disk(QUICK, config(engine__disk="/disk"))
@@ -106,40 +109,42 @@ def test_no_step_is_longer_than_with_moments_alone(monkeypatch, ram, rows, lengt
         return predicted_seconds(big_shape(), found.choices, rates, micro_batch, "cuda")
 
     found = chosen_with(ram, rows, length, big_shape())
-    monkeypatch.setattr(MemoryFiller, "_spilled_boundaries", lambda *_: None)
-    monkeypatch.setattr(MemoryFiller, "_without_boundaries_in_ram", lambda _, candidate: candidate)
+    monkeypatch.setattr(MemoryFiller, "_disk_offloaded_block_inputs", lambda *_: None)
+    monkeypatch.setattr(
+        MemoryFiller, "_without_block_inputs_in_ram", lambda _, candidate: candidate
+    )
     alone = chosen_with(ram, rows, length, big_shape())
-    assert alone.choices.spilled_units > 0 and alone.choices.spilled_boundaries == 0
+    assert alone.choices.disk_offloaded_units > 0 and alone.choices.disk_offloaded_block_inputs == 0
     assert seconds(found) <= 1.06 * seconds(alone)
 
 
-def test_boundaries_are_taken_where_the_step_hides_them():
+def test_block_inputs_are_taken_where_the_step_hides_them():
     choices = chosen_with(160, 8, 1 << 17, big_shape()).choices
-    assert choices.spilled_boundaries > 0 and choices.spilled_units == 0
+    assert choices.disk_offloaded_block_inputs > 0 and choices.disk_offloaded_units == 0
 
 
 def test_both_go_there_where_neither_alone_is_enough():
     found = chosen_with(44, 512)
     choices = found.choices
-    assert choices.spilled_units > 0 and choices.spilled_boundaries > 0
+    assert choices.disk_offloaded_units > 0 and choices.disk_offloaded_block_inputs > 0
     assert ram_of(found) <= 44 * GIB - HOST_RESERVE_BYTES
 
 
 def test_a_disk_without_room_takes_nothing():
     for disk in (0, GIB):
         choices = chosen_with(80, 512, disk=disk).choices
-        assert choices.spilled_boundaries == choices.spilled_units == 0
+        assert choices.disk_offloaded_block_inputs == choices.disk_offloaded_units == 0
     some = chosen_with(80, 512)
-    needed = spilled_boundary_bytes(SMALL_MOMENTS, some.choices, some.micro_batch_size * 1024)
+    needed = disk_offloaded_input_bytes(SMALL_MOMENTS, some.choices, some.micro_batch_size * 1024)
     assert chosen_with(80, 512, disk=needed).choices == some.choices
 
 
-def test_the_leanest_choices_spill_nothing_that_is_on_the_device():
+def test_the_minimum_keeps_nothing_on_the_disk_that_is_on_the_device():
     job = Job(SMALL_MOMENTS, config(engine__disk="/disk", train__batch_size=512), 1024)
     found = least_choices(job, Target("cuda", 23 * GIB, 70 * GIB, QUICK, ENOUGH))
-    assert any(each.choices.spilled_boundaries for each in found)
+    assert any(each.choices.disk_offloaded_block_inputs for each in found)
     for each in found:
-        assert each.choices.host_boundaries or not each.choices.spilled_boundaries
+        assert each.choices.offloaded_block_inputs or not each.choices.disk_offloaded_block_inputs
 
 
 @pytest.mark.parametrize("pairs", [1, 2])
@@ -152,15 +157,15 @@ def test_the_closed_form_is_near_the_simulation(rounds, share, pairs):
     choices = PlanChoices(
         micro_batches=4,
         rounds=rounds,
-        host_boundaries=True,
-        gradient_sum=GradientSum.VERTICAL if rounds == 1 else GradientSum.DEVICE,
-        boundary_blocks=pairs,
-        spilled_boundaries=share * 28 // pairs,
+        offloaded_block_inputs=True,
+        main_grad=MainGrad.VERTICAL if rounds == 1 else MainGrad.DEVICE,
+        blocks_per_saved_input=pairs,
+        disk_offloaded_block_inputs=share * 28 // pairs,
         slots=4,
         prefetch_depth=3,
     )
     cost = Cost(big_shape(), rates, micro_batch, compiled=False)
-    closed = step_seconds(cost, choices, wait_for_boundaries(cost, choices))
+    closed = step_seconds(cost, choices, wait_for_block_inputs(cost, choices))
     simulated = predicted_seconds(big_shape(), choices, rates, micro_batch, "cuda")
     assert closed == pytest.approx(simulated, rel=0.12)
 
@@ -168,20 +173,20 @@ def test_the_closed_form_is_near_the_simulation(rounds, share, pairs):
 # ---------------------------------------------------------------------- bytes
 
 
-def test_boundaries_have_the_disk_alone_and_moments_share_it():
+def test_block_inputs_have_the_disk_alone_and_moments_share_it():
     rates = replace(QUICK, disk_read=1e9, disk_write=1e9, disk_read_alone=2e9, disk_write_alone=4e9)
     cost = Cost(big_shape(), rates, MicroBatch(4, 1024), True)
     size = 4 * 1024 * 3584 * 2
-    assert cost.boundaries_on_disk(Lane.READ, 3) == 3 * size / 2e9
-    assert cost.boundaries_on_disk(Lane.WRITE, 3) == 3 * size / 4e9
+    assert cost.block_inputs_on_disk(Lane.READ, 3) == 3 * size / 2e9
+    assert cost.block_inputs_on_disk(Lane.WRITE, 3) == 3 * size / 4e9
     assert cost.on_disk(Lane.READ, size) == cost.on_disk(Lane.WRITE, size) == size / 1e9
-    with_boundaries = PlanChoices(
-        micro_batches=4, host_boundaries=True, spilled_boundaries=100, compiled=True
+    with_block_inputs = PlanChoices(
+        micro_batches=4, offloaded_block_inputs=True, disk_offloaded_block_inputs=100, compiled=True
     )
     slow = replace(rates, disk_read_alone=1e9, disk_write_alone=1e9)
     shape, micro_batch = big_shape(), MicroBatch(4, 1024)
     seconds, longer = (
-        predicted_seconds(shape, with_boundaries, each, micro_batch, "cuda")
+        predicted_seconds(shape, with_block_inputs, each, micro_batch, "cuda")
         for each in (rates, slow)
     )
     assert seconds < longer
@@ -193,13 +198,16 @@ def test_the_bytes_are_the_engine_s(tmp_path, dtype, pairs):
     plain, tokens = plain_model(tiny_config("qwen3")), 24 * 7
     for count in (0, 1, 2, 4, 6 if pairs == 1 else 4):
         choices = PlanChoices(
-            micro_batches=2, host_boundaries=True, boundary_blocks=pairs, spilled_boundaries=count
+            micro_batches=2,
+            offloaded_block_inputs=True,
+            blocks_per_saved_input=pairs,
+            disk_offloaded_block_inputs=count,
         )
         run = streamed(plain, choices, dtype=dtype, disk=tmp_path, tokens=tokens)
         shape, kept = shape_of(run.model), run.engine.saved_block_inputs
-        assert run.engine.boundary_bytes == host_boundary_bytes(shape, choices, tokens)
-        assert kept.file_bytes == spilled_boundary_bytes(shape, choices, tokens)
-        rings = len(run.engine.plan.disk_rings) * spilled.whole_pages(
+        assert run.engine.block_input_bytes == offloaded_input_bytes(shape, choices, tokens)
+        assert kept.file_bytes == disk_offloaded_input_bytes(shape, choices, tokens)
+        rings = len(run.engine.plan.disk_rings) * disk_chunks.whole_pages(
             tokens * 32 * shape.item_bytes
         )
         assert disk_rings_bytes(shape, choices, tokens) == rings
@@ -220,18 +228,22 @@ def report_of(**changes):
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_a_report_offers_and_tells_what_is_on_the_disk():
     without, report = report_of(), report_of(engine__disk="/disk")
-    assert without.verdict == Verdict.DOES_NOT_FIT and without.spill is None
-    offered = without.remedies[-1]
+    assert without.verdict == FitStatus.DOES_NOT_FIT and without.disk_offload is None
+    offered = without.suggestions[-1]
     assert offered.changes == {"engine.disk": "FOLDER"}
-    assert "of boundaries on the disk, written in each step" in offered.text
-    assert report.verdict != Verdict.DOES_NOT_FIT
-    (kind,) = report.spill.kinds
-    assert kind.kind == MemoryItem.SPILLED_BOUNDARIES
-    assert report.spill.run_bytes == 1000 * report.spill.step_bytes == 1000 * kind.bytes
+    assert "of block inputs on the disk, written in each step" in offered.text
+    assert report.verdict != FitStatus.DOES_NOT_FIT
+    (kind,) = report.disk_offload.kinds
+    assert kind.kind == MemoryItem.DISK_OFFLOADED_BLOCK_INPUTS
+    assert (
+        report.disk_offload.run_bytes == 1000 * report.disk_offload.step_bytes == 1000 * kind.bytes
+    )
     items = {item.kind: item for item in report.host.items}
     assert items[MemoryItem.DISK_RINGS].bytes > 0
-    assert items[MemoryItem.HOST_BOUNDARIES].bytes > 0
-    on_disk = {item.kind: item for item in report.disk.items}[MemoryItem.SPILLED_BOUNDARIES]
+    assert items[MemoryItem.HOST_BLOCK_INPUTS].bytes > 0
+    on_disk = {item.kind: item for item in report.disk.items}[
+        MemoryItem.DISK_OFFLOADED_BLOCK_INPUTS
+    ]
     assert on_disk.bytes == kind.bytes
     assert on_disk.note == f"{kind.words}; on the disk of engine.disk"
     of_disk = next(part for part in report.pool.parts if part.name == PartName.DISK)
@@ -241,37 +253,46 @@ def test_a_report_offers_and_tells_what_is_on_the_disk():
 def test_typical_rows_wear_the_drive_less_than_full_ones():
     """Space is kept for full rows; a step writes what its rows need."""
     machine, job = named_machine("RTX 4090", 128), config(engine__disk="/disk")
-    choices = PlanChoices(micro_batches=4, host_boundaries=True, spilled_boundaries=50)
+    choices = PlanChoices(
+        micro_batches=4, offloaded_block_inputs=True, disk_offloaded_block_inputs=50
+    )
     chosen = Chosen(choices, 4, 128, (), 0)
     facts = SessionFacts(typical_length=lambda _: 256, steps=10)
-    needs = Needs(job, machine, big_shape(), replace(chosen, host_boundary_bytes=GIB), facts)
-    assert needs.spill is not None
-    (kind,) = needs.spill.kinds
+    requirements = Requirements(
+        job, machine, big_shape(), replace(chosen, offloaded_input_bytes=GIB), facts
+    )
+    assert requirements.disk_offload is not None
+    (kind,) = requirements.disk_offload.kinds
     assert kind.bytes == 50 * 4 * 1024 * 3584 * 2 == 4 * kind.step_bytes
-    assert needs.spill.run_bytes == 10 * kind.step_bytes
-    assert needs.spill.sentences()[0].startswith(
-        "50 of the 112 boundaries of a step are on the disk, in /disk: "
+    assert requirements.disk_offload.run_bytes == 10 * kind.step_bytes
+    assert requirements.disk_offload.sentences()[0].startswith(
+        "50 of the 112 block inputs of a step are on the disk, in /disk: "
     )
 
 
-def test_a_spill_of_both_kinds_tells_each():
+def test_an_offload_of_both_kinds_tells_each():
     machine = named_machine("RTX 4090", 128)
     job = config(engine__disk="/disk", train__steps=1000)
     choices = PlanChoices(
-        micro_batches=4, host_boundaries=True, spilled_boundaries=50, spilled_units=3
+        micro_batches=4,
+        offloaded_block_inputs=True,
+        disk_offloaded_block_inputs=50,
+        disk_offloaded_units=3,
     )
-    needs = Needs(job, machine, big_shape(), Chosen(choices, 4, 128, (), GIB), SessionFacts())
-    assert needs.spill is not None
-    moments, saved_block_inputs = needs.spill.kinds
-    first, second, wear, _ = needs.spill.sentences()
+    requirements = Requirements(
+        job, machine, big_shape(), Chosen(choices, 4, 128, (), GIB), SessionFacts()
+    )
+    assert requirements.disk_offload is not None
+    moments, saved_block_inputs = requirements.disk_offload.kinds
+    first, second, wear, _ = requirements.disk_offload.sentences()
     assert first.startswith("Moments of the last 2 blocks and the head are on the disk, in /disk")
-    assert second.startswith("50 of the 112 boundaries of a step are on the disk, in /disk")
-    assert needs.spill.step_bytes == moments.bytes + saved_block_inputs.bytes
-    assert f"{1000 * needs.spill.step_bytes / 1e12:,.1f} TB" in wear
-    assert "of moments and " in needs.spill.in_words
+    assert second.startswith("50 of the 112 block inputs of a step are on the disk, in /disk")
+    assert requirements.disk_offload.step_bytes == moments.bytes + saved_block_inputs.bytes
+    assert f"{1000 * requirements.disk_offload.step_bytes / 1e12:,.1f} TB" in wear
+    assert "of moments and " in requirements.disk_offload.in_words
 
 
 def test_what_is_filled_to_the_last_is_tried_before_the_disk():
     found = chosen_with(130, 512)
     ram = (ram_of(found) + HOST_RESERVE_BYTES - FILLED_RESERVE_BYTES // 2) / GIB
-    assert chosen_with(ram, 512).choices.spilled_boundaries == 0
+    assert chosen_with(ram, 512).choices.disk_offloaded_block_inputs == 0

@@ -19,16 +19,16 @@ from engine.planning.fit.pool import (
     Pool,
     held_by,
     pool_of,
-    together_in_words,
+    together_text,
     units_by_place,
-    units_in_words,
+    units_text,
 )
-from engine.planning.fit.remedies import moves_in_words
 from engine.planning.fit.report import estimate, with_times
-from engine.planning.fit.requirements import NOTHING_MORE, Needs, needs_of
+from engine.planning.fit.requirements import NOTHING_MORE, Requirements, requirements_of
+from engine.planning.fit.suggestions import moves_text
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
-from engine.planning.schedule.ops import FetchStates, GradientSum, Prefetch, Update, UpdateInPlace
+from engine.planning.schedule.ops import FetchStates, MainGrad, Prefetch, Update, UpdateInPlace
 from engine.planning.shape.catalog import entry_of
 
 pytestmark = pytest.mark.computing
@@ -44,9 +44,9 @@ def job(model: str = QWEN, rows: int = 16, **changes: object) -> TrainConfig:
     return config.with_values({name.replace("__", "."): value for name, value in changes.items()})
 
 
-def needs(config: TrainConfig, machine: Machine) -> Needs:
+def requirements(config: TrainConfig, machine: Machine) -> Requirements:
     shape = entry_of(config.model.source).shape(config.model.dtype)
-    return needs_of(config, machine, shape, quick=True)
+    return requirements_of(config, machine, shape, coarse=True)
 
 
 def machine(name: str, ram: int) -> Machine:
@@ -57,7 +57,7 @@ JOBS = {
     "split": (job(), machine("H100 SXM", 256)),
     "whole": (job(SMALL), machine("H200", 256)),
     "in RAM": (job(engine__states="host"), machine("H100 SXM", 256)),
-    "parked": (job(engine__gradients="gpu"), machine("RTX 4090", 128)),
+    "gradients on the GPU": (job(engine__gradients="gpu"), machine("RTX 4090", 128)),
     "rounds": (job(rows=128, engine__gradients="gpu"), machine("H100 SXM", 256)),
     "short": (job(), machine("RTX 4090", 48)),
     "8 bits": (job(train__optimizer="adamw_8bit"), machine("RTX 4090", 64)),
@@ -73,7 +73,7 @@ def items_held(items: tuple[Item, ...], held: Held) -> int:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_each_part_holds_what_the_items_of_the_report_add_up_to(name):
-    found = needs(*JOBS[name])
+    found = requirements(*JOBS[name])
     pool = pool_of(found)
     assert [part.name for part in pool.parts] == [p for p in (GPU, HOST, DISK) if p in found.parts]
     for part in pool.parts:
@@ -92,7 +92,7 @@ def test_each_part_holds_what_the_items_of_the_report_add_up_to(name):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_unit_is_in_one_place_by_plane(name):
-    found = needs(*JOBS[name])
+    found = requirements(*JOBS[name])
     pool = pool_of(found)
     count = len(found.shape.units)
     assert [unit for each in pool.units for unit in each.numbers] == [*range(count)]
@@ -101,7 +101,7 @@ def test_every_unit_is_in_one_place_by_plane(name):
     for index, place in enumerate(by_unit):
         there = [place.planes_in(part) for part in PartName]
         assert sorted(sum(there, ())) == ["gradients", "moments", "weights"]
-        assert (place.weights == GPU) == (index < choices.settled_units)
+        assert (place.weights == GPU) == (index < choices.gpu_resident_units)
     for one, other in zip(pool.units, pool.units[1:]):
         assert one.placement != other.placement, "neighbours alike are one"
 
@@ -111,10 +111,10 @@ def test_units_live_where_the_plan_uses_them(name):
     """What lives on the GPU is never fetched and is updated there. All else is fetched: its weights
     by themselves, or with its other states by an optimizer on the GPU.
     """
-    found = needs(*JOBS[name])
+    found = requirements(*JOBS[name])
     shape, choices = found.shape, found.chosen.choices
     numel = {unit.name: unit.numel for unit in shape.units}
-    sizes = PlaneSizes(numel, embed_piece=shape.embed_piece, item_bytes=shape.item_bytes)
+    sizes = PlaneSizes(numel, embed_chunk=shape.embed_chunk, item_bytes=shape.item_bytes)
     blocks = [unit.name for unit in shape.blocks]
     plan = build_step_plan(blocks, shape.tied, choices, sizes)
     names = [unit.name for unit in shape.units]
@@ -138,41 +138,43 @@ def _by_name(names: list[str], pool: Pool) -> Iterator[tuple[str, object]]:
 
 
 def test_gradients_that_wait_in_the_memory_of_their_sums_take_none_of_their_own():
-    found = needs(*JOBS["rounds"])
+    found = requirements(*JOBS["rounds"])
     choices = found.chosen.choices
-    assert choices.gradients_in_sums and choices.gradient_sum == GradientSum.DEVICE
+    assert choices.gradients_in_main_grads and choices.main_grad == MainGrad.DEVICE
     gpu = pool_of(found).parts[0]
     assert gpu.held(Held.MODEL) == 0 and pool_of(found).living_in(GPU)
-    parked = needs(*JOBS["parked"])
-    assert not parked.chosen.choices.gradients_in_sums
-    gradients = 2 * parked.shape.gradient_numel
-    assert pool_of(parked).parts[0].held(Held.MODEL) == gradients
+    on_gpu = requirements(*JOBS["gradients on the GPU"])
+    assert not on_gpu.chosen.choices.gradients_in_main_grads
+    gradients = 2 * on_gpu.shape.gradient_numel
+    assert pool_of(on_gpu).parts[0].held(Held.MODEL) == gradients
 
 
 def test_a_border_that_moves_takes_its_bytes_along():
     """One more unit on the GPU takes from RAM what it took there."""
     config, on = JOBS["split"]
-    found = needs(config, on)
+    found = requirements(config, on)
     shape = found.shape
     filler_choices = found.chosen.choices
-    before, after = (_settled(found, count) for count in (3, 4))
+    before, after = (_with_gpu_resident(found, count) for count in (3, 4))
     moved = [pool.parts[1].held(Held.MODEL) for pool in (before, after)]
     planes = 14 * shape.units[3].numel
     assert moved[0] - moved[1] == planes
     arrived = [pool.parts[0].held(Held.MODEL) for pool in (before, after)]
     assert arrived[1] - arrived[0] == planes
-    assert filler_choices.gradient_sum == GradientSum.VERTICAL
+    assert filler_choices.main_grad == MainGrad.VERTICAL
 
 
-def _settled(found: Needs, count: int) -> Pool:
-    choices = replace(found.chosen.choices, settled_units=count, device_homes=(), update_buffers=0)
+def _with_gpu_resident(found: Requirements, count: int) -> Pool:
+    choices = replace(
+        found.chosen.choices, gpu_resident_units=count, device_updated_units=(), update_buffers=0
+    )
     choices = replace(choices, spare_buffers=0, spare_blocks=0)
     items = _items(found, Candidate(found.chosen.micro_batch_size, choices))
     chosen = Chosen(choices, found.chosen.micro_batch_size, 128, items, 0)
-    return pool_of(Needs(found.config, found.machine, found.shape, chosen, NOTHING_MORE))
+    return pool_of(Requirements(found.config, found.machine, found.shape, chosen, NOTHING_MORE))
 
 
-def _items(found: Needs, way: Candidate) -> tuple[Item, ...]:
+def _items(found: Requirements, way: Candidate) -> tuple[Item, ...]:
     from engine.planning.fit.buffer_sizes import fixed_items
 
     return fixed_items(found.shape, way.choices, way.size * 1024 * found.shape.hidden_width)
@@ -182,30 +184,32 @@ def _items(found: Needs, way: Candidate) -> tuple[Item, ...]:
 
 
 def test_units_are_named_from_embed_to_head():
-    assert units_in_words(range(30), 30) == "the whole model"
-    assert units_in_words(range(1), 30) == "embed"
-    assert units_in_words(range(2), 30) == "embed and block 0"
-    assert units_in_words(range(14), 30) == "embed and blocks 0 to 12"
-    assert units_in_words(range(14, 30), 30) == "blocks 13 to 27 and head"
-    assert units_in_words(range(28, 29), 30) == "block 27"
-    assert units_in_words(range(29, 30), 30) == "head"
-    assert units_in_words(range(1, 29), 30) == "blocks 0 to 27"
-    assert units_in_words((0, 2, 4, 6), 30) == "embed and 3 of blocks 1 to 5"
-    assert units_in_words((1, 3, 29), 30) == "2 of blocks 0 to 2 and head"
+    assert units_text(range(30), 30) == "the whole model"
+    assert units_text(range(1), 30) == "embed"
+    assert units_text(range(2), 30) == "embed and block 0"
+    assert units_text(range(14), 30) == "embed and blocks 0 to 12"
+    assert units_text(range(14, 30), 30) == "blocks 13 to 27 and head"
+    assert units_text(range(28, 29), 30) == "block 27"
+    assert units_text(range(29, 30), 30) == "head"
+    assert units_text(range(1, 29), 30) == "blocks 0 to 27"
+    assert units_text((0, 2, 4, 6), 30) == "embed and 3 of blocks 1 to 5"
+    assert units_text((1, 3, 29), 30) == "2 of blocks 0 to 2 and head"
 
 
 def test_neighbours_are_named_together():
-    units = units_by_place(10, PlanChoices(settled_units=3, resident_blocks=2))
+    units = units_by_place(10, PlanChoices(gpu_resident_units=3, blocks_kept_in_slots=2))
     words = ["embed and blocks 0 to 1", "blocks 2 to 5", "blocks 6 to 7", "head"]
     assert [each.words for each in units] == words
-    assert together_in_words(units[1:]) == "blocks 2 to 7 and head"
-    assert together_in_words([units[0], units[3]]) == "embed and blocks 0 to 1 and head"
-    assert together_in_words([]) == ""
+    assert together_text(units[1:]) == "blocks 2 to 7 and head"
+    assert together_text([units[0], units[3]]) == "embed and blocks 0 to 1 and head"
+    assert together_text([]) == ""
 
 
 def test_where_optimizers_run_does_not_cut_a_range():
-    homes = ("block 2", "block 4", "head")
-    units = units_by_place(10, PlanChoices(settled_units=3, device_homes=homes, update_buffers=4))
+    device_updates = ("block 2", "block 4", "head")
+    units = units_by_place(
+        10, PlanChoices(gpu_resident_units=3, device_updated_units=device_updates, update_buffers=4)
+    )
     assert [(each.words, each.updated_on_gpu) for each in units] == [
         ("embed and blocks 0 to 1", 3),
         ("blocks 2 to 7 and head", 3),
@@ -214,11 +218,11 @@ def test_where_optimizers_run_does_not_cut_a_range():
 
 def test_every_kind_of_item_is_held_for_something():
     planes = {kind for kind in MemoryItem if held_by(kind) == Held.MODEL}
-    assert MemoryItem.WEIGHT_HIGH in planes and MemoryItem.SETTLED_UNITS in planes
+    assert MemoryItem.WEIGHT_HIGH in planes and MemoryItem.GPU_RESIDENT_UNITS in planes
     assert held_by(MemoryItem.KEPT_ACTIVATIONS) == Held.STEP
-    assert held_by(MemoryItem.GRADIENT_SUMS) == Held.STEP
-    assert held_by(MemoryItem.RESIDENT_BLOCKS) == Held.COPY
-    assert held_by(MemoryItem.CHECKPOINT_COPIES) == Held.FILES
+    assert held_by(MemoryItem.MAIN_GRADS) == Held.STEP
+    assert held_by(MemoryItem.BLOCKS_KEPT_IN_SLOTS) == Held.COPY
+    assert held_by(MemoryItem.STAGING_BUFFERS) == Held.FILES
     assert held_by(MemoryItem.RUNTIME) == held_by(MemoryItem.UNKNOWN) == Held.PROGRAM
 
 
@@ -238,33 +242,33 @@ def test_a_report_tells_of_its_pool_in_plain_data():
         "moments": "gpu",
         "gradient": "gpu",
         "copied": False,
-        "updated_on_gpu": report.choices["settled_units"],
+        "updated_on_gpu": report.choices["gpu_resident_units"],
     }
 
 
 def test_no_unit_lives_on_the_gpu_where_none_may(monkeypatch):
-    monkeypatch.setattr(MemoryFiller, "_may_settle", lambda *_: False)
-    pool = pool_of(needs(*JOBS["split"]))
+    monkeypatch.setattr(MemoryFiller, "_may_be_gpu_resident", lambda *_: False)
+    pool = pool_of(requirements(*JOBS["split"]))
     assert not pool.living_in(GPU) and not pool.parts[0].held(Held.MODEL)
 
 
-# ---------------------------------------------------------------------- remedies move the border
+# ---------------------------------------------------------------------- suggestions move the border
 
 
 def planned(choices: PlanChoices) -> Chosen:
     return Chosen(choices, 1, 128, (), 0)
 
 
-def test_a_remedy_says_how_the_border_moves():
-    some, more = PlanChoices(settled_units=3), PlanChoices(settled_units=14)
-    parked = PlanChoices(parked_gradients=True)
-    assert moves_in_words(some, planned(some), 30, False) == ""
-    said = moves_in_words(some, planned(more), 30, False)
+def test_a_suggestion_says_how_the_border_moves():
+    some, more = PlanChoices(gpu_resident_units=3), PlanChoices(gpu_resident_units=14)
+    on_gpu = PlanChoices(gradients_on_gpu=True)
+    assert moves_text(some, planned(some), 30, False) == ""
+    said = moves_text(some, planned(more), 30, False)
     assert said == "14 of 30 units then live on the GPU instead of 3."
-    about = moves_in_words(None, planned(more), 30, True)
+    about = moves_text(None, planned(more), 30, True)
     assert about == "About 14 of 30 units then live on the GPU."
-    assert moves_in_words(None, planned(parked), 30, True) == "Gradients then wait on the GPU."
-    back = moves_in_words(parked, planned(PlanChoices(settled_units=1)), 30, False)
+    assert moves_text(None, planned(on_gpu), 30, True) == "Gradients then wait on the GPU."
+    back = moves_text(on_gpu, planned(PlanChoices(gpu_resident_units=1)), 30, False)
     assert back == (
         "1 of 30 units then lives on the GPU instead of 0, and gradients then wait in RAM."
     )
@@ -276,10 +280,12 @@ def test_settings_that_keep_all_in_ram_are_lifted_where_that_lacks():
     on = machine("H100 SXM", 98)
     shape = entry_of(QWEN).shape("bfloat16")
     report = with_times(estimate(config, on, shape), config, on, shape)
-    remedy = next(each for each in report.remedies if each.changes == {"engine.states": "auto"})
-    assert remedy.text.startswith(
+    suggestion = next(
+        each for each in report.suggestions if each.changes == {"engine.states": "auto"}
+    )
+    assert suggestion.text.startswith(
         "Set engine.states to auto, so that units live on the GPU where it has room: "
     )
-    lifted = needs_of(config.with_values(remedy.changes), on, shape)
-    assert f"{lifted.chosen.choices.settled_units} of 30 units then live" in remedy.places
-    assert remedy.to_dict()["places"] == remedy.places
+    lifted = requirements_of(config.with_values(suggestion.changes), on, shape)
+    assert f"{lifted.chosen.choices.gpu_resident_units} of 30 units then live" in suggestion.places
+    assert suggestion.to_dict()["places"] == suggestion.places

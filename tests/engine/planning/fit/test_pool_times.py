@@ -19,14 +19,14 @@ from engine.planning.fit.pool_times import (
     Cost,
     Costs,
     Work,
-    cost_in_words,
+    cost_text,
     costs_of,
-    gain_in_words,
+    gain_text,
     gains,
-    gains_in_words,
+    gains_text,
     roughly,
 )
-from engine.planning.fit.requirements import NOTHING_MORE, Needs, needs_of
+from engine.planning.fit.requirements import NOTHING_MORE, Requirements, requirements_of
 from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
@@ -56,35 +56,42 @@ def job(model: str, rows: int, **changes: object) -> tuple[TrainConfig, ModelSha
 JOBS = {
     "split": (job("Qwen/Qwen2.5-7B", 16), named_machine("H100 SXM", 256)),
     "in RAM": (job("Qwen/Qwen2.5-7B", 16, engine__states="host"), named_machine("H100 SXM", 256)),
-    "parked": (job("Qwen/Qwen2.5-7B", 16, engine__gradients="gpu"), named_machine("H200", 256)),
+    "gradients on the GPU": (
+        job("Qwen/Qwen2.5-7B", 16, engine__gradients="gpu"),
+        named_machine("H200", 256),
+    ),
     "small card": (job("Qwen/Qwen2.5-7B", 32), named_machine("RTX 4090", 128)),
     "disk": (job("Qwen/Qwen2.5-7B", 16, engine__disk="/disk"), named_machine("RTX 4090", 64)),
     "whole": (job("Qwen/Qwen2.5-0.5B", 16), named_machine("H200", 256)),
 }
 
 
-def planned(name: str) -> tuple[TrainConfig, Machine, ModelShape, Needs]:
+def planned(name: str) -> tuple[TrainConfig, Machine, ModelShape, Requirements]:
     (config, shape), machine = JOBS[name]
-    return config, machine, shape, needs_of(config, machine, shape, quick=True)
+    return config, machine, shape, requirements_of(config, machine, shape, coarse=True)
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_what_is_waited_for_is_all_that_compute_waits(name):
-    config, machine, shape, needs = planned(name)
-    costs = costs_of(needs.chosen, config, machine, shape)
+    config, machine, shape, requirements = planned(name)
+    costs = costs_of(requirements.chosen, config, machine, shape)
     rates = rates_of(config, machine)
-    _, timing = predicted_step(shape, needs.chosen.choices, rates, needs.micro_batch, "cuda")
-    assert costs.step_seconds == timing.seconds == needs.step_seconds
+    _, timing = predicted_step(
+        shape, requirements.chosen.choices, rates, requirements.micro_batch, "cuda"
+    )
+    assert costs.step_seconds == timing.seconds == requirements.step_seconds
     waited = sum(cost.waited_seconds for _, cost in costs.by_units)
     assert waited == pytest.approx(timing.exposed, abs=1e-6 * timing.seconds)
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_work_of_all_units_is_what_lanes_are_busy_with(name):
-    config, machine, shape, needs = planned(name)
-    costs = costs_of(needs.chosen, config, machine, shape)
+    config, machine, shape, requirements = planned(name)
+    costs = costs_of(requirements.chosen, config, machine, shape)
     rates = rates_of(config, machine)
-    _, timing = predicted_step(shape, needs.chosen.choices, rates, needs.micro_batch, "cuda")
+    _, timing = predicted_step(
+        shape, requirements.chosen.choices, rates, requirements.micro_batch, "cuda"
+    )
     total = costs.of([units for units, _ in costs.by_units]).busy
     lanes = timing.busy
     assert total[Work.HOST_ADAMW] == pytest.approx(lanes[Lane.HOST])
@@ -92,16 +99,16 @@ def test_the_work_of_all_units_is_what_lanes_are_busy_with(name):
     assert bool(total[Work.DISK]) is (name == "disk")
     copied = lanes[Lane.H2D] + lanes[Lane.D2H] + lanes[Lane.STATES_IN]
     copied += lanes[Lane.STATES_OUT] + lanes[Lane.GRADIENTS_OUT]
-    bus = total[Work.TO_GPU] + total[Work.TO_HOST] + total[Work.BOUNDARIES]
+    bus = total[Work.TO_GPU] + total[Work.TO_HOST] + total[Work.BLOCK_INPUTS]
     assert bus == pytest.approx(copied)
     assert [units for units, _ in costs.by_units] == units_by_place(
-        len(shape.units), needs.chosen.choices
+        len(shape.units), requirements.chosen.choices
     )
 
 
 def test_units_that_live_on_the_gpu_are_not_moved():
-    config, machine, shape, needs = planned("split")
-    costs = costs_of(needs.chosen, config, machine, shape)
+    config, machine, shape, requirements = planned("split")
+    costs = costs_of(requirements.chosen, config, machine, shape)
     units, cost = costs.by_units[0]
     assert units.placement.weights == PartName.GPU
     assert cost.busy[Work.GPU_ADAMW] > 0
@@ -111,32 +118,32 @@ def test_units_that_live_on_the_gpu_are_not_moved():
 
 
 def test_the_disk_costs_what_its_rates_say_and_only_units_with_moments_there(monkeypatch):
-    config, machine, shape, needs = planned("disk")
-    assumed = costs_of(needs.chosen, config, machine, shape)
+    config, machine, shape, requirements = planned("disk")
+    assumed = costs_of(requirements.chosen, config, machine, shape)
     for units, cost in assumed.by_units:
         is_there = units.placement.moments == PartName.DISK
         assert bool(cost.busy[Work.DISK]) is is_there
         assert is_there or not cost.waited[Work.DISK]
-        assert ("disk reads and writes" in cost_in_words(cost, assumed.step_seconds)) is is_there
+        assert ("disk reads and writes" in cost_text(cost, assumed.step_seconds)) is is_there
     every = [units for units, _ in assumed.by_units]
     waited = assumed.of(every).waited
     assert max(waited, key=waited.get) == Work.DISK
-    quick = DiskRates(4e9, 4e9, DRAINED_BYTES)
+    coarse = DiskRates(4e9, 4e9, DRAINED_BYTES)
     rates = with_disk(rates_of(config, machine), config)
-    monkeypatch.setattr(disk_rates, "disk_rates_of", lambda config: quick)
-    measured = costs_of(needs.chosen, config, machine, shape)
-    ratio = quick.write / rates.disk_write
+    monkeypatch.setattr(disk_rates, "disk_rates_of", lambda config: coarse)
+    measured = costs_of(requirements.chosen, config, machine, shape)
+    ratio = coarse.write / rates.disk_write
     assert measured.of(every).busy[Work.DISK] == pytest.approx(
         assumed.of(every).busy[Work.DISK] / ratio, rel=0.05
     )
 
 
 def test_nothing_is_said_without_rates_or_without_a_gpu():
-    config, machine, shape, needs = planned("whole")
+    config, machine, shape, requirements = planned("whole")
     unknown = replace(machine, gpus=(replace(machine.gpus[0], name="Unknown card"),))
-    assert costs_of(needs.chosen, config, unknown, shape) is None
+    assert costs_of(requirements.chosen, config, unknown, shape) is None
     cpu = config.with_values({"engine.device": "cpu"})
-    chosen = needs_of(cpu, machine, shape).chosen
+    chosen = requirements_of(cpu, machine, shape).chosen
     assert costs_of(chosen, cpu, machine, shape, NOTHING_MORE) is None
 
 
@@ -145,8 +152,8 @@ def test_costs_in_words_leave_out_what_is_hardly_anything():
     busy = none | {Work.TO_GPU: 0.3, Work.TO_HOST: 0.12, Work.HOST_ADAMW: 0.314}
     cost = Cost(busy, none | {Work.TO_GPU: 0.1, Work.HOST_ADAMW: 0.021})
     words = "bus 0.42 s, AdamW on the host 0.31 s, 0.12 s of it waited for"
-    assert cost_in_words(cost, 2.0) == words
-    assert cost_in_words(Cost(none | {Work.GPU_ADAMW: 1e-5}, none), 2.0) == ""
+    assert cost_text(cost, 2.0) == words
+    assert cost_text(Cost(none | {Work.GPU_ADAMW: 1e-5}, none), 2.0) == ""
     assert [roughly(each) for each in (0.0337, 1.0, 1.26, 12.4, 128.0)] == [
         "0.034 s",
         "1 s",
@@ -170,8 +177,8 @@ def test_further_memory_saves_what_the_planner_makes_of_it():
     found = gains(config, machine, shape)
     assert found[PartName.GPU] > 0
     card = replace(machine.gpus[0], free=machine.gpus[0].free + FURTHER_GIB * GIB)
-    now = needs_of(config, machine, shape).step_seconds
-    then = needs_of(config, replace(machine, gpus=(card,)), shape).step_seconds
+    now = requirements_of(config, machine, shape).step_seconds
+    then = requirements_of(config, replace(machine, gpus=(card,)), shape).step_seconds
     assert now - FURTHER_GIB * found[PartName.GPU] == pytest.approx(then)
 
 
@@ -180,9 +187,9 @@ def test_a_cap_of_gpu_memory_is_what_grows_where_there_is_one():
     config, shape = job("Qwen/Qwen2.5-7B", 16, engine__gpu_memory_gib=60)
     machine = named_machine("H100 SXM", 128)
     found = gains(config, machine, shape)
-    now = needs_of(config, machine, shape).step_seconds
+    now = requirements_of(config, machine, shape).step_seconds
     larger = config.with_values({"engine.gpu_memory_gib": 60 + FURTHER_GIB})
-    then = needs_of(larger, machine, shape).step_seconds
+    then = requirements_of(larger, machine, shape).step_seconds
     assert found[PartName.GPU] > 0
     assert now - FURTHER_GIB * found[PartName.GPU] == pytest.approx(then)
 
@@ -192,20 +199,20 @@ def test_a_model_that_lives_on_the_card_gains_nothing():
     found = gains(config, named_machine("H200", 256), shape)
     assert set(found.values()) == {0.0}
     said = ["8 GiB more GPU memory or RAM would not make a step shorter."]
-    assert gains_in_words(found, 0.26) == said
+    assert gains_text(found, 0.26) == said
 
 
 def test_without_a_gpu_nothing_is_gained():
     config, shape = job("Qwen/Qwen2.5-0.5B", 16)
     machine = replace(named_machine("H200", 256), gpus=())
-    assert gains(config, machine, shape) == {} and gains_in_words({}, 1.0) == []
+    assert gains(config, machine, shape) == {} and gains_text({}, 1.0) == []
 
 
 def test_gains_in_words():
-    told = gains_in_words({PartName.GPU: 0.0444, PartName.HOST: 0.0}, 11.27)
+    told = gains_text({PartName.GPU: 0.0444, PartName.HOST: 0.0}, 11.27)
     assert told == [
         "8 GiB more GPU memory would make a step about 0.36 s shorter (3.2 %): each GiB about "
         "0.044 s.",
         "8 GiB more RAM would not make a step shorter.",
     ]
-    assert gain_in_words(PartName.HOST, 0.0, 2.0) == "8 GiB more RAM would not make a step shorter."
+    assert gain_text(PartName.HOST, 0.0, 2.0) == "8 GiB more RAM would not make a step shorter."

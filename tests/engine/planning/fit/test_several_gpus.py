@@ -22,25 +22,25 @@ from engine.planning.fit import planner
 from engine.planning.fit.buffer_sizes import (
     fixed_items,
     gradient_ring_bytes,
-    host_boundary_bytes,
+    offloaded_input_bytes,
     state_bytes,
     update_buffer,
 )
 from engine.planning.fit.choose import choose
 from engine.planning.fit.cost_model import MicroBatch
-from engine.planning.fit.device_memory import EXCHANGE_BYTES, RUNTIME_BYTES
+from engine.planning.fit.device_memory import COLLECTIVE_BYTES, RUNTIME_BYTES
 from engine.planning.fit.job import Job, Target, numbers_of_ranks
 from engine.planning.fit.memory_items import MemoryItem, PartName
 from engine.planning.fit.planner import Chosen
 from engine.planning.fit.pool import pool_of
 from engine.planning.fit.report import estimate
-from engine.planning.fit.requirements import Needs, needs_of
+from engine.planning.fit.requirements import Requirements, requirements_of
 from engine.planning.fit.simulate_step import op_seconds, predicted_step
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, settled_of
-from engine.planning.schedule.ops import GradientSum, Lane, OpKind
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_of
+from engine.planning.schedule.ops import Lane, MainGrad, OpKind
 from engine.planning.schedule.shards import Shards
-from engine.planning.schedule.validate import validate
+from engine.planning.schedule.verify_plan import verify_plan
 from engine.planning.shape.catalog import entry_of
 from engine.planning.shape.model_shape import ModelShape
 from engine.runtime.device.cpu_backend import CpuBackend
@@ -77,15 +77,15 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
     numel = {unit.name: unit.numel for unit in shape.units}
     assert any(Shards(ranks).padded(size) != size for size in numel.values())
     for one_rank_s in GRID:
-        if one_rank_s.shared_outer_slot and tied:
+        if one_rank_s.shared_embed_and_head_slot and tied:
             continue
         choices = replace(one_rank_s, ranks=ranks)
         buffer = update_buffer(shape, choices)
-        of_store = store.update_buffer(choices.update_pieces, Shards(ranks))
-        assert buffer == (of_store.without_gradients if choices.parked_gradients else of_store)
+        of_store = store.update_buffer(choices.update_chunks, Shards(ranks))
+        assert buffer == (of_store.without_gradients if choices.gradients_on_gpu else of_store)
         expected = sum(item.bytes for item in fixed_items(shape, choices, 24 * 32))
         for rank in (0, ranks - 1):
-            if rank and choices.settled_units:  # the planes of the store are those of rank 0
+            if rank and choices.gpu_resident_units:  # the planes of the store are those of rank 0
                 continue
             sizes = PlaneSizes(
                 numel,
@@ -96,7 +96,7 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
             )
             names = [unit.name for unit in model.blocks]
             plan = build_step_plan(names, model.tied, choices, sizes)
-            store.settle(settled_of(names, choices), CpuBackend())
+            store.place_units(gpu_resident_of(names, choices), CpuBackend())
             buffers = DeviceBuffers(store, buffer)
             state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffers)
             assert state.fixed_bytes() == expected, choices
@@ -106,30 +106,34 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
 @pytest.mark.parametrize("ranks", RANKS)
 def test_what_engines_allocate_is_what_is_reported(ranks):
     plain = plain_model(tiny_config("llama"))
-    choices = PlanChoices(micro_batches=2, ranks=ranks, parked_gradients=True, host_boundaries=True)
+    choices = PlanChoices(
+        micro_batches=2, ranks=ranks, gradients_on_gpu=True, offloaded_block_inputs=True
+    )
 
     def sizes(collectives):
         run = streamed(plain, choices, tokens=24, collectives=collectives)
         found = (
             shape_of(run.model),
             run.engine.state.fixed_bytes(),
-            run.engine.boundary_bytes,
+            run.engine.block_input_bytes,
             run.engine._gradient_rings.nbytes,
         )
         run.close()
         return found
 
-    for shape, fixed, boundaries, rings in on_ranks(ranks, sizes):
+    for shape, fixed, block_inputs, rings in on_ranks(ranks, sizes):
         items = fixed_items(shape, choices, 24 * shape.hidden_width)
         assert fixed == sum(item.bytes for item in items)
-        assert boundaries == host_boundary_bytes(shape, choices, 24) > 0
+        assert block_inputs == offloaded_input_bytes(shape, choices, 24) > 0
         assert rings == gradient_ring_bytes(shape, choices) > 0
     planes = shape.host_bytes - shape.plane_bytes()["grad"]
     assert state_bytes(shape, choices) == planes + ranks * rings
 
 
-def needs_on(machine: str, shape: ModelShape | None = None, **changes) -> Needs:
-    return needs_of(config(**changes), named_with_several(machine, 512), shape or big_shape())
+def needs_on(machine: str, shape: ModelShape | None = None, **changes) -> Requirements:
+    return requirements_of(
+        config(**changes), named_with_several(machine, 512), shape or big_shape()
+    )
 
 
 def test_a_host_has_planes_once_and_the_rest_once_for_each_rank():
@@ -140,24 +144,24 @@ def test_a_host_has_planes_once_and_the_rest_once_for_each_rank():
         assert bytes_of(one, PartName.HOST, kind) == bytes_of(two, PartName.HOST, kind) > 0
     assert bytes_of(two, PartName.HOST, MemoryItem.RUNTIME) == 2 * RUNTIME_BYTES["cuda"]
     tokens = two.chosen.micro_batch_size * 1024
-    of_one_rank = host_boundary_bytes(big_shape(), two.chosen.choices, tokens)
-    assert bytes_of(two, PartName.HOST, MemoryItem.HOST_BOUNDARIES) == 2 * of_one_rank > 0
-    assert bytes_of(one, PartName.GPU, MemoryItem.EXCHANGE) == 0
-    assert bytes_of(two, PartName.GPU, MemoryItem.EXCHANGE) == EXCHANGE_BYTES
+    of_one_rank = offloaded_input_bytes(big_shape(), two.chosen.choices, tokens)
+    assert bytes_of(two, PartName.HOST, MemoryItem.HOST_BLOCK_INPUTS) == 2 * of_one_rank > 0
+    assert bytes_of(one, PartName.GPU, MemoryItem.COLLECTIVE) == 0
+    assert bytes_of(two, PartName.GPU, MemoryItem.COLLECTIVE) == COLLECTIVE_BYTES
 
 
 @pytest.mark.parametrize(
-    "changes, settles",
+    "changes, is_gpu_resident",
     [({}, True), ({"engine__states": "host"}, False), ({"engine__gradients": "gpu"}, True)],
 )
-def test_the_pool_of_several_gpus_has_the_bytes_of_their_items(changes, settles):
+def test_the_pool_of_several_gpus_has_the_bytes_of_their_items(changes, is_gpu_resident):
     """Two of these GPUs hold most of the model, and a shard each of its moments."""
-    needs = needs_on("2 x H100 SXM", engine__gpus=2, train__batch_size=32, **changes)
-    choices = needs.chosen.choices
-    assert choices.settled_units >= 20 if settles else choices.resident_blocks > 0
-    assert settles or not choices.settled_units
-    for part in pool_of(needs).parts:
-        assert part.total == needs.parts[part.name].total
+    requirements = needs_on("2 x H100 SXM", engine__gpus=2, train__batch_size=32, **changes)
+    choices = requirements.chosen.choices
+    assert choices.gpu_resident_units >= 20 if is_gpu_resident else choices.blocks_kept_in_slots > 0
+    assert is_gpu_resident or not choices.gpu_resident_units
+    for part in pool_of(requirements).parts:
+        assert part.total == requirements.parts[part.name].total
         assert all(share.bytes > 0 for share in part.shares)
 
 
@@ -166,9 +170,9 @@ def test_the_gpu_with_the_least_free_memory_is_the_limit():
     less = dataclasses.replace(machine.gpus[1], free=machine.gpus[1].free - 4 * GIB)
     machine = dataclasses.replace(machine, gpus=(machine.gpus[0], less))
     for gpus, free in ((1, machine.gpus[0].free), (2, less.free)):
-        needs = needs_of(config(engine__gpus=gpus), machine, big_shape())
-        assert needs.parts[PartName.GPU].limit == free
-        assert needs.parts[PartName.GPU].total <= free
+        requirements = requirements_of(config(engine__gpus=gpus), machine, big_shape())
+        assert requirements.parts[PartName.GPU].limit == free
+        assert requirements.parts[PartName.GPU].total <= free
 
 
 # ---------------------------------------------------------------------- plans
@@ -193,34 +197,34 @@ def test_what_is_chosen_is_a_plan_for_every_rank(ranks, gib, rows):
     numel = {unit.name: unit.numel for unit in shape.units}
     blocks = [unit.name for unit in shape.blocks]
     for rank in (0, ranks - 1):
-        validate(build_step_plan(blocks, False, choices, PlaneSizes(numel, rank=rank)))
+        verify_plan(build_step_plan(blocks, False, choices, PlaneSizes(numel, rank=rank)))
 
 
 def test_ranks_take_micro_batches_of_any_size_as_one_gpu_does():
     """148 rows have no divisor near the 16 that keep a GPU busy; 37 leave activations less room."""
     chosen = chosen_for(2, 139, train__batch_size=296)
     assert 148 % chosen.micro_batch_size > 0
-    assert chosen.choices.kept_blocks == 28  # nothing is recomputed
+    assert chosen.choices.blocks_without_recompute == 28  # nothing is recomputed
 
 
 def test_shards_of_sums_are_kept_where_they_make_a_step_much_shorter():
     """Whole sums of 14.8 billion parameters take 55 GiB of each of four GPUs, and shards 14."""
     shape = entry_of("Qwen/Qwen2.5-14B").shape("bfloat16")
     asked = config(train__batch_size=512, engine__gpus=4, output__checkpoint="none")
-    needs = needs_of(asked, named_with_several("8 x H200", 512), shape)
-    chosen = needs.chosen
-    assert chosen.choices.gradient_sum == GradientSum.SHARDS
-    job = Job(shape, asked, 1024, chosen.rounding | {"gradient_sum": "device"}, ranks=4)
-    target = Target("cuda", needs.machine.gpus[0].total, 500 * GIB, QUICK)
+    requirements = requirements_of(asked, named_with_several("8 x H200", 512), shape)
+    chosen = requirements.chosen
+    assert chosen.choices.main_grad == MainGrad.SHARDS
+    job = Job(shape, asked, 1024, chosen.rounding | {"main_grad": "device"}, ranks=4)
+    target = Target("cuda", requirements.machine.gpus[0].total, 500 * GIB, QUICK)
     whole = choose(job, target)
-    assert whole.choices.gradient_sum == GradientSum.DEVICE
+    assert whole.choices.main_grad == MainGrad.DEVICE
     sums = [
-        next(item.bytes for item in each.gpu_items if item.kind == MemoryItem.GRADIENT_SUMS)
+        next(item.bytes for item in each.gpu_items if item.kind == MemoryItem.MAIN_GRADS)
         for each in (chosen, whole)
     ]
     assert sums[1] - sums[0] > 2.5 * shape.gradient_numel
     few = needs_on("8 x H200", engine__gpus=4, train__batch_size=592).chosen
-    assert few.choices.gradient_sum == GradientSum.DEVICE
+    assert few.choices.main_grad == MainGrad.DEVICE
 
 
 def test_a_session_of_several_ranks_is_continued_with_as_many():
@@ -277,13 +281,13 @@ def test_a_whole_model_on_the_gpus_is_preferred_only_where_units_are_short(monke
     short = planner.SHORT_UNIT_SECONDS
     # Long units: activations use the memory better.
     long = chosen(96)
-    assert long.kept_blocks == 28 and long.settled_units < 30
+    assert long.blocks_without_recompute == 28 and long.gpu_resident_units < 30
     monkeypatch.setattr(planner, "SHORT_UNIT_SECONDS", 1.0)
     whole = chosen(96)
-    assert whole.kept_blocks < 28 and whole.settled_units == 30
+    assert whole.blocks_without_recompute < 28 and whole.gpu_resident_units == 30
     monkeypatch.setattr(planner, "SHORT_UNIT_SECONDS", short)
     # Short ones: nothing else takes the interpreter.
-    assert chosen(8).settled_units == 30
+    assert chosen(8).gpu_resident_units == 30
 
 
 # ---------------------------------------------------------------------- time
@@ -339,7 +343,7 @@ def tokens_per_second(ranks: int, rates: Rates, rows: int) -> float:
     chosen = chosen_for(ranks, 139, rates, train__batch_size=rows * ranks)
     micro_batch = MicroBatch(chosen.micro_batch_size, 1024)
     _, timing = predicted_step(big_shape(), chosen.choices, rates, micro_batch, "cuda")
-    assert (timing.busy[Lane.EXCHANGE] > 0) == (ranks > 1)
+    assert (timing.busy[Lane.COLLECTIVE] > 0) == (ranks > 1)
     return rows * ranks * 1024 / timing.seconds
 
 
@@ -386,11 +390,12 @@ def test_on_the_cpu_each_process_has_a_share_of_ram():
     machine = replace(named_with_several("RTX 4090", 64), gpus=())
     shape = shape_of(model)
     one, two = (
-        needs_of(small.with_values({"engine.gpus": ranks}), machine, shape) for ranks in (1, 2)
+        requirements_of(small.with_values({"engine.gpus": ranks}), machine, shape)
+        for ranks in (1, 2)
     )
     assert (one.ranks, two.ranks) == (1, 2) and two.chosen.choices.micro_batches >= 1
-    slots = [bytes_of(each, PartName.HOST, MemoryItem.OUTER_SLOTS) for each in (one, two)]
+    slots = [bytes_of(each, PartName.HOST, MemoryItem.EMBED_AND_HEAD_SLOTS) for each in (one, two)]
     assert slots[1] >= 2 * slots[0] > 0
-    exchanged = bytes_of(two, PartName.HOST, MemoryItem.EXCHANGE)
+    exchanged = bytes_of(two, PartName.HOST, MemoryItem.COLLECTIVE)
     largest = max(unit.numel for unit in shape.padded(2).units)
     assert exchanged == 2 * 4 * largest

@@ -15,11 +15,11 @@ from engine.errors import ConfigError
 from engine.machine.several_gpus import named_with_several
 from engine.model.build.build import build_model
 from engine.model.build.find_shape import adapted_shape
-from engine.planning.fit.collectives import ExchangeTimes
+from engine.planning.fit.collectives import CollectiveTimes
 from engine.planning.fit.job import Job, numbers_of_ranks, refuse_contradictions, spans_of
 from engine.planning.fit.memory_items import MemoryItem, PartName
 from engine.planning.fit.pool import pool_of
-from engine.planning.fit.requirements import needs_of
+from engine.planning.fit.requirements import requirements_of
 from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.ops import OpKind
 from engine.planning.schedule.shards import Shards
@@ -50,7 +50,9 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(
     model = build_model(tiny_config(family, tie_word_embeddings=tied), how, parts)
     store = filled_store(model)
     store.divide(NoShards(ranks))
-    plans = (replace(one, ranks=ranks) for one in GRID if not (one.shared_outer_slot and tied))
+    plans = (
+        replace(one, ranks=ranks) for one in GRID if not (one.shared_embed_and_head_slot and tied)
+    )
     assert agreeing_plans(model, store, plans) > 10
     store.close()
 
@@ -64,7 +66,7 @@ def big_shape() -> ModelShape:
 
 def needs_on(ranks: int, **changes):
     asked = config(**LORA | {"engine__gpus": ranks} | changes)
-    return needs_of(asked, named_with_several("2 x H100 SXM", 512), big_shape())
+    return requirements_of(asked, named_with_several("2 x H100 SXM", 512), big_shape())
 
 
 def test_ram_has_frozen_weights_once():
@@ -72,19 +74,19 @@ def test_ram_has_frozen_weights_once():
     assert (one.ranks, two.ranks) == (1, 2)
     for kind in (MemoryItem.WEIGHT_HIGH, MemoryItem.EXP_AVG):
         assert bytes_of(one, PartName.HOST, kind) == bytes_of(two, PartName.HOST, kind) > 0
-    for needs in (two, needs_on(2)):
-        for part in pool_of(needs).parts:
-            assert part.total == needs.parts[part.name].total
+    for requirements in (two, needs_on(2)):
+        for part in pool_of(requirements).parts:
+            assert part.total == requirements.parts[part.name].total
             assert all(share.bytes > 0 for share in part.shares)
 
 
 def test_a_step_gathers_all_weights_and_scatters_the_sums_of_adapters():
-    needs = needs_on(2, engine__states="host")
-    shape, choices = needs.shape, needs.chosen.choices
-    assert not choices.whole_reads and not choices.settled_units
-    plan, _ = predicted_step(shape, choices, QUICK, needs.micro_batch, "cuda")
+    requirements = needs_on(2, engine__states="host")
+    shape, choices = requirements.shape, requirements.chosen.choices
+    assert not choices.unsharded_reads and not choices.gpu_resident_units
+    plan, _ = predicted_step(shape, choices, QUICK, requirements.micro_batch, "cuda")
     numels = {unit.name: (unit.numel, unit.weight_numel) for unit in shape.units}
-    times, shards = ExchangeTimes(plan, numels, shape.item_bytes, QUICK), Shards(2)
+    times, shards = CollectiveTimes(plan, numels, shape.item_bytes, QUICK), Shards(2)
     block = shape.blocks[3]
     gathered = shards.received(block.numel) + shards.received(block.frozen_numel)
     for op in plan.ops:

@@ -10,22 +10,22 @@ import pytest
 
 from engine.config.settings import ModelConfig
 from engine.errors import ConfigError
-from engine.machine.link_rates import ASSUMED_NETWORK, seconds_between_hosts
+from engine.machine.link_rates import ASSUMED_NETWORK, seconds_between_nodes
 from engine.machine.several_gpus import named_with_several
 from engine.model.build.build import build_model
 from engine.planning.fit.choose import choose
 from engine.planning.fit.cost_model import MicroBatch
-from engine.planning.fit.device_memory import EXCHANGE_BYTES
+from engine.planning.fit.device_memory import COLLECTIVE_BYTES
 from engine.planning.fit.job import Job, Target
 from engine.planning.fit.memory_items import MemoryItem, PartName
 from engine.planning.fit.planner import Chosen
-from engine.planning.fit.requirements import Needs, SessionFacts, Verdict, needs_of
+from engine.planning.fit.requirements import FitStatus, Requirements, SessionFacts, requirements_of
 from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import OpKind
 from engine.planning.schedule.text import from_text, to_text
-from engine.planning.schedule.validate import validate
+from engine.planning.schedule.verify_plan import verify_plan
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_store
@@ -46,12 +46,16 @@ def test_what_is_chosen_is_a_plan_for_every_rank_of_every_host(ranks, gib):
     assert (choices.hosts, choices.ranks) == (2, ranks)
     assert (chosen.rounding["hosts"], chosen.rounding["ranks"]) == (2, ranks)
     assert chosen.micro_batch_size * choices.micro_batches == 16
-    assert not choices.graphs and not choices.gradients_in_sums and not choices.outer_in_parked
+    assert (
+        not choices.graphs
+        and not choices.gradients_in_main_grads
+        and not choices.embed_and_head_in_kept_gradients
+    )
     shape = big_shape()
     numel = {unit.name: unit.numel for unit in shape.units}
     blocks = [unit.name for unit in shape.blocks]
     for rank in range(ranks):
-        validate(build_step_plan(blocks, False, choices, PlaneSizes(numel, rank=rank)))
+        verify_plan(build_step_plan(blocks, False, choices, PlaneSizes(numel, rank=rank)))
 
 
 def test_a_session_is_continued_as_it_was():
@@ -68,16 +72,16 @@ def test_each_host_holds_all_planes_and_computes_its_part_of_the_rows():
         engine__states="host",
         engine__across_nodes="replicate",
     )
-    one = needs_of(asked, machine, big_shape())
-    two = needs_of(asked, machine, big_shape(), SessionFacts(hosts=2, rates=QUICK))
+    one = requirements_of(asked, machine, big_shape())
+    two = requirements_of(asked, machine, big_shape(), SessionFacts(hosts=2, rates=QUICK))
     assert (one.hosts, two.hosts, one.ranks, two.ranks) == (1, 2, 2, 2)
     rows = [each.chosen.micro_batch_size * each.chosen.choices.micro_batches for each in (one, two)]
     assert rows == [32, 16]
     kind = MemoryItem.WEIGHT_HIGH
     assert bytes_of(one, PartName.HOST, kind) == bytes_of(two, PartName.HOST, kind) > 0
     # There is a group of all ranks, one on the host, and one between the hosts.
-    groups = [bytes_of(each, PartName.GPU, MemoryItem.EXCHANGE) for each in (one, two)]
-    assert groups == [EXCHANGE_BYTES, 3 * EXCHANGE_BYTES]
+    groups = [bytes_of(each, PartName.GPU, MemoryItem.COLLECTIVE) for each in (one, two)]
+    assert groups == [COLLECTIVE_BYTES, 3 * COLLECTIVE_BYTES]
 
 
 def test_sums_take_their_time_between_hosts():
@@ -95,16 +99,16 @@ def test_sums_take_their_time_between_hosts():
     for unit in shape.units:
         size = 4 * unit.numel
         assert seconds[unit.name] == pytest.approx(size / ASSUMED_NETWORK, rel=0.01, abs=1e-4)
-    assert seconds_between_hosts(QUICK, 1, 1e9) == 0
+    assert seconds_between_nodes(QUICK, 1, 1e9) == 0
     # In a ring of very many hosts, each sends and receives all of it twice.
-    assert seconds_between_hosts(QUICK, 1000, ASSUMED_NETWORK) == pytest.approx(2, rel=0.01)
+    assert seconds_between_nodes(QUICK, 1000, ASSUMED_NETWORK) == pytest.approx(2, rel=0.01)
     measured = replace(QUICK, network=2 * ASSUMED_NETWORK)
-    assert seconds_between_hosts(measured, 1000, ASSUMED_NETWORK) == pytest.approx(1, rel=0.01)
+    assert seconds_between_nodes(measured, 1000, ASSUMED_NETWORK) == pytest.approx(1, rel=0.01)
 
 
-def on_two(machine, rates, **changes) -> Needs:
+def on_two(machine, rates, **changes) -> Requirements:
     asked = config(engine__gpus=2, train__batch_size=64, engine__states="host", **changes)
-    return needs_of(asked, machine, big_shape(), SessionFacts(hosts=2, rates=rates))
+    return requirements_of(asked, machine, big_shape(), SessionFacts(hosts=2, rates=rates))
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
@@ -120,7 +124,7 @@ def test_planes_that_are_divided_take_half_of_the_ram_of_two_hosts():
         whole = bytes_of(copy, PartName.HOST, kind)
         assert bytes_of(divide, PartName.HOST, kind) == whole // 2 > 0
     # One group has all ranks.
-    assert bytes_of(divide, PartName.GPU, MemoryItem.EXCHANGE) == EXCHANGE_BYTES
+    assert bytes_of(divide, PartName.GPU, MemoryItem.COLLECTIVE) == COLLECTIVE_BYTES
     rounding = divide.chosen.rounding
     job = Job(big_shape(), config(train__batch_size=64), 1024, rounding, ranks=2, hosts=2, span=2)
     target = Target("cuda", 24 * GIB, 400 * GIB, QUICK)
@@ -130,15 +134,19 @@ def test_planes_that_are_divided_take_half_of_the_ram_of_two_hosts():
     blocks = [unit.name for unit in big_shape().blocks]
     for rank in range(4):
         plan = build_step_plan(blocks, False, again.choices, PlaneSizes(numel, rank=rank))
-        validate(plan)
+        verify_plan(plan)
         assert from_text(to_text(plan)) == plan and plan.span == 2
 
 
 def test_what_does_not_fit_on_one_host_is_divided_and_else_the_faster_way_is_taken():
     small = named_with_several("2 x RTX 4090", 72)
-    assert on_two(small, QUICK, engine__across_nodes="replicate").verdict() == Verdict.DOES_NOT_FIT
-    needs = on_two(small, QUICK)
-    assert needs.chosen.choices.span == 2 and needs.verdict() != Verdict.DOES_NOT_FIT
+    assert (
+        on_two(small, QUICK, engine__across_nodes="replicate").verdict() == FitStatus.DOES_NOT_FIT
+    )
+    requirements = on_two(small, QUICK)
+    assert (
+        requirements.chosen.choices.span == 2 and requirements.verdict() != FitStatus.DOES_NOT_FIT
+    )
     large = named_with_several("2 x RTX 4090", 512)
     slow, fast = replace(QUICK, network=2e8), replace(QUICK, link=1e11, network=1e11)
     assert on_two(large, slow).chosen.choices.span == 1
@@ -155,8 +163,8 @@ def test_weights_and_sums_that_are_divided_pass_the_network():
         found = {op.kind: timing.ends[op.index] - timing.starts[op.index] for op in plan.ops}
         return {kind: found[kind] for kind in (OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)}
 
-    within = seconds(choices.changed(whole_reads=False))
-    across = seconds(choices.changed(whole_reads=False, span=2))
+    within = seconds(choices.changed(unsharded_reads=False))
+    across = seconds(choices.changed(unsharded_reads=False, span=2))
     for kind, least in within.items():
         assert across[kind] == pytest.approx(100 * least, rel=0.02)
 
@@ -179,6 +187,6 @@ def test_the_buffers_of_a_rank_alone_on_its_host_are_its_device_state_to_the_byt
         tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype="bfloat16")
     )
     store = filled_store(model)
-    plans = [one.changed(hosts=2) for one in GRID if not (one.shared_outer_slot and tied)]
+    plans = [one.changed(hosts=2) for one in GRID if not (one.shared_embed_and_head_slot and tied)]
     assert agreeing_plans(model, store, plans) == len(plans)
     store.close()

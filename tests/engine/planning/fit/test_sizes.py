@@ -23,11 +23,11 @@ from engine.model.build.find_shape import shape_from_source
 from engine.model.build.measure_shape import shape_of
 from engine.model.build.pretrained_files import load_config
 from engine.paths import PROGRAM_ROOT
-from engine.planning.fit.buffer_sizes import fixed_items, host_boundary_bytes, update_buffer
+from engine.planning.fit.buffer_sizes import fixed_items, offloaded_input_bytes, update_buffer
 from engine.planning.fit.memory_items import PartName, items_of
 from engine.planning.fit.report import estimate
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, settled_of
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_of
 from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
@@ -35,7 +35,7 @@ from engine.runtime.step.device_state import DeviceBuffers, DeviceState
 from engine.words import GIB
 from tests.support.chosen import big_shape
 from tests.support.folders import make_config, make_model
-from tests.support.size_grid import BUFFER_GRID, HOME_GRID
+from tests.support.size_grid import BUFFER_GRID, DEVICE_UPDATE_GRID
 from tests.support.tiny import plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -54,37 +54,57 @@ QWEN_7B = dict(
     use_sliding_window=False,
 )
 
-HOME_GRID += [
+DEVICE_UPDATE_GRID += [
     dataclasses.replace(
-        choices, kept_blocks=3, spare_buffers=choices.update_buffers - 1, spare_blocks=2
+        choices,
+        blocks_without_recompute=3,
+        spare_buffers=choices.update_buffers - 1,
+        spare_blocks=2,
     )
-    for choices in HOME_GRID
+    for choices in DEVICE_UPDATE_GRID
     if choices.update_buffers > 1
 ]
-PARKED = dict(parked_gradients=True)
-OUTER = PARKED | dict(shared_outer_slot=True, outer_in_parked=True)
+ON_GPU = dict(gradients_on_gpu=True)
+EMBED_AND_HEAD = ON_GPU | dict(
+    shared_embed_and_head_slot=True, embed_and_head_in_kept_gradients=True
+)
 FRAMES = [
     dataclasses.replace(choices, **changes)
-    for choices in HOME_GRID[::7] + BUFFER_GRID[::11]
+    for choices in DEVICE_UPDATE_GRID[::7] + BUFFER_GRID[::11]
     for changes in (
-        PARKED,
-        dict(update_pieces=3),
-        dict(boundary_blocks=2, slots=2, kept_blocks=min(1, choices.kept_blocks)),
-        PARKED | dict(gradients_in_sums=True),
-        OUTER,
-        OUTER | dict(boundary_blocks=2, slots=2, kept_blocks=min(1, choices.kept_blocks)),
+        ON_GPU,
+        dict(update_chunks=3),
+        dict(
+            blocks_per_saved_input=2,
+            slots=2,
+            blocks_without_recompute=min(1, choices.blocks_without_recompute),
+        ),
+        ON_GPU | dict(gradients_in_main_grads=True),
+        EMBED_AND_HEAD,
+        EMBED_AND_HEAD
+        | dict(
+            blocks_per_saved_input=2,
+            slots=2,
+            blocks_without_recompute=min(1, choices.blocks_without_recompute),
+        ),
         *(
             frame
-            | dict(settled_units=settled, resident_blocks=0, device_homes=homes, update_buffers=2)
+            | dict(
+                gpu_resident_units=gpu_resident,
+                blocks_kept_in_slots=0,
+                device_updated_units=device_updates,
+                update_buffers=2,
+            )
             | dict(spare_buffers=0, spare_blocks=0)
-            for frame in ({}, PARKED)
-            for settled, homes in ((1, ("block 2",)), (3, ("head",)))
+            for frame in ({}, ON_GPU)
+            for gpu_resident, device_updates in ((1, ("block 2",)), (3, ("head",)))
         ),
     )
-    if choices.gradient_sum != "host" or not changes.keys() & {"parked_gradients", "settled_units"}
-    if choices.gradient_sum == "device" or not changes.get("gradients_in_sums")
-    if choices.gradient_sum == "vertical" or not changes.get("outer_in_parked")
-    if choices.spare_blocks <= 1 or "boundary_blocks" not in changes
+    if choices.main_grad != "host"
+    or not changes.keys() & {"gradients_on_gpu", "gpu_resident_units"}
+    if choices.main_grad == "device" or not changes.get("gradients_in_main_grads")
+    if choices.main_grad == "vertical" or not changes.get("embed_and_head_in_kept_gradients")
+    if choices.spare_blocks <= 1 or "blocks_per_saved_input" not in changes
 ]
 
 
@@ -111,23 +131,23 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
     numel = {unit.name: unit.numel for unit in shape.units}
     # Moments in other kinds change update buffers alone.
     grid = BUFFER_GRID if optimizer == "adamw" else BUFFER_GRID[::20]
-    for choices in grid + HOME_GRID[::2] + FRAMES[::2]:
-        if choices.gradients_in_sums and dtype == "float32":
+    for choices in grid + DEVICE_UPDATE_GRID[::2] + FRAMES[::2]:
+        if choices.gradients_in_main_grads and dtype == "float32":
             continue
-        if choices.outer_in_parked and (tied or not shape.embed_piece):
+        if choices.embed_and_head_in_kept_gradients and (tied or not shape.embed_chunk):
             continue
         buffer = update_buffer(shape, choices)
-        of_store = store.update_buffer(choices.update_pieces)
-        assert buffer == (of_store.without_gradients if choices.parked_gradients else of_store)
+        of_store = store.update_buffer(choices.update_chunks)
+        assert buffer == (of_store.without_gradients if choices.gradients_on_gpu else of_store)
         sizes = PlaneSizes(
             numel,
             buffer.numel,
             buffer_bytes=buffer.bytes,
-            embed_piece=shape.embed_piece,
+            embed_chunk=shape.embed_chunk,
             item_bytes=shape.item_bytes,
         )
         plan = build_step_plan(names, model.tied, choices, sizes)
-        store.settle(settled_of(names, choices), backend)
+        store.place_units(gpu_resident_of(names, choices), backend)
         buffers = DeviceBuffers(store, buffer)
         state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffers)
         assert (
@@ -139,22 +159,25 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
     "choices",
     [
         PlanChoices(micro_batches=2),
-        PlanChoices(micro_batches=2, host_boundaries=True),
-        PlanChoices(micro_batches=2, host_boundaries=True, boundary_blocks=2),
+        PlanChoices(micro_batches=2, offloaded_block_inputs=True),
+        PlanChoices(micro_batches=2, offloaded_block_inputs=True, blocks_per_saved_input=2),
         PlanChoices(
             micro_batches=4,
             rounds=2,
-            gradient_sum="host",
-            host_boundaries=True,
-            resident_blocks=2,
-            kept_blocks=1,
+            main_grad="host",
+            offloaded_block_inputs=True,
+            blocks_kept_in_slots=2,
+            blocks_without_recompute=1,
         ),
     ],
 )
-def test_host_boundaries_are_the_engine_s_to_the_byte(choices):
+def test_host_block_inputs_are_the_engine_s_to_the_byte(choices):
     run = streamed(plain_model(tiny_config("llama")), choices, tokens=24)
-    expected = host_boundary_bytes(shape_of(run.model), choices, 24)
-    assert expected == run.engine.boundary_bytes and (expected > 0) == choices.host_boundaries
+    expected = offloaded_input_bytes(shape_of(run.model), choices, 24)
+    assert (
+        expected == run.engine.block_input_bytes
+        and (expected > 0) == choices.offloaded_block_inputs
+    )
     run.close()
 
 

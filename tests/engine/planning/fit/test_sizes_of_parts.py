@@ -18,7 +18,7 @@ from engine.model.build.find_shape import shape_from_source
 from engine.model.build.measure_shape import shape_of
 from engine.model.build.pretrained_files import load_config
 from engine.model.build.shape_of_run import shape_of_run
-from engine.planning.fit.buffer_sizes import host_boundary_bytes
+from engine.planning.fit.buffer_sizes import offloaded_input_bytes
 from engine.planning.fit.choose import choose
 from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.job import Job, Target
@@ -26,7 +26,7 @@ from engine.planning.fit.memory_items import PartName, items_of
 from engine.planning.fit.report import estimate
 from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.choices import PlanChoices
-from engine.planning.schedule.validate import validate
+from engine.planning.schedule.verify_plan import verify_plan
 from engine.planning.shape.active_parameters import parameter_flops
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.serialize import pack, unpack
@@ -35,7 +35,7 @@ from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_store
 from tests.support.folders import make_model
-from tests.support.size_grid import BUFFER_GRID, HOME_GRID
+from tests.support.size_grid import BUFFER_GRID, DEVICE_UPDATE_GRID
 from tests.support.tiny import plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -74,18 +74,20 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(name, family, tied, dtyp
     assert shape.frozen_units == model.frozen_units
     store = filled_store(model)
     assert store.allocated_bytes == shape.host_bytes
-    plans = [*BUFFER_GRID[::3], *HOME_GRID[::2]]
-    assert agreeing_plans(model, store, (one for one in plans if one.boundary_blocks == 1)) > 20
+    plans = [*BUFFER_GRID[::3], *DEVICE_UPDATE_GRID[::2]]
+    assert (
+        agreeing_plans(model, store, (one for one in plans if one.blocks_per_saved_input == 1)) > 20
+    )
 
 
-@pytest.mark.parametrize("host_boundaries", [False, True])
-def test_host_boundaries_are_the_engine_s_to_the_byte(host_boundaries):
-    choices = PlanChoices(micro_batches=2, host_boundaries=host_boundaries)
+@pytest.mark.parametrize("offloaded_block_inputs", [False, True])
+def test_host_block_inputs_are_the_engine_s_to_the_byte(offloaded_block_inputs):
+    choices = PlanChoices(micro_batches=2, offloaded_block_inputs=offloaded_block_inputs)
     plain = plain_model(tiny_config("llama"))
     run = streamed(plain, choices, tokens=24, parts=Parts(last_blocks=1))
-    expected = host_boundary_bytes(shape_of(run.model), choices, 24)
-    assert expected == run.engine.boundary_bytes
-    assert expected == (2 * 24 * 32 * 4 if host_boundaries else 0)
+    expected = offloaded_input_bytes(shape_of(run.model), choices, 24)
+    assert expected == run.engine.block_input_bytes
+    assert expected == (2 * 24 * 32 * 4 if offloaded_block_inputs else 0)
     run.close()
 
 
@@ -173,7 +175,7 @@ JOBS = {
     "24 GiB, 64 of RAM": (24, 60, {}),
     "80 GiB, little RAM": (80, 24, {}),
     "141 GiB": (141, 200, {}),
-    "parked": (24, 60, {"engine__gradients": "gpu"}),
+    "gradients on the GPU": (24, 60, {"engine__gradients": "gpu"}),
     "all activations": (80, 60, {"engine__activation_checkpointing": "none"}),
     "no unit on the GPU": (80, 60, {"engine__states": "host", "engine__rounds": 2}),
 }
@@ -188,12 +190,12 @@ def test_what_is_chosen_is_sound_and_fits(name, blocks, compiler):
     chosen = choose(job, Target("cuda", round(gib * GIB), ram * GIB, QUICK))
     choices = chosen.choices
     assert chosen.gpu_bytes <= gib * GIB
-    assert choices.kept_blocks <= blocks and not choices.graphs
-    assert not set(choices.device_homes) & set(shape.frozen_units)
+    assert choices.blocks_without_recompute <= blocks and not choices.graphs
+    assert not set(choices.device_updated_units) & set(shape.frozen_units)
     plan, timing = predicted_step(
         shape, choices, QUICK, MicroBatch(chosen.micro_batch_size, 1024), "cuda"
     )
-    validate(plan)
+    verify_plan(plan)
     assert timing.seconds > 0
 
 

@@ -13,56 +13,63 @@ import pytest
 from engine.planning.fit.device_memory import DeviceMemory, Sizer
 from engine.planning.fit.job import Job
 from engine.planning.schedule.choices import PlanChoices
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.ops import MainGrad
 from engine.words import GIB
 from tests.support.chosen import big_shape, config
 
 pytestmark = pytest.mark.computing
 
-_IN_ROUNDS = PlanChoices(micro_batches=4, rounds=4, gradient_sum=GradientSum.DEVICE)
-_PARKED = PlanChoices(parked_gradients=True, shared_outer_slot=True)
+_IN_ROUNDS = PlanChoices(micro_batches=4, rounds=4, main_grad=MainGrad.DEVICE)
+_PARKED = PlanChoices(gradients_on_gpu=True, shared_embed_and_head_slot=True)
 STARTS = (
     PlanChoices(micro_batches=4),
     _IN_ROUNDS,
-    dataclasses.replace(_IN_ROUNDS, parked_gradients=True, gradients_in_sums=True),
+    dataclasses.replace(_IN_ROUNDS, gradients_on_gpu=True, gradients_in_main_grads=True),
     _PARKED,
-    dataclasses.replace(_PARKED, outer_in_parked=True, boundary_blocks=2, slots=4),
-    PlanChoices(kept_blocks=12, device_homes=("head",), update_buffers=12, spare_buffers=8),
+    dataclasses.replace(
+        _PARKED, embed_and_head_in_kept_gradients=True, blocks_per_saved_input=2, slots=4
+    ),
+    PlanChoices(
+        blocks_without_recompute=12,
+        device_updated_units=("head",),
+        update_buffers=12,
+        spare_buffers=8,
+    ),
 )
 OTHERS = {
     "micro_batches": (4, 8),
     "ranks": (1, 2),
     "hosts": (1, 2),
     "span": (1, 2),
-    "whole_reads": (False, True),
+    "unsharded_reads": (False, True),
     "rounds": (1, 2),
     "slots": (2, 5),
     "prefetch_depth": (1, 3),
-    "resident_blocks": (0, 1, 9, 28),
-    "settled_units": (0, 1, 12, 30),
-    "spilled_units": (0, 3),
-    "spilled_boundaries": (0, 2),
-    "kept_blocks": (0, 1, 2, 9, 28),
-    "host_boundaries": (False, True),
-    "parked_gradients": (False, True),
-    "gradients_in_sums": (False, True),
-    "shared_outer_slot": (False, True),
-    "outer_in_parked": (False, True),
-    "boundary_blocks": (1, 2),
-    "boundary_rings": (3, 5),
-    "gradient_sum": tuple(GradientSum),
+    "blocks_kept_in_slots": (0, 1, 9, 28),
+    "gpu_resident_units": (0, 1, 12, 30),
+    "disk_offloaded_units": (0, 3),
+    "disk_offloaded_block_inputs": (0, 2),
+    "blocks_without_recompute": (0, 1, 2, 9, 28),
+    "offloaded_block_inputs": (False, True),
+    "gradients_on_gpu": (False, True),
+    "gradients_in_main_grads": (False, True),
+    "shared_embed_and_head_slot": (False, True),
+    "embed_and_head_in_kept_gradients": (False, True),
+    "blocks_per_saved_input": (1, 2),
+    "block_input_rings": (3, 5),
+    "main_grad": tuple(MainGrad),
     "compiled": (False, True),
     "tile_tokens": (0, 4096),
     "attention_blocks": (0, 2),
     "attention_bytes": (0, 7280),
     "graphs": (False, True),
-    "device_homes": ((), ("head",)),
+    "device_updated_units": ((), ("head",)),
     "update_buffers": (0, 8, 20),
-    "update_pieces": (1, 7),
+    "update_chunks": (1, 7),
     "spare_buffers": (0, 4),
     "spare_blocks": (0, 6),
-    "late_moments": (False, True),
-    "settled_apart": (False, True),
+    "moments_after_weights": (False, True),
+    "gpu_resident_apart": (False, True),
 }
 
 
@@ -86,7 +93,7 @@ def test_a_total_is_the_sum_of_the_items_whatever_was_computed_before(device, ti
     for start, (one, two) in itertools.product(STARTS, itertools.combinations(OTHERS, 2)):
         for values in itertools.product(OTHERS[one], OTHERS[two]):
             choices = dataclasses.replace(start, **dict(zip((one, two), values)))
-            if choices.resident_blocks + max(0, choices.settled_units - 1) > 28:
+            if choices.blocks_kept_in_slots + max(0, choices.gpu_resident_units - 1) > 28:
                 continue
             seen += 1
             for size in (1, 3):

@@ -1,5 +1,5 @@
 """Where moments are in their planes, for units of any shape: every element has its moments once,
-the counts of the planner are the bytes of the ranges, and no piece of an update cuts a block.
+the counts of the planner are the bytes of the ranges, and no chunk of an update cuts a block.
 """
 
 from __future__ import annotations

@@ -13,127 +13,148 @@ import pytest
 
 from engine.planning.schedule.build import build_forward_plan, build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
-from engine.planning.schedule.ops import GradientSum
+from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.text import OP_TYPES, from_text, to_text
-from engine.planning.schedule.validate import validate
+from engine.planning.schedule.verify_plan import verify_plan
 
 FOLDER = Path(__file__).parent / "golden"
 BLOCKS = ["block 0", "block 1", "block 2", "block 3"]
 NUMEL = dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310}
-SMALL_OUTER = PlaneSizes(NUMEL | {"embed": 180, "head": 190}, embed_piece=90)
+SMALL_OUTER = PlaneSizes(NUMEL | {"embed": 180, "head": 190}, embed_chunk=90)
 OF_RANKS = PlaneSizes({unit: 10 * numel for unit, numel in NUMEL.items()}, rank=1)
-HOMES = ("embed", "block 0", "block 1", "head")
+DEVICE_UPDATES = ("embed", "block 0", "block 1", "head")
 
 CHOICES = {
     "vertical": PlanChoices(micro_batches=2),
-    "host-boundaries": PlanChoices(
-        micro_batches=3, host_boundaries=True, boundary_rings=2, slots=3, prefetch_depth=2
+    "host-block-inputs": PlanChoices(
+        micro_batches=3, offloaded_block_inputs=True, block_input_rings=2, slots=3, prefetch_depth=2
     ),
-    "kept-attention": PlanChoices(
-        host_boundaries=True,
-        boundary_rings=1,
-        kept_blocks=1,
+    "saved-attention": PlanChoices(
+        offloaded_block_inputs=True,
+        block_input_rings=1,
+        blocks_without_recompute=1,
         tile_tokens=16_384,
         attention_blocks=2,
         attention_bytes=7280,
     ),
-    "kept-and-resident": PlanChoices(
-        micro_batches=2, kept_blocks=2, resident_blocks=1, compiled=True
+    "kept-and-in-slots": PlanChoices(
+        micro_batches=2, blocks_without_recompute=2, blocks_kept_in_slots=1, compiled=True
     ),
     "rounds-on-the-device": PlanChoices(
         micro_batches=2,
         rounds=2,
-        gradient_sum=GradientSum.DEVICE,
-        kept_blocks=4,
+        main_grad=MainGrad.DEVICE,
+        blocks_without_recompute=4,
         slots=3,
         prefetch_depth=2,
     ),
     "rounds-on-the-host": PlanChoices(
-        micro_batches=4, rounds=2, gradient_sum=GradientSum.HOST, host_boundaries=True
+        micro_batches=4, rounds=2, main_grad=MainGrad.HOST, offloaded_block_inputs=True
     ),
-    "parked-gradients": PlanChoices(
+    "kept-gradients": PlanChoices(
         micro_batches=2,
-        parked_gradients=True,
-        shared_outer_slot=True,
-        device_homes=("block 1",),
+        gradients_on_gpu=True,
+        shared_embed_and_head_slot=True,
+        device_updated_units=("block 1",),
         update_buffers=1,
     ),
-    "gradients-in-sums": PlanChoices(
+    "gradients-in-main-grads": PlanChoices(
         micro_batches=2,
         rounds=2,
-        gradient_sum=GradientSum.DEVICE,
-        parked_gradients=True,
-        gradients_in_sums=True,
-        device_homes=("embed", "block 1"),
+        main_grad=MainGrad.DEVICE,
+        gradients_on_gpu=True,
+        gradients_in_main_grads=True,
+        device_updated_units=("embed", "block 1"),
         update_buffers=2,
     ),
-    "settled": PlanChoices(
+    "gpu-resident": PlanChoices(
         micro_batches=4,
         rounds=2,
-        gradient_sum=GradientSum.DEVICE,
-        settled_units=2,
-        device_homes=("block 2",),
+        main_grad=MainGrad.DEVICE,
+        gpu_resident_units=2,
+        device_updated_units=("block 2",),
         update_buffers=1,
     ),
-    "spilled": PlanChoices(micro_batches=2, settled_units=1, spilled_units=2),
-    "spilled-and-parked": PlanChoices(micro_batches=2, parked_gradients=True, spilled_units=3),
-    "spilled-boundaries": PlanChoices(
-        micro_batches=2, host_boundaries=True, spilled_boundaries=2, spilled_units=1
+    "disk-offload": PlanChoices(micro_batches=2, gpu_resident_units=1, disk_offloaded_units=2),
+    "disk-offload-and-kept-gradients": PlanChoices(
+        micro_batches=2, gradients_on_gpu=True, disk_offloaded_units=3
     ),
-    "outer-in-parked": PlanChoices(
+    "disk-offloaded-block-inputs": PlanChoices(
         micro_batches=2,
-        parked_gradients=True,
-        shared_outer_slot=True,
-        outer_in_parked=True,
-        device_homes=("embed", "block 1"),
+        offloaded_block_inputs=True,
+        disk_offloaded_block_inputs=2,
+        disk_offloaded_units=1,
+    ),
+    "embed-and-head-in-kept-gradients": PlanChoices(
+        micro_batches=2,
+        gradients_on_gpu=True,
+        shared_embed_and_head_slot=True,
+        embed_and_head_in_kept_gradients=True,
+        device_updated_units=("embed", "block 1"),
         update_buffers=2,
     ),
     "pairs": PlanChoices(
-        micro_batches=2, boundary_blocks=2, host_boundaries=True, kept_blocks=1, slots=3
+        micro_batches=2,
+        blocks_per_saved_input=2,
+        offloaded_block_inputs=True,
+        blocks_without_recompute=1,
+        slots=3,
     ),
     "ranks": PlanChoices(micro_batches=2, ranks=2),
-    "ranks-with-homes": PlanChoices(
+    "ranks-with-device-updates": PlanChoices(
         micro_batches=2,
         ranks=2,
         rounds=2,
-        gradient_sum=GradientSum.DEVICE,
-        parked_gradients=True,
-        shared_outer_slot=True,
-        device_homes=("embed", "block 1"),
+        main_grad=MainGrad.DEVICE,
+        gradients_on_gpu=True,
+        shared_embed_and_head_slot=True,
+        device_updated_units=("embed", "block 1"),
         update_buffers=2,
     ),
-    "ranks-with-shards-of-sums": PlanChoices(
-        micro_batches=2, ranks=2, rounds=2, gradient_sum=GradientSum.SHARDS, kept_blocks=1
+    "ranks-with-main-grad-shards": PlanChoices(
+        micro_batches=2, ranks=2, rounds=2, main_grad=MainGrad.SHARDS, blocks_without_recompute=1
     ),
-    "ranks-with-late-moments": PlanChoices(
-        micro_batches=2, ranks=2, settled_units=2, late_moments=True
+    "ranks-with-moments-after-weights": PlanChoices(
+        micro_batches=2, ranks=2, gpu_resident_units=2, moments_after_weights=True
     ),
-    "ranks-that-read-whole-units": PlanChoices(
-        micro_batches=2, ranks=2, whole_reads=True, device_homes=("embed",), update_buffers=1
+    "ranks-with-unsharded-reads": PlanChoices(
+        micro_batches=2,
+        ranks=2,
+        unsharded_reads=True,
+        device_updated_units=("embed",),
+        update_buffers=1,
     ),
-    "ranks-with-settled-units": PlanChoices(micro_batches=2, ranks=2, settled_units=3),
-    "hosts": PlanChoices(micro_batches=2, hosts=2, device_homes=("block 1",), update_buffers=1),
-    "hosts-of-ranks": PlanChoices(micro_batches=2, hosts=3, ranks=2, resident_blocks=1),
+    "ranks-with-gpu-resident-units": PlanChoices(micro_batches=2, ranks=2, gpu_resident_units=3),
+    "hosts": PlanChoices(
+        micro_batches=2, hosts=2, device_updated_units=("block 1",), update_buffers=1
+    ),
+    "hosts-of-ranks": PlanChoices(micro_batches=2, hosts=3, ranks=2, blocks_kept_in_slots=1),
     "last-blocks": PlanChoices(
-        micro_batches=2, host_boundaries=True, kept_blocks=1, settled_units=1, slots=3
+        micro_batches=2,
+        offloaded_block_inputs=True,
+        blocks_without_recompute=1,
+        gpu_resident_units=1,
+        slots=3,
     ),
     "frozen-in-the-middle": PlanChoices(
         micro_batches=2,
         rounds=2,
-        gradient_sum=GradientSum.DEVICE,
-        parked_gradients=True,
-        shared_outer_slot=True,
-        device_homes=("block 1",),
+        main_grad=MainGrad.DEVICE,
+        gradients_on_gpu=True,
+        shared_embed_and_head_slot=True,
+        device_updated_units=("block 1",),
         update_buffers=1,
     ),
-    "homes-on-the-device": PlanChoices(micro_batches=2, device_homes=HOMES, update_buffers=2),
+    "updates-on-the-device": PlanChoices(
+        micro_batches=2, device_updated_units=DEVICE_UPDATES, update_buffers=2
+    ),
     "spare-buffers": PlanChoices(
         micro_batches=2,
         rounds=2,
-        gradient_sum=GradientSum.DEVICE,
-        kept_blocks=4,
-        device_homes=HOMES,
+        main_grad=MainGrad.DEVICE,
+        blocks_without_recompute=4,
+        device_updated_units=DEVICE_UPDATES,
         update_buffers=4,
         spare_buffers=2,
         spare_blocks=2,
@@ -145,15 +166,19 @@ FROZEN = {
 }
 FORWARD = {
     "forward": PlanChoices(micro_batches=2),
-    "forward-in-groups": PlanChoices(micro_batches=3, rounds=2, resident_blocks=2),
-    "forward-held": PlanChoices(micro_batches=3, rounds=2, resident_blocks=2),
+    "forward-in-groups": PlanChoices(micro_batches=3, rounds=2, blocks_kept_in_slots=2),
+    "forward-held": PlanChoices(micro_batches=3, rounds=2, blocks_kept_in_slots=2),
 }
 
 
 def plan_of(name: str) -> StepPlan:
     if name in FORWARD:
         return build_forward_plan(BLOCKS, True, FORWARD[name], held=name == "forward-held")
-    sizes = SMALL_OUTER if CHOICES[name].outer_in_parked else PlaneSizes(NUMEL, spill_numel=30)
+    sizes = (
+        SMALL_OUTER
+        if CHOICES[name].embed_and_head_in_kept_gradients
+        else PlaneSizes(NUMEL, disk_chunk_numel=30)
+    )
     if name in FROZEN:
         sizes = PlaneSizes(NUMEL | dict.fromkeys(FROZEN[name], 0), frozen=FROZEN[name])
     if CHOICES[name].ranks > 1:
@@ -173,7 +198,7 @@ def test_a_plan_is_the_one_that_stands_as_text(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_that_was_read_back_is_as_sound(name):
-    validate(from_text(to_text(plan_of(name))))
+    verify_plan(from_text(to_text(plan_of(name))))
 
 
 def test_the_plans_have_every_kind_of_op():

@@ -10,9 +10,9 @@ import torch
 from engine.planning.schedule.buffers import Buffer, BufferKind, Content, ContentKind
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
-from engine.planning.schedule.ops import GradientSum, Lane
+from engine.planning.schedule.ops import Lane, MainGrad
 from engine.planning.schedule.text import grid
-from engine.planning.schedule.validate import PlanError, validate
+from engine.planning.schedule.verify_plan import PlanError, verify_plan
 from tests.support.same_bits import (
     BASE,
     GRID,
@@ -48,7 +48,9 @@ def test_dropout_draws_the_same_numbers_in_the_recompute():
     recomputed = planes_after(BASE, family="gpt2", dropout=0.2)
     assert_same_bits(
         planes_after(
-            dataclasses.replace(BASE, resident_blocks=3, kept_blocks=3), family="gpt2", dropout=0.2
+            dataclasses.replace(BASE, blocks_kept_in_slots=3, blocks_without_recompute=3),
+            family="gpt2",
+            dropout=0.2,
         ),
         recomputed,
     )
@@ -61,12 +63,10 @@ def test_sum_over_rounds_in_bf16_differs_by_rounding_only(reference):
     bits.
     """
     vertical = planes_after(BASE, dtype="bfloat16")
-    device = planes_after(
-        dataclasses.replace(BASE, rounds=2, gradient_sum="device"), dtype="bfloat16"
-    )
+    device = planes_after(dataclasses.replace(BASE, rounds=2, main_grad="device"), dtype="bfloat16")
     assert_same_bits(device, vertical)
     host = planes_after(
-        dataclasses.replace(BASE, rounds=2, gradient_sum="host"), dtype="bfloat16", steps=1
+        dataclasses.replace(BASE, rounds=2, main_grad="host"), dtype="bfloat16", steps=1
     )
     once = planes_after(BASE, dtype="bfloat16", steps=1)
     gradients = [(a.float(), b.float()) for k, (a, b) in enumerate(zip(host, once)) if k % 5 == 4]
@@ -93,7 +93,7 @@ def test_sum_over_rounds_in_bf16_differs_by_rounding_only(reference):
     "name",
     [
         "base",
-        "host boundaries",
+        "block inputs on the host",
         "deep prefetch",
         "one kept",
         "rounds",
@@ -105,7 +105,7 @@ def test_sum_over_rounds_in_bf16_differs_by_rounding_only(reference):
 def test_delays_in_any_lane_change_nothing(reference, lanes, name):
     changes = {
         "base": {},
-        "rounds": dict(rounds=2, gradient_sum="host", micro_batches=2),
+        "rounds": dict(rounds=2, main_grad="host", micro_batches=2),
     } | SAME_BITS
     choices = dataclasses.replace(BASE, **changes[name])
     expected = planes_after(choices) if name == "rounds" else reference["float32", False]
@@ -119,7 +119,7 @@ def test_delays_in_any_lane_change_nothing(reference, lanes, name):
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_every_plan_of_a_size_grid_validates(depth, tied):
     for choices in GRID:
-        validate(build_step_plan([f"block {k}" for k in range(depth)], tied, choices))
+        verify_plan(build_step_plan([f"block {k}" for k in range(depth)], tied, choices))
 
 
 def test_dropping_any_single_wait_is_found():
@@ -127,18 +127,21 @@ def test_dropping_any_single_wait_is_found():
     plan = build_step_plan(
         [f"block {k}" for k in range(4)],
         False,
-        PlanChoices(micro_batches=2, host_boundaries=True, boundary_rings=2),
+        PlanChoices(micro_batches=2, offloaded_block_inputs=True, block_input_rings=2),
     )
     assert len(find_dropped_waits(plan)) > 20
-    outer = build_step_plan(
+    embed_and_head = build_step_plan(
         [f"block {k}" for k in range(4)],
         False,
         PlanChoices(
-            micro_batches=2, parked_gradients=True, shared_outer_slot=True, outer_in_parked=True
+            micro_batches=2,
+            gradients_on_gpu=True,
+            shared_embed_and_head_slot=True,
+            embed_and_head_in_kept_gradients=True,
         ),
-        PlaneSizes({"embed": 16, "head": 17} | {f"block {k}": 10 for k in range(4)}, embed_piece=8),
+        PlaneSizes({"embed": 16, "head": 17} | {f"block {k}": 10 for k in range(4)}, embed_chunk=8),
     )
-    assert len(find_dropped_waits(outer)) > 20
+    assert len(find_dropped_waits(embed_and_head)) > 20
 
 
 def test_a_wrong_slot_is_found_and_shown():
@@ -150,7 +153,7 @@ def test_a_wrong_slot_is_found_and_shown():
         ops[k], slot=slot, writes=((slot, Content(ContentKind.WEIGHTS, "block 1")),)
     )
     with pytest.raises(PlanError, match="(expects|overwrites)") as raised:
-        validate(dataclasses.replace(plan, ops=tuple(ops)))
+        verify_plan(dataclasses.replace(plan, ops=tuple(ops)))
     (marked,) = [line for line in str(raised.value).splitlines() if line.startswith("->")]
     broken = int(str(raised.value).split()[1])
     assert marked.split()[1] == str(broken) and ops[broken].label in marked
@@ -164,11 +167,11 @@ def test_a_plan_reads_as_a_grid():
 
 def test_contradicting_choices_are_refused():
     for choices in (
-        PlanChoices(micro_batches=3, rounds=2, gradient_sum="host"),
-        PlanChoices(kept_blocks=2),
-        PlanChoices(gradient_sum=GradientSum.HOST),
-        PlanChoices(late_moments=True, parked_gradients=True),
-        PlanChoices(late_moments=True, spilled_units=1),
+        PlanChoices(micro_batches=3, rounds=2, main_grad="host"),
+        PlanChoices(blocks_without_recompute=2),
+        PlanChoices(main_grad=MainGrad.HOST),
+        PlanChoices(moments_after_weights=True, gradients_on_gpu=True),
+        PlanChoices(moments_after_weights=True, disk_offloaded_units=1),
     ):
         with pytest.raises(ValueError):
             build_step_plan(["block 0"], False, choices)
@@ -185,4 +188,4 @@ def test_a_buffer_is_used_as_a_whole_or_in_parts():
         for op in plan.ops
     ]
     with pytest.raises(PlanError, match="uses a part of slot 0, which .* uses as a whole"):
-        validate(dataclasses.replace(plan, ops=tuple(changed)))
+        verify_plan(dataclasses.replace(plan, ops=tuple(changed)))

@@ -12,9 +12,9 @@ import torch
 
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
-from engine.planning.schedule.ops import GradientSum, Lane, OpKind
+from engine.planning.schedule.ops import Lane, MainGrad, OpKind
 from engine.planning.schedule.schedule import StepPlan
-from engine.planning.schedule.validate import validate
+from engine.planning.schedule.verify_plan import verify_plan
 from tests.support.plans_of_parts import BASE, PARTS, planes_after
 from tests.support.same_bits import GRID, DelayedBackend, assert_same_bits, find_dropped_waits
 
@@ -25,20 +25,24 @@ UNITS = ("embed", *BLOCKS, "head")
 SAME_BITS = {
     "one slot": dict(slots=1),
     "three slots": dict(slots=3, prefetch_depth=2),
-    "resident": dict(resident_blocks=2),
-    "kept": dict(kept_blocks=1),
-    "kept, one slot": dict(kept_blocks=1, slots=1),
-    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
-    "settled": dict(settled_units=2),
-    "all settled": dict(settled_units=6),
-    "settled apart": dict(settled_units=3, settled_apart=True),
-    "settled and resident": dict(settled_units=3, resident_blocks=1, kept_blocks=1),
-    "shared outer slot": dict(shared_outer_slot=True),
-    "parked": dict(parked_gradients=True),
-    "parked, shared outer slot": dict(parked_gradients=True, shared_outer_slot=True),
-    "rounds on the device": dict(rounds=2, gradient_sum=GradientSum.DEVICE),
+    "resident": dict(blocks_kept_in_slots=2),
+    "kept": dict(blocks_without_recompute=1),
+    "kept, one slot": dict(blocks_without_recompute=1, slots=1),
+    "block inputs on the host": dict(offloaded_block_inputs=True, block_input_rings=1),
+    "GPU-resident": dict(gpu_resident_units=2),
+    "all GPU-resident": dict(gpu_resident_units=6),
+    "GPU-resident apart": dict(gpu_resident_units=3, gpu_resident_apart=True),
+    "GPU-resident and resident": dict(
+        gpu_resident_units=3, blocks_kept_in_slots=1, blocks_without_recompute=1
+    ),
+    "shared embed and head slot": dict(shared_embed_and_head_slot=True),
+    "gradients on the GPU": dict(gradients_on_gpu=True),
+    "gradients on the GPU, shared embed and head slot": dict(
+        gradients_on_gpu=True, shared_embed_and_head_slot=True
+    ),
+    "rounds on the device": dict(rounds=2, main_grad=MainGrad.DEVICE),
     "gradients in sums": dict(
-        rounds=2, gradient_sum=GradientSum.DEVICE, parked_gradients=True, gradients_in_sums=True
+        rounds=2, main_grad=MainGrad.DEVICE, gradients_on_gpu=True, gradients_in_main_grads=True
     ),
 }
 
@@ -56,9 +60,9 @@ def allows(name: str, parts: str, tied: bool) -> bool:
     activations, and the embedding of a tied model shares no slot and is summed at both ends of a
     round.
     """
-    if "kept_blocks" in SAME_BITS[name] and parts == "head" and not tied:
+    if "blocks_without_recompute" in SAME_BITS[name] and parts == "head" and not tied:
         return False
-    return not tied or not SAME_BITS[name].keys() & {"shared_outer_slot", "rounds"}
+    return not tied or not SAME_BITS[name].keys() & {"shared_embed_and_head_slot", "rounds"}
 
 
 POSSIBLE = [
@@ -78,22 +82,26 @@ def test_any_plan_gives_the_same_bits(reference, name, parts, dtype, tied):
     assert_same_bits(found, reference[parts, dtype, tied])
 
 
-@pytest.mark.parametrize("spilled", [1, 3, 6])
-def test_moments_on_the_disk_give_the_same_bits(reference, spilled, tmp_path):
-    choices = dataclasses.replace(BASE, spilled_units=spilled)
+@pytest.mark.parametrize("on_disk", [1, 3, 6])
+def test_moments_on_the_disk_give_the_same_bits(reference, on_disk, tmp_path):
+    choices = dataclasses.replace(BASE, disk_offloaded_units=on_disk)
     for name in PARTS:
         found = planes_after(choices, PARTS[name], dtype="bfloat16", disk=tmp_path)
         assert_same_bits(found, reference[name, "bfloat16", False])
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_boundaries_on_the_disk_give_the_same_bits(reference, count, tmp_path):
-    choices = dataclasses.replace(BASE, host_boundaries=True, spilled_boundaries=count)
+def test_block_inputs_on_the_disk_give_the_same_bits(reference, count, tmp_path):
+    choices = dataclasses.replace(
+        BASE, offloaded_block_inputs=True, disk_offloaded_block_inputs=count
+    )
     for name in ("last block", "in the middle"):
         found = planes_after(choices, PARTS[name], dtype="bfloat16", disk=tmp_path)
         assert_same_bits(found, reference[name, "bfloat16", False])
-    with pytest.raises(ValueError, match="3 boundaries cannot be on the disk where a step keeps 2"):
-        more = dataclasses.replace(choices, spilled_boundaries=3)
+    with pytest.raises(
+        ValueError, match="3 block inputs cannot be on the disk where a step keeps 2"
+    ):
+        more = dataclasses.replace(choices, disk_offloaded_block_inputs=3)
         planes_after(more, PARTS["last block"], disk=tmp_path)
 
 
@@ -102,7 +110,9 @@ def test_rounded_moments(optimizer):
     """The moments of frozen parameters are nowhere, and those of the others are in their places."""
     for parts in PARTS.values():
         first = planes_after(BASE, parts, dtype="bfloat16", optimizer=optimizer)
-        choices = dataclasses.replace(BASE, slots=3, kept_blocks=0, resident_blocks=1)
+        choices = dataclasses.replace(
+            BASE, slots=3, blocks_without_recompute=0, blocks_kept_in_slots=1
+        )
         again = planes_after(choices, parts, dtype="bfloat16", optimizer=optimizer)
         assert_same_bits(again, first)
 
@@ -120,10 +130,10 @@ def test_delays_in_any_lane_change_nothing(reference, lanes, parts):
 
 @pytest.mark.parametrize("home", ["embed", "block 1", "block 3", "head"])
 def test_the_optimizer_on_the_device_gives_nearly_the_same(home, reference):
-    """Both homes round alike but for the last bits."""
+    """Both devices round alike but for the last bits."""
     parts, units = PARTS["around"], ("embed", "block 1", "block 3", "head")
     trained = ("embed", "block 3", "head")
-    choices = dataclasses.replace(BASE, device_homes=(home,), update_buffers=2)
+    choices = dataclasses.replace(BASE, device_updated_units=(home,), update_buffers=2)
     if home not in trained:
         with pytest.raises(ValueError, match="have no optimizer"):
             planes_after(choices, parts)
@@ -160,28 +170,28 @@ def back(frozen: tuple[str, ...]) -> list[str]:
 @pytest.mark.parametrize("frozen", FROZEN, ids="+".join)
 def test_every_plan_of_a_size_grid_validates(frozen, tied):
     for choices in GRID:
-        if choices.kept_blocks <= len(back(frozen)):
-            validate(plan_of(frozen, choices, tied))
+        if choices.blocks_without_recompute <= len(back(frozen)):
+            verify_plan(plan_of(frozen, choices, tied))
 
 
 @pytest.mark.parametrize("frozen", FROZEN, ids="+".join)
-def test_plans_with_homes_validate(frozen):
+def test_plans_with_device_updates_validate(frozen):
     trained = [unit for unit in UNITS if unit not in frozen]
     for count, buffers, shares in itertools.product(range(1, 5), (1, 3), (False, True)):
-        for gradient_sum, rounds in ((GradientSum.VERTICAL, 1), (GradientSum.DEVICE, 2)):
-            validate(
+        for main_grad, rounds in ((MainGrad.VERTICAL, 1), (MainGrad.DEVICE, 2)):
+            verify_plan(
                 plan_of(
                     frozen,
                     PlanChoices(
                         micro_batches=2,
                         rounds=rounds,
-                        gradient_sum=gradient_sum,
-                        device_homes=tuple(trained[:count]),
+                        main_grad=main_grad,
+                        device_updated_units=tuple(trained[:count]),
                         update_buffers=buffers,
-                        update_pieces=2,
-                        parked_gradients=shares,
-                        shared_outer_slot=shares,
-                        resident_blocks=1,
+                        update_chunks=2,
+                        gradients_on_gpu=shares,
+                        shared_embed_and_head_slot=shares,
+                        blocks_kept_in_slots=1,
                     ),
                 )
             )
@@ -201,8 +211,8 @@ def test_a_frozen_unit_has_no_gradient_and_no_update(frozen):
 
 def test_what_lies_below_keeps_and_fetches_nothing():
     frozen = FROZEN[0]
-    ops = plan_of(frozen, PlanChoices(micro_batches=2, host_boundaries=True)).ops
-    stored = [op.unit for op in ops if op.kind == OpKind.STORE_BOUNDARY]
+    ops = plan_of(frozen, PlanChoices(micro_batches=2, offloaded_block_inputs=True)).ops
+    stored = [op.unit for op in ops if op.kind == OpKind.OFFLOAD_BLOCK_INPUT]
     assert sorted(set(stored)) == ["block 2", "block 3"]
     fetched = [op.unit for op in ops if op.kind == OpKind.PREFETCH]
     # With two slots, the two blocks that have a backward are there when it begins.
@@ -211,32 +221,34 @@ def test_what_lies_below_keeps_and_fetches_nothing():
 
 def test_a_block_is_updated_in_its_slot_if_the_next_step_finds_it_there():
     """The next step begins with the first blocks, of which some have no backward."""
-    homes = PlanChoices(micro_batches=2, device_homes=("block 2", "block 3"), update_buffers=2)
-    assert plan_of(FROZEN[0], homes).placed == ()
-    resident = dataclasses.replace(homes, resident_blocks=1)
+    device_updates = PlanChoices(
+        micro_batches=2, device_updated_units=("block 2", "block 3"), update_buffers=2
+    )
+    assert plan_of(FROZEN[0], device_updates).placed == ()
+    resident = dataclasses.replace(device_updates, blocks_kept_in_slots=1)
     assert [unit for unit, _ in plan_of(FROZEN[0], resident).placed] == ["block 3"]
-    others = dataclasses.replace(homes, device_homes=("block 0", "block 2"))
+    others = dataclasses.replace(device_updates, device_updated_units=("block 0", "block 2"))
     assert [unit for unit, _ in plan_of(FROZEN[3], others).placed] == ["block 0"]
-    second = dataclasses.replace(homes, device_homes=("block 1", "block 2"))
+    second = dataclasses.replace(device_updates, device_updated_units=("block 1", "block 2"))
     plan = plan_of(("embed", "block 0"), second)
-    validate(plan)
+    verify_plan(plan)
     assert [unit for unit, _ in plan.placed] == ["block 1"]
     assert not any(op.kind == OpKind.PREFETCH and op.unit == "block 1" for op in plan.ops[:20])
 
 
 def test_every_wait_of_such_a_plan_is_needed():
     for frozen in FROZEN[:3]:
-        choices = PlanChoices(micro_batches=2, host_boundaries=True, boundary_rings=2)
+        choices = PlanChoices(micro_batches=2, offloaded_block_inputs=True, block_input_rings=2)
         assert len(find_dropped_waits(plan_of(frozen, choices))) > 10
 
 
 @pytest.mark.parametrize(
     "changes, words",
     [
-        (dict(boundary_blocks=2), "trained whole"),
-        (dict(kept_blocks=3), "3 blocks keep activations, and 2 have a backward"),
-        (dict(settled_units=6, graphs=True), "recorded only where all of them"),
-        (dict(device_homes=("block 0",), update_buffers=1), "have no optimizer"),
+        (dict(blocks_per_saved_input=2), "trained whole"),
+        (dict(blocks_without_recompute=3), "3 blocks keep activations, and 2 have a backward"),
+        (dict(gpu_resident_units=6, graphs=True), "recorded only where all of them"),
+        (dict(device_updated_units=("block 0",), update_buffers=1), "have no optimizer"),
     ],
 )
 def test_contradictions(changes, words):

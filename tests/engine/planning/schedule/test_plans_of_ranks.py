@@ -18,7 +18,7 @@ from engine.planning.schedule.ops import Lane, OpKind
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.shards import SHARD_ELEMENTS, Shards
 from engine.planning.schedule.text import from_text, grid, to_text
-from engine.planning.schedule.validate import validate
+from engine.planning.schedule.verify_plan import verify_plan
 from tests.support.same_bits import find_dropped_waits
 
 # ---------------------------------------------------------------------- shards
@@ -93,28 +93,42 @@ BLOCKS = [f"block {k}" for k in range(5)]
 NUMEL = {block: 1000 + 300 * (k % 2) for k, block in enumerate(BLOCKS)}
 NUMEL |= {"embed": 2500, "head": 300}
 """Of four ranks, two have nothing of the head."""
-WHOLE = "whole reads"
-DEVICE = dict(rounds=2, gradient_sum="device")
-SHARDS = dict(rounds=2, gradient_sum="shards")
+WHOLE = "unsharded reads"
+DEVICE = dict(rounds=2, main_grad="device")
+SHARDS = dict(rounds=2, main_grad="shards")
 CHOICES = {
-    f"{sums or 'vertical'}, {how or 'host'}, {homes or 'no homes'}": (sums, how, homes)
+    f"{sums or 'vertical'}, {how or 'host'}, {device_updates or 'no device updates'}": (
+        sums,
+        how,
+        device_updates,
+    )
     for sums in ("", "rounds", "shards")
-    for how in ("", "parked", "shared outer slot", "kept", "host boundaries", "resident", WHOLE)
-    for homes in ("", "some", "all")
+    for how in (
+        "",
+        "gradients on the GPU",
+        "shared embed and head slot",
+        "kept",
+        "block inputs on the host",
+        "resident",
+        WHOLE,
+    )
+    for device_updates in ("", "some", "all")
 }
 WAYS: dict[str, dict] = {
     "": {},
-    "parked": dict(parked_gradients=True),
-    "shared outer slot": dict(shared_outer_slot=True, parked_gradients=True),
-    "kept": dict(kept_blocks=3, slots=3, prefetch_depth=2),
-    "host boundaries": dict(host_boundaries=True, boundary_rings=1, kept_blocks=1),
-    "resident": dict(resident_blocks=3, kept_blocks=2, slots=1),
-    WHOLE: dict(whole_reads=True, resident_blocks=1),
+    "gradients on the GPU": dict(gradients_on_gpu=True),
+    "shared embed and head slot": dict(shared_embed_and_head_slot=True, gradients_on_gpu=True),
+    "kept": dict(blocks_without_recompute=3, slots=3, prefetch_depth=2),
+    "block inputs on the host": dict(
+        offloaded_block_inputs=True, block_input_rings=1, blocks_without_recompute=1
+    ),
+    "resident": dict(blocks_kept_in_slots=3, blocks_without_recompute=2, slots=1),
+    WHOLE: dict(unsharded_reads=True, blocks_kept_in_slots=1),
     "rounds": DEVICE,
     "shards": SHARDS,
-    "no homes": {},
-    "some": dict(device_homes=("embed", "block 1"), update_buffers=1),
-    "all": dict(device_homes=("embed", *BLOCKS, "head"), update_buffers=3),
+    "no device updates": {},
+    "some": dict(device_updated_units=("embed", "block 1"), update_buffers=1),
+    "all": dict(device_updated_units=("embed", *BLOCKS, "head"), update_buffers=3),
 }
 
 
@@ -123,8 +137,8 @@ def choices_of(name: str, ranks: int) -> PlanChoices:
     return PlanChoices(micro_batches=2, ranks=ranks, **changes)
 
 
-def plan_of(name: str, ranks: int, rank: int, tied: bool = False, piece: int = 0) -> StepPlan:
-    sizes = PlaneSizes(NUMEL, piece_numel=piece, rank=rank)
+def plan_of(name: str, ranks: int, rank: int, tied: bool = False, chunk: int = 0) -> StepPlan:
+    sizes = PlaneSizes(NUMEL, chunk_numel=chunk, rank=rank)
     return build_step_plan(BLOCKS, tied, choices_of(name, ranks), sizes)
 
 
@@ -133,12 +147,12 @@ def plan_of(name: str, ranks: int, rank: int, tied: bool = False, piece: int = 0
 def test_every_plan_of_every_rank_is_sound(ranks, tied):
     """Every rank updates its own shard and nothing else, and meets the others where they are."""
     for name in CHOICES:
-        if tied and choices_of(name, ranks).shared_outer_slot:
+        if tied and choices_of(name, ranks).shared_embed_and_head_slot:
             continue
         meetings = []
         for rank in range(ranks):
-            plan = plan_of(name, ranks, rank, tied, piece=256)
-            validate(plan)
+            plan = plan_of(name, ranks, rank, tied, chunk=256)
+            verify_plan(plan)
             assert plan.shards == Shards(ranks, rank)
             assert from_text(to_text(plan)) == plan
             assert_own_shard_updated(plan, choices_of(name, ranks), name)
@@ -149,7 +163,7 @@ def test_every_plan_of_every_rank_is_sound(ranks, tied):
 
 def meeting_points(plan: StepPlan) -> list[tuple]:
     """Returns what all ranks must do alike: each exchange, and the buffer that it works on."""
-    points = [op for op in plan.ops if op.lane == Lane.EXCHANGE]
+    points = [op for op in plan.ops if op.lane == Lane.COLLECTIVE]
     return [
         (op.kind, op.unit, getattr(op, "slot", None), getattr(op, "grad", None)) for op in points
     ]
@@ -159,12 +173,12 @@ def assert_own_shard_updated(plan: StepPlan, choices: PlanChoices, name: str) ->
     for unit, numel in NUMEL.items():
         start, stop = plan.shards.bounds(numel)
         kinds = {OpKind.UPDATE, OpKind.DEVICE_UPDATE}
-        pieces = [op.piece for op in plan.ops if op.kind in kinds and op.unit == unit]
-        covered = [element for piece in pieces for element in range(*piece)]
+        chunks = [op.chunk for op in plan.ops if op.kind in kinds and op.unit == unit]
+        covered = [element for chunk in chunks for element in range(*chunk)]
         assert covered == [*range(start, stop)], (name, unit)
-        at_home = unit in choices.device_homes
+        updated_on_device = unit in choices.device_updated_units
         found = {op.kind for op in plan.ops if op.kind in kinds and op.unit == unit}
-        expected = OpKind.DEVICE_UPDATE if at_home else OpKind.UPDATE
+        expected = OpKind.DEVICE_UPDATE if updated_on_device else OpKind.UPDATE
         assert found <= {expected}, (name, unit)
 
 
@@ -179,10 +193,10 @@ def test_each_weight_is_gathered_and_each_sum_is_scattered(name, ranks):
     assert order.count((OpKind.ALL_REDUCE, "step")) == 1
     is_whole = WHOLE in name
     for unit in NUMEL:  # after the updates of all ranks, and before any of them reads the unit
-        assert order.count((OpKind.MEET, unit)) == is_whole
+        assert order.count((OpKind.BARRIER, unit)) == is_whole
         if is_whole:
             read = order.index((OpKind.PREFETCH, unit))
-            assert order.index((OpKind.MEET, unit)) == read - 1
+            assert order.index((OpKind.BARRIER, unit)) == read - 1
             assert read - 1 in plan.ops[read].waits
     for op, after in pairwise(plan.ops):
         if op.kind == OpKind.PREFETCH and not is_whole:
@@ -191,21 +205,21 @@ def test_each_weight_is_gathered_and_each_sum_is_scattered(name, ranks):
         assert order.count((OpKind.REDUCE_SCATTER, unit)) == 1 + ("shards" in name)
         assert (OpKind.REDUCE, unit) not in order
         scattered = max(at for at, op in enumerate(order) if op == (OpKind.REDUCE_SCATTER, unit))
-        sent = (OpKind.OFFLOAD, OpKind.OFFLOAD_PARKED)
+        sent = (OpKind.OFFLOAD, OpKind.OFFLOAD_KEPT_GRADIENT)
         assert all(order.index((kind, unit)) > scattered for kind in sent if (kind, unit) in order)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "vertical, host, no homes",
-        "rounds, host boundaries, some",
-        "vertical, shared outer slot, all",
+        "vertical, host, no device updates",
+        "rounds, block inputs on the host, some",
+        "vertical, shared embed and head slot, all",
         "vertical, kept, all",
-        "rounds, resident, no homes",
-        "shards, parked, all",
-        "shards, host boundaries, some",
-        "vertical, whole reads, some",
+        "rounds, resident, no device updates",
+        "shards, gradients on the GPU, all",
+        "shards, block inputs on the host, some",
+        "vertical, unsharded reads, some",
     ],
 )
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -213,47 +227,47 @@ def test_dropping_any_single_wait_is_found(name, ranks):
     for rank in (0, ranks - 1):
         dropped = {kind for kind, _ in find_dropped_waits(plan_of(name, ranks, rank))}
         # The lane has all norms before their sum over the ranks, so that needs no wait.
-        comes_in = OpKind.MEET if WHOLE in name else OpKind.ALL_GATHER
+        comes_in = OpKind.BARRIER if WHOLE in name else OpKind.ALL_GATHER
         assert dropped >= {comes_in, OpKind.REDUCE_SCATTER, OpKind.SUMMARY}
         assert dropped >= {OpKind.PREFETCH, OpKind.FORWARD, OpKind.BACKWARD}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_pass_without_gradients_gathers_weights_too(ranks):
-    choices = PlanChoices(micro_batches=2, ranks=ranks, resident_blocks=1)
+    choices = PlanChoices(micro_batches=2, ranks=ranks, blocks_kept_in_slots=1)
     plans = [build_forward_plan(BLOCKS, False, choices, rank=rank) for rank in range(ranks)]
     for rank, plan in enumerate(plans):
-        validate(plan)
+        verify_plan(plan)
         assert plan.shards == Shards(ranks, rank)
-        assert {op.kind for op in plan.ops if op.lane == Lane.EXCHANGE} == {OpKind.ALL_GATHER}
+        assert {op.kind for op in plan.ops if op.lane == Lane.COLLECTIVE} == {OpKind.ALL_GATHER}
         assert meeting_points(plan) == meeting_points(plans[0])
     held = build_forward_plan(BLOCKS, False, choices, held=True)
-    validate(held)
+    verify_plan(held)
     assert not [op for op in held.ops if op.unit == BLOCKS[-1] and op.kind == OpKind.ALL_GATHER]
 
 
 def test_only_the_last_round_rounds_and_sends_a_gradient():
-    plan = plan_of("shards, host, no homes", 2, 0)
+    plan = plan_of("shards, host, no device updates", 2, 0)
     for unit in NUMEL:
         first, last = (
             op for op in plan.ops if op.kind == OpKind.REDUCE_SCATTER and op.unit == unit
         )
-        assert first.total == last.total and first.total.kind == BufferKind.SHARD_SUM
+        assert first.total == last.total and first.total.kind == BufferKind.MAIN_GRAD_SHARD
         assert (first.first, last.first) == (True, False)
         assert first.staging is None and last.staging is not None
         assert [op.kind for op in plan.ops if op.unit == unit].count(OpKind.OFFLOAD) <= 1
 
 
-@pytest.mark.parametrize("changes", [{}, DEVICE, SHARDS, dict(resident_blocks=2)], ids=str)
+@pytest.mark.parametrize("changes", [{}, DEVICE, SHARDS, dict(blocks_kept_in_slots=2)], ids=str)
 def test_units_that_live_on_the_device_are_gathered_after_their_update(changes):
     """Each rank updates its shard in the slot, and no later op computes with the others' old
     weights.
     """
-    choices = PlanChoices(micro_batches=2, ranks=3, settled_units=3, **changes)
+    choices = PlanChoices(micro_batches=2, ranks=3, gpu_resident_units=3, **changes)
     meetings = []
     for rank in range(3):
         plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL, rank=rank))
-        validate(plan)
+        verify_plan(plan)
         assert from_text(to_text(plan)) == plan
         kinds = {kind for kind, _ in find_dropped_waits(plan)}
         assert kinds >= {OpKind.ALL_GATHER, OpKind.UPDATE_IN_PLACE}
@@ -275,17 +289,19 @@ def test_hosts_exchange_sums_and_no_weights(ranks, tied):
     """
     for name in CHOICES:
         choices = choices_of(name, ranks)
-        if (tied and choices.shared_outer_slot) or (choices.whole_reads and ranks == 1):
+        if (tied and choices.shared_embed_and_head_slot) or (
+            choices.unsharded_reads and ranks == 1
+        ):
             continue
-        sizes = PlaneSizes(NUMEL, piece_numel=256, rank=ranks - 1)
+        sizes = PlaneSizes(NUMEL, chunk_numel=256, rank=ranks - 1)
         choices = choices.changed(hosts=3)
         plan = build_step_plan(BLOCKS, tied, choices, sizes)
-        validate(plan)
+        verify_plan(plan)
         assert plan.hosts == 3 and plan.is_shared and plan.shards == Shards(ranks, ranks - 1)
         assert from_text(to_text(plan)) == plan
         if ranks > 1:
             assert_own_shard_updated(plan, choices, name)
-        order = [(op.kind, op.unit) for op in plan.ops if op.lane == Lane.EXCHANGE]
+        order = [(op.kind, op.unit) for op in plan.ops if op.lane == Lane.COLLECTIVE]
         assert order.count((OpKind.ALL_REDUCE, "step")) == 1
         rounds = 1 + ("shards" in name)
         assert all(order.count((OpKind.REDUCE_SCATTER, unit)) == rounds for unit in NUMEL), name
@@ -294,7 +310,9 @@ def test_hosts_exchange_sums_and_no_weights(ranks, tied):
             assert OpKind.REDUCE not in {op.kind for op in plan.ops}
 
 
-@pytest.mark.parametrize("name", ["vertical, host, no homes", "rounds, parked, all"])
+@pytest.mark.parametrize(
+    "name", ["vertical, host, no device updates", "rounds, gradients on the GPU, all"]
+)
 def test_dropping_any_single_wait_between_hosts_is_found(name):
     choices = choices_of(name, 1).changed(hosts=2)
     plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
@@ -305,9 +323,12 @@ def test_dropping_any_single_wait_between_hosts_is_found(name):
 @pytest.mark.parametrize(
     "name, changes",
     [
-        ("spilled_units", dict(spilled_units=1)),
-        ("gradients_in_sums", DEVICE | dict(parked_gradients=True, gradients_in_sums=True)),
-        ("graphs", dict(settled_units=2 + len(BLOCKS), graphs=True)),
+        ("disk_offloaded_units", dict(disk_offloaded_units=1)),
+        (
+            "gradients_in_main_grads",
+            DEVICE | dict(gradients_on_gpu=True, gradients_in_main_grads=True),
+        ),
+        ("graphs", dict(gpu_resident_units=2 + len(BLOCKS), graphs=True)),
     ],
 )
 def test_choices_of_one_rank_are_refused_for_several_hosts(name, changes):
@@ -318,24 +339,26 @@ def test_choices_of_one_rank_are_refused_for_several_hosts(name, changes):
 
 
 def test_the_grid_shows_the_exchange():
-    text = grid(plan_of("vertical, host, no homes", 2, 0))
-    assert text.splitlines()[0].split()[1:6] == ["H2D", "COMPUTE", "D2H", "HOST", "EXCHANGE"]
+    text = grid(plan_of("vertical, host, no device updates", 2, 0))
+    assert text.splitlines()[0].split()[1:6] == ["H2D", "COMPUTE", "D2H", "HOST", "COLLECTIVE"]
     assert "all_gather embed >slot" in text and "reduce_scatter head >staging" in text
     assert "all_reduce step" in text
 
 
 def test_two_sums_take_turns():
     """The backward of a block need not wait until the sum of the block before is exchanged."""
-    plan = plan_of("vertical, host, no homes", 2, 0)
+    plan = plan_of("vertical, host, no device updates", 2, 0)
     sums = {op.unit: op.grad for op in plan.ops if op.kind == OpKind.REDUCE_SCATTER}
-    assert {sums[block].kind for block in BLOCKS} == {BufferKind.SUM}
+    assert {sums[block].kind for block in BLOCKS} == {BufferKind.MAIN_GRAD}
     assert all(sums[below] != sums[block] for below, block in pairwise(BLOCKS))
 
 
 FROZEN = ("embed", "block 0", "block 3", "head")
 
 
-@pytest.mark.parametrize("changes", [{}, dict(whole_reads=True), dict(settled_units=3)], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, dict(unsharded_reads=True), dict(gpu_resident_units=3)], ids=str
+)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_frozen_units_are_gathered_and_nothing_else(changes, ranks):
     """Nobody waits for an update of theirs, where each rank reads them whole."""
@@ -344,13 +367,13 @@ def test_frozen_units_are_gathered_and_nothing_else(changes, ranks):
     meetings = []
     for rank in range(ranks):
         plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(numel, rank=rank, frozen=FROZEN))
-        validate(plan)
+        verify_plan(plan)
         assert from_text(to_text(plan)) == plan
         trained = set(NUMEL) - set(FROZEN)
-        for kind in (OpKind.REDUCE_SCATTER, OpKind.MEET):
+        for kind in (OpKind.REDUCE_SCATTER, OpKind.BARRIER):
             units = {op.unit for op in plan.ops if op.kind == kind}
             assert units == (
-                set() if kind == OpKind.MEET and "whole_reads" not in changes else trained
+                set() if kind == OpKind.BARRIER and "unsharded_reads" not in changes else trained
             )
         updated = {op.unit for op in plan.ops if op.kind in (OpKind.UPDATE, OpKind.UPDATE_IN_PLACE)}
         assert updated == trained
@@ -363,16 +386,24 @@ def test_frozen_units_are_gathered_and_nothing_else(changes, ranks):
 # ---------------------------------------------------------------------- refusals
 
 ALONE = {
-    "spilled_units": dict(spilled_units=1),
-    "spilled_boundaries": dict(spilled_boundaries=1, host_boundaries=True),
-    "gradients_in_sums": dict(gradients_in_sums=True, parked_gradients=True, **DEVICE),
-    "outer_in_parked": dict(outer_in_parked=True, parked_gradients=True, shared_outer_slot=True),
-    "spare_buffers": dict(
-        device_homes=("embed",), update_buffers=2, spare_buffers=1, spare_blocks=1, kept_blocks=1
+    "disk_offloaded_units": dict(disk_offloaded_units=1),
+    "disk_offloaded_block_inputs": dict(disk_offloaded_block_inputs=1, offloaded_block_inputs=True),
+    "gradients_in_main_grads": dict(gradients_in_main_grads=True, gradients_on_gpu=True, **DEVICE),
+    "embed_and_head_in_kept_gradients": dict(
+        embed_and_head_in_kept_gradients=True,
+        gradients_on_gpu=True,
+        shared_embed_and_head_slot=True,
     ),
-    "graphs": dict(graphs=True, settled_units=7),
-    "host": dict(rounds=2, gradient_sum="host"),
-    "pairs": dict(boundary_blocks=2),
+    "spare_buffers": dict(
+        device_updated_units=("embed",),
+        update_buffers=2,
+        spare_buffers=1,
+        spare_blocks=1,
+        blocks_without_recompute=1,
+    ),
+    "graphs": dict(graphs=True, gpu_resident_units=7),
+    "host": dict(rounds=2, main_grad="host"),
+    "pairs": dict(blocks_per_saved_input=2),
 }
 
 
@@ -385,7 +416,7 @@ def test_shards_of_sums_are_for_several_ranks():
 def test_choices_for_one_rank_are_refused_for_several(name):
     assert set(ONE_RANK_ONLY) <= set(ALONE)
     choices = PlanChoices(micro_batches=2, **ALONE[name])
-    sizes = PlaneSizes(NUMEL, embed_piece=500)
+    sizes = PlaneSizes(NUMEL, embed_chunk=500)
     build_step_plan(BLOCKS, False, choices, sizes)  # one rank may have them
     several = PlanChoices(micro_batches=2, ranks=2, **ALONE[name])
     with pytest.raises(ValueError, match="(is|are) for one rank"):

@@ -29,7 +29,7 @@ from engine.planning.fit.cost_model import (
     MicroBatch,
     step_seconds,
 )
-from engine.planning.fit.optimizer_placement import choose_homes
+from engine.planning.fit.optimizer_placement import place_optimizers
 from engine.planning.fit.simulate_step import op_seconds
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
@@ -43,20 +43,28 @@ BLOCKS = [f"block {k}" for k in range(6)]
 CHOICES = (
     PlanChoices(),
     PlanChoices(micro_batches=4, slots=3, prefetch_depth=2),
-    PlanChoices(micro_batches=4, rounds=2, gradient_sum="host"),
-    PlanChoices(micro_batches=4, rounds=2, gradient_sum="device", resident_blocks=3, kept_blocks=2),
-    PlanChoices(micro_batches=3, host_boundaries=True),
+    PlanChoices(micro_batches=4, rounds=2, main_grad="host"),
     PlanChoices(
-        micro_batches=2, device_homes=("embed", "block 0", "block 2", "head"), update_buffers=2
+        micro_batches=4,
+        rounds=2,
+        main_grad="device",
+        blocks_kept_in_slots=3,
+        blocks_without_recompute=2,
+    ),
+    PlanChoices(micro_batches=3, offloaded_block_inputs=True),
+    PlanChoices(
+        micro_batches=2,
+        device_updated_units=("embed", "block 0", "block 2", "head"),
+        update_buffers=2,
     ),
     PlanChoices(
         micro_batches=4,
         rounds=2,
-        gradient_sum="device",
-        device_homes=tuple(BLOCKS),
+        main_grad="device",
+        device_updated_units=tuple(BLOCKS),
         update_buffers=3,
-        resident_blocks=2,
-        kept_blocks=6,
+        blocks_kept_in_slots=2,
+        blocks_without_recompute=6,
     ),
 )
 NUMEL = dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 250}
@@ -167,8 +175,10 @@ def bus(rate: float) -> dict[str, float]:
 
 def test_ops_take_what_their_bytes_and_products_take(shape):
     block, blocks = shape.blocks[0], [unit.name for unit in shape.blocks]
-    plan = build_step_plan(blocks, False, PlanChoices(micro_batches=2, host_boundaries=True))
-    kept_plan = build_step_plan(blocks, False, PlanChoices(micro_batches=2, kept_blocks=3))
+    plan = build_step_plan(blocks, False, PlanChoices(micro_batches=2, offloaded_block_inputs=True))
+    kept_plan = build_step_plan(
+        blocks, False, PlanChoices(micro_batches=2, blocks_without_recompute=3)
+    )
 
     def of(kind: str, plan=plan, **rates: float) -> float:
         seconds = op_seconds(plan, shape, only(**rates), MicroBatch(2, 16))
@@ -176,7 +186,7 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
 
     assert of("prefetch", h2d=1.0) == pytest.approx(4 * block.numel)
     assert of("offload", d2h=1.0) == pytest.approx(4 * block.numel)
-    assert of("store_boundary", d2h=1.0) == pytest.approx(4 * 2 * 16 * shape.hidden_size)
+    assert of("offload_block_input", d2h=1.0) == pytest.approx(4 * 2 * 16 * shape.hidden_size)
     assert of("update", adamw=1.0) == block.numel
     # 32 tokens and a narrow model are too few for full speed, which the attention's rate has in it
     # already.
@@ -246,11 +256,11 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
     """states: bytes of an element beside its weight and its gradient, which have as many each."""
     shape = shape_of(build_model(tiny_config("qwen2"), ModelConfig(source="tiny", dtype=dtype)))
     numel = {unit.name: unit.numel for unit in shape.units}
-    homes = ("embed", "block 1", "block 2")
+    device_updates = ("embed", "block 1", "block 2")
     plan = build_step_plan(
         [unit.name for unit in shape.blocks],
         False,
-        PlanChoices(device_homes=homes, update_buffers=2),
+        PlanChoices(device_updated_units=device_updates, update_buffers=2),
         PlaneSizes(numel, shape.update_buffer(1).numel, buffer_bytes=shape.update_buffer(1).bytes),
     )
 
@@ -258,7 +268,7 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
         seconds = op_seconds(plan, shape, only(**rates), MicroBatch(2, 16))
         return sum(seconds(op) for op in plan.ops if op.kind == kind and op.unit == unit)
 
-    for unit in homes:
+    for unit in device_updates:
         assert of("fetch_states", unit, h2d=1.0, h2d_busy=1.0) == pytest.approx(
             (weight + states) * numel[unit] / BUS_SHARE
         )
@@ -366,37 +376,47 @@ def test_ops_without_a_duration_take_none(shape):
 # ---------------------------------------------------------------------- where optimizers run
 
 
-def homes_of(shape, rates: Rates, buffers: int = 2, **changes) -> tuple[tuple[str, ...], float]:
-    homes = choose_homes(
+def device_updates_of(
+    shape, rates: Rates, buffers: int = 2, **changes
+) -> tuple[tuple[str, ...], float]:
+    device_updates = place_optimizers(
         Cost(shape, rates, MicroBatch(2, 16), False), PlanChoices(update_buffers=buffers, **changes)
     )
-    assert not homes.late_moments  # of one rank
-    return homes.units, homes.waited
+    assert not device_updates.moments_after_weights  # of one rank
+    return device_updates.units, device_updates.waited
 
 
 def test_optimizers_run_where_weights_are_ready_first(shape):
     everything = tuple(unit.name for unit in shape.units)
     slow_host = only(adamw=1.0, adamw_busy=1.0)
-    assert homes_of(shape, slow_host)[0] == everything
-    assert homes_of(shape, slow_host, buffers=0) == ((), pytest.approx(shape.gradient_numel))
-    assert homes_of(shape, only(**bus(1.0))) == homes_of(shape, only(**bus(1.0)), buffers=0)
+    assert device_updates_of(shape, slow_host)[0] == everything
+    assert device_updates_of(shape, slow_host, buffers=0) == (
+        (),
+        pytest.approx(shape.gradient_numel),
+    )
+    assert device_updates_of(shape, only(**bus(1.0))) == device_updates_of(
+        shape, only(**bus(1.0)), buffers=0
+    )
     # Neither is fast: both work, and are done sooner than the host alone.
     both = only(**bus(100.0), adamw=10.0, adamw_busy=8.0)
-    homes, waited = homes_of(shape, both)
-    assert 0 < len(homes) < len(everything) and waited < homes_of(shape, both, buffers=0)[1]
+    device_updates, waited = device_updates_of(shape, both)
+    assert (
+        0 < len(device_updates) < len(everything)
+        and waited < device_updates_of(shape, both, buffers=0)[1]
+    )
 
 
 def test_a_host_that_the_bus_slows_down_is_left_alone(shape):
     """Homes on the device would gain less than the host loses."""
-    assert homes_of(shape, only(**bus(20.0), adamw=10.0, adamw_busy=0.1)) == homes_of(
-        shape, only(**bus(20.0), adamw=10.0, adamw_busy=0.1), buffers=0
-    )
+    assert device_updates_of(
+        shape, only(**bus(20.0), adamw=10.0, adamw_busy=0.1)
+    ) == device_updates_of(shape, only(**bus(20.0), adamw=10.0, adamw_busy=0.1), buffers=0)
 
 
 def test_what_the_first_pass_hides_is_not_waited_for(shape):
     update = only(adamw=1.0, adamw_busy=1.0)
-    alone = homes_of(shape, update, buffers=0)[1]
-    hidden = homes_of(shape, dataclasses.replace(update, matmul=1e-3), buffers=0)[1]
+    alone = device_updates_of(shape, update, buffers=0)[1]
+    hidden = device_updates_of(shape, dataclasses.replace(update, matmul=1e-3), buffers=0)[1]
     assert alone == pytest.approx(shape.gradient_numel)
     first = (
         shape.embed.numel + shape.blocks[0].numel

@@ -151,10 +151,10 @@ def test_files_that_may_not_grow(tmp_path, preset, runs):
 @pytest.mark.slow("it tries a fault at many moments of a run")
 @pytest.mark.parametrize("call", ["fsync", "fdatasync"])
 def test_a_disk_that_fails_to_sync(capsys, preset, runs, monkeypatch, call, whole):
-    from engine.training.checkpoints import piece_files
+    from engine.training.checkpoints import chunk_files
 
     if call == "fdatasync":  # without direct writes, every piece is synced by itself
-        monkeypatch.setattr(piece_files.ChunkFile, "_write_direct", lambda *_: 0)
+        monkeypatch.setattr(chunk_files.ChunkFile, "_write_direct", lambda *_: 0)
     with monkeypatch.context() as broken:
 
         def fail(descriptor):

@@ -112,7 +112,7 @@ def test_the_fold_is_the_run_that_went_on_from_the_resumed_step(seed):
         assert snapshot.best is None
     else:
         assert (snapshot.best.step, snapshot.best.loss) == (best.step, best.loss)
-        assert snapshot.held_out.since_best == len(evaluated) - 1 - evaluated.index(best)
+        assert snapshot.validation.since_best == len(evaluated) - 1 - evaluated.index(best)
         # Weights of a later step had taken the place of those before a resume.
         assert not snapshot.best.kept or best.step in {event.step for event in kept}
 

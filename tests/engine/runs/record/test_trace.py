@@ -191,7 +191,7 @@ def test_each_rank_is_a_process_of_its_own():
     processes = (MEASURED, PREDICTED + 1, PREDICTED + 2)
     for rank, process in enumerate(processes):
         threads = checked(trace, of_rank(step, rank).spans, process, begin)
-        assert {"EXCHANGE", "COMPUTE waits"} <= set(threads.values())
+        assert {"COLLECTIVE", "COMPUTE waits"} <= set(threads.values())
     checked(trace, of_rank(step, 0).spans, PREDICTED, begin)
     waits = [event for event in trace["traceEvents"] if event.get("cat") == "wait"]
     assert [event["pid"] for event in waits] == list(processes)

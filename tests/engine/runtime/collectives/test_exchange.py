@@ -71,7 +71,7 @@ PLACES = [RankInfo(0, 3), RankInfo(0, 1, 3), RankInfo(0, 2, 2)]
 
 
 def exchanged_in_pieces(exchange: Collectives) -> dict[str, torch.Tensor]:
-    """Does it in a process of its own, where a sum of hosts is added in several pieces."""
+    """Does it in a process of its own, where a sum of hosts is added in several chunks."""
     exchange_room.CHUNK_NUMEL = 300
     return exchanged(exchange)
 

@@ -15,9 +15,9 @@ from engine.config.trained_parts import Parts
 from engine.planning.schedule.build import build_step_plan
 from engine.training.weights.adapter_weights import initialize_adapters
 from tests.support.block_graphs import FRAMES, WHOLE
+from tests.support.gpu_resident_units import kept_planes
 from tests.support.recorders import AgainRecorder, RecordingBackend
 from tests.support.same_bits import assert_same_bits
-from tests.support.settled_units import kept_planes
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -154,7 +154,7 @@ def test_a_step_that_is_given_up_leaves_no_recordings():
 
 def test_only_models_that_live_on_the_device_are_recorded():
     blocks = ["block 0", "block 1", "block 2"]
-    for changes in (dict(settled_units=3), dict(host_boundaries=True)):
+    for changes in (dict(gpu_resident_units=3), dict(offloaded_block_inputs=True)):
         choices = dataclasses.replace(WHOLE, graphs=True, **changes)
         with pytest.raises(ValueError, match="only where all of them live on the device"):
             build_step_plan(blocks, False, choices)

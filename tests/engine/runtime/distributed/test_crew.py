@@ -23,7 +23,10 @@ from engine.paths import PROGRAM_ROOT
 from engine.planning.schedule.ops import OpKind
 from engine.runtime.distributed import build_engine, connection
 from engine.runtime.step import compute_ops, copy_ops
-from tests.support.crews import (
+from tests.support.rebuilt import rebuilt
+from tests.support.stores import planes_of
+from tests.support.tiny import random_batches
+from tests.support.worker_groups import (
     Led,
     followers_of,
     forked_followers,  # noqa: F401  a fixture
@@ -31,9 +34,6 @@ from tests.support.crews import (
     plant,
     wait_for_end,
 )
-from tests.support.rebuilt import rebuilt
-from tests.support.stores import planes_of
-from tests.support.tiny import random_batches
 
 SOON = 60
 """An end that takes longer than so many seconds is a wait that nothing bounds."""
@@ -231,7 +231,7 @@ def read(store) -> dict[tuple[str, str], bytes]:
 
 @pytest.mark.parametrize(
     ("given_up", "choices"),
-    [(KeyboardInterrupt, {}), (HostMemoryError, {"settled_units": 2})],
+    [(KeyboardInterrupt, {}), (HostMemoryError, {"gpu_resident_units": 2})],
     ids=["planes in RAM", "planes on the devices"],
 )
 def test_a_step_that_the_leader_gives_up_changes_no_plane_and_all_can_be_read(
@@ -314,7 +314,7 @@ def test_followers_of_a_leader_that_is_killed_end_by_themselves(model, tmp_path)
         with led(model, 2):
             pass
     program = (
-        "import sys; from pathlib import Path; from tests.support.crews import led\n"
+        "import sys; from pathlib import Path; from tests.support.worker_groups import led\n"
         "with led(Path(sys.argv[1]), 3, batches=3) as crew:\n"
         "    for number in range(1, 100_000):\n"
         "        crew.train(number)\n"

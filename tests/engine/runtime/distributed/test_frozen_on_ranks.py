@@ -13,12 +13,12 @@ from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.runtime.host.cross_host_planes import Nodes, NodeShards
-from tests.support.crews import (
+from tests.support.planes_of_hosts import trained_planes
+from tests.support.tiny import random_batches
+from tests.support.worker_groups import (
     forked_followers,  # noqa: F401  a fixture
     led,
 )
-from tests.support.planes_of_hosts import trained_planes
-from tests.support.tiny import random_batches
 
 SWEEP = "it starts one to three processes, for five seconds or more"
 PARTS = {
@@ -27,17 +27,19 @@ PARTS = {
     "last block": Parts(last_blocks=1),
 }
 PLANS = {
-    "whole reads": dict(whole_reads=True),
-    "settled": dict(settled_units=3),
-    "all settled": dict(settled_units=5),
-    "homes": dict(parked_gradients=True, device_homes=("block 1",), update_buffers=1),
+    "unsharded reads": dict(unsharded_reads=True),
+    "GPU-resident": dict(gpu_resident_units=3),
+    "all GPU-resident": dict(gpu_resident_units=5),
+    "device_updates": dict(
+        gradients_on_gpu=True, device_updated_units=("block 1",), update_buffers=1
+    ),
 }
 CASES = [
-    ("adapters", "whole reads"),
-    ("some", "settled"),
-    ("adapters", "all settled"),
-    ("adapters", "homes"),
-    ("last block", "whole reads"),
+    ("adapters", "unsharded reads"),
+    ("some", "GPU-resident"),
+    ("adapters", "all GPU-resident"),
+    ("adapters", "device_updates"),
+    ("last block", "unsharded reads"),
 ]
 
 
@@ -87,7 +89,7 @@ def test_any_plan_gives_the_same_bits(model, usual, case):
 
 
 @pytest.mark.slow(SWEEP)
-@pytest.mark.parametrize("name, choices", [("adapters", {}), ("some", {"settled_units": 2})])
+@pytest.mark.parametrize("name, choices", [("adapters", {}), ("some", {"gpu_resident_units": 2})])
 def test_hosts_with_copies_train_what_one_host_trains(model, usual, name, choices):
     found, loss = found_by(model, 1, 2, parts=PARTS[name], **choices)
     expected, of_one = usual(name)

@@ -18,8 +18,8 @@ from engine.runtime.distributed.launched_group import LaunchedGroup, follow
 from engine.runtime.distributed.messages import Beat, Go, Handshake
 from engine.runtime.distributed.shared_secret import VARIABLE
 from engine.runtime.distributed.torchrun import read_launched
-from tests.support.crews import SECRET, launched_as
 from tests.support.ports import free_port
+from tests.support.worker_groups import SECRET, launched_as
 
 LEADER = Handshake(
     RankInfo(0, 2, 2),

@@ -16,18 +16,23 @@ import torch
 from engine.errors import RankError
 from engine.runtime.distributed import build_engine, connection
 from engine.runtime.host.shared_memory import OpenedMemory, SharedPlanes
-from tests.support.crews import (
-    forked_followers,  # noqa: F401  a fixture
-    led,
-    wait_for_end,
-)
 from tests.support.planes_of_hosts import trained_planes
 from tests.support.rebuilt import rebuilt
 from tests.support.sets import slow_but
 from tests.support.tiny import random_batches
+from tests.support.worker_groups import (
+    forked_followers,  # noqa: F401  a fixture
+    led,
+    wait_for_end,
+)
 
 SWEEP = "it starts one to three processes, for five seconds or more"
-CASES = [(2, 1, {}), (2, 2, {"settled_units": 3}), (2, 2, {}), (3, 1, {"settled_units": 2})]
+CASES = [
+    (2, 1, {}),
+    (2, 2, {"gpu_resident_units": 3}),
+    (2, 2, {}),
+    (3, 1, {"gpu_resident_units": 2}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,7 @@ def test_hosts_train_what_one_host_trains(model, planes_of_hosts, case):
         assert len(planes_of_hosts) == hosts
         for planes in planes_of_hosts[1:]:
             opened = OpenedMemory(planes)
-            in_ram = {key for key in found if key[0] not in workers.store.settled}
+            in_ram = {key for key in found if key[0] not in workers.store.gpu_resident}
             assert {key for key in planes.files if key[1] != "grad"} == in_ram
             for key in in_ram:
                 assert bytes(opened.map(key, len(found[key]))) == found[key], key
@@ -81,8 +86,8 @@ def test_hosts_train_what_one_host_trains(model, planes_of_hosts, case):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6, err_msg=str(key))
 
 
-PARKED = {"parked_gradients": True, "device_homes": ("block 1",), "update_buffers": 1}
-DIVIDED = [(2, 1, {}), (2, 2, {"settled_units": 2}), (3, 1, PARKED)]
+ON_GPU = {"gradients_on_gpu": True, "device_updated_units": ("block 1",), "update_buffers": 1}
+DIVIDED = [(2, 1, {}), (2, 2, {"gpu_resident_units": 2}), (3, 1, ON_GPU)]
 ROWS = [[1, 2, 3], [4, 5]]
 
 

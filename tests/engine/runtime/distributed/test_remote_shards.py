@@ -12,7 +12,7 @@ from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.distributed import remote_shards
 from engine.runtime.distributed.messages import ReadShard, ShardReply, WriteShard
 from engine.runtime.distributed.remote_shards import OwnNodeShards, RemoteShards, answer
-from engine.runtime.host import shared_piece
+from engine.runtime.host import shared_chunk
 from engine.runtime.host.device_planes import DevicePlanes
 from engine.runtime.host.ram_planes import Wanted
 
@@ -38,8 +38,8 @@ class Followers:
 
 @pytest.fixture
 def followers(monkeypatch):
-    # Planes are longer than a piece, and the last part is shorter.
-    for module in (remote_shards, shared_piece):
+    # Planes are longer than a chunk, and the last part is shorter.
+    for module in (remote_shards, shared_chunk):
         monkeypatch.setattr(module, "CHUNK_BYTES", 384)
     made = Followers()
     for rank in (1, 2, 3):

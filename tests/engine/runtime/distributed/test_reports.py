@@ -7,9 +7,9 @@ import pytest
 from engine.runs.record.events import ForecastChecked, MemorySampled, StepFinished, StepTimeline
 from engine.runs.record.timeline_index import of_rank, ranks_in
 from engine.training.loop.run import start_run
-from tests.support.crews import forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of
+from tests.support.worker_groups import forked_followers  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.computing
 
@@ -38,7 +38,7 @@ def test_sampled_steps_have_the_ops_of_every_rank_on_one_clock(run):
         assert min(span["start"] for span in first.spans) == 0
         exchanges = []
         for own in (first, second):
-            ops = [span for span in own.spans if span["lane"] == "EXCHANGE"]
+            ops = [span for span in own.spans if span["lane"] == "COLLECTIVE"]
             exchanges.append(sorted(ops, key=lambda span: span["start"]))
             waited = sum(wait["end"] - wait["start"] for wait in own.waits)
             assert 0 <= waited <= steps[timeline.step].seconds + 0.05

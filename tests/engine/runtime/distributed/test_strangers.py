@@ -29,16 +29,16 @@ from engine.runtime.distributed.own_sockets import OwnSocket, refuse_others
 from engine.runtime.distributed.rendezvous import OnHost
 from engine.runtime.distributed.shared_secret import LEAST_CHARACTERS, VARIABLE, admit, prove
 from engine.runtime.distributed.torchrun import Launched
-from tests.support.crews import (
+from tests.support.other_account import as_nobody, needs_root
+from tests.support.ports import free_port
+from tests.support.strangers import beyond_loopback, disturb, garbage, listening
+from tests.support.worker_groups import (
     LOOPBACK,
     SECRET,
     forked_followers,  # noqa: F401  a fixture
     launched_as,
     led,
 )
-from tests.support.other_account import as_nobody, needs_root
-from tests.support.ports import free_port
-from tests.support.strangers import beyond_loopback, disturb, garbage, listening
 
 PATIENCE = 60
 """A test gives up after so many seconds."""

@@ -131,7 +131,7 @@ def in_two_passes(host: HostAdamW, *arguments) -> None:
 
 
 def in_pieces(host: HostAdamW, *arguments) -> None:
-    """Updates the weights of all pieces first. One begins among the elements without decay."""
+    """Updates the weights of all chunks first. One begins among the elements without decay."""
     gradients = host._store.array("block.0", "grad")
     cuts = (0, 700, 1530, len(gradients))
     pieces = [GradientChunk(a, gradients[a:b]) for a, b in itertools.pairwise(cuts)]

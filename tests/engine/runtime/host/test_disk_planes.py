@@ -12,10 +12,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from engine.errors import SpillError
+from engine.errors import DiskOffloadError
 from engine.machine.offload_folder import mount_of
+from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL, PAGE, disk_chunks, state_ring_bytes
 from engine.planning.layout.layout import ParameterSpec, lay_out
-from engine.planning.layout.spilled import PAGE, SPILL_NUMEL, spilled_pieces, state_ring_bytes
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.disk_file import DiskFile
 from engine.runtime.host.disk_planes import DiskPlanes
@@ -35,15 +35,15 @@ def test_the_kernel_counts_the_bytes_that_steps_write(optimizer, tmp_path):
     mount = mount_of(tmp_path)
     if mount is None or mount.kind not in ("ext4", "xfs"):
         pytest.skip("the kernel counts bytes of disks alone")
-    layout = layout_of(SPILL_NUMEL + SPILL_NUMEL // 2)
+    layout = layout_of(DISK_CHUNK_NUMEL + DISK_CHUNK_NUMEL // 2)
     disk = DiskPlanes(tmp_path)
     disk.allocate([layout], optimizer)
     ring = memoryview(map_memory(state_ring_bytes([layout.moment_counts], optimizer)))
     before = counted()
     for _ in range(ROUNDS):
-        for piece in spilled_pieces(layout, optimizer):
-            disk.read_piece("block 0", piece.start, ring)
-            disk.write_piece("block 0", piece.start, ring)
+        for piece in disk_chunks(layout, optimizer):
+            disk.read_chunk("block 0", piece.start, ring)
+            disk.write_chunk("block 0", piece.start, ring)
     after = counted()
     written = after["write_bytes"] - before["write_bytes"]
     assert disk.written_bytes == ROUNDS * disk.nbytes
@@ -83,27 +83,27 @@ def test_a_move_that_fails_half_way_leaves_the_planes_where_they_were(tmp_path, 
     kept = moments.clone()
 
     def fails(*_: object) -> None:
-        raise SpillError("the disk is gone")
+        raise DiskOffloadError("the disk is gone")
 
     store.offload_to_disk(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(DiskFile, "write", fails)
-        with pytest.raises(SpillError, match="the disk is gone"):
-            store.settle((), CpuBackend(), ("block 0",))
-    assert not store.spilled
+        with pytest.raises(DiskOffloadError, match="the disk is gone"):
+            store.place_units((), CpuBackend(), ("block 0",))
+    assert not store.disk_offloaded
     assert torch.equal(store.tensor("block 0", "exp_avg"), kept)
-    store.settle((), CpuBackend(), ("block 0",))
-    assert store.spilled == {"block 0"}
+    store.place_units((), CpuBackend(), ("block 0",))
+    assert store.disk_offloaded == {"block 0"}
     content = store.content("block 0", "exp_avg", 0, store.nbytes("block 0", "exp_avg"))
     assert torch.equal(torch.from_numpy(content.copy()).view(torch.float32), kept)
     store.close()
 
 
 def test_pieces_follow_each_other_and_cut_no_block():
-    layout = layout_of(2 * SPILL_NUMEL + 4096)
+    layout = layout_of(2 * DISK_CHUNK_NUMEL + 4096)
     for optimizer in ("adamw", "adamw_bf16", "adamw_8bit"):
-        pieces = spilled_pieces(layout, optimizer)
-        assert [piece.start for piece in pieces] == [0, SPILL_NUMEL, 2 * SPILL_NUMEL]
+        pieces = disk_chunks(layout, optimizer)
+        assert [piece.start for piece in pieces] == [0, DISK_CHUNK_NUMEL, 2 * DISK_CHUNK_NUMEL]
         assert [piece.begin for piece in pieces[1:]] == [piece.end for piece in pieces[:-1]]
         assert pieces[-1].end == layout.moment_counts.bytes(optimizer)
         for piece, following in pairwise(pieces):

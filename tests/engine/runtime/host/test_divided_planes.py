@@ -67,7 +67,7 @@ CASES = [(*kind, 2, 1) for kind in KINDS] + [("bfloat16", "adamw", 48, 3, 2)]
 @pytest.fixture(params=CASES, ids=str)
 def stores(request, monkeypatch) -> Iterator[Case]:
     """Yields a store with all planes here, and one whose planes, which hold the same, are divided
-    among hosts. What passes between hosts does so in small pieces.
+    among hosts. What passes between hosts does so in small chunks.
     """
     dtype, optimizer, wide, hosts, ranks = request.param
     monkeypatch.setattr(cross_host_planes, "MOST_BYTES", 1000)
@@ -131,7 +131,7 @@ def test_every_rank_finds_its_shard_where_it_is_in_a_whole_plane(stores: Case):
 
 def test_units_that_come_to_live_on_a_device_bring_what_other_hosts_have(stores: Case):
     plainly, divided, others = stores
-    divided.settle(["embed"], CpuBackend())
+    divided.place_units(["embed"], CpuBackend())
     left = {unit for parts in others.parts.values() for unit, _ in parts.planes.files}
     assert left == plainly.layouts.keys() - {"embed"}
     for plane in (plane for plane in plainly.planes if plane != "grad"):

@@ -20,7 +20,7 @@ from tests.support.tiny import plain_model, pour, tiny_config
 
 pytestmark = pytest.mark.computing
 
-SETTLED = ["embed", "block 0", "block 1"]
+GPU_RESIDENT = ["embed", "block 0", "block 1"]
 
 
 class OtherDevices:
@@ -55,7 +55,7 @@ def stores(dtype, optimizer, ranks, wide=48):
     divided = HostStates(model.layouts, dtype, threads=1)
     others = OtherDevices(ranks)
     divided.divide(others)
-    divided.settle(SETTLED, CpuBackend())
+    divided.place_units(GPU_RESIDENT, CpuBackend())
     generator = np.random.default_rng(0)
     for store in (plainly, divided):
         store.allocate_weights()
@@ -88,8 +88,8 @@ def test_planes_read_as_if_they_were_in_one_place(dtype, optimizer, ranks, wide)
         for spec in next(each for each in model.layouts if each.unit == unit).parameters:
             assert torch.equal(divided.weight(unit, spec.name), plainly.weight(unit, spec.name))
             assert torch.equal(divided.master(unit, spec.name), plainly.master(unit, spec.name))
-    divided.settle((), CpuBackend())  # and they come back whole
-    for unit in SETTLED:
+    divided.place_units((), CpuBackend())  # and they come back whole
+    for unit in GPU_RESIDENT:
         for plane in names:
             size = plainly.nbytes(unit, plane)
             found = divided.content(unit, plane, 0, size)
@@ -104,7 +104,7 @@ def test_each_rank_holds_the_weights_whole_and_a_shard_of_the_rest(optimizer, ra
     model, plainly, divided, others = stores("bfloat16", optimizer, ranks, 160)
     layouts = {layout.unit: layout for layout in model.layouts}
     for rank, planes in others.planes.items():
-        assert {unit for unit, _ in planes.tensors} == set(SETTLED)
+        assert {unit for unit, _ in planes.tensors} == set(GPU_RESIDENT)
         for (unit, plane), tensor in planes.tensors.items():
             layout = layouts[unit]
             start, stop = Shards(ranks, rank).bounds(layout.numel)
@@ -122,4 +122,6 @@ def test_each_rank_holds_the_weights_whole_and_a_shard_of_the_rest(optimizer, ra
                 first, last = layout.moment_bytes(optimizer, start, stop)
                 assert torch.equal(tensor, plainly.tensor(unit, plane)[first:last])
     if optimizer == FP32_MOMENTS:
-        assert divided.device_bytes == shape_of(model).settled_on(ranks)[len(SETTLED)]
+        assert (
+            divided.device_bytes == shape_of(model).gpu_resident_bytes_on(ranks)[len(GPU_RESIDENT)]
+        )

@@ -185,7 +185,9 @@ def test_a_stream_goes_on_without_a_cache_that_fails(qwen3, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "choices", [dict(slots=1), dict(slots=3, prefetch_depth=2), dict(resident_blocks=2)], ids=repr
+    "choices",
+    [dict(slots=1), dict(slots=3, prefetch_depth=2), dict(blocks_kept_in_slots=2)],
+    ids=repr,
 )
 def test_any_plan_and_any_legal_order_answer_alike(qwen3, choices):
     expected = qwen3.sampler.generate(PROMPTS, AnswerLimits(8, {2}))

@@ -30,7 +30,7 @@ from engine.planning.fit.choose import choose
 from engine.planning.fit.cost_model import MicroBatch, largest_product
 from engine.planning.fit.job import Job, Target
 from engine.planning.fit.report import estimate
-from engine.planning.fit.requirements import needs_of
+from engine.planning.fit.requirements import requirements_of
 from engine.planning.fit.simulate_step import predicted_seconds
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.step.cross_entropy import LossChunks
@@ -170,7 +170,7 @@ def test_the_cpu_is_measured_with_one_thread_too(capsys):
     """Small blocks are computed so, and a step is predicted with the rates that its blocks have."""
     config = TrainConfig.load("presets/starter.yaml")
     shape, machine = shape_from_source(config.model), read_machine()
-    assert needs_of(config, machine, shape).step_seconds is None
+    assert requirements_of(config, machine, shape).step_seconds is None
     assert launch.main(["bench", "--json"]) == 0
     alone, together = stored_rates(ONE_THREAD), stored_rates(CPU)
     assert 0 < alone.overhead < 0.1 and alone.device_memory > 0 and together.overhead > 0

@@ -48,7 +48,7 @@ def test_what_a_run_trains_is_measured(tmp_path, capsys, job):
     found, resident = training["streamed"], training["resident"]
     config = TrainConfig.load(command[1], tuple(JOBS[job]))
     form, shape = config.objective, shape_of_run(config)
-    assert found["tokens_per_step"] == form.lines * ROWS * LENGTH
+    assert found["tokens_per_step"] == form.sequences * ROWS * LENGTH
     assert found["trained_parameters"] == shape.trained_count
     assert found["parameters"] == shape.parameter_count
     assert found["tflops"]["parameters"] == pytest.approx(
@@ -90,9 +90,9 @@ def test_random_answers_fill_their_lines(objective):
     form = Objective(name=objective)
     rows = random_answers(form, 6, 10, 97, seed=1)
     sizes = [batch.input_ids.shape for batch in AnswersOfSteps(rows, 4).batches()]
-    assert len(rows) == 6 and sizes == [(3 * form.lines, 10)] * 2
+    assert len(rows) == 6 and sizes == [(3 * form.sequences, 10)] * 2
     for batch in AnswersOfSteps(rows, 6).batches():
-        assert batch.loss_tokens == 6 * form.lines * 9 == batch.pairs.answer.sum()
+        assert batch.loss_tokens == 6 * form.sequences * 9 == batch.pairs.answer.sum()
         assert (batch.labels[:, :-1] == batch.input_ids[:, 1:]).all()
         assert batch.input_ids.max() < 97
-    assert rows.lacks_references == form.needs_reference
+    assert rows.lacks_reference_logps == form.needs_reference

@@ -13,9 +13,9 @@ from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_adamw import HostAdamW
 from engine.tools.bench import plan_training, steps
 from engine.tools.bench.steps import RANDOM, Planes, Trained
-from tests.support.crews import forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
 from tests.support.tiny import tiny_config
+from tests.support.worker_groups import forked_followers  # noqa: F401  a fixture
 
 
 @pytest.fixture(autouse=True)
@@ -25,13 +25,13 @@ def short(monkeypatch):
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
-@pytest.mark.parametrize("settled", [0, 2])
-def test_two_ranks_and_one_are_measured(tmp_path, capsys, monkeypatch, settled):
+@pytest.mark.parametrize("gpu_resident", [0, 2])
+def test_two_ranks_and_one_are_measured(tmp_path, capsys, monkeypatch, gpu_resident):
     plain = plan_training.choose
 
     def choose(job, target):
         found = plain(job, target)
-        choices = replace(found.choices, settled_units=settled, resident_blocks=0)
+        choices = replace(found.choices, gpu_resident_units=gpu_resident, blocks_kept_in_slots=0)
         return replace(found, choices=choices)
 
     monkeypatch.setattr(plan_training, "choose", choose)
@@ -42,8 +42,8 @@ def test_two_ranks_and_one_are_measured(tmp_path, capsys, monkeypatch, settled):
     assert launch.main(command) == 0
     found = [each["streamed"] for each in json.loads(capsys.readouterr().out)["trainings"]]
     assert [each["choices"]["ranks"] for each in found] == [2, 1, 2]
-    assert [each["choices"]["settled_units"] for each in found] == [settled] * 3
-    assert [each["busy"].get("EXCHANGE", 0) > 0 for each in found] == [True, False, True]
+    assert [each["choices"]["gpu_resident_units"] for each in found] == [gpu_resident] * 3
+    assert [each["busy"].get("COLLECTIVE", 0) > 0 for each in found] == [True, False, True]
     assert [each["tokens_per_step"] for each in found] == [4 * 32, 4 * 32, 8 * 32]
     assert found[0]["losses"][0] == pytest.approx(found[1]["losses"][0], abs=0.5)
     assert launch.main([*command, "--set", "train.batch_size=5"]) == 2

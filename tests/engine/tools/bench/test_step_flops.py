@@ -68,10 +68,10 @@ def counted(parts, tied: bool, kept: int, form=None, chunk: int = 1024):
     answers = None
     batches = random_rows([ROWS], LENGTH, VOCAB)
     if form is not None:
-        found = random_answers(form, ROWS // form.lines, LENGTH, VOCAB)
+        found = random_answers(form, ROWS // form.sequences, LENGTH, VOCAB)
         answers = AnswersOfSteps(found, len(found))
         batches = answers.batches()
-    choices = PlanChoices(kept_blocks=kept)
+    choices = PlanChoices(blocks_without_recompute=kept)
     engine = planes.engine(EngineSettings(choices, ROWS * LENGTH, chunk, 1.0))
     try:
         if answers is not None:
@@ -117,7 +117,7 @@ def test_they_are_those_of_the_products_that_run(case):
 def test_answers_are_counted_with_the_passes_that_compare_them(objective, chunk):
     form = Objective(name=objective)
     total, shape = counted(None, False, BLOCKS, form, chunk)
-    learned = MicroBatch(ROWS // form.lines, form.lines * LENGTH).learning(form, chunk)
+    learned = MicroBatch(ROWS // form.sequences, form.sequences * LENGTH).learning(form, chunk)
     without = replace(shape, attention_width=0)
     found = step_flops(without, ROWS, LENGTH, 0, learned)["hardware"]
     assert found == pytest.approx(total, rel=0.012)

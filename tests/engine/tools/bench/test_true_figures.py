@@ -18,7 +18,7 @@ from engine.tools.bench.bench_table import as_text, streamed_as_text
 from engine.tools.bench.credible import share_of, without_doubtful
 from engine.tools.bench.steady import steady
 from engine.tools.bench.steps import UPDATED, rates, updated_by_place
-from tests.support.device_homes import HOMES, at_home
+from tests.support.device_updates import DEVICE_UPDATES, updated_on_device
 from tests.support.folders import make_config
 from tests.support.same_bits import BASE
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -29,13 +29,15 @@ TALL = 340
 """The table of so many tokens has several pieces."""
 PLANS = {
     "on the host": BASE,
-    "parked": dataclasses.replace(BASE, parked_gradients=True),
-    "late moments": dataclasses.replace(BASE, late_moments=True),
-    "some on the device": at_home(HOMES["some"], 2),
-    "some, parked": at_home(HOMES["others"], 2, parked_gradients=True),
-    "all on the device": at_home(HOMES["all"], 2),
-    "two live on the device": dataclasses.replace(BASE, settled_units=2),
-    "all live on the device": dataclasses.replace(BASE, settled_units=5),
+    "gradients on the GPU": dataclasses.replace(BASE, gradients_on_gpu=True),
+    "late moments": dataclasses.replace(BASE, moments_after_weights=True),
+    "some on the device": updated_on_device(DEVICE_UPDATES["some"], 2),
+    "some, gradients on the GPU": updated_on_device(
+        DEVICE_UPDATES["others"], 2, gradients_on_gpu=True
+    ),
+    "all on the device": updated_on_device(DEVICE_UPDATES["all"], 2),
+    "two live on the device": dataclasses.replace(BASE, gpu_resident_units=2),
+    "all live on the device": dataclasses.replace(BASE, gpu_resident_units=5),
 }
 
 
@@ -54,7 +56,7 @@ def test_each_parameter_is_updated_once_and_where_the_plan_says(name):
     run.engine.drain()
     spans = applied[0].spans
     planes = SimpleNamespace(model=SimpleNamespace(dtype="bfloat16"), store=run.store, workers=None)
-    there = set(choices.device_homes) | set([*numels][: choices.settled_units])
+    there = set(choices.device_updated_units) | set([*numels][: choices.gpu_resident_units])
     expected = {
         "host": sum(numel for unit, numel in numels.items() if unit not in there),
         "device": sum(numel for unit, numel in numels.items() if unit in there),
@@ -76,7 +78,7 @@ def test_each_parameter_is_updated_once_and_where_the_plan_says(name):
 
 
 @pytest.mark.parametrize(
-    "seconds, warm_up, is_settled",
+    "seconds, warm_up, is_steady",
     [
         ([0.262, 0.135, 0.128], 1, False),
         ([0.262, 0.135, 0.134, 0.136], 1, True),
@@ -87,9 +89,9 @@ def test_each_parameter_is_updated_once_and_where_the_plan_says(name):
         ([2.0], 0, False),
     ],
 )
-def test_the_warm_up_ends_when_two_steps_agree(seconds, warm_up, is_settled):
+def test_the_warm_up_ends_when_two_steps_agree(seconds, warm_up, is_steady):
     found = steady(seconds)
-    assert (found.warm_up, found.is_settled) == (warm_up, is_settled)
+    assert (found.warm_up, found.is_steady) == (warm_up, is_steady)
     own = seconds[warm_up:]
     told = found.to_dict()
     assert told["seconds"] == pytest.approx(statistics.fmean(own)) and told["steps"] == len(own)
@@ -160,7 +162,7 @@ def test_what_is_printed_is_possible(tmp_path, capsys, monkeypatch, settings):
     assert all(share <= 100 for share in shares_in(text)), text
     for absent in ("to the device", "launches a step's work", "memory of the device"):
         assert absent not in text
-    if not found["is_settled"]:
+    if not found["is_steady"]:
         assert "no two steps in a row agreed" in text
     assert f"in {found['steps']} steps)" in text and "warm-up" in text
     doubted = without_doubtful(

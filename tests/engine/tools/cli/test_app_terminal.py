@@ -17,16 +17,21 @@ from engine.tools.cli.train import plan_in_words
 from engine.words import counted, in_seconds
 
 MACHINE = named_machine("H200", 128)
-OLD = {"micro_batches": 1, "micro_batch_size": 8, "resident_blocks": 0, "host_boundaries": True}
+OLD = {
+    "micro_batches": 1,
+    "micro_batch_size": 8,
+    "blocks_kept_in_slots": 0,
+    "offloaded_block_inputs": True,
+}
 NEW = OLD | {
     "micro_batches": 4,
     "micro_batch_size": 37,
     "rounds": 4,
-    "resident_blocks": 11,
-    "kept_blocks": 20,
-    "host_boundaries": False,
+    "blocks_kept_in_slots": 11,
+    "blocks_without_recompute": 20,
+    "offloaded_block_inputs": False,
     "compiled": True,
-    "device_homes": ["embed", "block 0", "block 1"],
+    "device_updated_units": ["embed", "block 0", "block 1"],
     "update_buffers": 4,
     "predicted_seconds": 11.46,
 }
@@ -37,34 +42,37 @@ NEW = OLD | {
 
 def test_the_plan_in_a_line():
     assert plan_in_words(NEW) == (
-        "4 micro-batches of 37 rows, 4 rounds, 11 blocks resident, 20 blocks with activations "
-        "kept, boundaries on the device, compiled kernels, 3 units updated on the GPU, 11.5 s a "
+        "4 micro-batches of 37 rows, 4 rounds, 11 blocks kept in slots, 20 blocks with activations "
+        "kept, block inputs on the device, compiled kernels, 3 units updated on the GPU, 11.5 s a "
         "step predicted"
     )
 
 
 def test_what_a_plan_does_not_name_is_left_out():
     assert (
-        plan_in_words(OLD) == "1 micro-batch of 8 rows, 0 blocks resident, boundaries on the host"
+        plan_in_words(OLD)
+        == "1 micro-batch of 8 rows, 0 blocks kept in slots, block inputs on the host"
     )
     empty = OLD | {
         "rounds": 1,
-        "kept_blocks": 1,
+        "blocks_without_recompute": 1,
         "compiled": False,
-        "device_homes": [],
+        "device_updated_units": [],
         "predicted_seconds": None,
     }
     assert plan_in_words(empty) == (
-        "1 micro-batch of 8 rows, 1 round, 0 blocks resident, 1 block with activations "
-        "kept, boundaries on the host, eager kernels"
+        "1 micro-batch of 8 rows, 1 round, 0 blocks kept in slots, 1 block with activations "
+        "kept, block inputs on the host, eager kernels"
     )
-    assert plan_in_words(OLD | {"compiled": None, "device_homes": None}) == plan_in_words(OLD)
+    assert plan_in_words(OLD | {"compiled": None, "device_updated_units": None}) == plan_in_words(
+        OLD
+    )
 
 
 def test_what_the_planner_gives_is_what_is_said():
-    choices = PlanChoices(device_homes=("embed",), update_buffers=2, compiled=True).to_dict() | {
-        "micro_batch_size": 2
-    }
+    choices = PlanChoices(
+        device_updated_units=("embed",), update_buffers=2, compiled=True
+    ).to_dict() | {"micro_batch_size": 2}
     said = plan_in_words(choices)
     assert "compiled kernels, 1 unit updated on the GPU" in said and "predicted" not in said
 
@@ -72,7 +80,7 @@ def test_what_the_planner_gives_is_what_is_said():
 # ------------------------------------------------------------------ the Plan section of `check`
 
 
-IN_RAM = {"settled_units": 0}
+IN_RAM = {"gpu_resident_units": 0}
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +109,9 @@ def test_check_says_where_units_are_updated_and_what_a_step_takes(report):
         {
             "compiled": True,
             "rounds": 4,
-            "device_homes": homes,
+            "device_updated_units": homes,
             "update_buffers": 4,
-            "settled_units": 0,
+            "gpu_resident_units": 0,
         },
         {"tokens_per_step": 148_000, "step_seconds": 11.46, "estimated": False},
     )
@@ -121,9 +129,9 @@ def test_check_says_so_where_the_host_updates_everything(report):
         {
             "compiled": False,
             "rounds": 1,
-            "device_homes": [],
+            "device_updated_units": [],
             "update_buffers": 0,
-            "settled_units": 0,
+            "gpu_resident_units": 0,
         },
         {"step_seconds": None},
     )
@@ -136,7 +144,13 @@ def test_check_leaves_out_what_is_not_known(report):
     time = {name: value for name, value in report.time.items() if name != "step_seconds"}
     lines = plan_section(
         replace(report, time=time),
-        without=("compiled", "device_homes", "update_buffers", "rounds", "kept_blocks"),
+        without=(
+            "compiled",
+            "device_updated_units",
+            "update_buffers",
+            "rounds",
+            "blocks_without_recompute",
+        ),
     )
     assert ", 1 round, " in lines[0] and "kernels" not in lines[0]
     assert "0 of 6 blocks keep their activations" in lines[1] and "TFLOP" in lines[2]

@@ -64,7 +64,7 @@ def test_the_page_has_the_figures_of_its_command(capsys):
     tflops = time["flops_per_step"] / time["step_seconds"] / 64 / 1e12
     computed = [
         *(told["host"]["total"] / GIB, told["gpu"]["total"] / GIB),
-        *(between["received_by_host"] / 1e9, between["exchange_seconds"], time["step_seconds"]),
+        *(between["received_by_host"] / 1e9, between["collective_seconds"], time["step_seconds"]),
         *(time["tokens_per_second"], tflops, between["compute_waits"]),
     ]
     assert figures == pytest.approx(computed, rel=0.01, abs=0.05)

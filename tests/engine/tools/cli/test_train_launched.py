@@ -20,7 +20,6 @@ from engine.runs.record.events import LogLine, PlanBuilt, RunEnded, RunStarted, 
 from engine.runs.summaries.listing import list_runs
 from engine.runtime.distributed.launched_group import MOST_TOLD
 from engine.training.loop.run import start_run
-from tests.support.crews import followers_of, forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
 from tests.support.launches import SETTINGS, events_in, launch, planes_in, preset_of
 from tests.support.made_pairs import pair_config
@@ -29,6 +28,7 @@ from tests.support.rank_runs import assert_close
 from tests.support.sets import slow_but
 from tests.support.strangers import attacked
 from tests.support.trained_launches import figures, trained
+from tests.support.worker_groups import followers_of, forked_followers  # noqa: F401  a fixture
 
 PROCESSES = "it starts processes and waits for them, for ten seconds or more"
 

@@ -14,10 +14,10 @@ import pytest
 import launch
 from engine.config.settings import TrainConfig
 from engine.runs.summaries.listing import list_runs
-from tests.support.crews import FORK_RANKS, followers_of, wait_for_end
 from tests.support.folders import make_config
 from tests.support.forked_processes import ForkedProcess
 from tests.support.killed import ONE_THREAD
+from tests.support.worker_groups import FORK_RANKS, followers_of, wait_for_end
 
 pytestmark = pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 

@@ -7,8 +7,8 @@ import pytest
 from engine.runtime.host.host_states import HostStates
 from engine.training.checkpoints import staging, unit_files
 from engine.training.checkpoints.checkpoint import Contents, write_checkpoint
-from tests.support.poured import poured  # noqa: F401  a fixture
 from tests.support.stores import content, fill, layouts
+from tests.support.streamed_weights import poured  # noqa: F401  a fixture
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from engine.paths import PROGRAM_ROOT
 from engine.planning.layout.layout import WEIGHT_PLANES
 from engine.progress import no_progress
 from engine.runtime.host.host_states import HostStates
-from engine.training.checkpoints import checkpoint, piece_files, staging
+from engine.training.checkpoints import checkpoint, chunk_files, staging
 from engine.training.checkpoints.checkpoint import Contents, checkpoint_bytes, write_checkpoint
-from engine.training.checkpoints.piece_files import PAGE
+from engine.training.checkpoints.chunk_files import PAGE
 from engine.training.checkpoints.restore import (
     load_checkpoint,
     load_newest_checkpoint,
@@ -302,7 +302,7 @@ def test_cancelling_from_the_progress_callback(two, new_store):
 
 
 def test_one_failing_thread_stops_the_others():
-    meter, reached = piece_files.Meter(10**6, no_progress), []
+    meter, reached = chunk_files.Meter(10**6, no_progress), []
 
     def long() -> None:
         for count in range(10**6):
@@ -315,7 +315,7 @@ def test_one_failing_thread_stops_the_others():
         raise OSError("disk")
 
     with pytest.raises(OSError, match="disk"):
-        piece_files.in_threads([long, failing], meter)
+        chunk_files.in_threads([long, failing], meter)
     assert len(reached) < 10**6
 
 

@@ -35,7 +35,7 @@ STATE = {
     "rounding": {
         "micro_batch_size": 2,
         "loss_chunk": 64,
-        "gradient_sum": "vertical",
+        "main_grad": "vertical",
         "rounds": 1,
         "ranks": 1,
         "hosts": 1,

@@ -25,8 +25,8 @@ from tests.support.tiny import Streamed, plain_model, streamed, tiny_config
 pytestmark = pytest.mark.computing
 
 
-def a_run(dtype: str = "bfloat16", settled: int = 0) -> Streamed:
-    choices = PlanChoices(settled_units=settled)
+def a_run(dtype: str = "bfloat16", gpu_resident: int = 0) -> Streamed:
+    choices = PlanChoices(gpu_resident_units=gpu_resident)
     adapters = Adapters(rank=4, save_modules=("norm",))
     return streamed(plain_model(tiny_config("llama")), choices, dtype=dtype, parts=adapters)
 
@@ -56,9 +56,9 @@ def same(found: dict, expected: dict) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("settled", [0, 3])
-def test_checkpoints_share_what_is_not_trained(tmp_path, dtype, settled):
-    run = a_run(dtype, settled)
+@pytest.mark.parametrize("gpu_resident", [0, 3])
+def test_checkpoints_share_what_is_not_trained(tmp_path, dtype, gpu_resident):
+    run = a_run(dtype, gpu_resident)
     root = tmp_path / "checkpoints"
     first, second = write(run, root, 1), write(run, root, 2)
     best = write(run, tmp_path / BEST_FOLDER, 2, "weights")
@@ -70,7 +70,7 @@ def test_checkpoints_share_what_is_not_trained(tmp_path, dtype, settled):
     assert first.bytes - second.bytes == size > 0
     expected = masters(run)
     shutil.rmtree(first.path)
-    other = a_run(dtype, settled)
+    other = a_run(dtype, gpu_resident)
     for unit in other.model.units:
         other.store.tensor(unit.name, "weight_high").zero_()
     load_checkpoint(second.path, other.store, {})

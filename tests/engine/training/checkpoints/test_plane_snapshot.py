@@ -8,7 +8,7 @@ import time
 import pytest
 
 from engine.errors import CheckpointError
-from engine.training.checkpoints import piece_files, staging
+from engine.training.checkpoints import chunk_files, staging
 from engine.training.checkpoints.async_writer import AsyncCheckpoint
 from engine.training.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.training.checkpoints.plane_snapshot import Ended, Piece, Snapshot
@@ -25,13 +25,13 @@ PATIENCE = 60
 @pytest.fixture
 def slow_disk(monkeypatch):
     """Every write takes twelve milliseconds, so that updates overtake the disk."""
-    write = piece_files.ChunkFile.write
+    write = chunk_files.ChunkFile.write
 
     def slowly(self, piece, offset):
         time.sleep(0.012)
         write(self, piece, offset)
 
-    monkeypatch.setattr(piece_files.ChunkFile, "write", slowly)
+    monkeypatch.setattr(chunk_files.ChunkFile, "write", slowly)
 
 
 def hold_writing(snapshot, until) -> None:
@@ -100,7 +100,7 @@ def test_updates_go_on_and_the_file_is_of_one_step(tmp_path, new_store, slow_dis
     assert (snapshot.copied_bytes > 0) == (room > 0)
     assert snapshot.waited_seconds > 0
     if has_all:
-        in_hand = piece_files.THREADS * staging.CHUNK_BYTES
+        in_hand = chunk_files.THREADS * staging.CHUNK_BYTES
         assert total - in_hand <= snapshot.copied_bytes <= total
     assert len(memory._free) == rooms, "the room of every copy was given back"
     memory.close()
@@ -204,7 +204,7 @@ def test_a_snapshot_that_is_ended_holds_back_nothing_and_leaves_no_checkpoint(tw
 def test_a_disk_that_fails_lets_updates_go_on_and_is_told(two, new_store, monkeypatch):
     root, _ = two
     store = new_store(seed=3)
-    write, count = piece_files.ChunkFile.write, [0]
+    write, count = chunk_files.ChunkFile.write, [0]
 
     def failing(self, piece, offset):
         count[0] += 1
@@ -212,7 +212,7 @@ def test_a_disk_that_fails_lets_updates_go_on_and_is_told(two, new_store, monkey
             raise OSError(5, "Input/output error")
         write(self, piece, offset)
 
-    monkeypatch.setattr(piece_files.ChunkFile, "write", failing)
+    monkeypatch.setattr(chunk_files.ChunkFile, "write", failing)
     snapshot = Snapshot(store, planes_of(store))
     writing = begin(root, store, snapshot, step=3)
     snapshot.arm()
@@ -240,7 +240,7 @@ def test_units_are_written_in_the_order_of_updates_and_copies_last(new_store):
     in_order = [unit for unit in store.layouts if unit != copied]
     assert units[:-count] == sorted(units[:-count], key=in_order.index)
     assert set(units[:-count]) == set(in_order)
-    assert piece_files.THREADS > 1  # pieces are taken by several piece_files, in this order
+    assert chunk_files.THREADS > 1  # pieces are taken by several chunk_files, in this order
 
 
 def test_a_piece_that_cannot_be_copied_is_written_and_keeps_no_room(new_store, monkeypatch):

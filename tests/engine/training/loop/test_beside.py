@@ -11,7 +11,7 @@ import pytest
 from engine.planning.fit import checkpoint_sizes, requirements
 from engine.runs.record.events import CheckpointWritten, LogLine, PlanBuilt
 from engine.runtime.host.plane_version import PlaneVersion
-from engine.training.checkpoints import piece_files, staging, unit_files
+from engine.training.checkpoints import chunk_files, staging, unit_files
 from engine.training.loop import planning, saving
 from engine.training.loop.run import Run, resume_run, start_run
 from tests.support.folders import make_config
@@ -26,19 +26,19 @@ EVERY = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9, "output.eva
 def small(monkeypatch):
     """Even a tiny model is written beside training, in pieces of a page."""
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
-    for place, name in ((checkpoint_sizes, "COPY_PIECE_BYTES"), (staging, "CHUNK_BYTES")):
+    for place, name in ((checkpoint_sizes, "STAGING_CHUNK_BYTES"), (staging, "CHUNK_BYTES")):
         monkeypatch.setattr(place, name, 4096)
     monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 4096)
 
 
 def slow(monkeypatch, seconds: float = 0.002) -> None:
-    write = piece_files.ChunkFile.write
+    write = chunk_files.ChunkFile.write
 
     def slowly(self, piece, offset):
         time.sleep(seconds)
         write(self, piece, offset)
 
-    monkeypatch.setattr(piece_files.ChunkFile, "write", slowly)
+    monkeypatch.setattr(chunk_files.ChunkFile, "write", slowly)
 
 
 def train(tmp_path, name: str, **values) -> Run:
@@ -53,8 +53,8 @@ def test_each_checkpoint_is_that_of_a_run_that_stood_still(tmp_path, monkeypatch
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 1 << 40)
     still = files_of(train(tmp_path, "still"))
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
-    whole = checkpoint_sizes._in_pieces
-    monkeypatch.setattr(checkpoint_sizes, "_in_pieces", lambda *each: min(room, whole(*each)))
+    whole = checkpoint_sizes._in_chunks
+    monkeypatch.setattr(checkpoint_sizes, "_in_chunks", lambda *each: min(room, whole(*each)))
     slow(monkeypatch)
     run = train(tmp_path, "beside")
     beside, told = files_of(run), events_of(run, CheckpointWritten)
@@ -72,13 +72,13 @@ def test_each_checkpoint_is_that_of_a_run_that_stood_still(tmp_path, monkeypatch
     assert "Checkpoint copies" in str(run.recorder.snapshot.fit) or not room
 
 
-@pytest.mark.parametrize("homes", [("embed", "block 0", "block 1", "head"), ("block 1",)])
-def test_so_it_is_where_optimizers_run_on_the_device(tmp_path, monkeypatch, small, homes):
+@pytest.mark.parametrize("device_updates", [("embed", "block 0", "block 1", "head"), ("block 1",)])
+def test_so_it_is_where_optimizers_run_on_the_device(tmp_path, monkeypatch, small, device_updates):
     choose = requirements.choose
 
-    def with_homes(job, target, *quick):
-        chosen = choose(job, target, *quick)
-        choices = replace(chosen.choices, device_homes=homes, update_buffers=2)
+    def with_homes(job, target, *coarse):
+        chosen = choose(job, target, *coarse)
+        choices = replace(chosen.choices, device_updated_units=device_updates, update_buffers=2)
         return replace(chosen, choices=choices)
 
     for planner in (requirements, planning):
@@ -86,11 +86,11 @@ def test_so_it_is_where_optimizers_run_on_the_device(tmp_path, monkeypatch, smal
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 1 << 40)
     still = files_of(train(tmp_path, "still"))
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
-    monkeypatch.setattr(checkpoint_sizes, "_in_pieces", lambda *each: 0)
+    monkeypatch.setattr(checkpoint_sizes, "_in_chunks", lambda *each: 0)
     slow(monkeypatch, 0.005)
     run = train(tmp_path, "beside")
     (built,) = events_of(run, PlanBuilt)
-    assert tuple(built.choices["device_homes"]) == homes
+    assert tuple(built.choices["device_updated_units"]) == device_updates
     beside = files_of(run)
     assert {step: files == still[step] for step, files in beside.items()} == dict.fromkeys(
         beside, True
@@ -143,7 +143,7 @@ def asks(run: Run, command: str, writing: threading.Event) -> None:
 
 @pytest.mark.parametrize("command", ["stop", "discard"])
 def test_a_request_to_end_does_not_wait_for_the_disk(tmp_path, monkeypatch, small, command):
-    write, writing = piece_files.ChunkFile.write, threading.Event()
+    write, writing = chunk_files.ChunkFile.write, threading.Event()
     run = start_run(make_config(tmp_path, **EVERY), tmp_path / "runs")
     asks(run, command, writing)
 
@@ -153,7 +153,7 @@ def test_a_request_to_end_does_not_wait_for_the_disk(tmp_path, monkeypatch, smal
             time.sleep(0.02)
         write(self, piece, offset)
 
-    monkeypatch.setattr(piece_files.ChunkFile, "write", stuck)
+    monkeypatch.setattr(chunk_files.ChunkFile, "write", stuck)
     ended = run.execute()
     if command == "discard":
         assert ended.state == "discarded" and not run.folder.checkpoints_path.exists()
@@ -161,7 +161,7 @@ def test_a_request_to_end_does_not_wait_for_the_disk(tmp_path, monkeypatch, smal
     assert ended.state == "stopped"
     newest = max(files_of(run))
     assert newest == run.recorder.snapshot.step
-    monkeypatch.setattr(piece_files.ChunkFile, "write", write)
+    monkeypatch.setattr(chunk_files.ChunkFile, "write", write)
     again = resume_run(tmp_path / "runs", run.id)
     assert again.execute().state == "finished"
     still = files_of(train(tmp_path, "still"))
@@ -193,7 +193,7 @@ def test_a_disk_that_is_full_meanwhile_is_told_and_the_last_step_is_saved(
 ):
     import errno
 
-    write, fails = piece_files.ChunkFile.write, [True]
+    write, fails = chunk_files.ChunkFile.write, [True]
 
     def full(self, piece, offset):
         if fails:
@@ -201,7 +201,7 @@ def test_a_disk_that_is_full_meanwhile_is_told_and_the_last_step_is_saved(
             raise OSError(errno.ENOSPC, "No space left on device")
         write(self, piece, offset)
 
-    monkeypatch.setattr(piece_files.ChunkFile, "write", full)
+    monkeypatch.setattr(chunk_files.ChunkFile, "write", full)
     values = EVERY | {"output.checkpoint_every": 3}
     run = start_run(make_config(tmp_path, **values), tmp_path / "runs")
     assert run.execute().state == "finished"
@@ -218,8 +218,8 @@ def test_a_disk_that_is_full_meanwhile_is_told_and_the_last_step_is_saved(
 @pytest.mark.parametrize("command", ["stop", "discard"])
 def test_an_update_that_waits_for_a_stuck_disk_gives_way(tmp_path, monkeypatch, small, command):
     """Without RAM for copies, the update of step 2 waits for the disk, which takes nothing."""
-    monkeypatch.setattr(checkpoint_sizes, "_in_pieces", lambda *each: 0)
-    write, asked = piece_files.ChunkFile.write, threading.Event()
+    monkeypatch.setattr(checkpoint_sizes, "_in_chunks", lambda *each: 0)
+    write, asked = chunk_files.ChunkFile.write, threading.Event()
     run = start_run(make_config(tmp_path, **EVERY), tmp_path / "runs")
 
     def stuck(self, piece, offset):
@@ -231,7 +231,7 @@ def test_an_update_that_waits_for_a_stuck_disk_gives_way(tmp_path, monkeypatch, 
                 time.sleep(0.01)
         write(self, piece, offset)
 
-    monkeypatch.setattr(piece_files.ChunkFile, "write", stuck)
+    monkeypatch.setattr(chunk_files.ChunkFile, "write", stuck)
     ended = run.execute()
     assert ended.state == {"stop": "stopped", "discard": "discarded"}[command]
     if command == "stop":
@@ -245,7 +245,7 @@ def test_a_second_request_while_the_last_checkpoint_is_finished(
     tmp_path, monkeypatch, small, second, state
 ):
     """The checkpoint of the last step is under way when the run is stopped, so it is finished."""
-    write, asked = piece_files.ChunkFile.write, []
+    write, asked = chunk_files.ChunkFile.write, []
     run = start_run(make_config(tmp_path, **EVERY), tmp_path / "runs")
 
     def slowly(self, piece, offset):
@@ -260,7 +260,7 @@ def test_a_second_request_while_the_last_checkpoint_is_finished(
             asked.append("stop")
             run.request("stop")
 
-    monkeypatch.setattr(piece_files.ChunkFile, "write", slowly)
+    monkeypatch.setattr(chunk_files.ChunkFile, "write", slowly)
     run.recorder.subscribe(ask)
     ended = run.execute()
     assert asked == ["stop", second] and ended.state == state, ended.reason

@@ -17,7 +17,7 @@ from engine.runs.record.events import (
     LogLine,
     StepFinished,
 )
-from engine.runs.record.held_out import Score
+from engine.runs.record.validation import Score
 from engine.training.checkpoints.saved_on_disk import saved_best, saved_steps
 from engine.training.export.export import export_run
 from engine.training.loop.run import Run, resume_run, start_run

@@ -28,12 +28,12 @@ from engine.runs.record.events import (
     StepFinished,
 )
 from engine.runs.record.following import replay
-from engine.runs.record.held_out import Best
 from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.record.validation import Best
 from engine.tools.chat.chat_engines import load
 from engine.tools.chat.conversation import best_of
 from engine.training.checkpoints import checkpoint
-from engine.training.checkpoints.piece_files import ChunkFile
+from engine.training.checkpoints.chunk_files import ChunkFile
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.export.export import export_run
 from engine.training.loop import best_weights, planning
@@ -96,7 +96,7 @@ def test_the_best_weights_are_those_of_their_step_to_the_bit(
 
         monkeypatch.setattr(ChunkFile, "write", slow)
         monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
-        monkeypatch.setattr(checkpoint_sizes, "_in_pieces", lambda *_: 0)
+        monkeypatch.setattr(checkpoint_sizes, "_in_chunks", lambda *_: 0)
     values = {"model.dtype": dtype, "output.checkpoint_every": 6, "output.keep_checkpoints": 9}
     run = started(tmp_path, **values)
     assert execute(run).state == "finished"

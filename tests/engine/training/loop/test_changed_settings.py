@@ -67,8 +67,8 @@ def test_a_changed_plan_is_taken_and_recorded(
 @pytest.mark.parametrize(
     ("changes", "choice", "value"),
     [
-        ({"engine.activation_checkpointing": "full"}, "kept_blocks", 0),
-        ({"engine.blocks_kept_in_slots": 1}, "resident_blocks", 1),
+        ({"engine.activation_checkpointing": "full"}, "blocks_without_recompute", 0),
+        ({"engine.blocks_kept_in_slots": 1}, "blocks_kept_in_slots", 1),
         ({"output.eval_every": 1}, None, None),
     ],
     ids=["activation checkpointing", "blocks kept in slots", "output"],
@@ -181,10 +181,10 @@ def test_a_wrong_setting_is_refused_before_anything_is_written(capsys, stopped_r
 ROUNDING = {
     "micro_batch_size": 1,
     "loss_chunk": 128,
-    "gradient_sum": "vertical",
+    "main_grad": "vertical",
     "rounds": 1,
     "compiled": False,
-    "device_homes": [],
+    "device_updated_units": [],
 }
 
 

@@ -15,7 +15,7 @@ from engine.data.batches.rows import DocumentTokens, Order, RowSet, batches
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlaneSizes
 from engine.planning.schedule.ops import UPDATE_LANES, Lane, Op
-from engine.planning.schedule.validate import PlanError, validate
+from engine.planning.schedule.verify_plan import PlanError, verify_plan
 from engine.runs.record.events import (
     ExactMatchMeasured,
     ForecastChecked,
@@ -26,7 +26,7 @@ from engine.runs.record.events import (
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.loop.run import resume_run, start_run
 from engine.training.loop.step_loop import longest_batches
-from tests.support.device_homes import HOMES, at_home
+from tests.support.device_updates import DEVICE_UPDATES, updated_on_device
 from tests.support.failing import failed
 from tests.support.folders import make_config
 from tests.support.same_bits import BASE, SAME_BITS, DelayedBackend, assert_same_bits
@@ -35,13 +35,22 @@ from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 CHOICES = {
     name: dataclasses.replace(BASE, **SAME_BITS[name])
-    for name in ("two kept, two slots", "host boundaries, two kept")
+    for name in ("two kept, two slots", "block inputs on the host, two kept")
 } | {
-    "rounds": dataclasses.replace(BASE, rounds=2, gradient_sum="host"),
-    "on the device": at_home(HOMES["all"], 3, "device", resident_blocks=1),
-    "in lent memory": at_home(HOMES["all"], 4, kept_blocks=3, spare_buffers=2, spare_blocks=2),
+    "rounds": dataclasses.replace(BASE, rounds=2, main_grad="host"),
+    "on the device": updated_on_device(DEVICE_UPDATES["all"], 3, "device", blocks_kept_in_slots=1),
+    "in lent memory": updated_on_device(
+        DEVICE_UPDATES["all"], 4, blocks_without_recompute=3, spare_buffers=2, spare_blocks=2
+    ),
 }
-WRITES_STATES = {"clip", "update", "device_update", "offload_weights", "offload_states", "home"}
+WRITES_STATES = {
+    "clip",
+    "update",
+    "device_update",
+    "offload_weights",
+    "offload_states",
+    "optimizer_step",
+}
 
 
 def plan_of(choices, updates: bool):
@@ -53,7 +62,7 @@ def plan_of(choices, updates: bool):
 @pytest.mark.parametrize("name", CHOICES)
 def test_its_plan_is_the_step_up_to_the_summary(name):
     dry, step = plan_of(CHOICES[name], False), plan_of(CHOICES[name], True)
-    validate(dry)
+    verify_plan(dry)
     assert not {op.kind for op in dry.ops} & WRITES_STATES and dry.ops[-1].kind == "summary"
     assert [_alone(op) for op in dry.ops] == [_alone(op) for op in step.ops[: len(dry.ops)]]
     assert (dry.slots, dry.grads, dry.stagings, dry.rings) == (
@@ -65,7 +74,7 @@ def test_its_plan_is_the_step_up_to_the_summary(name):
     last = max(op.index for op in dry.ops if op.kind == "offload")
     broken = tuple(dataclasses.replace(op, waits=()) if op.index == last else op for op in dry.ops)
     with pytest.raises(PlanError):
-        validate(dataclasses.replace(dry, ops=broken))
+        verify_plan(dataclasses.replace(dry, ops=broken))
 
 
 def _alone(op: Op) -> Op:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.planning.fit.requirements import Verdict
+from engine.planning.fit.requirements import FitStatus
 from engine.training.loop import planning
 from engine.training.loop.run import start_run
 from tests.support.edges import MIB, judged_under_a_limit
@@ -45,7 +45,7 @@ def test_a_run_completes_with_just_enough_ram_and_is_refused_with_a_mebibyte_les
         middle = (low + high) // 2
         fits = (
             estimate(job, replace(machine, ram_available=middle * MIB), *rest).verdict
-            != Verdict.DOES_NOT_FIT
+            != FitStatus.DOES_NOT_FIT
         )
         low, high = (low, middle) if fits else (middle, high)
     enough = run(high * MIB)

@@ -107,7 +107,9 @@ def test_an_evaluation_is_repeated_with_less_and_nothing_changes(
     assert (anew.step, anew.during, anew.attempt) == (4, "evaluation", 1)
     assert not anew.changes_rounding and anew.after["device_bytes"] < anew.before["device_bytes"]
     first, second = events_of(run, PlanBuilt)
-    assert second.choices["kept_blocks"] < first.choices["kept_blocks"] == 3
+    assert (
+        second.choices["blocks_without_recompute"] < first.choices["blocks_without_recompute"] == 3
+    )
     assert without_times(events_of(run, EvalFinished)) == without_times(
         events_of(whole, EvalFinished)
     )

@@ -223,7 +223,14 @@ def test_both_are_said_in_words():
     )
 
 
-CHOICES = ("micro_batches", "rounds", "kept_blocks", "resident_blocks", "host_boundaries", "slots")
+CHOICES = (
+    "micro_batches",
+    "rounds",
+    "blocks_without_recompute",
+    "blocks_kept_in_slots",
+    "offloaded_block_inputs",
+    "slots",
+)
 
 
 def test_a_run_trains_with_the_plan_of_its_report(tmp_path, monkeypatch):
@@ -237,4 +244,4 @@ def test_a_run_trains_with_the_plan_of_its_report(tmp_path, monkeypatch):
     assert {name: built.choices[name] for name in CHOICES} == {
         name: reported[name] for name in CHOICES
     }
-    assert built.choices["kept_blocks"] > 0
+    assert built.choices["blocks_without_recompute"] > 0

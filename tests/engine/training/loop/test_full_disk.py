@@ -211,7 +211,7 @@ def test_a_checkpoint_waits_for_disk_space(capsys, preset, no_space_for_a_checkp
 
 def test_a_disk_that_fills_up_within_a_checkpoint(capsys, preset, disk, monkeypatch, whole):
     from engine.training.checkpoints import checkpoint
-    from engine.training.checkpoints.piece_files import ChunkFile
+    from engine.training.checkpoints.chunk_files import ChunkFile
 
     monkeypatch.setattr(checkpoint, "_SPARE_BYTES", 0)
     real, pieces = ChunkFile.write, []

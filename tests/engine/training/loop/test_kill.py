@@ -2,7 +2,7 @@
 bit.
 
 `python -m tests.engine.training.loop.test_kill --kills 50` kills a run fifty times. Every session
-of a run is a separate process, forked from one that has imported everything and has no piece_files,
+of a run is a separate process, forked from one that has imported everything and has no chunk_files,
 so that most of its time is spent on the run.
 """
 
@@ -52,7 +52,7 @@ def kill_in_checkpoint(draw: random.Random) -> None:
     """Kills the process while it writes a unit, or before or after any sync, rename or deletion."""
     import shutil
 
-    from engine.training.checkpoints import piece_files
+    from engine.training.checkpoints import chunk_files
 
     where = draw.choice(["meter", "fsync", "rename", "renamed", "rmtree"])
     countdown = [draw.randint(1, {"meter": 60, "fsync": 25}.get(where, 4))]
@@ -63,13 +63,13 @@ def kill_in_checkpoint(draw: random.Random) -> None:
             die()
 
     if where == "meter":
-        real_add = piece_files.Meter.add
+        real_add = chunk_files.Meter.add
 
         def add(self, count):
             due()
             real_add(self, count)
 
-        piece_files.Meter.add = add
+        chunk_files.Meter.add = add
     elif where == "fsync":
         os.fsync = before(os.fsync, due)
     elif where in ("rename", "renamed"):

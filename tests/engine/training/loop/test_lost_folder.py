@@ -167,7 +167,7 @@ def test_a_paused_run_notices_it_too(tmp_path, runs, lose):
 @pytest.mark.parametrize("lose", [delete, rename])
 def test_so_does_one_that_writes_a_checkpoint_beside_training(tmp_path, runs, monkeypatch, lose):
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
-    for place, name in ((checkpoint_sizes, "COPY_PIECE_BYTES"), (staging, "CHUNK_BYTES")):
+    for place, name in ((checkpoint_sizes, "STAGING_CHUNK_BYTES"), (staging, "CHUNK_BYTES")):
         monkeypatch.setattr(place, name, 4096)
     monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 4096)
     run = start_run(make_config(tmp_path, **{"output.checkpoint_every": 1}), runs)

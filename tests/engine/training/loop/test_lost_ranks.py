@@ -31,18 +31,18 @@ from engine.runtime.step import compute_ops, copy_ops
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop import prepare
 from engine.training.loop.run import Run, resume_run, start_run
-from tests.support.crews import (
-    FORK_RANKS,
-    followers_of,
-    forked_followers,  # noqa: F401  a fixture
-    wait_for_end,
-)
 from tests.support.folders import make_config
 from tests.support.forked_processes import ForkedProcess
 from tests.support.killed import ONE_THREAD
 from tests.support.rank_runs import assert_close, on, planes
 from tests.support.sets import slow_but
 from tests.support.trained_runs import events_of, files_of
+from tests.support.worker_groups import (
+    FORK_RANKS,
+    followers_of,
+    forked_followers,  # noqa: F401  a fixture
+    wait_for_end,
+)
 
 PATIENCE = 120
 STEPS = 12
@@ -152,7 +152,7 @@ def test_one_that_is_killed_among_the_updates_leaves_a_mixture_that_is_not_saved
     folder,
     whole,
     monkeypatch,
-    settle,
+    keep_on_gpu,
     count,
 ):
     plain = WorkerGroup.go
@@ -165,7 +165,7 @@ def test_one_that_is_killed_among_the_updates_leaves_a_mixture_that_is_not_saved
 
     monkeypatch.setattr(WorkerGroup, "go", kill)
     if count:
-        settle(count)
+        keep_on_gpu(count)
     runs = folder / f"mixture-{count}"
     run = start_run(make_config(folder, **on(2, **EVERY)), runs)
     ended = run.execute()
@@ -182,7 +182,7 @@ def test_what_lived_on_the_device_of_a_lost_rank_is_lost_and_the_checkpoint_coun
     folder,
     whole,
     monkeypatch,
-    settle,
+    keep_on_gpu,
 ):
     loss = compute_ops.loss
 
@@ -194,7 +194,7 @@ def test_what_lived_on_the_device_of_a_lost_rank_is_lost_and_the_checkpoint_coun
         loss(context, op, step)
 
     monkeypatch.setitem(copy_ops.WORK, OpKind.LOSS, kill)
-    settle(2)
+    keep_on_gpu(2)
     runs = folder / "device"
     run = start_run(make_config(folder, **on(2, **EVERY)), runs)
     ended = run.execute()
@@ -204,7 +204,7 @@ def test_what_lived_on_the_device_of_a_lost_rank_is_lost_and_the_checkpoint_coun
     assert set(files_of(run)) == {4}
     assert not list(run.folder.checkpoints_path.glob(".*"))
     monkeypatch.setitem(copy_ops.WORK, OpKind.LOSS, loss)
-    settle(0)
+    keep_on_gpu(0)
     continues(runs, run.id, 1, whole)
 
 

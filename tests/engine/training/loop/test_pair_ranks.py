@@ -14,11 +14,11 @@ from engine.planning.schedule.shards import Shards
 from engine.runs.record.events import EvalFinished, StepFinished
 from engine.runtime.step.step import StepShard
 from engine.training.loop.run import resume_run
-from tests.support.crews import forked_followers  # noqa: F401  a fixture
 from tests.support.made_pairs import made_pairs, write_rows
 from tests.support.pair_ranks import train
 from tests.support.prepared_pairs import prepared
 from tests.support.trained_runs import events_of, execute, files_of
+from tests.support.worker_groups import forked_followers  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.computing
 OBJECTIVES = ["dpo", "orpo", "kto"]
@@ -86,7 +86,7 @@ def test_each_rank_has_whole_pairs_and_the_totals_of_the_step(tmp_path, objectiv
     assert [share.first_line for share in shares] == [
         a_row * 8 // ranks * rank for rank in range(ranks)
     ]
-    assert {share.lines for share in shares} == {8 * a_row}
+    assert {share.sequences for share in shares} == {8 * a_row}
     for share in shares:
         for batch in share.batches:
             assert len(batch.input_ids) == a_row and batch.pairs.pairs == 8

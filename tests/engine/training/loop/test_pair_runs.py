@@ -45,7 +45,7 @@ def figures_of(run) -> list[tuple]:
 
 PLANS = {
     "one slot": {"engine.slots": 1, "engine.blocks_kept_in_slots": 0},
-    "boundaries on the host": {"engine.activation_checkpointing": "offload"},
+    "block inputs on the host": {"engine.activation_checkpointing": "offload"},
     "all activations": {"engine.activation_checkpointing": "none"},
     "recomputed": {"engine.activation_checkpointing": "full", "engine.blocks_kept_in_slots": 2},
 }
@@ -223,7 +223,7 @@ def mean_of_chosen(config, model) -> float:
     rows = prepare_data(config.read_data, tokenizer, config.train.seed).eval
     sums = []
     for pair in range(len(rows)):
-        line = rows.lines(pair)[0]
+        line = rows.sequences(pair)[0]
         with torch.no_grad():
             logits = model(torch.tensor(line.input_ids[None], dtype=torch.long)).logits[0]
         labels = torch.tensor(line.labels, dtype=torch.long)

@@ -32,11 +32,11 @@ from engine.training.checkpoints import staging, unit_files
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop.run import Run, start_run
 from engine.training.loop.trainer import Trainer
-from tests.support.crews import followers_of, forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
+from tests.support.gpu_resident_runs import figures
 from tests.support.rank_runs import again, assert_close, on, planes, train
-from tests.support.settled_runs import figures
 from tests.support.trained_runs import events_of, execute, files_of
+from tests.support.worker_groups import followers_of, forked_followers  # noqa: F401  a fixture
 
 STEPS = 8
 EVERYTHING = {
@@ -221,38 +221,42 @@ def saved_planes(run: Run) -> dict[str, bytes]:
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
-@pytest.mark.parametrize("settled", [(0, 0, 0, 0), (3, 4, 2, 0)], ids=["in RAM", "on devices"])
+@pytest.mark.parametrize("gpu_resident", [(0, 0, 0, 0), (3, 4, 2, 0)], ids=["in RAM", "on devices"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
 def test_a_resume_with_other_ranks_begins_with_the_bits_that_were_saved(
     tmp_path,
     loaded,
-    settle,
-    settled,
+    keep_on_gpu,
+    gpu_resident,
     optimizer,
 ):
     values = {"train.optimizer": optimizer, "model.dtype": "bfloat16", "output.eval_every": 0}
     runs = tmp_path / "runs"
-    if any(settled):
-        settle(settled[0])
+    if any(gpu_resident):
+        keep_on_gpu(gpu_resident[0])
     run = train(tmp_path, "runs", on(2, **values), {2: "stop"})
-    for ranks, count, stop in ((1, settled[1], 4), (4, settled[2], 6), (2, settled[3], 0)):
+    for ranks, count, stop in (
+        (1, gpu_resident[1], 4),
+        (4, gpu_resident[2], 6),
+        (2, gpu_resident[3], 0),
+    ):
         expected = saved_planes(run)
-        if any(settled):
-            settle(count)
+        if any(gpu_resident):
+            keep_on_gpu(count)
         run = again(runs, run, ranks, {stop: "stop"} if stop else None)
         assert loaded[-1] == expected
         choices = events_of(run, PlanBuilt)[-1].choices
-        assert choices["settled_units"] == count
+        assert choices["gpu_resident_units"] == count
     assert [event.resumed_step for event in events_of(run, RunStarted)] == [None, 2, 4, 6]
     assert [event.step for event in events_of(run, StepFinished)] == list(range(1, STEPS + 1))
 
 
 @pytest.mark.slow("a quicker test beside it shows most of what it shows")
 @pytest.mark.parametrize("count", [1, 4])
-def test_units_on_the_devices_of_all_ranks_change_no_bit(folder, settle, two, count):
-    settle(count)
-    run = train(folder, f"settled-{count}", on(2, **EVERYTHING))
-    assert events_of(run, PlanBuilt)[0].choices["settled_units"] == count
+def test_units_on_the_devices_of_all_ranks_change_no_bit(folder, keep_on_gpu, two, count):
+    keep_on_gpu(count)
+    run = train(folder, f"gpu-resident-{count}", on(2, **EVERYTHING))
+    assert events_of(run, PlanBuilt)[0].choices["gpu_resident_units"] == count
     assert files_of(run) == files_of(two)
     assert figures(run) == figures(two)
 
@@ -262,22 +266,22 @@ def test_units_on_the_devices_of_all_ranks_change_no_bit(folder, settle, two, co
 def test_a_checkpoint_beside_training_holds_its_step(
     tmp_path,
     monkeypatch,
-    settle,
+    keep_on_gpu,
     room,
     count,
 ):
     """Other ranks write the planes, too."""
     every = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9, "output.eval_every": 0}
-    for place, name in ((checkpoint_sizes, "COPY_PIECE_BYTES"), (staging, "CHUNK_BYTES")):
+    for place, name in ((checkpoint_sizes, "STAGING_CHUNK_BYTES"), (staging, "CHUNK_BYTES")):
         monkeypatch.setattr(place, name, 4096)
     monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 4096)
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 1 << 40)
     expected = files_of(train(tmp_path, "alone", on(2, **every)))
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
-    whole = checkpoint_sizes._in_pieces
-    monkeypatch.setattr(checkpoint_sizes, "_in_pieces", lambda *each: min(room, whole(*each)))
+    whole = checkpoint_sizes._in_chunks
+    monkeypatch.setattr(checkpoint_sizes, "_in_chunks", lambda *each: min(room, whole(*each)))
     if count:
-        settle(count)
+        keep_on_gpu(count)
     found = files_of(train(tmp_path, "beside", on(2, **every)))
     assert found.keys() & {1, 8} == {1, 8}
     assert {step: files == expected[step] for step, files in found.items()} == dict.fromkeys(

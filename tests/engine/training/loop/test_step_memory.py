@@ -58,7 +58,9 @@ def test_out_of_memory_the_step_is_planned_with_less_and_the_run_goes_on(
     first, second = events_of(run, PlanBuilt)
     assert (anew.step, anew.attempt, anew.changes_rounding) == (5, 1, False)
     assert anew.after["device_bytes"] < anew.before["device_bytes"]
-    assert second.choices["kept_blocks"] < first.choices["kept_blocks"] == 3
+    assert (
+        second.choices["blocks_without_recompute"] < first.choices["blocks_without_recompute"] == 3
+    )
     assert [event.step for event in events_of(run, StepFinished)] == list(range(1, 9))
     assert planes_on_disk(run) == planes_on_disk(whole)
     logged = [line for line in events_of(run, LogLine) if "planned anew" in line.text]

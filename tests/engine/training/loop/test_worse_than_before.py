@@ -9,7 +9,7 @@ import pytest
 import launch
 from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.events import EvalFinished, LogLine
-from engine.runs.summaries.glance import read_sparkline
+from engine.runs.summaries.sparkline import read_sparkline
 from engine.tools.cli.train import show_run
 from engine.training.checkpoints.saved_on_disk import saved_steps
 from engine.training.loop.run import start_run
@@ -41,7 +41,7 @@ def exploded(tmp_path_factory):
 def test_nothing_is_kept_as_the_best_and_the_log_says_why(exploded):
     run, ended = exploded
     losses, snapshot = losses_of(run), run.recorder.snapshot
-    assert snapshot.best is None and snapshot.held_out.kept is None
+    assert snapshot.best is None and snapshot.validation.kept is None
     assert saved_steps(run.folder.checkpoints_path, run.folder.best_path).best is None
     assert snapshot.exported_step == 36
     told = [line for line in events_of(run, LogLine) if line.level == "warning"]

@@ -1,0 +1,320 @@
+"""`suggestions_for` finds the smallest changes of settings that make a job fit. Each change is
+checked with the minimum-memory plan before it is returned. `requirements_with` says what the job
+then takes, and `moves_text` which units then live elsewhere. No torch.
+
+Remedies are ordered by what they cost the user: first what changes nothing but speed, then what
+only adds sums in another order, then moments of AdamW in bf16 and in 8 bits, then fewer and
+shorter rows. Adapters in the place of all weights come next, for they are another training. Moments
+on the disk come last: they change no result, but wear the drive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config.adapters import Adapters
+from engine.config.settings import ModelConfig, TrainConfig
+from engine.errors import ConfigError
+from engine.machine.read_machine import Machine
+from engine.planning.fit.exactness import Exactness, sentences
+from engine.planning.fit.memory_items import MEMORY, PartName
+from engine.planning.fit.planner import Chosen
+from engine.planning.fit.requirements import (
+    PART_WORDS,
+    FitStatus,
+    Requirements,
+    minimum_requirements,
+    requirements_of,
+)
+from engine.planning.fit.suggestion_options import (
+    Changes,
+    Kind,
+    Option,
+    all_together,
+    groups_of_adapters,
+    groups_of_kinds,
+    kinds_of_disk_offload,
+)
+from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.ops import MainGrad
+from engine.planning.shape.catalog import catalog_shape
+from engine.planning.shape.model_shape import ModelShape
+from engine.words import in_gib, in_seconds
+
+AdaptedShape = Callable[[ModelConfig, Adapters], ModelShape | None]
+"""Returns the shape of a model with these adapters; None for a model whose adapters are unknown."""
+
+
+def of_catalog(model: ModelConfig, adapters: Adapters) -> ModelShape | None:
+    """Returns the shape of a bundled model with these adapters, None for any other model."""
+    return catalog_shape(model.source, model.dtype, model.attention, adapters)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A suggestion is a change of settings that makes the job fit. `text` describes the change and
+    the memory that the job then takes.
+    """
+
+    text: str
+    changes: Changes
+    exactness: tuple[Exactness, ...]
+    """It says what the changes do to results. Several changes may do different things."""
+    seconds: float | None = None
+    """A step then takes this many seconds. It is None where that was not asked for, and without
+    rates.
+    """
+    instead_of: float | None = None
+    """A step takes this many seconds with the settings as they are; None where the job does not
+    fit with them, or without rates.
+    """
+
+    places: str = ""
+    """This says where units then live, if that differs from where they live with the settings as
+    they are. It is known together with the seconds.
+    """
+
+    @property
+    def time_text(self) -> str:
+        """Returns how long a step takes, as in "about 8.4 s a step instead of 7.9 s", or an empty
+        text if that is not known.
+        """
+        if self.seconds is None:
+            return ""
+        words = f"about {in_seconds(self.seconds)} a step"
+        if self.instead_of is None:
+            return words
+        if in_seconds(self.seconds) == in_seconds(self.instead_of):
+            return f"{words}, as now"
+        return f"{words} instead of {in_seconds(self.instead_of)}"
+
+    @property
+    def exactness_text(self) -> str:
+        """Returns what happens to results, in sentences."""
+        return sentences(self.exactness)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, in the form that the record and tools use."""
+        return {
+            "text": self.text,
+            "changes": self.changes,
+            "exactness": [kind.value for kind in self.exactness],
+            "exactness_text": self.exactness_text,
+            "seconds": self.seconds,
+            "instead_of": self.instead_of,
+            "places": self.places,
+        }
+
+
+def suggestions_for(
+    requirements: Requirements, adapted: AdaptedShape = of_catalog
+) -> tuple[Suggestion, ...]:
+    """Returns changes with which the job fits, for `requirements` that do not fit, or not
+    comfortably. Those that cost least come first, and of each kind only the smallest that suffices
+    is returned. Each says how much the job then takes at least. None says yet how long a step
+    takes.
+    """
+    return _Search(requirements, adapted).suggestions()
+
+
+def requirements_with(
+    changes: Changes,
+    config: TrainConfig,
+    machine: Machine,
+    shape: ModelShape,
+    coarse: bool,
+    adapted: AdaptedShape = of_catalog,
+) -> Requirements:
+    """Returns the needs of the job with these changes. quick: as for `requirements_of`; a step is
+    then up to a tenth too long.
+    """
+    changed = config.with_values(changes)
+    found = _shape_of(changed, config, shape, adapted)
+    if found is None:
+        raise ConfigError(
+            "train.method", "adapters of this model are not known here; set it to full."
+        )
+    return requirements_of(changed, machine, found, coarse=coarse)
+
+
+def moves_text(before: PlanChoices | None, after: Chosen, units: int, about: bool) -> str:
+    """Returns how another plan moves the border between GPU memory and RAM: a sentence, or an empty
+    text where nothing moves. before: the choices of the plan as it is, None where that does not
+    fit. units: the model has so many. about: the plan is not the one that a run would use.
+    """
+    choices = after.choices
+    told = []
+    gpu_resident, was = (
+        choices.gpu_resident_units,
+        0 if before is None else before.gpu_resident_units,
+    )
+    if gpu_resident != was:
+        roughly = "about " if about and gpu_resident < units else ""
+        now = "" if before is None else f" instead of {was}"
+        one = "lives" if gpu_resident == 1 else "live"
+        told.append(f"{roughly}{gpu_resident} of {units} units then {one} on the GPU{now}")
+    was_kept_on_gpu = before is not None and before.gradients_on_gpu
+    if choices.gradients_on_gpu != was_kept_on_gpu:
+        told.append(f"gradients then wait {'on the GPU' if choices.gradients_on_gpu else 'in RAM'}")
+    words = ", and ".join(told)
+    return f"{words[0].upper()}{words[1:]}." if words else ""
+
+
+class _Search:
+    """A `_Search` tries changes for one job.
+
+    A change is a suggestion if all parts of memory fit with it. If several parts do not fit and no
+    single change is enough for all of them, changes that each help some of the parts are combined.
+    """
+
+    def __init__(self, requirements: Requirements, adapted: AdaptedShape):
+        self._requirements = requirements
+        self._adapted = adapted
+        self._wanted: tuple[FitStatus, ...] = (FitStatus.FITS, FitStatus.TIGHT)
+        if requirements.verdict() == FitStatus.TIGHT:
+            self._wanted = (FitStatus.FITS,)
+        self._bad = tuple(
+            name for name, part in requirements.parts.items() if part.verdict not in self._wanted
+        )
+        self._partial: dict[PartName, Option] = {}
+        """For each part that does not fit, it keeps the smallest change that helps the part but not
+        all parts.
+        """
+
+    def suggestions(self) -> tuple[Suggestion, ...]:
+        found = self._of_first(groups_of_kinds(self._requirements))
+        adapters = self._of_first(groups_of_adapters(self._requirements))
+        return (*found, *adapters[:1], *self._of_group(kinds_of_disk_offload(self._requirements)))
+
+    def _of_first(self, groups: list[list[Kind]]) -> list[Suggestion]:
+        """Returns the suggestions of the first group that has any."""
+        for kinds in groups:
+            found = self._of_group(kinds)
+            if found:
+                return found
+        return []
+
+    def _of_group(self, kinds: list[Kind]) -> list[Suggestion]:
+        self._partial = {}
+        found = []
+        for kind in kinds:
+            if set(kind.helps) & set(self._bad):
+                found += self._first_that_helps(kind)
+        if not found and set(self._partial) == set(self._bad):
+            found += self._all_together()
+        return found
+
+    def _first_that_helps(self, kind: Kind) -> list[Suggestion]:
+        """Returns the smallest suggestion of a kind, if there is one."""
+        options = kind.options
+        if self._wanted == (FitStatus.FITS,) and kind.is_graded:
+            # If the job fits already, though only just, drastic changes such as rows an eighth as
+            # long are not proposed.
+            options = options[:2]
+        for option in options:
+            result = self._tried(option.changes)
+            if result is None:
+                continue
+            if result.verdict() in self._wanted:
+                if self._is_planned(option.changes):
+                    return [self._suggestion(option, result)]
+                continue
+            if len(self._bad) > 1 and self._helps_some(option, result):
+                break
+        return []
+
+    def _helps_some(self, option: Option, result: Requirements) -> bool:
+        """Records which of the parts that do not fit the option helps, and returns whether it helps
+        any for which no change was known.
+        """
+        better = [
+            name
+            for name in self._bad
+            if name not in self._partial and result.verdict((name,)) in self._wanted
+        ]
+        self._partial |= dict.fromkeys(better, option)
+        return bool(better)
+
+    def _all_together(self) -> list[Suggestion]:
+        """Returns the combination of all partial changes, if it is a suggestion."""
+        options = {option.text: option for option in self._partial.values()}
+        merged = all_together([*options.values()])
+        result = self._tried(merged.changes)
+        if result is None or result.verdict() not in self._wanted:
+            return []
+        return [self._suggestion(merged, result)] if self._is_planned(merged.changes) else []
+
+    def _is_planned(self, changes: Changes) -> bool:
+        """Tells whether the planner finds a plan that fits, too. With a given number of rounds it
+        may prefer block inputs on the host, although only those on the device fit.
+        """
+        if "engine.rounds" not in changes:
+            return True
+        config = self._requirements.config.with_values(changes)
+        shape = self._shape_of(config)
+        if shape is None:
+            return False
+        planned = requirements_of(config, self._requirements.machine, shape, coarse=True)
+        return planned.verdict(MEMORY) in self._wanted
+
+    def _shape_of(self, config: TrainConfig) -> ModelShape | None:
+        return _shape_of(config, self._requirements.config, self._requirements.shape, self._adapted)
+
+    def _suggestion(self, option: Option, result: Requirements) -> Suggestion:
+        text = f"{option.text}: {_outcome(result, self._bad)}"
+        if result.disk_offload is not None:
+            text += f", {result.disk_offload.in_words}"
+        exactness = option.exactness
+        if _rounds_gradients(result) and not _rounds_gradients(self._requirements):
+            kept = set(exactness) - {Exactness.SAME_BITS, Exactness.OTHER_ORDER}
+            changed = kept | {Exactness.ROUNDED_GRADIENTS}
+            exactness = tuple(kind for kind in Exactness if kind in changed)
+        return Suggestion(text, option.changes, exactness)
+
+    def _tried(self, changes: Changes) -> Requirements | None:
+        """Returns the least needs with these changes. Returns None where a change contradicts
+        another setting or the model, since it is then not a suggestion.
+        """
+        try:
+            config = self._requirements.config.with_values(changes)
+            shape = self._shape_of(config)
+            if shape is None:
+                return None
+            before = self._requirements.checkpoints_before
+            return minimum_requirements(config, self._requirements.machine, shape, before)
+        except ConfigError:
+            return None
+
+
+def _shape_of(
+    changed: TrainConfig, config: TrainConfig, shape: ModelShape, adapted: AdaptedShape
+) -> ModelShape | None:
+    """Returns the shape of the model of changed settings, or None if it is not known. shape: that
+    of `config`.
+    """
+    adapters = changed.train.parts
+    if isinstance(adapters, Adapters) and adapters != config.train.parts:
+        return adapted(changed.model, adapters)
+    return _in_dtype_of(changed, shape)
+
+
+def _in_dtype_of(config: TrainConfig, shape: ModelShape) -> ModelShape:
+    dtype = config.model.dtype
+    return shape if dtype == shape.dtype else shape.in_dtype(dtype)
+
+
+def _rounds_gradients(requirements: Requirements) -> bool:
+    """Tells whether the plan rounds gradients to bf16 once a round, not once a step."""
+    is_on_host = requirements.chosen.choices.main_grad == MainGrad.HOST
+    return is_on_host and requirements.shape.dtype == "bfloat16"
+
+
+def _outcome(requirements: Requirements, names: tuple[PartName, ...]) -> str:
+    """Returns a text on how much a changed job takes of the parts that did not fit."""
+    return ", ".join(
+        f"{in_gib(part.total)} of {in_gib(part.known_limit)} {PART_WORDS[name]}"
+        for name, part in requirements.parts.items()
+        if name in names
+    )

@@ -1,0 +1,76 @@
+"""Moments of some units may be on the disk (`engine.disk`). They are read, updated and written back
+in chunks. This file says where the chunks are in the file of their unit, and how much memory they
+pass through. No torch.
+
+A chunk has the moments of so many elements that reading one is 8 to 32 MiB: large enough for the
+full speed of a disk, and small enough that a few of them take little RAM. No chunk cuts a block of
+8-bit codes. Both moments of a chunk follow each other in the file, so that one read brings both.
+Each begins at a whole page, as direct reads and writes demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from engine.config.settings import Optimizer
+from engine.planning.layout.layout import UnitLayout
+from engine.planning.layout.moments import MOMENTS, MomentCounts
+from engine.planning.schedule.shards import cut
+
+DISK_CHUNK_NUMEL = 1 << 22
+"""A chunk has this many elements, the last one of a unit fewer. They are whole blocks of codes."""
+PAGE = 4096
+"""Direct reads and writes begin and end at multiples of this many bytes, in memory and in the
+file.
+"""
+
+
+@dataclass(frozen=True)
+class DiskChunk:
+    """A `DiskChunk` is a chunk of the moments of one unit."""
+
+    start: int
+    """It begins at this element of the unit."""
+    begin: int
+    """It begins at this byte of a plane of moments."""
+    end: int
+    offset: int
+    """It begins at this byte of the unit's file."""
+
+    @property
+    def bytes(self) -> int:
+        """Each of the two moments has this many bytes."""
+        return self.end - self.begin
+
+    @property
+    def room(self) -> int:
+        """Each of the two moments takes this many bytes of the file and of a ring buffer."""
+        return whole_pages(self.bytes)
+
+    @property
+    def file_end(self) -> int:
+        """The chunk ends before this byte of the unit's file."""
+        return self.offset + len(MOMENTS) * self.room
+
+
+def disk_chunks(layout: UnitLayout, optimizer: Optimizer) -> tuple[DiskChunk, ...]:
+    """Returns the chunks of the moments of a unit, in order."""
+    found: list[DiskChunk] = []
+    offset = 0
+    for start, stop in cut(layout.numel, DISK_CHUNK_NUMEL):
+        begin, end = layout.moment_bytes(optimizer, start, stop)
+        found.append(DiskChunk(start, begin, end, offset))
+        offset = found[-1].file_end
+    return tuple(found)
+
+
+def state_ring_bytes(units: Collection[MomentCounts], optimizer: Optimizer) -> int:
+    """Returns the bytes of a ring buffer for chunks of any of `units`."""
+    most = [counts.most_bytes(optimizer, min(DISK_CHUNK_NUMEL, counts.numel)) for counts in units]
+    return len(MOMENTS) * whole_pages(max(most, default=0))
+
+
+def whole_pages(nbytes: int) -> int:
+    """Returns `nbytes` rounded up to whole pages."""
+    return -(-nbytes // PAGE) * PAGE

@@ -1,0 +1,147 @@
+"""Runs in which units live on the device: what they write is what a run with all planes in RAM
+writes, and the border may move when they are resumed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from engine.errors import GpuMemoryError
+from engine.planning.fit import checkpoint_sizes
+from engine.planning.schedule.ops import OpKind
+from engine.runs.record.events import PlanBuilt, PlannedAnew, RunEnded
+from engine.runtime.device.cpu_backend import CpuBackend
+from engine.runtime.step import compute_ops, copy_ops
+from engine.training.checkpoints import staging, unit_files
+from engine.training.loop import oom_recovery
+from engine.training.loop.run import Run, resume_run, start_run
+from tests.support.folders import make_config
+from tests.support.gpu_resident_runs import UNITS, Written
+from tests.support.trained_runs import events_of, execute, files_of
+
+pytestmark = pytest.mark.computing
+
+EVERY = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9}
+
+
+def train(tmp_path, name: str, at_step=None, **values) -> Run:
+    run = start_run(make_config(tmp_path, **EVERY, **values), tmp_path / name)
+    execute(run, at_step)
+    return run
+
+
+@pytest.fixture(scope="module")
+def in_ram(tmp_path_factory) -> Callable[..., Written]:
+    """Returns what a run with these settings writes whose planes are all in RAM. It is asked before
+    a test changes anything, and trains once for all tests.
+    """
+    folder = tmp_path_factory.mktemp("in-ram")
+
+    @functools.cache
+    def written(**values) -> Written:
+        run = train(folder, "runs", **values)
+        assert events_of(run, PlanBuilt)[0].choices["gpu_resident_units"] == 0
+        return Written.by(run)
+
+    return written
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 3, UNITS])
+def test_a_run_writes_what_a_run_with_all_planes_in_ram_writes(
+    tmp_path, in_ram, keep_on_gpu, dtype, count
+):
+    values = {"model.dtype": dtype, "output.eval_every": 2, "output.export": True}
+    expected = in_ram(**values)
+    keep_on_gpu(count)
+    run = train(tmp_path, "GPU-resident", **values)
+    assert events_of(run, PlanBuilt)[0].choices["gpu_resident_units"] == count
+    assert Written.by(run) == expected and expected.exported
+
+
+@pytest.mark.parametrize("room", [0, 1 << 30], ids=["waits", "copies"])
+def test_a_checkpoint_beside_training_holds_its_step(tmp_path, monkeypatch, keep_on_gpu, room):
+    for place, name in ((checkpoint_sizes, "STAGING_CHUNK_BYTES"), (staging, "CHUNK_BYTES")):
+        monkeypatch.setattr(place, name, 4096)
+    monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 4096)
+    monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 1 << 40)
+    expected = files_of(train(tmp_path, "in-ram"))
+    monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
+    whole = checkpoint_sizes._in_chunks
+    monkeypatch.setattr(checkpoint_sizes, "_in_chunks", lambda *each: min(room, whole(*each)))
+    keep_on_gpu(3)
+    found = files_of(train(tmp_path, "beside"))
+    assert found.keys() & {1, 8} == {1, 8}
+    assert {step: files == expected[step] for step, files in found.items()} == dict.fromkeys(
+        found, True
+    )
+
+
+@pytest.mark.parametrize("before, after", [(0, 3), (UNITS, 2), (2, 0)])
+def test_the_border_moves_at_a_resume(tmp_path, in_ram, keep_on_gpu, before, after):
+    expected = in_ram()
+    keep_on_gpu(before)
+    run = train(tmp_path, "moves", at_step={3: "stop"})
+    keep_on_gpu(after)
+    again = resume_run(tmp_path / "moves", run.folder.id)
+    execute(again)
+    assert events_of(again, PlanBuilt)[-1].choices["gpu_resident_units"] == after
+    assert files_of(again)[8] == expected.files[8]
+
+
+def test_units_go_back_to_ram_where_the_device_runs_out_of_memory(
+    tmp_path, in_ram, monkeypatch, keep_on_gpu
+):
+    expected = in_ram()
+    keep_on_gpu(UNITS)
+    backward, failed = compute_ops.loss, []
+
+    def fails_once(context, op, step):
+        if step.inputs.number == 4 and step.inputs.training and not failed:
+            failed.append(op)
+            raise torch.OutOfMemoryError("no room")
+        backward(context, op, step)
+
+    monkeypatch.setitem(copy_ops.WORK, OpKind.LOSS, fails_once)
+    run = train(tmp_path, "runs-out")
+    (anew,) = events_of(run, PlannedAnew)
+    assert (anew.step, anew.before["gpu_resident_units"], anew.after["gpu_resident_units"]) == (
+        4,
+        UNITS,
+        0,
+    )
+    assert events_of(run, RunEnded)[-1].state == "finished" and failed
+    assert files_of(run)[8] == expected.files[8]
+    assert (torch.OutOfMemoryError, GpuMemoryError) == oom_recovery.OUT_OF_MEMORY
+
+
+def test_a_lost_device_takes_what_lived_there_and_the_newest_checkpoint_counts(
+    tmp_path, monkeypatch, keep_on_gpu
+):
+    keep_on_gpu(2)
+    lost, loss = [], compute_ops.loss
+
+    def loses_the_device(context, op, step):
+        if step.inputs.number == 5 and step.inputs.training:
+            lost.append(op)
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        loss(context, op, step)
+
+    def download(self, tensor):
+        if lost:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return tensor.clone()
+
+    monkeypatch.setitem(copy_ops.WORK, OpKind.LOSS, loses_the_device)
+    monkeypatch.setattr(CpuBackend, "download", download)
+    config = make_config(tmp_path, **EVERY).with_values({"output.checkpoint_every": 3})
+    run = start_run(config, tmp_path / "lost")
+    ended = run.execute()
+    assert ended.state == "failed" and lost
+    assert "that lived on the GPU cannot be read any more" in ended.reason
+    assert "checkpoint of step 3" in ended.reason
+    assert set(files_of(run)) == {3}

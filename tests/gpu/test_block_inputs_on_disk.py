@@ -1,0 +1,101 @@
+"""Block inputs on the disk, on lanes that run at once: the bits are those of block inputs in RAM,
+in any plan, whichever lane is late. Each test also runs without a GPU (`tests.support.lanes`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+
+import pytest
+
+from engine.errors import DiskOffloadError
+from engine.planning.layout import disk_chunks
+from engine.planning.schedule.ops import DISK_LANES, Lane
+from tests.support.block_inputs_on_disk import (
+    FRAMES,
+    LAYERS,
+    ON_HOST,
+    planes_after,
+    run_of,
+    with_block_inputs_on_disk,
+)
+from tests.support.gpu_resident_units import kept_planes
+from tests.support.lanes import find_missing_waits
+from tests.support.same_bits import assert_same_bits
+from tests.support.tiny import random_batches
+
+pytestmark = [
+    pytest.mark.computing,
+    pytest.mark.slow("without a GPU it repeats tests/engine/runtime"),
+]
+
+LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.H2D,), (Lane.D2H,), (Lane.COMPUTE,), DISK_LANES)
+EACH = dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=3 * LAYERS, micro_batches=3)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Moments that are on the disk, too, have more pieces than there are ring buffers."""
+    monkeypatch.setattr(disk_chunks, "DISK_CHUNK_NUMEL", 512)
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_the_bits_are_those_of_block_inputs_in_ram(lanes, frame, tmp_path):
+    base = dataclasses.replace(ON_HOST, **FRAMES[frame])
+    expected = planes_after(base, tmp_path, backend=lanes())
+    for choices in with_block_inputs_on_disk(base, frame):
+        assert_same_bits(planes_after(choices, tmp_path, backend=lanes()), expected)
+
+
+@pytest.mark.parametrize("units", [0, 3], ids=["alone", "beside moments"])
+@pytest.mark.parametrize("late", LATE, ids=str)
+def test_delays_change_nothing(lanes, late, units, tmp_path):
+    expected = planes_after(
+        dataclasses.replace(EACH, disk_offloaded_block_inputs=0), tmp_path, backend=lanes()
+    )
+    choices = dataclasses.replace(EACH, disk_offloaded_units=units)
+    assert_same_bits(planes_after(choices, tmp_path, backend=lanes(late)), expected)
+
+
+@pytest.mark.parametrize(
+    "careless, slow",
+    [
+        (Lane.READ, Lane.WRITE),
+        (Lane.WRITE, Lane.D2H),
+        (Lane.H2D, Lane.READ),
+        (Lane.D2H, Lane.WRITE),
+    ],
+)
+def test_a_missing_wait_is_found(lanes, careless, slow, tmp_path):
+    """The delays have teeth: without the waits of one lane they change the bits."""
+    expected = planes_after(EACH, tmp_path, backend=lanes())
+
+    def train_and_compare():
+        backend = lanes((slow,), (careless,))
+        assert_same_bits(planes_after(EACH, tmp_path, backend=backend), expected)
+
+    find_missing_waits(train_and_compare)
+
+
+@pytest.mark.parametrize("call", ["preadv", "pwritev"])
+def test_an_error_of_the_disk_ends_the_steps(lanes, call, tmp_path, monkeypatch):
+    run = run_of(EACH, tmp_path, backend=lanes())
+    run.engine.train_step(1, random_batches(3, seed=1), 1e-2)
+    run.engine.drain()
+    before = kept_planes(run)
+
+    def refused(*_):
+        raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr(os, call, refused)
+    with pytest.raises(DiskOffloadError, match="^Block inputs that engine.disk keeps"):
+        for step in (2, 3, 4):
+            run.engine.train_step(step, random_batches(3, seed=step), 1e-2)
+        run.engine.drain()
+    with contextlib.suppress(DiskOffloadError):  # the lanes must have ended
+        run.engine.drain()
+    assert not run.store.held.is_mixed and run.store.held.step == 1
+    assert_same_bits(kept_planes(run), before)
+    run.close()

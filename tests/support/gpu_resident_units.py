@@ -1,0 +1,54 @@
+"""Plans that keep all planes of some units on the device, and the planes that they leave."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.same_bits import DelayedBackend
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+UNITS = 5
+"""The model has an embedding, three blocks and a head."""
+FRAMES = {
+    "plain": {},
+    "gradients on the GPU": dict(gradients_on_gpu=True),
+    "rounds": dict(micro_batches=4, rounds=2, main_grad="device"),
+    "in sums": dict(
+        micro_batches=4,
+        rounds=2,
+        main_grad="device",
+        gradients_on_gpu=True,
+        gradients_in_main_grads=True,
+    ),
+    "pairs": dict(blocks_per_saved_input=2, slots=2),
+    "kept": dict(blocks_without_recompute=2),
+    "block inputs on the host": dict(offloaded_block_inputs=True),
+}
+
+
+def planes_after(choices, late=(), steps=2, dtype="bfloat16", tied=False, **how):
+    """The planes of weights and moments after some steps. how: `backend` and `optimizer`."""
+    plain = plain_model(tiny_config("qwen3", tie_word_embeddings=tied))
+    backend = DelayedBackend(late) if late else how.get("backend")
+    optimizer = how.get("optimizer", "adamw")
+    run = streamed(
+        plain, choices, backend=backend, dtype=dtype, max_grad_norm=0.5, optimizer=optimizer
+    )
+    for step in range(1, steps + 1):
+        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
+    run.engine.drain()
+    assert run.store.gpu_resident == {unit for unit, _ in run.engine.plan.gpu_resident}
+    planes = kept_planes(run)
+    run.close()
+    return planes
+
+
+def kept_planes(run) -> list[torch.Tensor]:
+    """Copies of the planes of weights and moments, wherever they are."""
+    store = run.store
+    return [
+        torch.from_numpy(store.content(unit.name, plane, 0, store.nbytes(unit.name, plane))).clone()
+        for unit in run.model.units
+        for plane in store.planes
+        if plane != "grad"
+    ]
