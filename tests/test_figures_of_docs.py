@@ -58,7 +58,7 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("disk.md", r"drive rated for (\d+) TB", (disk_rates.RATED_BYTES / 1e12,)),
     (
         "disk.md",
-        r"pieces of ([\d,]+) elements: (\d+) MiB with fp32",
+        r"chunks of ([\d,]+) elements: (\d+) MiB with fp32",
         (DISK_CHUNK_NUMEL, DISK_CHUNK_NUMEL * BOTH_MOMENTS_BYTES / MIB),
     ),
     ("disk.md", r"in one of (\w+) ring\s+buffers in RAM", (STATE_RINGS,)),

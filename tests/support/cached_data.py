@@ -37,7 +37,7 @@ def assert_same(one, two):
     assert one.summary | {"cached": None} == two.summary | {"cached": None}
     assert one.eval_prompts(99) == two.eval_prompts(99)
     for ours, theirs in ((one.train, two.train), (one.eval, two.eval)):
-        for name in ("ids", "trained", "starts"):
+        for name in ("ids", "loss_mask", "starts"):
             assert getattr(ours, name)[:].tolist() == getattr(theirs, name)[:].tolist()
         assert ours.rows.documents.tolist() == theirs.rows.documents.tolist()
         assert (

@@ -130,7 +130,7 @@ def test_a_resume_goes_on_with_the_same_best(tmp_path, stop):
     assert execute(again).state == "finished"
     assert asked_during(again) == asked_during(whole)
     ours, theirs = (one.recorder.snapshot for one in (again, whole))
-    assert ours.best == theirs.best and ours.held_out == theirs.held_out
+    assert ours.best == theirs.best and ours.validation == theirs.validation
     assert saved_best(again.folder.best_path) == saved_best(whole.folder.best_path)
 
 
