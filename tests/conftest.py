@@ -14,6 +14,7 @@ a test find tokens that another test left, because each test has a cache of its 
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -21,6 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pynvml
 import pytest
 import yaml
 
@@ -45,8 +47,14 @@ gc.disable()  # reading all tests makes some million objects, of which none is g
 MOST_PROCESSES = 4
 """A run takes this many processes at most: each imports torch and collects all tests."""
 
+ON_A_GPU = "/gpu/"
+"""The files of tests that need a GPU have this in their paths."""
 ALONE = "GPU"
-"""The group of the tests that need a GPU has this name."""
+"""The group of all tests that need a GPU, where its memory has room for one process alone."""
+ROOM_FOR_SEVERAL = 40 << 30
+"""A GPU of this many bytes has room for the tests of several processes, each of which takes a few
+GiB at most.
+"""
 IN_BROWSER = "/browser/"
 """The files of tests that need a browser have this in their paths."""
 
@@ -114,12 +122,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if _is_wanted(item, config, named, sweeps)]
     config.stash[LEFT_OUT] = len(left_out)
-    first = {ALONE: 1, FAMILIES: 2}
+    first = (IN_BROWSER, ON_A_GPU, FAMILIES)
 
     def place(item: pytest.Item) -> tuple[int, bool]:
         is_quiet = item.get_closest_marker("computing") is None
-        group = _group(item.nodeid)
-        return 0 if IN_BROWSER in group else first.get(group, len(first) + 1), is_quiet
+        kind = _kind(item.nodeid)
+        return first.index(kind) if kind in first else len(first), is_quiet
 
     items.sort(key=place)
 
@@ -138,13 +146,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object):
 
 def _group(nodeid: str) -> str:
     """Returns the group of a test. The tests of a file are one group, with what is made once for
-    them. Tests that need the GPU are one group too, because they would take its memory from each
-    other. So are the sweeps over all families.
+    them, and the sweeps over all families are one. On a GPU the cases of a test are a group: most
+    of their time is that of the compiler, on one core. Where the GPU is small all of them are one,
+    because they would take its memory from each other.
     """
+    kind = _kind(nodeid)
+    if kind == ON_A_GPU:
+        return nodeid.split("[")[0] if _has_room_for_several() else ALONE
+    return FAMILIES if kind == FAMILIES else nodeid.split("::")[0]
+
+
+def _kind(nodeid: str) -> str:
     file = nodeid.split("::")[0]
-    if "/gpu/" in file:
-        return ALONE
-    return FAMILIES if file.rpartition("/")[2] in SWEEPS else file
+    if file.rpartition("/")[2] in SWEEPS and ON_A_GPU not in file:
+        return FAMILIES
+    return next((part for part in (IN_BROWSER, ON_A_GPU) if part in file), "")
+
+
+@functools.cache
+def _has_room_for_several() -> bool:
+    try:
+        pynvml.nvmlInit()
+        memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
+    except pynvml.NVMLError:
+        return False
+    return memory.total >= ROOM_FOR_SEVERAL
 
 
 def _read_sweeps() -> dict[str, dict]:
