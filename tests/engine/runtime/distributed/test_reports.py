@@ -30,7 +30,6 @@ def run(tmp_path_factory):
 def test_sampled_steps_have_the_ops_of_every_rank_on_one_clock(run):
     timelines = events_of(run, StepTimeline)
     assert [event.step for event in timelines] == [1, 2, 4]
-    steps = {event.step: event for event in events_of(run, StepFinished)}
     for timeline in timelines:
         assert ranks_in(timeline) == 2
         first, second = of_rank(timeline, 0), of_rank(timeline, 1)
@@ -41,7 +40,9 @@ def test_sampled_steps_have_the_ops_of_every_rank_on_one_clock(run):
             ops = [span for span in own.spans if span["lane"] == "COLLECTIVE"]
             exchanges.append(sorted(ops, key=lambda span: span["start"]))
             waited = sum(wait["end"] - wait["start"] for wait in own.waits)
-            assert 0 <= waited <= steps[timeline.step].seconds + 0.05
+            both = (*own.spans, *own.waits)
+            edges = [each[edge] for each in both for edge in ("start", "end")]
+            assert 0 <= waited <= max(edges) - min(edges) + SLACK  # one wait ends before the next
         named = [[(span["op"], span["unit"]) for span in ops] for ops in exchanges]
         assert named[0] == named[1]
         assert {"reduce_scatter", "all_reduce"} < {op for op, _ in named[0]}
