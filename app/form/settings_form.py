@@ -318,7 +318,7 @@ def describe_error(error: ConfigError) -> str:
     return f"{_labels().get(error.field, error.field)}: {problem}"
 
 
-def as_labelled(sentence: str) -> str:
+def as_labeled(sentence: str) -> str:
     """Returns a sentence from the engine with each setting named by its label in the form."""
     labels = _labels()
     dotted_name = r"\b[a-z]+(?:\.[a-z_0-9]*[a-z0-9])+"

@@ -23,7 +23,7 @@ from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 JOB_WORDS = {
     "download": "Downloading the model",
     "load_model": "Loading the model",
-    "tokenise": "Reading the data",
+    "tokenize": "Reading the data",
     "allocate": "Reserving host memory",
     "checkpoint": "Writing a checkpoint",
     "export": "Exporting",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.form.settings_form import as_labelled
+from app.form.settings_form import as_labeled
 
 Rule = Literal[
     "ended",
@@ -70,9 +70,9 @@ class Finding:
         return {
             "rule": self.rule,
             "tone": self.tone,
-            "text": as_labelled(self.text),
-            "advice": as_labelled(self.advice),
-            "evidence": as_labelled(self.evidence),
+            "text": as_labeled(self.text),
+            "advice": as_labeled(self.advice),
+            "evidence": as_labeled(self.evidence),
         }
 
 
@@ -93,6 +93,6 @@ class Verdict:
         """Returns the verdict in the form that pages receive."""
         offer = None
         if self.offer is not None:
-            offer = {"label": as_labelled(self.offer.label), "changes": self.offer.changes}
+            offer = {"label": as_labeled(self.offer.label), "changes": self.offer.changes}
         also = [found.to_dict() for found in self.also]
         return self.headline.to_dict() | {"offer": offer, "also": also}

@@ -160,7 +160,7 @@ KEPT = "Stopped at step 80; the checkpoint of step 80 can be resumed."
 STATES = {
     "no-runs": State(),
     "loading-record": State(going(), before=hold_answers),
-    "reading-data": preparing("tokenise", 310, 1200),
+    "reading-data": preparing("tokenize", 310, 1200),
     "downloading": preparing("download", 4 * GIB, 15 * GIB, "4 of 15.2 GiB of Qwen/Qwen2.5-7B"),
     "queued": State(going(), True, after=queue_two),
     "preparing": preparing("load_model", 1, 4, "", READ),

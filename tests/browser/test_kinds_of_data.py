@@ -42,7 +42,7 @@ def test_preferences_marks_and_a_compressed_file_are_told_for_what_they_are(page
 
     choose(page, preferences)
     head, mapping = page.locator(".rs-preview-head"), page.locator(".rs-mapping")
-    expect(head).to_contain_text("Recognised as preference")
+    expect(head).to_contain_text("Recognized as preference")
     expect(page.locator(".rs-preview ol mark").first).to_contain_text("it is 1<|end|>")
     expect(page.locator(".rs-preview")).to_contain_text("answers end with <|end|>")
     expect(page.locator(".rs-preview")).to_contain_text("Only the chosen answers (column chosen)")

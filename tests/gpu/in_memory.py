@@ -7,7 +7,7 @@
   and head summed in fp32, and all rounded to bf16 before the update. Norms are of the sums.
 - `engine.runtime.optimizer.device_adamw` and `engine.runtime.optimizer.device_moments` update the
   states, and `engine.runtime.step.cross_entropy` computes the loss in chunks.
-- Blocks are written anew, since query, key and value are neighbours in their plane, as are gate
+- Blocks are written anew, since query, key and value are neighbors in their plane, as are gate
   and up: each group is one matrix product. All blocks share one compiled graph.
 - On a GPU, forward, backward and clip factor are one CUDA graph. The update is launched after it,
   because its random bits depend on the step. The host runs ahead, so that this costs no time.

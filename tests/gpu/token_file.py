@@ -23,7 +23,7 @@ import numpy as np
 
 END_OF_TEXT = "<|endoftext|>"
 AT_ONCE = 256
-"""This many documents are tokenised at once."""
+"""This many documents are tokenized at once."""
 
 
 @dataclass(frozen=True)

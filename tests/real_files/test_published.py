@@ -33,7 +33,7 @@ TEXT = (
     "“Don't,” she'd said — it's 3,141 km to Zürich!\n\n\tНо 東京は遠い。  🙂 naïve ﬁn\r\n"
     "def f(x):\n    return x**2  # ½ of it\n" + "La mer, la mer, toujours recommencée ! "
 )
-"""It has no character that a normalisation changes."""
+"""It has no character that a normalization changes."""
 ANSWER = "42 — né 🙂"
 ENDS = {
     "Qwen2.5-0.5B-Instruct": "<|im_end|>",

@@ -16,7 +16,7 @@ from engine.model.build.attention import KERNELS
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.backend import Backend
 from tests.support.checkpoints_of_families import bf16_model, kept_in_fp32
-from tests.support.regularised import PLAIN, PlainStep
+from tests.support.regularized import PLAIN, PlainStep
 from tests.support.tiny import Streamed, plain_model, random_batches, streamed
 
 RATE = 1e-3

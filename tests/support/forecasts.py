@@ -20,7 +20,7 @@ REPORT = {
             item("exp_avg_sq", 4),
             item("grad", 2),
             item("Block inputs on the host", 3),
-            item("Tokenised data", 0.5),
+            item("Tokenized data", 0.5),
             item("Loading peak", 0),
         ]
     },

@@ -42,7 +42,7 @@ def hostile_events(steps: int = 60) -> list[Event]:
     """Of a run that failed, all of whose texts are hostile."""
     events = run_events(steps, ended="failed")
     more = [
-        JobProgressed(job="tokenise", done=1, total=2, message="x"),
+        JobProgressed(job="tokenize", done=1, total=2, message="x"),
         PromptsAnswered(step=40, answers=[{"prompt": "x", "answer": "x"}]),
         SettingsChanged(step=40, values={"train.learning_rate": 1e-4}, total_steps=steps),
     ]

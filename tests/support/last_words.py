@@ -53,7 +53,7 @@ them.
 """
 MOMENTS: dict[str, Callable[[Event], bool]] = {
     "starting": state("preparing"),
-    "tokenizing": job("tokenise"),
+    "tokenizing": job("tokenize"),
     "before the first step": lambda event: isinstance(event, RunStarted),
     "in the first step": step(1),
     "while a step ends": step(4),

@@ -7,7 +7,7 @@ import torch
 
 from engine.config.regularization import NO_REGULARIZATION, Regularization
 from engine.planning.schedule.choices import PlanChoices
-from tests.support.regularised import PlainStep, regularised_loss
+from tests.support.regularized import PlainStep, regularized_loss
 from tests.support.tiny import Batch, plain_loss, plain_model, random_batches, streamed, tiny_config
 
 STEPS = 10
@@ -45,7 +45,7 @@ def compare(
     config=None,
     loss_of=plain_loss,
 ) -> None:
-    """`loss_of` is that of plain training without regularisation."""
+    """`loss_of` is that of plain training without regularization."""
     config = config or tiny_config(family, tie_word_embeddings=tied)
     plain = plain_model(config)
     run = streamed(plain, choices, tokens=tokens, regularization=regularization)
@@ -65,7 +65,7 @@ def compare(
         run.engine.drain()
         loss = loss_of(plain, batches)
         if regularization != NO_REGULARIZATION:
-            loss = regularised_loss(plain, batches, PlainStep(regularization, step))
+            loss = regularized_loss(plain, batches, PlainStep(regularization, step))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e9)
         scale = min(1.0, 1.0 / (float(norm) + 1e-6))

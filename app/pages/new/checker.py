@@ -16,7 +16,7 @@ from typing import Any
 
 from app.form.derived_defaults import default_values, derived_defaults, with_even_rows
 from app.form.presets import PresetShelf
-from app.form.settings_form import as_labelled, describe_error, read_config, settings
+from app.form.settings_form import as_labeled, describe_error, read_config, settings
 from app.pages.new.data_figures import lengths_figure, lengths_words
 from app.pages.new.draft import Draft
 from app.pages.new.faults import unforeseen
@@ -124,15 +124,15 @@ class Checker:
             asked = self._asked(config)
             report = self._timed(*asked) if timed else self._estimate(*asked)
         except ConfigError as error:
-            sentence = as_labelled(describe_error(error))
+            sentence = as_labeled(describe_error(error))
             field = _component_id(error.field)
             return unchecked("A setting needs your attention.", sentence, field)
         except RamstreamError as error:
-            return unchecked("This cannot be checked yet.", as_labelled(str(error)))
+            return unchecked("This cannot be checked yet.", as_labeled(str(error)))
         except Exception as error:  # noqa: BLE001  the page shows any fault of the program
             return unchecked("This cannot be checked.", unforeseen(error))
         found = self._run_length(config)
-        remarks = [*notes, *(as_labelled(warning.text) for warning in setting_warnings(config))]
+        remarks = [*notes, *(as_labeled(warning.text) for warning in setting_warnings(config))]
         if found is not None and found.warning:
             remarks.append(found.warning)
         said = run_length_text(
@@ -216,7 +216,7 @@ class Checker:
             return _unread(str(error)) | {"given": given}
         except RamstreamError as error:
             # The tokenizer cannot be read, which says nothing about the data.
-            text = as_labelled(str(error))
+            text = as_labeled(str(error))
             finding = {"text": text, "blocks": True, "headline": NO_TOKENIZER}
             return {"error": text, "finding": finding, "given": given}
         except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
@@ -319,7 +319,7 @@ def _refusal(check: Callable[[], None]) -> str:
     try:
         check()
     except RamstreamError as error:
-        return as_labelled(str(error))
+        return as_labeled(str(error))
     return ""
 
 
@@ -354,7 +354,7 @@ def _rates_written() -> int:
 
 def _unread(error: str) -> dict[str, Any]:
     """Returns a preview of rows that cannot be read."""
-    text = as_labelled(error)
+    text = as_labeled(error)
     return {"error": text, "finding": {"text": text, "blocks": True}}
 
 
@@ -376,7 +376,7 @@ def _finding(found: dict[str, Any]) -> dict[str, Any] | None:
     if not found["untrainable"]:
         return _endless(found["endless"])
     # Rows that were not read may have something to train on.
-    return {"text": as_labelled(found["untrainable"]), "blocks": not found["has_more"]}
+    return {"text": as_labeled(found["untrainable"]), "blocks": not found["has_more"]}
 
 
 def _endless(said: str) -> dict[str, Any] | None:
@@ -384,7 +384,7 @@ def _endless(said: str) -> dict[str, Any] | None:
     if not said:
         return None
     headline = "Answers will not end by themselves."
-    return {"text": as_labelled(said), "blocks": False, "headline": headline}
+    return {"text": as_labeled(said), "blocks": False, "headline": headline}
 
 
 def _component_id(field: str) -> str | None:
@@ -402,7 +402,7 @@ def _as_in_form(mapping: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     setting = next(setting for setting in settings() if setting.dotted == "data.columns.prompt")
     columns = [column | {"shown": setting.show(column["name"])} for column in mapping["columns"]]
-    return mapping | {"why": as_labelled(mapping["why"]), "columns": columns}
+    return mapping | {"why": as_labeled(mapping["why"]), "columns": columns}
 
 
 def _shortened(row: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from app.form.derived_defaults import with_even_rows
-from app.form.settings_form import as_labelled, describe_error, read_config, settings, shown_values
+from app.form.settings_form import as_labeled, describe_error, read_config, settings, shown_values
 from app.pages.new.checker import Checker
 from app.server.requests import Handler, answering_errors, json_body, object_of, switch_of, text_of
 from engine.errors import ConfigError, RunError
@@ -94,7 +94,7 @@ def _preset_routes(checker: Checker) -> list[Route]:
         try:
             config = read_config(with_even_rows(shown)[0])
         except ConfigError as error:
-            raise RunError(as_labelled(describe_error(error))) from None
+            raise RunError(as_labeled(describe_error(error))) from None
         return shelf.save(name, config, date.today()).file
 
     async def show_presets(_: Request) -> Response:

@@ -136,7 +136,7 @@ function drawRows(element, preview) {
 }
 
 function understoodWords({ mapping, format, format_detected: isDetected, columns }) {
-    let how = isDetected ? "Recognised as" : "Read as";
+    let how = isDetected ? "Recognized as" : "Read as";
     if (mapping?.state === "guess") how = "A guess:";
     const meanings = columns.map(([name, meaning]) => `${name} → ${meaning}`);
     return meanings.length ? `${how} ${format}: ${meanings.join(", ")}.` : `${how} ${format}.`;

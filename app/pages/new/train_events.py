@@ -14,7 +14,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.form.settings_form import as_labelled, shown_values
+from app.form.settings_form import as_labeled, shown_values
 from app.pages.new.checker import Checker
 from app.pages.new.faults import unforeseen
 from app.pages.new.panels import TrainPanel
@@ -244,7 +244,7 @@ class TrainEvents:
             try:
                 run_id = begin(self._checker.read_trainable(self._shown_in(values)))
             except Exception as error:  # noqa: BLE001  the page shows any fault of the program
-                return {self._panel.why_not: {"why_not": as_labelled(unforeseen(error))}}
+                return {self._panel.why_not: {"why_not": as_labeled(unforeseen(error))}}
             return {self._bar: {"open": run_id}}
 
         return start
@@ -254,7 +254,7 @@ class TrainEvents:
         try:
             place = queue.add(self._checker.read_trainable(self._shown_in(values)))
         except Exception as error:  # noqa: BLE001  the page shows any fault of the program
-            return {queued: {"queued": as_labelled(unforeseen(error))}}
+            return {queued: {"queued": as_labeled(unforeseen(error))}}
         then = "it is held until you continue it in Runs" if queue.is_held else "Runs shows it"
         return {queued: {"queued": f"Number {place} in the queue now; {then}."}}
 

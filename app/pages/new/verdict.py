@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.form.settings_form import as_labelled, settings
+from app.form.settings_form import as_labeled, settings
 from app.pages.new.fit_figures import fit_figure, item_color
 from app.shared.pool_words import (
     bar_in_words,
@@ -134,7 +134,7 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
         "headline": headline,
         "reasons": [
             *([beside.lacks] if beside.lacks else []),
-            *map(as_labelled, report.reasons),
+            *map(as_labeled, report.reasons),
             *beside.remarks,
             *on_disk,
             *beside.tracked,
@@ -173,7 +173,7 @@ def _suggestion(suggestion: Suggestion) -> dict[str, Any]:
     if suggestion.time_text:
         said = f"{_capital(suggestion.time_text)}. {said}"
     return {
-        "text": f"{as_labelled(suggestion.text)}\n{said}",
+        "text": f"{as_labeled(suggestion.text)}\n{said}",
         "changes": _as_shown(suggestion.changes),
         "exactness": [kind.value for kind in suggestion.exactness],
         "seconds": suggestion.seconds,

@@ -71,8 +71,8 @@ export class ExportView {
 }
 
 function benchmarkRow({ task, metric, value, asked, weights, when }) {
-    const labelled = { Task: task, Metric: metric, Value: value, Asked: asked };
-    const cells = Object.entries({ ...labelled, Weights: weights, When: when });
+    const labeled = { Task: task, Metric: metric, Value: value, Asked: asked };
+    const cells = Object.entries({ ...labeled, Weights: weights, When: when });
     return el("tr", {}, ...cells.map(([label, text]) => el("td", { "data-label": label }, text)));
 }
 

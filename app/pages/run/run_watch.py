@@ -151,7 +151,7 @@ class Watch:
             "diagnosis": said.to_dict(),
         }
         remarks = self._remarks(is_running)
-        return _serialised(head | {"bar": bar | {"note": about.note, "remarks": remarks}})[1:-1]
+        return _serialized(head | {"bar": bar | {"note": about.note, "remarks": remarks}})[1:-1]
 
     def _shown(self, what: str, build: Callable[[RunSnapshot], T]) -> T:
         """Returns what `build` makes of the record, or of an empty one where a fault in this
@@ -160,7 +160,7 @@ class Watch:
         try:
             made = build(self.snapshot)
             if isinstance(made, dict | list):
-                _serialised(made)
+                _serialized(made)
             return made
         except Exception as error:  # noqa: BLE001  whatever the fault is
             self._note_undrawn(what, error)
@@ -262,7 +262,7 @@ class Watch:
             if self._undrawn_of.get((name, axis)) == made_of:
                 return
             try:
-                body = json.dumps(name).encode() + b":" + _serialised(build())
+                body = json.dumps(name).encode() + b":" + _serialized(build())
             except Exception as error:  # noqa: BLE001  whatever the fault is, the others are drawn
                 self._undrawn_of[name, axis] = made_of
                 self._note_undrawn(f"the figure {name}", error)
@@ -357,5 +357,5 @@ def _timeline(snapshot: RunSnapshot, is_over: bool) -> dict[str, Any]:
     return part | {"steps": snapshot.timeline_steps}
 
 
-def _serialised(value: Any) -> bytes:
+def _serialized(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

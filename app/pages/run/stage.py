@@ -25,7 +25,7 @@ TITLES = {
 COMPILING = "Its blocks are compiled in it, which takes a while once."
 WHAT_IT_IS = {
     "download": "The model comes from the hub, once; it is kept for later runs.",
-    "tokenise": "Every row is read once and becomes tokens.",
+    "tokenize": "Every row is read once and becomes tokens.",
     "load_model": "Weights are read from the disk into host RAM.",
     "allocate": "Weights, gradients and optimizer states get their places in host RAM.",
     "dry_run": "A step of the longest rows shows now, not after hours, whether memory is enough.",

@@ -405,8 +405,8 @@ export class Timeline {
         }
         if (this.range && (bar[0] < this.range[0] || bar[1] > this.range[1])) {
             const half = (this.range[1] - this.range[0]) / 2;
-            const centre = (bar[0] + bar[1]) / 2;
-            await this.setRange([centre - half, centre + half]);
+            const center = (bar[0] + bar[1]) / 2;
+            await this.setRange([center - half, center + half]);
         }
         this.showZoom();
         this.bars.tell();

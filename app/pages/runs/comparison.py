@@ -94,11 +94,11 @@ def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
 def labels(runs: Sequence[Compared]) -> list[str]:
     """Returns a name for each run, with the run's id if two runs have the same name."""
     names = [run.name for run in runs]
-    labelled = []
+    labeled = []
     for run in runs:
         is_shared = names.count(run.name) > 1
-        labelled.append(f"{run.name} ({run.id})" if is_shared else run.name)
-    return labelled
+        labeled.append(f"{run.name} ({run.id})" if is_shared else run.name)
+    return labeled
 
 
 # ------------------------------------------------------------------ curves

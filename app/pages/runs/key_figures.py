@@ -145,7 +145,7 @@ KEY_FIGURES = (
     KeyFigure("Tokens trained on", _tokens, in_count, ""),
     KeyFigure("Time at work", lambda run: run.seconds, in_time, ""),
 )
-SUMMARISED = {
+SUMMARIZED = {
     "loss": (FINAL_LOSS, HELD_OUT),
     "accuracy": (ANSWERED,),
     "rate": (RATE,),
@@ -161,7 +161,7 @@ def summaries(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str,
     """
     texts = {row["name"]: row["texts"] for row in rows}
     said = {}
-    for figure, wanted in SUMMARISED.items():
+    for figure, wanted in SUMMARIZED.items():
         sentences = [
             _key_figure_words(name, names, texts[name])
             for name in wanted

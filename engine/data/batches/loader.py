@@ -1,6 +1,6 @@
 """`prepare_data` makes rows to train on, rows to evaluate on, and a summary of a data set.
 
-- Each source becomes tokens in files (`tokenise.py`), split into documents to train on and
+- Each source becomes tokens in files (`tokenize.py`), split into documents to train on and
   documents held out.
 - A mix takes a number of examples from each source that depends on its weight.
 - The documents are packed into rows (`packing.py`).

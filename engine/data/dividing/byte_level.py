@@ -32,7 +32,7 @@ class ByteLevel:
 
     def __init__(self, pre_tokenizer: Any, automaton: Automaton, is_normalized: bool):
         """pre_tokenizer: that of the tokenizer, which is asked about characters. is_normalized: the
-        tokenizer normalises texts (NFC).
+        tokenizer normalizes texts (NFC).
         """
         self._pre_tokenizer = pre_tokenizer
         self._automaton = automaton

@@ -1,4 +1,4 @@
-"""A text is tokenised piece by piece."""
+"""A text is tokenized piece by piece."""
 
 from __future__ import annotations
 

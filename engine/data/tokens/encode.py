@@ -165,7 +165,7 @@ class Encoder:
             wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
             return RejectedExample(
                 f"The tokenizer has no token {wrong:,} (it has {size:,})",
-                "tokenise the rows with the tokenizer of this model, or give their text",
+                "tokenize the rows with the tokenizer of this model, or give their text",
                 refused=True,
             )
         return self._kept([self._document(ids, np.asarray(example.loss_mask, dtype=bool))])

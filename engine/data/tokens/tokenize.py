@@ -133,13 +133,13 @@ def _tokenize(
     with contextlib.closing(encoding.of_source(source, tally)) as batches:
         for batch, encoded in batches:
             splits.add(batch, encoded if texts is None else divided(texts, batch, encoded))
-            progress(tally.rows, source.total or 0, f"Tokenising {source.name}")
+            progress(tally.rows, source.total or 0, f"Tokenizing {source.name}")
     if texts is not None:
         splits.add_rest(texts.rest())
     splits.finish(config.eval_fraction > 0)
     if not writer.train.examples:
         raise DataError(_nothing_left(tally))
-    progress(tally.rows, tally.rows, f"Tokenised {source.name}")
+    progress(tally.rows, tally.rows, f"Tokenized {source.name}")
     return tally
 
 

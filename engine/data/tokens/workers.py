@@ -49,7 +49,7 @@ class EncodingProcesses:
         self._count = count
         self._all: list[HelperProcess] = []
         self._idle: queue.SimpleQueue[HelperProcess] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="tokenise")
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="tokenize")
         try:
             for _ in range(count):
                 process = HelperProcess(_PROGRAM, _ONE_THREAD)
@@ -132,7 +132,7 @@ class EncodingProcesses:
         if code == _OTHER_VERSION:
             return DataError("The program was changed on the disk while it ran; start it again.")
         return DataError(
-            f"A process that tokenises {self._name} ended ({ending(code)}); free some memory if it "
+            f"A process that tokenizes {self._name} ended ({ending(code)}); free some memory if it "
             "ran out, then start again."
         )
 

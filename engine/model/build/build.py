@@ -111,8 +111,8 @@ def refuse_family(config: Any) -> None:
         )
     if quantized(config) is not None and reads_more_than_text(config):
         raise ModelError(
-            f"{family} is a quantised checkpoint of a model that reads more than text; its other "
-            "weights are copied as they are stored, so give the unquantised model."
+            f"{family} is a quantized checkpoint of a model that reads more than text; its other "
+            "weights are copied as they are stored, so give the unquantized model."
         )
     text = config.get_text_config()
     if getattr(text, "output_router_logits", False) and family not in _BALANCED:

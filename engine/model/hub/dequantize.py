@@ -4,7 +4,7 @@
 - MXFP4: 32 values in a row share a power of two, and each has 4 bits. A value is the number that
   the bits stand for times that power, which bf16 holds exactly.
 
-The results are those of transformers (`tests/engine/model/hub/test_dequantised.py`), and fill the
+The results are those of transformers (`tests/engine/model/hub/test_dequantized.py`), and fill the
 masters as weights in fp32 and bf16 do.
 """
 
@@ -106,7 +106,7 @@ def _named(dtype: torch.dtype) -> str:
 def _refused(name: str, what: str) -> ModelError:
     return ModelError(
         f"model.source: {name} {what}, which does not belong to the quantization_config of this "
-        "model; get the files again, or give the unquantised model."
+        "model; get the files again, or give the unquantized model."
     )
 
 

@@ -376,7 +376,7 @@ def _refusal(error: Exception, source: str) -> Refused | None:
     if is_gated or is_forbidden:
         return Refused(
             "ModelError",
-            f"model.source: the hub gives {source} only to those who have accepted its licence; "
+            f"model.source: the hub gives {source} only to those who have accepted its license; "
             f"do so on {constants.ENDPOINT}/{source}, then {login}, and try again.",
         )
     if not isinstance(error, OSError):

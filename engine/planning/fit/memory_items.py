@@ -54,7 +54,7 @@ class MemoryItem(Word):
     HOST_BLOCK_INPUTS = "Block inputs on the host"
     DISK_RINGS = "Block inputs in transit"
     """Block inputs pass through it on their way to the disk and back."""
-    DATA = "Tokenised data"
+    DATA = "Tokenized data"
     LOADING_PEAK = "Loading peak"
     """While weights are read, this much more is taken than by the planes and block inputs of
     training.

@@ -252,7 +252,7 @@ def units_text(numbers: Sequence[int], of: int) -> str:
 
 
 def together_text(units: Collection[Units]) -> str:
-    """Returns in words which units these are; neighbours are named together."""
+    """Returns in words which units these are; neighbors are named together."""
     together: list[tuple[int, ...]] = []
     for each in units:
         if together and together[-1][-1] + 1 == each.numbers[0]:

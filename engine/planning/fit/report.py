@@ -287,8 +287,8 @@ def _warnings(requirements: Requirements) -> list[str]:
     stored_as = requirements.shape.stored_as
     if stored_as is not None and requirements.config.model.init == "pretrained":
         warnings.append(
-            f"The weights of this model are stored in {stored_as.words}. They are dequantised on "
-            f"loading, and exported without quantisation."
+            f"The weights of this model are stored in {stored_as.words}. They are dequantized on "
+            f"loading, and exported without quantization."
         )
     known, length = requirements.shape.max_position_embeddings, requirements.config.data.max_seq_len
     if known is not None and length > known:

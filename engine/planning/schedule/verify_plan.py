@@ -31,7 +31,7 @@ from engine.planning.schedule.text import grid_rows
 
 class PlanError(AssertionError):
     """A plan breaks a rule. The message names the op and the rule, and marks the op in its
-    neighbourhood of the grid.
+    neighborhood of the grid.
     """
 
 

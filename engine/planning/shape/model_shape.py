@@ -81,7 +81,7 @@ class ModelShape:
     untouched_numel: int = 0
     """Parts that text does not reach have this many elements. They are copied into an export."""
     stored_as: Method | None = None
-    """The checkpoint's weights are quantised so."""
+    """The checkpoint's weights are quantized so."""
 
     @property
     def compiled_logit_bytes(self) -> int:

@@ -1,5 +1,5 @@
-"""These functions tell how the weights of a checkpoint are quantised: stored in fewer bits, with
-scales beside them. Where each value follows from the files alone, they are dequantised on loading.
+"""These functions tell how the weights of a checkpoint are quantized: stored in fewer bits, with
+scales beside them. Where each value follows from the files alone, they are dequantized on loading.
 All other methods are refused by name. No torch here.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 from engine.errors import ModelError
 
 FIELD = "quantization_config"
-"""A configuration says under this name how its weights are quantised."""
+"""A configuration says under this name how its weights are quantized."""
 
 
 class Method(StrEnum):
-    """Weights that are quantised with these methods are dequantised on loading. The values are the
+    """Weights that are quantized with these methods are dequantized on loading. The values are the
     names in configurations.
     """
 
@@ -33,7 +33,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True)
 class Quantized:
-    """A checkpoint is quantised with this method."""
+    """A checkpoint is quantized with this method."""
 
     method: Method
     block: tuple[int, int] | None = None
@@ -41,8 +41,8 @@ class Quantized:
 
 
 def quantized(config: Any) -> Quantized | None:
-    """Returns how the weights of a transformers configuration are quantised, and None where they
-    are not. Raises ModelError for what cannot be dequantised.
+    """Returns how the weights of a transformers configuration are quantized, and None where they
+    are not. Raises ModelError for what cannot be dequantized.
     """
     found = getattr(config, FIELD, None) or getattr(config.get_text_config(), FIELD, None)
     if found is None:
@@ -53,14 +53,14 @@ def quantized(config: Any) -> Quantized | None:
         return Quantized(Method.MXFP4)
     if method != Method.FP8:
         raise ModelError(
-            f"{config.model_type} is a quantised checkpoint ({_named(settings)}); Ramstream trains "
-            "at full precision, so give the unquantised model."
+            f"{config.model_type} is a quantized checkpoint ({_named(settings)}); Ramstream trains "
+            "at full precision, so give the unquantized model."
         )
     for name, plain in (("scale_fmt", "float"), ("expert_dtype", "fp8")):
         if settings.get(name, plain) != plain:
             raise ModelError(
-                f"{config.model_type} is a quantised checkpoint whose {name} is "
-                f"{settings[name]}, which is not dequantised; give the unquantised model."
+                f"{config.model_type} is a quantized checkpoint whose {name} is "
+                f"{settings[name]}, which is not dequantized; give the unquantized model."
             )
     return Quantized(Method.FP8, _block(config.model_type, settings))
 
@@ -85,7 +85,7 @@ def _block(family: str, settings: Mapping[str, Any]) -> tuple[int, int] | None:
     are_whole = isinstance(sizes, (list, tuple)) and all(type(size) is int for size in sizes)
     if not are_whole or len(sizes) != 2 or min(sizes) < 1:
         raise ModelError(
-            f"{family} is a quantised checkpoint whose weight_block_size is {sizes}; it must be "
+            f"{family} is a quantized checkpoint whose weight_block_size is {sizes}; it must be "
             "two numbers of at least 1."
         )
     return tuple(sizes)

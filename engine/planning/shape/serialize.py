@@ -61,7 +61,7 @@ UNTOUCHED = "untouched_numel"
 HANDED = "handed_numel"
 """A row of a model whose blocks hand values to later blocks has this key."""
 STORED_AS = "stored_as"
-"""A row of a checkpoint whose weights are dequantised on loading has this key."""
+"""A row of a checkpoint whose weights are dequantized on loading has this key."""
 TILED = "{} in tiles"
 """A block of which parts can run in tiles has the numbers of its `TiledBlock` under this key, with
 the name of each dtype.

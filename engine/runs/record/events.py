@@ -335,7 +335,7 @@ class StateChanged(Event, frozen=True):
 
 class JobProgressed(Event, frozen=True):
     """A long job that is not a training step made progress. `job` is download, load_model,
-    tokenise, allocate, dry_run, reference, checkpoint, export, evaluate, sample or prompts.
+    tokenize, allocate, dry_run, reference, checkpoint, export, evaluate, sample or prompts.
     """
 
     job: str = ""

@@ -451,7 +451,7 @@ class RunSnapshot(SnapshotFields):
 
     def _data_prepared(self, _: float, event: DataPrepared) -> None:
         self.data = event.summary
-        self._end_job("tokenise")
+        self._end_job("tokenize")
 
     def _fit_reported(self, _: float, event: FitReported) -> None:
         self.fit = event.report

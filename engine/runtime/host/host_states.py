@@ -354,7 +354,7 @@ class HostStates:
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise ModelError(
                 f"{spec.full_name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which "
-                "is no floating-point type of 16 bits or more; use weights that are not quantised."
+                "is no floating-point type of 16 bits or more; use weights that are not quantized."
             )
         source = tensor.detach()
         if self._is_high_only(unit, offset):

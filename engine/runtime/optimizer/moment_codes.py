@@ -1,8 +1,8 @@
 """Moments in 8 bits are codes of a map: 256 numbers between -1 and 1, or between 0 and 1.
 
-The maps are those of dynamic quantisation (arXiv 2110.02861, section 1.3), as in the library
+The maps are those of dynamic quantization (arXiv 2110.02861, section 1.3), as in the library
 bitsandbytes: seven decades up to 1, of which each has twice as many numbers as the one below, then
-0 and 1. The numbers of a decade are the centres of equal intervals. The map of exp_avg has both
+0 and 1. The numbers of a decade are the centers of equal intervals. The map of exp_avg has both
 signs (but not -1), that of exp_avg_sq has none and so twice as many numbers.
 
 Each number is rounded to fp32 once, so it is the same on every machine that reads a checkpoint.
@@ -70,13 +70,13 @@ def moment_map(signed: bool) -> MomentMap:
     found: list[float] = []
     for decade in range(DECADES):
         count = 2**decade if signed else 2 ** (decade + 1)
-        # In the highest decade, the centres are 0.1 + 0.9 * (2k + 1) / (2 * count). A quotient of
+        # In the highest decade, the centers are 0.1 + 0.9 * (2k + 1) / (2 * count). A quotient of
         # integers is rounded once.
         scale = 20 * count * 10 ** (DECADES - 1 - decade)
-        centres = [(2 * count + 9 * (2 * k + 1)) / scale for k in range(count)]
-        found += centres
+        centers = [(2 * count + 9 * (2 * k + 1)) / scale for k in range(count)]
+        found += centers
         if signed:
-            found += [-centre for centre in centres]
+            found += [-center for center in centers]
     values = np.array(sorted([*found, 0.0, 1.0]), dtype=np.float32)
     boundaries = ((values[:-1].astype(np.float64) + values[1:]) / 2).astype(np.float32)
     return MomentMap(values, boundaries, _entries(boundaries, signed))
@@ -91,7 +91,7 @@ def _entries(boundaries: np.ndarray, signed: bool) -> np.ndarray:
         np.searchsorted(boundaries, bits.view(np.float32), side="left") for bits in (first, last)
     )
     if np.any(after - codes > 1):
-        raise ValueError("two boundaries of the map lie between neighbouring indices")
+        raise ValueError("two boundaries of the map lie between neighboring indices")
     crossed = boundaries[np.minimum(codes, boundaries.size - 1)].view(np.uint32)
     to_next = (1 << CODE_SHIFT) - 1 - (crossed - first)
     to_next = np.where(codes == after, 0, to_next)

@@ -10,7 +10,7 @@ All of them work on at most 256 elements at a time, which stay in the processor'
 Moments in 8 bits are rounded to the nearest number of their map
 (`engine.runtime.optimizer.moment_codes`) times the largest magnitude of their block. Moments in
 bf16 are rounded stochastically: up with a probability that is the part of a step by which the value
-exceeds the lower neighbour. Rounding to the nearest would never change a second moment that moves
+exceeds the lower neighbor. Rounding to the nearest would never change a second moment that moves
 by less than half of a step, which is so with the usual beta2 of 0.999: a step of bf16 is 0.4 % to
 0.8 % of the value.
 

@@ -118,8 +118,8 @@ def _speed_rows(s: dict[str, Any]) -> list[Row]:
         )
     )
     done = f"{flops['hardware']:,.4g} TFLOPS with recompute"
-    if s["utilisation"] is not None:
-        done += f", {_percent(s['utilisation'])} of its matrix products"
+    if s["utilization"] is not None:
+        done += f", {_percent(s['utilization'])} of its matrix products"
     rows.append(("work done by the device", done))
     rows += [("not shown", text) for text in s["doubtful"]]
     if s["reference_seconds"] is not None:

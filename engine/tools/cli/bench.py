@@ -81,7 +81,7 @@ LEAST_STEPS = 4
 LONG_STEP_SECONDS = 60
 """Of steps that are predicted to be longer than this, half as many are run."""
 SHARES = {
-    "utilisation": "",
+    "utilization": "",
     "exposed_share": "",
     "adamw_of_alone": "adamw_parameters_per_second",
     "device_adamw_of_memory": "device_adamw_parameters_per_second",
@@ -391,7 +391,7 @@ def _as_figures(
         "seconds_by_step": run.seconds,
         "tokens_per_second": rows * length / took,
         "tflops": {name: value / took / 1e12 for name, value in flops.items()},
-        "utilisation": share_of(flops["hardware"] / took, peak) if has_peak else None,
+        "utilization": share_of(flops["hardware"] / took, peak) if has_peak else None,
         "exposed": exposed,
         "exposed_share": share,
         "updated_parameters": run.updated,

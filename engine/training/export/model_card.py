@@ -211,7 +211,7 @@ def _origin(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> s
         f"{what} trained {begun}, with Ramstream "
         f"{snapshot.program_version}. {learned}These are the weights after step "
         f"{exported.step:,} of {snapshot.total_steps:,}: {size}written in "
-        f"{exported.dtype}. The licence of the base model goes on to apply."
+        f"{exported.dtype}. The license of the base model goes on to apply."
     )
 
 

@@ -238,7 +238,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
         tokenizer,
         config.train.seed,
         problem,
-        Execution(session.progress("tokenise", check)),
+        Execution(session.progress("tokenize", check)),
     )
     packed = config.packs and not problem
     if not packed:

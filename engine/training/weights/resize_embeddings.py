@@ -62,8 +62,8 @@ def _rows(old: torch.Tensor, count: int, generator: torch.Generator) -> torch.Te
     mean /= len(old)
     covariance = torch.zeros(width, width)
     for piece in pieces:
-        centred = piece.float() - mean
-        covariance.addmm_(centred.T, centred)
+        centered = piece.float() - mean
+        covariance.addmm_(centered.T, centered)
     covariance *= _SCALE / len(old)
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if failed:

@@ -83,12 +83,12 @@ def fill_start(
 
 
 def _dequantized(config: TrainConfig, model: StreamedModel) -> list[str]:
-    """Says that the weights were dequantised, where they were."""
+    """Says that the weights were dequantized, where they were."""
     if model.quantized is None or config.model.init == "random":
         return []
     return [
         f"The weights of {config.model.source} are stored in {model.quantized.method.words}. They "
-        "were dequantised on loading."
+        "were dequantized on loading."
     ]
 
 

@@ -1,5 +1,5 @@
 """These functions fill the weight planes, from a pretrained checkpoint or with the random weights
-that the model's own initialisation code draws.
+that the model's own initialization code draws.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
             refusal.append(error)
             raise
 
-    # A configuration without quantisation keeps the library from undoing it in its own way.
+    # A configuration without quantization keeps the library from undoing it in its own way.
     own = {}
     if model.quantized is not None:
         tokens = model.config.get_text_config().vocab_size
@@ -215,9 +215,9 @@ def _zeros_like(parameter: nn.Parameter | None, device: torch.device) -> nn.Para
 
 
 def _initialize_tree(module: nn.Module, init: Callable[[nn.Module], None]) -> None:
-    """Initialises all modules, children first, as transformers does.
+    """Initializes all modules, children first, as transformers does.
 
-    Parameters that no rule initialises are set to zero, since their memory is uninitialised.
+    Parameters that no rule initializes are set to zero, since their memory is uninitialized.
     """
     for parameter in module.parameters():
         parameter.zero_()

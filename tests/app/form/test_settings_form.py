@@ -12,7 +12,7 @@ import pytest
 from app.form.settings_form import (
     CHOICE_LABELS,
     PROMINENT,
-    as_labelled,
+    as_labeled,
     describe_error,
     read_config,
     settings,
@@ -170,12 +170,12 @@ def test_an_empty_text_that_may_be_left_out_is_none():
 
 
 def test_sentences_of_the_engine_call_settings_and_their_groups_as_the_form_does():
-    assert as_labelled(
+    assert as_labeled(
         "In data.columns, only prompt is named; set data.columns.completion too, or data.format."
     ) == (
         "In Columns of the data, only prompt is named; set Column of the completion too, or Format."
     )
-    assert as_labelled("See odd.jsonl and a.b.c.") == "See odd.jsonl and a.b.c."
+    assert as_labeled("See odd.jsonl and a.b.c.") == "See odd.jsonl and a.b.c."
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_files_of_the_page_are_those_in_assets(ask):
         "/gradio_api/proxy=",
         "/gradio_api/custom_component/",
     ):
-        # httpx normalises paths with dots: /assets/../secret is requested as /secret
+        # httpx normalizes paths with dots: /assets/../secret is requested as /secret
         for answer in ask(
             [("GET", prefix + name, None) for name in names if not name.startswith(".")]
         ):

@@ -1,4 +1,4 @@
-"""Memory growth is recognised in samples for which the right answer is known."""
+"""Memory growth is recognized in samples for which the right answer is known."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def small_and_large(tmp_path_factory):
     return texts(folder / "small.jsonl", 3), texts(folder / "large.jsonl", 14)
 
 
-@pytest.mark.slow("it tokenises 17 MB, for 15 seconds")
+@pytest.mark.slow("it tokenizes 17 MB, for 15 seconds")
 def test_memory_does_not_grow_with_the_tokens(small_and_large):
     small, large = small_and_large
     few, many = prepared(small), prepared(large)
@@ -76,8 +76,8 @@ def test_memory_does_not_grow_with_the_tokens(small_and_large):
     )
 
 
-@pytest.mark.slow("it tokenises 17 MB, for 15 seconds")
-def test_memory_does_not_grow_where_other_processes_tokenise(small_and_large):
+@pytest.mark.slow("it tokenizes 17 MB, for 15 seconds")
+def test_memory_does_not_grow_where_other_processes_tokenize(small_and_large):
     small, large = small_and_large
     few, many = prepared(small, 2), prepared(large, 2)
     assert many["peak"] - few["peak"] < 5 * (many["tokens"] - few["tokens"]) / 4
@@ -97,5 +97,5 @@ def test_a_data_set_larger_than_memory_fits(tmp_path):
     )
     report = estimate(config, machine, shape_from_source(config.model))
     assert report.verdict == "fits"
-    (data,) = [item for item in report.host.items if item.name == "Tokenised data"]
+    (data,) = [item for item in report.host.items if item.name == "Tokenized data"]
     assert data.bytes < (50 << 30) / 10

@@ -1,4 +1,4 @@
-"""Tokenising in several processes gives the same bits as in one, reports errors in the same order,
+"""Tokenizing in several processes gives the same bits as in one, reports errors in the same order,
 and leaves no process behind.
 """
 
@@ -36,7 +36,7 @@ def tokenizer():
 
 
 def others() -> list[psutil.Process]:
-    """Returns the child processes that tokenise, without the resource trackers of other tests."""
+    """Returns the child processes that tokenize, without the resource trackers of other tests."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # the process may have ended in the meantime
@@ -96,7 +96,7 @@ def test_any_number_of_processes_makes_the_same_bits(
         assert [now[0] for now in told] == [*range(16, 401, 16), 400] and told[-1] == (
             400,
             400,
-            "Tokenised a.jsonl",
+            "Tokenized a.jsonl",
         )
 
 
@@ -231,7 +231,7 @@ def test_a_process_that_dies_is_one_sentence(tmp_path, tokenizer):
                 child.kill()
 
     with pytest.raises(
-        DataError, match=r"^A process that tokenises a\.jsonl ended \(SIGKILL\); .*\.$"
+        DataError, match=r"^A process that tokenizes a\.jsonl ended \(SIGKILL\); .*\.$"
     ) as caught:
         prepare_data(config(path), tokenizer, 1, execution=Execution(kill, processes=2))
     assert "\n" not in str(caught.value)
@@ -241,7 +241,7 @@ def test_a_process_that_cannot_start_is_one_sentence(tmp_path, tokenizer, monkey
     path = write(tmp_path / "a.jsonl", rows(60))
     monkeypatch.setattr(workers, "_PROGRAM", "raise SystemExit(3)")
     with pytest.raises(
-        DataError, match=r"^A process that tokenises a\.jsonl ended \(exit code 3\); "
+        DataError, match=r"^A process that tokenizes a\.jsonl ended \(exit code 3\); "
     ):
         prepare_data(config(path), tokenizer, 1, execution=Execution(processes=2))
 
@@ -313,7 +313,7 @@ def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
     )
     assert ended.returncode == -signal.SIGKILL
     left = [int(pid) for pid in ended.stdout.split()]
-    assert len(left) >= 4, "each that tokenises has one for its template, as the run has"
+    assert len(left) >= 4, "each that tokenizes has one for its template, as the run has"
     until = time.monotonic() + 60
     while any(
         psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -248,7 +248,7 @@ def test_progress_is_told_and_can_stop_the_preparation(source, tokenizer):
         1,
         execution=Execution(lambda *told_now: told.append(told_now)),
     )
-    assert told[-1] == (60, 60, "Tokenised rows.jsonl")
+    assert told[-1] == (60, 60, "Tokenized rows.jsonl")
 
     def stop(done, total, message):
         raise KeyboardInterrupt

@@ -141,7 +141,7 @@ REWRITING = (
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("first", [0, 3, 700])
 def test_a_weight_may_come_late_and_helper_processes_find_the_same(tmp_path, tokenizer, first):
-    """Batches of rows are tokenised one by one; those before the first weight get ones."""
+    """Batches of rows are tokenized one by one; those before the first weight get ones."""
     rows = [ROWS[0]] * first + [ROWS[2]] + [ROWS[0]] * 700
     source = write(tmp_path / "a.jsonl", rows)
     found = prepared(source, tokenizer, Execution(processes=0))

@@ -45,7 +45,7 @@ PLANS = {
 }
 
 
-def labelled(seed: int) -> list[Batch]:
+def labeled(seed: int) -> list[Batch]:
     """Returns micro-batches of random tokens in which every position has a label."""
     rng, made = np.random.default_rng(seed), []
     for size in SIZES:
@@ -125,7 +125,7 @@ class FirstStep:
 
 @pytest.fixture(scope="module", params=["llama", "gemma3_text", "gpt2", "mixtral"])
 def first(request):
-    start, batches, applied = start_of(request.param), labelled(1), []
+    start, batches, applied = start_of(request.param), labeled(1), []
     plain = bf16_copy(start)
     run = streamed(start, CHOICES, dtype="bfloat16", tokens=TOKENS, loss_chunk=TOKENS)
     run.engine.train_step(1, batches, 0.0, applied.append)
@@ -143,7 +143,7 @@ def test_gradients_are_fp32_sums_that_are_rounded_once(first):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_gradients_are_fp32_sums_in_every_plan_that_says_so(name):
-    start, batches = start_of("qwen2"), labelled(2)
+    start, batches = start_of("qwen2"), labeled(2)
     plain = bf16_copy(start)
     run = streamed(start, PLANS[name], dtype="bfloat16", tokens=TOKENS, loss_chunk=TOKENS)
     run.engine.train_step(1, batches, 0.0)
@@ -178,7 +178,7 @@ def test_evaluation_is_the_mean_over_tokens(dtype):
     """Micro-batches have unlike numbers of tokens with a loss, from none to all of them, and most
     have more than a chunk of the loss.
     """
-    start, batches = start_of("llama"), labelled(3)
+    start, batches = start_of("llama"), labeled(3)
     for number, batch in enumerate(batches):
         batch.labels[np.random.default_rng(number).random(batch.labels.shape) < number / 5] = -100
         batch.loss_tokens = int((batch.labels >= 0).sum())
@@ -207,7 +207,7 @@ def test_steps_of_adamw_on_planes_equal_torch_on_fp32_masters():
     run = streamed(masters, CHOICES, dtype="bfloat16", tokens=TOKENS, loss_chunk=TOKENS)
     optimizer = decoupled_adamw(masters, run)
     for step in range(1, STEPS + 1):
-        batches, applied = labelled(10 + step), []
+        batches, applied = labeled(10 + step), []
         run.engine.train_step(step, batches, RATE, applied.append)
         run.engine.drain()
         reference = reference_step(plain, batches)

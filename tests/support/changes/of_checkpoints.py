@@ -18,8 +18,8 @@ HELD = "engine/runtime/host/plane_version.py"
 PICKLED = "engine/model/hub/torch_pickle.py"
 LAYOUT = "engine/planning/layout/layout.py"
 READ_AHEAD = "tests/engine/training/checkpoints/test_read_ahead.py"
-DEQUANTISED = "engine/model/hub/dequantize.py"
-DEQUANTISED_TESTS = "tests/engine/model/hub/test_dequantised.py"
+DEQUANTIZED = "engine/model/hub/dequantize.py"
+DEQUANTIZED_TESTS = "tests/engine/model/hub/test_dequantized.py"
 MAPPED = "engine/training/weights/mmap_reader.py"
 PICKLED_TESTS = "tests/engine/model/hub/test_pickled.py"
 WEIGHT_TESTS = "tests/engine/training/checkpoints/test_weights.py"
@@ -110,27 +110,27 @@ CHECKPOINT = (
     ),
     Change(
         "scales-of-the-block-above",
-        DEQUANTISED,
+        DEQUANTIZED,
         "of_blocks.repeat_interleave(wide)[:columns]",
         "factors[max(0, number - 1)].repeat_interleave(wide)[:columns]",
         "A block of fp8 has the scale of the block above it.",
-        (DEQUANTISED_TESTS,),
+        (DEQUANTIZED_TESTS,),
     ),
     Change(
         "second-value-of-a-byte-first",
-        DEQUANTISED,
+        DEQUANTIZED,
         "torch.stack([numbers[low], numbers[high]], 1)",
         "torch.stack([numbers[high], numbers[low]], 1)",
         "The two values of a byte of MXFP4 change places.",
-        (DEQUANTISED_TESTS,),
+        (DEQUANTIZED_TESTS,),
     ),
     Change(
         "experts-not-turned",
-        DEQUANTISED,
+        DEQUANTIZED,
         "return result.transpose(1, 2)",
         "return result.view(experts, -1, rows)",
         "Experts in MXFP4 have rows and columns mixed up.",
-        (DEQUANTISED_TESTS,),
+        (DEQUANTIZED_TESTS,),
     ),
     Change(
         "fp8-read-without-its-scales",
@@ -138,23 +138,23 @@ CHECKPOINT = (
         "if not tensor.is_floating_point() or tensor.itemsize < 2:",
         "if not tensor.is_floating_point():",
         "Weights in fp8 are read as if their scales were 1.",
-        (DEQUANTISED_TESTS,),
+        (DEQUANTIZED_TESTS,),
     ),
     Change(
-        "exports-said-to-be-quantised",
+        "exports-said-to-be-quantized",
         "engine/planning/shape/quantized_weights.py",
         "            delattr(part, FIELD)\n",
         "            pass\n",
-        "The configuration of an export says that its weights are quantised.",
-        (DEQUANTISED_TESTS,),
+        "The configuration of an export says that its weights are quantized.",
+        (DEQUANTIZED_TESTS,),
     ),
     Change(
-        "dequantised-weights-kept-by-the-allocator",
+        "dequantized-weights-kept-by-the-allocator",
         MAPPED,
         "self._decoded_bytes += tensor.nbytes",
         "self._decoded_bytes += 0",
-        "Memory of weights that were dequantised is not given back.",
-        (f"{READ_AHEAD}::test_dequantising_takes_less_than_the_bound",),
+        "Memory of weights that were dequantized is not given back.",
+        (f"{READ_AHEAD}::test_dequantizing_takes_less_than_the_bound",),
     ),
     Change(
         "damaged-buffers-accepted",

@@ -8,7 +8,7 @@ ENCODE = "engine/data/tokens/encode.py"
 ROWS = "engine/data/batches/rows.py"
 PACKING = "engine/data/batches/packing.py"
 LOADER = "engine/data/batches/loader.py"
-TOKENISE = "engine/data/tokens/tokenize.py"
+TOKENIZE = "engine/data/tokens/tokenize.py"
 LABELS = "tests/engine/data/test_data_labels.py"
 MASKS = "tests/engine/data/test_data_masks.py"
 ROW_TESTS = "tests/engine/data/test_data_rows.py"
@@ -252,7 +252,7 @@ DATA = (
         (ENDED,),
     ),
     Change(
-        "neighbour-of-an-answer-trained",
+        "neighbor-of-an-answer-trained",
         ENCODE,
         "return (ends > start) &",
         "return (ends >= start) &",
@@ -357,7 +357,7 @@ DATA = (
     ),
     Change(
         "held-out-rows-by-seed",
-        TOKENISE,
+        TOKENIZE,
         "np.random.default_rng(EVAL_SEED).permutation(total)[:count]",
         "np.random.default_rng(total).permutation(total)[:count]",
         "Which rows are held out depends on something else than on the fixed seed.",
@@ -365,7 +365,7 @@ DATA = (
     ),
     Change(
         "held-out-rows-trained-too",
-        TOKENISE,
+        TOKENIZE,
         "now = ~validation",
         "now = ~validation | validation",
         "Rows that are held out are trained as well.",

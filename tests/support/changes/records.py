@@ -13,7 +13,7 @@ from tests.support.changes.of_pairs import PAIRS
 from tests.support.changes.of_parts import PART_CHANGES
 from tests.support.changes.of_plans import PLANS
 from tests.support.changes.of_ranks import RANK_CHANGES
-from tests.support.changes.of_regularisation import REGULARISED
+from tests.support.changes.of_regularization import REGULARIZED
 from tests.support.changes.of_run_models import RUN_MODELS
 from tests.support.changes.of_steps import STEPS
 from tests.support.changes.of_tiles import TILES
@@ -26,7 +26,7 @@ AREAS: dict[str, tuple[Change, ...]] = {
     "Moments on the disk": DISK_OFFLOAD_CHANGES,
     "Several ranks": RANK_CHANGES,
     "Parts of a model": PART_CHANGES,
-    "Label smoothing, noise and balanced experts": REGULARISED,
+    "Label smoothing, noise and balanced experts": REGULARIZED,
     "Adapters": ADAPTER_CHANGES,
     "Planner": PLANS,
     "Data": DATA,

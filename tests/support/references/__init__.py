@@ -2,7 +2,7 @@
 each.
 
 A reference writes a conversation as segments of its own (no template engine), says which documents
-it must become, tokenises what stands between special tokens piece by piece, and finds the bytes of
+it must become, tokenizes what stands between special tokens piece by piece, and finds the bytes of
 each token by its spelling: nothing in it is shared with `engine.data`.
 """
 

@@ -172,7 +172,7 @@ def _call(call: dict[str, Any]) -> str:
 
 
 def _results(page: Page, messages: list[dict[str, Any]], place: int) -> None:
-    """Writes a tool's answer. Neighbours share a turn of the user."""
+    """Writes a tool's answer. Neighbors share a turn of the user."""
     if place == 0 or messages[place - 1]["role"] != "tool":
         page.wrote("<|im_start|>user")
     page.wrote("\n<tool_response>\n")

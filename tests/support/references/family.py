@@ -92,7 +92,7 @@ class Family:
     `prefixed` (and one stands before each run of text), `first` (before the text's begin alone).
     """
     composed: bool = False
-    """Text is normalised to NFC."""
+    """Text is normalized to NFC."""
     swallows: bool = False
     """Tokens <|...|> take the white space behind them."""
     calls: bool = False

@@ -1,5 +1,5 @@
 """The ids of segments, and which of them are trained, by the slow way: what stands between tokens
-is tokenised piece by piece, and the bytes of each token are found by its spelling.
+is tokenized piece by piece, and the bytes of each token are found by its spelling.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 import app.pages.new.checker
-from app.form.settings_form import as_labelled, read_config, shown_values
+from app.form.settings_form import as_labeled, read_config, shown_values
 from app.pages.new.checker import NO_TOKENIZER, Checker
 from app.pages.new.draft import DRAFT_FILE, Draft
 from app.pages.new.fit_figures import fit_figure
@@ -269,7 +269,7 @@ def test_data_that_a_run_would_refuse_at_once_start_none(tmp_path):
     said = checker.preview(given)["finding"]["text"]
     with pytest.raises(DataError) as refused:
         checker.read_trainable(given)
-    assert as_labelled(str(refused.value)) == said
+    assert as_labeled(str(refused.value)) == said
     make_data(path)
     assert checker.read_trainable(given).train.steps == 500
     with pytest.raises(DataError, match="is not on this machine, and there is no connection"):
@@ -296,7 +296,7 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     assert not busy["can_queue"] and busy["why_not"] == told["why_not"]
     with pytest.raises(ModelError) as refused:
         checker.read_trainable(given)
-    assert as_labelled(str(refused.value)) == told["why_not"]
+    assert as_labeled(str(refused.value)) == told["why_not"]
     # The preview says the same of its tokenizer.
     finding = checker.preview(given)["finding"]
     assert finding["blocks"] and finding["headline"] == NO_TOKENIZER
@@ -322,7 +322,7 @@ def test_what_else_a_run_needs_closes_start_too(tmp_path, lacking):
     assert not told["can_start"] and said in told["why_not"]
     with pytest.raises(RamstreamError) as refused:
         checker.read_trainable(given)
-    assert as_labelled(str(refused.value)) == told["why_not"]
+    assert as_labeled(str(refused.value)) == told["why_not"]
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")

@@ -47,7 +47,7 @@ def test_only_what_changed_is_sent(session):
     assert seen["parts"] == {} and seen["bar"] == whole["bar"]
 
 
-def test_parts_are_serialised_once_for_all_tabs(session, monkeypatch):
+def test_parts_are_serialized_once_for_all_tabs(session, monkeypatch):
     import app.pages.run.run_watch
 
     built = []

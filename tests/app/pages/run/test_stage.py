@@ -31,7 +31,7 @@ PREPARING = StateChanged("preparing")
 STARTED = RunStarted(name="n", parameters=638_000, units=["embed", "block.0", "head"])
 JOBS = {
     "download": "Downloading the model",
-    "tokenise": "Reading the data",
+    "tokenize": "Reading the data",
     "load_model": "Loading the model",
     "allocate": "Reserving host memory",
     "dry_run": "Trying a step",

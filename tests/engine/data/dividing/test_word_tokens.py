@@ -1,4 +1,4 @@
-"""Texts that are tokenised word by word have the tokens that the tokenizer gives them, for the
+"""Texts that are tokenized word by word have the tokens that the tokenizer gives them, for the
 patterns of well-known models and with characters of every kind.
 """
 
@@ -117,7 +117,7 @@ def test_context_is_left_out_and_a_word_across_a_border_is_left_to_the_tokenizer
 def test_special_tokens_and_unusual_characters_are_left_to_the_tokenizer():
     words = WordTokens.of(backend(PATTERNS["Qwen2"], normalizers.NFC()))
     assert words.of_piece(Piece("", "he <|end|> he", "")) is None
-    assert words.of_piece(Piece("", "e\u0301", "")) is None, "it is not normalised"
+    assert words.of_piece(Piece("", "e\u0301", "")) is None, "it is not normalized"
     for text in ("𐒰he", "😀 he"):
         assert words.of_piece(Piece("", text, "")) is not None
     greek = automaton_of(r"[α]+|\S|\s")

@@ -282,7 +282,7 @@ def test_a_gated_model_is_one_sentence(hub):
     hub.gated.add(NAME)
     with pytest.raises(
         ModelError,
-        match=rf"only to those who have accepted its licence; do so on "
+        match=rf"only to those who have accepted its license; do so on "
         rf"http://127\.0\.0\.1:{hub.port}/acme/tiny, then log in with `hf auth login` or set "
         r"HF_TOKEN, and try again\.$",
     ):

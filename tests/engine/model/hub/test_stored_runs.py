@@ -23,13 +23,13 @@ from tests.support.checkpoints_of_families import load_plain
 from tests.support.folders import make_config, make_model
 from tests.support.multimodal import make_multimodal
 from tests.support.pickled_folders import pickle_weights
-from tests.support.quantised_folders import quantise_to_fp8, quantise_to_mxfp4
+from tests.support.quantized_folders import quantize_to_fp8, quantize_to_mxfp4
 from tests.support.trained_runs import events_of, trained
 
 pytestmark = pytest.mark.computing
 
 EXPORTED = {"output.export": True, "train.steps": 3}
-QUANTISED = {"fp8": ("llama", quantise_to_fp8), "mxfp4": ("gpt_oss", quantise_to_mxfp4)}
+QUANTIZED = {"fp8": ("llama", quantize_to_fp8), "mxfp4": ("gpt_oss", quantize_to_mxfp4)}
 ON_LOADING = {
     "fp8": "stored in fp8, with a scale for each block. They",
     "mxfp4": "stored in MXFP4, with a scale for every 32 values. They",
@@ -79,15 +79,15 @@ def test_untouched_weights_of_a_pickled_model_are_copied_bit_by_bit(tmp_path):
     assert not list(export.glob("*.bin*"))
 
 
-def make_quantised(folder: Path, method: str) -> Path:
-    family, quantise = QUANTISED[method]
+def make_quantized(folder: Path, method: str) -> Path:
+    family, quantize = QUANTIZED[method]
     source = make_model(folder, family, hidden_size=64, intermediate_size=96)
-    quantise(source)
+    quantize(source)
     return source
 
 
-def dequantised_by_transformers(source: Path, folder: Path) -> Path:
-    """Writes the same model with the weights to which transformers dequantises them, in fp32."""
+def dequantized_by_transformers(source: Path, folder: Path) -> Path:
+    """Writes the same model with the weights to which transformers dequantizes them, in fp32."""
     whole = load_plain(source, torch.float32)
     folder.mkdir()
     for file in source.iterdir():
@@ -102,12 +102,12 @@ def dequantised_by_transformers(source: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("method", QUANTISED)
-def test_a_run_of_quantised_weights_is_that_of_the_dequantised_ones(tmp_path, method, dtype):
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_a_run_of_quantized_weights_is_that_of_the_dequantized_ones(tmp_path, method, dtype):
     values = EXPORTED | {"model.dtype": dtype}
-    source = make_quantised(tmp_path / "model", method)
+    source = make_quantized(tmp_path / "model", method)
     quantized = run_of(tmp_path, **values)
-    other = dequantised_by_transformers(source, tmp_path / "other")
+    other = dequantized_by_transformers(source, tmp_path / "other")
     plain = run_of(tmp_path, **values | {"model.source": str(other)})
     assert_equal(quantized.folder.export_path, plain.folder.export_path)
     for run, is_said in ((quantized, True), (plain, False)):
@@ -116,17 +116,17 @@ def test_a_run_of_quantised_weights_is_that_of_the_dequantised_ones(tmp_path, me
         reasons = "\n".join(reports[0]["reasons"])
         for text in (log, reasons):
             assert (ON_LOADING[method] in text) == is_said
-    assert "exported without quantisation" in "\n".join(
+    assert "exported without quantization" in "\n".join(
         events_of(quantized, FitReported)[0].report["reasons"]
     )
     config = json.loads((quantized.folder.export_path / "config.json").read_text(encoding="utf-8"))
     assert "quantization_config" not in config
 
 
-@pytest.mark.parametrize("method", QUANTISED)
-def test_frozen_weights_are_the_dequantised_ones_in_bf16(tmp_path, method):
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_frozen_weights_are_the_dequantized_ones_in_bf16(tmp_path, method):
     """The base of adapters: what is exported merged has them, where no adapter is."""
-    source = make_quantised(tmp_path / "model", method)
+    source = make_quantized(tmp_path / "model", method)
     values = {"model.dtype": "bfloat16", "train.method": "lora", "train.lora_targets": ["q_proj"]}
     export = run_of(tmp_path, **EXPORTED | values).folder.export_path
     plain = load_plain(source, torch.float32).state_dict()
@@ -137,17 +137,17 @@ def test_frozen_weights_are_the_dequantised_ones_in_bf16(tmp_path, method):
         assert torch.equal(tensor, plain[name].bfloat16().float()) or not is_base, name
 
 
-def test_random_weights_are_not_said_to_be_dequantised(tmp_path):
-    make_quantised(tmp_path / "model", "fp8")
+def test_random_weights_are_not_said_to_be_dequantized(tmp_path):
+    make_quantized(tmp_path / "model", "fp8")
     config = make_config(tmp_path, **{"model.init": "random"})
     report = estimate(config, read_machine(), shape_of_run(config))
-    assert not any("dequantised" in reason for reason in report.reasons)
+    assert not any("dequantized" in reason for reason in report.reasons)
 
 
-@pytest.mark.parametrize("method", QUANTISED)
+@pytest.mark.parametrize("method", QUANTIZED)
 def test_a_kept_shape_knows_how_weights_are_stored(tmp_path, method, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    source = make_quantised(tmp_path / "model", method)
+    source = make_quantized(tmp_path / "model", method)
     config = make_config(tmp_path)
     shape = shape_of(build_model(load_config(str(source)), config.model), str(source))
     assert shape.stored_as is Method(method)

@@ -34,7 +34,7 @@ HOST = (
     "Moments in transit",
     "Block inputs on the host",
     "Block inputs in transit",
-    "Tokenised data",
+    "Tokenized data",
     "Loading peak",
     "Checkpoint copies",
     "Trackers",
@@ -131,7 +131,7 @@ def test_a_prediction_leaves_out_what_is_set_aside_and_what_is_only_there_while_
     assert in_sum(found["gpu_peak_bytes"], DEVICE) == set(DEVICE)
     assert in_sum(found["loading_peak_bytes"], names) == {
         "Runtime",
-        "Tokenised data",
+        "Tokenized data",
         "weight_high",
         "weight_low",
         "exp_avg",
@@ -152,7 +152,7 @@ def test_loading_that_takes_no_more_than_training_is_the_weights_and_what_is_rea
         {"parameters": 1 << 20, "dtype": dtype},
     )
     drawn = predictions({"host": {"items": items}, "model": model})["loading_peak_bytes"]
-    assert in_sum(drawn, HOST) == {"Runtime", "Tokenised data", "weight_high", "weight_low"}
+    assert in_sum(drawn, HOST) == {"Runtime", "Tokenized data", "weight_high", "weight_low"}
     read = [*items, {"name": "Loading peak", "bytes": 0, "note": ""}]
     found = predictions({"host": {"items": read}, "model": model | {"read_ahead": 1 << 16}})
     assert found["loading_peak_bytes"] == drawn + (copy << 16)
@@ -166,7 +166,7 @@ def test_shares_of_the_host_are_of_planes_block_inputs_data_and_the_rest():
     }
     planes = {"weight_high", "weight_low", "exp_avg", "exp_avg_sq", "grad"}
     assert in_sum(found["planes"], names) == planes and in_sum(found["data"], names) == {
-        "Tokenised data"
+        "Tokenized data"
     }
     assert in_sum(found["block inputs"], names) == {
         "Block inputs on the host",
@@ -174,7 +174,7 @@ def test_shares_of_the_host_are_of_planes_block_inputs_data_and_the_rest():
     }
     assert in_sum(found["checkpoint copies"], names) == {"Checkpoint copies"}
     assert in_sum(found["the rest of it"], names) == set(names) - planes - {
-        "Tokenised data",
+        "Tokenized data",
         "Block inputs on the host",
         "Block inputs in transit",
         "Checkpoint copies",

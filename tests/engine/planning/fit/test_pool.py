@@ -103,7 +103,7 @@ def test_every_unit_is_in_one_place_by_plane(name):
         assert sorted(sum(there, ())) == ["gradients", "moments", "weights"]
         assert (place.weights == GPU) == (index < choices.gpu_resident_units)
     for one, other in zip(pool.units, pool.units[1:]):
-        assert one.placement != other.placement, "neighbours alike are one"
+        assert one.placement != other.placement, "neighbors alike are one"
 
 
 @pytest.mark.parametrize("name", [name for name in JOBS if name != "cpu"])
@@ -196,7 +196,7 @@ def test_units_are_named_from_embed_to_head():
     assert units_text((1, 3, 29), 30) == "2 of blocks 0 to 2 and head"
 
 
-def test_neighbours_are_named_together():
+def test_neighbors_are_named_together():
     units = units_by_place(10, PlanChoices(gpu_resident_units=3, blocks_kept_in_slots=2))
     words = ["embed and blocks 0 to 1", "blocks 2 to 5", "blocks 6 to 7", "head"]
     assert [each.words for each in units] == words

@@ -85,7 +85,7 @@ def test_ranges_cover_every_element_once_and_are_counted(parameters, unit, optim
 
 @given(PARAMETERS, st.sampled_from(["block 0", "head"]))
 def test_whole_blocks_are_joined(parameters, unit):
-    """A kernel runs on few ranges: neighbours of one kind are apart only where a block is short."""
+    """A kernel runs on few ranges: neighbors of one kind are apart only where a block is short."""
     ranges = layout_of(parameters, unit).moment_ranges("adamw_8bit")
     for left, right in itertools.pairwise(ranges):
         is_short = left.kind == MomentKind.CODES and (left.start % BLOCK or left.stop % BLOCK)

@@ -155,7 +155,7 @@ def test_a_field_of_a_newer_version_is_passed_over():
         "seq": 1,
         "time": 2.0,
         "name": "n",
-        "colour": "red",
+        "color": "red",
     }
     assert Record.from_json(line).event == RunStarted(name="n")
 

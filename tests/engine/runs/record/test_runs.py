@@ -235,14 +235,14 @@ def test_a_lock_that_cannot_be_asked_counts_as_held(tmp_path, monkeypatch, numbe
 
 
 def test_a_run_is_deleted_only_when_nobody_holds_it(tmp_path):
-    folder, neighbour = create_run(tmp_path, CONFIG), create_run(tmp_path, CONFIG)
+    folder, neighbor = create_run(tmp_path, CONFIG), create_run(tmp_path, CONFIG)
     (folder.checkpoints_path / "step-1").mkdir(parents=True)
     with folder.lock(), pytest.raises(RunError, match="in use"):
         delete_run(tmp_path, folder.id)
     assert open_run(tmp_path, folder.id).config == CONFIG
     (tmp_path / ".deleted-half-way" / "checkpoints").mkdir(parents=True)
     delete_run(tmp_path, folder.id)
-    assert [path.name for path in tmp_path.iterdir()] == [neighbour.id]
+    assert [path.name for path in tmp_path.iterdir()] == [neighbor.id]
 
 
 def test_deleting_a_linked_run_leaves_what_it_links_to(tmp_path):

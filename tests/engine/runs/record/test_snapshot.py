@@ -240,7 +240,7 @@ def test_a_session_begins_with_its_preparation():
 
 def test_the_result_of_a_job_ends_it():
     for job, result in (
-        ("tokenise", DataPrepared()),
+        ("tokenize", DataPrepared()),
         ("evaluate", EvalFinished()),
         ("sample", ExactMatchMeasured()),
         ("checkpoint", CheckpointWritten()),
@@ -256,8 +256,8 @@ def test_a_job_shows_until_it_is_done_or_the_state_changes():
     assert fold_of(*loading, JobProgressed("load_model", 4, 4)).job is None
     assert fold_of(*loading, StateChanged("running")).job is None
     assert fold_of(*loading, RunEnded()).job is None
-    assert fold_of(*loading, JobProgressed("tokenise", 1, 0)).job == Job(
-        "tokenise", 1, 0, "", 1005.0, 1005.0
+    assert fold_of(*loading, JobProgressed("tokenize", 1, 0)).job == Job(
+        "tokenize", 1, 0, "", 1005.0, 1005.0
     )
 
 

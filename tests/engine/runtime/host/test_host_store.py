@@ -191,7 +191,7 @@ def test_memory_that_is_not_aligned_is_written():
     store.close()
 
 
-def test_wrong_shape_and_quantised_weights_are_refused_by_name():
+def test_wrong_shape_and_quantized_weights_are_refused_by_name():
     store = filled("bfloat16")
     with pytest.raises(
         ModelError, match=r"block\.0\.proj\.weight has the shape \(100, 5\).*\(5, 100\)"

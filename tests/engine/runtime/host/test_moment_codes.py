@@ -25,7 +25,7 @@ checkpoints of earlier versions would be read wrong.
 
 def published(signed: bool) -> np.ndarray:
     """The map of bitsandbytes 0.50.2, `create_dynamic_map(signed, max_exponent_bits=7, n=8)`,
-    written down from its source: for each exponent, the means of neighbouring fractions.
+    written down from its source: for each exponent, the means of neighboring fractions.
     """
     data: list[float] = []
     for exponent in range(7):

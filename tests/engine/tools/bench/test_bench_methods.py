@@ -56,7 +56,7 @@ def test_what_a_run_trains_is_measured(tmp_path, capsys, job):
     )
     assert found["tflops"]["hardware"] >= found["tflops"]["model"] > 0
     assert (found["reference_seconds"] is not None) == form.needs_reference
-    assert found["predicted_seconds"] > 0 and found["utilisation"] > 0
+    assert found["predicted_seconds"] > 0 and found["utilization"] > 0
     # The program takes far more than a tiny model.
     assert found["host_peak_bytes"] >= found["host_rss_bytes"] > 0.5 * found["host_peak_bytes"]
     assert 100 << 20 < found["host_file_bytes"] < found["host_rss_bytes"]

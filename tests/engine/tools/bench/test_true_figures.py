@@ -133,7 +133,7 @@ def test_what_is_printed_is_possible(tmp_path, capsys, monkeypatch, settings):
     result = json.loads(capsys.readouterr().out)
     (training,) = result["trainings"]
     found = training["streamed"]
-    for name in ("utilisation", "exposed_share", "adamw_of_alone", "device_adamw_of_memory"):
+    for name in ("utilization", "exposed_share", "adamw_of_alone", "device_adamw_of_memory"):
         assert found[name] is None or 0 <= found[name] <= 1.1, name
     # Nothing ran on a device, and nothing was measured there.
     for name in (
@@ -151,7 +151,7 @@ def test_what_is_printed_is_possible(tmp_path, capsys, monkeypatch, settings):
         found["trained_parameters"], rel=0.02
     )
     in_bf16 = bool(settings)
-    assert (found["utilisation"] is None) == in_bf16, "products are measured in float32 there"
+    assert (found["utilization"] is None) == in_bf16, "products are measured in float32 there"
     assert (found["predicted_seconds"] is None) == in_bf16
     counted = found["seconds_by_step"][:-1][found["warm_up_steps"] :]
     assert found["seconds"] == pytest.approx(statistics.fmean(counted))

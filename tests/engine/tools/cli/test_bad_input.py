@@ -207,9 +207,9 @@ MODELS = {
         lambda f: (shutil.rmtree(f), config_only(f, model_type="vit")),
         "no causal language model",
     ),
-    "a quantised model": (
+    "a quantized model": (
         lambda f: set_config(f, quantization_config={"quant_method": "gptq", "bits": 4}),
-        "quantised",
+        "quantized",
     ),
     "heads that do not divide the width": (
         lambda f: set_config(f, num_attention_heads=0),

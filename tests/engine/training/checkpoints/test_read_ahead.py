@@ -24,7 +24,7 @@ from engine.training.weights.weights import reading_bytes
 from engine.words import MIB
 from tests.support.folders import make_model
 from tests.support.pickled_folders import pickle_weights
-from tests.support.quantised_folders import quantise_to_fp8, quantise_to_mxfp4
+from tests.support.quantized_folders import quantize_to_fp8, quantize_to_mxfp4
 from tests.support.sets import slow_but
 from tests.support.tiny import tiny_config
 
@@ -111,10 +111,10 @@ def test_a_real_load_takes_less_than_the_bound_and_far_less_than_a_copy(family, 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize(
-    "family, quantise",
-    [("qwen3_moe", quantise_to_fp8), ("gpt_oss", quantise_to_mxfp4)],
+    "family, quantize",
+    [("qwen3_moe", quantize_to_fp8), ("gpt_oss", quantize_to_mxfp4)],
 )
-def test_dequantising_takes_less_than_the_bound(family, quantise, tmp_path):
+def test_dequantizing_takes_less_than_the_bound(family, quantize, tmp_path):
     folders = [
         str(make_model(tmp_path / "small", family, **WIDE)),
         str(tmp_path / "large"),
@@ -122,7 +122,7 @@ def test_dequantising_takes_less_than_the_bound(family, quantise, tmp_path):
     with no_progress_bars():
         large_model(family).bfloat16().save_pretrained(folders[1])
     for folder in folders:
-        quantise(Path(folder))
+        quantize(Path(folder))
     (took,) = taken_by(folders)
     model = build_model(load_config(folders[1]), ModelConfig(source=folders[1]))
     bound, copy = reading_bytes(model), 4 * model.parameter_count

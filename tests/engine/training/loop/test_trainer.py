@@ -289,7 +289,7 @@ def test_two_processes_cannot_have_one_run(tmp_path):
     assert execute(resume_run(tmp_path / "runs", run.id)).state == "finished"
 
 
-def test_random_initialisation_trains_and_depends_on_the_seed_alone(tmp_path):
+def test_random_initialization_trains_and_depends_on_the_seed_alone(tmp_path):
     values = {"model.init": "random", "train.steps": 1, "output.checkpoint_every": 0}
     first, again, other = (
         start_run(make_config(tmp_path, **values, **{"train.seed": seed}), tmp_path / "runs")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.behaviour.sides import Side
+from tests.support.behavior.sides import Side
 
 SMALL = Path(__file__).resolve().parents[2] / "fixtures" / "small_run"
 DAY = "20260102"
@@ -107,7 +107,7 @@ def _newer(lines: Lines, target: Path) -> Lines:
         "time": lines[-1]["time"],
         "phase": "full",
     }
-    return [line | {"colour": "blue"} for line in lines] + [later]
+    return [line | {"color": "blue"} for line in lines] + [later]
 
 
 def _changed(lines: Lines, target: Path) -> Lines:

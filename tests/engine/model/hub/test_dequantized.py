@@ -1,4 +1,4 @@
-"""Quantised weights fill the masters with the values that transformers dequantises them to."""
+"""Quantized weights fill the masters with the values that transformers dequantizes them to."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.support.checkpoints_of_families import load_plain, save_family
 from tests.support.folders import make_model, make_tokenizer
 from tests.support.multimodal import multimodal_config
 from tests.support.pickled_folders import pickle_weights
-from tests.support.quantised_folders import (
+from tests.support.quantized_folders import (
     fp8_of,
-    quantise_to_fp8,
-    quantise_to_mxfp4,
-    write_quantised,
+    quantize_to_fp8,
+    quantize_to_mxfp4,
+    write_quantized,
 )
 
 pytestmark = pytest.mark.computing
@@ -52,7 +52,7 @@ def test_fp8_is_what_transformers_makes_of_it(family, poured, tmp_path):
     source = save_family(tmp_path / "source", family, torch.bfloat16)
     block = (8, 8)
     before = load_file(source / "model.safetensors")
-    stored = quantise_to_fp8(source, block)
+    stored = quantize_to_fp8(source, block)
     assert sum(name.endswith("_scale_inv") for name in stored) > 10
     assert_as_transformers(poured, source, FP8)
     assert before.keys() == {name for name in stored if not name.endswith("_scale_inv")}
@@ -60,7 +60,7 @@ def test_fp8_is_what_transformers_makes_of_it(family, poured, tmp_path):
 
 def test_one_scale_for_a_whole_weight(poured, tmp_path):
     source = save_family(tmp_path / "source", "llama")
-    quantise_to_fp8(source, None)
+    quantize_to_fp8(source, None)
     assert_as_transformers(poured, source, FP8)
 
 
@@ -69,7 +69,7 @@ def test_blocks_at_the_ends_of_a_weight_may_be_smaller(poured, tmp_path):
     number of scales, so the values are worked out here.
     """
     source = save_family(tmp_path / "source", "llama")
-    stored = quantise_to_fp8(source, (20, 20))
+    stored = quantize_to_fp8(source, (20, 20))
     ours = masters(*poured(source))
     name = "model.layers.0.mlp.up_proj.weight"
     numbers, scales = stored[name].float(), stored[f"{name}_scale_inv"]
@@ -89,19 +89,19 @@ def test_blocks_at_the_ends_of_a_weight_may_be_smaller(poured, tmp_path):
 def test_mxfp4_is_what_transformers_makes_of_it(piece, poured, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.model.hub.dequantize._PIECE", piece)
     source = make_model(tmp_path / "source", "gpt_oss", torch.bfloat16, **WIDE)
-    stored = quantise_to_mxfp4(source)
+    stored = quantize_to_mxfp4(source)
     assert sum(name.endswith("_blocks") for name in stored) == 2 * 3
     assert_as_transformers(poured, source, Mxfp4Config(dequantize=True))
 
 
 @pytest.mark.parametrize("method", ["fp8", "mxfp4"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_an_export_is_in_the_dtype_of_the_settings_and_not_quantised(
+def test_an_export_is_in_the_dtype_of_the_settings_and_not_quantized(
     dtype, method, poured, tmp_path
 ):
     family = "llama" if method == "fp8" else "gpt_oss"
     source = make_model(tmp_path / "source", family, torch.bfloat16, **WIDE)
-    (quantise_to_fp8 if method == "fp8" else quantise_to_mxfp4)(source)
+    (quantize_to_fp8 if method == "fp8" else quantize_to_mxfp4)(source)
     model, store = poured(source)
     shown = {
         spec.full_name: store.view(unit.name, spec.name).float()
@@ -116,9 +116,9 @@ def test_an_export_is_in_the_dtype_of_the_settings_and_not_quantised(
         assert torch.equal(tensor, ours[name]), name
 
 
-def test_pickled_weights_may_be_quantised_too(poured, tmp_path):
+def test_pickled_weights_may_be_quantized_too(poured, tmp_path):
     source = save_family(tmp_path / "source", "llama")
-    quantise_to_fp8(source)
+    quantize_to_fp8(source)
     first = masters(*poured(source))
     pickle_weights(source, 2)
     for name, tensor in masters(*poured(source)).items():
@@ -147,11 +147,11 @@ def other_scales(stored, name):
 )
 def test_what_does_not_belong_to_the_method_is_refused_by_name(damage, told, poured, tmp_path):
     source = save_family(tmp_path / "source", "llama")
-    stored = quantise_to_fp8(source)
+    stored = quantize_to_fp8(source)
     name = "model.layers.1.mlp.up_proj.weight"
     damage(stored, name)
     how = json.loads((source / "config.json").read_text(encoding="utf-8"))["quantization_config"]
-    write_quantised(source, stored, how)
+    write_quantized(source, stored, how)
     with pytest.raises(ModelError, match=f"^model.source: {name} {told}") as refused:
         poured(source)
     assert "\n" not in str(refused.value)
@@ -159,7 +159,7 @@ def test_what_does_not_belong_to_the_method_is_refused_by_name(damage, told, pou
 
 def test_fp8_without_its_scales_is_refused_by_name(poured, tmp_path):
     source = save_family(tmp_path / "source", "llama")
-    stored = quantise_to_fp8(source)
+    stored = quantize_to_fp8(source)
     name = "model.layers.1.mlp.up_proj.weight"
     del stored[f"{name}_scale_inv"]
     save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
@@ -173,8 +173,8 @@ def test_fp8_without_its_scales_is_refused_by_name(poured, tmp_path):
 @pytest.mark.parametrize(
     "how, told",
     [
-        ({"quant_method": "gptq", "bits": 4}, r"is a quantised checkpoint \(gptq\)"),
-        ({"quant_method": "awq"}, r"is a quantised checkpoint \(awq\)"),
+        ({"quant_method": "gptq", "bits": 4}, r"is a quantized checkpoint \(gptq\)"),
+        ({"quant_method": "awq"}, r"is a quantized checkpoint \(awq\)"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"\(bitsandbytes\)"),
         ({"quant_method": "compressed-tensors"}, r"\(compressed-tensors\)"),
         ({"bits": 4}, r"\(of an unknown method\)"),
@@ -186,21 +186,21 @@ def test_fp8_without_its_scales_is_refused_by_name(poured, tmp_path):
 )
 def test_other_methods_are_refused_by_name(how, told, tmp_path):
     source = make_model(tmp_path / "source")
-    write_quantised(source, load_file(source / "model.safetensors"), how)
+    write_quantized(source, load_file(source / "model.safetensors"), how)
     with pytest.raises(ModelError, match=told):
         build_model(load_config(str(source)), ModelConfig(source=str(source)))
 
 
 def test_scales_of_ones_keep_the_numbers():
-    """What the tests quantise with is what they mean."""
+    """What the tests quantize with is what they mean."""
     weight = torch.tensor([[448.0, 1.0, 448.0], [-448.0, 0.5, 448.0]])
     made = fp8_of("w", weight, (2, 2))
     assert torch.equal(made["w_scale_inv"], torch.ones(1, 2))
     assert torch.equal(made["w"].float(), weight)
 
 
-def test_a_quantised_model_that_also_reads_images_is_refused(tmp_path):
+def test_a_quantized_model_that_also_reads_images_is_refused(tmp_path):
     config = multimodal_config("gemma3")
     config.quantization_config = {"quant_method": "fp8"}
-    with pytest.raises(ModelError, match="quantised checkpoint of a model that reads more than"):
+    with pytest.raises(ModelError, match="quantized checkpoint of a model that reads more than"):
         build_model(config, ModelConfig(source="tiny"))

@@ -7,8 +7,8 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from tests.support.behaviour.answers import UNIQUE, Asked
-from tests.support.behaviour.sides import Server, Side
+from tests.support.behavior.answers import UNIQUE, Asked
+from tests.support.behavior.sides import Server, Side
 
 ROUTES = (
     "/api/check",

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.behaviour.plain import digest, each_text, without
-from tests.support.behaviour.sides import Answer, Server, Side
+from tests.support.behavior.plain import digest, each_text, without
+from tests.support.behavior.sides import Answer, Server, Side
 
 Plain = Callable[[str], str]
 UNIQUE = {"server_id", "app_id", "version"}

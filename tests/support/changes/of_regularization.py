@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.support.changes.record import Change
 
 NOISE = "engine/runtime/step/neftune.py"
-TESTS = "tests/engine/runtime/test_regularisation.py"
+TESTS = "tests/engine/runtime/test_regularization.py"
 BALANCE = "engine/runtime/step/router_aux_loss.py"
 BALANCED = "tests/engine/runtime/test_router_balance.py"
-RUNS = "tests/engine/training/loop/test_regularised_runs.py"
+RUNS = "tests/engine/training/loop/test_regularized_runs.py"
 
-REGULARISED = (
+REGULARIZED = (
     Change(
         "smoothing-left-out",
         "engine/runtime/step/compute_ops.py",
@@ -60,7 +60,7 @@ REGULARISED = (
         (TESTS,),
     ),
     Change(
-        "noise-that-is-not-centred",
+        "noise-that-is-not-centered",
         NOISE,
         ".float().add_(0.5).mul_(2.0**-23)",
         ".float().mul_(2.0**-23)",

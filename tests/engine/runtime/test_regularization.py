@@ -27,8 +27,8 @@ from tests.support.family_parity import SUPPORTED
 from tests.support.gradients_on_gpu import EMBED_AND_HEAD, TALL
 from tests.support.parity import compare, uneven
 from tests.support.rank_parity import IN_ORDER, UNTIED
-from tests.support.regularised import PlainStep
-from tests.support.regularised_plans import BASE, BOTH, NOISY, SMOOTHED, planes_after
+from tests.support.regularized import PlainStep
+from tests.support.regularized_plans import BASE, BOTH, NOISY, SMOOTHED, planes_after
 from tests.support.same_bits import SAME_BITS, assert_same_bits
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import FAMILIES, Batch, plain_model, random_batches, streamed, tiny_config

@@ -8,10 +8,10 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from tests.support.behaviour.commands import told
-from tests.support.behaviour.plain import each_text
-from tests.support.behaviour.sides import Side
-from tests.support.behaviour.small import recorded_runs, small_place
+from tests.support.behavior.commands import told
+from tests.support.behavior.plain import each_text
+from tests.support.behavior.sides import Side
+from tests.support.behavior.small import recorded_runs, small_place
 
 SETTINGS = (
     "steps",
@@ -37,14 +37,14 @@ SETTINGS = (
     "data.source=[{source: data.jsonl, weight: 0}]",
     "data.source=[{source: data.jsonl, weight: 5000}]",
     "data.source=[{source: ''}]",
-    "data.source=[{source: data.jsonl, colour: red}]",
+    "data.source=[{source: data.jsonl, color: red}]",
     "data.source=[5, 6]",
     "data.format=xml",
     "data.columns.prompt=",
     "data.columns={prompt: a, completion: a}",
     "data.columns={messages: a, prompt: b}",
     "data.columns={text: a, tools: b}",
-    "data.columns.colour=a",
+    "data.columns.color=a",
     "data.columns=[a]",
     "data.split=[a]",
     "data.max_seq_len=1",

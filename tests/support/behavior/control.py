@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.behaviour.answers import Asked, body_of
-from tests.support.behaviour.form import Form, last_output
-from tests.support.behaviour.plain import (
+from tests.support.behavior.answers import Asked, body_of
+from tests.support.behavior.form import Form, last_output
+from tests.support.behavior.plain import (
     digest,
     each_text,
     shape_of,
@@ -19,8 +19,8 @@ from tests.support.behaviour.plain import (
     unmeasured,
     without,
 )
-from tests.support.behaviour.sides import Server, Side, wait_for
-from tests.support.behaviour.small import small_place
+from tests.support.behavior.sides import Server, Side, wait_for
+from tests.support.behavior.small import small_place
 
 ENDLESS = "1000000"
 COMPARED_STEPS = 20

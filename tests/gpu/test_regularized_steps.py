@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from engine.runtime.step.neftune import RowNoise, StepNoise
-from tests.support.regularised import PlainStep
-from tests.support.regularised_plans import BASE, BOTH, NOISY, planes_after
+from tests.support.regularized import PlainStep
+from tests.support.regularized_plans import BASE, BOTH, NOISY, planes_after
 from tests.support.same_bits import assert_same_bits
 from tests.support.tiny import random_batches
 

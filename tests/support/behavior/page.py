@@ -8,9 +8,9 @@ import posixpath
 import re
 from typing import Any
 
-from tests.support.behaviour.answers import NOT_COMPARED
-from tests.support.behaviour.plain import digest, each_text, unmeasured
-from tests.support.behaviour.sides import Server, Side
+from tests.support.behavior.answers import NOT_COMPARED
+from tests.support.behavior.plain import digest, each_text, unmeasured
+from tests.support.behavior.sides import Server, Side
 
 _CONFIG = re.compile(r"window\.gradio_config = (\{.*?\});?</script>", re.DOTALL)
 _FILE = re.compile(

@@ -1,4 +1,4 @@
-"""Folders of models whose weights are quantised, in the files' form of their publishers."""
+"""Folders of models whose weights are quantized, in the files' form of their publishers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MOST = 448.0
 """The largest number of float8_e4m3fn."""
 
 
-def quantise_to_fp8(
+def quantize_to_fp8(
     folder: Path, block: tuple[int, int] | None = (16, 16)
 ) -> dict[str, torch.Tensor]:
-    """Quantises the matrices in the blocks of the model in `folder`, as DeepSeek V3 is published:
+    """Quantizes the matrices in the blocks of the model in `folder`, as DeepSeek V3 is published:
     so many rows and columns share a scale, or all where `block` is None. Returns what it wrote.
     """
     stored = {}
@@ -24,7 +24,7 @@ def quantise_to_fp8(
         is_linear = tensor.ndim == 2 and name.endswith("_proj.weight")
         stored |= fp8_of(name, tensor.float(), block) if is_linear else {name: tensor}
     how: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
-    write_quantised(folder, stored, how | {"weight_block_size": block})
+    write_quantized(folder, stored, how | {"weight_block_size": block})
     return stored
 
 
@@ -48,7 +48,7 @@ def fp8_of(
     return {name: numbers, f"{name}_scale_inv": scales if block else scales.view(())}
 
 
-def quantise_to_mxfp4(folder: Path, seed: int = 5) -> dict[str, torch.Tensor]:
+def quantize_to_mxfp4(folder: Path, seed: int = 5) -> dict[str, torch.Tensor]:
     """Puts random weights in MXFP4 in place of the experts of the gpt_oss in `folder`, and returns
     what it wrote.
     """
@@ -66,12 +66,12 @@ def quantise_to_mxfp4(folder: Path, seed: int = 5) -> dict[str, torch.Tensor]:
         stored[f"{name}_scales"] = torch.randint(
             112, 126, groups, generator=generator, dtype=torch.uint8
         )
-    write_quantised(folder, stored, {"quant_method": "mxfp4", "modules_to_not_convert": []})
+    write_quantized(folder, stored, {"quant_method": "mxfp4", "modules_to_not_convert": []})
     return stored
 
 
-def write_quantised(folder: Path, stored: dict[str, torch.Tensor], how: dict[str, Any]) -> None:
-    """Writes the tensors, and into the configuration how they are quantised."""
+def write_quantized(folder: Path, stored: dict[str, torch.Tensor], how: dict[str, Any]) -> None:
+    """Writes the tensors, and into the configuration how they are quantized."""
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))

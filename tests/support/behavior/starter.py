@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.support.behaviour.commands import told
-from tests.support.behaviour.plain import digest
-from tests.support.behaviour.record import events_facts
-from tests.support.behaviour.sides import Side
+from tests.support.behavior.commands import told
+from tests.support.behavior.plain import digest
+from tests.support.behavior.record import events_facts
+from tests.support.behavior.sides import Side
 
 EXACT = ("step", "loss", "grad_norm", "learning_rate", "tokens", "loss_tokens")
 

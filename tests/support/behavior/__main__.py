@@ -1,4 +1,4 @@
-"""`python -m tests.support.behaviour BEFORE [AFTER] [--only AREA,...]`: whether two checkouts do
+"""`python -m tests.support.behavior BEFORE [AFTER] [--only AREA,...]`: whether two checkouts do
 the same.
 
 Each area runs the program of both checkouts, side by side, and gathers facts; what has to vary is
@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.support.behaviour.compare import Difference, count, differences
-from tests.support.behaviour.deliberate import DELIBERATE
-from tests.support.behaviour.sides import Side
+from tests.support.behavior.compare import Difference, count, differences
+from tests.support.behavior.deliberate import DELIBERATE
+from tests.support.behavior.sides import Side
 
 AREAS = {
     "cli": "commands",
@@ -49,7 +49,7 @@ sides failed alike.
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.support.behaviour", description=__doc__.partition("\n\n")[0]
+        prog="python -m tests.support.behavior", description=__doc__.partition("\n\n")[0]
     )
     parser.add_argument("before", type=Path, help="checkout of the version that is right")
     parser.add_argument(
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     for checkout in (arguments.before, arguments.after):
         if not (checkout / "launch.py").is_file():
             parser.error(f"{checkout} is no checkout of the program: it has no launch.py")
-    folder = arguments.keep or Path(tempfile.mkdtemp(prefix="ramstream-behaviour-"))
+    folder = arguments.keep or Path(tempfile.mkdtemp(prefix="ramstream-behavior-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return compare(
@@ -102,7 +102,7 @@ def compare(before: Path, after: Path, wanted: list[str], folder: Path, shown: i
     used: set[str] = set()
     for name in wanted:
         began = time.monotonic()
-        module = importlib.import_module(f"tests.support.behaviour.{AREAS[name]}")
+        module = importlib.import_module(f"tests.support.behavior.{AREAS[name]}")
         with ThreadPoolExecutor(2) as pool:
             facts = list(pool.map(_facts, (module, module), sides))
         for side, found in zip(("first", "other"), facts):

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.behaviour.answers import Asked
-from tests.support.behaviour.sides import Side
-from tests.support.behaviour.small import recorded_runs, small_place
+from tests.support.behavior.answers import Asked
+from tests.support.behavior.sides import Side
+from tests.support.behavior.small import recorded_runs, small_place
 
 COMPARED = (
     ("finished", "changed"),

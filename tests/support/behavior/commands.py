@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.support.behaviour.plain import digest, each_text, lines_of, shape_of, unmeasured
-from tests.support.behaviour.sides import Ended, Side
-from tests.support.behaviour.small import recorded_runs, small_place
+from tests.support.behavior.plain import digest, each_text, lines_of, shape_of, unmeasured
+from tests.support.behavior.sides import Ended, Side
+from tests.support.behavior.small import recorded_runs, small_place
 
 HERE = "This machine"
 FIGURES = ("--ram-gib", "96", "--gpu-gib", "20", "--disk-gib", "300")

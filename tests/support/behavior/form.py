@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.support.behaviour.sides import Answer, Server
+from tests.support.behavior.sides import Answer, Server
 
-SESSION = "behaviour"
+SESSION = "behavior"
 
 
 class Form:

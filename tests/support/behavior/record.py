@@ -9,10 +9,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.support.behaviour.commands import told
-from tests.support.behaviour.plain import digest, each_text, shape_of, unmeasured, without
-from tests.support.behaviour.sides import Side
-from tests.support.behaviour.small import recorded_runs, small_place
+from tests.support.behavior.commands import told
+from tests.support.behavior.plain import digest, each_text, shape_of, unmeasured, without
+from tests.support.behavior.sides import Side
+from tests.support.behavior.small import recorded_runs, small_place
 
 SETTINGS = (
     "train.steps=6",

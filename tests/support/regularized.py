@@ -77,7 +77,7 @@ class PlainStep:
 PLAIN = PlainStep()
 
 
-def regularised_loss(model: torch.nn.Module, batches: list[Batch], how: PlainStep) -> torch.Tensor:
+def regularized_loss(model: torch.nn.Module, batches: list[Batch], how: PlainStep) -> torch.Tensor:
     """Returns the loss of a step of plain training in float32."""
     total, loss = sum(batch.loss_tokens for batch in batches), torch.zeros(())
     for batch in batches:

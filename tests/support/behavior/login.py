@@ -8,8 +8,8 @@ import re
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.support.behaviour.answers import Asked
-from tests.support.behaviour.sides import Side
+from tests.support.behavior.answers import Asked
+from tests.support.behavior.sides import Side
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 PAGE = {"Accept": "text/html"}
