@@ -1,8 +1,8 @@
-"""Everything that Ramstream does without a browser, in nine wings. `engine` never imports `app`,
+"""Everything that Ramstream does without a browser, in nine packages. `engine` never imports `app`,
 Gradio or Plotly.
 
-A wing imports from the wings listed after it, never from one before it. import-linter checks that,
-the order of the packages inside each wing, and which of them load no torch; its contracts are in
+A package imports from those listed after it, never from one before it. import-linter checks that,
+the order of the packages inside each, and which of them load no torch; its contracts are in
 pyproject.toml.
 
     tools      what a person starts: commands, bench, benchmarks, chat

@@ -201,10 +201,10 @@ def test_the_contracts_hold():
     [
         ("import gradio\n", "engine works without a browser"),
         ("def late():\n    import app.words\n", "engine works without a browser"),
-        ("def late():\n    import engine.runtime.step.step\n", "wings in order"),
+        ("def late():\n    import engine.runtime.step.step\n", "packages of engine in order"),
         (
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import engine.runs\n",
-            "wings in order",
+            "packages of engine in order",
         ),
         ("import engine.planning.fit.choose\n", "packages of planning in order"),
         ("import torch\n", "what needs no torch imports none"),

@@ -126,9 +126,9 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
         for planner in _PlannerMaker(job, target, True, attempt).planners():
             minimum = planner.minimum_memory()
             found.append(planner.chosen(minimum))
-            gpu_resident = planner.balanced(target.host_free)
-            if gpu_resident is not None:
-                found.append(planner.chosen(gpu_resident))
+            balanced = planner.balanced(target.host_free)
+            if balanced is not None:
+                found.append(planner.chosen(balanced))
             if (
                 minimum.choices.offloaded_block_inputs
                 and job.config.engine.activation_checkpointing not in ON_HOST

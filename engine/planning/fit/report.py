@@ -157,7 +157,7 @@ def with_times(
     adapted: AdaptedShape = of_catalog,
 ) -> FitReport:
     """Returns the report of `estimate` with the seconds of a step for each of its suggestions, and
-    with the units that then live elsewhere. They are those of a report of the changed job. quick:
+    with the units that then live elsewhere. They are those of a report of the changed job. coarse:
     plans are chosen among fewer ways, which takes less time, and makes the seconds up to a tenth
     too long.
     """

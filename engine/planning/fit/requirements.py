@@ -355,8 +355,10 @@ def requirements_of(
     facts: SessionFacts = NOTHING_MORE,
     coarse: bool = False,
 ) -> Requirements:
-    """Returns the needs of a job with the plan that a run would use. quick: as for `choose`. Raises
-    ConfigError for what no machine could run.
+    """Returns the requirements of a job with the plan that a run would use. Raises ConfigError for
+    what no machine could run.
+
+    coarse: as for `choose`.
     """
     shape = shape.with_optimizer(config.train.optimizer)
     known = facts.rates

@@ -127,7 +127,7 @@ def requirements_with(
     coarse: bool,
     adapted: AdaptedShape = of_catalog,
 ) -> Requirements:
-    """Returns the needs of the job with these changes. quick: as for `requirements_of`; a step is
+    """Returns the needs of the job with these changes. coarse: as for `requirements_of`; a step is
     then up to a tenth too long.
     """
     changed = config.with_values(changes)
