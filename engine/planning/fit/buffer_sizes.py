@@ -103,7 +103,9 @@ def _fixed_notes(shape: ModelShape, choices: PlanChoices) -> dict[MemoryItem, st
             "beyond the kept gradient of embed" if choices.embed_and_head_in_kept_gradients else ""
         ),
         MemoryItem.BLOCKS_KEPT_IN_SLOTS: f"the last {resident} blocks",
-        MemoryItem.GPU_RESIDENT_UNITS: f"weights, moments of {gpu_resident_text(shape, choices)}",
+        MemoryItem.GPU_RESIDENT_UNITS: (
+            f"weights and moments of {gpu_resident_text(shape, choices)}"
+        ),
         MemoryItem.MAIN_GRADS: f"fp32: {_main_grads_text(shape, choices)}",
         _staging(choices): _staging_note(shape, choices),
         MemoryItem.OPTIMIZER_STATES: (

@@ -302,14 +302,17 @@ def test_families_whose_prompts_end_otherwise_than_their_texts(tmp_path, family)
     assert count >= 4 and not others
 
 
-@pytest.mark.slow("it sweeps over 31 families")
-def test_lines_of_all_families(tmp_path):
-    total, others = 0, []
-    for family in PAIRS:
-        count, found = compared(tmp_path, family, ROWS | WITH_TOOLS | WITH_REASONING)
-        total += count
-        others += found
-    assert not others and total > 800, total
+OF_PARTS = ("idefics3", "llava_next", "smolvlm")
+"""Templates of these families take the content of a turn as parts, and TRL has none of these rows
+for them.
+"""
+
+
+@pytest.mark.slow("thirty families take half a minute")
+@pytest.mark.parametrize("family", [each for each in PAIRS if each not in OF_PARTS])
+def test_lines_of_all_families(tmp_path, family):
+    count, others = compared(tmp_path, family, ROWS | WITH_TOOLS | WITH_REASONING)
+    assert count >= 4 and not others
 
 
 # ---------------------------------------------------------------------- without a chat template
