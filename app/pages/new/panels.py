@@ -145,7 +145,7 @@ class _Form:
     def run_length_card(self) -> None:
         """Lays out the settings for the length and the speed of training."""
         with gr.Column(elem_classes="rs-card"):
-            gr.HTML(_step(3, "RunLength", "how long and how fast to learn"))
+            gr.HTML(_step(3, "Run length", "how long and how fast to learn"))
             with gr.Row():
                 for name in ("steps", "epochs", "batch_size", "learning_rate"):
                     self._place(f"train.{name}", min_width=120)
