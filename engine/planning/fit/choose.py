@@ -9,8 +9,8 @@ form all call the same function.
   as far as the device's memory allows (`fill_memory`). This gives a few hundred candidates.
 - Bounds. A closed form gives a lower bound on the step time of each candidate, as if the step
   waited for no update (`cost.step_seconds`). Candidates are examined in order of this bound, lowest
-  first. For each, `update_placement` decides where the optimizer of each unit runs, which gives its
-  time. The search stops at the first bound that is clearly above the best time so far.
+  first. For each, `optimizer_placement` decides where the optimizer of each unit runs, which gives
+  its time. The search stops at the first bound that is clearly above the best time so far.
 - Simulation. The closed form is wrong by a few per cent where the bus limits the step, so the plans
   of the best few candidates are built and simulated (`predict`). The one with the shortest
   simulated step is returned.

@@ -20,7 +20,7 @@ The split of a weight rounds ties away from zero: the remainder is then -32,768,
 Parameters that are not trained are in `weight_high` alone, rounded once, with ties to even.
 Planes of units that live on the device are there (`device_planes`), and none is of gradients. Other
 moments may be on the disk (`disk_planes`). The rest is in host memory (`ram_planes`), perhaps of
-several hosts (`divided_planes`).
+several hosts (`cross_host_planes`).
 """
 
 from __future__ import annotations

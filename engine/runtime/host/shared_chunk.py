@@ -40,7 +40,7 @@ class SharedBuffer:
     def __init__(self) -> None:
         memory = OwnedMemory()
         self.content = np.frombuffer(memory.map(_KEY, CHUNK_BYTES), np.uint8)
-        """The memory, uint8 [PIECE_BYTES]."""
+        """The memory, uint8 [CHUNK_BYTES]."""
         self._memory = memory
         self._path = memory.planes.path(_KEY)
         self._inode = Path(self._path).stat().st_ino

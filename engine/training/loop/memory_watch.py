@@ -44,7 +44,7 @@ class MemoryWatch:
     `breakdown(rss, available)` returns the beginning of a sentence that says how much each item
     takes. `of_ranks` tells of the other processes of the run.
 
-    Memory has run low when every sample for LOOK_SECONDS found less than MARGIN_BYTES, or one
+    Memory has run low when every sample for POLL_SECONDS found less than MARGIN_BYTES, or one
     sample found less than half of that; so another program's short peak does not end a run. Any
     thread may call `poll`; the thread that can stop the run calls `check`. As a context manager,
     the watch also takes samples on its own thread, since memory can run out within a step.
@@ -85,7 +85,7 @@ class MemoryWatch:
     def check(self) -> None:
         """Raises HostMemoryError, which says how much each item takes, once memory has run low.
 
-        It takes a sample if none was taken for LOOK_SECONDS.
+        It takes a sample if none was taken for POLL_SECONDS.
         """
         if time.perf_counter() - self._looked_at >= POLL_SECONDS:
             self.poll()
