@@ -156,11 +156,11 @@ def _check(arguments: argparse.Namespace) -> int:
     asked = (arguments.optimizer, arguments.method)
     job = CheckedJob(arguments.preset, arguments.model, overrides, *asked)
     is_report = arguments.preset is not None or arguments.model is not None
-    if (arguments.hosts > 1 or arguments.network_gbits is not None) and (
+    if (arguments.nodes > 1 or arguments.network_gbits is not None) and (
         arguments.table or not is_report
     ):
         raise ConfigError(
-            "--hosts", "a report of one job has several hosts; name a preset or --model."
+            "--nodes", "a report of one job has several nodes; name a preset or --model."
         )
     if arguments.table:
         form = "json" if arguments.json else "text"
@@ -180,7 +180,7 @@ def _check(arguments: argparse.Namespace) -> int:
         gpu_gib=arguments.gpu_gib,
         disk_gib=arguments.disk_gib,
         gpus=gpus if isinstance(gpus, int) else None,
-        hosts=arguments.hosts,
+        nodes=arguments.nodes,
         network_gbits=arguments.network_gbits,
     )
     text, code = check(job, machine, arguments.runs_dir, arguments.json)

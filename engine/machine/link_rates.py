@@ -42,27 +42,27 @@ def seconds_to_receive(rates: Rates, size: float) -> float:
     return size / (rates.link or ASSUMED_LINK)
 
 
-def collective_seconds(rates: Rates, size: float, span: int = 1) -> float:
+def collective_seconds(rates: Rates, size: float, nodes: int = 1) -> float:
     """Returns the seconds of one exchange in which every rank receives `size` bytes. The ranks are
-    on `span` hosts.
+    on `nodes` nodes.
     """
-    return START_SECONDS + seconds_to_receive_across(rates, span, size)
+    return START_SECONDS + seconds_to_receive_across(rates, nodes, size)
 
 
-def seconds_between_nodes(rates: Rates, hosts: int, size: float) -> float:
-    """Returns the seconds in which each of several hosts gets the sum of the `size` bytes that each
+def seconds_between_nodes(rates: Rates, nodes: int, size: float) -> float:
+    """Returns the seconds in which each of several nodes gets the sum of the `size` bytes that each
     of them has. In a ring, every host sends and receives nearly twice as much.
     """
-    return 2 * (1 - 1 / hosts) * size / (rates.network or ASSUMED_NETWORK)
+    return 2 * (1 - 1 / nodes) * size / (rates.network or ASSUMED_NETWORK)
 
 
-def seconds_to_receive_across(rates: Rates, span: int, size: float) -> float:
-    """Returns the seconds in which every rank on `span` hosts receives `size` bytes from the
+def seconds_to_receive_across(rates: Rates, nodes: int, size: float) -> float:
+    """Returns the seconds in which every rank on `nodes` nodes receives `size` bytes from the
     others. In a ring, what one rank of a host receives comes over the network, at the same time as
     the others receive theirs from it.
     """
     within = seconds_to_receive(rates, size)
-    return within if span == 1 else max(within, size / (rates.network or ASSUMED_NETWORK))
+    return within if nodes == 1 else max(within, size / (rates.network or ASSUMED_NETWORK))
 
 
 def reads_unsharded(rates: Rates | None, ranks: int) -> bool:

@@ -1,4 +1,4 @@
-"""Processes that `torchrun` starts, one on each GPU: they meet through NCCL, on one host or on two,
+"""Processes that `torchrun` starts, one on each GPU: they meet through NCCL, on one node or on two,
 compute what one run with processes of its own computes, and end with it.
 """
 
@@ -26,11 +26,11 @@ ON_GPUS = {
 }
 
 
-@pytest.mark.parametrize("hosts, ranks", [(1, 2), (2, 1)])
-def test_it_trains_what_a_run_with_processes_of_its_own_trains(tmp_path, hosts, ranks):
+@pytest.mark.parametrize("nodes, ranks", [(1, 2), (2, 1)])
+def test_it_trains_what_a_run_with_processes_of_its_own_trains(tmp_path, nodes, ranks):
     preset = preset_of(tmp_path / "preset", **ON_GPUS)
     own = make_config(tmp_path / "preset", **SETTINGS | ON_GPUS | {"engine.gpus": 2})
     run = start_run(own, tmp_path / "plain")
     assert run.execute().state == "finished"
-    runs = trained(tmp_path, preset, hosts, ranks, 0, subprocess.Popen)
+    runs = trained(tmp_path, preset, nodes, ranks, 0, subprocess.Popen)
     np.testing.assert_allclose(figures(runs), figures(tmp_path / "plain"), rtol=1e-5)

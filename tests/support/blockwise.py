@@ -178,7 +178,7 @@ def apart(ours: Kept, theirs: Kept, moment: int) -> np.ndarray:
 
 
 class Ours:
-    """One parameter of fp32 weights in a host store, updated on the host or on a device."""
+    """One parameter of fp32 weights in a node store, updated on the host or on a device."""
 
     def __init__(self, numel: int, device: str = "", compiled: bool = False):
         self.numel = numel

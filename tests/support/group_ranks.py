@@ -18,7 +18,7 @@ PATIENCE = 120
 
 
 def in_processes(
-    ranks: int, work: Callable[[ProcessGroupCollectives], object], folder: Path, hosts: int = 1
+    ranks: int, work: Callable[[ProcessGroupCollectives], object], folder: Path, nodes: int = 1
 ) -> list:
     """Does `work`, a function of a module, in a process for each rank. Returns what each returned,
     which must be something that `torch.save` writes and `torch.load` reads.
@@ -27,7 +27,7 @@ def in_processes(
     context.set_forkserver_preload([__name__])  # one process imports torch, and all are its forks
     processes = [
         context.Process(
-            target=_serve, args=(RankInfo(rank, ranks // hosts, hosts), work, folder), daemon=True
+            target=_serve, args=(RankInfo(rank, ranks // nodes, nodes), work, folder), daemon=True
         )
         for rank in range(ranks)
     ]

@@ -1,4 +1,4 @@
-"""`torchrun` as a person starts it, once for each host. All hosts are this machine."""
+"""`torchrun` as a person starts it, once for each node. All nodes are this machine."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ SETTINGS = {
 
 
 class Launch:
-    """A command of `launch.py train`, of which `torchrun` starts `ranks` on each host."""
+    """A command of `launch.py train`, of which `torchrun` starts `ranks` on each node."""
 
     def __init__(
         self,
-        hosts: int,
+        nodes: int,
         ranks: int,
         arguments: list[list[str]],
         restarts: int = 0,
         start: type[subprocess.Popen] = ForkedProcess,
     ):
-        """arguments: those of each host. start: what starts all processes."""
+        """arguments: those of each node. start: what starts all processes."""
         port = free_port()
         program = ["-m", "torch.distributed.run"]
         if start is ForkedProcess:
             program = ["-c", FORKING]
         torchrun = [
-            *(sys.executable, *program, f"--nnodes={hosts}"),
+            *(sys.executable, *program, f"--nnodes={nodes}"),
             *(f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--rdzv-backend=c10d"),
             *(f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={port}"),
-            # The name of this host may not be known to its resolver.
+            # The name of this node may not be known to its resolver.
             "--local-addr=127.0.0.1",
         ]
         self.agents = [
@@ -73,7 +73,7 @@ class Launch:
         ]
 
     def ended(self) -> tuple[list[int], str, str]:
-        """Returns the exit codes of all hosts, and what they wrote to stdout and stderr."""
+        """Returns the exit codes of all nodes, and what they wrote to stdout and stderr."""
         texts = [agent.communicate(timeout=PATIENCE) for agent in self.agents]
         outs, errs = zip(*texts)
         return [agent.returncode for agent in self.agents], "".join(outs), "".join(errs)
@@ -108,7 +108,7 @@ def torchrun_forks() -> None:
 
 
 def _gpus_of(host: int, ranks: int) -> dict[str, str]:
-    """Each host has GPUs of its own, if this process sees some."""
+    """Each node has GPUs of its own, if this process sees some."""
     last = (host + 1) * ranks
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(last))))
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[host * ranks : last])}
@@ -120,9 +120,9 @@ def _variables(pid: int) -> dict[bytes, bytes]:
 
 
 @contextlib.contextmanager
-def launch(hosts: int, ranks: int, arguments: list[list[str]], *how: Any) -> Iterator[Launch]:
-    """Starts a command on each host, and checks that nothing is left. how: as for `Launch`."""
-    found = Launch(hosts, ranks, arguments, *how)
+def launch(nodes: int, ranks: int, arguments: list[list[str]], *how: Any) -> Iterator[Launch]:
+    """Starts a command on each node, and checks that nothing is left. how: as for `Launch`."""
+    found = Launch(nodes, ranks, arguments, *how)
     seen: set[int] = set()
     try:
         yield found

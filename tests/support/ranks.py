@@ -36,20 +36,20 @@ class Rendezvous:
 
 
 class ThreadExchange:
-    """A `Collectives` between threads, which sums in the order of ranks, and then of hosts."""
+    """A `Collectives` between threads, which sums in the order of ranks, and then of nodes."""
 
-    def __init__(self, rendezvous: Rendezvous, rank: int, hosts: int = 1):
+    def __init__(self, rendezvous: Rendezvous, rank: int, nodes: int = 1):
         self._rendezvous = rendezvous
-        self.place = RankInfo(rank, rendezvous.ranks // hosts, hosts)
+        self.place = RankInfo(rank, rendezvous.ranks // nodes, nodes)
         self.rank = rank
         """It is the number among all ranks."""
 
     def _of_host(self, brought: list[torch.Tensor]) -> list[torch.Tensor]:
-        first = self.place.host * self.place.ranks
-        return brought[first : first + self.place.ranks]
+        first = self.place.node_rank * self.place.local_world_size
+        return brought[first : first + self.place.local_world_size]
 
     def all_gather(self, whole: torch.Tensor) -> None:
-        parts = whole.view(self.place.ranks, -1)
+        parts = whole.view(self.place.local_world_size, -1)
 
         def take(brought: list[torch.Tensor]) -> None:
             for part, other in zip(parts, self._of_host(brought)):
@@ -58,10 +58,13 @@ class ThreadExchange:
         self._rendezvous.collectives(self.rank, parts[self.place.local_rank], take)
 
     def reduce_scatter(self, sums: torch.Tensor) -> None:
-        own = sums.view(self.place.ranks, -1)[self.place.local_rank]
+        own = sums.view(self.place.local_world_size, -1)[self.place.local_rank]
 
         def take(brought: list[torch.Tensor]) -> None:
-            parts = [other.view(self.place.ranks, -1)[self.place.local_rank] for other in brought]
+            parts = [
+                other.view(self.place.local_world_size, -1)[self.place.local_rank]
+                for other in brought
+            ]
             own.copy_(added(added(host) for host in self._by_host(parts)))
 
         self._rendezvous.collectives(self.rank, sums, take)
@@ -71,10 +74,10 @@ class ThreadExchange:
         sums = gradients.float()
         self.reduce_scatter(sums)
         room.fill_(float("nan"))
-        own.copy_(sums.view(self.place.ranks, -1)[self.place.local_rank])
+        own.copy_(sums.view(self.place.local_world_size, -1)[self.place.local_rank])
 
     def _by_host(self, brought: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        size = self.place.ranks
+        size = self.place.local_world_size
         return [brought[first : first + size] for first in range(0, len(brought), size)]
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
@@ -85,7 +88,10 @@ class ThreadExchange:
         return total
 
     def sum_of_nodes(self, values: torch.Tensor) -> torch.Tensor:
-        total, own = torch.zeros_like(values), slice(self.place.local_rank, None, self.place.ranks)
+        total, own = (
+            torch.zeros_like(values),
+            slice(self.place.local_rank, None, self.place.local_world_size),
+        )
         self._rendezvous.collectives(
             self.rank, values, lambda brought: total.copy_(added(brought[own]))
         )
@@ -108,9 +114,9 @@ def added(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def on_ranks(ranks: int, work: Callable[[ThreadExchange], T], hosts: int = 1) -> list[T]:
+def on_ranks(ranks: int, work: Callable[[ThreadExchange], T], nodes: int = 1) -> list[T]:
     """Does `work` on every rank at once, and returns what each returned. Raises the first error.
-    ranks: those of all hosts together.
+    ranks: those of all nodes together.
     """
     rendezvous = Rendezvous(ranks)
     results: list = [None] * ranks
@@ -118,7 +124,7 @@ def on_ranks(ranks: int, work: Callable[[ThreadExchange], T], hosts: int = 1) ->
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(ThreadExchange(rendezvous, rank, hosts))
+            results[rank] = work(ThreadExchange(rendezvous, rank, nodes))
         except BaseException as error:
             if not isinstance(error, threading.BrokenBarrierError):
                 errors.append(error)

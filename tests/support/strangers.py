@@ -153,7 +153,7 @@ def _lead(listener: socket.socket, file: Path) -> None:
 
 
 def disturb(ports: set[int], file: Path) -> None:
-    """Sends garbage to ports of this host."""
+    """Sends garbage to ports of this node."""
     for port in ports:
         for sent in garbage(file).values():
             with contextlib.suppress(OSError), _stream_to(port) as stream:
@@ -181,7 +181,7 @@ def listening(*processes: int) -> set[tuple[str, int]]:
 
 
 def beyond_loopback(*processes: int) -> set[tuple[str, int]]:
-    """Returns where processes listen for others than this host."""
+    """Returns where processes listen for others than this node."""
     return {each for each in listening(*processes) if not ip_address(each[0]).is_loopback}
 
 

@@ -8,17 +8,17 @@ from engine.runs.record.events import EvalFinished, PlanBuilt, StepFinished
 from tests.support.launches import events_in, launch
 
 
-def trained(folder: Path, preset: str, hosts: int, ranks: int, *how) -> Path:
-    """Trains on so many hosts; returns the folder of the run. how: as for `Launch`."""
-    runs = folder / f"{hosts}x{ranks}-{len(list(folder.iterdir()))}"
-    with launch(hosts, ranks, [[preset, "--runs-dir", str(runs)]] * hosts, *how) as started:
+def trained(folder: Path, preset: str, nodes: int, ranks: int, *how) -> Path:
+    """Trains on so many nodes; returns the folder of the run. how: as for `Launch`."""
+    runs = folder / f"{nodes}x{ranks}-{len(list(folder.iterdir()))}"
+    with launch(nodes, ranks, [[preset, "--runs-dir", str(runs)]] * nodes, *how) as started:
         codes, out, err = started.ended()
-    assert codes == [0] * hosts and out.count("Finished all 8 steps") == 1, (out, err)
+    assert codes == [0] * nodes and out.count("Finished all 8 steps") == 1, (out, err)
     assert "Traceback" not in err
-    words = f"on {hosts} hosts of {ranks} rank{'s' if ranks > 1 else ''} each"
-    assert (words in out) == (hosts > 1)
+    words = f"on {nodes} nodes of {ranks} rank{'s' if ranks > 1 else ''} each"
+    assert (words in out) == (nodes > 1)
     (built,) = events_in(runs, PlanBuilt)
-    assert (built.choices["hosts"], built.choices["ranks"]) == (hosts, ranks)
+    assert (built.choices["replicas"], built.choices["ranks"]) == (nodes, ranks)
     assert not list(runs.glob(".torchrun"))
     return runs
 

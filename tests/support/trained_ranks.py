@@ -66,8 +66,8 @@ class Trained:
     steps: list[tuple[float, float]]
     """Each step has its loss and its norm, which all ranks found alike."""
     planes: dict[tuple[str, str], torch.Tensor]
-    """Each plane, by unit and name, is put together from the shards of the ranks of a host. Those
-    of all hosts have the same bits.
+    """Each plane, by unit and name, is put together from the shards of the ranks of a node. Those
+    of all nodes have the same bits.
     """
 
     def assert_same_bits(self, other: Trained) -> None:
@@ -137,14 +137,14 @@ def train(
     ranks: int,
     job: Job = Job(),
     backends: Callable[[int], Backend] | None = None,
-    hosts: int = 1,
+    nodes: int = 1,
     **choices: Any,
 ) -> Trained:
-    """Trains with so many ranks on each host, each of which has its part of the micro-batches. No
+    """Trains with so many ranks on each node, each of which has its part of the micro-batches. No
     step is drained before the last. backends: makes that of each rank, by its number.
     """
-    own = job.micro_batches // (hosts * ranks)
-    planned = PlanChoices(micro_batches=own, ranks=ranks, hosts=hosts, **choices)
+    own = job.micro_batches // (nodes * ranks)
+    planned = PlanChoices(micro_batches=own, ranks=ranks, replicas=nodes, **choices)
 
     def work(collectives: ThreadExchange) -> tuple[list[tuple[float, float]], dict]:
         backend = backends(collectives.rank) if backends else None
@@ -165,12 +165,12 @@ def train(
             run.close()
         return [(each.loss, each.grad_norm) for each in applied], shards
 
-    found = on_ranks(hosts * ranks, work, hosts)
-    of_hosts = [joined(found[first : first + ranks]) for first in range(0, len(found), ranks)]
-    for other in of_hosts[1:]:
-        assert other.steps == of_hosts[0].steps
-        other.assert_same_bits(of_hosts[0])
-    return of_hosts[0]
+    found = on_ranks(nodes * ranks, work, nodes)
+    of_nodes = [joined(found[first : first + ranks]) for first in range(0, len(found), ranks)]
+    for other in of_nodes[1:]:
+        assert other.steps == of_nodes[0].steps
+        other.assert_same_bits(of_nodes[0])
+    return of_nodes[0]
 
 
 def joined(found: Sequence[tuple[list[tuple[float, float]], dict]]) -> Trained:

@@ -80,12 +80,12 @@ class Led:
 
 @contextlib.contextmanager
 def led(
-    folder: Path, ranks: int = 2, batches: int = 4, hosts: int = 1, **choices: Any
+    folder: Path, ranks: int = 2, batches: int = 4, nodes: int = 1, **choices: Any
 ) -> Iterator[Led]:
     """Gives a crew whose ranks train the model in `folder`, which is made if it is not there.
-    hosts: so many have `ranks` ranks each, in processes that are gathered. Planes are divided among
-    them where the choices have a `span`. Of the model, only the choices' `parts` are trained where
-    they have any.
+    nodes: so many have `ranks` ranks each, in processes that are gathered. Planes are divided among
+    them where the choices have several `nodes_per_replica`. Of the model, only the choices' `parts`
+    are trained where they have any.
     """
     trained = choices.pop("parts", None)
     if not folder.exists():
@@ -98,15 +98,15 @@ def led(
     backend, logged = CpuBackend(), []
     with contextlib.ExitStack() as parts:
         launched_group = (
-            parts.enter_context(gathered(RankInfo(0, ranks, hosts))) if hosts > 1 else None
+            parts.enter_context(gathered(RankInfo(0, ranks, nodes))) if nodes > 1 else None
         )
-        plan = WorkerGroupPlan(ranks, "cpu", 1, hosts=hosts)
+        plan = WorkerGroupPlan(ranks, "cpu", 1, nodes=nodes)
         workers = WorkerGroup(plan, OwnedMemory(), logged.append, launched_group)
         parts.callback(workers.close)
         store = HostStates(model.layouts, "float32", threads=1)
         parts.callback(store.close)
-        span = choices.get("span", 1)
-        lead(store, workers, span)
+        nodes_per_replica = choices.get("nodes_per_replica", 1)
+        lead(store, workers, nodes_per_replica)
         store.place_units(gpu_resident, backend)
         store.allocate_weights()
         load_pretrained(model, how.source, store)
@@ -116,9 +116,9 @@ def led(
         settings = AdamWSettings(eps=1e-5)
         adamw = HostAdamW(store, settings, threads=1)
         parts.callback(adamw.close)
-        own = batches // (hosts * ranks)
-        of_copy = dict(ranks=ranks * span, hosts=hosts // span)
-        planned = PlanChoices(micro_batches=own, **of_copy, **choices)
+        own = batches // (nodes * ranks)
+        of_replica = dict(ranks=ranks * nodes_per_replica, replicas=nodes // nodes_per_replica)
+        planned = PlanChoices(micro_batches=own, **of_replica, **choices)
         engine = build_engines(
             workers,
             LeaderComponents(model, store, backend, adamw),
@@ -154,18 +154,18 @@ _forking: Any = SimpleNamespace(
 )
 
 
-# --------------------------------------------------------------------- other hosts
+# --------------------------------------------------------------------- other nodes
 
 LOOPBACK = "127.0.0.1"
-SECRET = "a secret that only the hosts of these tests have"
+SECRET = "a secret that only the nodes of these tests have"
 CHUNK_BYTES = 5000
 FOLLOWER = "from tests.support.worker_groups import follow_as; follow_as({}, {}, {}, {})"
 
 
 @contextlib.contextmanager
 def gathered(place: RankInfo) -> Iterator[LaunchedGroup]:
-    """Gives the processes of all ranks but `place`, as torchrun would start them on its hosts. All
-    hosts are this machine. Planes are sent to them in many pieces.
+    """Gives the processes of all ranks but `place`, as torchrun would start them on its nodes. All
+    nodes are this machine. Planes are sent to them in many pieces.
     """
     with (
         mock.patch.object(plane_copies, "CHUNK_BYTES", CHUNK_BYTES),
@@ -178,7 +178,11 @@ def _gathered(place: RankInfo) -> Iterator[LaunchedGroup]:
     port = free_port()
     processes = [
         ForkedProcess(
-            [sys.executable, "-c", FOLLOWER.format(rank, place.ranks, place.hosts, port)],
+            [
+                sys.executable,
+                "-c",
+                FOLLOWER.format(rank, place.local_world_size, place.nodes, port),
+            ],
             env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", VARIABLE: SECRET},
         )
         for rank in range(1, place.world_size)
@@ -202,9 +206,9 @@ def launched_as(place: RankInfo, port: int) -> Launched:
     return Launched(place, LOOPBACK, port, has_store=False, run="a test")
 
 
-def follow_as(rank: int, ranks: int, hosts: int, port: int) -> None:
+def follow_as(rank: int, ranks: int, nodes: int, port: int) -> None:
     """Follows the leader of a test, as this rank."""
-    place = RankInfo(rank, ranks, hosts)
+    place = RankInfo(rank, ranks, nodes)
     plane_copies.CHUNK_BYTES = CHUNK_BYTES
     run(follow(launched_as(place, port), handshake(place, {})))
 

@@ -331,7 +331,7 @@ def update_buffer(shape: ModelShape, choices: PlanChoices) -> UpdateBuffer:
 
 def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes that planes, kept gradients and what passes between host and disk take
-    on the host. Planes are there once for all ranks of a host, as far as they are that host's.
+    on the host. Planes are there once for all ranks of a node, as far as they are that host's.
     """
     planes = _planes_of_node(shape, choices)
     if choices.gradients_on_gpu:
@@ -341,11 +341,11 @@ def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
 
 
 def _planes_of_node(shape: ModelShape, choices: PlanChoices) -> dict[str, int]:
-    """Returns the bytes of each plane in the RAM of one host. Where planes are divided among hosts,
+    """Returns the bytes of each plane in the RAM of one node. Where planes are divided among nodes,
     the first one has a little more than that, since shards are multiples of `SHARD_ELEMENTS`.
     """
     planes = shape.plane_bytes(choices.gpu_resident_units, choices.disk_offloaded_units)
-    return {plane: -(-size // choices.span) for plane, size in planes.items()}
+    return {plane: -(-size // choices.nodes_per_replica) for plane, size in planes.items()}
 
 
 def saved_input_count(shape: ModelShape, choices: PlanChoices) -> int:
@@ -421,11 +421,12 @@ def _plane_note(shape: ModelShape, choices: PlanChoices, plane: str, size: int) 
     numel = sum(unit.numel for unit in units)
     if is_high:
         numel += sum(unit.frozen_numel for unit in units)
-    text = f"{PLANE_NOTES[plane]}{kind}, {choices.span * size / numel:.3g} bytes a parameter"
+    parameter_bytes = choices.nodes_per_replica * size / numel
+    text = f"{PLANE_NOTES[plane]}{kind}, {parameter_bytes:.3g} bytes a parameter"
     if shape.work_parameters is not None and not is_high:
         text += " that is trained"
-    if choices.span > 1:
-        text += f", divided among {choices.span} hosts"
+    if choices.nodes_per_replica > 1:
+        text += f", divided among {choices.nodes_per_replica} nodes"
     if choices.gpu_resident_units:
         text += f"; without {gpu_resident_text(shape, choices)}"
     if is_moment and choices.disk_offloaded_units:

@@ -29,13 +29,17 @@ def plan_families(job: Job, target: Target, coarse: bool) -> list[list[PlanChoic
     with a backward keeps its input.
     """
     on_gpu, level = keeps_gradients_on_gpu(job, target), job.config.engine.activation_checkpointing
-    whole = job.span == 1 and reads_unsharded(target.rates, job.ranks)
-    copies, of_copy = job.hosts // job.span, job.ranks * job.span
+    whole = job.nodes_per_replica == 1 and reads_unsharded(target.rates, job.ranks)
+    replicas, of_replica = job.nodes // job.nodes_per_replica, job.ranks * job.nodes_per_replica
     # What is trained is updated in forward order, so its first blocks are needed first. Frozen ones
     # can be fetched at any time.
     apart = job.shape.has_alike_frozen_blocks
     plain = PlanChoices(
-        ranks=of_copy, hosts=copies, span=job.span, unsharded_reads=whole, gpu_resident_apart=apart
+        ranks=of_replica,
+        replicas=replicas,
+        nodes_per_replica=job.nodes_per_replica,
+        unsharded_reads=whole,
+        gpu_resident_apart=apart,
     )
     usual = [] if on_gpu else [plain]
     kept_gradients = [] if on_gpu is False else [replace(plain, gradients_on_gpu=True)]

@@ -266,8 +266,8 @@ class _PlannerMaker:
         family = PlanChoices(
             gradients_on_gpu=True,
             ranks=choices.ranks,
-            hosts=choices.hosts,
-            span=choices.span,
+            replicas=choices.replicas,
+            nodes_per_replica=choices.nodes_per_replica,
             unsharded_reads=choices.unsharded_reads,
             gpu_resident_apart=choices.gpu_resident_apart,
         )
@@ -295,7 +295,7 @@ def _comfortable(job: Job, target: Target) -> float:
 
 def _device_memory(job: Job, target: Target, share: float) -> DeviceMemory:
     if target.device == "cpu":
-        planes = job.shape.host_bytes // job.span
+        planes = job.shape.host_bytes // job.nodes_per_replica
         limit = (target.host_free - planes) // job.ranks - CPU_RUNTIME_BYTES
         keeping = min(COMFORTABLE["cpu"] * limit, CPU_SHARE * target.host_free / job.ranks)
         return DeviceMemory("cpu", limit, share * limit, keeping)

@@ -26,7 +26,7 @@ class CollectiveTimes:
     def __init__(self, plan: StepPlan, numels: Numels, item: int, rates: Rates):
         self._rates = rates
         self._item = item
-        self._hosts, self._span = plan.hosts, plan.span
+        self._replicas, self._nodes_per_replica = plan.replicas, plan.nodes_per_replica
         shards = plan.shards
         self._received = {unit: shards.received(numel) for unit, (numel, _) in numels.items()}
         frozen = {unit: shards.received(high - numel) for unit, (numel, high) in numels.items()}
@@ -53,15 +53,15 @@ class CollectiveTimes:
 
     def seconds(self, op: Op) -> float:
         """Returns the seconds of an op of the lane COLLECTIVE."""
-        found = collective_seconds(self._rates, self.received(op), self._span)
+        found = collective_seconds(self._rates, self.received(op), self._nodes_per_replica)
         if isinstance(op, ReduceScatter):
-            found += seconds_between_nodes(self._rates, self._hosts, self._added[op.unit])
+            found += seconds_between_nodes(self._rates, self._replicas, self._added[op.unit])
         return found
 
     def between_nodes(self, op: Op) -> float:
-        """Returns the bytes that each host with a copy of all planes receives from the others in
+        """Returns the bytes that each node with a copy of all planes receives from the others in
         the op, for all of its ranks.
         """
         if not isinstance(op, ReduceScatter):
             return 0.0
-        return 2 * (1 - 1 / self._hosts) * self._added[op.unit]
+        return 2 * (1 - 1 / self._replicas) * self._added[op.unit]

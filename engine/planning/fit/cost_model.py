@@ -114,7 +114,7 @@ class MicroBatch:
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     """Returns an estimate of a step's seconds in closed form: the longest of compute, the two ways
-    of the bus, and what ranks and hosts exchange. It is fast; `simulate` is exact.
+    of the bus, and what ranks and nodes exchange. It is fast; `simulate` is exact.
 
     waited: seconds in which the first forward pass waits for updates (`place_optimizers`), and
     blocks for block inputs on the disk (`wait_for_block_inputs`).
@@ -162,10 +162,13 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     gradients = choices.rounds if choices.main_grad == MainGrad.HOST else 1
     returned = gradients * (shape.gradient_numel - updated) * shape.item_bytes / choices.ranks
     # Ranks add up the sums of all rounds in the last one, or those of each round in it.
-    span = choices.span
-    between = seconds_between_nodes(rates, choices.hosts, 4 * shape.gradient_numel)
-    added = seconds_to_receive_across(rates, span, (1 - 1 / choices.ranks) * summed) + between
-    exchanged = seconds_to_receive_across(rates, span, received) + scattered * between
+    nodes_per_replica = choices.nodes_per_replica
+    between = seconds_between_nodes(rates, choices.replicas, 4 * shape.gradient_numel)
+    added = (
+        seconds_to_receive_across(rates, nodes_per_replica, (1 - 1 / choices.ranks) * summed)
+        + between
+    )
+    exchanged = seconds_to_receive_across(rates, nodes_per_replica, received) + scattered * between
     exchanged = max(exchanged, added + compute - compute / choices.rounds)
     return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
 

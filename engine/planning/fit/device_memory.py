@@ -282,8 +282,8 @@ class Sizer:
         sum that is added up has a copy there (`engine.runtime.collectives`).
         """
         if self.device == "cuda":
-            # Hosts with copies have groups of all ranks, of those of a host, and between hosts.
-            groups = 1 if choices.hosts == 1 else 2 + (choices.ranks > 1)
+            # Nodes with copies have groups of all ranks, of those of a node, and between nodes.
+            groups = 1 if choices.replicas == 1 else 2 + (choices.ranks > 1)
             size = groups * COLLECTIVE_BYTES
             return Item(MemoryItem.COLLECTIVE, size, "NCCL; assumed, not measured")
         units = self.shape.padded(choices.ranks).units

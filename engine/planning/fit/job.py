@@ -34,16 +34,16 @@ class Job:
     decides.
     """
     ranks: int = 1
-    """So many ranks of a host compute each step together (`numbers_of_ranks`)."""
-    hosts: int = 1
-    """So many hosts do."""
-    span: int = 1
+    """So many ranks of a node compute each step together (`numbers_of_ranks`)."""
+    nodes: int = 1
+    """So many nodes do."""
+    nodes_per_replica: int = 1
     """The planes are divided among so many of them: one, each of which has all, or all of them."""
 
     @property
     def world_size(self) -> int:
-        """Returns how many ranks compute each step, those of all hosts together."""
-        return self.hosts * self.ranks
+        """Returns how many ranks compute each step, those of all nodes together."""
+        return self.nodes * self.ranks
 
     @property
     def rows(self) -> int:
@@ -91,7 +91,7 @@ def numbers_of_ranks(
             f"{asked} are asked for, but the machine has {gpus}; choose {gpus} or fewer, or auto.",
         )
     if rounding:
-        return (rounding.get("ranks", 1) // rounding.get("span", 1),)
+        return (rounding.get("ranks", 1) // rounding.get("nodes_per_replica", 1),)
     if asked != AUTO:
         return (asked,)
     most = 1 if config.engine.disk is not None else max(1, gpus)
@@ -103,16 +103,18 @@ def numbers_of_ranks(
     )
 
 
-def spans_of(config: TrainConfig, hosts: int, rounding: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns among how many of `hosts` the planes may be divided (`Job.span`). The fastest way
-    that fits is taken. rounding: as in `Job`.
+def nodes_per_replica_options(
+    config: TrainConfig, nodes: int, rounding: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Returns among how many of `nodes` the planes may be divided (`Job.nodes_per_replica`). The
+    fastest way that fits is taken. rounding: as in `Job`.
     """
     if rounding:
-        return (rounding.get("span", 1),)
+        return (rounding.get("nodes_per_replica", 1),)
     across = config.engine.across_nodes
-    if hosts == 1 or across == "replicate" or (across == AUTO and config.train.parts is not None):
+    if nodes == 1 or across == "replicate" or (across == AUTO and config.train.parts is not None):
         return (1,)
-    return (hosts,) if across == "shard" else (1, hosts)
+    return (nodes,) if across == "shard" else (1, nodes)
 
 
 def refuse_contradictions(job: Job) -> None:
@@ -141,8 +143,8 @@ def refuse_contradictions(job: Job) -> None:
         )
     if engine.rounds != AUTO:
         _refuse_uneven_rounds(job, engine.rounds)
-    if job.hosts > 1:
-        _refuse_uneven_hosts(job)
+    if job.nodes > 1:
+        _refuse_uneven_nodes(job)
     if job.world_size > 1:
         _refuse_one_gpu_s(job)
 
@@ -156,13 +158,13 @@ def is_possible(job: Job) -> bool:
     return True
 
 
-def _refuse_uneven_hosts(job: Job) -> None:
-    """Raises ConfigError where the ranks of all hosts would get unequal shares of a step."""
+def _refuse_uneven_nodes(job: Job) -> None:
+    """Raises ConfigError where the ranks of all nodes would get unequal shares of a step."""
     train, ranks = job.config.train, job.world_size
     if train.batch_size % ranks:
         raise ConfigError(
             "train.batch_size",
-            f"{train.batch_size} is no multiple of the {ranks} ranks that {job.hosts} hosts have, "
+            f"{train.batch_size} is no multiple of the {ranks} ranks that {job.nodes} nodes have, "
             f"which would get unequal shares of a step; choose a multiple of {ranks}.",
         )
     size = train.micro_batch_size
@@ -196,12 +198,12 @@ def _refuse_uneven_rounds(job: Job, rounds: int) -> None:
 
 
 def _refuse_one_gpu_s(job: Job) -> None:
-    """Raises ConfigError for settings that are for one GPU alone, or for one host."""
-    if job.span > 1 and job.config.train.parts is not None:
+    """Raises ConfigError for settings that are for one GPU alone, or for one node."""
+    if job.nodes_per_replica > 1 and job.config.train.parts is not None:
         what = "adapters" if job.config.train.method == "lora" else "parts of a model"
         raise ConfigError(
             "engine.across_nodes",
-            f"planes are divided among hosts only where a model is trained whole, and here {what} "
+            f"planes are divided among nodes only where a model is trained whole, and here {what} "
             "are trained; choose auto or copy.",
         )
     if job.config.engine.activation_checkpointing == "offload_pairs":
@@ -220,4 +222,4 @@ def _refuse_one_gpu_s(job: Job) -> None:
 
 def _alone(job: Job) -> str:
     """Returns what a person must do so that one GPU computes."""
-    return f"set {ONE_GPU}" if job.hosts == 1 else "start one process on one host"
+    return f"set {ONE_GPU}" if job.nodes == 1 else "start one process on one node"

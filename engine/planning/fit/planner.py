@@ -98,8 +98,8 @@ class Chosen:
             "main_grad": self.choices.main_grad.value,
             "rounds": self.choices.rounds,
             "ranks": self.choices.ranks,
-            "hosts": self.choices.hosts,
-            "span": self.choices.span,
+            "replicas": self.choices.replicas,
+            "nodes_per_replica": self.choices.nodes_per_replica,
             "compiled": self.choices.compiled,
             "tile_tokens": self.choices.tile_tokens,
         }

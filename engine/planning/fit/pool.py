@@ -323,7 +323,7 @@ def _unit_bytes(
         planes["weight_high"] = unit.padded(shards).weight_numel * shape.item_bytes
         planes["grad"] = shards.numel(unit.numel) * shape.item_bytes
     elif name == PartName.HOST:
-        planes = {plane: size // choices.span for plane, size in planes.items()}
+        planes = {plane: size // choices.nodes_per_replica for plane, size in planes.items()}
     found = 0
     if place.weights == name:
         found += sum(planes.get(plane, 0) for plane in WEIGHT_PLANES)

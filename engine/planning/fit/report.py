@@ -192,7 +192,7 @@ def _lacks_memory(
     """
     if facts.resident is not None:
         return False
-    least = minimum_requirements(config, machine, shape, hosts=facts.hosts)
+    least = minimum_requirements(config, machine, shape, nodes=facts.nodes)
     return least.verdict(MEMORY) == FitStatus.DOES_NOT_FIT
 
 
@@ -205,7 +205,7 @@ def _time(requirements: Requirements, steps: int | None, measured: bool) -> dict
     known = known_machine(requirements.machine) if requirements.device == "cuda" else None
     watts = None
     if known is not None:
-        watts = requirements.hosts * (requirements.ranks * known.power_watts + HOST_WATTS)
+        watts = requirements.nodes * (requirements.ranks * known.power_watts + HOST_WATTS)
     run = seconds * steps if seconds and steps else None
     energy = run * watts / 3.6e6 if run and watts else None
     price = config.output.price_per_kwh
@@ -236,10 +236,10 @@ def _headline(requirements: Requirements, verdict: FitStatus) -> str:
             words = f"memory on each of {requirements.ranks} GPUs"
         taken.append(f"{in_gib(part.total)} of {words}{limit}")
     said = f"Needs {', '.join(taken[:-1])} and {taken[-1]}: {WORDS[verdict]}."
-    if requirements.hosts == 1:
+    if requirements.nodes == 1:
         return said
     return (
-        f"{said} Each of {requirements.hosts} hosts takes so much; the disk is that of the first."
+        f"{said} Each of {requirements.nodes} nodes takes so much; the disk is that of the first."
     )
 
 

@@ -27,7 +27,13 @@ from engine.planning.fit.choose import choose, least_choices
 from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.device_memory import RUNTIME_BYTES, WORKER_BYTES
 from engine.planning.fit.disk_offload import disk_offload_of, disk_offload_room, shares_disk_of_runs
-from engine.planning.fit.job import Job, Target, is_possible, numbers_of_ranks, spans_of
+from engine.planning.fit.job import (
+    Job,
+    Target,
+    is_possible,
+    nodes_per_replica_options,
+    numbers_of_ranks,
+)
 from engine.planning.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.planning.fit.planner import Chosen
 from engine.planning.fit.simulate_step import predicted_seconds, rates_of_steps
@@ -103,8 +109,8 @@ class SessionFacts:
     """
     checkpoints_before: int = 0
     """This many checkpoints of earlier sessions of the run are on the disk."""
-    hosts: int = 1
-    """The run is computed on so many hosts like this machine."""
+    nodes: int = 1
+    """The run is computed on so many nodes like this machine."""
     network: float = 0.0
     """Each of them receives this many bytes a second from the others; 0 where the rates say it."""
 
@@ -240,12 +246,12 @@ class Requirements:
 
     @property
     def ranks(self) -> int:
-        """Returns how many ranks of a host compute. The part of GPU memory is that of each."""
+        """Returns how many ranks of a node compute. The part of GPU memory is that of each."""
         return self.chosen.choices.ranks_per_node
 
     @property
-    def hosts(self) -> int:
-        """Returns on how many hosts. The part of RAM is that of each."""
+    def nodes(self) -> int:
+        """Returns on how many nodes. The part of RAM is that of each."""
         return self.chosen.choices.node_count
 
     @property
@@ -338,7 +344,7 @@ class Requirements:
         shape = self.shape
         planes = shape.plane_bytes(self.chosen.choices.gpu_resident_units)
         weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
-        weights //= self.chosen.choices.span
+        weights //= self.chosen.choices.nodes_per_replica
         ahead = most_read_ahead_bytes(shape.read_ahead_numel)
         loading = weights + ahead
         running = state_bytes(shape, self.chosen.choices) + self.chosen.offloaded_input_bytes
@@ -365,7 +371,7 @@ def requirements_of(
     rates = rates_of(config, machine) if known is None else with_link(known, machine)
     if rates is not None and facts.network:
         rates = replace(rates, network=facts.network)
-    job = Job(shape, config, config.row_tokens, facts.rounding, hosts=facts.hosts)
+    job = Job(shape, config, config.row_tokens, facts.rounding, nodes=facts.nodes)
     facts = replace(facts, rates=rates)
     found = [
         Requirements(config, machine, shape, choose(each, target, coarse), facts)
@@ -380,7 +386,7 @@ def requirements_of(
     if tight:
         # The planner fills the free memory, which is not a reason for a warning.
         alike = config.with_values({"engine.gpus": requirements.ranks})
-        least = minimum_requirements(alike, machine, shape, hosts=facts.hosts)
+        least = minimum_requirements(alike, machine, shape, nodes=facts.nodes)
         for name in tight:
             requirements.compare_with(least, name)
     return requirements
@@ -391,15 +397,15 @@ def minimum_requirements(
     machine: Machine,
     shape: ModelShape,
     checkpoints_before: int = 0,
-    hosts: int = 1,
+    nodes: int = 1,
 ) -> Requirements:
     """Returns the needs of a job with the minimum-memory plan. Of the plans with block inputs on
-    the host and on the device, it is the one that fits better. `checkpoints_before` and `hosts` are
+    the host and on the device, it is the one that fits better. `checkpoints_before` and `nodes` are
     as in
     `SessionFacts`.
     """
     shape = shape.with_optimizer(config.train.optimizer)
-    job = Job(shape, config, config.row_tokens, hosts=hosts)
+    job = Job(shape, config, config.row_tokens, nodes=nodes)
     ways: list[Chosen] = []
     for each, target in _on_ranks(job, machine, None):
         ways += least_choices(each, target)
@@ -415,9 +421,9 @@ def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job
     config = job.config
     found = []
     numbers = numbers_of_ranks(config, gpu_count(config, machine), job.rounding)
-    spans = spans_of(config, job.hosts, job.rounding)
-    for ranks, span in itertools.product(numbers, spans):
-        on_ranks = replace(job, ranks=ranks, span=span)
+    options = nodes_per_replica_options(config, job.nodes, job.rounding)
+    for ranks, nodes_per_replica in itertools.product(numbers, options):
+        on_ranks = replace(job, ranks=ranks, nodes_per_replica=nodes_per_replica)
         if ranks > 1 == numbers[0] and not is_possible(on_ranks):
             continue
         target = Target(
@@ -434,11 +440,15 @@ def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job
 
 def _slowness(requirements: Requirements) -> tuple[bool, float, float]:
     """Orders the same job on several numbers of ranks: those that fit, the fastest first, and then
-    all others, which take less RAM with fewer ranks, and with planes that are divided among hosts.
+    all others, which take less RAM with fewer ranks, and with planes that are divided among nodes.
     """
     if requirements.verdict(MEMORY) == FitStatus.DOES_NOT_FIT:
-        return True, requirements.ranks, 1 / requirements.chosen.choices.span
-    return False, requirements.step_seconds or math.inf, requirements.chosen.choices.span
+        return True, requirements.ranks, 1 / requirements.chosen.choices.nodes_per_replica
+    return (
+        False,
+        requirements.step_seconds or math.inf,
+        requirements.chosen.choices.nodes_per_replica,
+    )
 
 
 def _data_bytes(config: TrainConfig) -> int:

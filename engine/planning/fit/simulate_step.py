@@ -101,10 +101,10 @@ def predicted_pass(
 ) -> Simulated:
     """Returns when the ops of a pass without gradients would run, over as many rows as a step has.
     Of several ranks, each takes its part of them, and weights that it reads whole unless these are
-    divided among hosts. Where block inputs are on the device, all micro-batches fit there at once.
+    divided among nodes. Where block inputs are on the device, all micro-batches fit there at once.
     """
     own = forward_choices(choices)
-    is_alike = choices.offloaded_block_inputs or choices.span > 1
+    is_alike = choices.offloaded_block_inputs or choices.nodes_per_replica > 1
     passed = replace(
         own,
         micro_batches=choices.micro_batches,
@@ -112,7 +112,7 @@ def predicted_pass(
         compiled=choices.compiled,
     )
     plan = build_forward_plan([unit.name for unit in shape.blocks], shape.holds_embed, passed)
-    if choices.span == 1:
+    if choices.nodes_per_replica == 1:
         rates = of_rank(rates, choices.ranks)
     seconds_of = op_seconds(plan, shape, rates, micro_batch)
     return simulate(plan, seconds_of, inline=device == "cpu", steps=1)
@@ -135,7 +135,7 @@ class _OpSeconds:
     """An `_OpSeconds` estimates how long each op of one plan takes."""
 
     def __init__(self, plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch):
-        rates, shards = of_rank(rates, plan.shards.ranks // plan.span), plan.shards
+        rates, shards = of_rank(rates, plan.shards.ranks // plan.nodes_per_replica), plan.shards
         self._rates = rates
         self._ranks = shards.ranks
         self._item = shape.item_bytes

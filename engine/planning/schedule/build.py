@@ -66,8 +66,8 @@ def build_step_plan(
         stagings=buffers.staging_units(),
         rings=buffers.rings(),
         shards=writer.shards,
-        hosts=choices.hosts,
-        span=choices.span,
+        replicas=choices.replicas,
+        nodes_per_replica=choices.nodes_per_replica,
         gradient_rings=buffers.gradient_rings(),
         graphs=choices.micro_batches // choices.rounds if choices.graphs else 0,
         state_rings=writer.disk_offloaded.rings(),
@@ -199,11 +199,13 @@ def _refuse_contradictions(
 def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
     """Raises ValueError where several ranks cannot compute a step with these choices."""
     if choices.ranks == 1 and choices.unsharded_reads:
-        raise ValueError("one rank of a host reads whole units anyway")
-    if choices.ranks % choices.span:
-        raise ValueError(f"{choices.span} hosts have unequal shares of {choices.ranks} ranks")
-    if choices.span > 1 and choices.unsharded_reads:
-        raise ValueError("no host has whole units where planes are divided among hosts")
+        raise ValueError("one rank of a node reads whole units anyway")
+    if choices.ranks % choices.nodes_per_replica:
+        raise ValueError(
+            f"{choices.nodes_per_replica} nodes have unequal shares of {choices.ranks} ranks"
+        )
+    if choices.nodes_per_replica > 1 and choices.unsharded_reads:
+        raise ValueError("no node has whole units where planes are divided among nodes")
     rank = sizes.rank if sizes is not None else 0
     if not 0 <= rank < choices.ranks or (sizes is None and choices.ranks > 1):
         raise ValueError(f"the plan is of none of {choices.ranks} ranks")

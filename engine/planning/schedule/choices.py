@@ -20,16 +20,16 @@ class PlanChoices:
     micro_batches: int = 1
     """A step has this many micro-batches."""
     ranks: int = 1
-    """The planes are divided among this many ranks: processes that have a device each. All other
-    choices are those of one rank; it has `micro_batches` of its own.
+    """Number of ranks (processes with a device each) that a replica of the planes is sharded over.
+    All other choices are those of one rank, which has `micro_batches` of its own.
     """
-    hosts: int = 1
-    """There are this many copies of all planes, on different hosts. Each copy has `ranks` of its
-    own, and all of them compute the step.
+    replicas: int = 1
+    """Number of copies of all planes, on different nodes. Each has `ranks` of its own, and all of
+    them compute the step.
     """
-    span: int = 1
-    """The ranks of one copy are on this many hosts, of which each has the shards of its own
-    ranks.
+    nodes_per_replica: int = 1
+    """Number of nodes over which the ranks of a replica are spread. Each node has the shards of its
+    own ranks.
     """
     unsharded_reads: bool = False
     """It is true where each of several ranks reads whole units from RAM. Otherwise a rank reads its
@@ -142,18 +142,18 @@ class PlanChoices:
 
     @property
     def world_size(self) -> int:
-        """Returns how many ranks compute the step, those of all hosts together."""
-        return self.hosts * self.ranks
+        """Returns how many ranks compute the step, those of all nodes together."""
+        return self.replicas * self.ranks
 
     @property
     def ranks_per_node(self) -> int:
-        """Returns how many ranks each host has."""
-        return self.ranks // self.span
+        """Returns how many ranks each node has."""
+        return self.ranks // self.nodes_per_replica
 
     @property
     def node_count(self) -> int:
-        """Returns how many hosts compute the step."""
-        return self.hosts * self.span
+        """Returns how many nodes compute the step."""
+        return self.replicas * self.nodes_per_replica
 
     def changed(self, **values: Any) -> PlanChoices:
         """Returns the choices with some others, as `dataclasses.replace` does. It takes a tenth of
@@ -259,15 +259,15 @@ def block_inputs_on_disk(blocks: int, choices: PlanChoices) -> set[tuple[int, in
 
 
 def has_one_term(choices: PlanChoices) -> bool:
-    """Tells whether the sums of blocks have one term when several ranks of a host add them up: the
+    """Tells whether the sums of blocks have one term when several ranks of a node add them up: the
     gradient of one micro-batch, as autograd returns it.
 
-    Among the ranks of several hosts, sums would be the fewer bytes: what ranks of a host have added
+    Among the ranks of several nodes, sums would be the fewer bytes: what ranks of a node have added
     up passes over the network once.
     """
     is_summed_later = choices.main_grad == MainGrad.DEVICE
     is_one = choices.micro_batches == choices.rounds and not is_summed_later
-    return is_one and choices.ranks > 1 and choices.span == 1
+    return is_one and choices.ranks > 1 and choices.nodes_per_replica == 1
 
 
 def blocks_with_second_main_grad(blocks: int, choices: PlanChoices) -> range:
@@ -311,7 +311,7 @@ class PlaneSizes:
     has_fp32_weights: bool = False
     """Some weights stay in fp32 in a bf16 model, and so do their gradients."""
     rank: int = 0
-    """The plan is that of the rank with this number on its host."""
+    """The plan is that of the rank with this number on its node."""
 
 
 def forward_choices(choices: PlanChoices) -> PlanChoices:
@@ -324,6 +324,6 @@ def forward_choices(choices: PlanChoices) -> PlanChoices:
         gpu_resident_apart=choices.gpu_resident_apart,
         shared_embed_and_head_slot=choices.shared_embed_and_head_slot,
         tile_tokens=choices.tile_tokens,
-        ranks=choices.ranks if choices.span > 1 else 1,
-        span=choices.span,
+        ranks=choices.ranks if choices.nodes_per_replica > 1 else 1,
+        nodes_per_replica=choices.nodes_per_replica,
     )

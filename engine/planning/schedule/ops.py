@@ -475,7 +475,7 @@ class UpdateMoments(Op):
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Op):
-    """An `AllGather` completes the weights in a slot: every rank of a host has brought its own
+    """An `AllGather` completes the weights in a slot: every rank of a node has brought its own
     shard there, and gets those of the others.
     """
 
@@ -485,7 +485,7 @@ class AllGather(Op):
 
 @dataclass(frozen=True, slots=True)
 class Barrier(Op):
-    """A `Barrier` is over once every rank of a host has updated its shard of a unit. Each rank may
+    """A `Barrier` is over once every rank of a node has updated its shard of a unit. Each rank may
     then read the unit whole from memory that all of them share.
     """
 
@@ -494,8 +494,8 @@ class Barrier(Op):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Op):
-    """A `ReduceScatter` adds the fp32 sums of all ranks on all hosts, or the gradients in bf16 that
-    take their place (`StepPlan.without_main_grad`), in fp32. On each host, every rank gets
+    """A `ReduceScatter` adds the fp32 sums of all ranks on all nodes, or the gradients in bf16 that
+    take their place (`StepPlan.without_main_grad`), in fp32. On each node, every rank gets
     its own shard of the result, rounds it into a staging buffer and computes its norm.
 
     Where a step adds up sums after each round, a rank adds its shard to that of the earlier rounds,
@@ -513,7 +513,7 @@ class ReduceScatter(Op):
 
 @dataclass(frozen=True, slots=True)
 class AllReduce(Op):
-    """An `AllReduce` adds the losses of all ranks, and the squared norms of those of a host, which
+    """An `AllReduce` adds the losses of all ranks, and the squared norms of those of a node, which
     have all shards.
     """
 

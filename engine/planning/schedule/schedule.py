@@ -25,10 +25,10 @@ class StepPlan:
     rings: tuple[Buffer, ...] = ()
     shards: Shards = WHOLE
     """It says how planes are divided among ranks, and which of them the plan is of."""
-    hosts: int = 1
-    """This many hosts have a copy of all planes each, or as many groups of `span` hosts do."""
-    span: int = 1
-    """The ranks among which planes are divided are on this many hosts."""
+    replicas: int = 1
+    """Number of copies of all planes, each on `nodes_per_replica` nodes."""
+    nodes_per_replica: int = 1
+    """Number of nodes over which the ranks of a replica are spread."""
     gradient_rings: tuple[Buffer, ...] = ()
     """Chunks of kept gradients pass through these buffers on the host."""
     graphs: int = 0
@@ -106,7 +106,7 @@ class StepPlan:
     @property
     def is_shared(self) -> bool:
         """Returns whether several ranks compute the step."""
-        return self.hosts * self.shards.ranks > 1
+        return self.replicas * self.shards.ranks > 1
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """With several ranks, each rank owns one shard of every unit: a contiguous range of its planes.
-The ranks of a host have all shards, or those of all hosts together have. No torch.
+The ranks of a node have all shards, or those of all nodes together have. No torch.
 
 - A rank keeps, sends and updates its own shard alone. The whole weights of a unit are gathered from
   the shards of all ranks into a slot, just before they are used.

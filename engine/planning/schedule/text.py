@@ -141,10 +141,10 @@ def _rare_facts(plan: StepPlan) -> Iterator[str]:
         yield f"places of update buffers: {', '.join(map(str, plan.buffer_places))}"
     if plan.shards.ranks > 1:
         yield f"shard: {plan.shards.rank} of {plan.shards.ranks}"
-    if plan.hosts > 1:
-        yield f"hosts: {plan.hosts}"
-    if plan.span > 1:
-        yield f"divided among hosts: {plan.span}"
+    if plan.replicas > 1:
+        yield f"replicas: {plan.replicas}"
+    if plan.nodes_per_replica > 1:
+        yield f"nodes per replica: {plan.nodes_per_replica}"
     yield f"gradients in place of sums: {', '.join(plan.without_main_grad)}"
     yield f"gradients in their sums: {', '.join(plan.rounded_in_main_grads)}"
     if plan.embed_and_head_in_kept_gradients:
@@ -189,8 +189,8 @@ def _read_plan(text: str) -> StepPlan:
         stagings=_read_units(facts["stagings"]),
         rings=_read_buffers(facts["rings"]),
         shards=_read_shards(facts.get("shard", "")),
-        hosts=int(facts.get("hosts", 1)),
-        span=int(facts.get("divided among hosts", 1)),
+        replicas=int(facts.get("replicas", 1)),
+        nodes_per_replica=int(facts.get("nodes per replica", 1)),
         gradient_rings=_read_buffers(facts.get("gradient rings", "")),
         state_rings=_read_buffers(facts.get("state rings", "")),
         disk_chunk_numel=int(facts.get("elements of a chunk on the disk", 0)),

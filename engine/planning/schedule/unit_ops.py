@@ -427,7 +427,7 @@ class UnitOps:
         self._offload(unit, staging, round_)
 
     def _scatter(self, unit: str, round_: Round) -> None:
-        """Adds the sums of all ranks on all hosts, and after the last round rounds this rank's
+        """Adds the sums of all ranks on all nodes, and after the last round rounds this rank's
         shard and sends it to the host. What is left in the sum is no sum of any rank.
         """
         grad, staging, total = self.buffers.grad(unit), None, self.buffers.main_grad_shard(unit)

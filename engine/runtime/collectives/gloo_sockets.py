@@ -1,4 +1,4 @@
-"""A process on another host may hang without an end, and nobody here can end it. NCCL gives such a
+"""A process on another node may hang without an end, and nobody here can end it. NCCL gives such a
 wait up when it is asked to; gloo does not, so its connections are cut.
 """
 

@@ -1,4 +1,4 @@
-"""How fast hosts receive from each other is measured through the group of all ranks of a run."""
+"""How fast nodes receive from each other is measured through the group of all ranks of a run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def gather_seconds(collectives: ProcessGroupCollectives, device: torch.device, s
     """Returns the seconds in which all ranks gather `size` bytes, to which each adds its share.
     Every rank calls this. Raises ExchangeError.
     """
-    everyone = collectives.spanning(collectives.place.hosts)
-    ranks = everyone.place.ranks
+    everyone = collectives.spanning(collectives.place.nodes)
+    ranks = everyone.place.local_world_size
     whole = torch.zeros(size // ranks * ranks, dtype=torch.uint8, device=device)
     everyone.all_reduce(whole[:1])  # all of them begin together
     whole[-1].item()  # on a GPU this waits until everything before it is done
@@ -32,8 +32,8 @@ def gather_seconds(collectives: ProcessGroupCollectives, device: torch.device, s
     return time.perf_counter() - began
 
 
-def received_by_host(collectives: ProcessGroupCollectives, size: int) -> float:
-    """Returns how many of the `size` bytes come to each host over the network: in a ring, those
+def received_by_node(collectives: ProcessGroupCollectives, size: int) -> float:
+    """Returns how many of the `size` bytes come to each node over the network: in a ring, those
     that one of its ranks gets from the others.
     """
     return (1 - 1 / collectives.place.world_size) * size

@@ -5,10 +5,10 @@ the same order.
 between processes on CPUs. All calls of a plan come from one lane, so no two collectives can wait
 for each other.
 
-With several hosts there are three groups: that of all ranks, that of the ranks of this host, and
-that of the ranks with the same number on every host. Weights are gathered within a host. Sums are
-added within a host first, and then between the hosts, which get the same bits. Where planes are
-divided among hosts, the group of all ranks does what that of a host does elsewhere (`spanning`).
+With several nodes there are three groups: that of all ranks, that of the ranks of this node, and
+that of the ranks with the same number on every node. Weights are gathered within a node. Sums are
+added within a node first, and then between the nodes, which get the same bits. Where planes are
+divided among nodes, the group of all ranks does what that of a node does elsewhere (`spanning`).
 
 Sums do not depend on how the system connects the ranks, where that is cheap: gloo sends every shard
 to its owner, who adds the shards in the order of ranks. NCCL adds them on the way, in an order that
@@ -36,7 +36,7 @@ PATIENT_DAYS = 365
 (`engine.runtime.distributed`), since a rank may wait for hours while a run is paused.
 """
 CHUNK_NUMEL = 1 << 22
-"""Sums of several hosts are added in pieces of this many elements, which bounds the memory that it
+"""Sums of several nodes are added in pieces of this many elements, which bounds the memory that it
 takes.
 """
 
@@ -51,29 +51,29 @@ class Collectives(Protocol):
     place: RankInfo
 
     def all_gather(self, whole: torch.Tensor) -> None:
-        """Completes `whole` [ranks of a host x n], in which this rank has filled its own n
+        """Completes `whole` [ranks of a node x n], in which this rank has filled its own n
         elements.
         """
 
     def reduce_scatter(self, sums: torch.Tensor) -> None:
-        """Adds the float32 `sums` [ranks of a host x n] of all ranks on all hosts. This rank's own
+        """Adds the float32 `sums` [ranks of a node x n] of all ranks on all nodes. This rank's own
         n elements get the result; what the others hold afterwards has no meaning.
         """
 
     def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
-        """Adds the bfloat16 `gradients` [ranks of a host x n] of all ranks on all hosts. `own` [n],
+        """Adds the bfloat16 `gradients` [ranks of a node x n] of all ranks on all nodes. `own` [n],
         float32, gets this rank's elements of the sum. `room` is as large as `gradients`, and what
         it holds afterwards has no meaning. `own` may be in the memory of `gradients`.
         """
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of the `values` of all ranks of this host, in their shape and dtype,
+        """Returns the sum of the `values` of all ranks of this node, in their shape and dtype,
         added in the order of ranks.
         """
 
     def sum_of_nodes(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of the `values` of the hosts, in their shape and dtype, added in the
-        order of hosts.
+        """Returns the sum of the `values` of the nodes, in their shape and dtype, added in the
+        order of nodes.
         """
 
     def broadcast(self, piece: torch.Tensor) -> None:
@@ -94,30 +94,30 @@ def reaching_others() -> Iterator[None]:
 class ProcessGroupCollectives:
     """A `ProcessGroupCollectives` is an exchange by process groups. That of `torch.distributed`
     must have all ranks, each of which makes its exchange. everyone: the group that has all ranks
-    already, which work as those of one host do.
+    already, which work as those of one node do.
     """
 
     def __init__(self, place: RankInfo, everyone: distributed.ProcessGroup | None = None):
         self.place = place
-        self._own_host: distributed.ProcessGroup | None
+        self._own_node: distributed.ProcessGroup | None
         self._other_nodes: distributed.ProcessGroup | None
         self._streams = Streams()
         self._is_aborted = False
         if everyone is not None:
-            self._all = self._own_host = everyone
+            self._all = self._own_node = everyone
             self._other_nodes = None
         else:
-            with self._streams.noting() if place.hosts > 1 else contextlib.nullcontext():
+            with self._streams.noting() if place.nodes > 1 else contextlib.nullcontext():
                 self._make_process_groups()
         self._adds_on_the_way = distributed.get_backend(self._all) != "gloo"
         # Later versions of torch have other names for these functions, and warn of the old ones.
         warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
-    def spanning(self, span: int) -> ProcessGroupCollectives:
-        """Returns the exchange of a plan whose planes are divided among `span` hosts: one, or all.
+    def spanning(self, nodes: int) -> ProcessGroupCollectives:
+        """Returns the exchange of a plan whose planes are divided among `nodes` nodes: one, or all.
         This one ends it.
         """
-        return self if span == 1 else ProcessGroupCollectives(self.place.as_one_node, self._all)
+        return self if nodes == 1 else ProcessGroupCollectives(self.place.as_one_node, self._all)
 
     def _make_process_groups(self) -> None:
         """Makes the groups. Every rank makes all of them, in the same order, and keeps those that
@@ -125,22 +125,28 @@ class ProcessGroupCollectives:
         """
         place, everyone = self.place, range(self.place.world_size)
         self._all = _group(everyone)
-        self._own_host, self._other_nodes = self._all, None
-        if place.hosts > 1:
-            by_host = [_group(everyone[at : at + place.ranks]) for at in everyone[:: place.ranks]]
-            by_number = [_group(everyone[at :: place.ranks]) for at in range(place.ranks)]
-            self._own_host = by_host[place.host]
+        self._own_node, self._other_nodes = self._all, None
+        if place.nodes > 1:
+            by_node = [
+                _group(everyone[at : at + place.local_world_size])
+                for at in everyone[:: place.local_world_size]
+            ]
+            by_number = [
+                _group(everyone[at :: place.local_world_size])
+                for at in range(place.local_world_size)
+            ]
+            self._own_node = by_node[place.node_rank]
             self._other_nodes = by_number[place.local_rank]
 
     def abort(self) -> None:
         """Ends collectives that wait for a rank that will not come. Any thread may call this. The
-        processes of one host are ended by their leader, and so are their connections.
+        processes of one node are ended by their leader, and so are their connections.
         """
         self._is_aborted = True
         if not self._adds_on_the_way:
             self._streams.cut()
             return
-        for group in {self._all, self._own_host, self._other_nodes}:
+        for group in {self._all, self._own_node, self._other_nodes}:
             if group is not None:
                 group.abort()
 
@@ -154,18 +160,18 @@ class ProcessGroupCollectives:
 
     def all_gather(self, whole: torch.Tensor) -> None:
         with reaching_others():
-            distributed.all_gather_into_tensor(whole, self._own(whole), self._own_host)
+            distributed.all_gather_into_tensor(whole, self._own(whole), self._own_node)
 
     def reduce_scatter(self, sums: torch.Tensor) -> None:
         own = self._own(sums)
-        if self.place.ranks > 1:
-            self._add_on_host(sums, own)
+        if self.place.local_world_size > 1:
+            self._add_on_node(sums, own)
         self._add_of_nodes(own)
 
     def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
         with reaching_others():
-            distributed.all_to_all_single(room, gradients, group=self._own_host)
-        shards = room.view(self.place.ranks, -1)
+            distributed.all_to_all_single(room, gradients, group=self._own_node)
+        shards = room.view(self.place.local_world_size, -1)
         if self._adds_on_the_way:
             torch.sum(shards, dim=0, dtype=own.dtype, out=own)  # one kernel on a GPU
         else:
@@ -173,7 +179,7 @@ class ProcessGroupCollectives:
         self._add_of_nodes(own)
 
     def _add_of_nodes(self, own: torch.Tensor) -> None:
-        """Adds what the ranks with this one's number have on every host."""
+        """Adds what the ranks with this one's number have on every node."""
         if self._other_nodes is None:
             return
         if self._adds_on_the_way:
@@ -183,21 +189,21 @@ class ProcessGroupCollectives:
         for piece in own.split(CHUNK_NUMEL):
             piece.copy_(self.sum_of_nodes(piece))
 
-    def _add_on_host(self, sums: torch.Tensor, own: torch.Tensor) -> None:
+    def _add_on_node(self, sums: torch.Tensor, own: torch.Tensor) -> None:
         if self._adds_on_the_way:
             with reaching_others():
-                distributed.reduce_scatter_tensor(own, sums, group=self._own_host)
+                distributed.reduce_scatter_tensor(own, sums, group=self._own_node)
             return
         shards = torch.empty_like(sums)
         with reaching_others():
-            distributed.all_to_all_single(shards, sums, group=self._own_host)
-        _add_in_order(shards.view(self.place.ranks, -1), own)
+            distributed.all_to_all_single(shards, sums, group=self._own_node)
+        _add_in_order(shards.view(self.place.local_world_size, -1), own)
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
-        return _sum(values, self.place.ranks, self._own_host)
+        return _sum(values, self.place.local_world_size, self._own_node)
 
     def sum_of_nodes(self, values: torch.Tensor) -> torch.Tensor:
-        return _sum(values, self.place.hosts, self._other_nodes)
+        return _sum(values, self.place.nodes, self._other_nodes)
 
     def broadcast(self, piece: torch.Tensor) -> None:
         with reaching_others():
@@ -205,7 +211,7 @@ class ProcessGroupCollectives:
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns the elements of this rank."""
-        size, at = whole.numel() // self.place.ranks, self.place.local_rank
+        size, at = whole.numel() // self.place.local_world_size, self.place.local_rank
         return whole[at * size : (at + 1) * size]
 
 

@@ -1,4 +1,4 @@
-"""Every rank of a run has a `RankInfo`. Ranks are counted host by host."""
+"""The number of a rank among all ranks of a run, which are counted node by node."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ class RankInfo:
     """Which of all ranks this is, and on which node."""
 
     rank: int
-    """It has this number among all ranks."""
-    ranks: int
-    """Each host has this many."""
-    hosts: int = 1
+    """Number among all ranks."""
+    local_world_size: int
+    """Number of ranks on each node."""
+    nodes: int = 1
 
     @property
     def world_size(self) -> int:
-        """Returns how many ranks all hosts have together."""
-        return self.hosts * self.ranks
+        """Number of ranks on all nodes."""
+        return self.nodes * self.local_world_size
 
     @property
-    def host(self) -> int:
-        """Returns the number of its host. The process that leads is on host 0."""
-        return self.rank // self.ranks
+    def node_rank(self) -> int:
+        """Number of the rank's node. Rank 0 is on node 0."""
+        return self.rank // self.local_world_size
 
     @property
     def local_rank(self) -> int:
-        """Returns its number among the ranks of its host."""
-        return self.rank % self.ranks
+        """Number among the ranks of the rank's node."""
+        return self.rank % self.local_world_size
 
     @property
     def is_first_on_node(self) -> bool:
@@ -38,18 +38,18 @@ class RankInfo:
 
     @property
     def share(self) -> Shards:
-        """Returns how the rows of a step are divided among all ranks."""
+        """How the rows of a step are divided among all ranks."""
         return Shards(self.world_size, self.rank)
 
     @property
     def as_one_node(self) -> RankInfo:
-        """Returns its place where the ranks of all hosts work as those of one do."""
+        """The same rank where the ranks of all nodes work as those of one node."""
         return RankInfo(self.rank, self.world_size)
 
     def of(self, rank: int) -> RankInfo:
-        """Returns the place of another rank."""
-        return RankInfo(rank, self.ranks, self.hosts)
+        """Returns the `RankInfo` of another rank."""
+        return RankInfo(rank, self.local_world_size, self.nodes)
 
 
 ALONE = RankInfo(0, 1)
-"""One rank computes everything."""
+"""The only rank of a run on one device."""

@@ -29,7 +29,7 @@ from engine.runtime.distributed.plane_copies import send_planes
 from engine.runtime.distributed.remote_shards import RemoteNodes
 from engine.runtime.distributed.versions import LeaderVersion
 from engine.runtime.distributed.worker_group import WorkerGroup
-from engine.runtime.host.cross_host_planes import Nodes
+from engine.runtime.host.cross_node_planes import Nodes
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.shared_memory import SharedPlanes
@@ -63,22 +63,22 @@ def engine_settings(chosen: Chosen, tokens: int, train: OptimConfig) -> EngineSe
     )
 
 
-def lead(store: HostStates, workers: WorkerGroup, span: int = 1) -> None:
+def lead(store: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1) -> None:
     """Makes the planes of a store, before any is allocated, ones that all ranks change. They are
-    divided among `span` hosts.
+    divided among `nodes_per_replica` nodes.
     """
     store.share(workers.memory)
-    if span > 1:
+    if nodes_per_replica > 1:
         others = RemoteNodes(workers.shards, workers.place)
-        store.shard_over_nodes(workers.place.world_size, Nodes(span, others=others))
-    lead_shared(store, workers, span)
+        store.shard_over_nodes(workers.place.world_size, Nodes(nodes_per_replica, others=others))
+    lead_shared(store, workers, nodes_per_replica)
 
 
-def lead_shared(store: HostStates, workers: WorkerGroup, span: int = 1) -> None:
+def lead_shared(store: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1) -> None:
     """Makes planes in memory that the ranks share ones that they change. None may live on the
     device.
     """
-    workers.shards.reach(span * workers.place.ranks)
+    workers.shards.reach(nodes_per_replica * workers.place.local_world_size)
     store.divide(workers.shards)
     store.use_version(LeaderVersion(list(store.layouts), workers.go, workers.wait_for_applied))
 
@@ -98,9 +98,9 @@ def build_engines(
     blocks = [unit.name for unit in parts.model.blocks]
     # The other ranks open the planes where they are now.
     parts.store.place_units(gpu_resident_of(blocks, settings.choices), parts.backend)
-    # Files of the model need not be on other hosts, and a run may change what they say.
+    # Files of the model need not be on other nodes, and a run may change what they say.
     config, trained = parts.model.config, parts.model.parts
-    span = settings.choices.span
+    nodes_per_replica = settings.choices.nodes_per_replica
     held = PlanesSpec(
         model,
         config_text(config),
@@ -108,14 +108,14 @@ def build_engines(
         trained if isinstance(trained, Adapters) else None,
         *parts.store.states,
         tuple(parts.store.gpu_resident),
-        span,
+        nodes_per_replica,
     )
     planes = _planes_of_nodes(workers, held)
 
     def message(rank: int) -> Build:
         return Build(
             held,
-            planes[workers.place.of(rank).host],
+            planes[workers.place.of(rank).node_rank],
             adamw,
             settings.choices,
             settings.tokens,
@@ -127,12 +127,12 @@ def build_engines(
         )
 
     workers.send(message)
-    if settings.choices.hosts > 1:
+    if settings.choices.replicas > 1:
         try:
             send_planes(parts.store, workers.collectives, parts.backend.device)
         except CollectiveError as error:
             raise workers.explained(error) from error
-    own = replace(settings, collectives=workers.collectives.spanning(span))
+    own = replace(settings, collectives=workers.collectives.spanning(nodes_per_replica))
     try:
         engine = LeaderEngine(parts.model, parts.store, parts.backend, own, parts.adamw)
     except BaseException:
@@ -145,13 +145,14 @@ def build_engines(
 
 
 def _planes_of_nodes(workers: WorkerGroup, held: PlanesSpec) -> list[SharedPlanes]:
-    """Returns where the planes of each host are. Copies on the other hosts are made now; parts of
+    """Returns where the planes of each node are. Copies on the other nodes are made now; parts of
     planes are there.
     """
     place = workers.place
-    firsts = [place.of(host * place.ranks) for host in range(1, place.hosts)]
+    firsts = [place.of(node * place.local_world_size) for node in range(1, place.nodes)]
     workers.send_to(
-        [each.rank for each in firsts], RequestPlanes() if held.span > 1 else MakePlanes(held)
+        [each.rank for each in firsts],
+        RequestPlanes() if held.nodes_per_replica > 1 else MakePlanes(held),
     )
     answers = workers.collect_from([each.rank for each in firsts], PlanesMade)
     return [workers.memory.planes, *(answer.planes for answer in answers)]

@@ -69,26 +69,26 @@ def _difference(leader: Handshake, other: Handshake) -> str:
     if other.problem:
         return f"cannot use its command line: {other.problem}"
     ours, theirs = leader.place, other.place
-    if theirs.ranks != ours.ranks:
+    if theirs.local_world_size != ours.local_world_size:
         return (
-            f"is one of {theirs.ranks} on its host, but the host of rank 0 has {ours.ranks}; give "
-            "torchrun the same --nproc-per-node on every host."
+            f"is one of {theirs.local_world_size} on its node, but the node of rank 0 has "
+            f"{ours.local_world_size}; give torchrun the same --nproc-per-node on every node."
         )
     for name, version_here in leader.versions.items():
         there = other.versions.get(name, _MISSING)
         if there != version_here:
             return (
                 f"has {name} {there}, but rank 0 has {version_here}; install the same on every "
-                "host."
+                "node."
             )
     if other.program != leader.program:
-        return "has another version of Ramstream than rank 0; bring the same sources to every host."
+        return "has another version of Ramstream than rank 0; bring the same sources to every node."
     for name in sorted({*leader.settings, *other.settings}):
         own, found = (each.settings.get(name) for each in (leader, other))
         if own != found:
             return (
                 f"was started with {name} at {_said(found)}, but rank 0 with {_said(own)}; use the "
-                "same preset and command line on every host."
+                "same preset and command line on every node."
             )
     return ""
 

@@ -1,10 +1,10 @@
 """Processes that `torchrun` has started find each other here: the one with rank 0 leads, and the
 others connect to it.
 
-- On one host they do so by a socket in a folder of this account, which no other account can reach.
-- From other hosts they come over the network. The leader tells through torchrun's store at which
+- On one node they do so by a socket in a folder of this account, which no other account can reach.
+- From other nodes they come over the network. The leader tells through torchrun's store at which
   port it listens, and both sides prove that they have the secret that whoever starts them has given
-  to every host. Anybody may read that store and write to it.
+  to every node. Anybody may read that store and write to it.
 
 What an earlier attempt has left, whose leader has ended, may still be there, so whoever follows
 tries again until it finds a leader that listens.
@@ -54,7 +54,7 @@ MOST_TOLD = 10
 FIRST_BYTES = 1 << 20
 """The first message of a process is not longer than this."""
 ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""The system asks so often whether the other host is still there. A process cannot tell by the
+"""The system asks so often whether the other node is still there. A process cannot tell by the
 silence of its leader: that may be stopped in a terminal.
 """
 
@@ -70,7 +70,7 @@ class JoinedProcess:
 
     def __init__(self, connection: Connection, handshake: Handshake, is_here: bool):
         self.place = handshake.place
-        self.host_name = handshake.host_name if handshake.place.hosts > 1 else ""
+        self.host_name = handshake.host_name if handshake.place.nodes > 1 else ""
         self.is_here = is_here
         self.pid = handshake.pid
         self._connection = connection
@@ -107,7 +107,7 @@ class JoinedProcess:
             self._connection.cut()
 
     def why_lost(self, why: str) -> str:
-        return "its process or its host has ended" if why == ENDED else why
+        return "its process or its node has ended" if why == ENDED else why
 
     def say_goodbye(self) -> None:
         """Does nothing: it ends when the command does, with its exit code."""
@@ -144,27 +144,27 @@ class LaunchedGroup:
         self.place = launched.place
         self.processes: list[JoinedProcess] = []
         self.network: tuple[OverNetwork, distributed.Store] | None = None
-        """Ranks of several hosts meet there."""
+        """Ranks of several nodes meet there."""
         self._came: queue.SimpleQueue[tuple[Connection, Handshake]] = queue.SimpleQueue()
         self._coming = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._sent_away = 0
         with contextlib.ExitStack() as way:
-            if self.place.hosts > 1:
+            if self.place.nodes > 1:
                 found = self._over_network(launched, way)
             else:
-                found = self._on_host(launched, way)
+                found = self._on_node(launched, way)
         problem = handshake.problem or why_refused(handshake, [other for _, other in found])
         for connection, other in found:
             connection.send(Refused(problem) if problem else Welcome())
             if problem:
                 connection.close()
                 continue
-            is_here = other.place.host == self.place.host
+            is_here = other.place.node_rank == self.place.node_rank
             self.processes.append(JoinedProcess(connection, other, is_here))
         if problem:
             raise RankError(problem)
 
-    def _on_host(
+    def _on_node(
         self, launched: Launched, way: contextlib.ExitStack
     ) -> list[tuple[Connection, Handshake]]:
         meets = OwnSocket(_name_of(launched))
@@ -269,7 +269,7 @@ class LaunchedGroup:
                 )
                 raise RankError(
                     f"Rank {missing} of {self.place.world_size} has not come within "
-                    f"{FIND_SECONDS} s; check that this host can be reached from all others."
+                    f"{FIND_SECONDS} s; check that this node can be reached from all others."
                 ) from None
             finally:
                 listener.shutdown(socket.SHUT_RDWR)  # the thread that listens ends
@@ -305,7 +305,7 @@ def follow(launched: Launched, handshake: Handshake) -> Connection:
                     why = first_line(error) or "it has ended"
                     raise RankError(
                         f"The process that leads could not be reached {where} ({why}); check that "
-                        "its host can be reached from this one."
+                        "its node can be reached from this one."
                     ) from error
                 time.sleep(TRY_SECONDS)
     if isinstance(answer, Refused):
@@ -317,7 +317,7 @@ def _way_to(
     launched: Launched, way: contextlib.ExitStack
 ) -> tuple[str, Callable[[], tuple[socket.socket, Connection]]]:
     """Returns where the process that leads is, in words, and what connects to it."""
-    if launched.place.hosts == 1:
+    if launched.place.nodes == 1:
         meets = OwnSocket(_name_of(launched))
         way.callback(meets.close)
 
@@ -325,7 +325,7 @@ def _way_to(
             stream = meets.connect()
             return stream, Connection(stream)
 
-        return "on this host", connect_here
+        return "on this node", connect_here
     secret, store = read_secret(), launched.store()
 
     def connect_there() -> tuple[socket.socket, Connection]:
@@ -342,8 +342,8 @@ def _way_to(
 
 
 def _name_of(launched: Launched) -> str:
-    """Returns the name of the socket by which processes of one host meet. Another torchrun on this
-    host has another port, and a container may have the same.
+    """Returns the name of the socket by which processes of one node meet. Another torchrun on this
+    node has another port, and a container may have the same.
     """
     network = Path("/proc/self/ns/net").stat().st_ino
     told = f"{launched.run} {launched.address} {launched.port} {network}"
@@ -353,14 +353,14 @@ def _name_of(launched: Launched) -> str:
 def _who(stream: socket.socket) -> str:
     """Returns the other end in words."""
     if stream.family == socket.AF_UNIX:
-        return "A process of this host"
+        return "A process of this node"
     with contextlib.suppress(OSError):
         return f"Someone at {stream.getpeername()[0]}"
     return "Someone"
 
 
 def _listening() -> socket.socket:
-    """Returns a socket at which processes of all hosts can connect."""
+    """Returns a socket at which processes of all nodes can connect."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(
@@ -370,7 +370,7 @@ def _listening() -> socket.socket:
 
 
 def _keep_alive(stream: socket.socket) -> None:
-    """Makes the system notice that the other host has gone."""
+    """Makes the system notice that the other node has gone."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in ALIVE.items():

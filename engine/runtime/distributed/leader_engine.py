@@ -39,7 +39,7 @@ class LeaderEngine(StreamingEngine):
     def lead(self, workers: WorkerGroup) -> None:
         """Makes this engine the one that leads `workers`, before it runs anything."""
         self.workers = workers
-        if self.choices.span > 1:
+        if self.choices.nodes_per_replica > 1:
             self.passes.accompany_by(self._accompanied)
 
     @contextlib.contextmanager
@@ -69,8 +69,9 @@ class LeaderEngine(StreamingEngine):
                     self._share(batches, rank),
                     learning_rate,
                     skipped,
-                    # Only the ranks of a host have a clock in common.
-                    is_notified and self.workers.place.of(rank).host == self.workers.place.host,
+                    # Only the ranks of a node have a clock in common.
+                    is_notified
+                    and self.workers.place.of(rank).node_rank == self.workers.place.node_rank,
                 )
             )
             own = self._share(batches, 0)
@@ -79,9 +80,9 @@ class LeaderEngine(StreamingEngine):
     def _abandoning(self, check: Callable[[], None] | None) -> Callable[[], None] | None:
         """Returns a check that gives a step up once it was begun: the other ranks wait for this one
         in it from then on, and compute nothing more. None where ranks finish their step: processes
-        of other hosts would be ended with a part of the planes.
+        of other nodes would be ended with a part of the planes.
         """
-        if check is None or self.workers.place.hosts > 1:
+        if check is None or self.workers.place.nodes > 1:
             return None
 
         def abandoning() -> None:
@@ -115,7 +116,7 @@ class LeaderEngine(StreamingEngine):
         """Returns the losses of micro-batches as `StreamingEngine.losses_of` does. Each rank
         computes some of them.
         """
-        if self.choices.span > 1:
+        if self.choices.nodes_per_replica > 1:
             return self._losses_of_divided(batches, check)
         size = -(-len(batches) // self.place.world_size)
         starts = range(size, len(batches), size)

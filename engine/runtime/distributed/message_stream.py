@@ -1,7 +1,7 @@
 """A `Connection` carries messages over a stream between two processes.
 
 A message is preceded by its length. Where the stream is open to others than the two accounts, as it
-is between hosts, both ends have a key, and each message is followed by a code that only whoever has
+is between nodes, both ends have a key, and each message is followed by a code that only whoever has
 the key can make, of the message and of its number: nobody on the way can change, add, repeat or
 leave out one. Nothing is decoded before its code is checked.
 """

@@ -20,7 +20,7 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.stalls import RanOp, Wait
 from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.distributed.rendezvous import Rendezvous
-from engine.runtime.host.cross_host_planes import NodeShard
+from engine.runtime.host.cross_node_planes import NodeShard
 from engine.runtime.host.host_adamw import AdamWSettings
 from engine.runtime.host.ram_planes import Key, Wanted
 from engine.runtime.host.shared_chunk import InSharedBuffer
@@ -77,12 +77,12 @@ class PlanesSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The planes include gradients."""
     gpu_resident: tuple[str, ...]
     """These units live on the devices."""
-    span: int = 1
-    """The planes are divided among so many hosts."""
+    nodes_per_replica: int = 1
+    """The planes are divided among so many nodes."""
 
 
 class MakePlanes(Message, frozen=True):
-    """The first rank of another host than the leader's makes the planes of its host. It answers
+    """The first rank of another node than the leader's makes the planes of its node. It answers
     `PlanesMade`.
     """
 
@@ -90,11 +90,11 @@ class MakePlanes(Message, frozen=True):
 
 
 class RequestPlanes(Message, frozen=True):
-    """The first rank of a host tells where its part of planes is. It answers `PlanesMade`."""
+    """The first rank of a node tells where its part of planes is. It answers `PlanesMade`."""
 
 
 class Build(Message, frozen=True):
-    """A follower builds its engine over the planes of its host. Copies on other hosts than the
+    """A follower builds its engine over the planes of its node. Copies on other nodes than the
     leader's are filled before. It answers `Done`.
     """
 
@@ -176,7 +176,7 @@ class AllocateShards(Message, frozen=True):
 
 
 class AllocateNodeShards(Message, frozen=True):
-    """The first rank of a host allocates the host's part of planes, in its RAM."""
+    """The first rank of a node allocates the node's part of planes, in its RAM."""
 
     parts: dict[Key, NodeShard]
 
@@ -186,7 +186,7 @@ class ReleaseShards(Message, frozen=True):
 
     keys: tuple[Key, ...]
     in_ram: bool = False
-    """They are in the RAM of its host, not on its device."""
+    """They are in the RAM of its node, not on its device."""
 
 
 class ReadShard(Message, frozen=True):
@@ -234,7 +234,7 @@ class Done(Message, frozen=True):
 
 
 class PlanesMade(Message, frozen=True):
-    """The planes of a host are there. Its other ranks find them where this says."""
+    """The planes of a node are there. Its other ranks find them where this says."""
 
     planes: SharedPlanes
 
@@ -259,7 +259,7 @@ class DeviceMemory(Struct, frozen=True, forbid_unknown_fields=True):
     """All programs on the card together use this."""
     total: int = 0
     host: int = 0
-    """The process has this many bytes of RAM for itself. Only those on other hosts tell."""
+    """The process has this many bytes of RAM for itself. Only those on other nodes tell."""
 
 
 class OptimizerStep(Message, frozen=True):

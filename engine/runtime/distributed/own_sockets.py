@@ -1,4 +1,4 @@
-"""Processes of one account and one host find each other by a socket in a folder of that account.
+"""Processes of one account and one node find each other by a socket in a folder of that account.
 
 No other account can enter the folder, and both sides ask the system whose process is at the other
 end, so no secret is needed.

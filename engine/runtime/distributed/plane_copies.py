@@ -1,6 +1,6 @@
-"""Every host has all planes. They are filled on the host of the process that leads; before the
-first step the other hosts get them from there, piece by piece, through the process group. From then
-on they stay alike, since every host makes the same updates.
+"""Every node has all planes. They are filled on the node of the process that leads; before the
+first step the other nodes get them from there, piece by piece, through the process group. From then
+on they stay alike, since every node makes the same updates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK_BYTES = 32 << 20
 
 
 def send_planes(store: HostStates, collectives: Collectives, device: torch.device) -> None:
-    """Sends all planes to the other hosts. Raises ExchangeError."""
+    """Sends all planes to the other nodes. Raises ExchangeError."""
     for (unit, plane), begin, end in _pieces(store):
         content = store.content(unit, plane, begin, end)
         collectives.broadcast(torch.from_numpy(content).to(device))

@@ -1,5 +1,5 @@
 """A `WorkerProcess` is a process that computes a run together with the one that leads it. The
-leader has started it, on its own host, or `torchrun` has
+leader has started it, on its own node, or `torchrun` has
 (`engine.runtime.distributed.launched_group`).
 """
 
@@ -33,11 +33,11 @@ class WorkerProcess(Protocol):
     """A `WorkerProcess` belongs to a worker group. Any thread may call its methods."""
 
     host_name: str
-    """It is on this host; empty where that is the leader's and there is no other."""
+    """It is on this node; empty where that is the leader's and there is no other."""
     is_here: bool
-    """It is on the leader's host."""
+    """It is on the leader's node."""
     pid: int
-    """Its host knows the process by this number."""
+    """Its node knows the process by this number."""
 
     def connect(self, take: Take, lost: Lost) -> MonitoredConnection:
         """Returns the line to it, which works as `MonitoredConnection` says."""
@@ -55,7 +55,7 @@ class WorkerProcess(Protocol):
         """Returns once it has ended, or has no line to the worker group any more."""
 
     def host_memory(self) -> int:
-        """Returns the bytes of the leader's host that it has for itself."""
+        """Returns the bytes of the leader's node that it has for itself."""
 
 
 class StartedProcess:

@@ -26,12 +26,12 @@ def samples_of_ranks(
             total=sample.gpu_total,
         )
     } | workers.device_memory()
-    hosts = {0: private_memory()} | workers.host_memory()
+    host = {0: private_memory()} | workers.host_memory()
     watts = dict(enumerate(powers))
     return [
         RankSample(
             rank=rank,
-            host=hosts.get(rank, device.host),
+            host=host.get(rank, device.host),
             gpu_allocated=device.allocated,
             gpu_reserved=device.reserved,
             gpu_peak=device.peak,
@@ -44,14 +44,14 @@ def samples_of_ranks(
 
 
 def gpus_here(device: str, workers: WorkerGroup | None) -> int:
-    """Returns how many devices of this host compute a run on `device`; ranks on the CPU share
+    """Returns how many devices of this node compute a run on `device`; ranks on the CPU share
     one.
     """
     return 1 if workers is None or device == "cpu" else workers.plan.ranks
 
 
 def gpus_of(device: str, workers: WorkerGroup | None) -> int:
-    """Returns how many devices of all hosts compute a run on `device`."""
+    """Returns how many devices of all nodes compute a run on `device`."""
     return 1 if workers is None or device == "cpu" else workers.place.world_size
 
 

@@ -1,4 +1,4 @@
-"""Shards on the devices of other ranks, and parts of planes in the RAM of other hosts, as the rank
+"""Shards on the devices of other ranks, and parts of planes in the RAM of other nodes, as the rank
 that leads reaches them.
 
 A follower answers in the thread that reads its line: it may be computing, or waiting for the
@@ -27,7 +27,7 @@ from engine.runtime.distributed.messages import (
     ShardReply,
     WriteShard,
 )
-from engine.runtime.host.cross_host_planes import NodePlanes, NodeShard
+from engine.runtime.host.cross_node_planes import NodePlanes, NodeShard
 from engine.runtime.host.device_planes import DevicePlanes
 from engine.runtime.host.ram_planes import Key, Wanted
 from engine.runtime.host.sharded_planes import HeldBytes
@@ -50,13 +50,13 @@ class RemoteShards:
         """place: that of the leader."""
         ranks = place.world_size
         self.ranks = ranks
-        self._here = place.ranks
+        self._here = place.local_world_size
         """Number of ranks, the first ones, that are on this node."""
         self._send = send
         self._problem = problem
         self._passing = threading.Lock()
         self._piece: SharedBuffer | None = None
-        """Bytes to and from ranks of this host pass through it."""
+        """Bytes to and from ranks of this node pass through it."""
         self._asking = [threading.Lock() for _ in range(ranks)]
         self._replies: list[queue.SimpleQueue[ShardReply]] = [
             queue.SimpleQueue() for _ in range(ranks)
@@ -148,34 +148,34 @@ class RemoteShards:
 
 
 class RemoteNodes:
-    """A `RemoteNodes` reaches the parts of planes in the RAM of other hosts (`OtherNodes`): the
+    """A `RemoteNodes` reaches the parts of planes in the RAM of other nodes (`OtherNodes`): the
     first rank of each has them. place: that of the leader.
     """
 
     def __init__(self, shards: RemoteShards, place: RankInfo):
         self._shards = shards
-        self._firsts = {host: host * place.ranks for host in range(1, place.hosts)}
+        self._firsts = {node: node * place.local_world_size for node in range(1, place.nodes)}
 
-    def allocate(self, host: int, parts: Mapping[Key, NodeShard]) -> None:
-        self._shards.ask(self._firsts[host], AllocateNodeShards(dict(parts)))
+    def allocate(self, node: int, parts: Mapping[Key, NodeShard]) -> None:
+        self._shards.ask(self._firsts[node], AllocateNodeShards(dict(parts)))
 
     def release(self, keys: Iterable[Key]) -> None:
         gone = ReleaseShards(tuple(keys), in_ram=True)
         for rank in self._firsts.values():
             self._shards.let_go(rank, gone)
 
-    def read(self, host: int, key: Key, begin: int, end: int) -> np.ndarray:
+    def read(self, node: int, key: Key, begin: int, end: int) -> np.ndarray:
         message = ReadShard(key, begin, end, in_ram=True)
-        content = self._shards.ask(self._firsts[host], message).content
+        content = self._shards.ask(self._firsts[node], message).content
         assert content is not None  # it was asked for
         return content
 
-    def write(self, host: int, key: Key, begin: int, content: np.ndarray) -> None:
-        self._shards.ask(self._firsts[host], WriteShard(key, begin, content, in_ram=True))
+    def write(self, node: int, key: Key, begin: int, content: np.ndarray) -> None:
+        self._shards.ask(self._firsts[node], WriteShard(key, begin, content, in_ram=True))
 
 
 class OwnNodeShards:
-    """An `OwnNodeShards` has this host's part of planes, in memory that its ranks share. threads:
+    """An `OwnNodeShards` has this node's part of planes, in memory that its ranks share. threads:
     so many touch it.
     """
 
@@ -195,7 +195,7 @@ class OwnNodeShards:
         """Allocates parts of planes. Raises FitError where RAM is too short."""
         self._held.update({key: part.held for key, part in parts.items()})
         wanted = {key: _not_for_dma(part.wanted) for key, part in parts.items()}
-        self.ram.allocate(wanted, "planes of this host", no_progress)
+        self.ram.allocate(wanted, "planes of this node", no_progress)
 
 
 def _not_for_dma(wanted: Wanted) -> Wanted:
@@ -204,7 +204,7 @@ def _not_for_dma(wanted: Wanted) -> Wanted:
 
 
 def answer(planes: DevicePlanes, parts: OwnNodeShards, message: ShardMessage) -> ShardReply:
-    """Does what the leader asks of the shards of this rank or the part of its host, and returns the
+    """Does what the leader asks of the shards of this rank or the part of its node, and returns the
     answer.
     """
     match message:

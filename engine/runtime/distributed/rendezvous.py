@@ -16,8 +16,8 @@ from engine.runtime.collectives.rank import RankInfo
 
 JOIN_SECONDS = 120
 """The processes must find each other within so many seconds."""
-ON_ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Ranks of one host use its loopback to meet, whatever networks it has."""
+ON_ONE_NODE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Ranks of one node use its loopback to meet, whatever networks it has."""
 ANYWHERE = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 """When a rank is lost, torch would end the leader's process too, which has to tell of it and to
 save the run.
@@ -25,7 +25,7 @@ save the run.
 
 
 class OnHost(Struct, frozen=True, tag=True):
-    """Ranks of one host meet in a file in the memory of the process that leads, which no folder
+    """Ranks of one node meet in a file in the memory of the process that leads, which no folder
     lists and no other account can open: a store that listens would listen on all addresses, and
     ask nobody who he is.
     """
@@ -57,7 +57,7 @@ class OnHost(Struct, frozen=True, tag=True):
 
 
 class OverNetwork(Struct, frozen=True, tag=True):
-    """Ranks of several hosts meet at a store of torchrun, or of the process that leads. Whoever
+    """Ranks of several nodes meet at a store of torchrun, or of the process that leads. Whoever
     reaches its port can read and write there, so it holds no secret.
     """
 
@@ -81,9 +81,9 @@ class OverNetwork(Struct, frozen=True, tag=True):
 Rendezvous: TypeAlias = OnHost | OverNetwork
 
 
-def prepare_rendezvous(hosts: int) -> None:
+def prepare_rendezvous(nodes: int) -> None:
     """Makes the environment say what PyTorch reads there before ranks meet."""
-    values = ANYWHERE if hosts > 1 else ANYWHERE | ON_ONE_HOST
+    values = ANYWHERE if nodes > 1 else ANYWHERE | ON_ONE_NODE
     for name, value in values.items():
         os.environ.setdefault(name, value)
 

@@ -19,13 +19,13 @@ MEMORY_SECONDS = 1.0
 
 
 class Reporter:
-    """A `Reporter` makes the reports of one rank, which computes on `backend`. tells_host: they
-    tell of its RAM, too.
+    """A `Reporter` makes the reports of one rank, which computes on `backend`. tells_node_memory:
+    they tell of its RAM, too.
     """
 
-    def __init__(self, backend: Backend, tells_host: bool = False):
+    def __init__(self, backend: Backend, tells_node_memory: bool = False):
         self._backend = backend
-        self._tells_host = tells_host
+        self._tells_host = tells_node_memory
         self._before: Sequence[Span] | None = None
         self._mark = 0.0
         self._told_memory_at = 0.0

@@ -1,4 +1,4 @@
-"""Hosts of a run know each other by a secret that whoever starts them gives to all of them. It
+"""Nodes of a run know each other by a secret that whoever starts them gives to all of them. It
 never passes over the network: each side proves that it has it by a code of random bytes that the
 other side has just made.
 """
@@ -34,8 +34,8 @@ def read_secret(environment: Mapping[str, str] = os.environ) -> bytes:
         return told.encode(errors="surrogateescape")
     wrong = f"{VARIABLE} has {len(told)} characters" if told else f"{VARIABLE} is not set"
     raise RankError(
-        f"{wrong}, and processes of several hosts know each other by it; make one by `export "
-        f"{VARIABLE}=$(openssl rand -hex 32)`, and set the same on every host before torchrun."
+        f"{wrong}, and processes of several nodes know each other by it; make one by `export "
+        f"{VARIABLE}=$(openssl rand -hex 32)`, and set the same on every node before torchrun."
     )
 
 

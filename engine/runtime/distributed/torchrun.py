@@ -1,4 +1,4 @@
-"""`torchrun` starts the same command on every host, several times if asked to, and tells each
+"""`torchrun` starts the same command on every node, several times if asked to, and tells each
 process in environment variables which of them it is. They are read here.
 """
 
@@ -24,7 +24,7 @@ class Launched:
 
     place: RankInfo
     address: str
-    """The process that leads is on the host with this address."""
+    """The process that leads is on the node with this address."""
     port: int
     """A store listens there at this port."""
     has_store: bool
@@ -46,24 +46,24 @@ class Launched:
         except RuntimeError as error:
             raise RankError(
                 f"The store of torchrun at {self.address}, port {self.port}, cannot be reached "
-                f"({first_line(error)}); check --rdzv-endpoint and the network between the hosts."
+                f"({first_line(error)}); check --rdzv-endpoint and the network between the nodes."
             ) from error
 
 
 def read_launched(environment: Mapping[str, str] = os.environ) -> Launched:
-    """Returns which of torchrun's processes this is. Raises RankError where hosts have unequal
+    """Returns which of torchrun's processes this is. Raises RankError where nodes have unequal
     numbers of processes.
     """
-    every, of_host, hosts = (
+    every, of_node, nodes = (
         int(environment[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
     )
-    if every != of_host * hosts:
+    if every != of_node * nodes:
         raise RankError(
-            f"torchrun has started {every} processes on {hosts} hosts, {of_host} of them here; "
-            "give it the same --nproc-per-node on every host."
+            f"torchrun has started {every} processes on {nodes} nodes, {of_node} of them here; "
+            "give it the same --nproc-per-node on every node."
         )
     return Launched(
-        RankInfo(int(environment["RANK"]), of_host, hosts),
+        RankInfo(int(environment["RANK"]), of_node, nodes),
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),
         environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",

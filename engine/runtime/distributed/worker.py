@@ -155,10 +155,10 @@ class Worker:
 
     def _open(self, message: Open) -> None:
         place = message.place
-        prepare_rendezvous(place.hosts)
+        prepare_rendezvous(place.nodes)
         backend = open_backend(message.device, place.local_rank)
         self._backend = backend
-        self._reporter = Reporter(backend, tells_host=place.host > 0)
+        self._reporter = Reporter(backend, tells_node_memory=place.node_rank > 0)
         if message.memory_limit is not None:
             backend.limit_memory(message.memory_limit)
         self._on_device = DevicePlanes(backend)
@@ -182,7 +182,7 @@ class Worker:
         if self._opened is None:
             self._opened = WorkerStates.opened(opener, message.held, message.planes)
         opened = self._opened
-        if message.choices.hosts > 1:
+        if message.choices.replicas > 1:
             opened.fill(self._collectives, backend.device)
         store = opened.store
         store.use_version(self._held)
@@ -193,7 +193,7 @@ class Worker:
             message.loss_chunk,
             message.max_grad_norm,
             message.seed,
-            self._collectives.spanning(message.choices.span),
+            self._collectives.spanning(message.choices.nodes_per_replica),
             message.regularization,
         )
         self._engine = StreamingEngine(opened.model, store, backend, settings, self._adamw)

@@ -30,7 +30,7 @@ from engine.runtime.collectives.network_rate import (
     MOST_BYTES,
     TIMES,
     gather_seconds,
-    received_by_host,
+    received_by_node,
 )
 from engine.runtime.collectives.process_groups import CollectiveError, ProcessGroupCollectives
 from engine.runtime.collectives.rank import RankInfo
@@ -66,24 +66,24 @@ class WorkerGroupPlan:
     """Plan of a group of workers."""
 
     ranks: int
-    """Each host has so many."""
+    """Each node has so many."""
     device: str
     """The ranks compute on this: `cpu` or `cuda`."""
     threads: int
     """Each rank may use this many cores."""
     memory_limit: int | None = None
     """The allocator of each device may take this many bytes; None where there is no limit."""
-    hosts: int = 1
+    nodes: int = 1
 
     @property
     def place(self) -> RankInfo:
         """Returns the place of the process that leads."""
-        return RankInfo(0, self.ranks, self.hosts)
+        return RankInfo(0, self.ranks, self.nodes)
 
 
 class WorkerGroup:
     """A `WorkerGroup` leads all processes of a plan but this one, over planes in `memory`. It
-    starts them on this host, unless they are `gathered` already. Raises RankError where one of them
+    starts them on this node, unless they are `gathered` already. Raises RankError where one of them
     cannot be started. `log` gets the traceback of a process that failed.
     """
 
@@ -117,7 +117,7 @@ class WorkerGroup:
         self._lines: list[MonitoredConnection] = []
         self._collectives: ProcessGroupCollectives | None = None
         self._rendezvous: OnHost | None = None
-        prepare_rendezvous(plan.hosts)
+        prepare_rendezvous(plan.nodes)
         try:
             self._connect(self._start() if gathered is None else gathered.processes)
             self._join(gathered)
@@ -174,7 +174,7 @@ class WorkerGroup:
         self.collect(Done)
 
     def network_rate(self, device: torch.device) -> float:
-        """Returns how many bytes a second a host receives from the others, while it sends as many.
+        """Returns how many bytes a second a node receives from the others, while it sends as many.
         That is measured on `device` with all ranks, in less than a second where the network is
         fast. Raises RankError.
         """
@@ -182,7 +182,7 @@ class WorkerGroup:
         while seconds < ENOUGH_SECONDS and size < MOST_BYTES:
             size *= 4
             seconds = self._gather_seconds(device, size)
-        return received_by_host(self.collectives, size) / seconds
+        return received_by_node(self.collectives, size) / seconds
 
     def _gather_seconds(self, device: torch.device, size: int) -> float:
         found = []
@@ -271,7 +271,7 @@ class WorkerGroup:
             return dict(sorted(self._memory.items()))
 
     def host_memory(self) -> dict[int, int]:
-        """Returns the bytes of this host's memory that each other rank on it has for itself, by
+        """Returns the bytes of this node's memory that each other rank on it has for itself, by
         rank. Any thread may call this. What ranks share counts as the leader's, which has allocated
         it.
         """

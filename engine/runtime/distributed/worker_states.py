@@ -1,10 +1,10 @@
-"""A rank that follows opens the store of its host here.
+"""A rank that follows opens the store of its node here.
 
 - On the host of the process that leads, that process has made the planes, and fills them.
-- On every other host the first rank makes them, in memory that the other ranks of the host share.
+- On every other node the first rank makes them, in memory that the other ranks of the node share.
   Units that live on devices have a part on that of each rank. All of them get what the planes hold
   from the process that leads.
-- Where planes are divided among hosts, the process that leads has had the part of each host made,
+- Where planes are divided among nodes, the process that leads has had the part of each node made,
   and fills it.
 """
 
@@ -22,7 +22,7 @@ from engine.runtime.device.backend import Backend
 from engine.runtime.distributed.codec import config_of
 from engine.runtime.distributed.messages import PlanesSpec
 from engine.runtime.distributed.plane_copies import receive_planes
-from engine.runtime.host.cross_host_planes import Nodes
+from engine.runtime.host.cross_node_planes import Nodes
 from engine.runtime.host.device_planes import DevicePlanes
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.ram_planes import PlaneMemory
@@ -63,13 +63,15 @@ class WorkerStates:
             opener.threads,
         )
         kinds, place = (held.optimizer, held.has_gradients), opener.place
-        if held.span > 1:
-            self.store.shard_over_nodes(place.world_size, Nodes(held.span, place.host))
+        if held.nodes_per_replica > 1:
+            self.store.shard_over_nodes(
+                place.world_size, Nodes(held.nodes_per_replica, place.node_rank)
+            )
         self.store.open_planes(memory, kinds, held.gpu_resident, self._planes_on_device())
 
     @classmethod
     def made(cls, opener: Opener, held: PlanesSpec) -> tuple[WorkerStates, SharedPlanes]:
-        """Makes the planes of this host. Returns the store, and where other ranks find them. Raises
+        """Makes the planes of this node. Returns the store, and where other ranks find them. Raises
         FitError where RAM is too short.
         """
         memory = OwnedMemory()
@@ -77,13 +79,13 @@ class WorkerStates:
 
     @classmethod
     def opened(cls, opener: Opener, held: PlanesSpec, planes: SharedPlanes) -> WorkerStates:
-        """Opens planes that another rank of this host has made."""
+        """Opens planes that another rank of this node has made."""
         return cls(opener, held, OpenedMemory(planes))
 
     @property
     def _is_reached(self) -> bool:
         """Returns whether the process that leads reaches the planes of this rank."""
-        return self._opener.place.host == 0 or self.held.span > 1
+        return self._opener.place.node_rank == 0 or self.held.nodes_per_replica > 1
 
     def _planes_on_device(self) -> DevicePlanes:
         opener, held = self._opener, self.held
@@ -91,17 +93,19 @@ class WorkerStates:
             return opener.on_device
         layouts = {layout.unit: layout for layout in self.model.layouts}
         place = opener.place
-        shares = DeviceShares(layouts, self.model.dtype, lambda: held.optimizer, place.ranks)
+        shares = DeviceShares(
+            layouts, self.model.dtype, lambda: held.optimizer, place.local_world_size
+        )
         return OwnShards(opener.backend, shares, place.local_rank)
 
     def fill(self, collectives: Collectives, device: torch.device) -> None:
-        """Takes part in filling the planes of the hosts other than the leader's. Raises
+        """Takes part in filling the planes of the nodes other than the leader's. Raises
         ExchangeError.
         """
         place, gpu_resident = self._opener.place, set(self.held.gpu_resident)
 
         def keeps(unit: str) -> bool:
-            return place.host > 0 and (place.is_first_on_node or unit in gpu_resident)
+            return place.node_rank > 0 and (place.is_first_on_node or unit in gpu_resident)
 
         receive_planes(self.store, collectives, device, keeps)
 

@@ -20,7 +20,7 @@ The split of a weight rounds ties away from zero: the remainder is then -32,768,
 Parameters that are not trained are in `weight_high` alone, rounded once, with ties to even.
 Planes of units that live on the device are there (`device_planes`), and none is of gradients. Other
 moments may be on the disk (`disk_planes`). The rest is in host memory (`ram_planes`), perhaps of
-several hosts (`cross_host_planes`).
+several nodes (`cross_node_planes`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from engine.planning.layout.update_buffers import UpdateBuffer
 from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.planning.schedule.shards import WHOLE, Shards, largest_updated
 from engine.progress import Progress, no_progress
-from engine.runtime.host.cross_host_planes import Nodes, NodeShards, planes_of_node
+from engine.runtime.host.cross_node_planes import Nodes, NodeShards, planes_of_node
 from engine.runtime.host.device_planes import DevicePlanes, PlaneDevice
 from engine.runtime.host.disk_planes import DiskPlanes
 from engine.runtime.host.placement import PlanePlacement
@@ -131,7 +131,7 @@ class HostStates:
         on_device: DevicePlanes,
     ) -> None:
         """Opens planes that another process has allocated in `memory`, or allocates them there, and
-        takes over those of `gpu_resident` from the device. On a host that the leader does not
+        takes over those of `gpu_resident` from the device. On a node that the leader does not
         reach, they are allocated there. kinds: the optimizer whose moments there are, and whether
         planes of gradients are.
         """
@@ -190,12 +190,12 @@ class HostStates:
         """
         self._where.divide(others)
 
-    def shard_over_nodes(self, ranks: int, hosts: Nodes) -> None:
-        """Says that planes in RAM are divided among `hosts`, whose `ranks` together own all shards,
+    def shard_over_nodes(self, ranks: int, nodes: Nodes) -> None:
+        """Says that planes in RAM are divided among `nodes`, whose `ranks` together own all shards,
         before anything is allocated.
         """
-        shares = NodeShards(self.layouts, self.dtype, lambda: self.optimizer, ranks, hosts.hosts)
-        self._ram = planes_of_node(self._ram, shares, hosts)
+        shares = NodeShards(self.layouts, self.dtype, lambda: self.optimizer, ranks, nodes.nodes)
+        self._ram = planes_of_node(self._ram, shares, nodes)
         self._where.keep_in(self._ram)
 
     def use_version(self, held: PlaneVersion) -> None:
@@ -318,7 +318,7 @@ class HostStates:
 
     def weight(self, unit: str, name: str) -> torch.Tensor:
         """Returns a parameter's weight_high in the parameter's own shape, in host memory: a view of
-        the plane, or a copy if it is not whole in this host's RAM.
+        the plane, or a copy if it is not whole in this node's RAM.
         """
         view, place = self.view(unit, name), self._where.of(unit, "weight_high")
         if isinstance(place, DevicePlanes):
@@ -389,7 +389,7 @@ class HostStates:
     def _put(
         self, unit: str, offset: int, source: torch.Tensor, buffer: torch.Tensor | None
     ) -> None:
-        """Sets the weights of a unit that lives on the device, or is on several hosts, from element
+        """Sets the weights of a unit that lives on the device, or is on several nodes, from element
         `offset` on.
         """
         for piece in fp32_chunks(source, buffer):

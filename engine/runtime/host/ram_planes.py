@@ -167,7 +167,7 @@ class RamPlanes:
             self.refused_bytes += size
 
     def held(self, key: Key, nbytes: int) -> tuple[int, int]:  # noqa: ARG002  all planes are alike
-        """Returns where what this host holds of a plane of `nbytes` bytes begins and ends."""
+        """Returns where what this node holds of a plane of `nbytes` bytes begins and ends."""
         return 0, nbytes
 
     def read(self, key: Key, begin: int, end: int) -> np.ndarray:
@@ -222,7 +222,7 @@ class RamPlanes:
         return {key: self.held(key, plane.nbytes) for key, plane in wanted.items()}
 
     def _pages(self, key: Key) -> tuple[int, int]:
-        """Returns the address and the bytes of the whole pages that hold this host's part of a
+        """Returns the address and the bytes of the whole pages that hold this node's part of a
         plane. A plane that is here whole has its own bytes alone.
         """
         array = self.arrays[key]
@@ -233,7 +233,7 @@ class RamPlanes:
         return array.ctypes.data + begin, end - begin
 
     def _touch(self, key: Key, what: str, total: int) -> None:
-        """Makes the kernel back a plane with memory, as far as it is this host's. Raises FitError
+        """Makes the kernel back a plane with memory, as far as it is this node's. Raises FitError
         where there is not enough.
         """
         address, size = self._pages(key)

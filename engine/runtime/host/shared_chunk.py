@@ -1,4 +1,4 @@
-"""Bytes of planes pass between two processes of a host through memory that both have mapped.
+"""Bytes of planes pass between two processes of a node through memory that both have mapped.
 Through a pipe they would be copied five times, at a few hundred megabytes a second.
 """
 

@@ -1,4 +1,4 @@
-"""Planes can be in memory that several processes of one host share. RAM holds the states once then.
+"""Planes can be in memory that several processes of one node share. RAM holds the states once then.
 
 The process that owns the planes makes a file in memory for each of them (`memfd_create`), which no
 folder lists. The others open these files through /proc and map the same pages. The system frees

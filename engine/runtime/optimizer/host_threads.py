@@ -25,7 +25,7 @@ at once.
 """
 
 MAX_THREADS = 32
-"""With more threads than this little is gained, because host memory is saturated: on a host with 64
+"""With more threads than this little is gained, because host memory is saturated: on a node with 64
 cores, 62 threads updated 12 % more of a large model than 32, and as much of a unit.
 """
 FREE_CORES = 2

@@ -1,9 +1,9 @@
 """The ops between ranks are implemented here (lane COLLECTIVE).
 
-- `all_gather` completes the weights in a slot, of which every rank of a host has brought its own
+- `all_gather` completes the weights in a slot, of which every rank of a node has brought its own
   shard.
-- `barrier` waits until every rank of a host has updated its shard of a unit in RAM.
-- `reduce_scatter` adds the fp32 sums of all ranks. Each rank of a host rounds its own shard and
+- `barrier` waits until every rank of a node has updated its shard of a unit in RAM.
+- `reduce_scatter` adds the fp32 sums of all ranks. Each rank of a node rounds its own shard and
   computes its norm. A sum of one term is a gradient in bf16, and is exchanged as that.
 - `all_reduce` adds the losses and the squared norms, so that every rank finds the same clip factor,
   and gives every rank the sums of all answers of pairs.
@@ -97,7 +97,7 @@ def _sum_of_ranks(context: OpContext, op: ReduceScatter) -> torch.Tensor:
 
 
 def all_reduce(context: OpContext, _op: AllReduce, step: StepUnderWay) -> None:
-    """Adds the losses of all ranks, and the squared norms of those of a host: the shards of another
+    """Adds the losses of all ranks, and the squared norms of those of a node: the shards of another
     host are the same. Each line of a pair has its sums on one rank, and zeros on all others, so
     adding these rounds nothing.
     """
@@ -106,5 +106,5 @@ def all_reduce(context: OpContext, _op: AllReduce, step: StepUnderWay) -> None:
     context.state.totals.copy_(totals)
     sums = step.own_sequence_sums_among_all()
     if sums is not None:
-        of_host = context.collectives.all_reduce(sums)
-        step.keep_sequence_sums_of_ranks(context.collectives.sum_of_nodes(of_host))
+        sums_of_node = context.collectives.all_reduce(sums)
+        step.keep_sequence_sums_of_ranks(context.collectives.sum_of_nodes(sums_of_node))

@@ -5,7 +5,7 @@
 - A plan is built and proved for each number of micro-batches and of groups.
 - Within `on_same_weights`, a pass leaves the units that have their own slot there for the next.
 - The passes use the slots of training, so every step must be applied before they begin.
-- Where planes are divided among hosts, no host has whole weights. Then all ranks run a pass
+- Where planes are divided among nodes, no node has whole weights. Then all ranks run a pass
   together, and gather the units in the same order.
 """
 
@@ -86,7 +86,7 @@ class ForwardPasses:
         on_device = 0 if choices.offloaded_block_inputs else len(self._blocks)
         self._training_bytes = (1 + on_device) * self._a_round * block_input_bytes
         """Hidden states and block inputs of training take this much of the device."""
-        self._is_divided = choices.span > 1
+        self._is_divided = choices.nodes_per_replica > 1
         self._accompanied: Accompanied | None = None
         self._executors: dict[tuple[int, int, bool, bool], Executor] = {}
         self._scopes = 0

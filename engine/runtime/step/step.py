@@ -206,7 +206,7 @@ class StepShard:
 
     @classmethod
     def of(cls, batches: Sequence[Any], part: Shards) -> StepShard:
-        """Returns the share of a rank, one of all ranks on all hosts. Ranks take equally many
+        """Returns the share of a rank, one of all ranks on all nodes. Ranks take equally many
         micro-batches, in order, so that row i of a step is the same row for any number of them.
         """
         count = len(batches) // part.ranks

@@ -107,9 +107,9 @@ def shots(text: str) -> int:
     return _number(text, "examples", 0)
 
 
-def hosts(text: str) -> int:
-    """Returns a number of hosts, at least 1."""
-    return _number(text, "hosts", 1)
+def nodes(text: str) -> int:
+    """Returns a number of nodes, at least 1."""
+    return _number(text, "nodes", 1)
 
 
 def rate(text: str) -> float:

@@ -46,7 +46,7 @@ from engine.planning.layout.moments import KINDS
 from engine.planning.shape.model_shape import ModelShape
 from engine.runs.trackers.known_trackers import destinations
 from engine.tools.cli.check_data import checked_data
-from engine.tools.cli.check_hosts import check_hosts
+from engine.tools.cli.check_nodes import check_nodes
 from engine.tools.cli.check_report import notes, report_as_text
 from engine.tools.cli.pool_text import pool_as_text
 from engine.training.weights.usable_start import refuse_unusable
@@ -114,17 +114,17 @@ class NamedMachine:
     disk_gib: float | None = None
     gpus: int | None = None
     """A known machine is taken to have so many of its card. This machine has those that it has."""
-    hosts: int = 1
-    """The job is computed on so many hosts like the machine."""
+    nodes: int = 1
+    """The job is computed on so many nodes like the machine."""
     network_gbits: float | None = None
-    """The network brings so many Gbit/s to each host; None stands for what was measured, or is
+    """The network brings so many Gbit/s to each node; None stands for what was measured, or is
     assumed.
     """
 
     @property
     def facts(self) -> SessionFacts:
-        """Returns what is known of several hosts."""
-        return SessionFacts(hosts=self.hosts, network=(self.network_gbits or 0.0) * 1e9 / 8)
+        """Returns what is known of several nodes."""
+        return SessionFacts(nodes=self.nodes, network=(self.network_gbits or 0.0) * 1e9 / 8)
 
     def machine(self, runs_dir: str | Path) -> Machine:
         """Returns the machine. Raises RamstreamError for an unknown name."""
@@ -156,10 +156,10 @@ def check(
             "moments where they help.",
         )
     refuse_unusable(config)
-    if machine.hosts > 1 or machine.network_gbits is not None:
+    if machine.nodes > 1 or machine.network_gbits is not None:
         if job.preset is not None:
-            checked_data(config)  # bad data end here, as without hosts
-        return check_hosts(config, chosen, machine.facts, as_json)
+            checked_data(config)  # bad data end here, as without nodes
+        return check_nodes(config, chosen, machine.facts, as_json)
     data = "" if job.preset is None else checked_data(config)
     return run_check(config, chosen, as_json, data, runs_dir)
 

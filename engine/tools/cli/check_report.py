@@ -87,12 +87,15 @@ def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[
         f"step, {counted(choices.get('rounds', 1), 'round')}, gradient sum "
         f"{choices['main_grad']}, slots {choices['slots']}"
     )
-    ranks, span = choices["ranks"] // choices["span"], choices["span"]
-    hosts = choices["hosts"] * span
-    if ranks * hosts > 1:
+    ranks, nodes_per_replica = (
+        choices["ranks"] // choices["nodes_per_replica"],
+        choices["nodes_per_replica"],
+    )
+    nodes = choices["replicas"] * nodes_per_replica
+    if ranks * nodes > 1:
         device = "GPUs" if choices["device"] == "cuda" else "processes"
-        how = "shares" if span > 1 else "copies"
-        where = f"{hosts} hosts, with {how} of weights and moments, of " if hosts > 1 else ""
+        how = "shares" if nodes_per_replica > 1 else "copies"
+        where = f"{nodes} nodes, with {how} of weights and moments, of " if nodes > 1 else ""
         rows = f"  {where}{ranks} {device}, and on each of them\n{rows}"
     if choices.get("compiled") is not None:
         rows += f", {kernels_in_words(choices)}"

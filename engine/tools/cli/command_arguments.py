@@ -65,17 +65,17 @@ def check_arguments(check: argparse.ArgumentParser) -> None:
         "has so many",
     )
     check.add_argument(
-        "--hosts",
-        type=argument_types.hosts,
+        "--nodes",
+        type=argument_types.nodes,
         default=1,
         metavar="N",
-        help="so many hosts like the machine compute the job together",
+        help="so many nodes like the machine compute the job together",
     )
     check.add_argument(
         "--network-gbits",
         type=argument_types.rate,
         metavar="G",
-        help="the network brings so many Gbit/s to each host (measured, or else 100, by default)",
+        help="the network brings so many Gbit/s to each node (measured, or else 100, by default)",
     )
     check.add_argument("--ram-gib", type=float, help="host RAM of the machine")
     check.add_argument("--gpu-gib", type=float, help="GPU memory of the machine")

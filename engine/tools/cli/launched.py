@@ -1,4 +1,4 @@
-"""`launch.py train` is here one of the processes that `torchrun` has started, on one host or
+"""`launch.py train` is here one of the processes that `torchrun` has started, on one node or
 several.
 
 The process with rank 0 leads: it reads data, owns the run and decides. All others follow it, and
@@ -33,7 +33,7 @@ REFUSED_CODE = 2
 """A process that may not follow has this exit code, which stands for all bad input."""
 OVER_FOR_GOOD = ("finished", "discarded")
 """A run in one of these states does not go on. One that was stopped does: torchrun stops all
-processes and starts them again where a host comes.
+processes and starts them again where a node comes.
 """
 BEGUN_FOLDER = ".torchrun"
 """This folder beside the runs says which of them torchrun has begun."""
@@ -45,13 +45,14 @@ def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
     together.
     """
     launched = read_launched()
-    if gpus not in (None, launched.place.ranks):
+    processes = launched.place.local_world_size
+    if gpus not in (None, processes):
         raise ConfigError(
             "--gpus",
-            f"{gpus} are asked for, but torchrun has started {launched.place.ranks} processes on "
-            "this host; leave --gpus out.",
+            f"{gpus} are asked for, but torchrun has started {processes} processes on "
+            "this node; leave --gpus out.",
         )
-    command = command.with_overrides([f"engine.gpus={launched.place.ranks}"])
+    command = command.with_overrides([f"engine.gpus={processes}"])
     said, problem = _handshake_of(launched.place, command)
     if launched.place.rank > 0:
         return _follow(launched, said)
@@ -80,8 +81,8 @@ def _follow(launched: Launched, said: Handshake) -> int:
     try:
         connection = follow(launched, said)
     except RamstreamError as error:
-        # The leader tells it to whoever looks at its host.
-        if launched.place.is_first_on_node and launched.place.host > 0:
+        # The leader tells it to whoever looks at its node.
+        if launched.place.is_first_on_node and launched.place.node_rank > 0:
             print(f"ramstream: {error}", file=sys.stderr, flush=True)
         return REFUSED_CODE
     return run_follower(connection)

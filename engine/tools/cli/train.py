@@ -198,7 +198,7 @@ def _say(text: str, file: TextIO | None = None) -> None:
 
 
 STEP_IS_FINISHED = (
-    "Ranks on several hosts finish the step under way before it is saved; if their processes are "
+    "Ranks on several nodes finish the step under way before it is saved; if their processes are "
     "ended sooner, what was trained since the newest checkpoint is not saved."
 )
 
@@ -370,12 +370,12 @@ def plan_in_words(choices: dict[str, Any]) -> str:
     parts = [f"{counted(choices['micro_batches'], 'micro-batch')} of {rows}"]
     if "rounds" in choices:
         parts.append(counted(choices["rounds"], "round"))
-    if choices.get("span", 1) > 1:
-        each = counted(choices["ranks"] // choices["span"], "rank")
-        parts.append(f"divided among {choices['span']} hosts of {each} each")
-    elif choices.get("hosts", 1) > 1:
+    if choices.get("nodes_per_replica", 1) > 1:
+        each = counted(choices["ranks"] // choices["nodes_per_replica"], "rank")
+        parts.append(f"divided among {choices['nodes_per_replica']} nodes of {each} each")
+    elif choices.get("replicas", 1) > 1:
         each = counted(choices["ranks"], "rank")
-        parts.append(f"on {choices['hosts']} hosts of {each} each")
+        parts.append(f"on {choices['replicas']} nodes of {each} each")
     if choices.get("gpu_resident_units"):
         parts.append(f"{counted(choices['gpu_resident_units'], 'unit')} living on the GPU")
     if choices.get("disk_offloaded_units"):

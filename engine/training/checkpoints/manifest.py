@@ -135,8 +135,8 @@ class _Rounding(Struct):
     main_grad: MainGrad | None = None
     rounds: Number = 1
     ranks: Number = 1
-    hosts: Number = 1
-    span: Number = 1
+    replicas: Number = 1
+    nodes_per_replica: Number = 1
     compiled: bool = False
     tile_tokens: Count = 0
 

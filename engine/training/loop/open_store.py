@@ -32,18 +32,18 @@ SMALL_PAGES = (
 def start_workers(
     session: Session, job: TrainingJob, ranks: int, allocated: contextlib.ExitStack
 ) -> WorkerGroup | None:
-    """Starts the processes of this host that compute a run together with this one, or takes those
-    that are gathered, on all hosts; None where it computes alone. The worker group is registered in
+    """Starts the processes of this node that compute a run together with this one, or takes those
+    that are gathered, on all nodes; None where it computes alone. The worker group is registered in
     `allocated`. Raises RankError where one of them cannot be started.
     """
-    if ranks * session.hosts == 1:
+    if ranks * session.nodes == 1:
         return None
     # The settings have as many ranks as torchrun has started.
-    assert session.gathered is None or session.gathered.place.ranks == ranks
+    assert session.gathered is None or session.gathered.place.local_world_size == ranks
     device, cap = job.backend.device.type, session.config.engine.gpu_memory_gib
     limit = None if cap is None else max(0, round(cap * GIB) - CUDA_CONTEXT_BYTES)
     threads = max(1, default_threads() // ranks)
-    plan = WorkerGroupPlan(ranks, device, threads, limit, session.hosts)
+    plan = WorkerGroupPlan(ranks, device, threads, limit, session.nodes)
     if device == "cuda" and not shared_memory_has_huge_pages():
         session.log("info", SMALL_PAGES)
     memory, gathered = OwnedMemory(), session.gathered
@@ -55,19 +55,19 @@ def start_workers(
 def join_nodes(
     session: Session, job: TrainingJob, allocated: contextlib.ExitStack
 ) -> tuple[WorkerGroup | None, TrainingJob]:
-    """Returns the worker group of a run on several hosts, as `start_workers` does, with the job and
+    """Returns the worker group of a run on several nodes, as `start_workers` does, with the job and
     what was measured of the network between them: plans are made with that. There is none where one
     host computes. Raises RankError where they cannot reach each other.
     """
-    if session.gathered is None or session.hosts == 1:
+    if session.gathered is None or session.nodes == 1:
         return None, job
     free = job.backend.memory()["free"]
-    workers = start_workers(session, job, session.gathered.place.ranks, allocated)
+    workers = start_workers(session, job, session.gathered.place.local_world_size, allocated)
     assert workers is not None  # there are several ranks
     rate = workers.network_rate(job.backend.device)
     session.log(
         "info",
-        f"Each of the {session.hosts} hosts receives {rate / 1e9:.2f} GB/s from the others "
+        f"Each of the {session.nodes} nodes receives {rate / 1e9:.2f} GB/s from the others "
         f"({8 * rate / 1e9:.1f} Gbit/s), as was measured now.",
     )
     taken = max(0, free - job.backend.memory()["free"])
@@ -90,7 +90,7 @@ def open_host_states(
         None if workers is None else workers.plan.threads,
     )
     if workers is not None:
-        lead(store, workers, choices.span)
+        lead(store, workers, choices.nodes_per_replica)
     if config.engine.disk is not None:
         store.offload_to_disk(Path(config.engine.disk).expanduser())
     blocks = [unit.name for unit in model.blocks]

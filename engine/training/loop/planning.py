@@ -36,7 +36,7 @@ from engine.planning.fit.choose import choose
 from engine.planning.fit.cost_model import MicroBatch, largest_product
 from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
 from engine.planning.fit.disk_offload import disk_offload_room
-from engine.planning.fit.job import Job, Target, numbers_of_ranks, spans_of
+from engine.planning.fit.job import Job, Target, nodes_per_replica_options, numbers_of_ranks
 from engine.planning.fit.memory_items import MemoryItem
 from engine.planning.fit.planner import Chosen
 from engine.planning.fit.predictions import predictions
@@ -106,7 +106,7 @@ class TrainingJob:
     resumed_step: int = 0
     """The newest checkpoint of a resumed run is of this step."""
     network: float = 0.0
-    """A host receives this many bytes a second from the others, as was measured; 0 for one host."""
+    """A node receives this many bytes a second from the others, as was measured; 0 for one node."""
     collective_bytes: int = 0
     """Each GPU has so much less free memory since the ranks have met for that. It is part of what
     the run takes.
@@ -145,8 +145,8 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
         report.choices["gradients_on_gpu"],
         report.choices["blocks_per_saved_input"],
     )
-    choices, hosts = chosen.choices, session.hosts
-    ranks, span = choices.ranks_per_node, choices.span
+    choices, nodes = chosen.choices, session.nodes
+    ranks, nodes_per_replica = choices.ranks_per_node, choices.nodes_per_replica
     planned_job = Job(
         shape,
         config,
@@ -155,8 +155,8 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
         gradients_on_gpu,
         together,
         ranks,
-        hosts=hosts,
-        span=span,
+        nodes=nodes,
+        nodes_per_replica=nodes_per_replica,
     )
     product = largest_product(shape, chosen.micro_batch_size * row_length)
     matmul_rates = rates
@@ -274,7 +274,7 @@ def _judged(
             job.total_steps,
             lambda chosen: typical_length(session.config, job.data, chosen),
             before,
-            session.hosts,
+            session.nodes,
         )
         return estimate(config, machine, shape, facts, adapted_shape)
 
@@ -299,26 +299,26 @@ def _possible_rounding(
     session: Session, rounding: dict[str, Any], machine: Machine
 ) -> dict[str, Any]:
     """Returns the rounding of the run's last session if this machine has as many GPUs as that took,
-    and as many hosts compute the run, else nothing, and the log says so.
+    and as many nodes compute the run, else nothing, and the log says so.
     """
-    span = rounding.get("span", 1)
-    hosts = rounding.get("hosts", 1) * span
-    if rounding and hosts != session.hosts:
+    nodes_per_replica = rounding.get("nodes_per_replica", 1)
+    nodes = rounding.get("replicas", 1) * nodes_per_replica
+    if rounding and nodes != session.nodes:
         session.log(
             "warning",
-            f"The run was computed on {counted(hosts, 'host')} and is now on {session.hosts}, so "
+            f"The run was computed on {counted(nodes, 'node')} and is now on {session.nodes}, so "
             "the step is planned anew: sums are added in another order from here on.",
         )
         return {}
-    if rounding and span not in spans_of(session.config, hosts, {}):
+    if rounding and nodes_per_replica not in nodes_per_replica_options(session.config, nodes, {}):
         session.log(
             "warning",
-            "Planes are divided among hosts, or copied to each, as they were not before, so the "
+            "Planes are divided among nodes, or copied to each, as they were not before, so the "
             "step is planned anew: sums are added in another order from here on.",
         )
         return {}
     gpus = gpu_count(session.config, machine)
-    ranks = rounding.get("ranks", 1) // span
+    ranks = rounding.get("ranks", 1) // nodes_per_replica
     if not rounding or ranks in numbers_of_ranks(session.config, gpus, {}):
         return rounding
     session.log(

@@ -102,7 +102,7 @@ def plan_changes(config: TrainConfig, state: Mapping[str, Any]) -> list[str]:
     had = {
         "train.micro_batch_size": rounding["micro_batch_size"],
         "engine.rounds": rounding.get("rounds", 1),
-        "engine.gpus": rounding.get("ranks", 1) // rounding.get("span", 1),
+        "engine.gpus": rounding.get("ranks", 1) // rounding.get("nodes_per_replica", 1),
         "engine.kernels": "compiled" if rounding.get("compiled") else "eager",
     }
     before, now = state.get("settings") or {}, _settings(config)

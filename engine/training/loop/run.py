@@ -102,9 +102,9 @@ class Run:
     @property
     def finishes_its_step(self) -> bool:
         """Returns whether a step under way is finished even where a stop is urgent: processes of
-        other hosts hold a part of the planes, and compute until its end.
+        other nodes hold a part of the planes, and compute until its end.
         """
-        return self._gathered is not None and self._gathered.place.hosts > 1
+        return self._gathered is not None and self._gathered.place.nodes > 1
 
     def request(self, command: str | Change) -> None:
         """Requests stop, discard, pause, resume or save, or a change.

@@ -31,9 +31,9 @@ class Session:
     """
 
     @property
-    def hosts(self) -> int:
-        """Returns how many hosts compute the run."""
-        return 1 if self.gathered is None else self.gathered.place.hosts
+    def nodes(self) -> int:
+        """Returns how many nodes compute the run."""
+        return 1 if self.gathered is None else self.gathered.place.nodes
 
     def progress(self, job: str, check: Callable[[], None] | None = None) -> RecordedProgress:
         """Returns a `Progress` that records the progress of `job` and calls `check` each time."""

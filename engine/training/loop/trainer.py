@@ -11,7 +11,7 @@
   (`engine.training.loop.oom_recovery`).
 - A stop by Ctrl-C or on the page finishes the step. One that may be followed by force (SIGTERM)
   gives up the step that is being submitted, and saves the one before it, on the CPU even while a
-  long op keeps it from being given up (`engine.training.loop.early_save`). Ranks of several hosts
+  long op keeps it from being given up (`engine.training.loop.early_save`). Ranks of several nodes
   finish it.
 - A submitted step is executed while the loop submits the next one. The HOST lane records its
   `StepFinished` when it is applied.

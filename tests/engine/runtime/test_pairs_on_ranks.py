@@ -1,4 +1,4 @@
-"""Steps of pairs on several ranks and hosts: each knows the sums of all answers, to the bit."""
+"""Steps of pairs on several ranks and nodes: each knows the sums of all answers, to the bit."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def rows_of(objective: str):
     return rows
 
 
-def trained(objective: str, ranks: int, hosts: int, dtype: str) -> list:
+def trained(objective: str, ranks: int, nodes: int, dtype: str) -> list:
     """Returns (loss, norm, sums of answers) of each step, from each rank."""
-    rows, own = rows_of(objective), ROWS // (ranks * hosts)
-    choices = PlanChoices(micro_batches=own, ranks=ranks, hosts=hosts)
+    rows, own = rows_of(objective), ROWS // (ranks * nodes)
+    choices = PlanChoices(micro_batches=own, ranks=ranks, replicas=nodes)
 
     def work(collectives):
         run = open_rank(Job(dtype=dtype), choices, collectives)
@@ -62,14 +62,14 @@ def trained(objective: str, ranks: int, hosts: int, dtype: str) -> list:
             run.close()
         return [(each.loss, each.grad_norm, each.sequence_sums) for each in applied]
 
-    return on_ranks(ranks * hosts, work, hosts)
+    return on_ranks(ranks * nodes, work, nodes)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
-@pytest.mark.parametrize(("ranks", "hosts"), [(2, 1), (4, 1), (2, 2), (1, 2)])
-def test_every_rank_knows_the_sums_of_all_answers(objective, ranks, hosts, dtype):
-    found = trained(objective, ranks, hosts, dtype)
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (4, 1), (2, 2), (1, 2)])
+def test_every_rank_knows_the_sums_of_all_answers(objective, ranks, nodes, dtype):
+    found = trained(objective, ranks, nodes, dtype)
     assert all(each == found[0] for each in found)
     (alone,) = trained(objective, 1, 1, dtype)
     assert np.shape(found[0][0][2]) == (ROWS if objective == "kto" else 2 * ROWS, 2)

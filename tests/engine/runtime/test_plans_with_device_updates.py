@@ -69,8 +69,8 @@ def test_plans_with_device_updates_validate_and_update_everything_once(depth):
             unit: [op.chunk for op in plan.ops if op.kind == "device_update" and op.unit == unit]
             for unit in numel
         }
-        hosts = [op.unit for op in plan.ops if op.kind == "update"]
-        assert sorted(hosts) == sorted(set(numel) - set(choices.device_updated_units))
+        on_host = [op.unit for op in plan.ops if op.kind == "update"]
+        assert sorted(on_host) == sorted(set(numel) - set(choices.device_updated_units))
         for unit in choices.device_updated_units:
             covered = [k for start, stop in chunks[unit] for k in range(start, stop)]
             assert covered == list(range(numel[unit])) and all(

@@ -246,7 +246,7 @@ PLANS = (
         "return ranks * offloaded_input_bytes",
         "return offloaded_input_bytes",
         "The report counts the block inputs of one of several GPUs.",
-        (f"{GPU_TESTS}::test_a_host_has_planes_once_and_the_rest_once_for_each_rank",),
+        (f"{GPU_TESTS}::test_a_node_has_planes_once_and_the_rest_once_for_each_rank",),
     ),
     Change(
         "every-rank-has-all-rows",

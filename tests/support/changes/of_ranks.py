@@ -10,13 +10,13 @@ SAME_BITS = "tests/engine/runtime/test_ranks_same_bits.py"
 PLANS = "tests/engine/planning/schedule/test_plans_of_ranks.py"
 REPORTS = "tests/engine/runtime/distributed/test_reports.py"
 COLLECTIVE = "tests/engine/runtime/collectives/test_exchange.py"
-HOSTS = "tests/engine/runtime/test_ranks_of_hosts.py"
+NODES = "tests/engine/runtime/test_ranks_of_nodes.py"
 HOST_PROCESSES = (
-    "tests/engine/runtime/distributed/test_hosts.py::test_hosts_train_what_one_host_trains"
+    "tests/engine/runtime/distributed/test_nodes.py::test_nodes_train_what_one_node_trains"
 )
 DIVIDED = (
-    "tests/engine/runtime/distributed/test_hosts.py"
-    "::test_hosts_that_divide_planes_have_the_bits_of_one_host"
+    "tests/engine/runtime/distributed/test_nodes.py"
+    "::test_nodes_that_divide_planes_have_the_bits_of_one_node"
 )
 FROZEN = (
     "tests/engine/model/lora/test_adapters_on_ranks.py"
@@ -56,7 +56,7 @@ RANK_CHANGES = (
         "            _add_in_order(shards, own)\n",
         "            own.copy_(shards.sum(dim=0))\n",
         "What ranks collectives in bf16 is added in bf16.",
-        (f"{COLLECTIVE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
+        (f"{COLLECTIVE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_nodes",),
     ),
     Change(
         "moments-updated-from-the-next-gradient",
@@ -203,11 +203,12 @@ RANK_CHANGES = (
     Change(
         "sums-added-in-another-order",
         "engine/runtime/collectives/process_groups.py",
-        "        _add_in_order(shards.view(self.place.ranks, -1), own)\n",
-        "        shards = shards.view(self.place.ranks, -1).roll(self.place.on_host, 0)\n"
+        "        _add_in_order(shards.view(self.place.local_world_size, -1), own)\n",
+        "        local = self.place.local_rank, self.place.local_world_size\n"
+        "        shards = shards.view(local[1], -1).roll(local[0], 0)\n"
         "        _add_in_order(shards, own)\n",
         "Each rank adds the shards in an order of its own.",
-        (f"{COLLECTIVE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
+        (f"{COLLECTIVE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_nodes",),
     ),
     Change(
         "a-rank-gives-up-later-than-the-others",
@@ -250,59 +251,59 @@ RANK_CHANGES = (
         ("tests/app/session/test_several_gpus.py",),
     ),
     Change(
-        "hosts-keep-their-own-sums",
+        "nodes-keep-their-own-sums",
         "engine/runtime/collectives/process_groups.py",
         "            piece.copy_(self.sum_of_nodes(piece))\n",
         "            piece.clone()\n",
-        "Each host updates its planes with the gradients of its own rows.",
-        (f"{COLLECTIVE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
+        "Each node updates its planes with the gradients of its own rows.",
+        (f"{COLLECTIVE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_nodes",),
     ),
     Change(
-        "hosts-report-their-own-loss",
+        "nodes-report-their-own-loss",
         OPS,
         "    totals[-1:] = context.collectives.sum_of_nodes(totals[-1:])\n",
         "",
-        "The loss is that of the rows of one host.",
-        (f"{HOSTS}::test_hosts_with_one_rank_have_the_bits_of_one_host",),
+        "The loss is that of the rows of one node.",
+        (f"{NODES}::test_nodes_with_one_rank_have_the_bits_of_one_node",),
     ),
     Change(
-        "hosts-count-the-norm-of-each",
+        "nodes-count-the-norm-of-each",
         OPS,
         "    totals[-1:] = context.collectives.sum_of_nodes(totals[-1:])\n",
         "    totals = context.collectives.sum_of_nodes(totals)\n",
-        "Every host has the whole norm, and all of them are added.",
-        (f"{HOSTS}::test_hosts_that_clip_have_the_bits_of_one_host",),
+        "Every node has the whole norm, and all of them are added.",
+        (f"{NODES}::test_nodes_that_clip_have_the_bits_of_one_node",),
     ),
     Change(
-        "hosts-get-a-part-of-the-planes",
+        "nodes-get-a-part-of-the-planes",
         "engine/runtime/distributed/plane_copies.py",
         "        if keeps(unit):\n",
         "        if keeps(unit) and begin == 0:\n",
-        "Of each plane, another host gets the first piece alone.",
+        "Of each plane, another node gets the first piece alone.",
         (HOST_PROCESSES,),
     ),
     Change(
-        "hosts-get-weights-without-moments",
+        "nodes-get-weights-without-moments",
         "engine/runtime/distributed/plane_copies.py",
         "        if keeps(unit):\n",
         '        if keeps(unit) and not plane.startswith("exp"):\n',
-        "A run that goes on has moments on the first host alone.",
+        "A run that goes on has moments on the first node alone.",
         (HOST_PROCESSES,),
     ),
     Change(
-        "hosts-start-with-other-settings",
+        "nodes-start-with-other-settings",
         "engine/runtime/distributed/handshake.py",
         "        if own != found:\n",
         "        if own is found is None:\n",
-        "Hosts that were started with other settings compute the same run.",
+        "Nodes that were started with other settings compute the same run.",
         ("tests/engine/runtime/distributed/test_hello.py::test_what_differs_is_told",),
     ),
     Change(
-        "hosts-hold-whole-planes",
-        "engine/runtime/host/cross_host_planes.py",
+        "nodes-hold-whole-planes",
+        "engine/runtime/host/cross_node_planes.py",
         "        return self._held(key)\n",
         "        return 0, nbytes\n",
-        "Planes are divided among hosts, and each of them has RAM for all.",
+        "Planes are divided among nodes, and each of them has RAM for all.",
         (DIVIDED,),
     ),
     Change(
@@ -310,15 +311,15 @@ RANK_CHANGES = (
         "engine/runtime/distributed/leader_engine.py",
         "        return _joined(own, answers)[: len(batches)]\n",
         "        return _joined(own, answers)\n",
-        "Rows that are evaluated twice, so that all hosts have as many, count twice.",
+        "Rows that are evaluated twice, so that all nodes have as many, count twice.",
         (DIVIDED,),
     ),
     Change(
-        "planes-of-other-hosts-left-out",
-        "engine/runtime/host/cross_host_planes.py",
-        "                found = self._others.read(host, key, first, last)\n",
+        "planes-of-other-nodes-left-out",
+        "engine/runtime/host/cross_node_planes.py",
+        "                found = self._others.read(node, key, first, last)\n",
         "                found = super().read(key, first, last)\n",
-        "A checkpoint has zeros where other hosts have planes.",
+        "A checkpoint has zeros where other nodes have planes.",
         (DIVIDED,),
     ),
 )

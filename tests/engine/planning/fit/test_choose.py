@@ -350,7 +350,14 @@ def test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices(comp
     verify_plan(plan_of(again))
     old = {name: kept[name] for name in ("micro_batch_size", "loss_chunk", "main_grad")}
     again = choose(Job(big_shape(), config(), 1024, old), Target("cuda", 48 * GIB, 200 * GIB))
-    single = {"rounds": 1, "ranks": 1, "hosts": 1, "span": 1, "compiled": False, "tile_tokens": 0}
+    single = {
+        "rounds": 1,
+        "ranks": 1,
+        "replicas": 1,
+        "nodes_per_replica": 1,
+        "compiled": False,
+        "tile_tokens": 0,
+    }
     assert again.rounding == old | single
 
 

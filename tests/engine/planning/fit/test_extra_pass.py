@@ -34,7 +34,7 @@ PLANS = {
     "rounds": dict(rounds=2, main_grad="device"),
     "on the CPU": dict(),
     "two GPUs": dict(ranks=2, unsharded_reads=True),
-    "two hosts": dict(ranks=2, span=2),
+    "two nodes": dict(ranks=2, nodes_per_replica=2),
 }
 
 

@@ -35,7 +35,7 @@ MEASURED = Rates(
     d2h_busy=44.8e9,
     link=372e9,
 )
-"""The rates of a host with four H200 on which plans were compared."""
+"""The rates of a node with four H200 on which plans were compared."""
 
 
 def test_shards_and_late_moments_make_a_vertical_step_shorter():

@@ -16,7 +16,12 @@ from engine.machine.several_gpus import named_with_several
 from engine.model.build.build import build_model
 from engine.model.build.find_shape import adapted_shape
 from engine.planning.fit.collectives import CollectiveTimes
-from engine.planning.fit.job import Job, numbers_of_ranks, refuse_contradictions, spans_of
+from engine.planning.fit.job import (
+    Job,
+    nodes_per_replica_options,
+    numbers_of_ranks,
+    refuse_contradictions,
+)
 from engine.planning.fit.memory_items import MemoryItem, PartName
 from engine.planning.fit.pool import pool_of
 from engine.planning.fit.requirements import requirements_of
@@ -102,14 +107,14 @@ def test_two_gpus_are_predicted_to_be_faster():
     assert 0.45 < two.step_seconds / one.step_seconds < 0.7
 
 
-def test_auto_compares_numbers_of_gpus_and_copies_planes_to_hosts():
+def test_auto_compares_numbers_of_gpus_and_copies_planes_to_nodes():
     asked = config(**LORA | {"engine__gpus": "auto"})
     assert numbers_of_ranks(asked, 4, {}) == (1, 2, 4)
-    assert spans_of(asked, 2, {}) == (1,)
+    assert nodes_per_replica_options(asked, 2, {}) == (1,)
     divided = asked.with_values({"engine.across_nodes": "shard"})
-    job = Job(big_shape(), divided, 1024, ranks=2, hosts=2, span=2)
+    job = Job(big_shape(), divided, 1024, ranks=2, nodes=2, nodes_per_replica=2)
     with pytest.raises(
-        ConfigError, match="^engine.across_nodes: planes are divided among hosts"
+        ConfigError, match="^engine.across_nodes: planes are divided among nodes"
     ) as e:
         refuse_contradictions(job)
     assert "here adapters are trained; choose auto or copy." in str(e.value)

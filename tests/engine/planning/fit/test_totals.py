@@ -39,8 +39,8 @@ STARTS = (
 OTHERS = {
     "micro_batches": (4, 8),
     "ranks": (1, 2),
-    "hosts": (1, 2),
-    "span": (1, 2),
+    "replicas": (1, 2),
+    "nodes_per_replica": (1, 2),
     "unsharded_reads": (False, True),
     "rounds": (1, 2),
     "slots": (2, 5),

@@ -126,10 +126,10 @@ CHOICES = {
         update_buffers=1,
     ),
     "ranks-with-gpu-resident-units": PlanChoices(micro_batches=2, ranks=2, gpu_resident_units=3),
-    "hosts": PlanChoices(
-        micro_batches=2, hosts=2, device_updated_units=("block 1",), update_buffers=1
+    "replicas": PlanChoices(
+        micro_batches=2, replicas=2, device_updated_units=("block 1",), update_buffers=1
     ),
-    "hosts-of-ranks": PlanChoices(micro_batches=2, hosts=3, ranks=2, blocks_kept_in_slots=1),
+    "replicas-of-ranks": PlanChoices(micro_batches=2, replicas=3, ranks=2, blocks_kept_in_slots=1),
     "last-blocks": PlanChoices(
         micro_batches=2,
         offloaded_block_inputs=True,

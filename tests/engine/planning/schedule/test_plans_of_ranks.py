@@ -283,9 +283,9 @@ def test_units_that_live_on_the_device_are_gathered_after_their_update(changes):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_hosts_exchange_sums_and_no_weights(ranks, tied):
-    """The plan of a rank is that of a rank of one host, but for what says how many hosts there are.
-    A rank that is alone on its host gathers nothing.
+def test_nodes_exchange_sums_and_no_weights(ranks, tied):
+    """The plan of a rank is that of a rank of one node, but for what says how many nodes there are.
+    A rank that is alone on its node gathers nothing.
     """
     for name in CHOICES:
         choices = choices_of(name, ranks)
@@ -294,10 +294,10 @@ def test_hosts_exchange_sums_and_no_weights(ranks, tied):
         ):
             continue
         sizes = PlaneSizes(NUMEL, chunk_numel=256, rank=ranks - 1)
-        choices = choices.changed(hosts=3)
+        choices = choices.changed(replicas=3)
         plan = build_step_plan(BLOCKS, tied, choices, sizes)
         verify_plan(plan)
-        assert plan.hosts == 3 and plan.is_shared and plan.shards == Shards(ranks, ranks - 1)
+        assert plan.replicas == 3 and plan.is_shared and plan.shards == Shards(ranks, ranks - 1)
         assert from_text(to_text(plan)) == plan
         if ranks > 1:
             assert_own_shard_updated(plan, choices, name)
@@ -313,8 +313,8 @@ def test_hosts_exchange_sums_and_no_weights(ranks, tied):
 @pytest.mark.parametrize(
     "name", ["vertical, host, no device updates", "rounds, gradients on the GPU, all"]
 )
-def test_dropping_any_single_wait_between_hosts_is_found(name):
-    choices = choices_of(name, 1).changed(hosts=2)
+def test_dropping_any_single_wait_between_nodes_is_found(name):
+    choices = choices_of(name, 1).changed(replicas=2)
     plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
     dropped = {kind for kind, _ in find_dropped_waits(plan)}
     assert dropped >= {OpKind.REDUCE_SCATTER, OpKind.SUMMARY, OpKind.PREFETCH, OpKind.BACKWARD}
@@ -331,11 +331,11 @@ def test_dropping_any_single_wait_between_hosts_is_found(name):
         ("graphs", dict(gpu_resident_units=2 + len(BLOCKS), graphs=True)),
     ],
 )
-def test_choices_of_one_rank_are_refused_for_several_hosts(name, changes):
+def test_choices_of_one_rank_are_refused_for_several_nodes(name, changes):
     choices = PlanChoices(micro_batches=2, **changes)
     build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
     with pytest.raises(ValueError, match=f"^{name} is for one rank, not for 2$"):
-        build_step_plan(BLOCKS, False, choices.changed(hosts=2), PlaneSizes(NUMEL))
+        build_step_plan(BLOCKS, False, choices.changed(replicas=2), PlaneSizes(NUMEL))
 
 
 def test_the_grid_shows_the_exchange():

@@ -406,7 +406,7 @@ def test_optimizers_run_where_weights_are_ready_first(shape):
     )
 
 
-def test_a_host_that_the_bus_slows_down_is_left_alone(shape):
+def test_a_node_that_the_bus_slows_down_is_left_alone(shape):
     """Homes on the device would gain less than the host loses."""
     assert device_updates_of(
         shape, only(**bus(20.0), adamw=10.0, adamw_busy=0.1)

@@ -32,7 +32,7 @@ def exchanged(exchange: Collectives) -> dict[str, torch.Tensor]:
     and otherwise with 7, which must go.
     """
     place = exchange.place
-    ranks = place.ranks
+    ranks = place.local_world_size
     own = slice(place.local_rank * SHARD, (place.local_rank + 1) * SHARD)
     found: dict[str, torch.Tensor] = {}
     for dtype in DTYPES:
@@ -47,7 +47,7 @@ def exchanged(exchange: Collectives) -> dict[str, torch.Tensor]:
         values = numbers(place.rank, 12, dtype).view(3, 4)
         before = values.clone()
         found[f"summed {dtype}"] = exchange.all_reduce(values)
-        found[f"summed over hosts {dtype}"] = exchange.sum_of_nodes(values)
+        found[f"summed over nodes {dtype}"] = exchange.sum_of_nodes(values)
         found[f"unchanged {dtype}"] = (values == before).all()
     # A part of a larger buffer, as the sum of a small unit is.
     buffer = torch.full((ranks * SHARD + 5,), 7.0)
@@ -71,7 +71,7 @@ PLACES = [RankInfo(0, 3), RankInfo(0, 1, 3), RankInfo(0, 2, 2)]
 
 
 def exchanged_in_pieces(exchange: Collectives) -> dict[str, torch.Tensor]:
-    """Does it in a process of its own, where a sum of hosts is added in several chunks."""
+    """Does it in a process of its own, where a sum of nodes is added in several chunks."""
     exchange_room.CHUNK_NUMEL = 300
     return exchanged(exchange)
 
@@ -85,15 +85,18 @@ def both(request, tmp_path_factory) -> tuple[RankInfo, list, list]:
     folder = tmp_path_factory.mktemp("ranks")
     return (
         place,
-        in_processes(place.world_size, exchanged_in_pieces, folder, place.hosts),
-        on_ranks(place.world_size, exchanged, place.hosts),
+        in_processes(place.world_size, exchanged_in_pieces, folder, place.nodes),
+        on_ranks(place.world_size, exchanged, place.nodes),
     )
 
 
-def by_host(place: RankInfo, count: int, dtype: torch.dtype) -> list[list[torch.Tensor]]:
-    """Returns the numbers of each rank of each host."""
+def by_node(place: RankInfo, count: int, dtype: torch.dtype) -> list[list[torch.Tensor]]:
+    """Returns the numbers of each rank of each node."""
     everyone = [numbers(rank, count, dtype) for rank in range(place.world_size)]
-    return [everyone[at : at + place.ranks] for at in range(0, place.world_size, place.ranks)]
+    return [
+        everyone[at : at + place.local_world_size]
+        for at in range(0, place.world_size, place.local_world_size)
+    ]
 
 
 def test_processes_have_the_bits_of_threads(both):
@@ -104,46 +107,46 @@ def test_processes_have_the_bits_of_threads(both):
             assert torch.equal(value, theirs[name]), name
 
 
-def test_every_rank_has_what_those_of_its_host_have_brought(both):
+def test_every_rank_has_what_those_of_its_node_have_brought(both):
     first = both[0]
     for found in both[1:]:
         for rank, each in enumerate(found):
             place = first.of(rank)
             for dtype in DTYPES:
-                brought = torch.cat(by_host(place, SHARD, dtype)[place.host])
+                brought = torch.cat(by_node(place, SHARD, dtype)[place.node_rank])
                 assert torch.equal(each[f"gathered {dtype}"], brought)
                 assert torch.equal(each[f"broadcast {dtype}"], numbers(0, 10, dtype))
             for dtype in (torch.float32, torch.int32):
-                hosts = by_host(place, 12, dtype)
-                total = added(hosts[place.host]).view(3, 4)
+                nodes = by_node(place, 12, dtype)
+                total = added(nodes[place.node_rank]).view(3, 4)
                 assert torch.equal(each[f"summed {dtype}"], total)
-                total = added(host[place.local_rank] for host in hosts).view(3, 4)
-                assert torch.equal(each[f"summed over hosts {dtype}"], total)
+                total = added(node[place.local_rank] for node in nodes).view(3, 4)
+                assert torch.equal(each[f"summed over nodes {dtype}"], total)
                 assert each[f"unchanged {dtype}"]
 
 
 def assert_added_in_fp32(first: RankInfo, found: list) -> None:
-    hosts = by_host(first, first.ranks * SHARD, torch.bfloat16)
-    total = added(added(each.float() for each in host) for host in hosts)
-    assert not torch.equal(total, added(added(host) for host in hosts).float())
+    nodes = by_node(first, first.local_world_size * SHARD, torch.bfloat16)
+    total = added(added(each.float() for each in node) for node in nodes)
+    assert not torch.equal(total, added(added(node) for node in nodes).float())
     for rank, each in enumerate(found):
         at = first.of(rank).local_rank
         assert torch.equal(each["added"], total[at * SHARD : (at + 1) * SHARD])
 
 
-def test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts(both):
+def test_sums_are_added_in_the_order_of_ranks_and_then_of_nodes(both):
     first = both[0]
     for found in both[1:]:
-        hosts = by_host(first, first.ranks * SHARD, torch.float32)
-        total = added(map(added, hosts))
+        nodes = by_node(first, first.local_world_size * SHARD, torch.float32)
+        total = added(map(added, nodes))
         for rank, each in enumerate(found):
             at = first.of(rank).local_rank
             assert torch.equal(each["scattered"], total[at * SHARD : (at + 1) * SHARD])
             assert torch.equal(each["beyond"], torch.full((5,), 7.0))
-        if first.ranks > 1:
+        if first.local_world_size > 1:
             assert_added_in_fp32(first, found)
-        backwards = added(added(host[::-1]) for host in hosts[::-1])
-        in_one_row = added(each for host in hosts for each in host)
+        backwards = added(added(node[::-1]) for node in nodes[::-1])
+        in_one_row = added(each for node in nodes for each in node)
         # Such numbers tell an order from another one.
         assert first.world_size == 4 or not torch.equal(backwards, total)
         assert first.world_size == 3 or not torch.equal(in_one_row, total)

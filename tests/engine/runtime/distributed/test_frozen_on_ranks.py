@@ -1,5 +1,5 @@
 """Ranks share frozen weights, wherever these are: in RAM, which has them once, and on the devices.
-Adapters and parts are trained alike by all plans for several ranks, and by several hosts.
+Adapters and parts are trained alike by all plans for several ranks, and by several nodes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from engine.planning.layout.layout import ParameterSpec, lay_out
-from engine.runtime.host.cross_host_planes import Nodes, NodeShards
-from tests.support.planes_of_hosts import trained_planes
+from engine.runtime.host.cross_node_planes import Nodes, NodeShards
+from tests.support.planes_of_nodes import trained_planes
 from tests.support.tiny import random_batches
 from tests.support.worker_groups import (
     forked_followers,  # noqa: F401  a fixture
@@ -48,9 +48,9 @@ def model(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("frozen") / "model"
 
 
-def found_by(model: Path, ranks: int, hosts: int = 1, **choices) -> tuple[dict, float]:
+def found_by(model: Path, ranks: int, nodes: int = 1, **choices) -> tuple[dict, float]:
     """Returns the planes after three steps, and the loss of an evaluation."""
-    with led(model, ranks, 4, hosts, **choices) as workers:
+    with led(model, ranks, 4, nodes, **choices) as workers:
         before = frozen_of(workers.store)
         workers.train(1, 2, 3)
         assert frozen_of(workers.store) == before and before
@@ -90,7 +90,7 @@ def test_any_plan_gives_the_same_bits(model, usual, case):
 
 @pytest.mark.slow(SWEEP)
 @pytest.mark.parametrize("name, choices", [("adapters", {}), ("some", {"gpu_resident_units": 2})])
-def test_hosts_with_copies_train_what_one_host_trains(model, usual, name, choices):
+def test_nodes_with_copies_train_what_one_node_trains(model, usual, name, choices):
     found, loss = found_by(model, 1, 2, parts=PARTS[name], **choices)
     expected, of_one = usual(name)
     assert loss == pytest.approx(of_one, rel=1e-5)
@@ -99,7 +99,7 @@ def test_hosts_with_copies_train_what_one_host_trains(model, usual, name, choice
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6, err_msg=str(key))
 
 
-def test_frozen_weights_are_divided_among_no_hosts():
+def test_frozen_weights_are_divided_among_no_nodes():
     layout = lay_out("block 0", [ParameterSpec("a", "a", (64, 8), True, frozen=True)])
-    with pytest.raises(ValueError, match="frozen weights are divided among no hosts"):
-        NodeShards({"block 0": layout}, "float32", lambda: "adamw", 2, Nodes(2).hosts)
+    with pytest.raises(ValueError, match="frozen weights are divided among no nodes"):
+        NodeShards({"block 0": layout}, "float32", lambda: "adamw", 2, Nodes(2).nodes)

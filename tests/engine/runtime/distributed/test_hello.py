@@ -1,5 +1,5 @@
-"""Processes on several hosts that cannot compute one run are refused in a sentence that names the
-rank, the host and what differs.
+"""Processes on several nodes that cannot compute one run are refused in a sentence that names the
+rank, the node and what differs.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ LEADER = Handshake(
 )
 OTHER = replace(LEADER, place=RankInfo(3, 2, 2), host_name="second", pid=11)
 DIFFERENCES = {
-    "has torch 2.10, but rank 0 has 2.11; install the same on every host.": dict(
+    "has torch 2.10, but rank 0 has 2.11; install the same on every node.": dict(
         versions={"torch": "2.10", "Python": "3.11"}
     ),
-    "has torch nothing, but rank 0 has 2.11; install the same on every host.": dict(
+    "has torch nothing, but rank 0 has 2.11; install the same on every node.": dict(
         versions={"Python": "3.11"}
     ),
-    "has another version of Ramstream than rank 0; bring the same sources to every host.": dict(
+    "has another version of Ramstream than rank 0; bring the same sources to every node.": dict(
         program="older"
     ),
     "was started with train.steps at 9, but rank 0 with 8; use the same preset and command line "
-    "on every host.": dict(settings={"train.steps": 9, "data.source": "a"}),
+    "on every node.": dict(settings={"train.steps": 9, "data.source": "a"}),
     "was started with train.seed at 3, but rank 0 with null; use the same preset and command line "
-    "on every host.": dict(settings={"train.steps": 8, "data.source": "a", "train.seed": 3}),
-    "is one of 1 on its host, but the host of rank 0 has 2; give torchrun the same "
-    "--nproc-per-node on every host.": dict(place=RankInfo(3, 1, 4)),
+    "on every node.": dict(settings={"train.steps": 8, "data.source": "a", "train.seed": 3}),
+    "is one of 1 on its node, but the node of rank 0 has 2; give torchrun the same "
+    "--nproc-per-node on every node.": dict(place=RankInfo(3, 1, 4)),
     "cannot use its command line: tiny.yaml is not there.": dict(problem="tiny.yaml is not there."),
 }
 
@@ -78,14 +78,14 @@ def test_the_digest_is_that_of_the_sources(monkeypatch, tmp_path):
 # --------------------------------------------------------------------- finding each other
 
 
-def gather(monkeypatch, settings: list[dict], hosts: bool = True) -> tuple[object, list]:
+def gather(monkeypatch, settings: list[dict], nodes: bool = True) -> tuple[object, list]:
     """Lets processes find each other, in threads. Returns what the leader gets, and what each of
-    the others does. hosts: each is on a host of its own.
+    the others does. nodes: each is on a node of its own.
     """
     monkeypatch.setattr(launched_group, "FIND_SECONDS", 60)
     monkeypatch.setenv(VARIABLE, SECRET)
     place, port = (
-        RankInfo(0, 1, len(settings)) if hosts else RankInfo(0, len(settings)),
+        RankInfo(0, 1, len(settings)) if nodes else RankInfo(0, len(settings)),
         free_port(),
     )
     found: list = [None] * len(settings)
@@ -109,9 +109,9 @@ def gather(monkeypatch, settings: list[dict], hosts: bool = True) -> tuple[objec
     return led, found[1:]
 
 
-@pytest.mark.parametrize("hosts", [True, False])
-def test_processes_find_each_other_and_end_with_the_code_of_the_leader(monkeypatch, hosts):
-    led, others = gather(monkeypatch, [{}, {}, {}], hosts)
+@pytest.mark.parametrize("nodes", [True, False])
+def test_processes_find_each_other_and_end_with_the_code_of_the_leader(monkeypatch, nodes):
+    led, others = gather(monkeypatch, [{}, {}, {}], nodes)
     assert [process.place.rank for process in led.processes] == [1, 2]
     for number, connection in enumerate(others):
         led.processes[number]._line.send(Go(number))
@@ -141,7 +141,7 @@ def test_all_are_refused_where_one_differs(monkeypatch):
 def test_settings_are_the_same_when_they_have_passed(monkeypatch):
     """A tuple arrives as a list, and a path as its text."""
     settings = {"a": (1, 2), "b": Path("c"), "d": None, "e": 1e-5, "f": [{"g": True}]}
-    led, (connection,) = gather(monkeypatch, [settings, settings], hosts=False)
+    led, (connection,) = gather(monkeypatch, [settings, settings], nodes=False)
     assert [process.place.rank for process in led.processes] == [1]
     connection.close()
     led.end(0)
@@ -170,11 +170,11 @@ ENVIRONMENT = {
 
 def test_the_place_is_read_from_the_environment():
     found = read_launched(ENVIRONMENT)
-    assert (found.place.host, found.place.local_rank, found.place.world_size) == (1, 1, 8)
+    assert (found.place.node_rank, found.place.local_rank, found.place.world_size) == (1, 1, 8)
     assert (found.address, found.port, found.has_store) == ("first", 29500, True)
     assert not read_launched(ENVIRONMENT | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).has_store
 
 
-def test_hosts_with_unequal_numbers_are_refused():
-    with pytest.raises(RankError, match="^torchrun has started 8 processes on 3 hosts, 4 of them"):
+def test_nodes_with_unequal_numbers_are_refused():
+    with pytest.raises(RankError, match="^torchrun has started 8 processes on 3 nodes, 4 of them"):
         read_launched(ENVIRONMENT | {"GROUP_WORLD_SIZE": "3"})

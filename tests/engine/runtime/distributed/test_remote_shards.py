@@ -22,7 +22,7 @@ SIZE = 1000
 
 
 class Followers:
-    """Three ranks, of which the last is on another host. They answer in this process."""
+    """Three ranks, of which the last is on another node. They answer in this process."""
 
     def __init__(self):
         backend = CpuBackend()
@@ -59,7 +59,7 @@ def test_ranks_get_what_the_leader_writes_and_it_reads_the_same(followers):
         np.testing.assert_array_equal(found, held[40:960])
 
 
-def test_only_bytes_of_another_host_are_in_messages(followers):
+def test_only_bytes_of_another_node_are_in_messages(followers):
     followers.shards.write([1, 2, 3], KEY, 0, np.ones(SIZE, np.uint8))
     in_messages = {
         rank: message.content is not None

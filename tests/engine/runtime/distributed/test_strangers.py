@@ -1,4 +1,4 @@
-"""Whoever is not of the run gets nothing done: no code, no rank, no end of the run. On one host
+"""Whoever is not of the run gets nothing done: no code, no rank, no end of the run. On one node
 nothing listens beyond loopback, and no other account reaches where ranks meet.
 """
 
@@ -84,7 +84,7 @@ class Coming:
         while True:
             assert time.monotonic() < until
             try:
-                if self.place.hosts > 1:
+                if self.place.nodes > 1:
                     return socket.create_connection((LOOPBACK, self.ports[0]), 1)
                 return OwnSocket(
                     launched_group._name_of(launched_as(self.place, self.port))
@@ -113,7 +113,7 @@ def wait_for_end_of(stream: socket.socket) -> None:
             pass
 
 
-WAYS = {"one host": RankInfo(0, 2, 1), "two hosts": RankInfo(0, 1, 2)}
+WAYS = {"one node": RankInfo(0, 2, 1), "two nodes": RankInfo(0, 1, 2)}
 
 
 def test_what_strangers_send_is_refused_and_told(monkeypatch, tmp_path, capfd):
@@ -134,7 +134,7 @@ def test_what_strangers_send_is_refused_and_told(monkeypatch, tmp_path, capfd):
             said += capfd.readouterr().err
         told = said.splitlines()
         assert len(told) == len(NAMES) <= launched_group.MOST_TOLD
-        who = "A process of this host" if way == "one host" else "Someone at .*127.0.0.1"
+        who = "A process of this node" if way == "one node" else "Someone at .*127.0.0.1"
         form = re.compile(f"ramstream: {who} wanted to join the run and was sent away \\(.+\\).")
         assert all(form.fullmatch(line) for line in told), told
     assert not (tmp_path / "made").exists()
@@ -149,7 +149,7 @@ FIRST = {
 
 @pytest.mark.parametrize("first", FIRST)
 def test_a_first_message_that_is_none_is_refused(monkeypatch, capfd, first):
-    coming = Coming(monkeypatch, WAYS["one host"])
+    coming = Coming(monkeypatch, WAYS["one node"])
     with coming.reached() as stream:
         Connection(stream).send(FIRST[first])
         wait_for_end_of(stream)
@@ -159,7 +159,7 @@ def test_a_first_message_that_is_none_is_refused(monkeypatch, capfd, first):
 
 def test_more_than_come_at_once_are_sent_away_and_those_told_are_few(monkeypatch, capfd):
     monkeypatch.setattr(launched_group, "MOST_AT_ONCE", 3)
-    coming = Coming(monkeypatch, WAYS["two hosts"])
+    coming = Coming(monkeypatch, WAYS["two nodes"])
     silent = [coming.reached() for _ in range(3)]
     for stream in silent:  # the leader's challenge has come: each has a thread
         stream.settimeout(PATIENCE)
@@ -178,7 +178,7 @@ def test_more_than_come_at_once_are_sent_away_and_those_told_are_few(monkeypatch
 
 def test_whoever_follows_believes_no_stranger(tmp_path):
     """It finds the leader once that tells where it listens."""
-    place, port = WAYS["two hosts"], free_port()
+    place, port = WAYS["two nodes"], free_port()
     store = distributed.TCPStore(
         LOOPBACK, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE)
     )
@@ -212,15 +212,15 @@ def test_whoever_follows_believes_no_stranger(tmp_path):
 
 
 @pytest.mark.parametrize("secret_", ["", "short", "x" * (LEAST_CHARACTERS - 1)])
-def test_hosts_without_a_secret_do_not_begin(monkeypatch, secret_):
+def test_nodes_without_a_secret_do_not_begin(monkeypatch, secret_):
     monkeypatch.setenv(VARIABLE, secret_)
-    place = WAYS["two hosts"]
+    place = WAYS["two nodes"]
     for start in (LaunchedGroup, follow):
-        with pytest.raises(RankError, match=r"RAMSTREAM_SECRET.*openssl rand -hex 32.*every host"):
+        with pytest.raises(RankError, match=r"RAMSTREAM_SECRET.*openssl rand -hex 32.*every node"):
             start(launched_as(place, free_port()), handshake(place, {}))
 
 
-# --------------------------------------------------------------------- the way between hosts
+# --------------------------------------------------------------------- the way between nodes
 
 
 def proved(own: bytes = b"a" * 32, other: bytes = b"a" * 32) -> list:
@@ -388,7 +388,7 @@ OPENS = "print(open(sys.argv[1], 'rb').read(1))"
 
 
 @needs_root
-def test_no_other_account_opens_the_store_of_one_host():
+def test_no_other_account_opens_the_store_of_one_node():
     rendezvous = OnHost.made(2)
     rendezvous.store().set("a", "b")
     path = f"/proc/{rendezvous.process}/fd/{rendezvous.file}"

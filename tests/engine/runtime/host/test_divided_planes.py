@@ -1,5 +1,5 @@
-"""Planes in the RAM of several hosts: whoever leads reads and writes them as if it had all of them,
-and every host has memory for its part alone.
+"""Planes in the RAM of several nodes: whoever leads reads and writes them as if it had all of them,
+and every node has memory for its part alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from engine.runtime.distributed.messages import (
     WriteShard,
 )
 from engine.runtime.distributed.remote_shards import OwnNodeShards, answer
-from engine.runtime.host import cross_host_planes
-from engine.runtime.host.cross_host_planes import Nodes
+from engine.runtime.host import cross_node_planes
+from engine.runtime.host.cross_node_planes import Nodes
 from engine.runtime.host.device_planes import DevicePlanes
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.shared_memory import OpenedMemory
@@ -37,10 +37,10 @@ pytestmark = pytest.mark.computing
 
 
 class OtherNodes:
-    """The first ranks of the other hosts, in this process."""
+    """The first ranks of the other nodes, in this process."""
 
-    def __init__(self, hosts: int):
-        self.parts = {host: OwnNodeShards(1) for host in range(1, hosts)}
+    def __init__(self, nodes: int):
+        self.parts = {host: OwnNodeShards(1) for host in range(1, nodes)}
 
     def _ask(self, host, message):
         return answer(None, self.parts[host], message).content
@@ -67,15 +67,15 @@ CASES = [(*kind, 2, 1) for kind in KINDS] + [("bfloat16", "adamw", 48, 3, 2)]
 @pytest.fixture(params=CASES, ids=str)
 def stores(request, monkeypatch) -> Iterator[Case]:
     """Yields a store with all planes here, and one whose planes, which hold the same, are divided
-    among hosts. What passes between hosts does so in small chunks.
+    among nodes. What passes between nodes does so in small chunks.
     """
-    dtype, optimizer, wide, hosts, ranks = request.param
-    monkeypatch.setattr(cross_host_planes, "MOST_BYTES", 1000)
+    dtype, optimizer, wide, nodes, ranks = request.param
+    monkeypatch.setattr(cross_node_planes, "MOST_BYTES", 1000)
     plain = plain_model(tiny_config("llama", intermediate_size=wide))
     model = build_model(plain.config, ModelConfig(source="tiny", dtype=dtype))
     plainly = HostStates(model.layouts, dtype, threads=1)
-    divided, others = HostStates(model.layouts, dtype, threads=1), OtherNodes(hosts)
-    divided.shard_over_nodes(hosts * ranks, Nodes(hosts, others=others))
+    divided, others = HostStates(model.layouts, dtype, threads=1), OtherNodes(nodes)
+    divided.shard_over_nodes(nodes * ranks, Nodes(nodes, others=others))
     generator = np.random.default_rng(0)
     for store in (plainly, divided):
         store.allocate_weights()
@@ -87,9 +87,9 @@ def stores(request, monkeypatch) -> Iterator[Case]:
             for store in (plainly, divided):
                 store.put(unit, plane, 0, content)
     shape = shape_of(model).with_optimizer(optimizer)
-    choices = PlanChoices(ranks=hosts * ranks, span=hosts)
-    # What the report says of a host may lack the elements that fill a shard.
-    filling = 16 * 256 * hosts * ranks * len(plainly.layouts)
+    choices = PlanChoices(ranks=nodes * ranks, nodes_per_replica=nodes)
+    # What the report says of a node may lack the elements that fill a shard.
+    filling = 16 * 256 * nodes * ranks * len(plainly.layouts)
     assert 0 <= divided.allocated_bytes - state_bytes(shape, choices) < filling
     yield plainly, divided, others
     divided.close()
@@ -97,7 +97,7 @@ def stores(request, monkeypatch) -> Iterator[Case]:
     plainly.close()
 
 
-def test_planes_read_as_if_they_were_on_one_host(stores: Case):
+def test_planes_read_as_if_they_were_on_one_node(stores: Case):
     plainly, divided, _ = stores
     for unit, layout in plainly.layouts.items():
         for plane in plainly.planes:
@@ -112,24 +112,24 @@ def test_planes_read_as_if_they_were_on_one_host(stores: Case):
 
 
 def test_every_rank_finds_its_shard_where_it_is_in_a_whole_plane(stores: Case):
-    """The ranks of another host open what the first of them holds."""
+    """The ranks of another node open what the first of them holds."""
     plainly, _, others = stores
-    hosts = 1 + len(others.parts)
-    ranks = {2: 1, 3: 2}[hosts]
+    nodes = 1 + len(others.parts)
+    ranks = {2: 1, 3: 2}[nodes]
     for host, parts in others.parts.items():
         opened = HostStates(list(plainly.layouts.values()), plainly.dtype, threads=1)
-        opened.shard_over_nodes(hosts * ranks, Nodes(hosts, host))
+        opened.shard_over_nodes(nodes * ranks, Nodes(nodes, host))
         memory, device = OpenedMemory(parts.planes), DevicePlanes(CpuBackend())
         opened.open_planes(memory, (plainly.optimizer, True), (), device)
         for unit, layout in plainly.layouts.items():
             for rank in range(host * ranks, host * ranks + ranks):
-                start, stop = Shards(hosts * ranks, rank).bounds(layout.numel)
+                start, stop = Shards(nodes * ranks, rank).bounds(layout.numel)
                 ours, theirs = (each.tensor(unit, "weight_high") for each in (opened, plainly))
                 assert torch.equal(ours[start:stop], theirs[start:stop])
         opened.close_planes_in_ram()
 
 
-def test_units_that_come_to_live_on_a_device_bring_what_other_hosts_have(stores: Case):
+def test_units_that_come_to_live_on_a_device_bring_what_other_nodes_have(stores: Case):
     plainly, divided, others = stores
     divided.place_units(["embed"], CpuBackend())
     left = {unit for parts in others.parts.values() for unit, _ in parts.planes.files}
@@ -140,17 +140,17 @@ def test_units_that_come_to_live_on_a_device_bring_what_other_hosts_have(stores:
         assert np.array_equal(divided.content("embed", plane, 0, size), expected)
 
 
-def test_a_host_without_room_says_what_it_lacks(monkeypatch):
+def test_a_node_without_room_says_what_it_lacks(monkeypatch):
     plain = plain_model(tiny_config("llama"))
     model = build_model(plain.config, ModelConfig(source="tiny", dtype="float32"))
     store, others = HostStates(model.layouts, "float32", threads=1), OtherNodes(2)
     store.shard_over_nodes(2, Nodes(2, others=others))
     monkeypatch.setattr(others.parts[1].ram, "_touch", _full)
-    with pytest.raises(FitError, match="^the other host is full$"):
+    with pytest.raises(FitError, match="^the other node is full$"):
         store.allocate_weights()
     assert store.allocated_bytes == 0 and not others.parts[1].planes.files
     store.close()
 
 
 def _full(*_: object) -> None:
-    raise FitError("the other host is full")
+    raise FitError("the other node is full")

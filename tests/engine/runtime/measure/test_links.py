@@ -55,6 +55,6 @@ def test_a_plan_for_several_gpus_asks_for_the_link_once(monkeypatch, gpus, expec
         assert found.link == expected
     assert len(asked) == (expected > 0)
     assert stored_rates(backend.device_name).link == expected
-    job.network = 2e9  # of several hosts, as was measured before
+    job.network = 2e9  # of several nodes, as was measured before
     assert planning._rates_of_machine(session, job, lambda: None).network == 2e9
     assert stored_rates(backend.device_name).network == 2e9

@@ -13,12 +13,12 @@ from tests.support.folders import make_config
 
 
 @pytest.mark.parametrize("is_urgent", [False, True])
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_hosts_that_finish_their_step_say_what_is_not_saved(tmp_path, capfd, hosts, is_urgent):
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_nodes_that_finish_their_step_say_what_is_not_saved(tmp_path, capfd, nodes, is_urgent):
     run = start_run(make_config(tmp_path), tmp_path / "runs")
-    run.compute_with(SimpleNamespace(place=RankInfo(0, 1, hosts)))
+    run.compute_with(SimpleNamespace(place=RankInfo(0, 1, nodes)))
     _Screen(run).interrupt(15, is_urgent)
     run.close()
     told = capfd.readouterr().err
     assert "Stopping after this step and saving" in told
-    assert (STEP_IS_FINISHED in told) is (hosts == 2 and is_urgent)
+    assert (STEP_IS_FINISHED in told) is (nodes == 2 and is_urgent)

@@ -1,5 +1,5 @@
-"""`torchrun ... launch.py train PRESET`: on one host and on two, it trains what a run that starts
-its own processes trains; what differs between hosts is refused before the first step; and a run
+"""`torchrun ... launch.py train PRESET`: on one node and on two, it trains what a run that starts
+its own processes trains; what differs between nodes is refused before the first step; and a run
 whose processes are killed goes on from its newest checkpoint.
 """
 
@@ -54,7 +54,7 @@ def plain(folder, preset) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_hosts(folder, preset) -> Path:
+def two_nodes(folder, preset) -> Path:
     """Returns the folder of a run."""
     return trained(folder, preset, 2, 1)
 
@@ -78,28 +78,28 @@ DIVIDED = ["--set", "engine.across_nodes=shard"]
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("ranks", slow_but([1, 2], [1], PROCESSES))
-def test_planes_that_are_divided_among_hosts_have_the_bits_of_one_host(
+def test_planes_that_are_divided_among_nodes_have_the_bits_of_one_node(
     folder, preset, plain, ranks
 ):
-    """It evaluates, samples, writes checkpoints and exports weights, of which no host has all. One
-    process goes on from a checkpoint, or two hosts that have copies.
+    """It evaluates, samples, writes checkpoints and exports weights, of which no node has all. One
+    process goes on from a checkpoint, or two nodes that have copies.
     """
     runs = folder / f"divided-{ranks}"
     with launch(2, ranks, [[preset, "--runs-dir", str(runs), *DIVIDED]] * 2) as started:
         codes, out, err = started.ended()
     assert codes == [0, 0] and "Traceback" not in err, (out, err)
-    assert "divided among 2 hosts of " in out
+    assert "divided among 2 nodes of " in out
     (built,) = events_in(runs, PlanBuilt)
-    assert (built.choices["span"], built.choices["hosts"]) == (2, 1)
+    assert (built.choices["nodes_per_replica"], built.choices["replicas"]) == (2, 1)
     assert built.choices["ranks"] == 2 * ranks
-    if ranks == 1:  # one host with two ranks has the same group
+    if ranks == 1:  # one node with two ranks has the same group
         assert figures(runs) == figures(plain)
         for step in (3, 6, 8):
             ours, theirs = planes_in(runs, step), planes_in(plain, step)
             assert ours.keys() == theirs.keys()
             assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     (measured,) = [line for line in log_of(runs) if "Gbit/s" in line]
-    assert measured.startswith("Each of the 2 hosts receives ")
+    assert measured.startswith("Each of the 2 nodes receives ")
     figures_before = figures(runs)
     (run,) = list_runs(runs)
     cut_after_checkpoint(runs / run.id, 6)
@@ -110,7 +110,7 @@ def test_planes_that_are_divided_among_hosts_have_the_bits_of_one_host(
         copied = [*resumed, "--set", "engine.across_nodes=replicate"]
         with launch(2, ranks, [copied] * 2) as started:
             codes, out, err = started.ended()
-        assert codes == [0, 0] and "on 2 hosts of 2 ranks each" in out, (out, err)
+        assert codes == [0, 0] and "on 2 nodes of 2 ranks each" in out, (out, err)
     assert events_in(runs, RunStarted)[-1].resumed_step == 6
     np.testing.assert_allclose(figures(runs), figures_before, rtol=1e-5)
 
@@ -122,9 +122,9 @@ def log_of(runs: Path) -> list[str]:
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("shape", slow_but([(2, 1), (1, 2), (2, 2)], [(2, 1)], PROCESSES), ids=str)
 def test_it_trains_what_a_run_with_processes_of_its_own_trains(
-    folder, preset, plain, two_hosts, shape
+    folder, preset, plain, two_nodes, shape
 ):
-    runs = two_hosts if shape == (2, 1) else trained(folder, preset, *shape)
+    runs = two_nodes if shape == (2, 1) else trained(folder, preset, *shape)
     np.testing.assert_allclose(figures(runs), figures(plain), rtol=1e-5)
     for step in (3, 6, 8):
         assert_close(planes_in(runs, step), planes_in(plain, step))
@@ -133,9 +133,9 @@ def test_it_trains_what_a_run_with_processes_of_its_own_trains(
 
 
 @pytest.mark.slow(PROCESSES)
-def test_its_bits_repeat(folder, preset, two_hosts):
+def test_its_bits_repeat(folder, preset, two_nodes):
     """Also where all processes are started in the plain way."""
-    first, second = two_hosts, trained(folder, preset, 2, 1, 0, subprocess.Popen)
+    first, second = two_nodes, trained(folder, preset, 2, 1, 0, subprocess.Popen)
     assert figures(first) == figures(second)
     ours, theirs = (planes_in(runs, 8) for runs in (first, second))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
@@ -167,7 +167,7 @@ def test_another_account_that_attacks_it_runs_nothing_and_it_goes_on(
 # --------------------------------------------------------------------- what is refused
 
 
-def test_other_settings_on_another_host_are_refused(folder, preset):
+def test_other_settings_on_another_node_are_refused(folder, preset):
     runs = folder / "refused"
     own = [preset, "--runs-dir", str(runs)]
     with launch(2, 1, [own, [*own, "--set", "train.learning_rate=0.5"]]) as started:
@@ -204,17 +204,17 @@ def test_wrong_settings_are_told_in_one_sentence(folder, preset, arguments, told
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("shape", slow_but([(1, 2), (2, 1)], [(1, 2)], PROCESSES), ids=str)
 def test_several_processes_learn_from_preferences_what_one_learns(folder, shape):
-    hosts, ranks = shape
+    nodes, ranks = shape
     preset = folder / "pairs.yaml"
     made = folder / "pairs"
     made.mkdir(exist_ok=True)
     pair_config(made).save(preset)
-    alone = start_run(pair_config(made), folder / f"pairs of one, {hosts}")
+    alone = start_run(pair_config(made), folder / f"pairs of one, {nodes}")
     assert alone.execute().state == "finished"
-    runs = folder / f"pairs {hosts}"
-    with launch(hosts, ranks, [[str(preset), "--runs-dir", str(runs)]] * hosts) as started:
+    runs = folder / f"pairs {nodes}"
+    with launch(nodes, ranks, [[str(preset), "--runs-dir", str(runs)]] * nodes) as started:
         codes, out, err = started.ended()
-    assert codes == [0] * hosts and "Traceback" not in err, (out, err)
+    assert codes == [0] * nodes and "Traceback" not in err, (out, err)
     np.testing.assert_allclose(figures(runs), figures(alone.folder.path.parent), rtol=1e-4)
     ours, theirs = (
         [step.preference for step in events_in(place, StepFinished)]
@@ -232,25 +232,25 @@ LONG |= {"output.checkpoint_every": 10, "output.keep_checkpoints": 2}
 
 
 @pytest.mark.slow(PROCESSES)
-@pytest.mark.parametrize("hosts, ranks, rank, more", [(1, 2, 1, []), (2, 1, 0, DIVIDED)], ids=str)
-def test_a_run_whose_process_is_killed_goes_on_by_itself(folder, hosts, ranks, rank, more):
+@pytest.mark.parametrize("nodes, ranks, rank, more", [(1, 2, 1, []), (2, 1, 0, DIVIDED)], ids=str)
+def test_a_run_whose_process_is_killed_goes_on_by_itself(folder, nodes, ranks, rank, more):
     preset = preset_of(folder / "long", **LONG)
-    runs = folder / f"killed-{hosts}-{ranks}-{rank}"
-    with launch(hosts, ranks, [[preset, "--runs-dir", str(runs), *more]] * hosts, 1) as started:
+    runs = folder / f"killed-{nodes}-{ranks}-{rank}"
+    with launch(nodes, ranks, [[preset, "--runs-dir", str(runs), *more]] * nodes, 1) as started:
         started.wait_for_step(runs, 25)
         os.kill(started.workers()[rank], signal.SIGKILL)
         codes, out, err = started.ended()
-    assert codes == [0] * hosts, (out, err)
+    assert codes == [0] * nodes, (out, err)
     resumed = [event.resumed_step for event in events_in(runs, RunStarted)]
     assert resumed[0] is None and resumed[1] >= 20 and len(resumed) == 2
-    if more:  # what the lost host had is lost with it
+    if more:  # what the lost node had is lost with it
         assert resumed[1] % LONG["output.checkpoint_every"] == 0
     steps = [event.step for event in events_in(runs, StepFinished)]
     assert steps[-(120 - resumed[1]) :] == list(range(resumed[1] + 1, 121))
     ends = events_in(runs, RunEnded)
     assert ends[-1].state == "finished"
     if rank:
-        assert ends[0].reason.startswith(f"Rank {rank} of {hosts * ranks}")
+        assert ends[0].reason.startswith(f"Rank {rank} of {nodes * ranks}")
 
 
 @pytest.mark.slow(PROCESSES)

@@ -230,7 +230,7 @@ def test_an_error_of_the_gpu_keeps_what_was_measured_when_it_came():
         assert "; end the other programs on the card, or lower train.micro_batch_size" in told
 
 
-def test_a_host_that_refuses_memory_is_told_by_item_and_other_errors_carry_nothing():
+def test_a_node_that_refuses_memory_is_told_by_item_and_other_errors_carry_nothing():
     error, other = MemoryError(), ValueError("no")
     for each in (error, other):
         note_memory(each, lambda: MemoryNote("planes took 3 GiB", figures(), 0))

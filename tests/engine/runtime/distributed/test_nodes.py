@@ -1,5 +1,5 @@
-"""Several hosts train together: each has all planes, which stay alike to the bit, or its share of
-them. A process that is lost on any of them is told by its rank and host.
+"""Several nodes train together: each has all planes, which stay alike to the bit, or its share of
+them. A process that is lost on any of them is told by its rank and node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from engine.errors import RankError
 from engine.runtime.distributed import build_engine, connection
 from engine.runtime.host.shared_memory import OpenedMemory, SharedPlanes
-from tests.support.planes_of_hosts import trained_planes
+from tests.support.planes_of_nodes import trained_planes
 from tests.support.rebuilt import rebuilt
 from tests.support.sets import slow_but
 from tests.support.tiny import random_batches
@@ -37,12 +37,12 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("hosts") / "model"
+    return tmp_path_factory.mktemp("nodes") / "model"
 
 
 @pytest.fixture
-def planes_of_hosts(monkeypatch) -> list[SharedPlanes]:
-    """Returns where the planes of each host are."""
+def planes_of_nodes(monkeypatch) -> list[SharedPlanes]:
+    """Returns where the planes of each node are."""
     found: list[SharedPlanes] = []
     plain = build_engine._planes_of_nodes
 
@@ -55,28 +55,28 @@ def planes_of_hosts(monkeypatch) -> list[SharedPlanes]:
 
 
 @pytest.mark.parametrize("case", slow_but(CASES, CASES[:1], SWEEP), ids=str)
-def test_hosts_train_what_one_host_trains(model, planes_of_hosts, case):
-    """Those of one rank each have the bits of one host with as many ranks but for the norm, which
+def test_nodes_train_what_one_node_trains(model, planes_of_nodes, case):
+    """Those of one rank each have the bits of one node with as many ranks but for the norm, which
     is added up otherwise, and clips nothing here.
     """
-    hosts, ranks, choices = case
-    count = 2 * hosts * ranks
-    with led(model, ranks, count, hosts, **choices) as workers:
+    nodes, ranks, choices = case
+    count = 2 * nodes * ranks
+    with led(model, ranks, count, nodes, **choices) as workers:
         workers.train(1, 2)
-        workers.engine.close()  # the other hosts let go of their planes, and get them anew
+        workers.engine.close()  # the other nodes let go of their planes, and get them anew
         rebuilt(workers)
         workers.train(3)
         found = trained_planes(workers)
         loss = workers.engine.evaluate(random_batches(5))
         assert workers.store.held.step == 3 and not workers.logged
-        assert len(planes_of_hosts) == hosts
-        for planes in planes_of_hosts[1:]:
+        assert len(planes_of_nodes) == nodes
+        for planes in planes_of_nodes[1:]:
             opened = OpenedMemory(planes)
             in_ram = {key for key in found if key[0] not in workers.store.gpu_resident}
             assert {key for key in planes.files if key[1] != "grad"} == in_ram
             for key in in_ram:
                 assert bytes(opened.map(key, len(found[key]))) == found[key], key
-    with led(model, hosts * ranks, count, **choices) as one:
+    with led(model, nodes * ranks, count, **choices) as one:
         one.train(1, 2, 3)
         expected = trained_planes(one)
         assert one.engine.evaluate(random_batches(5)) == pytest.approx(loss, rel=1e-5)
@@ -93,13 +93,13 @@ ROWS = [[1, 2, 3], [4, 5]]
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("case", slow_but(DIVIDED, DIVIDED[:1], SWEEP), ids=str)
-def test_hosts_that_divide_planes_have_the_bits_of_one_host(model, planes_of_hosts, case):
+def test_nodes_that_divide_planes_have_the_bits_of_one_node(model, planes_of_nodes, case):
     """RAM of each holds its share, also after the leader has read all planes and weights, and all
     ranks have evaluated and sampled.
     """
-    hosts, ranks, choices = case
-    count = 2 * hosts * ranks
-    with led(model, ranks, count, hosts, span=hosts, **choices) as workers:
+    nodes, ranks, choices = case
+    count = 2 * nodes * ranks
+    with led(model, ranks, count, nodes, nodes_per_replica=nodes, **choices) as workers:
         workers.train(1, 2)
         workers.engine.close()  # the planes stay where they are
         rebuilt(workers)
@@ -107,17 +107,17 @@ def test_hosts_that_divide_planes_have_the_bits_of_one_host(model, planes_of_hos
         found = trained_planes(workers)
         loss = workers.engine.evaluate(random_batches(5))
         logits = workers.engine.last_logits(ROWS)
-        held = [ram_of(planes) for planes in planes_of_hosts]
+        held = [ram_of(planes) for planes in planes_of_nodes]
         assert workers.store.allocated_bytes <= held[0] and not workers.logged
-    with led(model, hosts * ranks, count, **choices) as one:
+    with led(model, nodes * ranks, count, **choices) as one:
         one.train(1, 2, 3)
         assert trained_planes(one) == found
         assert one.engine.evaluate(random_batches(5)) == loss
         assert torch.equal(one.engine.last_logits(ROWS), logits)
         whole, files = one.store.allocated_bytes, len(one.workers.memory.planes.files)
-    # A border between two hosts is within a page of each.
-    assert len(held) == hosts and whole <= sum(held) <= whole + 2 * hosts * files * PAGESIZE
-    assert max(held) <= whole / hosts + 2 * files * PAGESIZE < 0.9 * whole
+    # A border between two nodes is within a page of each.
+    assert len(held) == nodes and whole <= sum(held) <= whole + 2 * nodes * files * PAGESIZE
+    assert max(held) <= whole / nodes + 2 * files * PAGESIZE < 0.9 * whole
 
 
 def ram_of(planes: SharedPlanes) -> int:
@@ -126,8 +126,8 @@ def ram_of(planes: SharedPlanes) -> int:
 
 
 @pytest.mark.slow(SWEEP)
-def test_planes_that_were_on_a_host_that_is_lost_are_not_read(model):
-    with led(model, 1, 2, 2, span=2) as workers:
+def test_planes_that_were_on_a_node_that_is_lost_are_not_read(model):
+    with led(model, 1, 2, 2, nodes_per_replica=2) as workers:
         (pid,) = workers.pids
         workers.train(1)
         os.kill(pid, signal.SIGKILL)
@@ -139,7 +139,7 @@ def test_planes_that_were_on_a_host_that_is_lost_are_not_read(model):
 
 
 @pytest.mark.parametrize("rank", slow_but([1, 2, 3], [], SWEEP))
-def test_a_process_of_any_host_that_is_killed_is_told_and_all_others_end(model, rank):
+def test_a_process_of_any_node_that_is_killed_is_told_and_all_others_end(model, rank):
     with led(model, 2, 4, 2) as workers:
         pids = workers.pids
         workers.train(1)
@@ -154,8 +154,8 @@ def test_a_process_of_any_host_that_is_killed_is_told_and_all_others_end(model, 
 
 
 @pytest.mark.slow(SWEEP)
-def test_a_process_of_another_host_that_hangs_is_lost_once_it_was_silent(model, monkeypatch):
-    """Nobody on this host can end it, and gloo waits for it without an end."""
+def test_a_process_of_another_node_that_hangs_is_lost_once_it_was_silent(model, monkeypatch):
+    """Nobody on this node can end it, and gloo waits for it without an end."""
     monkeypatch.setattr(connection, "SILENT_SECONDS", 3.0)
     with led(model, 1, 2, 2) as workers:
         (pid,) = workers.pids

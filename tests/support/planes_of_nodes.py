@@ -1,4 +1,4 @@
-"""The planes that ranks of several hosts leave."""
+"""The planes that ranks of several nodes leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch.py check --hosts N` says what each of several hosts like a machine takes of a job, and
+"""`launch.py check --nodes N` says what each of several nodes like a machine takes of a job, and
 what passes between their GPUs and over the network in a step.
 """
 
@@ -34,25 +34,25 @@ class Between:
 
     received_by_gpu: int
     """Each GPU receives so much of those that have other shards of the same planes."""
-    received_by_host: float
-    """So much comes to each host over the network, and as much leaves it."""
+    received_by_node: float
+    """So much comes to each node over the network, and as much leaves it."""
     network: float
-    """A host receives so many bytes a second."""
+    """A node receives so many bytes a second."""
     collective_seconds: float
     """The lane COLLECTIVE is busy for so long."""
     compute_waits: float
     """The lane COMPUTE waits for so long, for whatever it is."""
 
 
-def check_hosts(
+def check_nodes(
     config: TrainConfig, machine: Machine, facts: SessionFacts, as_json: bool
 ) -> tuple[str, int]:
     """Returns the report as text or JSON, and the exit code: 1 when the job does not fit. facts:
-    how many hosts there are, and the rate of the network between them. Raises RamstreamError for
+    how many nodes there are, and the rate of the network between them. Raises RamstreamError for
     bad input.
     """
-    if facts.hosts < 2:
-        raise ConfigError("--network-gbits", "one host has no network; add --hosts.")
+    if facts.nodes < 2:
+        raise ConfigError("--network-gbits", "one node has no network; add --nodes.")
     shape = shape_of_run(config)
     report = estimate(config, machine, shape, facts, adapted_shape)
     shape = shape.with_optimizer(config.train.optimizer)
@@ -62,7 +62,7 @@ def check_hosts(
         rates = replace(rates, network=facts.network or rates.network)
         between = _between(requirements_of(config, machine, shape, facts), shape, rates)
     if as_json:
-        told = {"machine": machine.to_dict(), "hosts": facts.hosts}
+        told = {"machine": machine.to_dict(), "nodes": facts.nodes}
         told["between"] = None if between is None else asdict(between)
         text = json.dumps(report.to_dict() | told, indent=2)
     else:
@@ -80,10 +80,14 @@ def _between(requirements: Requirements, shape: ModelShape, rates: Rates) -> Bet
     numels = {unit.name: (unit.numel, unit.weight_numel) for unit in shape.units}
     times = CollectiveTimes(plan, numels, shape.item_bytes, rates)
     received = sum(map(times.received, plan.ops))
-    by_host = float(received) if choices.span > 1 else sum(map(times.between_nodes, plan.ops))
+    by_node = (
+        float(received)
+        if choices.nodes_per_replica > 1
+        else sum(map(times.between_nodes, plan.ops))
+    )
     return Between(
         received,
-        by_host,
+        by_node,
         rates.network or ASSUMED_NETWORK,
         timing.busy[Lane.COLLECTIVE],
         timing.exposed,
@@ -91,15 +95,15 @@ def _between(requirements: Requirements, shape: ModelShape, rates: Rates) -> Bet
 
 
 def _in_words(between: Between, choices: dict[str, Any]) -> list[str]:
-    whose = "of the others on its host"
+    whose = "of the others on its node"
     what = "sums"
-    if choices["span"] > 1:
+    if choices["nodes_per_replica"] > 1:
         whose, what = "of all others", "weights and sums"
     return [
         "",
-        "Between GPUs and hosts, in a step",
+        "Between GPUs and nodes, in a step",
         f"  each GPU receives {in_gb(between.received_by_gpu)} {whose}",
-        f"  each host receives {in_gb(between.received_by_host)} of {what} over the "
+        f"  each node receives {in_gb(between.received_by_node)} of {what} over the "
         f"network, at {8 * between.network / 1e9:,.3g} Gbit/s",
         f"  exchanges take {in_seconds(between.collective_seconds)}, beside computing; COMPUTE "
         "waits "

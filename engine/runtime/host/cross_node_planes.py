@@ -1,10 +1,10 @@
-"""Planes may be divided among several hosts: the RAM of each has the shards of its own ranks.
+"""Planes may be divided among several nodes: the RAM of each has the shards of its own ranks.
 
-A host has addresses for whole planes, but memory for its part alone: the system gives a page only
+A node has addresses for whole planes, but memory for its part alone: the system gives a page only
 where somebody touches it. So every rank finds its shard where it would be in a whole plane.
 
 The rank that leads reads and writes these planes by their bytes, as if it had all of them. What
-other hosts have passes the network, in pieces that are not kept.
+other nodes have passes the network, in pieces that are not kept.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ class NodeShard(NamedTuple):
 class OtherNodes(Protocol):
     """The `OtherNodes` hold parts of planes. Places count from the first byte of the plane."""
 
-    def allocate(self, host: int, parts: Mapping[Key, NodeShard]) -> None:
-        """Allocates zeroed parts of planes in the RAM of a host. Raises RankError."""
+    def allocate(self, node: int, parts: Mapping[Key, NodeShard]) -> None:
+        """Allocates zeroed parts of planes in the RAM of a node. Raises RankError."""
 
     def release(self, keys: Iterable[Key]) -> None:
-        """Frees planes on all other hosts. Raises RankError."""
+        """Frees planes on all other nodes. Raises RankError."""
 
-    def read(self, host: int, key: Key, begin: int, end: int) -> np.ndarray:
+    def read(self, node: int, key: Key, begin: int, end: int) -> np.ndarray:
         """Returns the bytes between two places, uint8 [bytes]. Raises RankError."""
 
-    def write(self, host: int, key: Key, begin: int, content: np.ndarray) -> None:
+    def write(self, node: int, key: Key, begin: int, content: np.ndarray) -> None:
         """Writes `content`, uint8 [bytes], from the byte `begin` on. Raises RankError."""
 
 
 class Nodes(NamedTuple):
     """Which of several nodes this is."""
 
-    hosts: int
+    nodes: int
     here: int = 0
     others: OtherNodes | None = None
-    """The leader reaches the parts of the other hosts through this."""
+    """The leader reaches the parts of the other nodes through this."""
 
 
 class NodeShards:
     """Shards of a plane in the RAM of each of several nodes.
 
     layouts: those of all units, by name. optimizer: it returns the one whose moments these are.
-    ranks: so many hold the shards. hosts: they are on so many, equally many on each.
+    ranks: so many hold the shards. nodes: they are on so many, equally many on each.
     """
 
     def __init__(
@@ -74,28 +74,28 @@ class NodeShards:
         dtype: str,
         optimizer: Callable[[], Optimizer],
         ranks: int,
-        hosts: int,
+        nodes: int,
     ):
         if any(layout.high_numel > layout.numel for layout in layouts.values()):
-            raise ValueError("frozen weights are divided among no hosts")
-        self.hosts = hosts
+            raise ValueError("frozen weights are divided among no nodes")
+        self.nodes = nodes
         self._layouts = layouts
         self._dtype = dtype
         self._optimizer = optimizer
         self._ranks = ranks
 
-    def held(self, key: Key, host: int) -> HeldBytes:
-        """Returns which bytes of a plane a host holds."""
+    def held(self, key: Key, node: int) -> HeldBytes:
+        """Returns which bytes of a plane a node holds."""
         unit, plane = key
-        layout, of_host = self._layouts[unit], self._ranks // self.hosts
-        start, _ = Shards(self._ranks, host * of_host).bounds(layout.numel)
-        _, stop = Shards(self._ranks, (host + 1) * of_host - 1).bounds(layout.numel)
+        layout, of_node = self._layouts[unit], self._ranks // self.nodes
+        start, _ = Shards(self._ranks, node * of_node).bounds(layout.numel)
+        _, stop = Shards(self._ranks, (node + 1) * of_node - 1).bounds(layout.numel)
         return shard_bytes(layout, plane, (self._dtype, self._optimizer()), (start, stop))
 
 
 class NodePlanes(RamPlanes):
-    """A `NodePlanes` owns what one host holds of planes. parts: it is made with these, as other
-    `RamPlanes` are. held: it returns what the host holds of a plane.
+    """A `NodePlanes` owns what one node holds of planes. parts: it is made with these, as other
+    `RamPlanes` are. held: it returns what the node holds of a plane.
     """
 
     is_whole = False
@@ -109,7 +109,7 @@ class NodePlanes(RamPlanes):
 
 
 class CrossNodePlanes(NodePlanes):
-    """A `CrossNodePlanes` owns what the first host holds, and reaches what the `others` do."""
+    """A `CrossNodePlanes` owns what the first node holds, and reaches what the `others` do."""
 
     def __init__(self, parts: Parts, shares: NodeShards, others: OtherNodes):
         super().__init__(parts, lambda key: shares.held(key, 0))
@@ -117,10 +117,10 @@ class CrossNodePlanes(NodePlanes):
         self._others = others
 
     def allocate(self, wanted: Mapping[Key, Wanted], what: str, progress: Progress) -> None:
-        hosts = range(1, self._shares.hosts)
-        # The hosts touch their memory at the same time.
-        with ThreadPoolExecutor(len(hosts)) as threads:
-            under_way = [threads.submit(self._allocate_on, host, wanted) for host in hosts]
+        nodes = range(1, self._shares.nodes)
+        # The nodes touch their memory at the same time.
+        with ThreadPoolExecutor(len(nodes)) as threads:
+            under_way = [threads.submit(self._allocate_on, node, wanted) for node in nodes]
             super().allocate(wanted, what, progress)
         try:
             for each in under_way:
@@ -129,9 +129,9 @@ class CrossNodePlanes(NodePlanes):
             super().release(wanted)
             raise
 
-    def _allocate_on(self, host: int, wanted: Mapping[Key, Wanted]) -> None:
-        parts = {key: NodeShard(each, self._shares.held(key, host)) for key, each in wanted.items()}
-        self._others.allocate(host, parts)
+    def _allocate_on(self, node: int, wanted: Mapping[Key, Wanted]) -> None:
+        parts = {key: NodeShard(each, self._shares.held(key, node)) for key, each in wanted.items()}
+        self._others.allocate(node, parts)
 
     def release(self, keys: Iterable[Key]) -> None:
         gone = list(keys)
@@ -140,39 +140,39 @@ class CrossNodePlanes(NodePlanes):
 
     def read(self, key: Key, begin: int, end: int) -> np.ndarray:
         content = np.empty(end - begin, np.uint8)
-        for host, first, last in self._pieces(key, begin, end):
-            if host == 0:
+        for node, first, last in self._pieces(key, begin, end):
+            if node == 0:
                 found = super().read(key, first, last)
             else:
-                found = self._others.read(host, key, first, last)
+                found = self._others.read(node, key, first, last)
             content[first - begin : last - begin] = found
         return content
 
     def write(self, key: Key, begin: int, content: np.ndarray) -> None:
-        for host, first, last in self._pieces(key, begin, begin + content.size):
+        for node, first, last in self._pieces(key, begin, begin + content.size):
             part = content[first - begin : last - begin]
-            if host == 0:
+            if node == 0:
                 super().read(key, first, last)[:] = part
             else:
-                self._others.write(host, key, first, part)
+                self._others.write(node, key, first, part)
 
     def _pieces(self, key: Key, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yields the host, and where it begins and ends, of each piece between two places."""
-        for host in range(self._shares.hosts):
-            first, last = self._shares.held(key, host).within(begin, end)
+        """Yields the node, and where it begins and ends, of each piece between two places."""
+        for node in range(self._shares.nodes):
+            first, last = self._shares.held(key, node).within(begin, end)
             for start in range(first, last, MOST_BYTES):
-                yield host, start, min(start + MOST_BYTES, last)
+                yield node, start, min(start + MOST_BYTES, last)
 
 
-def planes_of_node(plain: RamPlanes, shares: NodeShards, hosts: Nodes) -> NodePlanes:
-    """Returns the planes of one of several hosts, in the memory and made with the parts of `plain`,
+def planes_of_node(plain: RamPlanes, shares: NodeShards, nodes: Nodes) -> NodePlanes:
+    """Returns the planes of one of several nodes, in the memory and made with the parts of `plain`,
     which has none yet.
     """
     assert not plain.arrays
     found: NodePlanes
-    if hosts.others is None:
-        found = NodePlanes(plain.parts, lambda key: shares.held(key, hosts.here))
+    if nodes.others is None:
+        found = NodePlanes(plain.parts, lambda key: shares.held(key, nodes.here))
     else:
-        found = CrossNodePlanes(plain.parts, shares, hosts.others)
+        found = CrossNodePlanes(plain.parts, shares, nodes.others)
     found.use(plain.memory)
     return found

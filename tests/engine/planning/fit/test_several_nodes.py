@@ -1,5 +1,5 @@
-"""Several hosts: what each of them holds, which rows its ranks get, and how long the sums take on
-their way between hosts.
+"""Several nodes: what each of them holds, which rows its ranks get, and how long the sums take on
+their way between nodes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from tests.support.gpu_grid import GRID, bytes_of
 from tests.support.tiny import tiny_config
 
 
-def chosen_on(hosts: int, ranks: int = 1, gib: float = 80, **changes) -> Chosen:
-    job = Job(big_shape(), config(**changes), 1024, ranks=ranks, hosts=hosts)
+def chosen_on(nodes: int, ranks: int = 1, gib: float = 80, **changes) -> Chosen:
+    job = Job(big_shape(), config(**changes), 1024, ranks=ranks, nodes=nodes)
     return choose(job, Target("cuda", round(gib * GIB), 400 * GIB, QUICK))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("gib", [24, 139])
-def test_what_is_chosen_is_a_plan_for_every_rank_of_every_host(ranks, gib):
+def test_what_is_chosen_is_a_plan_for_every_rank_of_every_node(ranks, gib):
     chosen = chosen_on(2, ranks, gib, train__batch_size=32 * ranks)
     choices = chosen.choices
-    assert (choices.hosts, choices.ranks) == (2, ranks)
-    assert (chosen.rounding["hosts"], chosen.rounding["ranks"]) == (2, ranks)
+    assert (choices.replicas, choices.ranks) == (2, ranks)
+    assert (chosen.rounding["replicas"], chosen.rounding["ranks"]) == (2, ranks)
     assert chosen.micro_batch_size * choices.micro_batches == 16
     assert (
         not choices.graphs
@@ -60,11 +60,11 @@ def test_what_is_chosen_is_a_plan_for_every_rank_of_every_host(ranks, gib):
 
 def test_a_session_is_continued_as_it_was():
     rounding = chosen_on(2, train__batch_size=32).rounding
-    job = Job(big_shape(), config(train__batch_size=32), 1024, rounding, hosts=2)
+    job = Job(big_shape(), config(train__batch_size=32), 1024, rounding, nodes=2)
     assert choose(job, Target("cuda", 48 * GIB, 400 * GIB, QUICK)).rounding == rounding
 
 
-def test_each_host_holds_all_planes_and_computes_its_part_of_the_rows():
+def test_each_node_holds_all_planes_and_computes_its_part_of_the_rows():
     machine = named_with_several("2 x RTX 4090", 512)
     asked = config(
         engine__gpus=2,
@@ -73,23 +73,23 @@ def test_each_host_holds_all_planes_and_computes_its_part_of_the_rows():
         engine__across_nodes="replicate",
     )
     one = requirements_of(asked, machine, big_shape())
-    two = requirements_of(asked, machine, big_shape(), SessionFacts(hosts=2, rates=QUICK))
-    assert (one.hosts, two.hosts, one.ranks, two.ranks) == (1, 2, 2, 2)
+    two = requirements_of(asked, machine, big_shape(), SessionFacts(nodes=2, rates=QUICK))
+    assert (one.nodes, two.nodes, one.ranks, two.ranks) == (1, 2, 2, 2)
     rows = [each.chosen.micro_batch_size * each.chosen.choices.micro_batches for each in (one, two)]
     assert rows == [32, 16]
     kind = MemoryItem.WEIGHT_HIGH
     assert bytes_of(one, PartName.HOST, kind) == bytes_of(two, PartName.HOST, kind) > 0
-    # There is a group of all ranks, one on the host, and one between the hosts.
+    # There is a group of all ranks, one on the node, and one between the nodes.
     groups = [bytes_of(each, PartName.GPU, MemoryItem.COLLECTIVE) for each in (one, two)]
     assert groups == [COLLECTIVE_BYTES, 3 * COLLECTIVE_BYTES]
 
 
-def test_sums_take_their_time_between_hosts():
+def test_sums_take_their_time_between_nodes():
     shape = big_shape()
     choices = chosen_on(2, train__batch_size=32).choices
     micro_batch = MicroBatch(1, 1024)
     plan, timing = predicted_step(shape, choices, QUICK, micro_batch, "cuda")
-    alone, _ = predicted_step(shape, choices.changed(hosts=1), QUICK, micro_batch, "cuda")
+    alone, _ = predicted_step(shape, choices.changed(replicas=1), QUICK, micro_batch, "cuda")
     assert OpKind.REDUCE_SCATTER not in {op.kind for op in alone.ops}
     seconds = {
         op.unit: timing.ends[op.index] - timing.starts[op.index]
@@ -100,7 +100,7 @@ def test_sums_take_their_time_between_hosts():
         size = 4 * unit.numel
         assert seconds[unit.name] == pytest.approx(size / ASSUMED_NETWORK, rel=0.01, abs=1e-4)
     assert seconds_between_nodes(QUICK, 1, 1e9) == 0
-    # In a ring of very many hosts, each sends and receives all of it twice.
+    # In a ring of very many nodes, each sends and receives all of it twice.
     assert seconds_between_nodes(QUICK, 1000, ASSUMED_NETWORK) == pytest.approx(2, rel=0.01)
     measured = replace(QUICK, network=2 * ASSUMED_NETWORK)
     assert seconds_between_nodes(measured, 1000, ASSUMED_NETWORK) == pytest.approx(1, rel=0.01)
@@ -108,25 +108,33 @@ def test_sums_take_their_time_between_hosts():
 
 def on_two(machine, rates, **changes) -> Requirements:
     asked = config(engine__gpus=2, train__batch_size=64, engine__states="host", **changes)
-    return requirements_of(asked, machine, big_shape(), SessionFacts(hosts=2, rates=rates))
+    return requirements_of(asked, machine, big_shape(), SessionFacts(nodes=2, rates=rates))
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
-def test_planes_that_are_divided_take_half_of_the_ram_of_two_hosts():
+def test_planes_that_are_divided_take_half_of_the_ram_of_two_nodes():
     machine = named_with_several("2 x RTX 4090", 512)
     copy, divide = (
         on_two(machine, QUICK, engine__across_nodes=way) for way in ("replicate", "shard")
     )
     choices = divide.chosen.choices
-    assert (choices.ranks, choices.hosts, choices.span) == (4, 1, 2)
-    assert (divide.hosts, divide.ranks) == (2, 2)
+    assert (choices.ranks, choices.replicas, choices.nodes_per_replica) == (4, 1, 2)
+    assert (divide.nodes, divide.ranks) == (2, 2)
     for kind in (MemoryItem.WEIGHT_HIGH, MemoryItem.EXP_AVG):
         whole = bytes_of(copy, PartName.HOST, kind)
         assert bytes_of(divide, PartName.HOST, kind) == whole // 2 > 0
     # One group has all ranks.
     assert bytes_of(divide, PartName.GPU, MemoryItem.COLLECTIVE) == COLLECTIVE_BYTES
     rounding = divide.chosen.rounding
-    job = Job(big_shape(), config(train__batch_size=64), 1024, rounding, ranks=2, hosts=2, span=2)
+    job = Job(
+        big_shape(),
+        config(train__batch_size=64),
+        1024,
+        rounding,
+        ranks=2,
+        nodes=2,
+        nodes_per_replica=2,
+    )
     target = Target("cuda", 24 * GIB, 400 * GIB, QUICK)
     again = choose(job, target)
     assert again.rounding == rounding
@@ -135,23 +143,24 @@ def test_planes_that_are_divided_take_half_of_the_ram_of_two_hosts():
     for rank in range(4):
         plan = build_step_plan(blocks, False, again.choices, PlaneSizes(numel, rank=rank))
         verify_plan(plan)
-        assert from_text(to_text(plan)) == plan and plan.span == 2
+        assert from_text(to_text(plan)) == plan and plan.nodes_per_replica == 2
 
 
-def test_what_does_not_fit_on_one_host_is_divided_and_else_the_faster_way_is_taken():
+def test_what_does_not_fit_on_one_node_is_divided_and_else_the_faster_way_is_taken():
     small = named_with_several("2 x RTX 4090", 72)
     assert (
         on_two(small, QUICK, engine__across_nodes="replicate").verdict() == FitStatus.DOES_NOT_FIT
     )
     requirements = on_two(small, QUICK)
     assert (
-        requirements.chosen.choices.span == 2 and requirements.verdict() != FitStatus.DOES_NOT_FIT
+        requirements.chosen.choices.nodes_per_replica == 2
+        and requirements.verdict() != FitStatus.DOES_NOT_FIT
     )
     large = named_with_several("2 x RTX 4090", 512)
     slow, fast = replace(QUICK, network=2e8), replace(QUICK, link=1e11, network=1e11)
-    assert on_two(large, slow).chosen.choices.span == 1
-    # AdamW on each host then updates half of the model.
-    assert on_two(large, fast).chosen.choices.span == 2
+    assert on_two(large, slow).chosen.choices.nodes_per_replica == 1
+    # AdamW on each node then updates half of the model.
+    assert on_two(large, fast).chosen.choices.nodes_per_replica == 2
 
 
 def test_weights_and_sums_that_are_divided_pass_the_network():
@@ -164,12 +173,12 @@ def test_weights_and_sums_that_are_divided_pass_the_network():
         return {kind: found[kind] for kind in (OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)}
 
     within = seconds(choices.changed(unsharded_reads=False))
-    across = seconds(choices.changed(unsharded_reads=False, span=2))
+    across = seconds(choices.changed(unsharded_reads=False, nodes_per_replica=2))
     for kind, least in within.items():
         assert across[kind] == pytest.approx(100 * least, rel=0.02)
 
 
-def test_rows_that_hosts_cannot_share_are_refused():
+def test_rows_that_nodes_cannot_share_are_refused():
     with pytest.raises(ConfigError, match="^train.batch_size: 18 is no multiple of the 4 ranks"):
         chosen_on(2, 2, train__batch_size=18)
     with pytest.raises(ConfigError, match="^train.micro_batch_size: 8 does not divide the 12 row"):
@@ -178,15 +187,17 @@ def test_rows_that_hosts_cannot_share_are_refused():
         ConfigError, match="^engine.activation_checkpointing: .*, or start one process on one ho"
     ):
         chosen_on(2, 1, train__batch_size=16, engine__activation_checkpointing="offload_pairs")
-    assert replace(Job(big_shape(), config(train__batch_size=16), 8), hosts=4).rows == 4
+    assert replace(Job(big_shape(), config(train__batch_size=16), 8), nodes=4).rows == 4
 
 
 @pytest.mark.parametrize("family, tied", [("llama", False), ("gpt2", True)])
-def test_the_buffers_of_a_rank_alone_on_its_host_are_its_device_state_to_the_byte(family, tied):
+def test_the_buffers_of_a_rank_alone_on_its_node_are_its_device_state_to_the_byte(family, tied):
     model = build_model(
         tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype="bfloat16")
     )
     store = filled_store(model)
-    plans = [one.changed(hosts=2) for one in GRID if not (one.shared_embed_and_head_slot and tied)]
+    plans = [
+        one.changed(replicas=2) for one in GRID if not (one.shared_embed_and_head_slot and tied)
+    ]
     assert agreeing_plans(model, store, plans) == len(plans)
     store.close()
