@@ -27,7 +27,7 @@ from tests.support.folders import make_config
 from tests.support.gpu_resident_runs import figures
 from tests.support.rank_runs import assert_close, planes
 from tests.support.trained_runs import events_of, execute, files_of
-from tests.support.worker_groups import followers_of
+from tests.support.worker_groups import workers_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,7 +55,7 @@ def train(folder: Path, ranks: int, **values) -> Run:
     ended = execute(run)
     assert ended.state == "finished", ended.reason
     assert [event.choices["ranks"] for event in events_of(run, PlanBuilt)] == [ranks]
-    assert not followers_of(os.getpid())
+    assert not workers_of(os.getpid())
     return run
 
 
@@ -105,7 +105,7 @@ def test_a_rank_that_is_killed_ends_the_run_with_one_sentence(folder, keep_on_gp
 
     def kill() -> None:
         time.sleep(0.05)
-        os.kill(followers_of(os.getpid())[0], signal.SIGKILL)
+        os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
         killed.append(time.monotonic())
 
     def react(record):
@@ -117,7 +117,7 @@ def test_a_rank_that_is_killed_ends_the_run_with_one_sentence(folder, keep_on_gp
     assert time.monotonic() - killed[0] < BOUND_SECONDS
     assert ended.state == "failed" and ended.error_type == "RankError", ended.reason
     assert ended.reason.startswith("Rank 1 of 2 is lost: its process was killed (SIGKILL)")
-    assert not followers_of(os.getpid())
+    assert not workers_of(os.getpid())
     saved = newest_checkpoint(run.folder.checkpoints_path)
     assert saved is not None and saved.step >= 6
     torch.ones(8, device="cuda").sum().item()  # this GPU still computes
@@ -141,4 +141,4 @@ def test_a_rank_without_memory_ends_the_run_with_one_sentence(folder, monkeypatc
     ended = run.execute()
     assert ended.state == "failed" and time.monotonic() - began < BOUND_SECONDS
     assert "memory" in ended.reason and "\n" not in ended.reason
-    assert not followers_of(os.getpid())
+    assert not workers_of(os.getpid())

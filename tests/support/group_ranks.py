@@ -47,7 +47,7 @@ def _serve(
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
-        init_method=(folder / "meeting").as_uri(),
+        init_method=(folder / "rendezvous").as_uri(),
         world_size=place.world_size,
         rank=place.rank,
         timeout=timedelta(seconds=PATIENCE),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.worker_groups import Led
+from tests.support.worker_groups import StartedGroup
 
 
-def trained_planes(workers: Led) -> dict[tuple[str, str], bytes]:
+def trained_planes(workers: StartedGroup) -> dict[tuple[str, str], bytes]:
     store = workers.store
     return {
         (unit, plane): store.content(unit, plane, 0, store.nbytes(unit, plane)).tobytes()

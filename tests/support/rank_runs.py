@@ -11,7 +11,7 @@ from engine.runs.record.events import PlanBuilt
 from engine.training.loop.run import Run, resume_run, start_run
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute, files_of
-from tests.support.worker_groups import followers_of
+from tests.support.worker_groups import workers_of
 
 CLOSE = dict(rtol=2e-4, atol=2e-6)
 """Sums of other ranks are added in another order, and rounded to fp32 differently."""
@@ -26,7 +26,7 @@ def train(folder: Path, name: str, values: dict, at_step=None) -> Run:
     run = start_run(make_config(folder, **values), folder / name)
     ended = execute(run, at_step)
     assert ended.state in ("finished", "stopped"), ended.reason
-    assert not followers_of(os.getpid())
+    assert not workers_of(os.getpid())
     return run
 
 

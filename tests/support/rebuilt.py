@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from engine.config.settings import ModelConfig
-from engine.runtime.distributed.build_engine import LeaderComponents, build_engines
+from engine.runtime.distributed.build_engine import RankZeroComponents, build_engines
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.step.engine_settings import EngineSettings
-from tests.support.worker_groups import Led
+from tests.support.worker_groups import StartedGroup
 
 
-def rebuilt(workers: Led) -> None:
+def rebuilt(workers: StartedGroup) -> None:
     """Builds the engines of all ranks once more, as a run does that is planned anew."""
     settings, how = (
         AdamWSettings(eps=1e-5),
@@ -17,7 +17,7 @@ def rebuilt(workers: Led) -> None:
     )
     workers.engine = build_engines(
         workers.workers,
-        LeaderComponents(
+        RankZeroComponents(
             workers.model, workers.store, workers.engine.backend, HostAdamW(workers.store, settings)
         ),
         (how, settings),

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from torch import distributed
 
-KEY = "ramstream/leader"
+KEY = "ramstream/rank-0"
 NAMED = b"\0" * 32
-"""The stranger tells this secret where it says that it leads."""
+"""The stranger tells this secret where it says that it is rank 0."""
 SECONDS = 3.0
-"""So long it goes on writing to the store once it has found who leads."""
+"""So long it goes on writing to the store once it has found rank 0."""
 
 
 class Evil:
@@ -93,13 +93,13 @@ def _find_ports(agents: list[int], tell: int, is_over: threading.Event) -> None:
 
 
 def attack(told: int, folder: Path) -> None:
-    """Attacks whoever leads and whoever follows, for as long as this process runs. It is told the
+    """Attacks rank 0 and a worker, for as long as this process runs. It is told the
     ports of stores.
     """
     own = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=_lead, args=(own, folder / "follower"), daemon=True).start()
+    threading.Thread(target=_pose_as_rank_zero, args=(own, folder / "worker"), daemon=True).start()
     for line in os.fdopen(told):
-        given = int(line), own.getsockname()[1], folder / "leader"
+        given = int(line), own.getsockname()[1], folder / "rank-0"
         threading.Thread(target=_attack_store, args=given, daemon=True).start()
     time.sleep(60)
 
@@ -121,13 +121,13 @@ def _write(store: distributed.Store, port: int, file: Path) -> None:
             told = store.get(KEY).decode()
             if told not in own:
                 until = min(until, time.monotonic() + SECONDS)
-                _attack_leader(json.loads(told), file)
-        # Whoever leads and whoever follows both get their turn.
+                _attack_rank_zero(json.loads(told), file)
+        # Rank 0 and a worker both get their turn.
         store.set(KEY, own[turn % 3])
         time.sleep(0.03)
 
 
-def _attack_leader(told: dict, file: Path) -> None:
+def _attack_rank_zero(told: dict, file: Path) -> None:
     for sent in garbage(file).values():
         with contextlib.suppress(OSError), _stream_to(told["port"]) as stream:
             stream.sendall(sent)
@@ -139,8 +139,8 @@ def _attack_leader(told: dict, file: Path) -> None:
         connection.send(Evil(file))
 
 
-def _lead(listener: socket.socket, file: Path) -> None:
-    """Answers whoever follows a leader that is none."""
+def _pose_as_rank_zero(listener: socket.socket, file: Path) -> None:
+    """Answers a worker as a rank 0 that is none."""
     while True:
         stream, _ = listener.accept()
         with stream, contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Crews of real processes on the CPU, which train a tiny model, and faults of those that follow."""
+"""Groups of real processes on the CPU, which train a tiny model, and faults of the workers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.distributed import plane_copies
 from engine.runtime.distributed import processes as members
-from engine.runtime.distributed.build_engine import LeaderComponents, build_engines, lead
+from engine.runtime.distributed.build_engine import RankZeroComponents, build_engines, share_states
 from engine.runtime.distributed.handshake import handshake
-from engine.runtime.distributed.launched_group import LaunchedGroup, follow
-from engine.runtime.distributed.leader_engine import LeaderEngine
+from engine.runtime.distributed.launched_group import LaunchedGroup, connect_to_rank_zero
+from engine.runtime.distributed.rank_zero_engine import RankZeroEngine
 from engine.runtime.distributed.shared_secret import VARIABLE
 from engine.runtime.distributed.torchrun import Launched
 from engine.runtime.distributed.worker import run
@@ -56,11 +56,11 @@ PATIENCE = 90
 
 
 @dataclass
-class Led:
-    """A crew, and the engine of the rank that leads it."""
+class StartedGroup:
+    """The workers of a test, and the engine of rank 0."""
 
     workers: WorkerGroup
-    engine: LeaderEngine
+    engine: RankZeroEngine
     model: StreamedModel
     store: HostStates
     logged: list[str]
@@ -79,13 +79,13 @@ class Led:
 
 
 @contextlib.contextmanager
-def led(
+def started_group(
     folder: Path, ranks: int = 2, batches: int = 4, nodes: int = 1, **choices: Any
-) -> Iterator[Led]:
-    """Gives a crew whose ranks train the model in `folder`, which is made if it is not there.
-    nodes: so many have `ranks` ranks each, in processes that are gathered. Planes are divided among
-    them where the choices have several `nodes_per_replica`. Of the model, only the choices' `parts`
-    are trained where they have any.
+) -> Iterator[StartedGroup]:
+    """Gives a group whose ranks train the model in `folder`, which is made if it is not there.
+    nodes: so many have `ranks` ranks each, in processes that torchrun would start. Planes are
+    divided among them where the choices have several `nodes_per_replica`. Of the model, only the
+    choices' `parts` are trained where they have any.
     """
     trained = choices.pop("parts", None)
     if not folder.exists():
@@ -98,7 +98,7 @@ def led(
     backend, logged = CpuBackend(), []
     with contextlib.ExitStack() as parts:
         launched_group = (
-            parts.enter_context(gathered(RankInfo(0, ranks, nodes))) if nodes > 1 else None
+            parts.enter_context(launched_workers(RankInfo(0, ranks, nodes))) if nodes > 1 else None
         )
         plan = WorkerGroupPlan(ranks, "cpu", 1, nodes=nodes)
         workers = WorkerGroup(plan, OwnedMemory(), logged.append, launched_group)
@@ -106,7 +106,7 @@ def led(
         store = HostStates(model.layouts, "float32", threads=1)
         parts.callback(store.close)
         nodes_per_replica = choices.get("nodes_per_replica", 1)
-        lead(store, workers, nodes_per_replica)
+        share_states(store, workers, nodes_per_replica)
         store.place_units(gpu_resident, backend)
         store.allocate_weights()
         load_pretrained(model, how.source, store)
@@ -121,17 +121,17 @@ def led(
         planned = PlanChoices(micro_batches=own, **of_replica, **choices)
         engine = build_engines(
             workers,
-            LeaderComponents(model, store, backend, adamw),
+            RankZeroComponents(model, store, backend, adamw),
             (how, settings),
             EngineSettings(planned, 24, 7, 1.0, 0),
         )
         parts.callback(engine.close)
-        yield Led(workers, engine, model, store, logged, folder, batches)
+        yield StartedGroup(workers, engine, model, store, logged, folder, batches)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forked_followers() -> Iterator[None]:
-    """Forks the processes of ranks that the tests' own process leads, in the module that imports
+def forked_workers() -> Iterator[None]:
+    """Forks the workers of the tests' own process, which is rank 0, in the module that imports
     this fixture.
     """
     server()  # before tests plant faults into what starts
@@ -141,7 +141,7 @@ def forked_followers() -> Iterator[None]:
 
 
 FORK_RANKS = "from tests.support.worker_groups import fork_ranks; fork_ranks()\n"
-"""A program that leads ranks, and is forked itself, forks them if it begins with this line."""
+"""A program that is rank 0, and is forked itself, forks them if it begins with this line."""
 
 
 def fork_ranks() -> None:
@@ -159,11 +159,11 @@ _forking: Any = SimpleNamespace(
 LOOPBACK = "127.0.0.1"
 SECRET = "a secret that only the nodes of these tests have"
 CHUNK_BYTES = 5000
-FOLLOWER = "from tests.support.worker_groups import follow_as; follow_as({}, {}, {}, {})"
+WORKER = "from tests.support.worker_groups import work_as; work_as({}, {}, {}, {})"
 
 
 @contextlib.contextmanager
-def gathered(place: RankInfo) -> Iterator[LaunchedGroup]:
+def launched_workers(place: RankInfo) -> Iterator[LaunchedGroup]:
     """Gives the processes of all ranks but `place`, as torchrun would start them on its nodes. All
     nodes are this machine. Planes are sent to them in many pieces.
     """
@@ -181,7 +181,7 @@ def _gathered(place: RankInfo) -> Iterator[LaunchedGroup]:
             [
                 sys.executable,
                 "-c",
-                FOLLOWER.format(rank, place.local_world_size, place.nodes, port),
+                WORKER.format(rank, place.local_world_size, place.nodes, port),
             ],
             env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", VARIABLE: SECRET},
         )
@@ -206,11 +206,11 @@ def launched_as(place: RankInfo, port: int) -> Launched:
     return Launched(place, LOOPBACK, port, has_store=False, run="a test")
 
 
-def follow_as(rank: int, ranks: int, nodes: int, port: int) -> None:
-    """Follows the leader of a test, as this rank."""
+def work_as(rank: int, ranks: int, nodes: int, port: int) -> None:
+    """Follows rank 0 of a test, as this rank."""
     place = RankInfo(rank, ranks, nodes)
     plane_copies.CHUNK_BYTES = CHUNK_BYTES
-    run(follow(launched_as(place, port), handshake(place, {})))
+    run(connect_to_rank_zero(launched_as(place, port), handshake(place, {})))
 
 
 # --------------------------------------------------------------------- who is left
@@ -232,8 +232,8 @@ def wait_for_end(*pids: int) -> None:
         time.sleep(0.05)
 
 
-def followers_of(pid: int) -> list[int]:
-    """Returns the processes that follow the one that leads, in the order of ranks."""
+def workers_of(pid: int) -> list[int]:
+    """Returns the workers of a process, in the order of ranks."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -256,14 +256,14 @@ def _follows(process: Path) -> bool:
 
 FAULT = """
 import os
-from tests.support.worker_groups import break_followers
-break_followers({rank}, {message!r}, {deed!r})
+from tests.support.worker_groups import break_workers
+break_workers({rank}, {message!r}, {deed!r})
 """
 
 
 def plant(patch: pytest.MonkeyPatch, folder: Path, rank: int, message: str, deed: str) -> None:
-    """Makes followers that start from now on break at a message of this kind: `deed`, a statement
-    of Python, is done by the rank instead of what the leader asks for.
+    """Makes workers that start from now on break at a message of this kind: `deed`, a statement
+    of Python, is done by the rank instead of what rank 0 asks for.
     """
     folder.mkdir(exist_ok=True)
     # Python runs this file when it starts.
@@ -272,8 +272,8 @@ def plant(patch: pytest.MonkeyPatch, folder: Path, rank: int, message: str, deed
     patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
-def break_followers(rank: int, kind: str, deed: str) -> None:
-    """Breaks the follower that this process is, if it gets this rank."""
+def break_workers(rank: int, kind: str, deed: str) -> None:
+    """Breaks the worker that this process is, if it gets this rank."""
     from engine.runtime.distributed.worker import Worker
 
     own, plain = [], Worker._do
@@ -282,7 +282,7 @@ def break_followers(rank: int, kind: str, deed: str) -> None:
         if type(message).__name__ == "Open":
             own.append(message.place.rank)
         if type(message).__name__ == kind and own == [rank]:
-            exec(deed, {"os": os, "follower": self, "message": message})
+            exec(deed, {"os": os, "worker": self, "message": message})
         plain(self, message)
 
     Worker._do = do  # type: ignore[method-assign]

@@ -288,7 +288,7 @@ class StepWriter(UnitOps):
         self._emit(AllGather, unit, shard, writes, slot=slot)
 
     def _prefetch_unsharded(self, unit: str, slot: Buffer) -> None:
-        """Writes the fetch of a unit from memory that the ranks share. It is preceded by a meeting
+        """Writes the fetch of a unit from memory that the ranks share. It is preceded by a barrier
         where ranks may still be updating the unit, which is trained. They update nothing before all
         of them have sent their norms, and so have read what they need of this step.
         """

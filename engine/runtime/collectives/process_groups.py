@@ -140,7 +140,7 @@ class ProcessGroupCollectives:
 
     def abort(self) -> None:
         """Ends collectives that wait for a rank that will not come. Any thread may call this. The
-        processes of one node are ended by their leader, and so are their connections.
+        processes of one node are ended by rank 0, and so are their connections.
         """
         self._is_aborted = True
         if not self._adds_on_the_way:

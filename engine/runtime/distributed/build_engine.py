@@ -15,7 +15,6 @@ from engine.planning.schedule.choices import gpu_resident_of
 from engine.runtime.collectives.process_groups import CollectiveError
 from engine.runtime.device.backend import Backend
 from engine.runtime.distributed.codec import config_text
-from engine.runtime.distributed.leader_engine import LeaderEngine
 from engine.runtime.distributed.messages import (
     Build,
     CloseEngine,
@@ -26,8 +25,9 @@ from engine.runtime.distributed.messages import (
     RequestPlanes,
 )
 from engine.runtime.distributed.plane_copies import send_planes
+from engine.runtime.distributed.rank_zero_engine import RankZeroEngine
 from engine.runtime.distributed.remote_shards import RemoteNodes
-from engine.runtime.distributed.versions import LeaderVersion
+from engine.runtime.distributed.versions import RankZeroVersion
 from engine.runtime.distributed.worker_group import WorkerGroup
 from engine.runtime.host.cross_node_planes import Nodes
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
@@ -37,8 +37,8 @@ from engine.runtime.step.engine_settings import EngineSettings
 
 
 @dataclass(frozen=True)
-class LeaderComponents:
-    """The engine of the process that leads is built from these parts."""
+class RankZeroComponents:
+    """The engine of rank 0 is built from these parts."""
 
     model: StreamedModel
     store: HostStates
@@ -63,7 +63,7 @@ def engine_settings(chosen: Chosen, tokens: int, train: OptimConfig) -> EngineSe
     )
 
 
-def lead(store: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1) -> None:
+def share_states(store: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1) -> None:
     """Makes the planes of a store, before any is allocated, ones that all ranks change. They are
     divided among `nodes_per_replica` nodes.
     """
@@ -71,24 +71,26 @@ def lead(store: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1) ->
     if nodes_per_replica > 1:
         others = RemoteNodes(workers.shards, workers.place)
         store.shard_over_nodes(workers.place.world_size, Nodes(nodes_per_replica, others=others))
-    lead_shared(store, workers, nodes_per_replica)
+    share_states_in_ram(store, workers, nodes_per_replica)
 
 
-def lead_shared(store: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1) -> None:
+def share_states_in_ram(
+    store: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1
+) -> None:
     """Makes planes in memory that the ranks share ones that they change. None may live on the
     device.
     """
     workers.shards.reach(nodes_per_replica * workers.place.local_world_size)
     store.divide(workers.shards)
-    store.use_version(LeaderVersion(list(store.layouts), workers.go, workers.wait_for_applied))
+    store.use_version(RankZeroVersion(list(store.layouts), workers.go, workers.wait_for_applied))
 
 
 def build_engines(
     workers: WorkerGroup,
-    parts: LeaderComponents,
+    parts: RankZeroComponents,
     sources: tuple[ModelConfig, AdamWSettings],
     settings: EngineSettings,
-) -> LeaderEngine:
+) -> RankZeroEngine:
     """Builds the engine of every rank, and returns that of this one. The planes must be allocated
     already. sources: the settings of the model and those of AdamW. Raises RankError where another
     rank cannot build its engine, and what a `StreamingEngine` raises where this one cannot.
@@ -134,12 +136,12 @@ def build_engines(
             raise workers.explained(error) from error
     own = replace(settings, collectives=workers.collectives.spanning(nodes_per_replica))
     try:
-        engine = LeaderEngine(parts.model, parts.store, parts.backend, own, parts.adamw)
+        engine = RankZeroEngine(parts.model, parts.store, parts.backend, own, parts.adamw)
     except BaseException:
         workers.collect(Done)
         workers.ask(CloseEngine())  # they may be asked to build another
         raise
-    engine.lead(workers)
+    engine.connect(workers)
     workers.collect(Done)
     return engine
 

@@ -2,8 +2,8 @@
 
 Both send messages (`engine.runtime.distributed.messages`). A thread of each side reads them, so
 that the end of the other side is known at once, even while a collective waits. Each side also sends
-a sign of life every second. A process that follows counts as lost if it has sent nothing for a
-minute: it may be stopped. One that leads may be silent: a person may stop it in a terminal for an
+a sign of life every second. A worker counts as lost if it has sent nothing for a
+minute: it may be stopped. Rank 0 may be silent: a person may stop it in a terminal for an
 hour, and go on.
 """
 
@@ -38,8 +38,8 @@ class MonitoredConnection:
     """One end of a connection.
 
     `take` gets each message in the thread that reads it; where it returns False, the message waits
-    for `next`. `lost` is called once, in that thread, when the other side is lost; a line that
-    `close` has closed is not lost. minds_silence: a side that is silent is lost, too.
+    for `next`. `lost` is called once, in that thread, when the other side is lost; a connection
+    that `close` has closed is not lost. minds_silence: a side that is silent is lost, too.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class MonitoredConnection:
         self._closed = threading.Event()
         self._why = ""
         self.threads = tuple(
-            threading.Thread(target=work, name=f"line-{work.__name__}", daemon=True)
+            threading.Thread(target=work, name=f"connection-{work.__name__}", daemon=True)
             for work in (self._read, self._beat)
         )
         for thread in self.threads:
@@ -83,7 +83,7 @@ class MonitoredConnection:
         return message
 
     def close(self) -> None:
-        """Ends the line, without a word to the other side. It may be called twice."""
+        """Ends the connection, without a word to the other side. It may be called twice."""
         self._closed.set()
         for thread in self.threads:
             # The number of a closed file may soon be another file's, which no thread may read.
@@ -102,7 +102,7 @@ class MonitoredConnection:
                 why = "it has ended"
             except Exception as error:  # noqa: BLE001  nobody else would learn of it
                 why = f"a message from it could not be read ({first_line(error)})"
-        self._why = why or "the line is closed"
+        self._why = why or "the connection is closed"
         if not self._closed.is_set():
             self._lost(why)
         self._messages.put(_END)

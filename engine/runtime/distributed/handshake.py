@@ -1,4 +1,4 @@
-"""Every process that `torchrun` has started tells the one that leads who it is. That compares what
+"""Every process that `torchrun` has started tells rank 0 who it is. That compares what
 all of them tell with what it knows of itself: they must run the same program with the same
 settings.
 """
@@ -55,36 +55,36 @@ def _version(package: str) -> str:
         return _MISSING
 
 
-def why_refused(leader: Handshake, others: Iterable[Handshake]) -> str:
+def why_refused(rank_zero: Handshake, others: Iterable[Handshake]) -> str:
     """Returns in one sentence why these processes cannot compute a run together, or ""."""
     for other in others:
-        problem = _difference(leader, other)
+        problem = _difference(rank_zero, other)
         if problem:
-            rank = f"Rank {other.place.rank} of {leader.place.world_size}, on {other.host_name},"
+            rank = f"Rank {other.place.rank} of {rank_zero.place.world_size}, on {other.host_name},"
             return f"{rank} {problem}"
     return ""
 
 
-def _difference(leader: Handshake, other: Handshake) -> str:
+def _difference(rank_zero: Handshake, other: Handshake) -> str:
     if other.problem:
         return f"cannot use its command line: {other.problem}"
-    ours, theirs = leader.place, other.place
+    ours, theirs = rank_zero.place, other.place
     if theirs.local_world_size != ours.local_world_size:
         return (
             f"is one of {theirs.local_world_size} on its node, but the node of rank 0 has "
             f"{ours.local_world_size}; give torchrun the same --nproc-per-node on every node."
         )
-    for name, version_here in leader.versions.items():
+    for name, version_here in rank_zero.versions.items():
         there = other.versions.get(name, _MISSING)
         if there != version_here:
             return (
                 f"has {name} {there}, but rank 0 has {version_here}; install the same on every "
                 "node."
             )
-    if other.program != leader.program:
+    if other.program != rank_zero.program:
         return "has another version of Ramstream than rank 0; bring the same sources to every node."
-    for name in sorted({*leader.settings, *other.settings}):
-        own, found = (each.settings.get(name) for each in (leader, other))
+    for name in sorted({*rank_zero.settings, *other.settings}):
+        own, found = (each.settings.get(name) for each in (rank_zero, other))
         if own != found:
             return (
                 f"was started with {name} at {_said(found)}, but rank 0 with {_said(own)}; use the "

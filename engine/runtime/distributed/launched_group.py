@@ -1,13 +1,13 @@
-"""Processes that `torchrun` has started find each other here: the one with rank 0 leads, and the
+"""Processes that `torchrun` has started find each other here: rank 0 listens, and the
 others connect to it.
 
 - On one node they do so by a socket in a folder of this account, which no other account can reach.
-- From other nodes they come over the network. The leader tells through torchrun's store at which
+- From other nodes they come over the network. Rank 0 tells through torchrun's store at which
   port it listens, and both sides prove that they have the secret that whoever starts them has given
   to every node. Anybody may read that store and write to it.
 
-What an earlier attempt has left, whose leader has ended, may still be there, so whoever follows
-tries again until it finds a leader that listens.
+What an earlier attempt has left, whose rank 0 has ended, may still be there, so a worker
+tries again until it finds a rank 0 that listens.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from engine.runtime.distributed.rendezvous import OverNetwork
 from engine.runtime.distributed.shared_secret import admit, prove, read_secret
 from engine.runtime.distributed.torchrun import FIND_SECONDS, Launched
 
-KEY = "ramstream/leader"
-"""The leader tells under this key of the store where it listens."""
+KEY = "ramstream/rank-0"
+"""Rank 0 tells under this key of the store where it listens."""
 TRY_SECONDS = 0.2
 """Seconds after which a process that finds no rank 0 tries again."""
 TELL_SECONDS = 5.0
-"""The leader tells again so often, since others may write to the store."""
+"""Rank 0 tells again so often, since others may write to the store."""
 MOST_AT_ONCE = 256
 """Number of processes that may be joining at once. Any beyond it is refused, and tries again."""
 MOST_TOLD = 10
@@ -55,12 +55,12 @@ FIRST_BYTES = 1 << 20
 """The first message of a process is not longer than this."""
 ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """The system asks so often whether the other node is still there. A process cannot tell by the
-silence of its leader: that may be stopped in a terminal.
+silence of rank 0: that may be stopped in a terminal.
 """
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """The leader listens at this port."""
+    """Rank 0 listens at this port."""
 
     port: int
 
@@ -79,7 +79,7 @@ class JoinedProcess:
         self._takes: Take | None = None
         self._loses: Lost | None = None
         self._why_lost = ""
-        self._line = MonitoredConnection(connection, self._take, self._lose)
+        self._monitored = MonitoredConnection(connection, self._take, self._lose)
 
     def connect(self, take: Take, lost: Lost) -> MonitoredConnection:
         with self._lock:
@@ -87,7 +87,7 @@ class JoinedProcess:
             why = self._why_lost
         if why:
             lost(why)
-        return self._line
+        return self._monitored
 
     def _take(self, message: Message) -> bool:
         return self._takes is not None and self._takes(message)
@@ -123,19 +123,19 @@ class JoinedProcess:
     def send_end(self, code: int) -> None:
         """Asks it to end with an exit code."""
         with contextlib.suppress(ConnectionLostError):
-            self._line.send(End(code))
+            self._monitored.send(End(code))
 
     def close(self, until: float) -> None:
         """Returns once it has ended, or at the time `until` of the monotonic clock."""
         while not self._why_lost and time.monotonic() < until:
             time.sleep(0.01)
-        self._line.close()
+        self._monitored.close()
         if self._process is not None:
             os.close(self._process)
 
 
 class LaunchedGroup:
-    """A `LaunchedGroup` has the processes of `launched` that follow this one, which leads, in the
+    """A `LaunchedGroup` has the processes of `launched` beside this one, which is rank 0, in the
     order of ranks. Raises RankError where one of them does not come, or cannot compute the same
     run.
     """
@@ -207,7 +207,7 @@ class LaunchedGroup:
         return self._wait_for_all(listener, admit_any)
 
     def end(self, code: int) -> None:
-        """Makes all processes that follow end with this exit code."""
+        """Makes all workers end with this exit code."""
         for process in self.processes:
             process.send_end(code)
         until = time.monotonic() + END_SECONDS
@@ -277,16 +277,16 @@ class LaunchedGroup:
 
 
 def _check_handshake(found: Message, place: RankInfo) -> None:
-    """Raises MessageError for what is not the first message of a process that follows."""
+    """Raises MessageError for what is not the first message of a worker."""
     if not isinstance(found, Handshake):
         raise MessageError(f"It sent {type(found).__name__} first.")
     if not 0 < found.place.rank < place.world_size:
         raise MessageError(f"It says that it is rank {found.place.rank} of {place.world_size}.")
 
 
-def follow(launched: Launched, handshake: Handshake) -> Connection:
-    """Connects a process that follows to the one that leads. Raises RankError where that cannot be
-    found, or refuses to lead it.
+def connect_to_rank_zero(launched: Launched, handshake: Handshake) -> Connection:
+    """Connects a worker to rank 0. Raises RankError where that cannot be
+    found, or refuses it.
     """
     until = time.monotonic() + FIND_SECONDS
     with contextlib.ExitStack() as way:
@@ -304,7 +304,7 @@ def follow(launched: Launched, handshake: Handshake) -> Connection:
                 if time.monotonic() > until:
                     why = first_line(error) or "it has ended"
                     raise RankError(
-                        f"The process that leads could not be reached {where} ({why}); check that "
+                        f"Rank 0 could not be reached {where} ({why}); check that "
                         "its node can be reached from this one."
                     ) from error
                 time.sleep(TRY_SECONDS)
@@ -316,7 +316,7 @@ def follow(launched: Launched, handshake: Handshake) -> Connection:
 def _way_to(
     launched: Launched, way: contextlib.ExitStack
 ) -> tuple[str, Callable[[], tuple[socket.socket, Connection]]]:
-    """Returns where the process that leads is, in words, and what connects to it."""
+    """Returns where rank 0 is, in words, and what connects to it."""
     if launched.place.nodes == 1:
         meets = OwnSocket(_name_of(launched))
         way.callback(meets.close)

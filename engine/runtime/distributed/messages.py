@@ -1,4 +1,4 @@
-"""These messages pass between the process that leads a run and those that follow. There are no
+"""These messages pass between rank 0 of a run and its workers. There are no
 others, and each has the fields that it has here, of these types
 (`engine.runtime.distributed.codec`).
 """
@@ -36,11 +36,11 @@ class Beat(Message, frozen=True):
     """A sign of life. Both sides send it, and nobody answers."""
 
 
-# ---------------------------------------------------------------- from the leader
+# ---------------------------------------------------------------- from rank 0
 
 
 class Open(Message, frozen=True):
-    """A follower opens its device and joins the process group. It answers `Done`."""
+    """A worker opens its device and joins the process group. It answers `Done`."""
 
     device: str
     """It is `cpu` or `cuda`."""
@@ -53,7 +53,7 @@ class Open(Message, frozen=True):
 
 
 class Gather(Message, frozen=True):
-    """A follower takes part in a measurement, in which all ranks gather `size` bytes. It answers
+    """A worker takes part in a measurement, in which all ranks gather `size` bytes. It answers
     `Done`.
     """
 
@@ -65,7 +65,7 @@ class PlanesSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: ModelConfig
     config: str
-    """It is the model's configuration, of transformers, as the leader changed it
+    """It is the model's configuration, of transformers, as rank 0 changed it
     (`engine.runtime.distributed.codec.config_text`).
     """
     parts: Parts | None
@@ -82,7 +82,7 @@ class PlanesSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MakePlanes(Message, frozen=True):
-    """The first rank of another node than the leader's makes the planes of its node. It answers
+    """The first rank of another node than rank 0's makes the planes of its node. It answers
     `PlanesMade`.
     """
 
@@ -94,8 +94,8 @@ class RequestPlanes(Message, frozen=True):
 
 
 class Build(Message, frozen=True):
-    """A follower builds its engine over the planes of its node. Copies on other nodes than the
-    leader's are filled before. It answers `Done`.
+    """A worker builds its engine over the planes of its node. Copies on other nodes than the
+    rank 0's are filled before. It answers `Done`.
     """
 
     held: PlanesSpec
@@ -113,11 +113,11 @@ class Build(Message, frozen=True):
 
 
 class CloseEngine(Message, frozen=True):
-    """A follower frees its engine and its planes. It answers `Done`."""
+    """A worker frees its engine and its planes. It answers `Done`."""
 
 
 class Train(Message, frozen=True):
-    """A follower submits a step. Once it has applied it, it answers `OptimizerStep`."""
+    """A worker submits a step. Once it has applied it, it answers `OptimizerStep`."""
 
     number: int
     share: StepShard
@@ -129,25 +129,25 @@ class Train(Message, frozen=True):
 
 
 class Go(Message, frozen=True):
-    """A follower may change the planes: step `number` will be applied."""
+    """A worker may change the planes: step `number` will be applied."""
 
     number: int
 
 
 class DryRun(Message, frozen=True):
-    """A follower makes a dry run. It answers `Done`."""
+    """A worker makes a dry run. It answers `Done`."""
 
     share: StepShard
 
 
 class Evaluate(Message, frozen=True):
-    """A follower computes the losses of micro-batches. It answers `Losses`."""
+    """A worker computes the losses of micro-batches. It answers `Losses`."""
 
     batches: Sequence[MicroBatch]
 
 
 class Accompany(Message, frozen=True):
-    """A follower takes part in a pass of the leader over the units, which are gathered once for
+    """A worker takes part in a pass of rank 0 over the units, which are gathered once for
     each of `groups` of micro-batches. It answers `Done`.
     """
 
@@ -155,11 +155,11 @@ class Accompany(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """A follower waits until every submitted step is applied. It answers `Done`."""
+    """A worker waits until every submitted step is applied. It answers `Done`."""
 
 
 class End(Message, frozen=True):
-    """A follower is to end, with this exit code."""
+    """A worker is to end, with this exit code."""
 
     code: int = 0
 
@@ -168,7 +168,7 @@ class End(Message, frozen=True):
 
 
 class AllocateShards(Message, frozen=True):
-    """A follower allocates planes of units that live on the devices. It answers `ShardReply`, as it
+    """A worker allocates planes of units that live on the devices. It answers `ShardReply`, as it
     does to the other messages about shards.
     """
 
@@ -182,7 +182,7 @@ class AllocateNodeShards(Message, frozen=True):
 
 
 class ReleaseShards(Message, frozen=True):
-    """A follower lets go of planes."""
+    """A worker lets go of planes."""
 
     keys: tuple[Key, ...]
     in_ram: bool = False
@@ -190,7 +190,7 @@ class ReleaseShards(Message, frozen=True):
 
 
 class ReadShard(Message, frozen=True):
-    """A follower reads the bytes between two places of a plane, as far as it holds the plane. They
+    """A worker reads the bytes between two places of a plane, as far as it holds the plane. They
     count from the first that it holds on its device, or from the first of a plane in RAM.
     """
 
@@ -203,7 +203,7 @@ class ReadShard(Message, frozen=True):
 
 
 class WriteShard(Message, frozen=True):
-    """A follower writes bytes from the byte `begin` on, which counts as in `ReadShard`. They are
+    """A worker writes bytes from the byte `begin` on, which counts as in `ReadShard`. They are
     `content`, uint8 [bytes], or, where that is None, those in `piece`.
     """
 
@@ -220,17 +220,17 @@ ShardMessage: TypeAlias = (
 
 
 class ShardReply(Message, frozen=True):
-    """What the leader has asked of shards is done."""
+    """What rank 0 has asked of shards is done."""
 
     content: np.ndarray | None = None
     """These bytes, uint8 [bytes], were asked for."""
 
 
-# ---------------------------------------------------------------- from a follower
+# ---------------------------------------------------------------- from a worker
 
 
 class Done(Message, frozen=True):
-    """What the leader has asked for is done."""
+    """What rank 0 has asked for is done."""
 
 
 class PlanesMade(Message, frozen=True):
@@ -267,7 +267,7 @@ class OptimizerStep(Message, frozen=True):
 
     number: int
     timeline: Timeline | None = None
-    """It is there where the leader has asked for it."""
+    """It is there where rank 0 has asked for it."""
     memory: DeviceMemory | None = None
     """It is there about once a second."""
 
@@ -281,7 +281,7 @@ class Losses(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """Something went wrong in a follower, which ends now."""
+    """Something went wrong in a worker, which ends now."""
 
     sentence: str
     """It says what, without naming the rank."""

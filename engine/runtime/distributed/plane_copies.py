@@ -1,4 +1,4 @@
-"""Every node has all planes. They are filled on the node of the process that leads; before the
+"""Every node has all planes. They are filled on the node of rank 0; before the
 first step the other nodes get them from there, piece by piece, through the process group. From then
 on they stay alike, since every node makes the same updates.
 """

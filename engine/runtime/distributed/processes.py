@@ -1,6 +1,5 @@
-"""A `WorkerProcess` is a process that computes a run together with the one that leads it. The
-leader has started it, on its own node, or `torchrun` has
-(`engine.runtime.distributed.launched_group`).
+"""The processes that compute a run together with rank 0. Rank 0 has started them on its own node,
+or `torchrun` has (`engine.runtime.distributed.launched_group`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from engine.runtime.distributed.messages import End, Message
 END_SECONDS = 10
 """A process that was asked to end has so many seconds."""
 ENDED = "it has ended"
-"""This is what a line says of a process that has ended."""
+"""This is what a connection says of a process that has ended."""
 
 Take = Callable[[Message], bool]
 Lost = Callable[[str], None]
@@ -33,29 +32,29 @@ class WorkerProcess(Protocol):
     """A `WorkerProcess` belongs to a worker group. Any thread may call its methods."""
 
     host_name: str
-    """It is on this node; empty where that is the leader's and there is no other."""
+    """It is on this node; empty where that is rank 0's and there is no other."""
     is_here: bool
-    """It is on the leader's node."""
+    """It is on rank 0's node."""
     pid: int
     """Its node knows the process by this number."""
 
     def connect(self, take: Take, lost: Lost) -> MonitoredConnection:
-        """Returns the line to it, which works as `MonitoredConnection` says."""
+        """Returns the connection to it, which works as `MonitoredConnection` says."""
 
     def kill(self) -> None:
         """Ends it at once, whatever it does."""
 
     def why_lost(self, why: str) -> str:
-        """Returns why it is lost, in words. why: what its line knows of it."""
+        """Returns why it is lost, in words. why: what its connection knows of it."""
 
     def say_goodbye(self) -> None:
-        """Asks it to end, if it is the leader's to end."""
+        """Asks it to end, if it is rank 0's to end."""
 
     def part(self) -> None:
-        """Returns once it has ended, or has no line to the worker group any more."""
+        """Returns once it has ended, or has no connection to the worker group any more."""
 
     def host_memory(self) -> int:
-        """Returns the bytes of the leader's node that it has for itself."""
+        """Returns the bytes of rank 0's node that it has for itself."""
 
 
 class StartedProcess:
@@ -74,7 +73,7 @@ class StartedProcess:
             self.process = subprocess.Popen(
                 # -P keeps the working directory off the module path, as in `HelperProcess`.
                 [sys.executable, "-P", "-c", program],
-                # Ctrl-C in a terminal reaches the leader alone, which stops and saves the run.
+                # Ctrl-C in a terminal reaches rank 0 alone, which stops and saves the run.
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -87,11 +86,11 @@ class StartedProcess:
             theirs.close()
         self.pid = self.process.pid
         self._connection = Connection(ours)
-        self._line: MonitoredConnection | None = None
+        self._monitored: MonitoredConnection | None = None
 
     def connect(self, take: Take, lost: Lost) -> MonitoredConnection:
-        self._line = MonitoredConnection(self._connection, take, lost)
-        return self._line
+        self._monitored = MonitoredConnection(self._connection, take, lost)
+        return self._monitored
 
     def kill(self) -> None:
         # A process that is stopped obeys this signal alone.
@@ -103,12 +102,12 @@ class StartedProcess:
         return why
 
     def say_goodbye(self) -> None:
-        if self._line is not None:
+        if self._monitored is not None:
             with contextlib.suppress(ConnectionLostError):
-                self._line.send(End())
+                self._monitored.send(End())
 
     def part(self) -> None:
-        if self._line is None:  # nobody has asked it to end
+        if self._monitored is None:  # nobody has asked it to end
             self.process.kill()
             self._connection.close()
         try:
@@ -116,8 +115,8 @@ class StartedProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if self._line is not None:
-            self._line.close()
+        if self._monitored is not None:
+            self._monitored.close()
 
     def host_memory(self) -> int:
         return private_memory(self.process.pid)

@@ -1,8 +1,7 @@
-"""Shards on the devices of other ranks, and parts of planes in the RAM of other nodes, as the rank
-that leads reaches them.
+"""Shards on the devices of other ranks, and in the RAM of other nodes, as rank 0 reaches them.
 
-A follower answers in the thread that reads its line: it may be computing, or waiting for the
-leader, while the leader reads the planes for a checkpoint.
+A worker answers in the thread that reads its connection: it may be computing, or waiting for
+rank 0, while rank 0 reads the planes for a checkpoint.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class RemoteShards:
     def __init__(
         self, place: RankInfo, send: Callable[[int, Message], None], problem: Callable[[], str]
     ):
-        """place: that of the leader."""
+        """place: that of rank 0."""
         ranks = place.world_size
         self.ranks = ranks
         self._here = place.local_world_size
@@ -63,7 +62,7 @@ class RemoteShards:
         ]
 
     def reach(self, ranks: int) -> None:
-        """Says that so many ranks have shards of the planes that the leader reaches."""
+        """Says that so many ranks have shards of the planes that rank 0 reaches."""
         self.ranks = ranks
 
     def take(self, rank: int, reply: ShardReply) -> None:
@@ -149,7 +148,7 @@ class RemoteShards:
 
 class RemoteNodes:
     """A `RemoteNodes` reaches the parts of planes in the RAM of other nodes (`OtherNodes`): the
-    first rank of each has them. place: that of the leader.
+    first rank of each has them. place: that of rank 0.
     """
 
     def __init__(self, shards: RemoteShards, place: RankInfo):
@@ -204,7 +203,7 @@ def _not_for_dma(wanted: Wanted) -> Wanted:
 
 
 def answer(planes: DevicePlanes, parts: OwnNodeShards, message: ShardMessage) -> ShardReply:
-    """Does what the leader asks of the shards of this rank or the part of its node, and returns the
+    """Does what rank 0 asks of the shards of this rank or the part of its node, and returns the
     answer.
     """
     match message:

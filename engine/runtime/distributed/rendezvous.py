@@ -19,13 +19,13 @@ JOIN_SECONDS = 120
 ON_ONE_NODE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of one node use its loopback to meet, whatever networks it has."""
 ANYWHERE = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-"""When a rank is lost, torch would end the leader's process too, which has to tell of it and to
+"""When a rank is lost, torch would end rank 0's process too, which has to tell of it and to
 save the run.
 """
 
 
-class OnHost(Struct, frozen=True, tag=True):
-    """Ranks of one node meet in a file in the memory of the process that leads, which no folder
+class InMemory(Struct, frozen=True, tag=True):
+    """Ranks of one node meet in a file in the memory of rank 0, which no folder
     lists and no other account can open: a store that listens would listen on all addresses, and
     ask nobody who he is.
     """
@@ -36,8 +36,8 @@ class OnHost(Struct, frozen=True, tag=True):
     ranks: int
 
     @classmethod
-    def made(cls, ranks: int) -> OnHost:
-        """Returns a meeting in a new file of this process."""
+    def made(cls, ranks: int) -> InMemory:
+        """Returns a rendezvous in a new file of this process."""
         made = os.memfd_create("ramstream-store")
         try:
             # No later file gets so high a number. A store writes once more when it is freed, which
@@ -52,12 +52,12 @@ class OnHost(Struct, frozen=True, tag=True):
         return distributed.FileStore(f"/proc/{self.process}/fd/{self.file}", self.ranks)
 
     def close(self) -> None:
-        """Ends the meeting. The process that has made it calls this once."""
+        """Ends the rendezvous. The process that has made it calls this once."""
         os.close(self.file)
 
 
 class OverNetwork(Struct, frozen=True, tag=True):
-    """Ranks of several nodes meet at a store of torchrun, or of the process that leads. Whoever
+    """Ranks of several nodes meet at a store of torchrun, or of rank 0. Whoever
     reaches its port can read and write there, so it holds no secret.
     """
 
@@ -78,7 +78,7 @@ class OverNetwork(Struct, frozen=True, tag=True):
         return distributed.PrefixStore(self.name, store)
 
 
-Rendezvous: TypeAlias = OnHost | OverNetwork
+Rendezvous: TypeAlias = InMemory | OverNetwork
 
 
 def prepare_rendezvous(nodes: int) -> None:

@@ -1,4 +1,4 @@
-"""A rank that follows tells the leader when its ops ran, and what it holds of its device."""
+"""A worker tells rank 0 when its ops ran, and what it holds of its device."""
 
 from __future__ import annotations
 

@@ -40,27 +40,27 @@ def read_secret(environment: Mapping[str, str] = os.environ) -> bytes:
 
 
 def admit(stream: socket.socket, secret: bytes) -> Keys:
-    """Proves to a process that has come that this one leads, once that has proved that it may come.
-    Raises StrangerError where it cannot, and another OSError where it is silent or has ended.
+    """Proves to a process that has come that this one is rank 0, once that has proved that it may
+    come. Raises StrangerError where it cannot, and another OSError where it is silent or has ended.
     """
     until = time.monotonic() + PROOF_SECONDS
     ours = secrets.token_bytes(_NONCE)
     stream.sendall(ours)
     theirs, proof = _read(stream, _NONCE, until), _read(stream, CODE_BYTES, until)
     _check(code(secret, b"follows", ours, theirs), proof)
-    stream.sendall(code(secret, b"leads", ours, theirs))
-    return _keys(secret, ours, theirs, leads=True)
+    stream.sendall(code(secret, b"rank 0", ours, theirs))
+    return _keys(secret, ours, theirs, is_rank_zero=True)
 
 
 def prove(stream: socket.socket, secret: bytes) -> Keys:
-    """Proves to the process that leads that this one may come, and has it prove that it leads.
+    """Proves to the process of rank 0 that this one may come, and has it prove that it is rank 0.
     Raises as `admit` does.
     """
     until = time.monotonic() + PROOF_SECONDS
     theirs, ours = _read(stream, _NONCE, until), secrets.token_bytes(_NONCE)
     stream.sendall(ours + code(secret, b"follows", theirs, ours))
-    _check(code(secret, b"leads", theirs, ours), _read(stream, CODE_BYTES, until))
-    return _keys(secret, theirs, ours, leads=False)
+    _check(code(secret, b"rank 0", theirs, ours), _read(stream, CODE_BYTES, until))
+    return _keys(secret, theirs, ours, is_rank_zero=False)
 
 
 def _check(own: bytes, found: bytes) -> None:
@@ -68,10 +68,10 @@ def _check(own: bytes, found: bytes) -> None:
         raise UnknownPeerError(f"it has another {VARIABLE}, or none")
 
 
-def _keys(secret: bytes, of_leader: bytes, of_worker: bytes, leads: bool) -> Keys:
+def _keys(secret: bytes, of_rank_zero: bytes, of_worker: bytes, is_rank_zero: bool) -> Keys:
     """Returns keys that this connection alone has."""
-    down, up = (code(secret, way, of_leader, of_worker) for way in (b"to follower", b"to leader"))
-    return Keys(down, up) if leads else Keys(up, down)
+    down, up = (code(secret, way, of_rank_zero, of_worker) for way in (b"to worker", b"to rank 0"))
+    return Keys(down, up) if is_rank_zero else Keys(up, down)
 
 
 def _read(stream: socket.socket, size: int, until: float) -> bytes:

@@ -24,11 +24,11 @@ class Launched:
 
     place: RankInfo
     address: str
-    """The process that leads is on the node with this address."""
+    """Rank 0 is on the node with this address."""
     port: int
     """A store listens there at this port."""
     has_store: bool
-    """The store is torchrun's; else that of the process that leads."""
+    """The store is torchrun's; else that of rank 0."""
     run: str
     """The run of torchrun has this name."""
 

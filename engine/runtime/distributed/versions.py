@@ -1,12 +1,12 @@
 """The ranks agree here on which step's state their common planes hold.
 
-- No rank writes a step into the planes before the leader says `Go`. The leader says so once the
+- No rank writes a step into the planes before rank 0 says `Go`. Rank 0 says so once the
   clip factor is known and no reader needs the planes as they are: a checkpoint or the best weights
   that are being written while steps go on.
 - A step counts as complete once every rank has written its shards.
 
-So the leader always knows whether the planes are whole, also when a rank is lost: that rank cannot
-have written a step that the leader did not let it write.
+So rank 0 always knows whether the planes are whole, also when a rank is lost: that rank cannot
+have written a step that rank 0 did not let it write.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from engine.runtime.host.plane_version import PlaneVersion
 
 
-class LeaderVersion(PlaneVersion):
-    """A `LeaderVersion` belongs to the process that leads. `go` tells the other ranks that they may
+class RankZeroVersion(PlaneVersion):
+    """A `RankZeroVersion` belongs to rank 0. `go` tells the other ranks that they may
     write a step, and `wait` returns once they have written it.
     """
 
@@ -52,7 +52,7 @@ class LeaderVersion(PlaneVersion):
 
 
 class WorkerVersion(PlaneVersion):
-    """A `WorkerVersion` belongs to a process that follows."""
+    """A `WorkerVersion` belongs to a worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,13 +61,13 @@ class WorkerVersion(PlaneVersion):
         self._is_over = False
 
     def go(self, step: int) -> None:
-        """Says that the leader lets this rank write `step`. Any thread may call it."""
+        """Says that rank 0 lets this rank write `step`. Any thread may call it."""
         with self._told:
             self._gone = step
             self._told.notify_all()
 
     def end_waits(self) -> None:
-        """Says that the leader has no step under way any more. If an update waits for its word, its
+        """Says that rank 0 has no step under way any more. If an update waits for its word, its
         step was given up since a number is not finite, and the update writes back what it reads.
         Any thread may call it.
         """
@@ -76,7 +76,7 @@ class WorkerVersion(PlaneVersion):
             self._told.notify_all()
 
     def expect(self) -> None:
-        """Says that a step follows, whose updates wait for the leader's word."""
+        """Says that a step follows, whose updates wait for rank 0's word."""
         with self._told:
             self._is_over = False
 

@@ -1,4 +1,4 @@
-"""A process that follows: it computes its share of a run, as the process that leads asks it to."""
+"""A worker: it computes its share of a run, as rank 0 asks it to."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from engine.runtime.step.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.step.streaming_engine import StreamingEngine
 
 LOST_CODE = 3
-"""The process ends with this exit code when the leader is lost."""
+"""The process ends with this exit code when rank 0 is lost."""
 
 
 class Worker:
@@ -59,7 +59,7 @@ class Worker:
     def __init__(self, connection: Connection):
         self._held = WorkerVersion()
         # Whatever this process waits for, nobody is left who needs it.
-        self._line = MonitoredConnection(
+        self._connection = MonitoredConnection(
             connection, self._take, lambda _: os._exit(LOST_CODE), False
         )
         self._on_device: DevicePlanes | None = None
@@ -74,16 +74,16 @@ class Worker:
         self._is_new = True
 
     def serve(self) -> NoReturn:
-        """Does what the leader asks, until it asks to end."""
+        """Does what rank 0 asks, until it asks to end."""
         while True:
-            self._do(self._line.next())
+            self._do(self._connection.next())
 
     def fail(self, error: BaseException) -> None:
-        """Tells the leader why this process ends."""
+        """Tells rank 0 why this process ends."""
         own = isinstance(error, RamstreamError)
         trace = "" if own else "".join(traceback.format_exception(error))
         text = str(error) if own else f"{type(error).__name__}: {first_line(error)}."
-        self._line.send(Failed(text, trace, isinstance(error, CollectiveError)))
+        self._connection.send(Failed(text, trace, isinstance(error, CollectiveError)))
 
     def _take(self, message: Message) -> bool:
         if isinstance(message, Go):
@@ -96,16 +96,16 @@ class Worker:
             self._answer(message)
             return True
         if isinstance(message, End):
-            # The thread that computes may wait for others in a step that the leader has given up.
+            # The thread that computes may wait for others in a step that rank 0 has given up.
             os._exit(message.code)
         return False
 
     def _answer(self, message: ShardMessage) -> None:
-        """Does what the leader asks of the shards on this device, in the thread that reads."""
+        """Does what rank 0 asks of the shards on this device, in the thread that reads."""
         assert self._on_device is not None and self._parts is not None  # the device is open
         try:
-            self._line.send(answer(self._on_device, self._parts, message))
-        except BaseException as error:  # noqa: BLE001  told to the leader, whatever it is
+            self._connection.send(answer(self._on_device, self._parts, message))
+        except BaseException as error:  # noqa: BLE001  told to rank 0, whatever it is
             self.fail(error)
             os._exit(1)
 
@@ -116,12 +116,12 @@ class Worker:
             case Gather(size):
                 assert self._backend is not None and self._collectives is not None
                 gather_seconds(self._collectives, self._backend.device, size)
-                self._line.send(Done())
+                self._connection.send(Done())
             case MakePlanes():
                 self._hold(message)
             case RequestPlanes():
-                assert self._parts is not None  # the leader has had the device opened
-                self._line.send(PlanesMade(self._parts.planes))
+                assert self._parts is not None  # rank 0 has had the device opened
+                self._connection.send(PlanesMade(self._parts.planes))
             case Build():
                 self._build(message)
             case CloseEngine():
@@ -130,27 +130,27 @@ class Worker:
                 self._train(message)
             case DryRun(share):
                 self.engine.dry_run_shard(share)
-                self._line.send(Done())
+                self._connection.send(Done())
             case Evaluate(batches):
                 self._evaluate(batches)
             case Accompany(groups):
                 self.engine.passes.accompany(groups)
-                self._line.send(Done())
+                self._connection.send(Done())
             case Drain():
-                # The leader has met the same numbers that are not finite, and tells of them.
+                # Rank 0 has met the same numbers that are not finite, and tells of them.
                 with contextlib.suppress(NonFiniteError):
                     self.engine.drain()
                 self.reporter.drained()
-                self._line.send(Done())
+                self._connection.send(Done())
 
     @property
     def engine(self) -> StreamingEngine:
-        assert self._engine is not None  # the leader has had it built
+        assert self._engine is not None  # rank 0 has had it built
         return self._engine
 
     @property
     def reporter(self) -> Reporter:
-        assert self._reporter is not None  # the leader has had the device opened
+        assert self._reporter is not None  # rank 0 has had the device opened
         return self._reporter
 
     def _open(self, message: Open) -> None:
@@ -165,14 +165,14 @@ class Worker:
         self._parts = OwnNodeShards(message.threads)
         self._opener = Opener(place, backend, self._on_device, message.threads)
         store = message.rendezvous.store()
-        self._line.send(Done())
+        self._connection.send(Done())
         self._collectives = join(message.device, store, place)
-        self._line.send(Done())
+        self._connection.send(Done())
 
     def _hold(self, message: MakePlanes) -> None:
-        assert self._opener is not None  # the leader has had the device opened
+        assert self._opener is not None  # rank 0 has had the device opened
         self._opened, planes = WorkerStates.made(self._opener, message.held)
-        self._line.send(PlanesMade(planes))
+        self._connection.send(PlanesMade(planes))
 
     def _build(self, message: Build) -> None:
         assert self._opener is not None and self._collectives is not None
@@ -198,7 +198,7 @@ class Worker:
         )
         self._engine = StreamingEngine(opened.model, store, backend, settings, self._adamw)
         self._is_new = True
-        self._line.send(Done())
+        self._connection.send(Done())
 
     def _close_engine(self) -> None:
         if self._engine is not None:
@@ -211,7 +211,7 @@ class Worker:
         gc.collect()
         if self._backend is not None:
             self._backend.reset_peak()
-        self._line.send(Done())
+        self._connection.send(Done())
 
     def _train(self, message: Train) -> None:
         if self._is_new:
@@ -222,9 +222,9 @@ class Worker:
         self._held.expect()
 
         def tell(applied: AppliedStep) -> None:
-            self._line.send(self.reporter.applied(applied, message.has_timeline))
+            self._connection.send(self.reporter.applied(applied, message.has_timeline))
 
-        # The leader has met the same numbers that are not finite, and tells of them.
+        # Rank 0 has met the same numbers that are not finite, and tells of them.
         with contextlib.suppress(NonFiniteError):
             self.engine.train_shard(message.number, message.share, message.learning_rate, tell)
 
@@ -232,22 +232,22 @@ class Worker:
         losses = self.engine.losses_of(batches)
         totals = tuple(total.item() for total, _ in losses)
         positions = tuple(each.cpu().numpy() for _, each in losses)
-        self._line.send(Losses(totals, positions))
+        self._connection.send(Losses(totals, positions))
 
 
 def main(descriptor: int) -> None:
-    """Runs the process of one rank. The connection to the leader has this file descriptor."""
-    # The leader may have been started in the background with signals ignored; a follower ends by
+    """Runs the process of one rank. The connection to rank 0 has this file descriptor."""
+    # Rank 0 may have been started in the background with signals ignored; a worker ends by
     # its connection alone.
     run(Connection(socket.socket(fileno=descriptor)))
 
 
 def run(connection: Connection) -> NoReturn:
-    """Follows the leader at the other end of the connection, and ends the process."""
+    """Does what rank 0 at the other end of the connection asks, and ends the process."""
     worker = Worker(connection)
     try:
         worker.serve()
-    except BaseException as error:  # noqa: BLE001  told to the leader, whatever it is
+    except BaseException as error:  # noqa: BLE001  told to rank 0, whatever it is
         with contextlib.suppress(ConnectionLostError):
             worker.fail(error)
     # Threads may still wait in a collective, and have nothing left to do.

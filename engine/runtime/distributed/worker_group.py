@@ -1,4 +1,4 @@
-"""A `WorkerGroup` is the processes that compute a run together with this one, which leads them.
+"""The processes that compute a run together with this one, which is rank 0.
 
 - This process has rank 0 and the first device. It starts one process more for each further device
   of this machine, over a connection of its own (`engine.runtime.distributed.connection`).
@@ -6,8 +6,8 @@
   run, no data set and no settings of a run.
 - Tensors pass between ranks by a process group of `torch.distributed`: NCCL between GPUs, gloo
   between processes on the CPU.
-- Where a process ends, is silent or fails, the leader learns why, ends all others, and tells it in
-  one sentence that names the rank. Nothing is left running: a process that follows ends when its
+- Where a process ends, is silent or fails, rank 0 learns why, ends all others, and tells it in
+  one sentence that names the rank. Nothing is left running: a worker ends when its
   connection does.
 """
 
@@ -50,11 +50,11 @@ from engine.runtime.distributed.messages import (
 )
 from engine.runtime.distributed.processes import StartedProcess, WorkerProcess
 from engine.runtime.distributed.remote_shards import RemoteShards
-from engine.runtime.distributed.rendezvous import OnHost, Rendezvous, join, prepare_rendezvous
+from engine.runtime.distributed.rendezvous import InMemory, Rendezvous, join, prepare_rendezvous
 from engine.runtime.host.shared_memory import OwnedMemory
 
 CAUSE_SECONDS = 3.0
-"""The leader has so many seconds to find the cause where a process cannot reach the others."""
+"""Rank 0 has so many seconds to find the cause where a process cannot reach the others."""
 KNOWN_SECONDS = 5.0
 """Why a collective has failed is known within so many seconds, if another rank is the cause."""
 
@@ -77,14 +77,14 @@ class WorkerGroupPlan:
 
     @property
     def place(self) -> RankInfo:
-        """Returns the place of the process that leads."""
+        """Returns the place of rank 0."""
         return RankInfo(0, self.ranks, self.nodes)
 
 
 class WorkerGroup:
-    """A `WorkerGroup` leads all processes of a plan but this one, over planes in `memory`. It
-    starts them on this node, unless they are `gathered` already. Raises RankError where one of them
-    cannot be started. `log` gets the traceback of a process that failed.
+    """Starts and asks all processes of a plan but this one, over planes in `memory`. It starts them
+    on this node, unless torchrun has (`launched_group`). Raises RankError where one of them cannot
+    be started. `log` gets the traceback of a process that failed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class WorkerGroup:
         plan: WorkerGroupPlan,
         memory: OwnedMemory,
         log: Callable[[str], None],
-        gathered: LaunchedGroup | None = None,
+        launched_group: LaunchedGroup | None = None,
     ):
         self.plan = plan
         self.place = plan.place
@@ -116,11 +116,11 @@ class WorkerGroup:
         self._processes: list[WorkerProcess] = []
         self._lines: list[MonitoredConnection] = []
         self._collectives: ProcessGroupCollectives | None = None
-        self._rendezvous: OnHost | None = None
+        self._rendezvous: InMemory | None = None
         prepare_rendezvous(plan.nodes)
         try:
-            self._connect(self._start() if gathered is None else gathered.processes)
-            self._join(gathered)
+            self._connect(self._start() if launched_group is None else launched_group.processes)
+            self._join(launched_group)
         except BaseException:
             self.close()
             raise
@@ -152,14 +152,14 @@ class WorkerGroup:
             lambda message: self._take(rank, message), lambda why: self._lost(rank, why)
         )
 
-    def _join(self, gathered: LaunchedGroup | None) -> None:
+    def _join(self, launched_group: LaunchedGroup | None) -> None:
         """Makes the process group of all ranks."""
         plan, place = self.plan, self.place
         rendezvous: Rendezvous
-        if gathered is not None and gathered.network is not None:
-            rendezvous, store = gathered.network
+        if launched_group is not None and launched_group.network is not None:
+            rendezvous, store = launched_group.network
         else:
-            rendezvous = self._rendezvous = OnHost.made(place.world_size)
+            rendezvous = self._rendezvous = InMemory.made(place.world_size)
             store = rendezvous.store()
         self.send(
             lambda rank: Open(
@@ -272,7 +272,7 @@ class WorkerGroup:
 
     def host_memory(self) -> dict[int, int]:
         """Returns the bytes of this node's memory that each other rank on it has for itself, by
-        rank. Any thread may call this. What ranks share counts as the leader's, which has allocated
+        rank. Any thread may call this. What ranks share counts as rank 0's, which has allocated
         it.
         """
         return {

@@ -1,10 +1,10 @@
-"""A rank that follows opens the store of its node here.
+"""A worker opens the store of its node here.
 
-- On the host of the process that leads, that process has made the planes, and fills them.
+- On the host of rank 0, that process has made the planes, and fills them.
 - On every other node the first rank makes them, in memory that the other ranks of the node share.
   Units that live on devices have a part on that of each rank. All of them get what the planes hold
-  from the process that leads.
-- Where planes are divided among nodes, the process that leads has had the part of each node made,
+  from rank 0.
+- Where planes are divided among nodes, rank 0 has had the part of each node made,
   and fills it.
 """
 
@@ -32,7 +32,7 @@ from engine.runtime.host.shared_memory import OpenedMemory, OwnedMemory, SharedP
 
 @dataclass(frozen=True)
 class Opener:
-    """An `Opener` has what a store needs beside its planes. on_device: the leader allocates planes
+    """An `Opener` has what a store needs beside its planes. on_device: rank 0 allocates planes
     there, where it reaches this rank.
     """
 
@@ -84,7 +84,7 @@ class WorkerStates:
 
     @property
     def _is_reached(self) -> bool:
-        """Returns whether the process that leads reaches the planes of this rank."""
+        """Returns whether rank 0 reaches the planes of this rank."""
         return self._opener.place.node_rank == 0 or self.held.nodes_per_replica > 1
 
     def _planes_on_device(self) -> DevicePlanes:
@@ -99,7 +99,7 @@ class WorkerStates:
         return OwnShards(opener.backend, shares, place.local_rank)
 
     def fill(self, collectives: Collectives, device: torch.device) -> None:
-        """Takes part in filling the planes of the nodes other than the leader's. Raises
+        """Takes part in filling the planes of the nodes other than rank 0's. Raises
         ExchangeError.
         """
         place, gpu_resident = self._opener.place, set(self.held.gpu_resident)
@@ -110,7 +110,7 @@ class WorkerStates:
         receive_planes(self.store, collectives, device, keeps)
 
     def close(self) -> None:
-        """Lets go of the planes. The leader frees those on a device that it reaches."""
+        """Lets go of the planes. Rank 0 frees those on a device that it reaches."""
         if self._is_reached:
             self.store.close_planes_in_ram()
         else:

@@ -3,7 +3,7 @@
 A node has addresses for whole planes, but memory for its part alone: the system gives a page only
 where somebody touches it. So every rank finds its shard where it would be in a whole plane.
 
-The rank that leads reads and writes these planes by their bytes, as if it had all of them. What
+Rank 0 reads and writes these planes by their bytes, as if it had all of them. What
 other nodes have passes the network, in pieces that are not kept.
 """
 
@@ -58,7 +58,7 @@ class Nodes(NamedTuple):
     nodes: int
     here: int = 0
     others: OtherNodes | None = None
-    """The leader reaches the parts of the other nodes through this."""
+    """Rank 0 reaches the parts of the other nodes through this."""
 
 
 class NodeShards:

@@ -131,7 +131,7 @@ class HostStates:
         on_device: DevicePlanes,
     ) -> None:
         """Opens planes that another process has allocated in `memory`, or allocates them there, and
-        takes over those of `gpu_resident` from the device. On a node that the leader does not
+        takes over those of `gpu_resident` from the device. On a node that rank 0 does not
         reach, they are allocated there. kinds: the optimizer whose moments there are, and whether
         planes of gradients are.
         """

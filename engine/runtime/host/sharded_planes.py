@@ -1,7 +1,7 @@
 """Units may live on the devices of several ranks. Each device holds the weights of such a unit
 whole, since every step needs them, and of its other planes the shard of its rank.
 
-The rank that leads reads and writes these planes by their bytes, as if it had all of them.
+Rank 0 reads and writes these planes by their bytes, as if it had all of them.
 """
 
 from __future__ import annotations

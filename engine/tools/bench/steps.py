@@ -30,7 +30,11 @@ from engine.planning.schedule.shards import Shards
 from engine.planning.schedule.stalls import as_records, overlap_seconds, seconds_by_cause, waits_of
 from engine.planning.shape.active_parameters import parameter_flops
 from engine.runtime.device.backend import Backend
-from engine.runtime.distributed.build_engine import LeaderComponents, build_engines, lead_shared
+from engine.runtime.distributed.build_engine import (
+    RankZeroComponents,
+    build_engines,
+    share_states_in_ram,
+)
 from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host.host_states import HostStates
@@ -173,7 +177,7 @@ class Planes:
             self.workers = WorkerGroup(
                 plan, self.memory, lambda trace: print(trace, file=sys.stderr)
             )
-            lead_shared(self.store, self.workers)
+            share_states_in_ram(self.store, self.workers)
 
     def host_memory(self) -> int:
         """Returns the bytes of RAM that all ranks hold, what they share counted once."""
@@ -189,7 +193,7 @@ class Planes:
         """Returns an engine over the planes."""
         if self.workers is None:
             return StreamingEngine(self.model, self.store, self.backend, settings, self.adamw)
-        parts = LeaderComponents(self.model, self.store, self.backend, self.adamw)
+        parts = RankZeroComponents(self.model, self.store, self.backend, self.adamw)
         return build_engines(self.workers, parts, (self.how, AdamWSettings()), settings)
 
     def leave_device(self) -> None:

@@ -1,7 +1,7 @@
 """`launch.py train` is here one of the processes that `torchrun` has started, on one node or
 several.
 
-The process with rank 0 leads: it reads data, owns the run and decides. All others follow it, and
+Rank 0 reads data, owns the run and decides. All others are its workers, and
 end with its exit code, so that torchrun starts all of them again after a failure
 (`--max-restarts`). A run that was started again goes on from its newest checkpoint.
 """
@@ -22,10 +22,10 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RamstreamError
 from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.distributed.handshake import handshake
-from engine.runtime.distributed.launched_group import LaunchedGroup, follow
+from engine.runtime.distributed.launched_group import LaunchedGroup, connect_to_rank_zero
 from engine.runtime.distributed.messages import Handshake
 from engine.runtime.distributed.torchrun import Launched, read_launched
-from engine.runtime.distributed.worker import run as run_follower
+from engine.runtime.distributed.worker import run as run_worker
 from engine.tools.cli.train import TrainCommand, asked_run, show_run
 from engine.training.loop.run import Run, resume_run
 
@@ -40,7 +40,7 @@ BEGUN_FOLDER = ".torchrun"
 
 
 def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
-    """Leads the run of the command, or follows the process that does; returns the exit code. gpus:
+    """Executes the run of the command as rank 0, or works for rank 0; returns the exit code. gpus:
     as the command line asks for them. Raises RankError where the processes cannot compute a run
     together.
     """
@@ -55,7 +55,7 @@ def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
     command = command.with_overrides([f"engine.gpus={processes}"])
     said, problem = _handshake_of(launched.place, command)
     if launched.place.rank > 0:
-        return _follow(launched, said)
+        return _run_worker(launched, said)
     try:
         launched_group = LaunchedGroup(launched, said)
     except RamstreamError:
@@ -64,7 +64,7 @@ def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
         raise
     code = 1
     try:
-        code = _lead(launched, launched_group, command)
+        code = _run_rank_zero(launched, launched_group, command)
     except RamstreamError:
         code = REFUSED_CODE
         raise
@@ -73,22 +73,22 @@ def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
     return code
 
 
-def _follow(launched: Launched, said: Handshake) -> int:
-    """Follows the process that leads, and ends this one. Returns an exit code if that refuses."""
-    # torchrun passes signals on to every process. The leader obeys them, and ends this one.
+def _run_worker(launched: Launched, said: Handshake) -> int:
+    """Works for rank 0, and ends this process. Returns an exit code if that refuses."""
+    # torchrun passes signals on to every process. Rank 0 obeys them, and ends this one.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
-        connection = follow(launched, said)
+        connection = connect_to_rank_zero(launched, said)
     except RamstreamError as error:
-        # The leader tells it to whoever looks at its node.
+        # Rank 0 tells it to whoever looks at its node.
         if launched.place.is_first_on_node and launched.place.node_rank > 0:
             print(f"ramstream: {error}", file=sys.stderr, flush=True)
         return REFUSED_CODE
-    return run_follower(connection)
+    return run_worker(connection)
 
 
-def _lead(launched: Launched, launched_group: LaunchedGroup, command: TrainCommand) -> int:
+def _run_rank_zero(launched: Launched, launched_group: LaunchedGroup, command: TrainCommand) -> int:
     begun = _Begun(command.runs_dir, launched.run)
     run = begun.again(command) or asked_run(command)
     begun.note(run)

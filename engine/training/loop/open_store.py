@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.config.settings import TrainConfig
 from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
 from engine.planning.schedule.choices import PlanChoices, disk_offloaded_of, gpu_resident_of
-from engine.runtime.distributed.build_engine import lead
+from engine.runtime.distributed.build_engine import share_states
 from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.mapped_memory import shared_memory_has_huge_pages
@@ -33,21 +33,21 @@ def start_workers(
     session: Session, job: TrainingJob, ranks: int, allocated: contextlib.ExitStack
 ) -> WorkerGroup | None:
     """Starts the processes of this node that compute a run together with this one, or takes those
-    that are gathered, on all nodes; None where it computes alone. The worker group is registered in
-    `allocated`. Raises RankError where one of them cannot be started.
+    that torchrun has started, on all nodes; None where it computes alone. The worker group is
+    registered in `allocated`. Raises RankError where one of them cannot be started.
     """
     if ranks * session.nodes == 1:
         return None
     # The settings have as many ranks as torchrun has started.
-    assert session.gathered is None or session.gathered.place.local_world_size == ranks
+    assert session.launched_group is None or session.launched_group.place.local_world_size == ranks
     device, cap = job.backend.device.type, session.config.engine.gpu_memory_gib
     limit = None if cap is None else max(0, round(cap * GIB) - CUDA_CONTEXT_BYTES)
     threads = max(1, default_threads() // ranks)
     plan = WorkerGroupPlan(ranks, device, threads, limit, session.nodes)
     if device == "cuda" and not shared_memory_has_huge_pages():
         session.log("info", SMALL_PAGES)
-    memory, gathered = OwnedMemory(), session.gathered
-    workers = WorkerGroup(plan, memory, lambda trace: session.log("error", trace), gathered)
+    memory, launched_group = OwnedMemory(), session.launched_group
+    workers = WorkerGroup(plan, memory, lambda trace: session.log("error", trace), launched_group)
     allocated.callback(workers.close)
     return workers
 
@@ -59,10 +59,10 @@ def join_nodes(
     what was measured of the network between them: plans are made with that. There is none where one
     host computes. Raises RankError where they cannot reach each other.
     """
-    if session.gathered is None or session.nodes == 1:
+    if session.launched_group is None or session.nodes == 1:
         return None, job
     free = job.backend.memory()["free"]
-    workers = start_workers(session, job, session.gathered.place.local_world_size, allocated)
+    workers = start_workers(session, job, session.launched_group.place.local_world_size, allocated)
     assert workers is not None  # there are several ranks
     rate = workers.network_rate(job.backend.device)
     session.log(
@@ -90,7 +90,7 @@ def open_host_states(
         None if workers is None else workers.plan.threads,
     )
     if workers is not None:
-        lead(store, workers, choices.nodes_per_replica)
+        share_states(store, workers, choices.nodes_per_replica)
     if config.engine.disk is not None:
         store.offload_to_disk(Path(config.engine.disk).expanduser())
     blocks = [unit.name for unit in model.blocks]

@@ -45,7 +45,7 @@ from engine.runtime.device.backend import Backend
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.device.open_backend import open_backend
 from engine.runtime.distributed.build_engine import (
-    LeaderComponents,
+    RankZeroComponents,
     adamw_settings,
     build_engines,
     engine_settings,
@@ -150,7 +150,7 @@ class Prepared:
                 self.model, self.store, self.backend, settings, self.adamw
             )
         else:
-            parts = LeaderComponents(self.model, self.store, self.backend, self.adamw)
+            parts = RankZeroComponents(self.model, self.store, self.backend, self.adamw)
             sources = self.config.model, adamw_settings(train)
             self._engine = build_engines(self.workers, parts, sources, settings)
         self._report_breakdown()

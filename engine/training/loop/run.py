@@ -69,7 +69,7 @@ class Run:
         self.resume = resume
         self._before = before
         self.id = folder.id
-        self._gathered: LaunchedGroup | None = None
+        self._launched_group: LaunchedGroup | None = None
         self._owned = contextlib.ExitStack()
         with contextlib.ExitStack() as owned:
             owned.enter_context(folder.lock())
@@ -93,18 +93,18 @@ class Run:
         self._looking = threading.Lock()
         self.recorder.wait_for_disk_space(self._count_endings)
 
-    def compute_with(self, gathered: LaunchedGroup) -> None:
-        """Makes `gathered` the processes that compute the run together with this one, which then
-        starts none itself.
+    def compute_with(self, launched_group: LaunchedGroup) -> None:
+        """Makes `launched_group` the processes that compute the run together with this one, which
+        then starts none itself.
         """
-        self._gathered = gathered
+        self._launched_group = launched_group
 
     @property
     def finishes_its_step(self) -> bool:
         """Returns whether a step under way is finished even where a stop is urgent: processes of
         other nodes hold a part of the planes, and compute until its end.
         """
-        return self._gathered is not None and self._gathered.place.nodes > 1
+        return self._launched_group is not None and self._launched_group.place.nodes > 1
 
     def request(self, command: str | Change) -> None:
         """Requests stop, discard, pause, resume or save, or a change.
@@ -265,7 +265,7 @@ class Run:
         from engine.training.loop.session import Session
         from engine.training.loop.trainer import Trainer
 
-        session = Session(config, self.folder, self.recorder, self._gathered)
+        session = Session(config, self.folder, self.recorder, self._launched_group)
         try:
             prepared = prepare(session, self.resume, self._check)
         except RamstreamError:

@@ -25,7 +25,7 @@ class Session:
     config: TrainConfig
     folder: RunFolder
     recorder: RunRecorder
-    gathered: LaunchedGroup | None = None
+    launched_group: LaunchedGroup | None = None
     """`torchrun` has started these processes, which compute the run together with this one; None
     where this one starts others itself.
     """
@@ -33,7 +33,7 @@ class Session:
     @property
     def nodes(self) -> int:
         """Returns how many nodes compute the run."""
-        return 1 if self.gathered is None else self.gathered.place.nodes
+        return 1 if self.launched_group is None else self.launched_group.place.nodes
 
     def progress(self, job: str, check: Callable[[], None] | None = None) -> RecordedProgress:
         """Returns a `Progress` that records the progress of `job` and calls `check` each time."""

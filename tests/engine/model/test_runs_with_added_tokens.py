@@ -33,7 +33,7 @@ from tests.support.multimodal import make_multimodal
 from tests.support.sets import slow_but
 from tests.support.start_weights import weights_at_start
 from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
-from tests.support.worker_groups import forked_followers  # noqa: F401  a fixture
+from tests.support.worker_groups import forked_workers  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.computing
 
@@ -175,7 +175,7 @@ def test_where_the_vocabulary_cannot_grow_it_is_said(tmp_path, capsys):
 
 
 @pytest.mark.slow("it trains with two ranks, each a process")
-def test_several_ranks_train_the_same(tmp_path, forked_followers):
+def test_several_ranks_train_the_same(tmp_path, forked_workers):
     values = {"train.micro_batch_size": 1, "output.export": True}
     alone = trained(with_tokens(tmp_path, **values), tmp_path / "alone")
     both = trained(with_tokens(tmp_path, **values | {"engine.gpus": 2}), tmp_path / "both")

@@ -296,7 +296,7 @@ RANK_CHANGES = (
         "        if own != found:\n",
         "        if own is found is None:\n",
         "Nodes that were started with other settings compute the same run.",
-        ("tests/engine/runtime/distributed/test_hello.py::test_what_differs_is_told",),
+        ("tests/engine/runtime/distributed/test_handshake.py::test_what_differs_is_told",),
     ),
     Change(
         "nodes-hold-whole-planes",
@@ -308,7 +308,7 @@ RANK_CHANGES = (
     ),
     Change(
         "losses-that-fill-an-evaluation-counted",
-        "engine/runtime/distributed/leader_engine.py",
+        "engine/runtime/distributed/rank_zero_engine.py",
         "        return _joined(own, answers)[: len(batches)]\n",
         "        return _joined(own, answers)\n",
         "Rows that are evaluated twice, so that all nodes have as many, count twice.",

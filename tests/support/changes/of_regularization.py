@@ -24,7 +24,7 @@ REGULARIZED = (
         "engine/runtime/distributed/worker.py",
         "            message.regularization,\n",
         "",
-        "Ranks that follow compute their rows without smoothing and noise.",
+        "Workers compute their rows without smoothing and noise.",
         (RUNS,),
     ),
     Change(

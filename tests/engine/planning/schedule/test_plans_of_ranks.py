@@ -149,7 +149,7 @@ def test_every_plan_of_every_rank_is_sound(ranks, tied):
     for name in CHOICES:
         if tied and choices_of(name, ranks).shared_embed_and_head_slot:
             continue
-        meetings = []
+        collectives = []
         for rank in range(ranks):
             plan = plan_of(name, ranks, rank, tied, chunk=256)
             verify_plan(plan)
@@ -157,11 +157,11 @@ def test_every_plan_of_every_rank_is_sound(ranks, tied):
             assert from_text(to_text(plan)) == plan
             assert_own_shard_updated(plan, choices_of(name, ranks), name)
             assert not plan.placed  # the other ranks need an updated weight, too
-            meetings.append(meeting_points(plan))
-        assert all(each == meetings[0] for each in meetings), name
+            collectives.append(collectives_of(plan))
+        assert all(each == collectives[0] for each in collectives), name
 
 
-def meeting_points(plan: StepPlan) -> list[tuple]:
+def collectives_of(plan: StepPlan) -> list[tuple]:
     """Returns what all ranks must do alike: each exchange, and the buffer that it works on."""
     points = [op for op in plan.ops if op.lane == Lane.COLLECTIVE]
     return [
@@ -240,7 +240,7 @@ def test_a_pass_without_gradients_gathers_weights_too(ranks):
         verify_plan(plan)
         assert plan.shards == Shards(ranks, rank)
         assert {op.kind for op in plan.ops if op.lane == Lane.COLLECTIVE} == {OpKind.ALL_GATHER}
-        assert meeting_points(plan) == meeting_points(plans[0])
+        assert collectives_of(plan) == collectives_of(plans[0])
     held = build_forward_plan(BLOCKS, False, choices, held=True)
     verify_plan(held)
     assert not [op for op in held.ops if op.unit == BLOCKS[-1] and op.kind == OpKind.ALL_GATHER]
@@ -264,7 +264,7 @@ def test_units_that_live_on_the_device_are_gathered_after_their_update(changes):
     weights.
     """
     choices = PlanChoices(micro_batches=2, ranks=3, gpu_resident_units=3, **changes)
-    meetings = []
+    collectives = []
     for rank in range(3):
         plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL, rank=rank))
         verify_plan(plan)
@@ -277,8 +277,8 @@ def test_units_that_live_on_the_device_are_gathered_after_their_update(changes):
             updated, gathered = of_unit[-2:]
             assert (updated.kind, gathered.kind) == (OpKind.UPDATE_IN_PLACE, OpKind.ALL_GATHER)
             assert updated.slot == gathered.slot
-        meetings.append(meeting_points(plan))
-    assert meetings[0] == meetings[1] == meetings[2]
+        collectives.append(collectives_of(plan))
+    assert collectives[0] == collectives[1] == collectives[2]
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -364,7 +364,7 @@ def test_frozen_units_are_gathered_and_nothing_else(changes, ranks):
     """Nobody waits for an update of theirs, where each rank reads them whole."""
     numel = NUMEL | dict.fromkeys(FROZEN, 0)
     choices = PlanChoices(micro_batches=2, ranks=ranks, **changes)
-    meetings = []
+    collectives = []
     for rank in range(ranks):
         plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(numel, rank=rank, frozen=FROZEN))
         verify_plan(plan)
@@ -379,8 +379,8 @@ def test_frozen_units_are_gathered_and_nothing_else(changes, ranks):
         assert updated == trained
         dropped = {kind for kind, _ in find_dropped_waits(plan)}
         assert dropped >= {OpKind.PREFETCH, OpKind.REDUCE_SCATTER, OpKind.SUMMARY}
-        meetings.append(meeting_points(plan))
-    assert all(each == meetings[0] for each in meetings)
+        collectives.append(collectives_of(plan))
+    assert all(each == collectives[0] for each in collectives)
 
 
 # ---------------------------------------------------------------------- refusals

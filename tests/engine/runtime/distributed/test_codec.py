@@ -217,7 +217,7 @@ USUAL = [name for name in ("llama", "qwen3_moe", "gpt2", "gemma3_text") if name 
 @pytest.mark.parametrize(
     "family", slow_but(FAMILIES, USUAL, "it makes the configurations of all families")
 )
-def test_a_configuration_arrives_as_the_leader_changed_it(family):
+def test_a_configuration_arrives_as_rank_0_changed_it(family):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

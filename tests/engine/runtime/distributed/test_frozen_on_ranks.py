@@ -16,8 +16,8 @@ from engine.runtime.host.cross_node_planes import Nodes, NodeShards
 from tests.support.planes_of_nodes import trained_planes
 from tests.support.tiny import random_batches
 from tests.support.worker_groups import (
-    forked_followers,  # noqa: F401  a fixture
-    led,
+    forked_workers,  # noqa: F401  a fixture
+    started_group,
 )
 
 SWEEP = "it starts one to three processes, for five seconds or more"
@@ -50,7 +50,7 @@ def model(tmp_path_factory) -> Path:
 
 def found_by(model: Path, ranks: int, nodes: int = 1, **choices) -> tuple[dict, float]:
     """Returns the planes after three steps, and the loss of an evaluation."""
-    with led(model, ranks, 4, nodes, **choices) as workers:
+    with started_group(model, ranks, 4, nodes, **choices) as workers:
         before = frozen_of(workers.store)
         workers.train(1, 2, 3)
         assert frozen_of(workers.store) == before and before

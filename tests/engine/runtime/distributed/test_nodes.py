@@ -21,8 +21,8 @@ from tests.support.rebuilt import rebuilt
 from tests.support.sets import slow_but
 from tests.support.tiny import random_batches
 from tests.support.worker_groups import (
-    forked_followers,  # noqa: F401  a fixture
-    led,
+    forked_workers,  # noqa: F401  a fixture
+    started_group,
     wait_for_end,
 )
 
@@ -61,7 +61,7 @@ def test_nodes_train_what_one_node_trains(model, planes_of_nodes, case):
     """
     nodes, ranks, choices = case
     count = 2 * nodes * ranks
-    with led(model, ranks, count, nodes, **choices) as workers:
+    with started_group(model, ranks, count, nodes, **choices) as workers:
         workers.train(1, 2)
         workers.engine.close()  # the other nodes let go of their planes, and get them anew
         rebuilt(workers)
@@ -76,7 +76,7 @@ def test_nodes_train_what_one_node_trains(model, planes_of_nodes, case):
             assert {key for key in planes.files if key[1] != "grad"} == in_ram
             for key in in_ram:
                 assert bytes(opened.map(key, len(found[key]))) == found[key], key
-    with led(model, nodes * ranks, count, **choices) as one:
+    with started_group(model, nodes * ranks, count, **choices) as one:
         one.train(1, 2, 3)
         expected = trained_planes(one)
         assert one.engine.evaluate(random_batches(5)) == pytest.approx(loss, rel=1e-5)
@@ -94,12 +94,12 @@ ROWS = [[1, 2, 3], [4, 5]]
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("case", slow_but(DIVIDED, DIVIDED[:1], SWEEP), ids=str)
 def test_nodes_that_divide_planes_have_the_bits_of_one_node(model, planes_of_nodes, case):
-    """RAM of each holds its share, also after the leader has read all planes and weights, and all
+    """RAM of each holds its share, also after rank 0 has read all planes and weights, and all
     ranks have evaluated and sampled.
     """
     nodes, ranks, choices = case
     count = 2 * nodes * ranks
-    with led(model, ranks, count, nodes, nodes_per_replica=nodes, **choices) as workers:
+    with started_group(model, ranks, count, nodes, nodes_per_replica=nodes, **choices) as workers:
         workers.train(1, 2)
         workers.engine.close()  # the planes stay where they are
         rebuilt(workers)
@@ -109,7 +109,7 @@ def test_nodes_that_divide_planes_have_the_bits_of_one_node(model, planes_of_nod
         logits = workers.engine.last_logits(ROWS)
         held = [ram_of(planes) for planes in planes_of_nodes]
         assert workers.store.allocated_bytes <= held[0] and not workers.logged
-    with led(model, nodes * ranks, count, **choices) as one:
+    with started_group(model, nodes * ranks, count, **choices) as one:
         one.train(1, 2, 3)
         assert trained_planes(one) == found
         assert one.engine.evaluate(random_batches(5)) == loss
@@ -127,7 +127,7 @@ def ram_of(planes: SharedPlanes) -> int:
 
 @pytest.mark.slow(SWEEP)
 def test_planes_that_were_on_a_node_that_is_lost_are_not_read(model):
-    with led(model, 1, 2, 2, nodes_per_replica=2) as workers:
+    with started_group(model, 1, 2, 2, nodes_per_replica=2) as workers:
         (pid,) = workers.pids
         workers.train(1)
         os.kill(pid, signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_planes_that_were_on_a_node_that_is_lost_are_not_read(model):
 
 @pytest.mark.parametrize("rank", slow_but([1, 2, 3], [], SWEEP))
 def test_a_process_of_any_node_that_is_killed_is_told_and_all_others_end(model, rank):
-    with led(model, 2, 4, 2) as workers:
+    with started_group(model, 2, 4, 2) as workers:
         pids = workers.pids
         workers.train(1)
         os.kill(pids[rank - 1], signal.SIGKILL)
@@ -157,7 +157,7 @@ def test_a_process_of_any_node_that_is_killed_is_told_and_all_others_end(model, 
 def test_a_process_of_another_node_that_hangs_is_lost_once_it_was_silent(model, monkeypatch):
     """Nobody on this node can end it, and gloo waits for it without an end."""
     monkeypatch.setattr(connection, "SILENT_SECONDS", 3.0)
-    with led(model, 1, 2, 2) as workers:
+    with started_group(model, 1, 2, 2) as workers:
         (pid,) = workers.pids
         workers.train(1)
         os.kill(pid, signal.SIGSTOP)

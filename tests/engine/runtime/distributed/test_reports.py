@@ -1,4 +1,4 @@
-"""Ranks that follow report when their ops ran and what memory they hold, and the record has it."""
+"""Workers report when their ops ran and what memory they hold, and the record has it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.runs.record.timeline_index import of_rank, ranks_in
 from engine.training.loop.run import start_run
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of
-from tests.support.worker_groups import forked_followers  # noqa: F401  a fixture
+from tests.support.worker_groups import forked_workers  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.computing
 

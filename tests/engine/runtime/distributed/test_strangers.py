@@ -22,11 +22,11 @@ from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.distributed import launched_group, own_sockets
 from engine.runtime.distributed.codec import MessageError
 from engine.runtime.distributed.handshake import handshake
-from engine.runtime.distributed.launched_group import LaunchedGroup, follow
+from engine.runtime.distributed.launched_group import LaunchedGroup, connect_to_rank_zero
 from engine.runtime.distributed.message_stream import Connection, Keys
 from engine.runtime.distributed.messages import Beat, Done, Go, Handshake
 from engine.runtime.distributed.own_sockets import OwnSocket, refuse_others
-from engine.runtime.distributed.rendezvous import OnHost
+from engine.runtime.distributed.rendezvous import InMemory
 from engine.runtime.distributed.shared_secret import LEAST_CHARACTERS, VARIABLE, admit, prove
 from engine.runtime.distributed.torchrun import Launched
 from tests.support.other_account import as_nobody, needs_root
@@ -35,9 +35,9 @@ from tests.support.strangers import beyond_loopback, disturb, garbage, listening
 from tests.support.worker_groups import (
     LOOPBACK,
     SECRET,
-    forked_followers,  # noqa: F401  a fixture
+    forked_workers,  # noqa: F401  a fixture
     launched_as,
-    led,
+    started_group,
 )
 
 PATIENCE = 60
@@ -52,16 +52,16 @@ def secret(monkeypatch):
     monkeypatch.setattr(launched_group, "TELL_SECONDS", 0.1)
 
 
-# --------------------------------------------------------------------- who comes to the leader
+# --------------------------------------------------------------------- who comes to rank 0
 
 
 class Coming:
-    """A leader of two processes, to which others come before the one that belongs to it."""
+    """Rank 0 of two processes, to which others come before the one that belongs to it."""
 
     def __init__(self, monkeypatch, place: RankInfo):
         self.place, self.port = place, free_port()
         self.ports: list[int] = []
-        self.led: list[LaunchedGroup] = []
+        self.groups: list[LaunchedGroup] = []
         plain = launched_group._listening
 
         def kept() -> socket.socket:
@@ -70,16 +70,16 @@ class Coming:
             return made
 
         monkeypatch.setattr(launched_group, "_listening", kept)
-        self.thread = threading.Thread(target=self._lead)
+        self.thread = threading.Thread(target=self._pose_as_rank_zero)
         self.thread.start()
 
-    def _lead(self) -> None:
-        self.led.append(
+    def _pose_as_rank_zero(self) -> None:
+        self.groups.append(
             LaunchedGroup(launched_as(self.place, self.port), handshake(self.place, {}))
         )
 
     def reached(self) -> socket.socket:
-        """Returns a stream to the leader, as anybody of this account gets one."""
+        """Returns a stream to rank 0, as anybody of this account gets one."""
         until = time.monotonic() + PATIENCE
         while True:
             assert time.monotonic() < until
@@ -95,11 +95,11 @@ class Coming:
     def finish(self) -> None:
         """Lets the other process come, and checks that both are together."""
         own = self.place.of(1)
-        connection = follow(launched_as(own, self.port), handshake(own, {}))
+        connection = connect_to_rank_zero(launched_as(own, self.port), handshake(own, {}))
         self.thread.join()
-        (led_,) = self.led
-        assert [process.place.rank for process in led_.processes] == [1]
-        ending = threading.Thread(target=led_.end, args=(0,))
+        (group,) = self.groups
+        assert [process.place.rank for process in group.processes] == [1]
+        ending = threading.Thread(target=group.end, args=(0,))
         ending.start()
         while isinstance(connection.receive(), Beat):
             pass
@@ -143,7 +143,7 @@ def test_what_strangers_send_is_refused_and_told(monkeypatch, tmp_path, capfd):
 FIRST = {
     "another kind": Done(),
     "no rank of this run": Handshake(RankInfo(5, 2, 1), "here", 1, "", {}, {}),
-    "the rank of the leader": Handshake(RankInfo(0, 2, 1), "here", 1, "", {}, {}),
+    "the rank of rank 0": Handshake(RankInfo(0, 2, 1), "here", 1, "", {}, {}),
 }
 
 
@@ -161,7 +161,7 @@ def test_more_than_come_at_once_are_sent_away_and_those_told_are_few(monkeypatch
     monkeypatch.setattr(launched_group, "MOST_AT_ONCE", 3)
     coming = Coming(monkeypatch, WAYS["two nodes"])
     silent = [coming.reached() for _ in range(3)]
-    for stream in silent:  # the leader's challenge has come: each has a thread
+    for stream in silent:  # rank 0's challenge has come: each has a thread
         stream.settimeout(PATIENCE)
         assert stream.recv(32)
     for _ in range(launched_group.MOST_TOLD * 2):
@@ -173,11 +173,11 @@ def test_more_than_come_at_once_are_sent_away_and_those_told_are_few(monkeypatch
     assert len(capfd.readouterr().err.splitlines()) <= launched_group.MOST_TOLD
 
 
-# --------------------------------------------------------------------- who says that it leads
+# --------------------------------------------------------------------- who says that it is rank 0
 
 
 def test_whoever_follows_believes_no_stranger(tmp_path):
-    """It finds the leader once that tells where it listens."""
+    """It finds rank 0 once that tells where it listens."""
     place, port = WAYS["two nodes"], free_port()
     store = distributed.TCPStore(
         LOOPBACK, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE)
@@ -188,7 +188,7 @@ def test_whoever_follows_believes_no_stranger(tmp_path):
 
     def come() -> None:
         own = Launched(place.of(1), LOOPBACK, port, has_store=True, run="a test")
-        found.append(follow(own, handshake(own.place, {})))
+        found.append(connect_to_rank_zero(own, handshake(own.place, {})))
 
     thread = threading.Thread(target=come)
     thread.start()
@@ -200,10 +200,10 @@ def test_whoever_follows_believes_no_stranger(tmp_path):
         store.set(launched_group.KEY, told)
         time.sleep(0.3)
     fake.close()
-    leads = Launched(place, LOOPBACK, port, has_store=True, run="a test")
-    gathered = LaunchedGroup(leads, handshake(place, {}))
+    launched = Launched(place, LOOPBACK, port, has_store=True, run="a test")
+    group = LaunchedGroup(launched, handshake(place, {}))
     thread.join()
-    ending = threading.Thread(target=gathered.end, args=(0,))
+    ending = threading.Thread(target=group.end, args=(0,))
     ending.start()
     found[0].close()
     ending.join()
@@ -215,7 +215,7 @@ def test_whoever_follows_believes_no_stranger(tmp_path):
 def test_nodes_without_a_secret_do_not_begin(monkeypatch, secret_):
     monkeypatch.setenv(VARIABLE, secret_)
     place = WAYS["two nodes"]
-    for start in (LaunchedGroup, follow):
+    for start in (LaunchedGroup, connect_to_rank_zero):
         with pytest.raises(RankError, match=r"RAMSTREAM_SECRET.*openssl rand -hex 32.*every node"):
             start(launched_as(place, free_port()), handshake(place, {}))
 
@@ -245,11 +245,11 @@ def proved(own: bytes = b"a" * 32, other: bytes = b"a" * 32) -> list:
 
 
 def test_both_sides_prove_that_they_have_the_secret():
-    led_, followed, *ends = proved()
-    assert led_.to_send == followed.to_receive != led_.to_receive == followed.to_send
+    group, followed, *ends = proved()
+    assert group.to_send == followed.to_receive != group.to_receive == followed.to_send
     again = proved()[0]
-    assert len({led_.to_send, led_.to_receive, again.to_send, again.to_receive}) == 4
-    here, there = (Connection(end, keys) for end, keys in zip(ends, (led_, followed)))
+    assert len({group.to_send, group.to_receive, again.to_send, again.to_receive}) == 4
+    here, there = (Connection(end, keys) for end, keys in zip(ends, (group, followed)))
     for number in range(3):
         here.send(Go(number))
         there.send(Done())
@@ -290,7 +290,7 @@ def test_messages_that_were_changed_on_the_way_are_not_read(change):
         read.close()
 
 
-def test_a_stranger_of_a_line_of_messages_costs_no_memory_and_no_wait():
+def test_a_stranger_of_a_message_connection_costs_no_memory_and_no_wait():
     other, ours = socket.socketpair()
     with other:
         read = Connection(ours)
@@ -389,7 +389,7 @@ OPENS = "print(open(sys.argv[1], 'rb').read(1))"
 
 @needs_root
 def test_no_other_account_opens_the_store_of_one_node():
-    rendezvous = OnHost.made(2)
+    rendezvous = InMemory.made(2)
     rendezvous.store().set("a", "b")
     path = f"/proc/{rendezvous.process}/fd/{rendezvous.file}"
     assert Path(path).read_bytes()
@@ -400,7 +400,7 @@ def test_no_other_account_opens_the_store_of_one_node():
 
 
 def test_two_ranks_listen_on_loopback_alone_and_noise_there_ends_nothing(tmp_path):
-    with led(tmp_path / "model", 2) as workers:
+    with started_group(tmp_path / "model", 2) as workers:
         workers.train(1)
         ours = (os.getpid(), *workers.pids)
         assert listening(*ours) and not beyond_loopback(*ours)

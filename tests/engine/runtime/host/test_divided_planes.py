@@ -1,4 +1,4 @@
-"""Planes in the RAM of several nodes: whoever leads reads and writes them as if it had all of them,
+"""Planes in the RAM of several nodes: rank 0 reads and writes them as if it had all of them,
 and every node has memory for its part alone.
 """
 

@@ -1,4 +1,4 @@
-"""Planes of units that live on the devices of several ranks: whoever leads reads and writes them as
+"""Planes of units that live on the devices of several ranks: rank 0 reads and writes them as
 if it had all of them, and every rank holds its shard.
 """
 

@@ -15,7 +15,7 @@ from engine.tools.bench import plan_training, steps
 from engine.tools.bench.steps import RANDOM, Planes, Trained
 from tests.support.folders import make_config
 from tests.support.tiny import tiny_config
-from tests.support.worker_groups import forked_followers  # noqa: F401  a fixture
+from tests.support.worker_groups import forked_workers  # noqa: F401  a fixture
 
 
 @pytest.fixture(autouse=True)

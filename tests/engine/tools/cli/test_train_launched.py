@@ -28,7 +28,7 @@ from tests.support.rank_runs import assert_close
 from tests.support.sets import slow_but
 from tests.support.strangers import attacked
 from tests.support.trained_launches import figures, trained
-from tests.support.worker_groups import followers_of, forked_followers  # noqa: F401  a fixture
+from tests.support.worker_groups import forked_workers, workers_of  # noqa: F401  a fixture
 
 PROCESSES = "it starts processes and waits for them, for ten seconds or more"
 
@@ -49,7 +49,7 @@ def plain(folder, preset) -> Path:
     values = SETTINGS | {"engine.gpus": 2}
     run = start_run(make_config(folder / "preset", **values), folder / "plain")
     assert run.execute().state == "finished"
-    assert not followers_of(os.getpid())
+    assert not workers_of(os.getpid())
     return folder / "plain"
 
 
@@ -150,7 +150,7 @@ def test_its_bits_repeat(folder, preset, two_nodes):
 def test_another_account_that_attacks_it_runs_nothing_and_it_goes_on(
     folder, preset, plain, tmp_path
 ):
-    """It reads and writes torchrun's store, says that it leads, and sends pickled objects."""
+    """It reads and writes torchrun's store, says that it is rank 0, and sends pickled objects."""
     runs = folder / "attacked"
     with launch(2, 1, [[preset, "--runs-dir", str(runs)]] * 2) as started:
         with attacked([agent.pid for agent in started.agents], tmp_path):

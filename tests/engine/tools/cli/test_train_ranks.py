@@ -17,7 +17,7 @@ from engine.runs.summaries.listing import list_runs
 from tests.support.folders import make_config
 from tests.support.forked_processes import ForkedProcess
 from tests.support.killed import ONE_THREAD
-from tests.support.worker_groups import FORK_RANKS, followers_of, wait_for_end
+from tests.support.worker_groups import FORK_RANKS, wait_for_end, workers_of
 
 pytestmark = pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 
@@ -76,26 +76,26 @@ def preset_of(folder: Path, **values) -> str:
 
 
 def wait_for_step(runs: Path, terminal: Terminal, step: int) -> list[int]:
-    """Waits until a run has done a step; returns the processes that follow."""
+    """Waits until a run has done a step; returns the workers."""
     until = time.monotonic() + PATIENCE
     while not (runs.exists() and list_runs(runs) and list_runs(runs)[0].step >= step):
         assert terminal.process.poll() is None, terminal.output()
         assert time.monotonic() < until
         time.sleep(0.05)
-    followers = followers_of(terminal.process.pid)
-    assert len(followers) == 1
-    return followers
+    workers = workers_of(terminal.process.pid)
+    assert len(workers) == 1
+    return workers
 
 
 def test_ctrl_c_stops_and_saves_and_resume_finishes(tmp_path):
     runs = tmp_path / "runs"
     preset = preset_of(tmp_path, **{"train.steps": 100_000, "train.schedule": "constant"})
     terminal = Terminal(preset, "--runs-dir", str(runs), forked=False)
-    followers = wait_for_step(runs, terminal, 3)
+    workers = wait_for_step(runs, terminal, 3)
     terminal.press(signal.SIGINT)
     code, out, err = terminal.output()
     assert code == 0 and "Stopped and saved at step" in out, (out, err)
-    wait_for_end(*followers)
+    wait_for_end(*workers)
     (run,) = list_runs(runs)
     assert run.state == "stopped"
 
@@ -113,37 +113,37 @@ def test_other_ways_to_end_it_save_too(tmp_path, number):
     runs = tmp_path / "runs"
     preset = preset_of(tmp_path, **{"train.steps": 100_000, "train.schedule": "constant"})
     terminal = Terminal(preset, "--runs-dir", str(runs))
-    followers = wait_for_step(runs, terminal, 2)
+    workers = wait_for_step(runs, terminal, 2)
     terminal.press(number)
     code, out, err = terminal.output()
     assert code == 0 and "Stopped and saved at step" in out, (out, err)
-    wait_for_end(*followers)
+    wait_for_end(*workers)
 
 
 def test_a_rank_that_is_lost_is_one_sentence_and_exit_code_1(tmp_path):
     runs = tmp_path / "runs"
     preset = preset_of(tmp_path, **{"train.steps": 100_000, "train.schedule": "constant"})
     terminal = Terminal(preset, "--runs-dir", str(runs))
-    followers = wait_for_step(runs, terminal, 2)
-    os.kill(followers[0], signal.SIGKILL)
+    workers = wait_for_step(runs, terminal, 2)
+    os.kill(workers[0], signal.SIGKILL)
     code, out, err = terminal.output()
     assert code == 1
     told = [each for each in err.splitlines() if each.startswith("ramstream: ")]
     assert len(told) == 1 and told[0].startswith("ramstream: Rank 1 of 2 is lost: "), err
     assert "Traceback" not in out + err and "terminate" not in err
-    wait_for_end(*followers)
+    wait_for_end(*workers)
 
 
 def test_ctrl_z_and_fg_go_on(tmp_path):
     runs = tmp_path / "runs"
     preset = preset_of(tmp_path, **{"train.steps": 100_000, "train.schedule": "constant"})
     terminal = Terminal(preset, "--runs-dir", str(runs))
-    followers = wait_for_step(runs, terminal, 2)
+    workers = wait_for_step(runs, terminal, 2)
     terminal.press(signal.SIGSTOP)
     time.sleep(2.0)
     step = list_runs(runs)[0].step
     terminal.press(signal.SIGCONT)
-    assert wait_for_step(runs, terminal, step + 1) == followers
+    assert wait_for_step(runs, terminal, step + 1) == workers
     terminal.press(signal.SIGINT)
     code, out, _ = terminal.output()
     assert code == 0 and "Stopped and saved at step" in out

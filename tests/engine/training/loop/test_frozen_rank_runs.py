@@ -13,7 +13,7 @@ from tests.support.pair_ranks import train as train_pairs
 from tests.support.rank_runs import again, assert_close, on, planes
 from tests.support.rank_runs import train as train_rows
 from tests.support.trained_runs import events_of, files_of
-from tests.support.worker_groups import forked_followers  # noqa: F401  a fixture
+from tests.support.worker_groups import forked_workers  # noqa: F401  a fixture
 
 pytestmark = [
     pytest.mark.computing,

@@ -39,9 +39,9 @@ from tests.support.sets import slow_but
 from tests.support.trained_runs import events_of, files_of
 from tests.support.worker_groups import (
     FORK_RANKS,
-    followers_of,
-    forked_followers,  # noqa: F401  a fixture
+    forked_workers,  # noqa: F401  a fixture
     wait_for_end,
+    workers_of,
 )
 
 PATIENCE = 120
@@ -54,7 +54,7 @@ EVERY = {
 }
 MOMENTS = "it kills ranks at several moments; a plain run has the first of them"
 KILLS = int(os.environ.get("RAMSTREAM_KILLS", "2"))
-"""Leader and follower are killed at so many random moments each; each time takes some ten seconds.
+"""Rank 0 and a worker are killed at so many random moments each; each time takes some ten seconds.
 """
 
 
@@ -81,7 +81,7 @@ def continues(runs: Path, run_id: str, ranks: int, whole: Run) -> Run:
     run = resume_run(runs, run_id, [f"engine.gpus={ranks}"])
     ended = run.execute()
     assert ended.state == "finished", ended.reason
-    assert not followers_of(os.getpid())
+    assert not workers_of(os.getpid())
     resumed = events_of(run, RunStarted)[-1].resumed_step or 0
     assert resumed == saved
     steps = [event.step for event in events_of(run, StepFinished)]
@@ -92,15 +92,15 @@ def continues(runs: Path, run_id: str, ranks: int, whole: Run) -> Run:
     return run
 
 
-# --------------------------------------------------------------------- a follower
+# --------------------------------------------------------------------- a worker
 
 
-def kill_a_follower(run: Run, step: int, delay: float, number: int = signal.SIGKILL) -> RunEnded:
-    """Executes a run, of which a follower gets a signal a while after a step."""
+def kill_a_worker(run: Run, step: int, delay: float, number: int = signal.SIGKILL) -> RunEnded:
+    """Executes a run, of which a worker gets a signal a while after a step."""
 
     def kill() -> None:
         time.sleep(delay)
-        for pid in followers_of(os.getpid())[:1]:
+        for pid in workers_of(os.getpid())[:1]:
             os.kill(pid, number)
 
     def react(record):
@@ -109,7 +109,7 @@ def kill_a_follower(run: Run, step: int, delay: float, number: int = signal.SIGK
 
     run.recorder.subscribe(react)
     ended = run.execute()
-    assert not followers_of(os.getpid())
+    assert not workers_of(os.getpid())
     return ended
 
 
@@ -134,11 +134,11 @@ def draws(count: int) -> list[tuple[int, float, int]]:
 
 
 @pytest.mark.parametrize("moment", slow_but(draws(KILLS), draws(1), MOMENTS))
-def test_a_follower_that_is_killed_costs_no_finished_step(folder, whole, moment):
+def test_a_worker_that_is_killed_costs_no_finished_step(folder, whole, moment):
     step, delay, ranks = moment
-    runs = folder / f"follower-{step}-{delay}"
+    runs = folder / f"worker-{step}-{delay}"
     run = start_run(make_config(folder, **on(2, **EVERY)), runs)
-    ended = kill_a_follower(run, step, delay)
+    ended = kill_a_worker(run, step, delay)
     if ended.state == "finished":
         assert files_of(run)[STEPS] == files_of(whole)[STEPS]
         return
@@ -188,7 +188,7 @@ def test_what_lived_on_the_device_of_a_lost_rank_is_lost_and_the_checkpoint_coun
 
     def kill(context, op, step):
         if step.inputs.number == 6 and step.inputs.training:
-            for pid in followers_of(os.getpid()):
+            for pid in workers_of(os.getpid()):
                 os.kill(pid, signal.SIGKILL)
                 wait_for_end(pid)
         loss(context, op, step)
@@ -218,7 +218,7 @@ def test_one_that_is_killed_while_the_run_is_paused_costs_nothing(folder, whole)
             case StepFinished(step=5):
                 run.request("pause")
             case StateChanged(state="paused"):
-                pids = followers_of(os.getpid())
+                pids = workers_of(os.getpid())
                 os.kill(pids[0], signal.SIGKILL)
                 wait_for_end(*pids)
                 run.request("resume")
@@ -239,7 +239,7 @@ def test_one_that_is_killed_while_a_checkpoint_is_written_leaves_it_whole(
 
     def react(record):
         if isinstance(record.event, StateChanged) and record.event.state == "saving" and not killed:
-            killed.extend(followers_of(os.getpid()))
+            killed.extend(workers_of(os.getpid()))
             os.kill(killed[0], signal.SIGKILL)
 
     run.recorder.subscribe(react)
@@ -261,10 +261,10 @@ def test_one_that_is_lost_before_the_first_step_is_told(folder, monkeypatch):
     run = start_run(make_config(folder, **on(2, **EVERY)), folder / "prepare")
     ended = run.execute()
     assert ended.reason.startswith("Rank 1 of 2 is lost: its process was killed (SIGKILL)")
-    assert ended.state == "failed" and not followers_of(os.getpid())
+    assert ended.state == "failed" and not workers_of(os.getpid())
 
 
-# --------------------------------------------------------------------- the leader
+# --------------------------------------------------------------------- rank 0
 
 PROGRAM = """
 import sys
@@ -279,13 +279,13 @@ sys.exit(ended.state != "finished")
 
 @pytest.mark.slow("it tries a fault at many moments of a run")
 @pytest.mark.parametrize("moment", slow_but(draws(KILLS), draws(1), MOMENTS))
-def test_a_leader_that_is_killed_costs_the_steps_since_the_newest_checkpoint(folder, whole, moment):
+def test_rank_0_that_is_killed_costs_the_steps_since_the_newest_checkpoint(folder, whole, moment):
     step, delay, ranks = moment
-    runs = folder / f"leader-{step}-{delay}"
+    runs = folder / f"rank-0-{step}-{delay}"
     config = make_config(folder, **on(2, **EVERY))
     preset = folder / "preset.yaml"
     config.save(preset)
-    leader = ForkedProcess(
+    rank_zero = ForkedProcess(
         [sys.executable, "-c", FORK_RANKS + PROGRAM, str(preset), str(runs)],
         cwd=PROGRAM_ROOT,
         env=os.environ | ONE_THREAD,
@@ -295,14 +295,14 @@ def test_a_leader_that_is_killed_costs_the_steps_since_the_newest_checkpoint(fol
     )
     until = time.monotonic() + PATIENCE
     while not (runs.exists() and list_runs(runs) and list_runs(runs)[0].step >= step):
-        assert leader.poll() is None and time.monotonic() < until
+        assert rank_zero.poll() is None and time.monotonic() < until
         time.sleep(0.01)
     time.sleep(delay)
-    followers = followers_of(leader.pid)
-    leader.kill()
-    output = leader.communicate(timeout=PATIENCE)
+    workers = workers_of(rank_zero.pid)
+    rank_zero.kill()
+    output = rank_zero.communicate(timeout=PATIENCE)
     assert output == ("", "")
-    wait_for_end(*followers)
+    wait_for_end(*workers)
     (found,) = list_runs(runs)
     if found.state != "finished":
         continues(runs, found.id, ranks, whole)

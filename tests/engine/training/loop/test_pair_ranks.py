@@ -18,7 +18,7 @@ from tests.support.made_pairs import made_pairs, write_rows
 from tests.support.pair_ranks import train
 from tests.support.prepared_pairs import prepared
 from tests.support.trained_runs import events_of, execute, files_of
-from tests.support.worker_groups import forked_followers  # noqa: F401  a fixture
+from tests.support.worker_groups import forked_workers  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.computing
 OBJECTIVES = ["dpo", "orpo", "kto"]
@@ -31,7 +31,7 @@ def assert_close(ours: dict[str, float], theirs: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_two_ranks_learn_what_one_does(tmp_path, objective, forked_followers):
+def test_two_ranks_learn_what_one_does(tmp_path, objective, forked_workers):
     one, two = (train(tmp_path, f"on{ranks}", ranks, objective) for ranks in (1, 2))
     steps = list(zip(events_of(two, StepFinished), events_of(one, StepFinished)))
     assert len(steps) == 8
@@ -52,7 +52,7 @@ def test_two_ranks_learn_what_one_does(tmp_path, objective, forked_followers):
 
 @pytest.mark.slow("a quicker test beside it shows most of what it shows")
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
-def test_a_run_on_two_ranks_goes_on_to_the_bit(tmp_path, objective, forked_followers):
+def test_a_run_on_two_ranks_goes_on_to_the_bit(tmp_path, objective, forked_workers):
     whole = train(tmp_path, "whole", 2, objective)
     stopped = train(tmp_path, "stopped", 2, objective, {4: "stop"})
     resumed = resume_run(tmp_path / "stopped", stopped.id)
@@ -61,7 +61,7 @@ def test_a_run_on_two_ranks_goes_on_to_the_bit(tmp_path, objective, forked_follo
 
 
 @pytest.mark.slow("a quicker test beside it shows most of what it shows")
-def test_a_run_on_one_rank_goes_on_on_two(tmp_path, forked_followers):
+def test_a_run_on_one_rank_goes_on_on_two(tmp_path, forked_workers):
     stopped = train(tmp_path, "stopped", 1, "dpo", {4: "stop"})
     resumed = resume_run(tmp_path / "stopped", stopped.id, ["engine.gpus=2"])
     assert execute(resumed).state == "finished"

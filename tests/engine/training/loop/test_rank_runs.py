@@ -36,7 +36,7 @@ from tests.support.folders import make_config
 from tests.support.gpu_resident_runs import figures
 from tests.support.rank_runs import again, assert_close, on, planes, train
 from tests.support.trained_runs import events_of, execute, files_of
-from tests.support.worker_groups import followers_of, forked_followers  # noqa: F401  a fixture
+from tests.support.worker_groups import forked_workers, workers_of  # noqa: F401  a fixture
 
 STEPS = 8
 EVERYTHING = {
@@ -141,7 +141,7 @@ def test_a_stop_during_an_evaluation_saves_and_the_run_goes_on(folder, monkeypat
 
     monkeypatch.setattr(StreamingEngine, "losses_of", losses_of)
     assert run.execute().reason.startswith("Stopped and saved at step 4")
-    assert not followers_of(os.getpid())
+    assert not workers_of(os.getpid())
     monkeypatch.undo()
     resumed = again(folder / "stopped", run, 2)
     assert files_of(resumed)[8] == files_of(two)[8]
@@ -151,7 +151,7 @@ def test_a_stop_during_an_evaluation_saves_and_the_run_goes_on(folder, monkeypat
 def test_a_run_is_discarded(folder):
     run = start_run(make_config(folder, **on(2)), folder / "discarded")
     assert execute(run, {4: "discard"}).state == "discarded"
-    assert files_of(run) == {} and not followers_of(os.getpid())
+    assert files_of(run) == {} and not workers_of(os.getpid())
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
@@ -178,7 +178,7 @@ def test_a_step_that_is_not_finite_saves_the_one_before(tmp_path, bad_row):
     ended = execute(run)
     assert (ended.state, ended.error_type) == ("failed", "NonFiniteError")
     assert "step 1 is saved" in ended.reason and set(files_of(run)) == {1}
-    assert not followers_of(os.getpid())
+    assert not workers_of(os.getpid())
 
 
 # --------------------------------------------------------------------- checkpoints and resumes

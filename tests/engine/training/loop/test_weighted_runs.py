@@ -16,7 +16,7 @@ from tests.support.failing import command
 from tests.support.folders import WORDS, make_config
 from tests.support.made_pairs import write_rows
 from tests.support.trained_runs import events_of, execute, files_of
-from tests.support.worker_groups import forked_followers  # noqa: F401  a fixture
+from tests.support.worker_groups import forked_workers  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.computing
 
@@ -87,7 +87,7 @@ def test_a_stopped_run_goes_on_to_the_bit(tmp_path):
 
 
 @pytest.mark.slow("a quicker test beside it shows most of what it shows")
-def test_two_ranks_train_by_the_same_mean(tmp_path, forked_followers):
+def test_two_ranks_train_by_the_same_mean(tmp_path, forked_workers):
     """The sum of weights is that of the whole step, on whatever rank its rows are."""
     one = train(tmp_path, "one", **{"train.micro_batch_size": 1})
     two = train(tmp_path, "two", **{"train.micro_batch_size": 1, "engine.gpus": 2})

@@ -14,14 +14,14 @@ from engine.errors import RankError
 from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.distributed import launched_group
 from engine.runtime.distributed.handshake import handshake, program_digest, why_refused
-from engine.runtime.distributed.launched_group import LaunchedGroup, follow
+from engine.runtime.distributed.launched_group import LaunchedGroup, connect_to_rank_zero
 from engine.runtime.distributed.messages import Beat, Go, Handshake
 from engine.runtime.distributed.shared_secret import VARIABLE
 from engine.runtime.distributed.torchrun import read_launched
 from tests.support.ports import free_port
 from tests.support.worker_groups import SECRET, launched_as
 
-LEADER = Handshake(
+RANK_ZERO = Handshake(
     RankInfo(0, 2, 2),
     "first",
     10,
@@ -29,7 +29,7 @@ LEADER = Handshake(
     {"torch": "2.11", "Python": "3.11"},
     {"train.steps": 8, "data.source": "a"},
 )
-OTHER = replace(LEADER, place=RankInfo(3, 2, 2), host_name="second", pid=11)
+OTHER = replace(RANK_ZERO, place=RankInfo(3, 2, 2), host_name="second", pid=11)
 DIFFERENCES = {
     "has torch 2.10, but rank 0 has 2.11; install the same on every node.": dict(
         versions={"torch": "2.10", "Python": "3.11"}
@@ -54,12 +54,12 @@ DIFFERENCES = {
 def test_what_differs_is_told(told):
     other = replace(OTHER, **DIFFERENCES[told])
     third = replace(OTHER, place=RankInfo(1, 2, 2))
-    sentence = why_refused(LEADER, [third, other])
+    sentence = why_refused(RANK_ZERO, [third, other])
     assert sentence == f"Rank 3 of 4, on second, {told}"
 
 
 def test_processes_that_are_alike_are_not_refused():
-    assert why_refused(LEADER, [OTHER, replace(OTHER, place=RankInfo(2, 2, 2), pid=9)]) == ""
+    assert why_refused(RANK_ZERO, [OTHER, replace(OTHER, place=RankInfo(2, 2, 2), pid=9)]) == ""
 
 
 def test_the_digest_is_that_of_the_sources(monkeypatch, tmp_path):
@@ -79,7 +79,7 @@ def test_the_digest_is_that_of_the_sources(monkeypatch, tmp_path):
 
 
 def gather(monkeypatch, settings: list[dict], nodes: bool = True) -> tuple[object, list]:
-    """Lets processes find each other, in threads. Returns what the leader gets, and what each of
+    """Lets processes find each other, in threads. Returns what rank 0 gets, and what each of
     the others does. nodes: each is on a node of its own.
     """
     monkeypatch.setattr(launched_group, "FIND_SECONDS", 60)
@@ -93,7 +93,9 @@ def gather(monkeypatch, settings: list[dict], nodes: bool = True) -> tuple[objec
     def come(rank: int) -> None:
         own = place.of(rank)
         try:
-            found[rank] = follow(launched_as(own, port), handshake(own, settings[rank]))
+            found[rank] = connect_to_rank_zero(
+                launched_as(own, port), handshake(own, settings[rank])
+            )
         except RankError as error:
             found[rank] = error
 
@@ -101,22 +103,22 @@ def gather(monkeypatch, settings: list[dict], nodes: bool = True) -> tuple[objec
     for thread in others:
         thread.start()
     try:
-        led: object = LaunchedGroup(launched_as(place, port), handshake(place, settings[0]))
+        group: object = LaunchedGroup(launched_as(place, port), handshake(place, settings[0]))
     except RankError as error:
-        led = error
+        group = error
     for thread in others:
         thread.join()
-    return led, found[1:]
+    return group, found[1:]
 
 
 @pytest.mark.parametrize("nodes", [True, False])
-def test_processes_find_each_other_and_end_with_the_code_of_the_leader(monkeypatch, nodes):
-    led, others = gather(monkeypatch, [{}, {}, {}], nodes)
-    assert [process.place.rank for process in led.processes] == [1, 2]
+def test_processes_find_each_other_and_end_with_the_code_of_rank_0(monkeypatch, nodes):
+    group, others = gather(monkeypatch, [{}, {}, {}], nodes)
+    assert [process.place.rank for process in group.processes] == [1, 2]
     for number, connection in enumerate(others):
-        led.processes[number]._line.send(Go(number))
+        group.processes[number]._monitored.send(Go(number))
         assert next(iter(words(connection))) == Go(number)
-    ending = threading.Thread(target=led.end, args=(3,))
+    ending = threading.Thread(target=group.end, args=(3,))
     ending.start()
     assert [next(iter(words(each))).code for each in others] == [3, 3]
     for connection in others:
@@ -133,18 +135,19 @@ def words(connection):
 
 
 def test_all_are_refused_where_one_differs(monkeypatch):
-    led, others = gather(monkeypatch, [{"a": 1}, {"a": 1}, {"a": 2}])
-    assert str(led).startswith("Rank 2 of 3, on ") and "with a at 2, but rank 0 with 1" in str(led)
-    assert [str(each) for each in others] == [str(led)] * 2
+    group, others = gather(monkeypatch, [{"a": 1}, {"a": 1}, {"a": 2}])
+    assert str(group).startswith("Rank 2 of 3, on ")
+    assert "with a at 2, but rank 0 with 1" in str(group)
+    assert [str(each) for each in others] == [str(group)] * 2
 
 
 def test_settings_are_the_same_when_they_have_passed(monkeypatch):
     """A tuple arrives as a list, and a path as its text."""
     settings = {"a": (1, 2), "b": Path("c"), "d": None, "e": 1e-5, "f": [{"g": True}]}
-    led, (connection,) = gather(monkeypatch, [settings, settings], nodes=False)
-    assert [process.place.rank for process in led.processes] == [1]
+    group, (connection,) = gather(monkeypatch, [settings, settings], nodes=False)
+    assert [process.place.rank for process in group.processes] == [1]
     connection.close()
-    led.end(0)
+    group.end(0)
 
 
 def test_a_rank_that_does_not_come_is_told(monkeypatch):

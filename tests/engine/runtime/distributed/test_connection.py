@@ -1,4 +1,6 @@
-"""A line carries messages between two processes, and tells at once when the other one is lost."""
+"""A connection carries messages between two processes, and tells at once when the other one is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engine.runtime.distributed import connection as line
+from engine.runtime.distributed import connection as module
 from engine.runtime.distributed.connection import ConnectionLostError, MonitoredConnection
 from engine.runtime.distributed.message_stream import Connection
 from engine.runtime.distributed.messages import Beat, Go, Message, Refused, ShardReply
@@ -32,7 +34,7 @@ class Side:
         self.taken: list = []
         self.reasons: list[str] = []
         self.is_lost = threading.Event()
-        self.line = MonitoredConnection(connection, self._take, self._lost)
+        self.connection = MonitoredConnection(connection, self._take, self._lost)
 
     def _take(self, message: Message) -> bool:
         if message == FOR_THE_THREAD:
@@ -48,7 +50,7 @@ class Side:
 @pytest.fixture(autouse=True)
 def quick_signs(monkeypatch):
     """Makes sides give signs of life more often than usual."""
-    monkeypatch.setattr(line, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -66,25 +68,25 @@ def sides(ends):
     both = [Side(end) for end in ends]
     yield both
     for side in both:
-        side.line.close()
+        side.connection.close()
 
 
 def test_messages_arrive_in_order_whole_and_both_ways(sides):
     here, there = sides
     for number in range(200):
-        here.line.send(Go(number))
+        here.connection.send(Go(number))
     large = np.arange(4 << 20, dtype=np.uint8)  # more than the system keeps for a reader
-    there.line.send(ShardReply(large))
-    assert [there.line.next() for _ in range(200)] == [Go(number) for number in range(200)]
-    assert np.array_equal(here.line.next().content, large)
+    there.connection.send(ShardReply(large))
+    assert [there.connection.next() for _ in range(200)] == [Go(number) for number in range(200)]
+    assert np.array_equal(here.connection.next().content, large)
     assert here.taken == there.taken == []
 
 
 def test_the_thread_takes_what_it_wants_and_leaves_the_rest(sides):
     here, there = sides
-    here.line.send(FOR_THE_THREAD)
-    here.line.send(Refused("for a caller"))
-    assert there.line.next() == Refused("for a caller")
+    here.connection.send(FOR_THE_THREAD)
+    here.connection.send(Refused("for a caller"))
+    assert there.connection.next() == Refused("for a caller")
     assert there.taken == [FOR_THE_THREAD]
 
 
@@ -93,12 +95,12 @@ def test_messages_of_several_threads_do_not_mix(sides):
 
     def send(name: str) -> None:
         for _ in range(50):
-            here.line.send(Refused(name * 50_000))
+            here.connection.send(Refused(name * 50_000))
 
     threads = [threading.Thread(target=send, args=(name,)) for name in "abc"]
     for thread in threads:
         thread.start()
-    found = [there.line.next().sentence for _ in range(150)]
+    found = [there.connection.next().sentence for _ in range(150)]
     for thread in threads:
         thread.join()
     assert sorted({(each[0], len(each), len(set(each))) for each in found}) == [
@@ -108,29 +110,29 @@ def test_messages_of_several_threads_do_not_mix(sides):
     ]
 
 
-def test_signs_of_life_are_no_messages_and_keep_an_idle_line(ends, monkeypatch):
+def test_signs_of_life_are_no_messages_and_keep_an_idle_connection(ends, monkeypatch):
     """By a clock of the test, by which nearly as much time as a side may be silent passes between
     two signs of life.
     """
     now = [0.0]
-    monkeypatch.setattr(line, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     ours, theirs = ends
     side = Side(ours)
     for _ in range(5):
-        now[0] += 0.9 * line.SILENT_SECONDS
+        now[0] += 0.9 * module.SILENT_SECONDS
         theirs.send(Beat())
-        wait_for(lambda: side.line._heard == now[0], PATIENCE)
+        wait_for(lambda: side.connection._heard == now[0], PATIENCE)
     theirs.send(Refused("after a while"))
-    assert side.line.next() == Refused("after a while")
+    assert side.connection.next() == Refused("after a while")
     assert not side.is_lost.is_set()
-    side.line.close()
+    side.connection.close()
 
 
 def test_an_idle_side_gives_signs_of_life(ends):
     ours, theirs = ends
     side = Side(ours)
     assert [theirs.receive() for _ in range(3)] == [Beat()] * 3
-    side.line.close()
+    side.connection.close()
 
 
 def test_the_end_of_the_other_process_is_noticed_while_nobody_reads():
@@ -148,10 +150,10 @@ def test_the_end_of_the_other_process_is_noticed_while_nobody_reads():
     assert side.reasons == ["it has ended"]
     for _ in range(2):
         with pytest.raises(ConnectionLostError, match="it has ended"):
-            side.line.next()
+            side.connection.next()
     with pytest.raises(ConnectionLostError, match="it has ended"):
-        side.line.send(Refused("too late"))
-    side.line.close()
+        side.connection.send(Refused("too late"))
+    side.connection.close()
 
 
 def test_whoever_waits_for_a_message_is_told_that_none_will_come(ends):
@@ -161,7 +163,7 @@ def test_whoever_waits_for_a_message_is_told_that_none_will_come(ends):
 
     def wait() -> None:
         try:
-            side.line.next()
+            side.connection.next()
         except ConnectionLostError as error:
             told.append(str(error))
 
@@ -178,9 +180,9 @@ def test_messages_that_arrived_before_the_end_are_not_lost(ends):
     theirs.close()
     side = Side(ours)
     assert side.is_lost.wait(PATIENCE)
-    assert side.line.next() == Refused("last words")
+    assert side.connection.next() == Refused("last words")
     with pytest.raises(ConnectionLostError):
-        side.line.next()
+        side.connection.next()
 
 
 def test_a_message_that_breaks_off_is_the_end(ends):
@@ -193,20 +195,20 @@ def test_a_message_that_breaks_off_is_the_end(ends):
 
 
 def test_silence_after_a_sign_of_life_is_noticed(ends, monkeypatch):
-    monkeypatch.setattr(line, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.3)
     ours, theirs = ends
     side = Side(ours)
     theirs.send(Refused("hello"))
-    assert side.line.next() == Refused("hello")
+    assert side.connection.next() == Refused("hello")
     assert side.is_lost.wait(PATIENCE)
     assert side.reasons == ["it has been silent for 0 s"]
     with pytest.raises(ConnectionLostError, match="silent"):
-        side.line.next()
+        side.connection.next()
 
 
 def test_a_process_that_starts_may_be_silent_for_longer(ends, monkeypatch):
-    monkeypatch.setattr(line, "SILENT_SECONDS", 0.1)
-    monkeypatch.setattr(line, "FIRST_SECONDS", 1.0)
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(module, "FIRST_SECONDS", 1.0)
     ours, _ = ends
     began = time.monotonic()
     side = Side(ours)
@@ -216,8 +218,8 @@ def test_a_process_that_starts_may_be_silent_for_longer(ends, monkeypatch):
 
 
 def test_a_side_that_does_not_mind_silence_notices_the_end_alone(ends, monkeypatch):
-    monkeypatch.setattr(line, "SILENT_SECONDS", 0.1)
-    monkeypatch.setattr(line, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(module, "FIRST_SECONDS", 0.1)
     ours, theirs = ends
     lost = threading.Event()
     own = MonitoredConnection(ours, lambda _: False, lambda _: lost.set(), minds_silence=False)
@@ -229,12 +231,12 @@ def test_a_side_that_does_not_mind_silence_notices_the_end_alone(ends, monkeypat
 
 def test_a_side_that_was_stopped_itself_hears_what_has_arrived_meanwhile(ends, monkeypatch):
     """A process that was stopped for long finds signs of life that are waiting for it."""
-    monkeypatch.setattr(line, "SILENT_SECONDS", 5.0)
+    monkeypatch.setattr(module, "SILENT_SECONDS", 5.0)
     ours, theirs = ends
     side = Side(ours)
     theirs.send(Refused("before"))
-    assert side.line.next() == Refused("before")
-    clock = line.time.monotonic
+    assert side.connection.next() == Refused("before")
+    clock = module.time.monotonic
     polled = threading.Event()
     plain = ours.poll
 
@@ -242,36 +244,36 @@ def test_a_side_that_was_stopped_itself_hears_what_has_arrived_meanwhile(ends, m
         if seconds and not polled.is_set():
             # It is stopped here, after it has looked: an hour passes and signs of life arrive.
             polled.set()
-            monkeypatch.setattr(line.time, "monotonic", lambda: clock() + 3600)
+            monkeypatch.setattr(module.time, "monotonic", lambda: clock() + 3600)
             theirs.send(Refused("meanwhile"))
             return False
         return plain(seconds)
 
     monkeypatch.setattr(ours, "poll", poll)
     assert polled.wait(PATIENCE)
-    assert side.line.next() == Refused("meanwhile")
+    assert side.connection.next() == Refused("meanwhile")
     assert not side.is_lost.is_set()
 
 
-def test_a_line_that_is_closed_is_not_lost_and_leaves_no_thread(sides):
+def test_a_connection_that_is_closed_is_not_lost_and_leaves_no_thread(sides):
     here, there = sides
-    here.line.close()
-    here.line.close()
+    here.connection.close()
+    here.connection.close()
     with pytest.raises(ConnectionLostError):
-        here.line.send(Refused("after the end"))
+        here.connection.send(Refused("after the end"))
     with pytest.raises(ConnectionLostError):
-        here.line.next()
+        here.connection.next()
     assert there.is_lost.wait(PATIENCE)
     assert not here.reasons
     for side in sides:
-        side.line.close()
-        for thread in side.line.threads:
+        side.connection.close()
+        for thread in side.connection.threads:
             thread.join(PATIENCE)
             assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("error", [OSError("no disk"), RuntimeError("a fault")])
-def test_a_message_that_cannot_be_taken_ends_the_line(ends, error):
+def test_a_message_that_cannot_be_taken_ends_the_connection(ends, error):
     """Else whoever waits for the next message would wait for ever."""
     ours, theirs = ends
     reasons: list[str] = []

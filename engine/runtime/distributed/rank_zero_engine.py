@@ -1,9 +1,8 @@
-"""A `LeaderEngine` is the engine of the process that leads: whatever it runs, it has the other
-ranks of its worker group run, too.
+"""The engine of rank 0: whatever it runs, it has the other ranks of its worker group run, too.
 
 Steps are computed by all ranks together. Evaluations are divided: each rank computes the losses of
-some micro-batches by itself, on weights that it reads whole from the common planes. Sampling is the
-leader's alone.
+some micro-batches by itself, on weights that it reads whole from the common planes. Rank 0
+samples alone.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from engine.runtime.step.step import StepShard
 from engine.runtime.step.streaming_engine import StreamingEngine
 
 
-class LeaderEngine(StreamingEngine):
-    """A `LeaderEngine` leads `workers`, whose ranks have engines of the same plan."""
+class RankZeroEngine(StreamingEngine):
+    """The engine of rank 0. The ranks of `workers` have engines of the same plan."""
 
     workers: WorkerGroup
 
-    def lead(self, workers: WorkerGroup) -> None:
-        """Makes this engine the one that leads `workers`, before it runs anything."""
+    def connect(self, workers: WorkerGroup) -> None:
+        """Connects the engine to the engines of `workers`, before it runs anything."""
         self.workers = workers
         if self.choices.nodes_per_replica > 1:
             self.passes.accompany_by(self._accompanied)

@@ -27,12 +27,12 @@ from tests.support.rebuilt import rebuilt
 from tests.support.stores import planes_of
 from tests.support.tiny import random_batches
 from tests.support.worker_groups import (
-    Led,
-    followers_of,
-    forked_followers,  # noqa: F401  a fixture
-    led,
+    StartedGroup,
+    forked_workers,  # noqa: F401  a fixture
     plant,
+    started_group,
     wait_for_end,
+    workers_of,
 )
 
 SOON = 60
@@ -41,7 +41,7 @@ SOON = 60
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("crews") / "model"
+    return tmp_path_factory.mktemp("groups") / "model"
 
 
 @contextlib.contextmanager
@@ -57,8 +57,8 @@ def shared_files() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("ram")}
 
 
-def train_until_it_fails(workers: Led, first: int = 1) -> str:
-    """Trains until the crew is broken; returns the sentence."""
+def train_until_it_fails(workers: StartedGroup, first: int = 1) -> str:
+    """Trains until the workers is broken; returns the sentence."""
     with pytest.raises(RankError) as error:
         for number in range(first, 10_000):
             workers.train(number)
@@ -82,7 +82,7 @@ def train_until_it_fails(workers: Led, first: int = 1) -> str:
 @pytest.mark.parametrize("moment", ["among steps", "while nothing is asked"])
 def test_a_signal_to_one_ends_all(model, number, rank, told, moment):
     before = shared_files()
-    with led(model, 3, batches=3) as workers:
+    with started_group(model, 3, batches=3) as workers:
         pids = workers.pids
         workers.train(1, 2)
         if moment == "among steps":
@@ -93,13 +93,13 @@ def test_a_signal_to_one_ends_all(model, number, rank, told, moment):
         with ended_soon(pids):
             sentence = train_until_it_fails(workers, 3)
     assert sentence.startswith(f"Rank {rank} of 3 is lost: {told}")
-    assert shared_files() == before and not followers_of(os.getpid())
+    assert shared_files() == before and not workers_of(os.getpid())
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_process_that_is_stopped_is_lost_once_it_was_silent(model, monkeypatch):
     monkeypatch.setattr(connection, "SILENT_SECONDS", 3.0)
-    with led(model, 2) as workers:
+    with started_group(model, 2) as workers:
         (pid,) = workers.pids
         workers.train(1)
         os.kill(pid, signal.SIGSTOP)
@@ -139,7 +139,7 @@ DEEDS = {
 def test_what_goes_wrong_in_a_step_of_one_is_told(model, tmp_path, monkeypatch, deed):
     statement, told, traced = DEEDS[deed]
     plant(monkeypatch, tmp_path / "fault", 1, "Train", statement)
-    with led(model, 2) as workers:
+    with started_group(model, 2) as workers:
         pids = workers.pids
         with ended_soon(pids):
             sentence = train_until_it_fails(workers)
@@ -152,12 +152,12 @@ def test_what_goes_wrong_in_a_step_of_one_is_told(model, tmp_path, monkeypatch, 
 @pytest.mark.parametrize("message", ["Open", "Build", "Evaluate", "DryRun", "Drain"])
 def test_what_goes_wrong_elsewhere_is_told_too(model, tmp_path, monkeypatch, message):
     plant(monkeypatch, tmp_path / "fault", 1, message, "raise ValueError('broken')")
-    with ended_soon([]), pytest.raises(RankError) as error, led(model, 2) as workers:
+    with ended_soon([]), pytest.raises(RankError) as error, started_group(model, 2) as workers:
         workers.engine.dry_run(random_batches(4))
         workers.engine.evaluate(random_batches(3))
         workers.train(1)
     assert str(error.value) == "Rank 1 of 2 failed: ValueError: broken."
-    assert not followers_of(os.getpid())
+    assert not workers_of(os.getpid())
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,11 @@ def test_what_goes_wrong_elsewhere_is_told_too(model, tmp_path, monkeypatch, mes
 def test_a_process_that_does_not_start_is_told(model, tmp_path, monkeypatch, text, told):
     (tmp_path / "sitecustomize.py").write_text(text, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with ended_soon([]), pytest.raises(RankError, match="Rank 1 of 2") as error, led(model, 2):
+    with (
+        ended_soon([]),
+        pytest.raises(RankError, match="Rank 1 of 2") as error,
+        started_group(model, 2),
+    ):
         pass
     assert told in str(error.value)
 
@@ -178,15 +182,15 @@ def test_a_process_that_does_not_start_is_told(model, tmp_path, monkeypatch, tex
 def test_a_program_that_is_not_there_is_told(model, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     told = r"Rank 1 of 2 cannot be started \(.*No such file"
-    with pytest.raises(RankError, match=told), led(model, 2):
+    with pytest.raises(RankError, match=told), started_group(model, 2):
         pass
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_model_that_vanishes_is_not_missed(tmp_path):
-    """Followers are told the configuration by the leader, and read nothing of the model."""
+    """Workers are told the configuration by rank 0, and read nothing of the model."""
     folder = tmp_path / "model"
-    with led(folder, 2) as workers:
+    with started_group(folder, 2) as workers:
         workers.engine.close()
         shutil.rmtree(folder)
         rebuilt(workers)
@@ -194,7 +198,7 @@ def test_a_model_that_vanishes_is_not_missed(tmp_path):
         assert workers.store.held.step == 1
 
 
-# --------------------------------------------------------------------- the leader fails
+# --------------------------------------------------------------------- rank 0 fails
 
 
 @pytest.mark.parametrize(
@@ -205,7 +209,7 @@ def test_a_model_that_vanishes_is_not_missed(tmp_path):
         (torch.OutOfMemoryError("no room"), "failed: OutOfMemoryError: no room."),
     ],
 )
-def test_the_leader_s_own_error_in_a_step_ends_all(model, monkeypatch, error, told):
+def test_rank_0_s_own_error_in_a_step_ends_all(model, monkeypatch, error, told):
     loss = compute_ops.loss
 
     def fails(context, op, step):
@@ -214,7 +218,7 @@ def test_the_leader_s_own_error_in_a_step_ends_all(model, monkeypatch, error, to
         loss(context, op, step)
 
     monkeypatch.setitem(copy_ops.WORK, OpKind.LOSS, fails)
-    with led(model, 2) as workers:
+    with started_group(model, 2) as workers:
         pids = workers.pids
         with ended_soon(pids):
             assert train_until_it_fails(workers) == f"Rank 0 of 2 {told}"
@@ -234,9 +238,7 @@ def read(store) -> dict[tuple[str, str], bytes]:
     [(KeyboardInterrupt, {}), (HostMemoryError, {"gpu_resident_units": 2})],
     ids=["planes in RAM", "planes on the devices"],
 )
-def test_a_step_that_the_leader_gives_up_changes_no_plane_and_all_can_be_read(
-    model, given_up, choices
-):
+def test_a_step_that_rank_0_gives_up_changes_no_plane_and_all_can_be_read(model, given_up, choices):
     looks: list[int] = []
 
     def look() -> None:
@@ -244,7 +246,7 @@ def test_a_step_that_the_leader_gives_up_changes_no_plane_and_all_can_be_read(
         if len(looks) == 9:
             raise given_up("enough")
 
-    with led(model, 2, **choices) as workers:
+    with started_group(model, 2, **choices) as workers:
         processes = workers.workers._processes
         workers.train(1)
         before = read(workers.store)
@@ -258,7 +260,7 @@ def test_a_step_that_the_leader_gives_up_changes_no_plane_and_all_can_be_read(
 
 
 def test_an_evaluation_that_is_given_up_leaves_the_ranks_in_step(model):
-    """A request to stop ends an evaluation on the leader alone."""
+    """A request to stop ends an evaluation on rank 0 alone."""
     looks = []
 
     def look() -> None:
@@ -266,7 +268,7 @@ def test_an_evaluation_that_is_given_up_leaves_the_ranks_in_step(model):
         if len(looks) == 2:
             raise KeyboardInterrupt
 
-    with led(model, 2) as workers:
+    with started_group(model, 2) as workers:
         expected = workers.engine.evaluate(random_batches(5))
         with pytest.raises(KeyboardInterrupt):
             workers.engine.evaluate(random_batches(5), look)
@@ -276,15 +278,15 @@ def test_an_evaluation_that_is_given_up_leaves_the_ranks_in_step(model):
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
-def test_an_engine_that_the_leader_cannot_build_leaves_the_ranks_in_step(model, monkeypatch):
+def test_an_engine_that_rank_0_cannot_build_leaves_the_ranks_in_step(model, monkeypatch):
     def no_room(*_):
         raise torch.OutOfMemoryError("no room")
 
-    with led(model, 2) as workers:
+    with started_group(model, 2) as workers:
         workers.train(1)
         workers.engine.close()
         with monkeypatch.context() as short:
-            short.setattr(build_engine, "LeaderEngine", no_room)
+            short.setattr(build_engine, "RankZeroEngine", no_room)
             with pytest.raises(torch.OutOfMemoryError):
                 rebuilt(workers)
         rebuilt(workers)
@@ -293,7 +295,7 @@ def test_an_engine_that_the_leader_cannot_build_leaves_the_ranks_in_step(model, 
 
 
 def test_numbers_that_are_not_finite_end_no_rank(model):
-    with led(model, 2) as workers:
+    with started_group(model, 2) as workers:
         workers.train(1)
         weight = workers.store.tensor("head", "weight_high")
         kept = weight.clone()
@@ -309,18 +311,19 @@ def test_numbers_that_are_not_finite_end_no_rank(model):
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
-def test_followers_of_a_leader_that_is_killed_end_by_themselves(model, tmp_path):
+def test_workers_of_rank_0_that_is_killed_end_by_themselves(model, tmp_path):
     if not model.exists():
-        with led(model, 2):
+        with started_group(model, 2):
             pass
     program = (
-        "import sys; from pathlib import Path; from tests.support.worker_groups import led\n"
-        "with led(Path(sys.argv[1]), 3, batches=3) as crew:\n"
+        "import sys; from pathlib import Path\n"
+        "from tests.support.worker_groups import started_group\n"
+        "with started_group(Path(sys.argv[1]), 3, batches=3) as workers:\n"
         "    for number in range(1, 100_000):\n"
-        "        crew.train(number)\n"
-        "        print(number, *crew.pids, flush=True)\n"
+        "        workers.train(number)\n"
+        "        print(number, *workers.pids, flush=True)\n"
     )
-    leader = subprocess.Popen(
+    rank_zero = subprocess.Popen(
         [sys.executable, "-c", program, str(model)],
         cwd=PROGRAM_ROOT,
         stdout=subprocess.PIPE,
@@ -330,12 +333,12 @@ def test_followers_of_a_leader_that_is_killed_end_by_themselves(model, tmp_path)
     )
     pids = []
     while len(pids) < 3:
-        told = leader.stdout.readline()
-        assert told, leader.stderr.read()
+        told = rank_zero.stdout.readline()
+        assert told, rank_zero.stderr.read()
         pids = [int(word) for word in told.split()]
-    leader.kill()
+    rank_zero.kill()
     with ended_soon(pids[1:]):
-        _, noise = leader.communicate(timeout=SOON)
+        _, noise = rank_zero.communicate(timeout=SOON)
     assert noise == ""
 
 
@@ -343,11 +346,11 @@ def test_followers_of_a_leader_that_is_killed_end_by_themselves(model, tmp_path)
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
-def test_crews_one_after_another_leave_nothing(model, capfd, recwarn):
+def test_groups_one_after_another_leave_nothing(model, capfd, recwarn):
     """The app starts several runs in one process."""
 
     def once() -> None:
-        with led(model, 2) as workers:
+        with started_group(model, 2) as workers:
             workers.train(1)
 
     once()
@@ -358,6 +361,6 @@ def test_crews_one_after_another_leave_nothing(model, capfd, recwarn):
     # What earlier tests have left may be closed meanwhile.
     assert len(os.listdir("/proc/self/fd")) <= files
     assert threading.active_count() <= threads
-    assert not followers_of(os.getpid())
+    assert not workers_of(os.getpid())
     assert capfd.readouterr() == ("", "")
     assert [str(each.message) for each in recwarn] == []

@@ -1,4 +1,4 @@
-"""The rank that leads always knows which step the common planes hold, also when a rank is lost."""
+"""Rank 0 always knows which step the common planes hold, also when a rank is lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from engine.errors import RankError
-from engine.runtime.distributed.versions import LeaderVersion, WorkerVersion
+from engine.runtime.distributed.versions import RankZeroVersion, WorkerVersion
 
 UNITS = ("embed", "0", "head")
 PATIENCE = 30
@@ -20,7 +20,7 @@ class Told:
         self.gone: list[int] = []
         self.waited: list[int] = []
         self.lost = False
-        self.held = LeaderVersion(UNITS, self.gone.append, self._wait)
+        self.held = RankZeroVersion(UNITS, self.gone.append, self._wait)
 
     def _wait(self, step: int) -> None:
         self.waited.append(step)
@@ -110,7 +110,7 @@ def test_a_step_that_is_skipped_is_waited_for_by_nobody(told, has_begun):
     assert told.held.update_number(3) == 2
 
 
-def test_an_update_waits_for_the_leader_s_word():
+def test_an_update_waits_for_rank_0_s_word():
     held, begun = WorkerVersion(), []
 
     def update(step: int) -> None:
