@@ -39,8 +39,8 @@ OP_GROUPS = {
             OpKind.REDUCE,
             OpKind.SUMMARY,
             OpKind.CLIP,
-            OpKind.LEND,
-            OpKind.RECLAIM,
+            OpKind.ALLOCATE_SPARE_BUFFERS,
+            OpKind.FREE_SPARE_BUFFERS,
         ),
     ),
     "Forward": (GREEN, (OpKind.EMBED, OpKind.FORWARD, OpKind.LOSS)),
@@ -116,8 +116,8 @@ OP_WORDS: dict[str, str] = {
     OpKind.OFFLOAD_WEIGHTS: "updated weights out",
     OpKind.OFFLOAD_STATES: "optimizer states out",
     OpKind.OPTIMIZER_STEP: "everything updated is on the host",
-    OpKind.LEND: "memory of activations for states",
-    OpKind.RECLAIM: "memory of states for activations",
+    OpKind.ALLOCATE_SPARE_BUFFERS: "memory of activations for states",
+    OpKind.FREE_SPARE_BUFFERS: "memory of states for activations",
 }
 
 LANE_WORDS = {

@@ -298,7 +298,7 @@ class Sizer:
         return sum(sums) // size
 
     def spare_blocks(self, size: int, choices: PlanChoices, buffers: int) -> int | None:
-        """Returns how many of the last blocks must lend the memory of their activations to make
+        """Returns how many of the last blocks must leave the memory of their activations to make
         space for `buffers` chunks of states, plus one block to allow for gaps. Returns None where
         too few blocks keep their activations.
         """

@@ -438,13 +438,13 @@ class MemoryFiller:
     def _with_spare_buffers(self, size: int, choices: PlanChoices) -> Iterator[Candidate]:
         for blocks in SPARE_BUFFERS:
             spare = blocks * choices.update_chunks
-            lenders = self.sizer.spare_blocks(size, choices, spare)
-            if lenders is None:
+            spare_blocks = self.sizer.spare_blocks(size, choices, spare)
+            if spare_blocks is None:
                 continue
             more = choices.changed(
                 update_buffers=choices.update_buffers + spare,
                 spare_buffers=spare,
-                spare_blocks=lenders,
+                spare_blocks=spare_blocks,
             )
             if self.sizer.fits(size, more):
                 yield Candidate(size, more)

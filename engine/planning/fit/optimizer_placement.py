@@ -167,9 +167,9 @@ class _Placement:
         self._lanes = _Lanes(spare=spare, first=self._own)
         device_updated, ready_at = self._place(buffers)
         if choices.spare_blocks and buffers:
-            # The forward pass of the first lender needs the memory of the spare buffers back.
-            lender = shape.blocks[len(shape.blocks) - choices.spare_blocks].name
-            ready_at[lender] = max(ready_at[lender], self._lanes.spares_sent())
+            # The forward pass of the first spare block needs the memory of the spare buffers back.
+            first = shape.blocks[len(shape.blocks) - choices.spare_blocks].name
+            ready_at[first] = max(ready_at[first], self._lanes.spares_sent())
         self.units = tuple(device_updated)
         self.waited = self._waits(ready_at)
 

@@ -87,7 +87,7 @@ class BufferKind(Word):
     """It is the part of an update buffer for the gradient, which is filled by a separate copy."""
     ARENA = "arena"
     """It is a contiguous range of memory that fp32 sums and one update buffer share."""
-    LENDABLE = "lendable"
+    SPARE_MEMORY = "spare memory"
     """It is memory that the activations of the last blocks share with the spare update buffers."""
 
 
@@ -147,7 +147,7 @@ class ContentKind(Word):
     """The buffer holds the optimizer states of that chunk after AdamW."""
     STATES = "states"
     """The memory that is shared with fp32 sums holds optimizer states of any unit."""
-    LENT = "lent"
+    SPARE_BUFFERS = "spare buffers"
     """The memory of activations serves as spare update buffers."""
 
 

@@ -320,11 +320,13 @@ def _refuse_wrong_embed_and_head(choices: PlanChoices, sizes: PlaneSizes | None)
 
 def _refuse_wrong_spares(choices: PlanChoices) -> None:
     """Raises ValueError unless some but not all update buffers are spare, and some of the kept
-    blocks lend them memory.
+    blocks leave them the memory of their activations.
     """
-    spare, lenders = choices.spare_buffers, choices.spare_blocks
-    if not (spare or lenders):
+    spare, spare_blocks = choices.spare_buffers, choices.spare_blocks
+    if not (spare or spare_blocks):
         return
     buffers, kept = choices.update_buffers, choices.blocks_without_recompute
-    if not (choices.device_updated_units and 0 < spare < buffers and 0 < lenders <= kept):
-        raise ValueError(f"{spare} of {buffers} buffers in the place of {lenders} blocks of {kept}")
+    if not (choices.device_updated_units and 0 < spare < buffers and 0 < spare_blocks <= kept):
+        raise ValueError(
+            f"{spare} of {buffers} buffers in the place of {spare_blocks} blocks of {kept}"
+        )

@@ -32,14 +32,14 @@ from engine.planning.schedule.buffers import (
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_of
 from engine.planning.schedule.derive_waits import Draft
 from engine.planning.schedule.ops import (
+    AllocateSpareBuffers,
     DeviceUpdate,
     FetchGradient,
     FetchStates,
-    Lend,
+    FreeSpareBuffers,
     OfChunk,
     OffloadStates,
     OffloadWeights,
-    Reclaim,
 )
 from engine.planning.schedule.shards import Shards, cut_between, largest_updated
 from engine.planning.schedule.step_buffers import SUMMARY, host_gradient
@@ -54,8 +54,8 @@ that is then fetched into one of these buffers.
 
 _ITEM_BYTES = 14
 _STEP = "step"
-_LENDABLE = Buffer(BufferKind.LENDABLE)
-_ACTIVATIONS, _LENT = Content(ContentKind.ACTIVATIONS), Content(ContentKind.LENT)
+_SPARE_MEMORY = Buffer(BufferKind.SPARE_MEMORY)
+_ACTIVATIONS, _SPARE_BUFFERS = Content(ContentKind.ACTIVATIONS), Content(ContentKind.SPARE_BUFFERS)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class DeviceUpdates:
         self.spare = self.buffers[: choices.spare_buffers]
         self._own = self.buffers[choices.spare_buffers :]
         """The update buffers that exist throughout the run, that is, all but the spare ones."""
-        self.lenders = blocks[len(blocks) - choices.spare_blocks :] if self.spare else []
+        self.spare_blocks = blocks[len(blocks) - choices.spare_blocks :] if self.spare else []
         """The spare buffers reuse the memory of these blocks' activations."""
         self._bounds = {
             unit: cut_between(*self._shards.bounds(sizes.numel[unit]), self.chunk_numel)
@@ -137,7 +137,7 @@ class DeviceUpdates:
         # What was written so far.
         self._fetched: set[Chunk] = set()
         self._with_gradient: set[Chunk] = set()
-        self._lent = False
+        self._has_spare = False
 
     def _largest_shard(self, blocks: list[str]) -> int:
         """Returns the elements of the largest shard of any block, or of embed and head where no
@@ -232,10 +232,10 @@ class DeviceUpdates:
         }
 
     def activations_of(self, block: str) -> dict[Buffer, Content]:
-        """Returns the memory that the block lends to spare buffers, with activations as its
-        content. The result is empty for a block that lends nothing.
+        """Returns the memory that spare buffers have of a block, with activations as its
+        content. The result is empty for a block whose memory they leave alone.
         """
-        return {_LENDABLE: _ACTIVATIONS} if block in self.lenders else {}
+        return {_SPARE_MEMORY: _ACTIVATIONS} if block in self.spare_blocks else {}
 
     def all_planes(self) -> dict[Buffer, Content]:
         """Returns the planes that are ready when all chunks are applied."""
@@ -256,21 +256,25 @@ class DeviceUpdates:
 
     # ------------------------------------------------------------------ during backward
 
-    def lend(self) -> None:
-        """Writes the op from which on spare buffers use the memory of the lenders' activations."""
-        self._lent = True
-        self._drafts.append(Draft(Lend, _STEP, {}, {_LENDABLE: _LENT}, {}))
+    def allocate_spare_buffers(self) -> None:
+        """Writes the op from which on spare buffers use the memory of the spare blocks'
+        activations.
+        """
+        self._has_spare = True
+        self._drafts.append(
+            Draft(AllocateSpareBuffers, _STEP, {}, {_SPARE_MEMORY: _SPARE_BUFFERS}, {})
+        )
 
-    def reclaim(self) -> None:
+    def free_spare_buffers(self) -> None:
         """Writes the op that returns the memory of the spare buffers to activations."""
-        self._drafts.append(Draft(Reclaim, _STEP, {}, {_LENDABLE: _ACTIVATIONS}, {}))
+        self._drafts.append(Draft(FreeSpareBuffers, _STEP, {}, {_SPARE_MEMORY: _ACTIVATIONS}, {}))
 
     def fetch_first(self, finished: Collection[str]) -> None:
         """Fetches chunks into the buffers that are free. finished: blocks whose gradients are
         complete.
         """
-        lent, others = self._first()
-        for chunk in [*(lent if self._lent else ()), *others]:
+        spare, others = self._first()
+        for chunk in [*(spare if self._has_spare else ()), *others]:
             if chunk not in self._fetched:
                 if not set(self._sums_of.get(self._buffer[chunk], ())) <= set(finished):
                     return
@@ -297,19 +301,19 @@ class DeviceUpdates:
         the forward pass needs back, are sent in between. Chunks that nothing waits for are sent
         last.
         """
-        lent, others = self._first()
+        spare, others = self._first()
         late = self._chunks[len(self.buffers) :]
-        for chunk in (*lent, *others):
+        for chunk in (*spare, *others):
             self._update(chunk)
-        for chunk in (*lent, *others):
+        for chunk in (*spare, *others):
             self._send_weights_if_fetched(chunk)
         awaited, unawaited = others[: len(late)], others[len(late) :]
         lead = min(LEAD, len(self._own))
         sent = 0  # chunks sent so far, those in spare buffers not counted
         updated = 0  # late chunks that were fetched and updated
-        for chunk in (*_alternating(awaited, lent), *unawaited, *late):
+        for chunk in (*_alternating(awaited, spare), *unawaited, *late):
             self._send_rest(chunk)
-            if chunk in lent:
+            if chunk in spare:
                 continue
             sent += 1
             free = sent if sent >= len(awaited) else sent - lead + 1
@@ -326,7 +330,7 @@ class DeviceUpdates:
         if chunk not in self._with_gradient:
             self._fetch_gradient(chunk)
         reads = {buffer: Content(ContentKind.FETCHED, unit, chunk=number), SUMMARY: READY}
-        reads |= self._lent_memory(buffer)
+        reads |= self._spare_memory(buffer)
         staging = self._staging.get(unit)
         if staging is not None:
             reads[staging] = Content(ContentKind.MAIN_GRAD, unit)
@@ -361,7 +365,7 @@ class DeviceUpdates:
             Buffer(BufferKind.WEIGHTS, unit, chunk=number): READY,
             Buffer(BufferKind.STATES, unit, chunk=number): READY,
         }
-        reads |= self._lent_memory(buffer)
+        reads |= self._spare_memory(buffer)
         writes = {buffer: Content(ContentKind.FETCHED, unit, chunk=number)}
         writes |= self._states_in_arena(buffer)
         self._emit(FetchStates, chunk, reads, writes)
@@ -379,15 +383,15 @@ class DeviceUpdates:
         (unit, number), buffer = chunk, self._buffer[chunk]
         reads = {buffer: Content(ContentKind.UPDATED, unit, chunk=number)}
         reads |= self._states_in_arena(buffer)
-        reads |= self._lent_memory(buffer)
+        reads |= self._spare_memory(buffer)
         self._emit(type_, chunk, reads, {Buffer(kind, unit, chunk=number): READY})
 
     def _states_in_arena(self, buffer: Buffer) -> dict[Buffer, Content]:
         """Returns the buffer's part of the arena, with states as its content."""
         return {_arena(buffer): Content(ContentKind.STATES)} if self._sums_of.get(buffer) else {}
 
-    def _lent_memory(self, buffer: Buffer) -> dict[Buffer, Content]:
-        return {_LENDABLE: _LENT} if buffer in self.spare else {}
+    def _spare_memory(self, buffer: Buffer) -> dict[Buffer, Content]:
+        return {_SPARE_MEMORY: _SPARE_BUFFERS} if buffer in self.spare else {}
 
     def _emit(
         self,

@@ -65,8 +65,8 @@ class OpKind(Word):
     ALL_REDUCE = "all_reduce"
     OFFLOAD = "offload"
     OFFLOAD_KEPT_GRADIENT = "offload_kept_gradient"
-    LEND = "lend"
-    RECLAIM = "reclaim"
+    ALLOCATE_SPARE_BUFFERS = "allocate_spare_buffers"
+    FREE_SPARE_BUFFERS = "free_spare_buffers"
     SUMMARY = "summary"
     CLIP = "clip"
     UPDATE = "update"
@@ -291,17 +291,17 @@ class Reduce(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class Lend(Op):
-    """A `Lend` turns memory of activations into spare update buffers."""
+class AllocateSpareBuffers(Op):
+    """Allocation of the spare update buffers in memory that activations have left."""
 
-    kind, lane = OpKind.LEND, Lane.COMPUTE
+    kind, lane = OpKind.ALLOCATE_SPARE_BUFFERS, Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
-class Reclaim(Op):
-    """A `Reclaim` turns the spare update buffers back into memory for activations."""
+class FreeSpareBuffers(Op):
+    """Release of the spare update buffers, whose memory is again for activations."""
 
-    kind, lane = OpKind.RECLAIM, Lane.COMPUTE
+    kind, lane = OpKind.FREE_SPARE_BUFFERS, Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)

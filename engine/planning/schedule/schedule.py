@@ -68,7 +68,9 @@ class StepPlan:
     """
     update_buffers: tuple[Buffer, ...] = ()
     spare_buffers: tuple[Buffer, ...] = ()
-    """These update buffers use memory of activations, from `lend` to the next step's `reclaim`."""
+    """These update buffers use memory of activations, from `allocate_spare_buffers` to the next
+    step's `free_spare_buffers`.
+    """
     chunk_numel: int = 0
     """An update buffer holds this many elements of each plane."""
     ring_numel: int = 0

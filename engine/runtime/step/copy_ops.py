@@ -28,7 +28,8 @@ COMPUTE (those of blocks are in `engine.runtime.step.block_passes`, `reduce` is 
 - `reduce` rounds an fp32 sum to a staging buffer, and computes its norm in the last round.
 - `summary` computes the clip factor on the device, and copies loss and norms to the host.
 - `update_in_place` applies AdamW to a unit that lives on the device, where its planes are.
-- `lend` allocates spare update buffers in memory that activations have left; `reclaim` frees them.
+- `allocate_spare_buffers` allocates spare update buffers in memory that activations have left;
+  `free_spare_buffers` frees them.
 
 Between ranks (lane COLLECTIVE, `engine.runtime.step.collective_ops`): `all_gather`, `barrier`,
 `reduce_scatter` and `all_reduce`.
@@ -65,11 +66,12 @@ import torch
 from engine.errors import NonFiniteError
 from engine.planning.schedule.offloaded_activations import ReadBlockInput, WriteBlockInput
 from engine.planning.schedule.ops import (
+    AllocateSpareBuffers,
     Clip,
     FetchBlockInput,
     FetchGrad,
+    FreeSpareBuffers,
     Lane,
-    Lend,
     Offload,
     OffloadBlockInput,
     OffloadKeptGradient,
@@ -77,7 +79,6 @@ from engine.planning.schedule.ops import (
     OpKind,
     OptimizerStep,
     Prefetch,
-    Reclaim,
     Summary,
     Update,
     UpdateMoments,
@@ -208,12 +209,14 @@ def _summary(context: OpContext, _op: Summary, step: StepUnderWay) -> None:
         context.host_sequence_sums(len(sums)).copy_(sums, non_blocking=True)
 
 
-def _lend(context: OpContext, _op: Lend, _step: StepUnderWay) -> None:
-    context.state.lend()
+def _allocate_spare_buffers(
+    context: OpContext, _op: AllocateSpareBuffers, _step: StepUnderWay
+) -> None:
+    context.state.allocate_spare_buffers()
 
 
-def _reclaim(context: OpContext, _op: Reclaim, _step: StepUnderWay) -> None:
-    context.state.reclaim()
+def _free_spare_buffers(context: OpContext, _op: FreeSpareBuffers, _step: StepUnderWay) -> None:
+    context.state.free_spare_buffers()
 
 
 # ---------------------------------------------------------------- HOST
@@ -331,8 +334,8 @@ WORK: dict[OpKind, Work] = {
     OpKind.ALL_REDUCE: collective_ops.all_reduce,
     OpKind.SUMMARY: _summary,
     OpKind.UPDATE_IN_PLACE: optimizer_ops.update_in_place,
-    OpKind.LEND: _lend,
-    OpKind.RECLAIM: _reclaim,
+    OpKind.ALLOCATE_SPARE_BUFFERS: _allocate_spare_buffers,
+    OpKind.FREE_SPARE_BUFFERS: _free_spare_buffers,
     OpKind.FETCH_STATES: optimizer_ops.fetch_states,
     OpKind.FETCH_GRADIENT: optimizer_ops.fetch_gradient,
     OpKind.DEVICE_UPDATE: optimizer_ops.device_update,

@@ -224,8 +224,8 @@ class DeviceState:
         self.grads[Buffer(BufferKind.MAIN_GRAD, HEAD)] = total
 
     def _cut_update_buffers(self, plan: StepPlan) -> None:
-        """Places the update buffers in the arena, except for the spare ones, which `lend`
-        allocates.
+        """Places the update buffers in the arena, except for the spare ones, which
+        `allocate_spare_buffers` allocates.
         """
         self.states: dict[Buffer, dict[str, torch.Tensor]] = {}
         size = self._update_buffer.bytes
@@ -253,7 +253,7 @@ class DeviceState:
         # Moments that are not all in fp32 are rows of bytes.
         return torch.float32 if self._update_buffer.has_fp32_moments else torch.uint8
 
-    def lend(self) -> None:
+    def allocate_spare_buffers(self) -> None:
         """Allocates the spare buffers, in memory that activations have left.
 
         This runs on COMPUTE, where the allocator frees and reuses memory in order. The allocator
@@ -268,7 +268,7 @@ class DeviceState:
                 for plane, size in self._update_buffer.planes
             }
 
-    def reclaim(self) -> None:
+    def free_spare_buffers(self) -> None:
         """Frees the spare buffers. No op may use them afterwards."""
         for buffer in self._spare:
             self.states.pop(buffer, None)

@@ -283,7 +283,7 @@ class StreamingEngine:
             self._train.drain()
         finally:
             # An aborted step may have left spare buffers allocated.
-            self.state.reclaim()
+            self.state.free_spare_buffers()
 
     # ------------------------------------------------------------------ without gradients
 

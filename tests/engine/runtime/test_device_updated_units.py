@@ -131,7 +131,7 @@ def test_buffers_in_the_place_of_activations_are_as_good(main_grad):
     device_updates = ("embed", *(f"block {k}" for k in (0, 1, 3, 4, 7)))
 
     def run(
-        buffers: int, spare: int = 0, lenders: int = 0, late: tuple[str, ...] = ()
+        buffers: int, spare: int = 0, spare_blocks: int = 0, late: tuple[str, ...] = ()
     ) -> list[torch.Tensor]:
         choices = updated_on_device(
             device_updates,
@@ -139,19 +139,19 @@ def test_buffers_in_the_place_of_activations_are_as_good(main_grad):
             main_grad,
             blocks_without_recompute=5,
             spare_buffers=spare,
-            spare_blocks=lenders,
+            spare_blocks=spare_blocks,
         )
         return planes_after(choices, DelayedBackend(late), dtype="bfloat16", layers=8)
 
     expected = run(1)
-    for spare, lenders in ((1, 1), (2, 3), (5, 5)):
+    for spare, spare_blocks in ((1, 1), (2, 3), (5, 5)):
         for buffers in (spare + 1, spare + 2):
-            assert_same_bits(run(buffers, spare, lenders), expected)
+            assert_same_bits(run(buffers, spare, spare_blocks), expected)
         for late in LATE if spare == 2 else LATE[:2]:
-            assert_same_bits(run(spare + 2, spare, lenders, late), expected)
+            assert_same_bits(run(spare + 2, spare, spare_blocks, late), expected)
 
 
-def test_spare_buffers_are_there_between_the_backward_and_the_forward_of_their_lenders(monkeypatch):
+def test_spare_buffers_are_there_between_the_backward_and_the_forward_of_their_blocks(monkeypatch):
     choices = updated_on_device(
         ("embed", "block 1"), 3, blocks_without_recompute=2, spare_buffers=2, spare_blocks=1
     )
@@ -175,11 +175,11 @@ def test_spare_buffers_are_there_between_the_backward_and_the_forward_of_their_l
         run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
     last = f"block {len(run.model.blocks) - 1}"
     passes = [
-        lent for kind, unit, lent in there if kind in ("forward", "backward") and unit == last
+        spare for kind, unit, spare in there if kind in ("forward", "backward") and unit == last
     ]
     assert passes and not any(passes)
     assert all(
-        lent for kind, _, lent in there if kind in ("summary", "device_update", "embed_backward")
+        spare for kind, _, spare in there if kind in ("summary", "device_update", "embed_backward")
     )
     run.engine.drain()
     assert not set(run.engine.plan.spare_buffers) & state.states.keys()

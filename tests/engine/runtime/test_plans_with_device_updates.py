@@ -148,7 +148,7 @@ def test_dropping_any_single_wait_of_a_plan_with_device_updates_is_found(
         assert {("fetch_states", "waits"), ("backward", "waits_previous")} <= dropped
     # From the first, the forward pass waits before for a weight that goes out after all states in
     # spare buffers.
-    assert (("reclaim", "waits_previous") in dropped) == (
+    assert (("free_spare_buffers", "waits_previous") in dropped) == (
         bool(spare) and device_updates[0] != "embed"
     )
 

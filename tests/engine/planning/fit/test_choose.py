@@ -239,20 +239,22 @@ def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs
     piece = 14 * max(unit.numel for unit in sizer.shape.blocks)
     activations = sizer.shape.blocks[0].compiled_activations.of(size, sizer.row_length)
     for spare in (4, 8):
-        lenders = sizer.spare_blocks(size, base, spare)
-        assert (lenders - 1) * activations >= spare * piece > (lenders - 2) * activations
+        spare_blocks = sizer.spare_blocks(size, base, spare)
+        assert (spare_blocks - 1) * activations >= spare * piece > (spare_blocks - 2) * activations
         more = dataclasses.replace(
-            base, update_buffers=8 + spare, spare_buffers=spare, spare_blocks=lenders
+            base, update_buffers=8 + spare, spare_buffers=spare, spare_blocks=spare_blocks
         )
         assert sizer.total(size, more) == sizer.total(size, base)  # no memory of their own
-    few = dataclasses.replace(base, blocks_without_recompute=lenders)
+    few = dataclasses.replace(base, blocks_without_recompute=spare_blocks)
     assert (
-        sizer.spare_blocks(size, dataclasses.replace(base, blocks_without_recompute=lenders - 1), 8)
+        sizer.spare_blocks(
+            size, dataclasses.replace(base, blocks_without_recompute=spare_blocks - 1), 8
+        )
         is None
     )
-    all_of_it = lenders * activations // piece
+    all_of_it = spare_blocks * activations // piece
     more = dataclasses.replace(
-        few, update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=lenders
+        few, update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=spare_blocks
     )
     assert sizer.total(size, few) < sizer.total(size, more)  # what is recomputed finds less space
 

@@ -39,7 +39,7 @@ CHOICES = {
 } | {
     "rounds": dataclasses.replace(BASE, rounds=2, main_grad="host"),
     "on the device": updated_on_device(DEVICE_UPDATES["all"], 3, "device", blocks_kept_in_slots=1),
-    "in lent memory": updated_on_device(
+    "in spare buffers": updated_on_device(
         DEVICE_UPDATES["all"], 4, blocks_without_recompute=3, spare_buffers=2, spare_blocks=2
     ),
 }
@@ -110,7 +110,7 @@ def test_it_changes_no_bit(name, late):
             assert torch.equal(torch.random.get_rng_state(), generator)
             assert_same_bits([run.store.tensor(*key) for key in kept], before)
             assert not set(run.engine.state.states) & set(run.engine.plan.spare_buffers), (
-                "lent memory is given back"
+                "the spare buffers are freed"
             )
         applied = []
         for step in (1, 2):
