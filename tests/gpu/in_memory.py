@@ -174,10 +174,10 @@ def joined(layout: UnitLayout, plane: torch.Tensor, names: Sequence[str]) -> tor
 class UnitStates:
     """A `UnitStates` has the planes of a unit on the device."""
 
-    def __init__(self, layout: UnitLayout, store: HostStates, device: torch.device):
+    def __init__(self, layout: UnitLayout, states: HostStates, device: torch.device):
         self.layout = layout
-        self._store = store
-        names = [name for name in store.planes if name in WEIGHT_PLANES]
+        self._store = states
+        names = [name for name in states.planes if name in WEIGHT_PLANES]
         self.weights = {name: self._initial(name).to(device) for name in names}
         # To the host's memory, `to` returns the same tensor.
         self.weights = {name: plane.clone() for name, plane in self.weights.items()}

@@ -110,7 +110,7 @@ def syncs(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     batches = random_rows([4, 4], 512, 512)
     engine = StreamingEngine(
         planes.model,
-        planes.store,
+        planes.host_states,
         backend,
         EngineSettings(PlanChoices(micro_batches=2), 2048, 512),
         planes.adamw,
@@ -138,8 +138,8 @@ def large(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     planes = Planes.open(config, backend)
     count = planes.model.parameter_count
     say(
-        f"  {count / 1e9:.3f} B parameters in {planes.store.allocated_bytes / GIB:.2f} GiB of "
-        f"planes, {planes.store.pinned_bytes / GIB:.2f} pinned, filled in "
+        f"  {count / 1e9:.3f} B parameters in {planes.host_states.allocated_bytes / GIB:.2f} GiB "
+        f"planes, {planes.host_states.pinned_bytes / GIB:.2f} pinned, filled in "
         f"{time.perf_counter() - began:.0f} s"
     )
     try:

@@ -96,6 +96,6 @@ def test_an_error_of_the_disk_ends_the_steps(lanes, call, tmp_path, monkeypatch)
         run.engine.drain()
     with contextlib.suppress(DiskOffloadError):  # the lanes must have ended
         run.engine.drain()
-    assert not run.store.held.is_mixed and run.store.held.step == 1
+    assert not run.host_states.held.is_mixed and run.host_states.held.step == 1
     assert_same_bits(kept_planes(run), before)
     run.close()

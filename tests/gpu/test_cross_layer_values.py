@@ -29,7 +29,7 @@ def gradients_are_those_of_plain_training(family: str, backend: Backend) -> None
     run.engine.drain()
     loss, gradients = plain_gradients(plain.to(backend.device), batches)
     ours = {
-        spec.full_name: run.store.tensor(unit.name, "grad")[offset : offset + spec.numel]
+        spec.full_name: run.host_states.tensor(unit.name, "grad")[offset : offset + spec.numel]
         .view(spec.shape)
         .to(backend.device, copy=True)
         for unit in run.model.units

@@ -53,7 +53,9 @@ def test_cuda_equals_cpu_in_float32(family, tied):
         assert device_updates[1].loss == pytest.approx(device_updates[0].loss, rel=2e-5)
         assert device_updates[1].grad_norm == pytest.approx(device_updates[0].grad_norm, rel=1e-4)
         for unit in cpu.model.units:
-            difference = gpu.store.tensor(unit.name, "grad") - cpu.store.tensor(unit.name, "grad")
+            difference = gpu.host_states.tensor(unit.name, "grad") - cpu.host_states.tensor(
+                unit.name, "grad"
+            )
             # After the first step the two sets of weights differ by rounding, which training
             # amplifies.
             bound = 2e-6 if step == 1 else 5e-5
@@ -63,8 +65,8 @@ def test_cuda_equals_cpu_in_float32(family, tied):
     for unit in cpu.model.units:
         for spec in unit.layout.parameters:
             torch.testing.assert_close(
-                gpu.store.master(unit.name, spec.name),
-                cpu.store.master(unit.name, spec.name),
+                gpu.host_states.master(unit.name, spec.name),
+                cpu.host_states.master(unit.name, spec.name),
                 rtol=1e-4,
                 atol=2e-5,
                 msg=lambda m: f"{spec.full_name}: {m}",
@@ -283,7 +285,7 @@ def test_steps_on_memory_that_is_not_registered_give_the_same_bits(
             run.engine.train_step(step, random_batches(2, seed=step), RATE)
         run.engine.drain()
         planes.append(
-            [run.store.tensor(unit.name, "weight_high").clone() for unit in run.model.units]
+            [run.host_states.tensor(unit.name, "weight_high").clone() for unit in run.model.units]
         )
         run.close()
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*planes))

@@ -82,12 +82,12 @@ def test_an_error_of_the_disk_ends_the_steps(lanes, lane, mixed, tmp_path, monke
     def refused(*_):
         raise DiskOffloadError("the disk is gone")
 
-    monkeypatch.setattr(run.store.disk, lane, refused)
+    monkeypatch.setattr(run.host_states.disk, lane, refused)
     with pytest.raises(DiskOffloadError, match="the disk is gone"):
         for step in (2, 3, 4):
             run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
         run.engine.drain()
     with contextlib.suppress(DiskOffloadError):  # the lanes must have ended
         run.engine.drain()
-    assert run.store.held.is_mixed == mixed and run.store.held.step == 1
+    assert run.host_states.held.is_mixed == mixed and run.host_states.held.step == 1
     run.close()

@@ -124,7 +124,7 @@ def streamed_against_resident(config, backend, length: int) -> None:
         for s, o in zip(u.layout.parameters, u.layout.offsets)
     }
     ours = {
-        n: run.store.tensor(u.name, "grad")[o : o + s.numel].view(s.shape).to(device)
+        n: run.host_states.tensor(u.name, "grad")[o : o + s.numel].view(s.shape).to(device)
         for n, (u, s, o) in places.items()
     }
     run.close()

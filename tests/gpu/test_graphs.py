@@ -63,7 +63,7 @@ def planes_after(choices, graphs, family="qwen3", shapes=((2, 32),), documents=0
     how = dict(backend=backend, dtype="bfloat16", max_grad_norm=0.5, tokens=128, parts=parts)
     run = streamed(plain, choices, **how)
     if parts is not None:
-        initialize_adapters(run.model, run.store, seed=7)
+        initialize_adapters(run.model, run.host_states, seed=7)
     reserved = []
     for step in range(1, STEPS * len(shapes) + 1):
         shape = shapes[step % len(shapes)]

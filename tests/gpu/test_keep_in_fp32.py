@@ -37,12 +37,12 @@ def planes_after(choices: PlanChoices, family: str) -> list[torch.Tensor]:
             views = run.engine.state.parameters(slot, unit)
             for spec, parameter in zip(unit.layout.parameters, views):
                 if spec.keep_in_fp32:
-                    master = run.store.master(unit.name, spec.name)
+                    master = run.host_states.master(unit.name, spec.name)
                     assert torch.equal(parameter.cpu(), master), spec.full_name
     planes = [
-        run.store.tensor(unit.name, plane).clone()
+        run.host_states.tensor(unit.name, plane).clone()
         for unit in run.model.units
-        for plane in run.store.planes
+        for plane in run.host_states.planes
     ]
     run.close()
     return planes

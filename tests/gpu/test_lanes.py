@@ -119,9 +119,9 @@ def test_an_offload_that_does_not_wait_is_found(lanes):
 
 def all_planes(run) -> list[torch.Tensor]:
     return [
-        run.store.tensor(unit.name, plane).clone()
+        run.host_states.tensor(unit.name, plane).clone()
         for unit in run.model.units
-        for plane in run.store.planes
+        for plane in run.host_states.planes
         if plane != "grad"
     ]
 
@@ -159,7 +159,7 @@ def train(run, steps, device_updates=None, drain=True) -> None:
 def test_a_non_finite_loss_applies_nothing(lanes, dtype):
     run = streamed(plain_model(tiny_config("qwen2")), CHOICES, backend=lanes(), dtype=dtype)
     train(run, [1])
-    weight = run.store.tensor("block 1", "weight_high")
+    weight = run.host_states.tensor("block 1", "weight_high")
     sound = weight[7].clone()
     weight[7] = torch.nan
     before = all_planes(run)
@@ -251,7 +251,7 @@ def test_a_lost_device_leaves_whole_planes_unless_it_was_updating(
         run = streamed(plain, choices, backend=lanes())
         assert "unspecified launch failure" in str(error_of(lambda: train(run, [1, 2, 3])))
         error_of(run.engine.drain)
-    held = run.store.held
+    held = run.host_states.held
     assert held.is_mixed == (step is None)
     if step is not None:
         assert held.step == step

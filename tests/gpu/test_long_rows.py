@@ -128,6 +128,6 @@ def step_of(plain: torch.nn.Module, blocks: int, packed: bool) -> tuple[float, t
     with AttentionCalls() as kernels:
         run.engine.train_step(1, [batch], 0.0, applied.append)
         run.engine.drain()
-    gradients = [run.store.tensor(unit.name, "grad").float() for unit in run.model.units]
+    gradients = [run.host_states.tensor(unit.name, "grad").float() for unit in run.model.units]
     run.close()
     return applied[0].loss, torch.cat(gradients), kernels.count

@@ -38,9 +38,9 @@ def states_after(steps: int, choices: PlanChoices) -> dict[tuple[str, str], np.n
         planes.use("adamw", choices)
         batches = random_rows([2] * 8, 64, config.vocab_size)
         run_steps(planes, batches, RunSettings(choices, steps, 1e-3, loss_chunk=128))
-        store = planes.store
-        keys = [(unit, plane) for unit in store.layouts for plane in STATES]
-        return {key: store.array(*key).copy() for key in keys}
+        states = planes.host_states
+        keys = [(unit, plane) for unit in states.layouts for plane in STATES]
+        return {key: states.array(*key).copy() for key in keys}
     finally:
         planes.close()
         backend.close()

@@ -139,27 +139,27 @@ def test_steps_are_those_of_the_engine_s_host(make, name):
     """The host updates its own planes with the same gradients."""
     kind = moment_quality.KINDS[name]
     training = make(kind=kind)
-    store = training._store
-    store.allocate_states(optimizer=kind.optimizer)
-    adamw = HostAdamW(store, AdamWSettings(weight_decay=OPTIM.weight_decay))
+    states = training._store
+    states.allocate_states(optimizer=kind.optimizer)
+    adamw = HostAdamW(states, AdamWSettings(weight_decay=OPTIM.weight_decay))
     begun = {unit: each.masters() for unit, each in training.states.items()}
     for number in range(1, 3):
         training.step(number, rows(number))
         for unit, states in training.states.items():
-            store.tensor(unit, "grad").copy_(states.grad)
+            states.tensor(unit, "grad").copy_(states.grad)
             rate = learning_rate(OPTIM, number, STEPS)
             adamw.update(unit, number, rate, float(training.clip[0]))
     adamw.close()
     for unit, states in training.states.items():
         if unit == "embed" and not kind.exact_embed:
             continue  # the engine has no such moments
-        high, low = (store.tensor(unit, plane) for plane in ("weight_high", "weight_low"))
+        high, low = (states.tensor(unit, plane) for plane in ("weight_high", "weight_low"))
         bits = (high.view(torch.int16).int() << 16) + low.int()
         moved = (states.masters() - begun[unit]).abs().max()
         assert moved > 1e-3
         assert (states.masters() - bits.view(torch.float32)).abs().max() < 1e-3 * moved, unit
         for plane in MOMENTS:
-            ours, theirs = states.moments[plane], store.tensor(unit, plane)
+            ours, theirs = states.moments[plane], states.tensor(unit, plane)
             assert ours.shape == theirs.shape
             for range_ in kind.layout(states.layout).moment_ranges(kind.optimizer):
                 # Of fp32 moments there is no row of bytes where all are so.

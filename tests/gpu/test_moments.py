@@ -52,13 +52,13 @@ def tiny_is_not_small(monkeypatch):
 # ---------------------------------------------------------------- single units
 
 
-def moments_in(store, kind: MomentKind) -> dict[str, np.ndarray]:
+def moments_in(states, kind: MomentKind) -> dict[str, np.ndarray]:
     """The bytes of both moments of the only unit that are kept in this way."""
-    (unit,) = store.layouts
-    ranges = store.layouts[unit].moment_ranges(store.optimizer)
+    (unit,) = states.layouts
+    ranges = states.layouts[unit].moment_ranges(states.optimizer)
     places = [slice(part.place, part.place + part.bytes) for part in ranges if part.kind == kind]
     return {
-        name: np.concatenate([store.array(unit, name)[place] for place in places] or [np.empty(0)])
+        name: np.concatenate([states.array(unit, name)[place] for place in places] or [np.empty(0)])
         for name in MOMENTS
     }
 
@@ -73,12 +73,12 @@ def test_the_same_moments_are_rounded_to_the_same_bits(optimizer, dtype, unit, d
     # So small an eps has no bias for squared gradients, which one processor may add at once.
     adamw = HostAdamW(host, AdamWSettings(0.0, 0.0, 1e-12, 0.1, seed=7), threads=2)
     for step in range(1, 4):
-        for store in (host, other):
-            set_gradient(store, unit, step)
+        for states in (host, other):
+            set_gradient(states, unit, step)
         adamw.update(unit, step, RATE, 1.0)
         update_on(device, other, adamw, step, compiled)
         for kind in MomentKind:
-            ours, theirs = (moments_in(store, kind) for store in (other, host))
+            ours, theirs = (moments_in(states, kind) for states in (other, host))
             for name in MOMENTS:
                 assert np.array_equal(ours[name], theirs[name]), (step, kind, name)
     if compiled:
@@ -98,8 +98,8 @@ def test_a_step_from_the_same_state_leaves_the_same_state(optimizer, dtype, unit
     for step in range(1, 5):
         for name in host.planes:
             other.array(unit, name)[:] = host.array(unit, name)
-        for store in (host, other):
-            set_gradient(store, unit, step)
+        for states in (host, other):
+            set_gradient(states, unit, step)
         adamw.update(unit, step, RATE, CLIP)
         update_on(device, other, adamw, step, compiled, CLIP)
         for name in host.planes:
@@ -132,12 +132,12 @@ def test_optimizers_on_the_device_round_as_those_on_the_host(
     for device_updates in DEVICE_UPDATES.values():
         choices = updated_on_device(device_updates, 2, compiled=compiled)
         device, _ = trained(choices, optimizer, dtype, 1, BACKEND())
-        for unit in host.store.layouts:
+        for unit in host.host_states.layouts:
             if unit in device_updates:
-                assert_rounded_alike(device.store, host.store, unit)
+                assert_rounded_alike(device.host_states, host.host_states, unit)
                 continue
-            for name in host.store.planes:
-                ours, theirs = (run.store.tensor(unit, name) for run in (device, host))
+            for name in host.host_states.planes:
+                ours, theirs = (run.host_states.tensor(unit, name) for run in (device, host))
                 assert_same_bits([ours], [theirs])
         device.close()
     host.close()

@@ -42,7 +42,7 @@ def test_norm_and_clip_factor_of_a_step_are_those_of_float64():
     # The products of the two devices are rounded differently.
     assert applied[0].grad_norm == pytest.approx(norm, rel=5e-6)
     own = math.hypot(
-        *(norm_in_float64(run.store.tensor(unit.name, "grad")) for unit in run.model.units)
+        *(norm_in_float64(run.host_states.tensor(unit.name, "grad")) for unit in run.model.units)
     )
     assert applied[0].grad_norm == pytest.approx(own, rel=CLOSE)
     assert math.hypot(*applied[0].unit_norms) == pytest.approx(own, rel=CLOSE)

@@ -91,7 +91,9 @@ def gradients(plain, given: list[Batch], dtype: str = "bfloat16") -> tuple[float
     device_updates = []
     run.engine.train_step(1, given, 0.0, device_updates.append)
     run.engine.drain()
-    gradient = torch.cat([run.store.tensor(unit.name, "grad").float() for unit in run.model.units])
+    gradient = torch.cat(
+        [run.host_states.tensor(unit.name, "grad").float() for unit in run.model.units]
+    )
     run.close()
     return device_updates[0].loss, gradient
 

@@ -66,7 +66,9 @@ def step_of(plain: torch.nn.Module, choices: PlanChoices) -> Step:
     evaluation = run.engine.evaluate(batches)
     run.engine.train_step(1, batches, 0.0, device_updates.append)
     run.engine.drain()
-    gradient = torch.cat([run.store.tensor(unit.name, "grad").float() for unit in run.model.units])
+    gradient = torch.cat(
+        [run.host_states.tensor(unit.name, "grad").float() for unit in run.model.units]
+    )
     run.close()
     gc.collect()
     torch.cuda.empty_cache()

@@ -117,7 +117,8 @@ def compare_in_bf16(
     theirs = {name: p.detach() - before[name] for name, p in masters.named_parameters()}
     right = {name: p.detach() - before[name] for name, p in truth.named_parameters()}
     mine = {
-        spec.full_name: run.store.master(unit.name, spec.name).to(device) - before[spec.full_name]
+        spec.full_name: run.host_states.master(unit.name, spec.name).to(device)
+        - before[spec.full_name]
         for unit in run.model.units
         for spec in unit.layout.parameters
     }
@@ -131,7 +132,7 @@ def streamed_gradients(run: Streamed) -> Tensors:
     """Returns copies on the device of the gradients of the last step, by full name."""
     found = {}
     for unit in run.model.units:
-        plane = run.store.tensor(unit.name, "grad")
+        plane = run.host_states.tensor(unit.name, "grad")
         for spec, offset in zip(unit.layout.parameters, unit.layout.offsets):
             flat = plane[offset : offset + spec.numel]
             found[spec.full_name] = flat.view(spec.shape).to(run.backend.device)

@@ -115,14 +115,14 @@ def streamed_logits(
     """Returns the logits [rows, tokens, vocabulary] of the streamed model with the weights in
     `folder`, with the whole tail at once, and the attention that it had.
     """
-    store = HostStates(model.layouts, "bfloat16", threads=1)
-    store.allocate_weights()
-    load_pretrained(model, str(folder), store)
+    states = HostStates(model.layouts, "bfloat16", threads=1)
+    states.allocate_weights()
+    load_pretrained(model, str(folder), states)
     settings = EngineSettings(PlanChoices(slots=2, prefetch_depth=1), ids.numel())
-    engine = StreamingEngine(model, store, CpuBackend(), settings)
+    engine = StreamingEngine(model, states, CpuBackend(), settings)
     logits = engine._logits([ids.numpy()], [np.arange(ids.numel())])
     engine.close()
-    store.close()
+    states.close()
     used = model.skeleton.model.config.get_text_config()._attn_implementation
     return logits.view(*ids.shape, -1), used
 

@@ -178,34 +178,34 @@ def apart(ours: Kept, theirs: Kept, moment: int) -> np.ndarray:
 
 
 class Ours:
-    """One parameter of fp32 weights in a node store, updated on the host or on a device."""
+    """One parameter of fp32 weights in host states, updated on the host or on a device."""
 
     def __init__(self, numel: int, device: str = "", compiled: bool = False):
         self.numel = numel
         self._device, self._compiled = device, compiled
         layout = lay_out(UNIT, [ParameterSpec("w", "w", (numel,), True)])
-        self.store = HostStates([layout], "float32", threads=1)
-        self.store.allocate_weights()
-        self.store.allocate_states(optimizer="adamw_8bit")
-        self._adamw = HostAdamW(self.store, SETTINGS, threads=2)
+        self.host_states = HostStates([layout], "float32", threads=1)
+        self.host_states.allocate_weights()
+        self.host_states.allocate_states(optimizer="adamw_8bit")
+        self._adamw = HostAdamW(self.host_states, SETTINGS, threads=2)
 
     def step(self, grad: np.ndarray, step: int) -> None:
-        self.store.array(UNIT, "grad")[: self.numel] = grad
+        self.host_states.array(UNIT, "grad")[: self.numel] = grad
         if self._device:
-            update_on(self._device, self.store, self._adamw, step, self._compiled)
+            update_on(self._device, self.host_states, self._adamw, step, self._compiled)
         else:
             self._adamw.update(UNIT, step, RATE, 1.0)
 
     def kept(self) -> Kept:
         codes, largest = zip(*(self._codes_and_largest(name) for name in MOMENTS))
-        weights = self.store.array(UNIT, "weight_high")[: self.numel].copy()
+        weights = self.host_states.array(UNIT, "weight_high")[: self.numel].copy()
         return Kept(weights, tuple(part[: self.numel].copy() for part in codes), largest)
 
     def start_from(self, kept: Kept) -> None:
-        self.store.array(UNIT, "weight_high")[: self.numel] = kept.weights
+        self.host_states.array(UNIT, "weight_high")[: self.numel] = kept.weights
         # Elements behind the parameter, which align the next one, are zero.
         for name, codes, largest, zero in zip(MOMENTS, kept.codes, kept.largest, ZERO):
-            plane = self.store.array(UNIT, name)
+            plane = self.host_states.array(UNIT, name)
             blocks = np.zeros(-(-plane.size // BLOCK_BYTES) * BLOCK_BYTES, np.uint8)
             rows = blocks.reshape(-1, BLOCK_BYTES)
             there = np.full((largest.size, BLOCK), zero, np.uint8)
@@ -215,7 +215,7 @@ class Ours:
             plane[:] = blocks[: plane.size]
 
     def _codes_and_largest(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        plane = self.store.array(UNIT, name)
+        plane = self.host_states.array(UNIT, name)
         blocks = np.zeros(-(-plane.size // BLOCK_BYTES) * BLOCK_BYTES, np.uint8)
         blocks[: plane.size] = plane
         rows = blocks.reshape(-1, BLOCK_BYTES)
@@ -224,23 +224,23 @@ class Ours:
 
     def close(self) -> None:
         self._adamw.close()
-        self.store.close()
+        self.host_states.close()
 
 
 def update_on(
-    device: str, store: HostStates, adamw: HostAdamW, step: int, compiled: bool, clip: float = 1.0
+    device: str, states: HostStates, adamw: HostAdamW, step: int, compiled: bool, clip: float = 1.0
 ) -> None:
-    """Updates the unit of a store on a device, and copies its planes back."""
-    (unit,) = store.layouts
-    layout = store.layouts[unit]
-    here = {name: store.tensor(unit, name).to(device).clone() for name in store.planes}
+    """Updates the unit of host states on a device, and copies its planes back."""
+    (unit,) = states.layouts
+    layout = states.layouts[unit]
+    here = {name: states.tensor(unit, name).to(device).clone() for name in states.planes}
     weights = [name for name in here if name.startswith("weight")]
     factors = StepFactors(
         torch.tensor([clip, 1.0], device=device),
         torch.from_numpy(adamw.scalars(step, RATE)).to(device),
     )
     piece = RoundedPlanes(
-        layout.moment_ranges(store.optimizer),
+        layout.moment_ranges(states.optimizer),
         0,
         here["grad"],
         [here[name] for name in weights],
@@ -250,7 +250,7 @@ def update_on(
     rounded = RoundedStep(factors, tables, adamw.key(unit, step))
     update_rounded(piece, rounded, layout.decay_numel, compiled)
     for name in (*weights, *MOMENTS):
-        store.tensor(unit, name).copy_(here[name])
+        states.tensor(unit, name).copy_(here[name])
 
 
 # ---------------------------------------------------------------- bitsandbytes' optimizer

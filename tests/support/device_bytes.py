@@ -18,17 +18,17 @@ from engine.runtime.step.device_state import DeviceBuffers, DeviceState
 TOKENS = 24
 
 
-def filled_store(model: StreamedModel) -> HostStates:
-    """Returns a store with the planes of a model."""
-    store = HostStates(model.layouts, model.dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states()
-    return store
+def filled_states(model: StreamedModel) -> HostStates:
+    """Returns host states with the planes of a model."""
+    states = HostStates(model.layouts, model.dtype, threads=1)
+    states.allocate_weights()
+    states.allocate_states()
+    return states
 
 
-def agreeing_plans(model: StreamedModel, store: HostStates, plans: Iterable[PlanChoices]) -> int:
+def agreeing_plans(model: StreamedModel, states: HostStates, plans: Iterable[PlanChoices]) -> int:
     """Asserts that the fixed buffers of each of `plans` that the model takes are predicted to the
-    byte, and returns how many it takes. store: has its planes, divided as `plans` say.
+    byte, and returns how many it takes. states: has its planes, divided as `plans` say.
     """
     shape, names = shape_of(model), [unit.name for unit in model.blocks]
     numel = {unit.name: unit.numel for unit in shape.units}
@@ -49,8 +49,8 @@ def agreeing_plans(model: StreamedModel, store: HostStates, plans: Iterable[Plan
             frozen=shape.frozen_units,
         )
         plan = build_step_plan(names, model.tied, choices, sizes)
-        store.place_units(gpu_resident_of(names, choices), CpuBackend())
-        buffers = DeviceBuffers(store, buffer)
+        states.place_units(gpu_resident_of(names, choices), CpuBackend())
+        buffers = DeviceBuffers(states, buffer)
         width = TOKENS * shape.hidden_size
         state = DeviceState(model, plan, torch.device("cpu"), width, buffers)
         predicted = sum(item.bytes for item in fixed_items(shape, choices, width))

@@ -50,7 +50,7 @@ def updated_on_device(
     )
 
 
-def states(planes: list[torch.Tensor], dtype: str) -> list[dict[str, torch.Tensor]]:
+def states_of(planes: list[torch.Tensor], dtype: str) -> list[dict[str, torch.Tensor]]:
     """For each unit its fp32 masters and both moments."""
     names, found = list(PLANE_ITEM_BYTES[dtype]), []
     for start in range(0, len(planes), len(names)):
@@ -75,7 +75,7 @@ def one_unit(dtype: str) -> HostStates:
             ParameterSpec("norm", "norm", (640,), False),
         ],
     )
-    store = HostStates([layout], dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states()
-    return store
+    states = HostStates([layout], dtype, threads=1)
+    states.allocate_weights()
+    states.allocate_states()
+    return states

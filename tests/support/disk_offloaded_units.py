@@ -23,7 +23,7 @@ def planes_after(choices, folder: Path, late=(), steps=2, dtype="bfloat16", **ho
         run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
     run.engine.drain()
     units = [unit.name for unit in run.model.units]
-    assert run.store.disk_offloaded == set(units[len(units) - choices.disk_offloaded_units :])
+    assert run.host_states.disk_offloaded == set(units[len(units) - choices.disk_offloaded_units :])
     planes = kept_planes(run)
     run.close()
     return planes

@@ -79,7 +79,9 @@ def law_one(
             assert device_updates[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
             for name, parameter in parameters.items():
                 unit, spec, offset = names[name]
-                mine = run.store.tensor(unit, "grad")[offset : offset + spec.numel].view(spec.shape)
+                mine = run.host_states.tensor(unit, "grad")[offset : offset + spec.numel].view(
+                    spec.shape
+                )
                 true = torch.zeros_like(mine) if parameter.grad is None else parameter.grad
                 error = (mine - true).norm() / norm
                 # After the first step the two sets of weights differ by rounding, which training
@@ -94,7 +96,7 @@ def law_one(
             if resync or step == steps:
                 for name, parameter in parameters.items():
                     unit, spec, _ = names[name]
-                    master = run.store.master(unit, spec.name)
+                    master = run.host_states.master(unit, spec.name)
                     torch.testing.assert_close(
                         master,
                         parameter.detach(),
@@ -110,9 +112,11 @@ def law_one(
 def assert_allocated_as_said(run, choices: PlanChoices, tokens: int) -> None:
     """Law 5, to the byte: planes and block inputs on the host, buffers on the device."""
     shape = shape_of(run.model)
-    assert run.store.allocated_bytes == shape.host_bytes == sum(shape.plane_bytes().values())
+    assert run.host_states.allocated_bytes == shape.host_bytes == sum(shape.plane_bytes().values())
     planes = [
-        run.store.tensor(unit.name, plane) for unit in run.model.units for plane in run.store.planes
+        run.host_states.tensor(unit.name, plane)
+        for unit in run.model.units
+        for plane in run.host_states.planes
     ]
     assert sum(plane.numel() * plane.element_size() for plane in planes) == shape.host_bytes
     assert run.engine.block_input_bytes == offloaded_input_bytes(shape, choices, tokens)

@@ -37,7 +37,7 @@ def planes_after(choices, late=(), steps=2, dtype="bfloat16", tied=False, **how)
     for step in range(1, steps + 1):
         run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
     run.engine.drain()
-    assert run.store.gpu_resident == {unit for unit, _ in run.engine.plan.gpu_resident}
+    assert run.host_states.gpu_resident == {unit for unit, _ in run.engine.plan.gpu_resident}
     planes = kept_planes(run)
     run.close()
     return planes
@@ -45,10 +45,12 @@ def planes_after(choices, late=(), steps=2, dtype="bfloat16", tied=False, **how)
 
 def kept_planes(run) -> list[torch.Tensor]:
     """Copies of the planes of weights and moments, wherever they are."""
-    store = run.store
+    states = run.host_states
     return [
-        torch.from_numpy(store.content(unit.name, plane, 0, store.nbytes(unit.name, plane))).clone()
+        torch.from_numpy(
+            states.content(unit.name, plane, 0, states.nbytes(unit.name, plane))
+        ).clone()
         for unit in run.model.units
-        for plane in store.planes
+        for plane in states.planes
         if plane != "grad"
     ]

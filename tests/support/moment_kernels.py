@@ -22,14 +22,14 @@ def layout(unit="block 0"):
     )
 
 
-def made_store(optimizer, dtype="bfloat16", unit="block 0"):
-    store = HostStates([layout(unit)], dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states(optimizer=optimizer)
+def new_states(optimizer, dtype="bfloat16", unit="block 0"):
+    states = HostStates([layout(unit)], dtype, threads=1)
+    states.allocate_weights()
+    states.allocate_states(optimizer=optimizer)
     random = torch.Generator().manual_seed(1)
-    for spec in store.layouts[unit].parameters:
-        store.write(unit, spec.name, torch.randn(spec.shape, generator=random) * 0.02)
-    return store
+    for spec in states.layouts[unit].parameters:
+        states.write(unit, spec.name, torch.randn(spec.shape, generator=random) * 0.02)
+    return states
 
 
 def gradients(numel, number):
@@ -44,6 +44,6 @@ def gradients(numel, number):
     return found
 
 
-def set_gradient(store, unit, number):
-    plane = store.tensor(unit, "grad")
+def set_gradient(states, unit, number):
+    plane = states.tensor(unit, "grad")
     plane.copy_(torch.from_numpy(gradients(plane.numel(), number)))

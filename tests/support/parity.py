@@ -76,7 +76,9 @@ def compare(
             if unit in choices.device_updated_units and unit in ("embed", "block 0", "block 1"):
                 parameter.grad.mul_(scale)
                 continue  # updated from where it was summed: the weights at the end tell
-            mine = run.store.tensor(unit, "grad")[offset : offset + spec.numel].view(spec.shape)
+            mine = run.host_states.tensor(unit, "grad")[offset : offset + spec.numel].view(
+                spec.shape
+            )
             error = (mine - parameter.grad).norm() / norm
             # After the first step the two sets of weights differ by rounding, which training
             # amplifies.
@@ -90,7 +92,7 @@ def compare(
     for name, parameter in plain.named_parameters():
         unit, spec, _ = names[name]
         torch.testing.assert_close(
-            run.store.master(unit, spec.name),
+            run.host_states.master(unit, spec.name),
             parameter.detach(),
             rtol=1e-4,
             atol=2e-5,

@@ -63,4 +63,4 @@ def take_adapters(run: Streamed, peft: Any) -> None:
     for unit in run.model.units:
         for spec in unit.layout.parameters:
             if spec.adapter:
-                run.store.write(unit.name, spec.name, trained[spec.full_name])
+                run.host_states.write(unit.name, spec.name, trained[spec.full_name])

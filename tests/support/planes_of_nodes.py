@@ -6,10 +6,10 @@ from tests.support.worker_groups import StartedGroup
 
 
 def trained_planes(workers: StartedGroup) -> dict[tuple[str, str], bytes]:
-    store = workers.store
+    states = workers.host_states
     return {
-        (unit, plane): store.content(unit, plane, 0, store.nbytes(unit, plane)).tobytes()
-        for unit in store.layouts
-        for plane in store.planes
+        (unit, plane): states.content(unit, plane, 0, states.nbytes(unit, plane)).tobytes()
+        for unit in states.layouts
+        for plane in states.planes
         if plane != "grad"
     }

@@ -28,9 +28,11 @@ def planes_after(choices: PlanChoices, parts: Parts, backend=None, **how) -> lis
         run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
     run.engine.drain()
     planes = [
-        torch.from_numpy(run.store.content(unit.name, plane, 0, run.store.nbytes(unit.name, plane)))
+        torch.from_numpy(
+            run.host_states.content(unit.name, plane, 0, run.host_states.nbytes(unit.name, plane))
+        )
         for unit in run.model.units
-        for plane in run.store.planes
+        for plane in run.host_states.planes
         if plane != "grad"
     ]
     planes = [plane.clone() for plane in planes]

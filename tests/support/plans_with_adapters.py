@@ -18,14 +18,16 @@ def planes_after(
     """Every plane but gradients, after three steps that are submitted without draining."""
     plain = plain_model(tiny_config("qwen3"))
     run = streamed(plain, choices, dtype=dtype, parts=adapters, backend=backend)
-    initialize_adapters(run.model, run.store, seed=7)
+    initialize_adapters(run.model, run.host_states, seed=7)
     for step in (1, 2, 3):
         run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
     run.engine.drain()
     planes = [
-        torch.from_numpy(run.store.content(unit.name, plane, 0, run.store.nbytes(unit.name, plane)))
+        torch.from_numpy(
+            run.host_states.content(unit.name, plane, 0, run.host_states.nbytes(unit.name, plane))
+        )
         for unit in run.model.units
-        for plane in run.store.planes
+        for plane in run.host_states.planes
         if plane != "grad"
     ]
     planes = [plane.clone() for plane in planes]

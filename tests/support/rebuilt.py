@@ -18,7 +18,10 @@ def rebuilt(workers: StartedGroup) -> None:
     workers.engine = build_engines(
         workers.workers,
         RankZeroComponents(
-            workers.model, workers.store, workers.engine.backend, HostAdamW(workers.store, settings)
+            workers.model,
+            workers.host_states,
+            workers.engine.backend,
+            HostAdamW(workers.host_states, settings),
         ),
         (how, settings),
         EngineSettings(workers.engine.choices, 24, 7, 1.0, 0),

@@ -13,12 +13,12 @@ from tests.support.tiny import plain_model, random_batches, streamed, tiny_confi
 ROUNDED = ["adamw_bf16", "adamw_8bit"]
 
 
-def moments_of(store: HostStates, unit: str) -> dict[str, np.ndarray]:
+def moments_of(states: HostStates, unit: str) -> dict[str, np.ndarray]:
     """Both moments of a unit in fp32."""
-    ranges = store.layouts[unit].moment_ranges(store.optimizer)
+    ranges = states.layouts[unit].moment_ranges(states.optimizer)
     return {
         name: np.concatenate(
-            [read_moments(store.array(unit, name).view(np.uint8), part, name) for part in ranges]
+            [read_moments(states.array(unit, name).view(np.uint8), part, name) for part in ranges]
         )
         for name in MOMENTS
     }
@@ -43,9 +43,9 @@ def assert_rounded_alike(device: HostStates, host: HostStates, unit: str) -> Non
     rounded to the next number.
     """
     for name in MOMENTS:
-        ours, theirs = (store.array(unit, name).view(np.uint8) for store in (device, host))
+        ours, theirs = (states.array(unit, name).view(np.uint8) for states in (device, host))
         assert theirs.any() and np.mean(ours != theirs) < 0.02, (unit, name)
-        ours, theirs = (moments_of(store, unit)[name] for store in (device, host))
+        ours, theirs = (moments_of(states, unit)[name] for states in (device, host))
         assert np.abs(ours - theirs).max() <= 0.02 * np.abs(theirs).max(), (unit, name)
-    ours, theirs = (store.tensor(unit, "weight_high").float() for store in (device, host))
+    ours, theirs = (states.tensor(unit, "weight_high").float() for states in (device, host))
     torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-5)

@@ -134,9 +134,9 @@ def planes_after(
         run.engine.train_step(step, batches, 1e-2)
     run.engine.drain()
     planes = [
-        run.store.tensor(unit.name, plane).clone()
+        run.host_states.tensor(unit.name, plane).clone()
         for unit in run.model.units
-        for plane in run.store.planes
+        for plane in run.host_states.planes
         if plane != "grad" or not choices.gradients_on_gpu
     ]
     run.close()

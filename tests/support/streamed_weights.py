@@ -16,16 +16,16 @@ from tests.support.checkpoints_of_families import bf16_model
 @pytest.fixture
 def poured():
     """Returns a function that reads a folder into planes, for a model that computes in bf16."""
-    stores = []
+    opened = []
 
     def pour(folder: Path) -> tuple[StreamedModel, HostStates]:
         model = bf16_model(folder, load_config(str(folder)))
-        store = HostStates(model.layouts, "bfloat16", threads=1)
-        stores.append(store)
-        store.allocate_weights()
-        load_pretrained(model, str(folder), store)
-        return model, store
+        states = HostStates(model.layouts, "bfloat16", threads=1)
+        opened.append(states)
+        states.allocate_weights()
+        load_pretrained(model, str(folder), states)
+        return model, states
 
     yield pour
-    for store in stores:
-        store.close()
+    for each in opened:
+        each.close()

@@ -177,12 +177,12 @@ def weighted_loss(model: torch.nn.Module, batches: list[Batch]) -> torch.Tensor:
     return loss
 
 
-def pour(plain: torch.nn.Module, model: StreamedModel, store: HostStates) -> None:
+def pour(plain: torch.nn.Module, model: StreamedModel, states: HostStates) -> None:
     parameters = dict(plain.named_parameters())
     for unit in model.units:
         for spec in unit.layout.parameters:
             if not spec.adapter:
-                store.write(unit.name, spec.name, parameters[spec.full_name])
+                states.write(unit.name, spec.name, parameters[spec.full_name])
 
 
 @dataclass
@@ -190,7 +190,7 @@ class Streamed:
     """An engine over planes poured from a plain model."""
 
     model: StreamedModel
-    store: HostStates
+    host_states: HostStates
     engine: StreamingEngine
     backend: Backend
     adamw: HostAdamW
@@ -203,17 +203,17 @@ class Streamed:
         """Returns copies of all planes but the gradients, in the order of the units."""
         self.engine.drain()
         return [
-            self.store.tensor(unit.name, plane).clone()
+            self.host_states.tensor(unit.name, plane).clone()
             for unit in self.model.units
-            for plane in self.store.planes
-            if plane != "grad" and self.store.tensor(unit.name, plane).numel()
+            for plane in self.host_states.planes
+            if plane != "grad" and self.host_states.tensor(unit.name, plane).numel()
         ]
 
     def close(self) -> None:
         self.engine.drain()
         self.engine.close()
         self.adamw.close()
-        self.store.close()
+        self.host_states.close()
         self.backend.close()
 
 
@@ -243,7 +243,7 @@ def streamed(
     backend = backend or CpuBackend()
     model = build_model(config or plain.config, ModelConfig(source="tiny", dtype=dtype), parts)
     on_device = backend.device.type != "cpu"
-    store = HostStates(
+    states = HostStates(
         model.layouts,
         dtype,
         backend.register if on_device else None,
@@ -251,19 +251,19 @@ def streamed(
         threads=2,
     )
     if disk is not None:
-        store.offload_to_disk(disk)
-    store.allocate_weights()
-    pour(plain, model, store)
-    store.allocate_states(optimizer=optimizer, gradients=not choices.gradients_on_gpu)
+        states.offload_to_disk(disk)
+    states.allocate_weights()
+    pour(plain, model, states)
+    states.allocate_states(optimizer=optimizer, gradients=not choices.gradients_on_gpu)
     settings = AdamWSettings(eps=eps, weight_decay=weight_decay, seed=seed)
-    adamw = HostAdamW(store, settings, threads=2)
+    adamw = HostAdamW(states, settings, threads=2)
     engine = StreamingEngine(
         model,
-        store,
+        states,
         backend,
         EngineSettings(
             choices, tokens, loss_chunk, max_grad_norm, seed, collectives, regularization
         ),
         adamw,
     )
-    return Streamed(model, store, engine, backend, adamw)
+    return Streamed(model, states, engine, backend, adamw)

@@ -104,22 +104,22 @@ def open_rank(
             **job.engine,
         )
         if isinstance(run.model.parts, Adapters):
-            initialize_adapters(run.model, run.store, seed=7)
+            initialize_adapters(run.model, run.host_states, seed=7)
         return run
 
 
 def shard_of(run: Streamed, unit: str, plane: str) -> torch.Tensor:
     """Returns a copy of this rank's shard of a plane. It is of bytes where moments are rounded."""
-    layout, optimizer = run.model.unit(unit).layout, run.store.optimizer
+    layout, optimizer = run.model.unit(unit).layout, run.host_states.optimizer
     begin, end = run.engine.shards.bounds(layout.numel)
     if plane in MOMENTS and optimizer != FP32_MOMENTS and begin < end:
         begin, end = layout.moment_bytes(optimizer, begin, end)
-    return run.store.tensor(unit, plane)[begin:end].clone()
+    return run.host_states.tensor(unit, plane)[begin:end].clone()
 
 
 def shards_of(run: Streamed) -> dict[tuple[str, str], torch.Tensor]:
     """Returns a copy of this rank's shard of every plane."""
-    planes = [plane for plane in run.store.planes if plane != "grad" or has_gradients(run)]
+    planes = [plane for plane in run.host_states.planes if plane != "grad" or has_gradients(run)]
     return {
         (unit.name, plane): shard_of(run, unit.name, plane)
         for unit in run.model.units

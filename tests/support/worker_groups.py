@@ -62,7 +62,7 @@ class StartedGroup:
     workers: WorkerGroup
     engine: RankZeroEngine
     model: StreamedModel
-    store: HostStates
+    host_states: HostStates
     logged: list[str]
     source: Path
     batches: int
@@ -103,30 +103,30 @@ def started_group(
         plan = WorkerGroupPlan(ranks, "cpu", 1, nodes=nodes)
         workers = WorkerGroup(plan, OwnedMemory(), logged.append, launched_group)
         parts.callback(workers.close)
-        store = HostStates(model.layouts, "float32", threads=1)
-        parts.callback(store.close)
+        states = HostStates(model.layouts, "float32", threads=1)
+        parts.callback(states.close)
         nodes_per_replica = choices.get("nodes_per_replica", 1)
-        share_states(store, workers, nodes_per_replica)
-        store.place_units(gpu_resident, backend)
-        store.allocate_weights()
-        load_pretrained(model, how.source, store)
+        share_states(states, workers, nodes_per_replica)
+        states.place_units(gpu_resident, backend)
+        states.allocate_weights()
+        load_pretrained(model, how.source, states)
         if isinstance(trained, Adapters):
-            initialize_adapters(model, store, seed=7)
-        store.allocate_states()
+            initialize_adapters(model, states, seed=7)
+        states.allocate_states()
         settings = AdamWSettings(eps=1e-5)
-        adamw = HostAdamW(store, settings, threads=1)
+        adamw = HostAdamW(states, settings, threads=1)
         parts.callback(adamw.close)
         own = batches // (nodes * ranks)
         of_replica = dict(ranks=ranks * nodes_per_replica, replicas=nodes // nodes_per_replica)
         planned = PlanChoices(micro_batches=own, **of_replica, **choices)
         engine = build_engines(
             workers,
-            RankZeroComponents(model, store, backend, adamw),
+            RankZeroComponents(model, states, backend, adamw),
             (how, settings),
             EngineSettings(planned, 24, 7, 1.0, 0),
         )
         parts.callback(engine.close)
-        yield StartedGroup(workers, engine, model, store, logged, folder, batches)
+        yield StartedGroup(workers, engine, model, states, logged, folder, batches)
 
 
 @pytest.fixture(scope="module", autouse=True)

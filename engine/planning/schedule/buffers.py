@@ -62,7 +62,7 @@ class BufferKind(Word):
     """It is the hidden state of a micro-batch, or the gradient of that state."""
     SAVED = "saved"
     """It is what a block keeps from forward to backward for one micro-batch."""
-    STORE_RING = "store ring"
+    OFFLOAD_RING = "offload ring"
     """It is device memory that a block input passes through on its way to the host."""
     FETCH_RING = "fetch ring"
     """It is device memory that a block input passes through on its way back from the host."""

@@ -80,7 +80,7 @@ class StepBuffers:
         """The sum of the head is in the memory of the kept gradients of these blocks."""
         if choices.embed_and_head_in_kept_gradients:
             self.under_head = _first_blocks(blocks, sizes)
-        self._ring_turn = {BufferKind.STORE_RING: 0, BufferKind.FETCH_RING: 0}
+        self._ring_turn = {BufferKind.OFFLOAD_RING: 0, BufferKind.FETCH_RING: 0}
         self._staging_turn = 0
         self._gradient_rings = itertools.cycle(self.gradient_rings())
 
@@ -217,9 +217,9 @@ class StepBuffers:
         if not self._choices.offloaded_block_inputs:
             return ()
         numbers = range(self._choices.block_input_rings)
-        store = [Buffer(BufferKind.STORE_RING, number=number) for number in numbers]
+        offload = [Buffer(BufferKind.OFFLOAD_RING, number=number) for number in numbers]
         fetch = [Buffer(BufferKind.FETCH_RING, number=number) for number in numbers]
-        return (*store, *fetch)
+        return (*offload, *fetch)
 
     def next_ring(self, way: BufferKind) -> Buffer:
         """Returns the next ring buffer in turn, for a copy to the host or back."""

@@ -117,7 +117,7 @@ class UnitOps:
         if self._training:
             reads |= self.device.activations_of(block)
         if keeps == Keeps.BLOCK_INPUT and self._choices.offloaded_block_inputs:
-            ring = self.buffers.next_ring(BufferKind.STORE_RING)
+            ring = self.buffers.next_ring(BufferKind.OFFLOAD_RING)
             writes[ring] = Content(ContentKind.BLOCK_INPUT, block, micro_batch)
         elif keeps != Keeps.NOTHING:
             saved = Buffer(BufferKind.SAVED, block, micro_batch)

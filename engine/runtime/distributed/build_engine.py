@@ -41,7 +41,7 @@ class RankZeroComponents:
     """The engine of rank 0 is built from these parts."""
 
     model: StreamedModel
-    store: HostStates
+    host_states: HostStates
     backend: Backend
     adamw: HostAdamW
 
@@ -63,26 +63,26 @@ def engine_settings(chosen: Chosen, tokens: int, train: OptimConfig) -> EngineSe
     )
 
 
-def share_states(store: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1) -> None:
-    """Makes the planes of a store, before any is allocated, ones that all ranks change. They are
-    divided among `nodes_per_replica` nodes.
+def share_states(states: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1) -> None:
+    """Makes the planes of host states, before any is allocated, ones that all ranks change. They
+    are divided among `nodes_per_replica` nodes.
     """
-    store.share(workers.memory)
+    states.share(workers.memory)
     if nodes_per_replica > 1:
         others = RemoteNodes(workers.shards, workers.place)
-        store.shard_over_nodes(workers.place.world_size, Nodes(nodes_per_replica, others=others))
-    share_states_in_ram(store, workers, nodes_per_replica)
+        states.shard_over_nodes(workers.place.world_size, Nodes(nodes_per_replica, others=others))
+    share_states_in_ram(states, workers, nodes_per_replica)
 
 
 def share_states_in_ram(
-    store: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1
+    states: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1
 ) -> None:
     """Makes planes in memory that the ranks share ones that they change. None may live on the
     device.
     """
     workers.shards.reach(nodes_per_replica * workers.place.local_world_size)
-    store.divide(workers.shards)
-    store.use_version(RankZeroVersion(list(store.layouts), workers.go, workers.wait_for_applied))
+    states.divide(workers.shards)
+    states.use_version(RankZeroVersion(list(states.layouts), workers.go, workers.wait_for_applied))
 
 
 def build_engines(
@@ -96,10 +96,10 @@ def build_engines(
     rank cannot build its engine, and what a `StreamingEngine` raises where this one cannot.
     """
     model, adamw = sources
-    assert parts.store.states is not None  # the planes are allocated
+    assert parts.host_states.allocated is not None  # the planes are allocated
     blocks = [unit.name for unit in parts.model.blocks]
     # The other ranks open the planes where they are now.
-    parts.store.place_units(gpu_resident_of(blocks, settings.choices), parts.backend)
+    parts.host_states.place_units(gpu_resident_of(blocks, settings.choices), parts.backend)
     # Files of the model need not be on other nodes, and a run may change what they say.
     config, trained = parts.model.config, parts.model.parts
     nodes_per_replica = settings.choices.nodes_per_replica
@@ -108,8 +108,8 @@ def build_engines(
         config_text(config),
         trained if isinstance(trained, Parts) else None,
         trained if isinstance(trained, Adapters) else None,
-        *parts.store.states,
-        tuple(parts.store.gpu_resident),
+        *parts.host_states.allocated,
+        tuple(parts.host_states.gpu_resident),
         nodes_per_replica,
     )
     planes = _planes_of_nodes(workers, held)
@@ -131,12 +131,12 @@ def build_engines(
     workers.send(message)
     if settings.choices.replicas > 1:
         try:
-            send_planes(parts.store, workers.collectives, parts.backend.device)
+            send_planes(parts.host_states, workers.collectives, parts.backend.device)
         except CollectiveError as error:
             raise workers.explained(error) from error
     own = replace(settings, collectives=workers.collectives.spanning(nodes_per_replica))
     try:
-        engine = RankZeroEngine(parts.model, parts.store, parts.backend, own, parts.adamw)
+        engine = RankZeroEngine(parts.model, parts.host_states, parts.backend, own, parts.adamw)
     except BaseException:
         workers.collect(Done)
         workers.ask(CloseEngine())  # they may be asked to build another

@@ -17,33 +17,36 @@ CHUNK_BYTES = 32 << 20
 """Planes are sent in pieces of this many bytes."""
 
 
-def send_planes(store: HostStates, collectives: Collectives, device: torch.device) -> None:
+def send_planes(states: HostStates, collectives: Collectives, device: torch.device) -> None:
     """Sends all planes to the other nodes. Raises ExchangeError."""
-    for (unit, plane), begin, end in _pieces(store):
-        content = store.content(unit, plane, begin, end)
+    for (unit, plane), begin, end in _pieces(states):
+        content = states.content(unit, plane, begin, end)
         collectives.broadcast(torch.from_numpy(content).to(device))
 
 
 def receive_planes(
-    store: HostStates, collectives: Collectives, device: torch.device, keeps: Callable[[str], bool]
+    states: HostStates,
+    collectives: Collectives,
+    device: torch.device,
+    keeps: Callable[[str], bool],
 ) -> None:
     """Receives all planes, and writes those of units for which `keeps` is True. Raises
     ExchangeError.
     """
     buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=device)
-    for (unit, plane), begin, end in _pieces(store):
+    for (unit, plane), begin, end in _pieces(states):
         piece = buffer[: end - begin]
         collectives.broadcast(piece)
         if keeps(unit):
-            store.put(unit, plane, begin, piece.cpu().numpy())
+            states.put(unit, plane, begin, piece.cpu().numpy())
 
 
-def _pieces(store: HostStates) -> Iterator[tuple[Key, int, int]]:
+def _pieces(states: HostStates) -> Iterator[tuple[Key, int, int]]:
     """Yields the pieces of all planes: the bytes between two places. Gradients are made anew in
     every step.
     """
-    for unit in store.layouts:
-        for plane in store.planes:
-            size = 0 if plane == "grad" else store.nbytes(unit, plane)
+    for unit in states.layouts:
+        for plane in states.planes:
+            size = 0 if plane == "grad" else states.nbytes(unit, plane)
             for begin in range(0, size, CHUNK_BYTES):
                 yield (unit, plane), begin, min(begin + CHUNK_BYTES, size)

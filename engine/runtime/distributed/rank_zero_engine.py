@@ -59,7 +59,7 @@ class RankZeroEngine(StreamingEngine):
     ) -> None:
         if check is not None:
             check()
-        skipped = self._store.held.skipped
+        skipped = self._states.held.skipped
         is_notified = self.workers.wants_timeline(number)
         with self._together():
             self.workers.send(

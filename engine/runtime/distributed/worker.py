@@ -164,9 +164,9 @@ class Worker:
         self._on_device = DevicePlanes(backend)
         self._parts = OwnNodeShards(message.threads)
         self._opener = Opener(place, backend, self._on_device, message.threads)
-        store = message.rendezvous.store()
+        c10d_store = message.rendezvous.store()
         self._connection.send(Done())
-        self._collectives = join(message.device, store, place)
+        self._collectives = join(message.device, c10d_store, place)
         self._connection.send(Done())
 
     def _hold(self, message: MakePlanes) -> None:
@@ -184,9 +184,9 @@ class Worker:
         opened = self._opened
         if message.choices.replicas > 1:
             opened.fill(self._collectives, backend.device)
-        store = opened.store
-        store.use_version(self._held)
-        self._adamw = HostAdamW(store, message.adamw, opener.threads)
+        states = opened.host_states
+        states.use_version(self._held)
+        self._adamw = HostAdamW(states, message.adamw, opener.threads)
         settings = EngineSettings(
             message.choices,
             message.tokens,
@@ -196,7 +196,7 @@ class Worker:
             self._collectives.spanning(message.choices.nodes_per_replica),
             message.regularization,
         )
-        self._engine = StreamingEngine(opened.model, store, backend, settings, self._adamw)
+        self._engine = StreamingEngine(opened.model, states, backend, settings, self._adamw)
         self._is_new = True
         self._connection.send(Done())
 

@@ -157,10 +157,10 @@ class WorkerGroup:
         plan, place = self.plan, self.place
         rendezvous: Rendezvous
         if launched_group is not None and launched_group.network is not None:
-            rendezvous, store = launched_group.network
+            rendezvous, c10d_store = launched_group.network
         else:
             rendezvous = self._rendezvous = InMemory.made(place.world_size)
-            store = rendezvous.store()
+            c10d_store = rendezvous.store()
         self.send(
             lambda rank: Open(
                 plan.device, place.of(rank), rendezvous, plan.threads, plan.memory_limit
@@ -168,7 +168,7 @@ class WorkerGroup:
         )
         self.collect(Done)  # their devices are open
         try:
-            self._collectives = join(plan.device, store, place)
+            self._collectives = join(plan.device, c10d_store, place)
         except CollectiveError as error:
             raise self.explained(error) from error
         self.collect(Done)

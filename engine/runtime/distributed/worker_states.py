@@ -1,4 +1,4 @@
-"""A worker opens the store of its node here.
+"""A worker opens the host states of its node here.
 
 - On the host of rank 0, that process has made the planes, and fills them.
 - On every other node the first rank makes them, in memory that the other ranks of the node share.
@@ -32,7 +32,7 @@ from engine.runtime.host.shared_memory import OpenedMemory, OwnedMemory, SharedP
 
 @dataclass(frozen=True)
 class Opener:
-    """An `Opener` has what a store needs beside its planes. on_device: rank 0 allocates planes
+    """An `Opener` has what host states needs beside its planes. on_device: rank 0 allocates planes
     there, where it reaches this rank.
     """
 
@@ -43,8 +43,8 @@ class Opener:
 
 
 class WorkerStates:
-    """A `WorkerStates` is the store of one rank, with the model whose planes it has. memory: the
-    planes are there, or are made there.
+    """A `WorkerStates` is the host states of one rank, with the model whose planes it has. memory:
+    the planes are there, or are made there.
     """
 
     def __init__(self, opener: Opener, held: PlanesSpec, memory: PlaneMemory):
@@ -55,7 +55,7 @@ class WorkerStates:
         )
         backend = opener.backend
         is_on_gpu = backend.device.type != "cpu"
-        self.store = HostStates(
+        self.host_states = HostStates(
             self.model.layouts,
             self.model.dtype,
             backend.register if is_on_gpu else None,
@@ -64,15 +64,15 @@ class WorkerStates:
         )
         kinds, place = (held.optimizer, held.has_gradients), opener.place
         if held.nodes_per_replica > 1:
-            self.store.shard_over_nodes(
+            self.host_states.shard_over_nodes(
                 place.world_size, Nodes(held.nodes_per_replica, place.node_rank)
             )
-        self.store.open_planes(memory, kinds, held.gpu_resident, self._planes_on_device())
+        self.host_states.open_planes(memory, kinds, held.gpu_resident, self._planes_on_device())
 
     @classmethod
     def made(cls, opener: Opener, held: PlanesSpec) -> tuple[WorkerStates, SharedPlanes]:
-        """Makes the planes of this node. Returns the store, and where other ranks find them. Raises
-        FitError where RAM is too short.
+        """Makes the planes of this node. Returns the host states, and where other ranks find them.
+        Raises FitError where RAM is too short.
         """
         memory = OwnedMemory()
         return cls(opener, held, memory), memory.planes
@@ -107,11 +107,11 @@ class WorkerStates:
         def keeps(unit: str) -> bool:
             return place.node_rank > 0 and (place.is_first_on_node or unit in gpu_resident)
 
-        receive_planes(self.store, collectives, device, keeps)
+        receive_planes(self.host_states, collectives, device, keeps)
 
     def close(self) -> None:
         """Lets go of the planes. Rank 0 frees those on a device that it reaches."""
         if self._is_reached:
-            self.store.close_planes_in_ram()
+            self.host_states.close_planes_in_ram()
         else:
-            self.store.close()
+            self.host_states.close()

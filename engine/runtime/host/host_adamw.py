@@ -54,12 +54,12 @@ class GradientChunk(NamedTuple):
     """The gradients are flat, shape [elements]."""
     moments: tuple[np.ndarray, ...] | None = None
     """These are both moments of the piece, uint8 [bytes] each. It is None where they are in planes
-    of the store.
+    of the host states.
     """
 
 
 class _Part(NamedTuple):
-    """Range of the elements of a unit, with what is not in planes of the store."""
+    """Range of the elements of a unit, with what is not in planes of the host states."""
 
     unit: str
     start: int
@@ -89,13 +89,14 @@ class _Part(NamedTuple):
 
 
 class HostAdamW:
-    """A `HostAdamW` updates the units of one store. With moments in fp32, its results are those of
-    `torch.optim.AdamW` on fp32 masters except for rounding. They do not depend on `threads` (by
-    default all cores but two). The kernels are compiled by the constructor, not in the first step.
+    """A `HostAdamW` updates the units of one `HostStates`. With moments in fp32, its results are
+    those of `torch.optim.AdamW` on fp32 masters except for rounding. They do not depend on
+    `threads` (by default all cores but two). The kernels are compiled by the constructor, not in
+    the first step.
     """
 
-    def __init__(self, store: HostStates, settings: AdamWSettings, threads: int | None = None):
-        self._store = store
+    def __init__(self, states: HostStates, settings: AdamWSettings, threads: int | None = None):
+        self._states = states
         self._beta1 = settings.beta1
         self._beta2 = settings.beta2
         self._weight_decay = settings.weight_decay
@@ -107,12 +108,12 @@ class HostAdamW:
         bias_vanishes = settings.eps >= math.sqrt(_SQUARE_BIAS) * 2.0**25
         self._bias = _SQUARE_BIAS if bias_vanishes else 0.0
         self._seed = settings.seed
-        is_split = store.dtype == "bfloat16"
+        is_split = states.dtype == "bfloat16"
         self._weights = ["weight_high", "weight_low"] if is_split else ["weight_high"]
         weights = self._kind = "split" if is_split else "float"
         self._kernel = kernel(f"adamw_{weights}")
         self._codes_kernel = self._halves_kernel = self._kernel
-        if store.optimizer != FP32_MOMENTS:
+        if states.optimizer != FP32_MOMENTS:
             self._codes_kernel = moment_kernel(f"codes_{weights}")
             self._halves_kernel = moment_kernel(f"halves_{weights}")
             first, second = moment_map(signed=True), moment_map(signed=False)
@@ -156,9 +157,9 @@ class HostAdamW:
         """
         whole = self._whole(unit, portion)
         scalars = self._with_clip(step, learning_rate, clip_factor)
-        layout = self._store.layouts[unit]
+        layout = self._states.layouts[unit]
         key = self.key(unit, step)
-        for range_ in layout.moment_ranges(self._store.optimizer):
+        for range_ in layout.moment_ranges(self._states.optimizer):
             here = range_.within(whole.start, whole.stop)
             if here is None:
                 continue
@@ -204,7 +205,7 @@ class HostAdamW:
         """Compiles the kernels of `update_weights` and `update_moments` if a plan has these two
         passes. Otherwise the first step would. Raises ValueError where moments are not in fp32.
         """
-        if two_passes and self._store.optimizer != FP32_MOMENTS:
+        if two_passes and self._states.optimizer != FP32_MOMENTS:
             raise ValueError("moments that are not in fp32 are updated together with the weights")
         if two_passes:
             self._two_pass_kernels()
@@ -226,12 +227,12 @@ class HostAdamW:
     def _whole(self, unit: str, portion: GradientChunk | None) -> _Part:
         """Returns the elements of a portion with their moments; those of the unit without one."""
         if portion is None:
-            portion = GradientChunk(0, self._store.array(unit, "grad"))
+            portion = GradientChunk(0, self._states.array(unit, "grad"))
         if portion.moments is None:
-            planes = (self._store.array(unit, plane).view(np.uint8) for plane in MOMENTS)
+            planes = (self._states.array(unit, plane).view(np.uint8) for plane in MOMENTS)
             return _Part(unit, portion.start, portion.grad, tuple(planes), 0)
         stop = portion.start + portion.grad.size
-        layout, optimizer = self._store.layouts[unit], self._store.optimizer
+        layout, optimizer = self._states.layouts[unit], self._states.optimizer
         place, _ = layout.moment_bytes(optimizer, portion.start, stop)
         return _Part(unit, portion.start, portion.grad, portion.moments, place)
 
@@ -248,7 +249,7 @@ class HostAdamW:
         scalars: Scalars,
     ) -> None:
         """Runs a kernel on elements whose `moments` are in fp32."""
-        decay_numel = self._store.layouts[part.unit].decay_numel
+        decay_numel = self._states.layouts[part.unit].decay_numel
         decayed = min(max(0, decay_numel - part.start), part.numel)
         planes = (part.gradient, *self._weights_of(part), *moments)
         self._workers.share(kernel, part.numel, decayed, planes, scalars)
@@ -275,11 +276,11 @@ class HostAdamW:
         )
 
     def _weights_of(self, part: _Part) -> tuple[np.ndarray, ...]:
-        planes = [self._store.array(part.unit, plane) for plane in self._weights]
+        planes = [self._states.array(part.unit, plane) for plane in self._weights]
         return tuple(plane[part.start : part.stop] for plane in planes)
 
     def close(self) -> None:
-        """Ends the threads. The planes stay with the store."""
+        """Ends the threads. The planes stay with the host states."""
         self._workers.close()
 
 

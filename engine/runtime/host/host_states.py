@@ -74,7 +74,7 @@ class HostStates:
     ):
         self.layouts = {layout.unit: layout for layout in layouts}
         self.dtype = dtype
-        self._workers = Workers(threads, "host-store")
+        self._workers = Workers(threads, "host-states")
         self._ram = RamPlanes(register, unregister, self._workers)
         self._where = PlanePlacement(self.layouts, dtype, self._ram)
         self._has_states = False
@@ -233,7 +233,7 @@ class HostStates:
         return largest_updated(numel.values(), embed_and_head)
 
     @property
-    def states(self) -> tuple[Optimizer, bool] | None:
+    def allocated(self) -> tuple[Optimizer, bool] | None:
         """Returns the optimizer whose moments are allocated, and whether planes of gradients are;
         None before `allocate_states`.
         """

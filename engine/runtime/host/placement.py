@@ -1,5 +1,5 @@
-"""`PlanePlacement` knows where each plane of a store is: in RAM, on the device or on the disk. It
-allocates planes in their places, and moves them from one place to another.
+"""`PlanePlacement` knows where each plane of host states is: in RAM, on the device or on the disk.
+It allocates planes in their places, and moves them from one place to another.
 """
 
 from __future__ import annotations

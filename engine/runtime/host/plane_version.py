@@ -1,4 +1,4 @@
-"""A `PlaneVersion` says which optimizer step's state the planes of a store hold.
+"""A `PlaneVersion` says which optimizer step's state the planes of host states hold.
 
 The lanes report to it when they begin to write a step into the planes and when all of it is
 written. So a run that fails at any moment knows whether its planes are whole, and of which step:

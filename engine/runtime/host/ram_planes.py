@@ -43,7 +43,7 @@ class PlaneMemory(Protocol):
     """Source of the memory of planes."""
 
     is_new: bool
-    """It is memory that the store gets, and not that of another process."""
+    """It is memory that the host states gets, and not that of another process."""
 
     def map(self, key: Key, size: int) -> mmap.mmap:
         """Returns `size` new bytes for a plane. Raises OSError or OverflowError where the system

@@ -141,8 +141,8 @@ def measure(
     device = backend.device
     numel = PARAMETERS[device.type]
     meter = _Meter(backend, seconds)
-    with _planes(backend, numel) as store, torch.no_grad():
-        weight, grad = store.tensor(UNIT, "weight_high"), store.tensor(UNIT, "grad")
+    with _planes(backend, numel) as states, torch.no_grad():
+        weight, grad = states.tensor(UNIT, "weight_high"), states.tensor(UNIT, "grad")
         slot, staging = (torch.zeros(numel, dtype=torch.bfloat16, device=device) for _ in range(2))
         to_device = _Work(lambda: slot.copy_(weight, non_blocking=True), COPIED_BYTES * numel)
         to_host = _Work(lambda: grad.copy_(staging, non_blocking=True), COPIED_BYTES * numel)
@@ -164,16 +164,16 @@ def measure(
         most = default_threads()
         fewer = {n for n in (1, 2, 4, 8, 16, 32) if not for_plans and n < most}
         threads = sorted(fewer | {most})
-        host_copies = {n: _host_copy(meter, store, n) for n in threads}
-        adamw = {n: _adamw(meter, store, n) for n in threads}
+        host_copies = {n: _host_copy(meter, states, n) for n in threads}
+        adamw = {n: _adamw(meter, states, n) for n in threads}
         copies = {Lane.H2D: to_device, Lane.D2H: to_host}
-        busy = _all_at_once(meter, store, adamw[most], copies, both)
-        call = 0.0 if device.type == "cpu" else _call_seconds(meter, store, adamw[most])
-        sweep = None if for_plans else _sweep(meter, store, most)
+        busy = _all_at_once(meter, states, adamw[most], copies, both)
+        call = 0.0 if device.type == "cpu" else _call_seconds(meter, states, adamw[most])
+        sweep = None if for_plans else _sweep(meter, states, most)
     kinds: dict[Optimizer, float] = {}
     for optimizer in ROUNDED:
-        with _planes(backend, numel, optimizer) as store:
-            kinds[optimizer] = _adamw(meter, store, most)
+        with _planes(backend, numel, optimizer) as states:
+            kinds[optimizer] = _adamw(meter, states, most)
     return PeakRates(
         h2d=h2d,
         d2h=d2h,
@@ -209,22 +209,22 @@ def _both(forward: float, backward: float) -> float:
 def _planes(
     backend: Backend, numel: int, optimizer: Optimizer = FP32_MOMENTS
 ) -> Iterator[HostStates]:
-    """Opens a store with one unit of `numel` parameters."""
+    """Opens host states with one unit of `numel` parameters."""
     layout = lay_out(UNIT, [ParameterSpec("weight", "weight", (numel,), True)])
     on_device = backend.device.type != "cpu"
-    store = HostStates(
+    states = HostStates(
         [layout],
         "bfloat16",
         backend.register if on_device else None,
         backend.unregister if on_device else None,
     )
-    store.allocate_weights()
-    store.allocate_states(optimizer=optimizer)
+    states.allocate_weights()
+    states.allocate_states(optimizer=optimizer)
     try:
-        yield store
+        yield states
     finally:
         backend.drain()  # the planes must not be freed during a copy
-        store.close()
+        states.close()
 
 
 # ---------------------------------------------------------------- timing
@@ -349,9 +349,9 @@ def _packed_attention(meter: _Meter, memory: float) -> float:
 # ---------------------------------------------------------------- the host
 
 
-def _host_copy(meter: _Meter, store: HostStates, threads: int) -> float:
+def _host_copy(meter: _Meter, states: HostStates, threads: int) -> float:
     """Returns bytes a second, read and written, of copies between two fp32 planes."""
-    source, target = store.array(UNIT, "exp_avg"), store.array(UNIT, "exp_avg_sq")
+    source, target = states.array(UNIT, "exp_avg"), states.array(UNIT, "exp_avg_sq")
 
     def copy(start: int, stop: int) -> None:
         target[start:stop] = source[start:stop]
@@ -361,23 +361,23 @@ def _host_copy(meter: _Meter, store: HostStates, threads: int) -> float:
         return meter.rate(Lane.HOST, work)
 
 
-def _adamw(meter: _Meter, store: HostStates, threads: int) -> float:
+def _adamw(meter: _Meter, states: HostStates, threads: int) -> float:
     """Returns the parameters a second that AdamW updates on the host."""
-    with closing(HostAdamW(store, AdamWSettings(), threads)) as adamw:
-        return meter.rate(Lane.HOST, _Work(_update_with(adamw), store.layouts[UNIT].numel))
+    with closing(HostAdamW(states, AdamWSettings(), threads)) as adamw:
+        return meter.rate(Lane.HOST, _Work(_update_with(adamw), states.layouts[UNIT].numel))
 
 
 def _update_with(adamw: HostAdamW) -> Callable[[], None]:
     return lambda: adamw.update(UNIT, 1, 1e-5, 1.0)
 
 
-def _sweep(meter: _Meter, store: HostStates, threads: int) -> float:
+def _sweep(meter: _Meter, states: HostStates, threads: int) -> float:
     """Returns the parameters a second of a pass over the planes that AdamW reads and writes. The
     planes are divided among the threads as for AdamW.
     """
     names = ("grad", "weight_high", "weight_low", "exp_avg", "exp_avg_sq")
-    planes = tuple(store.array(UNIT, name) for name in names)
-    touch, numel = kernel("touch"), store.layouts[UNIT].numel
+    planes = tuple(states.array(UNIT, name) for name in names)
+    touch, numel = kernel("touch"), states.layouts[UNIT].numel
     with closing(Workers(threads, "sweep")) as workers:
         return meter.rate(Lane.HOST, _Work(lambda: workers.share(touch, numel, planes), numel))
 
@@ -385,14 +385,14 @@ def _sweep(meter: _Meter, store: HostStates, threads: int) -> float:
 # ---------------------------------------------------------------- both at once
 
 
-def _updates_for(meter: _Meter, store: HostStates, alone: float) -> int:
+def _updates_for(meter: _Meter, states: HostStates, alone: float) -> int:
     """Returns the number of updates that take as long as one measurement of the meter, if AdamW
     updates `alone` parameters a second.
     """
-    return max(2, round(meter.seconds * alone / store.layouts[UNIT].numel))
+    return max(2, round(meter.seconds * alone / states.layouts[UNIT].numel))
 
 
-def _call_seconds(meter: _Meter, store: HostStates, alone: float) -> float:
+def _call_seconds(meter: _Meter, states: HostStates, alone: float) -> float:
     """Returns the seconds that launching one small operation takes while AdamW runs on its threads.
     When nothing else runs, AdamW updates `alone` parameters a second.
     """
@@ -402,19 +402,19 @@ def _call_seconds(meter: _Meter, store: HostStates, alone: float) -> float:
         for _ in range(CALLS):
             small.add_(1.0)
 
-    with closing(HostAdamW(store, AdamWSettings())) as adamw:
+    with closing(HostAdamW(states, AdamWSettings())) as adamw:
         launch()
         once = meter.timed({Lane.COMPUTE: _Calls(launch, 8)})[Lane.COMPUTE] / 8
         count = max(8, round(meter.seconds / 4 / once))
         # The updates must last longer than the launches, however much they slow the launches down.
-        updates = _Calls(_update_with(adamw), _updates_for(meter, store, alone))
+        updates = _Calls(_update_with(adamw), _updates_for(meter, states, alone))
         took = meter.timed({Lane.HOST: updates, Lane.COMPUTE: _Calls(launch, count)})
     return took[Lane.COMPUTE] / (count * CALLS)
 
 
 def _all_at_once(
     meter: _Meter,
-    store: HostStates,
+    states: HostStates,
     alone: float,
     copies: Mapping[Lane, _Work],
     without: Mapping[Lane, float],
@@ -430,11 +430,11 @@ def _all_at_once(
         calls[lane] = _Calls(
             work.run, max(2, round(2 * meter.seconds * without[lane] / work.amount))
         )
-    count = _updates_for(meter, store, alone)
-    with closing(HostAdamW(store, AdamWSettings())) as adamw:
+    count = _updates_for(meter, states, alone)
+    with closing(HostAdamW(states, AdamWSettings())) as adamw:
         took = meter.timed({Lane.HOST: _Calls(_update_with(adamw), count)} | calls)
     updating = took[Lane.HOST]
-    found = {Lane.HOST: count * store.layouts[UNIT].numel / updating}
+    found = {Lane.HOST: count * states.layouts[UNIT].numel / updating}
     for lane, work in copies.items():
         copied = calls[lane].count * work.amount
         # Once the updates had ended, the copies continued at the rate without AdamW.

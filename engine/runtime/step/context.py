@@ -23,7 +23,7 @@ class EngineComponents:
     """An engine has these parts. The ops of all its plans share them."""
 
     model: StreamedModel
-    store: HostStates
+    host_states: HostStates
     state: DeviceState
     backend: Backend
     adamw: HostAdamW | None
@@ -48,7 +48,7 @@ class OpContext:
     def __init__(self, parts: EngineComponents, plan: StepPlan):
         self.plan = plan
         self.model = parts.model
-        self.store = parts.store
+        self.host_states = parts.host_states
         self.state = parts.state
         self.backend = parts.backend
         self.adamw = parts.adamw

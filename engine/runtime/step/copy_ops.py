@@ -112,7 +112,7 @@ class BlockOps:
         """
         context = self._context
         context.state.clip.fill_(1.0)
-        context.state.join_fp32_of_resident(context.store)
+        context.state.join_fp32_of_resident(context.host_states)
 
     def work(self, op: Op, step: StepUnderWay) -> Callable[[], None]:
         """Returns the work of `op`, which the backend runs on the op's lane."""
@@ -146,7 +146,7 @@ def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
     layout, shards = context.units[op.unit].layout, context.plan.shards
     is_whole = op.whole or shards.ranks == 1
     start, stop = (0, layout.high_numel) if is_whole else context.shard(op.unit)
-    plane = context.store.tensor(op.unit, "weight_high")
+    plane = context.host_states.tensor(op.unit, "weight_high")
     # `data` has its own version counter, so autograd does not notice this write. Kept blocks have
     # saved views of this slot. By their backward, the slot holds the same weights again, which the
     # contents in the plan prove.
@@ -156,7 +156,7 @@ def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
         first, last = shards.frozen_bounds(layout.numel, layout.high_numel)
         slot[first:last].copy_(plane[first:last], non_blocking=True)
     for part in layout.fp32_within(start, stop):
-        low = context.store.tensor(op.unit, "weight_low")
+        low = context.host_states.tensor(op.unit, "weight_low")
         context.state.keep_in_fp32[op.slot].fetch(part, slot, low)
 
 
@@ -174,13 +174,13 @@ def _fetch_block_input(context: OpContext, op: FetchBlockInput, step: StepUnderW
 
 
 def _fetch_grad(context: OpContext, op: FetchGrad, _step: StepUnderWay) -> None:
-    plane = context.store.tensor(op.unit, "grad")
+    plane = context.host_states.tensor(op.unit, "grad")
     context.state.stagings[op.staging][: plane.numel()].copy_(plane, non_blocking=True)
 
 
 def _offload(context: OpContext, op: Offload, _step: StepUnderWay) -> None:
     start, stop = context.shard(op.unit)
-    plane = context.store.tensor(op.unit, "grad")[start:stop]
+    plane = context.host_states.tensor(op.unit, "grad")[start:stop]
     plane.copy_(context.state.stagings[op.staging][: plane.numel()], non_blocking=True)
 
 
@@ -253,7 +253,7 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     adamw, result = context.adamw, step.result
     assert adamw is not None  # an engine without an optimizer has no plan with updates
     assert result is not None  # every update waits for `clip`
-    held, number = context.store.held, step.inputs.number
+    held, number = context.host_states.held, step.inputs.number
     held.begin(number, op.unit)
     count, rate = held.update_number(number), step.inputs.learning_rate
     # With moments after weights, the first pass computes the new weights from the old moments and
@@ -269,7 +269,7 @@ def _update_moments(context: OpContext, op: UpdateMoments, step: StepUnderWay) -
     adamw, result = context.adamw, step.result
     assert adamw is not None and result is not None  # the weights are updated
     number, rate = step.inputs.number, step.inputs.learning_rate
-    count = context.store.held.update_number(number)
+    count = context.host_states.held.update_number(number)
     portion = None
     if op.chunk is not None:
         portion = _chunk_of_plane(context, op.unit, op.chunk)
@@ -279,7 +279,7 @@ def _update_moments(context: OpContext, op: UpdateMoments, step: StepUnderWay) -
 def _chunk_of_plane(context: OpContext, unit: str, chunk: tuple[int, int]) -> GradientChunk:
     """Returns a chunk of a unit whose gradient is in its plane."""
     start, stop = chunk
-    return GradientChunk(start, context.store.array(unit, "grad")[start:stop])
+    return GradientChunk(start, context.host_states.array(unit, "grad")[start:stop])
 
 
 def _chunk(context: OpContext, op: Update) -> GradientChunk | None:
@@ -297,7 +297,7 @@ def _chunk(context: OpContext, op: Update) -> GradientChunk | None:
     if op.states is None:
         return GradientChunk(start, gradient)
     ring_of_states = context.state_rings[op.states]
-    moments = context.store.disk.moments_in(op.unit, start, ring_of_states)
+    moments = context.host_states.disk.moments_in(op.unit, start, ring_of_states)
     return GradientChunk(start, gradient, moments)
 
 

@@ -62,7 +62,7 @@ class DeviceBuffers(NamedTuple):
     device updates.
     """
 
-    store: HostStates
+    host_states: HostStates
     update_buffer: UpdateBuffer
 
 
@@ -83,15 +83,15 @@ class DeviceState:
         planes: DeviceBuffers,
     ):
         self.model = model
-        store, self._update_buffer = planes
+        states, self._update_buffer = planes
         self.device = device
         self.dtype = TORCH_DTYPES[model.dtype]
         self._compiles, self._tile_tokens = plan.compiles_blocks, plan.tile_tokens
         self._shards = plan.shards
         self._units = {unit.name: unit for unit in model.units}
-        self._resident_bytes = store.device_bytes
+        self._resident_bytes = states.device_bytes
         self._resident_memory = {slot: unit for unit, slot in plan.gpu_resident}
-        self._make_slots(plan, store)
+        self._make_slots(plan, states)
         self._spare = plan.spare_buffers
         self._shared = {buffer for buffer, _ in plan.arena}
         """These buffers are in the memory of others."""
@@ -151,7 +151,7 @@ class DeviceState:
 
     # ------------------------------------------------------------------ buffers
 
-    def _make_slots(self, plan: StepPlan, store: HostStates) -> None:
+    def _make_slots(self, plan: StepPlan, states: HostStates) -> None:
         self.slots = {
             name: self._zeros(max(map(self._slot_numel, units)))
             for name, units in plan.slots.items()
@@ -161,14 +161,14 @@ class DeviceState:
         That of a unit that lives on the device is its plane of weights.
         """
         for slot, unit in self._resident_memory.items():
-            self.slots[slot] = store.tensor(unit, "weight_high")
+            self.slots[slot] = states.tensor(unit, "weight_high")
         self.keep_in_fp32: dict[Buffer, Fp32Weights] = {}
         """The weights that stay in fp32, for each slot whose units have any."""
         for slot, names in plan.slots.items():
             numel = max(self._units[each].layout.fp32_numel for each in names)
             if numel:
                 self.keep_in_fp32[slot] = Fp32Weights(numel, self.device)
-        self.join_fp32_of_resident(store)
+        self.join_fp32_of_resident(states)
 
     def _allocate_arena(self, plan: StepPlan) -> None:
         """Allocates the fp32 sums of gradients. The sums of the plan's arena are contiguous in
@@ -195,13 +195,13 @@ class DeviceState:
             found[Buffer(BufferKind.STAGING, unit)] = halves[halves.numel() // 2 :]
         return found
 
-    def join_fp32_of_resident(self, store: HostStates) -> None:
+    def join_fp32_of_resident(self, states: HostStates) -> None:
         """Sets the fp32 weights beside the slots of units that live on the device, whose planes may
         have been filled anew. From then on updates do so.
         """
         for slot in self._resident_memory.keys() & self.keep_in_fp32.keys():
             unit = self._resident_memory[slot]
-            high, low = store.tensor(unit, "weight_high"), store.tensor(unit, "weight_low")
+            high, low = states.tensor(unit, "weight_high"), states.tensor(unit, "weight_low")
             for part in self._units[unit].layout.fp32_parts:
                 inside = slice(part.start, part.stop)
                 self.keep_in_fp32[slot].join(part, high[inside], low[inside])

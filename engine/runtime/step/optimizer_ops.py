@@ -40,7 +40,7 @@ from engine.runtime.step.step import StepUnderWay
 
 def fetch_states(context: OpContext, op: FetchStates, _step: StepUnderWay) -> None:
     """Brings all planes of the chunk except the gradient to its update buffer."""
-    names = [plane for plane in context.store.planes if plane != "grad"]
+    names = [plane for plane in context.host_states.planes if plane != "grad"]
     _copy_states(context, op, names, to_device=True)
 
 
@@ -89,7 +89,7 @@ def _apply(context: OpContext, unit: str, step: StepUnderWay, on_device: _Update
     assert step.inputs.scalars is not None  # a step of such a plan always has them
     factors = StepFactors(context.state.clip, step.inputs.scalars)
     start, stop = on_device.chunk
-    layout, optimizer = context.units[unit].layout, context.store.optimizer
+    layout, optimizer = context.units[unit].layout, context.host_states.optimizer
     if optimizer == FP32_MOMENTS:
         decayed = min(max(0, layout.decay_numel - start), stop - start)
         moments = dict(zip(MOMENTS, (moment[: stop - start] for moment in on_device.moments)))
@@ -110,15 +110,15 @@ def _apply(context: OpContext, unit: str, step: StepUnderWay, on_device: _Update
 
 def update_in_place(context: OpContext, op: UpdateInPlace, step: StepUnderWay) -> None:
     """Applies AdamW to the planes of a unit that lives on the device."""
-    store, layout = context.store, context.units[op.unit].layout
-    store.held.begin(step.inputs.number, op.unit)
+    states, layout = context.host_states, context.units[op.unit].layout
+    states.held.begin(step.inputs.number, op.unit)
     start, stop = context.shard(op.unit)
     # The writes go through `data`, as in a prefetch: the slot is the plane of weights. It is there
     # whole, and of the other planes the shard of this rank.
-    weights = {"weight_high": store.tensor(op.unit, "weight_high").data[start:stop]}
-    if "weight_low" in store.planes:
-        weights["weight_low"] = store.tensor(op.unit, "weight_low")[: stop - start]
-    moments = [store.tensor(op.unit, name) for name in MOMENTS]
+    weights = {"weight_high": states.tensor(op.unit, "weight_high").data[start:stop]}
+    if "weight_low" in states.planes:
+        weights["weight_low"] = states.tensor(op.unit, "weight_low")[: stop - start]
+    moments = [states.tensor(op.unit, name) for name in MOMENTS]
     gradient = context.state.stagings[op.staging][: stop - start]
     if stop > start:
         chunk = _UpdatedChunk((start, stop), gradient, weights, moments)
@@ -133,7 +133,7 @@ def offload_weights(context: OpContext, op: OffloadWeights, step: StepUnderWay) 
     """Sends what a prefetch of the unit reads: weight_high, and weight_low of the weights that stay
     in fp32.
     """
-    context.store.held.begin(step.inputs.number, op.unit)
+    context.host_states.held.begin(step.inputs.number, op.unit)
     _copy_states(context, op, ["weight_high"], to_device=False)
     for part in context.units[op.unit].layout.fp32_within(*op.chunk):
         _send_range(context, op, "weight_low", (part.start, part.stop))
@@ -141,10 +141,12 @@ def offload_weights(context: OpContext, op: OffloadWeights, step: StepUnderWay) 
 
 def offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) -> None:
     """Sends the updated planes that `offload_weights` has not sent."""
-    context.store.held.begin(step.inputs.number, op.unit)
+    context.host_states.held.begin(step.inputs.number, op.unit)
     sent = context.units[op.unit].layout.fp32_within(*op.chunk)
     if not sent:
-        names = [plane for plane in context.store.planes if plane not in ("weight_high", "grad")]
+        names = [
+            plane for plane in context.host_states.planes if plane not in ("weight_high", "grad")
+        ]
         _copy_states(context, op, names, to_device=False)
         return
     # What was sent with the weights is not written again, since a prefetch may be reading it.
@@ -160,13 +162,13 @@ def offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) ->
 def read_states(context: OpContext, op: ReadStates, _step: StepUnderWay) -> None:
     """Reads the moments of the chunk from the disk into its ring buffer."""
     ring = context.state_rings[op.states]
-    context.store.disk.read_chunk(op.unit, op.chunk[0], ring)
+    context.host_states.disk.read_chunk(op.unit, op.chunk[0], ring)
 
 
 def write_states(context: OpContext, op: WriteStates, _step: StepUnderWay) -> None:
     """Writes the updated moments of the chunk from its ring buffer to the disk."""
     ring = context.state_rings[op.states]
-    context.store.disk.write_chunk(op.unit, op.chunk[0], ring)
+    context.host_states.disk.write_chunk(op.unit, op.chunk[0], ring)
 
 
 def _send_range(context: OpContext, op: OfChunk, name: str, between: tuple[int, int]) -> None:
@@ -174,7 +176,7 @@ def _send_range(context: OpContext, op: OfChunk, name: str, between: tuple[int, 
     start, stop = between
     begin = op.chunk[0]
     on_device = context.state.states[op.buffer][name][start - begin : stop - begin]
-    on_host = context.store.tensor(op.unit, name)[start:stop]
+    on_host = context.host_states.tensor(op.unit, name)[start:stop]
     context.backend.copy_in_chunks(on_host, on_device)
 
 
@@ -183,11 +185,11 @@ def _copy_states(context: OpContext, op: OfChunk, names: Sequence[str], to_devic
     start, stop = op.chunk
     for name in names:
         begin, end = start, stop
-        if name in MOMENTS and context.store.optimizer != FP32_MOMENTS:
+        if name in MOMENTS and context.host_states.optimizer != FP32_MOMENTS:
             layout = context.units[op.unit].layout
-            begin, end = layout.moment_bytes(context.store.optimizer, start, stop)
+            begin, end = layout.moment_bytes(context.host_states.optimizer, start, stop)
         on_device = context.state.states[op.buffer][name][: end - begin]
-        on_host = context.store.tensor(op.unit, name)[begin:end]
+        on_host = context.host_states.tensor(op.unit, name)[begin:end]
         if to_device:
             context.backend.copy_in_chunks(on_device, on_host)
         else:

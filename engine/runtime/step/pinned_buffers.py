@@ -78,7 +78,7 @@ class SavedBlockInputs:
         sizes: BoundarySizes,
         dtype: torch.dtype,
         backend: Backend,
-        store: HostStates,
+        states: HostStates,
     ):
         numel = sizes.alone
         stored = [op for op in plan.ops if isinstance(op, OffloadBlockInput)]
@@ -88,7 +88,7 @@ class SavedBlockInputs:
         on_disk = [(op.unit, op.micro_batch) for op in stored if op.host is not None]
         self._room = whole_pages(numel * dtype.itemsize)
         self._places = {key: place * self._room for place, key in enumerate(on_disk)}
-        self._disk = store.disk if on_disk else None
+        self._disk = states.disk if on_disk else None
         self._file: DiskFile | None = None
         if self._disk is not None:
             self._file = DiskFile(self._disk.folder, len(on_disk) * self._room, "block inputs")
@@ -170,9 +170,9 @@ class DiskStateBuffers:
     where RAM is too short for them.
     """
 
-    def __init__(self, rings: Sequence[Buffer], store: HostStates):
-        units = [store.layouts[unit].moment_counts for unit in store.disk_offloaded]
-        size = state_ring_bytes(units, store.optimizer)
+    def __init__(self, rings: Sequence[Buffer], states: HostStates):
+        units = [states.layouts[unit].moment_counts for unit in states.disk_offloaded]
+        size = state_ring_bytes(units, states.optimizer)
         self.nbytes = len(rings) * size
         self.buffers: dict[Buffer, memoryview] = {}
         for ring in rings if size else ():

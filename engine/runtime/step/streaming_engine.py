@@ -74,13 +74,13 @@ from engine.runtime.step.step import (
 
 class StreamingEngine:
     """A `StreamingEngine` runs `model` on the device of `backend` by streaming its units from
-    `store`. Without `adamw` it only evaluates and samples.
+    `states`. Without `adamw` it only evaluates and samples.
     """
 
     def __init__(
         self,
         model: StreamedModel,
-        store: HostStates,
+        states: HostStates,
         backend: Backend,
         settings: EngineSettings,
         adamw: HostAdamW | None = None,
@@ -90,15 +90,15 @@ class StreamingEngine:
         self._settings, self.choices = settings, settings.choices
         self.place, self.shards = settings.place, settings.shards
         self._adamw = adamw
-        self._store = store
+        self._states = states
         self._blocks = [unit.name for unit in model.blocks]
-        self._update_buffer = store.update_buffer(self.choices.update_chunks, self.shards)
+        self._update_buffer = states.update_buffer(self.choices.update_chunks, self.shards)
         if settings.choices.gradients_on_gpu:
             self._update_buffer = self._update_buffer.without_gradients
         gpu_resident = gpu_resident_of(self._blocks, settings.choices)
-        if self.shards.ranks > 1 and any(store.layouts[unit].fp32_numel for unit in gpu_resident):
+        if self.shards.ranks > 1 and any(states.layouts[unit].fp32_numel for unit in gpu_resident):
             raise ValueError("units with fp32 weights live on none of several devices")
-        store.place_units(gpu_resident, backend, disk_offloaded_of(self._blocks, settings.choices))
+        states.place_units(gpu_resident, backend, disk_offloaded_of(self._blocks, settings.choices))
         if adamw is not None:
             self.plan = self._step_plan()
             adamw.compile_for(self.choices.moments_after_weights)
@@ -112,23 +112,23 @@ class StreamingEngine:
         block_input_bytes = block_input_numel * dtype.itemsize
         with_attention = with_room(block_input_bytes, self.plan.attention_bytes, settings.tokens)
         sizes = BoundarySizes(block_input_numel, with_attention // dtype.itemsize)
-        self.saved_block_inputs = SavedBlockInputs(self.plan, sizes, dtype, backend, store)
+        self.saved_block_inputs = SavedBlockInputs(self.plan, sizes, dtype, backend, states)
         self._gradient_rings = gradient_rings(self.plan, dtype, backend)
-        self._state_rings = DiskStateBuffers(self.plan.state_rings, store)
+        self._state_rings = DiskStateBuffers(self.plan.state_rings, states)
         self.state = DeviceState(
             model,
             self.plan,
             backend.device,
             sizes.with_attention,
-            DeviceBuffers(store, self._update_buffer),
+            DeviceBuffers(states, self._update_buffer),
         )
-        store.register_states(self.plan.device_updated_units)
+        states.register_states(self.plan.device_updated_units)
         # The buffers are zeroed on COMPUTE, and the plan has no wait that orders this before the
         # first prefetch.
         backend.drain()
         self._parts = EngineComponents(
             model=model,
-            store=store,
+            host_states=states,
             state=self.state,
             backend=backend,
             adamw=adamw,
@@ -151,7 +151,7 @@ class StreamingEngine:
         sizes = PlaneSizes(
             numel,
             self._update_buffer.numel,
-            self._store.update_buffer(small_chunks(self._store.largest_block), self.shards).numel,
+            self._states.update_buffer(small_chunks(self._states.largest_block), self.shards).numel,
             self._update_buffer.bytes,
             embed_chunk(self.model.units[0].layout, largest, self.model.holds_embed),
             TORCH_DTYPES[self.model.dtype].itemsize,
@@ -204,7 +204,7 @@ class StreamingEngine:
         up at different ops would wait for each other.
         """
         step = self._training_step(number, share, learning_rate)
-        held = self._parts.store.held
+        held = self._parts.host_states.held
 
         def finish(done: StepUnderWay, spans: Callable[[], list[Span]]) -> None:
             held.complete(number)
@@ -233,7 +233,7 @@ class StreamingEngine:
         updated = [*self.plan.device_updated_units, *(unit for unit, _ in self.plan.gpu_resident)]
         if updated and number:
             assert self._adamw is not None  # only a training plan updates units on the device
-            update = self._parts.store.held.update_number(number)
+            update = self._parts.host_states.held.update_number(number)
             scalars = self.backend.upload(self._adamw.scalars(update, learning_rate))
             keys = {unit: self._adamw.key(unit, update) for unit in updated}
         # A dry run, which has the number 0, has another plan.
@@ -430,11 +430,11 @@ class StreamingEngine:
         """The system refused to register this many bytes of host memory for transfers."""
         rings = self._gradient_rings
         refused = self.saved_block_inputs.refused_bytes + (rings.nbytes if rings.is_refused else 0)
-        return self._parts.store.refused_bytes + refused
+        return self._parts.host_states.refused_bytes + refused
 
     def close(self) -> None:
         """Frees the memory of the block inputs, and lets go of the model. The device's buffers are
-        freed with this object. Store, optimizer and backend belong to the caller.
+        freed with this object. Host states, optimizer and backend belong to the caller.
         """
         if self._graphs is not None:
             self._graphs.close()

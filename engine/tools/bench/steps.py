@@ -92,7 +92,7 @@ class Planes:
     """
 
     model: StreamedModel
-    store: HostStates
+    host_states: HostStates
     backend: Backend
     adamw: HostAdamW
     how: ModelConfig = RANDOM
@@ -119,7 +119,7 @@ class Planes:
         """
         model = build_model(config, replace(how, source="random", init="random"), trained.parts)
         on_device = backend.device.type != "cpu"
-        store = HostStates(
+        states = HostStates(
             model.layouts,
             how.dtype,
             backend.register if on_device else None,
@@ -128,18 +128,18 @@ class Planes:
         memory = None
         if trained.is_shared:
             memory = OwnedMemory()
-            store.share(memory)
+            states.share(memory)
         try:
-            store.allocate_weights()
-            initialize(model, store, 0, backend.device)
-            initialize_adapters(model, store, 0)
+            states.allocate_weights()
+            initialize(model, states, 0, backend.device)
+            initialize_adapters(model, states, 0)
             if has_states:
-                store.allocate_states()
+                states.allocate_states()
         except BaseException:
-            store.close()
+            states.close()
             raise
         how = replace(how, init="random")
-        return cls(model, store, backend, HostAdamW(store, AdamWSettings()), how, memory)
+        return cls(model, states, backend, HostAdamW(states, AdamWSettings()), how, memory)
 
     def use(self, optimizer: Optimizer, choices: PlanChoices) -> None:
         """Makes `optimizer` the one that updates the planes, which are where a plan with these
@@ -148,28 +148,28 @@ class Planes:
         workers_before = self.workers
         self._use_ranks(choices.ranks)
         gradients = not choices.gradients_on_gpu
-        is_there = self.store.states == (optimizer, gradients)
+        is_there = self.host_states.allocated == (optimizer, gradients)
         if not is_there:
-            self.store.release_states()
+            self.host_states.release_states()
         blocks = [block.name for block in self.model.blocks]
-        self.store.place_units(
+        self.host_states.place_units(
             gpu_resident_of(blocks, choices), self.backend, disk_offloaded_of(blocks, choices)
         )
         if not is_there:
-            self.store.allocate_states(optimizer=optimizer, gradients=gradients)
+            self.host_states.allocate_states(optimizer=optimizer, gradients=gradients)
         if not is_there or self.workers is not workers_before:
             self.adamw.close()
             # As in a run, each rank has its share of the cores.
             threads = None if self.workers is None else self.workers.plan.threads
-            self.adamw = HostAdamW(self.store, AdamWSettings(), threads)
+            self.adamw = HostAdamW(self.host_states, AdamWSettings(), threads)
 
     def _use_ranks(self, ranks: int) -> None:
         """Has so many ranks compute the next steps. Raises RankError where one cannot."""
         if ranks == (1 if self.workers is None else self.workers.plan.ranks):
             return
         self._end_workers()
-        self.store.use_version(PlaneVersion())
-        self.store.divide(None)
+        self.host_states.use_version(PlaneVersion())
+        self.host_states.divide(None)
         if ranks > 1:
             assert self.memory is not None  # the planes were opened for several ranks
             threads = max(1, default_threads() // ranks)
@@ -177,7 +177,7 @@ class Planes:
             self.workers = WorkerGroup(
                 plan, self.memory, lambda trace: print(trace, file=sys.stderr)
             )
-            share_states_in_ram(self.store, self.workers)
+            share_states_in_ram(self.host_states, self.workers)
 
     def host_memory(self) -> int:
         """Returns the bytes of RAM that all ranks hold, what they share counted once."""
@@ -192,22 +192,22 @@ class Planes:
     def engine(self, settings: EngineSettings) -> StreamingEngine:
         """Returns an engine over the planes."""
         if self.workers is None:
-            return StreamingEngine(self.model, self.store, self.backend, settings, self.adamw)
-        parts = RankZeroComponents(self.model, self.store, self.backend, self.adamw)
+            return StreamingEngine(self.model, self.host_states, self.backend, settings, self.adamw)
+        parts = RankZeroComponents(self.model, self.host_states, self.backend, self.adamw)
         return build_engines(self.workers, parts, (self.how, AdamWSettings()), settings)
 
     def leave_device(self) -> None:
         """Brings the weights of all units to host memory, if some live on the device. The states of
         the optimizer are freed then.
         """
-        if self.store.gpu_resident or self.store.disk_offloaded:
-            self.store.release_states()
-            self.store.place_units((), self.backend)
+        if self.host_states.gpu_resident or self.host_states.disk_offloaded:
+            self.host_states.release_states()
+            self.host_states.place_units((), self.backend)
 
     def close(self) -> None:
         """Frees the memory of the planes. The backend belongs to the caller."""
         self.adamw.close()
-        self.store.close()  # it asks the other ranks to free what they hold
+        self.host_states.close()  # it asks the other ranks to free what they hold
         self._end_workers()
 
 
@@ -425,7 +425,7 @@ def updates_of(
     """Returns the parameters, of all ranks, and the seconds of each op of some `kinds`. The second
     pass over moments updates parameters that the first has counted.
     """
-    layouts = planes.store.layouts
+    layouts = planes.host_states.layouts
     shards = Shards(1 if planes.workers is None else planes.workers.plan.ranks)
     found = []
     for span in spans:
@@ -455,7 +455,7 @@ def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float | None]:
     where no such copy or update took place.
     """
     item = PLANE_ITEM_BYTES[planes.model.dtype]
-    layouts = planes.store.layouts
+    layouts = planes.host_states.layouts
     shards = Shards(1 if planes.workers is None else planes.workers.plan.ranks)
     result: dict[str, float | None] = {}
     for name, kind, nbytes in (

@@ -112,7 +112,7 @@ def load(source: Source, progress: Progress = no_progress) -> ChatEngine:
             prompt_builder,
             lambda work: work(),
             lambda: sampler,
-            opened.store.allocated_bytes,
+            opened.host_states.allocated_bytes,
             owned.pop_all(),
         )
 
@@ -126,12 +126,12 @@ def _opened(source: Source, progress: Progress) -> Iterator[OpenedModel]:
     with open_model(config) as opened:
         if config.model.init == "random":
             initialize(
-                opened.model, opened.store, config.train.seed, opened.backend.device, progress
+                opened.model, opened.host_states, config.train.seed, opened.backend.device, progress
             )
         else:
             place, seed = config.model.source, config.train.seed
-            load_pretrained(opened.model, place, opened.store, progress, seed)
-        initialize_adapters(opened.model, opened.store, config.train.seed)
+            load_pretrained(opened.model, place, opened.host_states, progress, seed)
+        initialize_adapters(opened.model, opened.host_states, config.train.seed)
         yield opened
 
 

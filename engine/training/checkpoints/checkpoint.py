@@ -93,7 +93,7 @@ class Contents:
     change during the writing.
     """
 
-    store: HostStates
+    host_states: HostStates
     state: dict[str, Any]
     """A resume needs these JSON values in addition to the planes."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
@@ -107,19 +107,21 @@ class Contents:
     @property
     def planes(self) -> tuple[str, ...]:
         """These planes of each unit are written, in this order."""
-        return tuple(checkpoint_planes(self.store.dtype, self.holds))
+        return tuple(checkpoint_planes(self.host_states.dtype, self.holds))
 
     @property
     def plane_bytes(self) -> int:
         """The planes take this many bytes in the checkpoint."""
-        return checkpoint_bytes(self.store, self.holds)
+        return checkpoint_bytes(self.host_states, self.holds)
 
     @property
     def most_bytes(self) -> int:
         """The planes and the weights that are not trained, which may be on the disk already, take
         this many bytes.
         """
-        frozen = (each.frozen_range(self.store.dtype) for each in self.store.layouts.values())
+        frozen = (
+            each.frozen_range(self.host_states.dtype) for each in self.host_states.layouts.values()
+        )
         return self.plane_bytes + sum(end - begin for begin, end in frozen)
 
     def needed_bytes(self, root: Path) -> int:
@@ -132,12 +134,12 @@ class Contents:
         buffers = sum(tensor.nbytes for tensor in self.buffers.values())
         pieces = sum(
             -(-size // staging.CHUNK_BYTES)
-            for layout in self.store.layouts.values()
-            for size in _plane_bytes(layout, self.store, self.holds).values()
+            for layout in self.host_states.layouts.values()
+            for size in _plane_bytes(layout, self.host_states, self.holds).values()
         )
         # The size of the state is doubled as a safety margin.
         rest = buffers + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES
-        return self.plane_bytes + _frozen_files(self.store, root).new_bytes + rest
+        return self.plane_bytes + _frozen_files(self.host_states, root).new_bytes + rest
 
 
 @dataclass(frozen=True)
@@ -166,13 +168,13 @@ class CheckpointInfo:
         return f"step {self.step:,}{best}"
 
 
-def checkpoint_bytes(store: HostStates, holds: Literal["full", "weights"] = "full") -> int:
+def checkpoint_bytes(states: HostStates, holds: Literal["full", "weights"] = "full") -> int:
     """Returns the bytes of the planes in one checkpoint.
 
     The manifest, about 100 bytes per parameter tensor, is not included.
     """
-    units = store.layouts.values()
-    return sum(sum(_plane_bytes(layout, store, holds).values()) for layout in units)
+    units = states.layouts.values()
+    return sum(sum(_plane_bytes(layout, states, holds).values()) for layout in units)
 
 
 # ---------------------------------------------------------------------- writing
@@ -262,8 +264,8 @@ def _check_disk_space(root: Path, step: int, needed: int) -> None:
         )
 
 
-def _frozen_files(store: HostStates, root: Path) -> FrozenFiles:
-    return FrozenFiles(store, root, partial(_earlier, root))
+def _frozen_files(states: HostStates, root: Path) -> FrozenFiles:
+    return FrozenFiles(states, root, partial(_earlier, root))
 
 
 def _earlier(root: Path) -> list[Earlier]:
@@ -284,26 +286,26 @@ def _write_files(
     """Writes and syncs all files of a checkpoint, the manifest last, and returns the bytes that are
     written anew, and those of the planes among them.
     """
-    store = contents.store
-    layouts = list(store.layouts.values())
-    sizes = [_plane_bytes(layout, store, contents.holds) for layout in layouts]
+    states = contents.host_states
+    layouts = list(states.layouts.values())
+    sizes = [_plane_bytes(layout, states, contents.holds) for layout in layouts]
     snapshot = contents.snapshot
     if snapshot is None:
-        snapshot = Snapshot(store, contents.planes)
+        snapshot = Snapshot(states, contents.planes)
         snapshot.arm()  # nothing changes the planes
     files = UnitFiles(folder, layouts, sizes)
-    frozen = _frozen_files(store, folder.parent)
+    frozen = _frozen_files(states, folder.parent)
     meter = Meter(contents.plane_bytes + frozen.new_bytes, progress)
     units = files.write(snapshot, meter)
     frozen_files, new_bytes = frozen.write(folder, folder.parent / f"step-{step}", meter)
     buffers = _write_buffers(folder, contents.buffers) if contents.buffers else None
     # Weights alone are the same with every optimizer.
-    moments_of = store.optimizer if contents.holds == "full" else FP32_MOMENTS
+    moments_of = states.optimizer if contents.holds == "full" else FP32_MOMENTS
     values = {
         "format": FORMAT,
         "step": step,
         HOLDS: contents.holds,
-        "dtype": store.dtype,
+        "dtype": states.dtype,
         OPTIMIZER: moments_of,
         "piece_checksum": CHECKSUM,
         "piece_bytes": staging.CHUNK_BYTES,
@@ -402,12 +404,12 @@ def folders_by_step(root: Path) -> dict[int, Path]:
 
 
 def _plane_bytes(
-    layout: UnitLayout, store: HostStates, holds: Literal["full", "weights"]
+    layout: UnitLayout, states: HostStates, holds: Literal["full", "weights"]
 ) -> dict[str, int]:
     """Returns the bytes of each plane that a checkpoint holds, in file order, without weights that
     are not trained.
     """
-    sizes = layout.plane_bytes(store.dtype, store.optimizer)
-    begin, end = layout.frozen_range(store.dtype)
+    sizes = layout.plane_bytes(states.dtype, states.optimizer)
+    begin, end = layout.frozen_range(states.dtype)
     sizes["weight_high"] -= end - begin
-    return {plane: sizes[plane] for plane in checkpoint_planes(store.dtype, holds)}
+    return {plane: sizes[plane] for plane in checkpoint_planes(states.dtype, holds)}

@@ -48,8 +48,9 @@ class Earlier:
 
 @dataclass
 class _Written:
-    """`_Written` is what this process has written of one store. The lock is held meanwhile, so that
-    of two checkpoints that are written at the same time, the second finds the files of the first.
+    """`_Written` is what this process has written of one `HostStates`. The lock is held meanwhile,
+    so that of two checkpoints that are written at the same time, the second finds the files of the
+    first.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -72,18 +73,18 @@ class FrozenFiles:
     `find` returns the checkpoints of the run, those whose files are shared first.
     """
 
-    def __init__(self, store: HostStates, root: Path, find: Callable[[], list[Earlier]]):
-        self._store = store
+    def __init__(self, states: HostStates, root: Path, find: Callable[[], list[Earlier]]):
+        self._states = states
         self._root = root
         self._find = find
         self._layouts = [
             (index, layout)
-            for index, layout in enumerate(store.layouts.values())
+            for index, layout in enumerate(states.layouts.values())
             if layout.high_numel > layout.numel
         ]
         self._earlier = find() if self._layouts else []
         with _WRITTEN_LOCK:
-            self._written = _WRITTEN.setdefault(store, _Written())
+            self._written = _WRITTEN.setdefault(states, _Written())
 
     @cached_property
     def new_bytes(self) -> int:
@@ -121,7 +122,7 @@ class FrozenFiles:
         return entries, size
 
     def _size(self, layout: UnitLayout) -> int:
-        begin, end = layout.frozen_range(self._store.dtype)
+        begin, end = layout.frozen_range(self._states.dtype)
         return end - begin
 
     def _can_link(self, file: Path) -> bool:
@@ -161,13 +162,13 @@ class FrozenFiles:
         linked = self._linked(folder / name, layout)
         if linked is not None:
             return linked, 0
-        begin, end = layout.frozen_range(self._store.dtype)
+        begin, end = layout.frozen_range(self._states.dtype)
         checksums: list[str] = []
         file = ChunkFile(folder / name, run_of(folder))
         try:
             for start in range(begin, end, staging.CHUNK_BYTES):
                 stop = min(start + staging.CHUNK_BYTES, end)
-                content = self._store.content(layout.unit, _PLANE, start, stop).data
+                content = self._states.content(layout.unit, _PLANE, start, stop).data
                 checksums.append(chunk_checksum(content))
                 file.write(content, start - begin)
                 meter.add(len(content))
@@ -187,27 +188,29 @@ def _size_of(file: Path) -> int | None:
 
 
 def read_frozen(
-    path: Path, entries: Sequence[FrozenFile], store: HostStates, piece_bytes: int, meter: Meter
+    path: Path, entries: Sequence[FrozenFile], states: HostStates, piece_bytes: int, meter: Meter
 ) -> None:
     """Reads frozen weights into the planes, and verifies them. Raises CheckpointError for what is
     damaged.
     """
     tasks: list[Callable[[], None]] = [
-        partial(_read, path, entry, store, piece_bytes, meter) for entry in entries
+        partial(_read, path, entry, states, piece_bytes, meter) for entry in entries
     ]
     in_threads(tasks, meter)
 
 
-def _read(path: Path, entry: FrozenFile, store: HostStates, piece_bytes: int, meter: Meter) -> None:
-    unit, place = entry.unit, store.layouts[entry.unit].frozen_range(store.dtype)[0]
+def _read(
+    path: Path, entry: FrozenFile, states: HostStates, piece_bytes: int, meter: Meter
+) -> None:
+    unit, place = entry.unit, states.layouts[entry.unit].frozen_range(states.dtype)[0]
     with safe_files.open_to_read(path / entry.file, run_of(path), entry.bytes, buffering=0) as file:
         for number, checksum in enumerate(entry.checksums):
             begin = number * piece_bytes
             end = min(begin + piece_bytes, entry.bytes)
-            is_there = store.is_in_ram(unit, _PLANE)
+            is_there = states.is_in_ram(unit, _PLANE)
             piece = np.empty(end - begin, np.uint8)
             if is_there:
-                piece = store.content(unit, _PLANE, place + begin, place + end)
+                piece = states.content(unit, _PLANE, place + begin, place + end)
             rest = piece.data
             while rest:  # an unbuffered read may be partial
                 count = file.readinto(rest)  # type: ignore[attr-defined]
@@ -220,7 +223,7 @@ def _read(path: Path, entry: FrozenFile, store: HostStates, piece_bytes: int, me
                     f"trained ({entry.file}) do not match their checksum."
                 )
             if not is_there:
-                store.put(unit, _PLANE, place + begin, piece)
+                states.put(unit, _PLANE, place + begin, piece)
             meter.add(end - begin)
         # The page cache need not keep what the planes now hold.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

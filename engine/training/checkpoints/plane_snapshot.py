@@ -80,7 +80,7 @@ class Piece:
 
 
 class Snapshot:
-    """What is to be written: `planes` of all units in a store.
+    """What is to be written: `planes` of all units in host states.
 
     It is ready once `arm` is called: then all updates of its step are applied, and no later one has
     begun. Any thread may call the methods.
@@ -88,7 +88,7 @@ class Snapshot:
 
     def __init__(
         self,
-        store: HostStates,
+        states: HostStates,
         planes: Sequence[str],
         copies: StagingBuffers | None = None,
         gives_way: Callable[[], bool] | None = None,
@@ -99,9 +99,9 @@ class Snapshot:
         self._ready = threading.Event()
         self._ended = False
         self._pending: deque[Piece] = deque()
-        for unit in store.layouts:
+        for unit in states.layouts:
             for plane in planes:
-                self._pending.extend(_cut(store, unit, plane))
+                self._pending.extend(_cut(states, unit, plane))
         self._unsafe = Counter(piece.unit for piece in self._pending)
         """This many pieces of each unit are not safe yet."""
         self._copied: deque[Piece] = deque()
@@ -293,18 +293,18 @@ class Snapshot:
                 self._waited += time.monotonic() - self._waiting_since
 
 
-def _cut(store: HostStates, unit: str, plane: str) -> list[Piece]:
+def _cut(states: HostStates, unit: str, plane: str) -> list[Piece]:
     """Returns the pieces of one plane, in order, without weights that no update changes."""
-    size, most = store.nbytes(unit, plane), copying.CHUNK_BYTES
+    size, most = states.nbytes(unit, plane), copying.CHUNK_BYTES
     if plane == "weight_high":
-        begin, end = store.layouts[unit].frozen_range(store.dtype)
+        begin, end = states.layouts[unit].frozen_range(states.dtype)
         size -= end - begin
     return [
         Piece(
             unit,
             plane,
             begin,
-            partial(store.content, unit, plane, begin, min(begin + most, size)),
+            partial(states.content, unit, plane, begin, min(begin + most, size)),
         )
         for begin in range(0, size, most)
     ]

@@ -10,7 +10,8 @@
   planes.
 - A checkpoint that holds weights alone is passed over by a resume, which needs the moments too.
 - Moments that another optimizer keeps in another way are converted.
-- Other planes are read straight into the store's memory, except those that live on the device.
+- Other planes are read straight into the memory of the host states, except those that live on the
+  device.
 - Checksums are verified on the way. If a checkpoint is damaged, the one before it is loaded
   instead, which overwrites all planes.
 """
@@ -60,44 +61,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Target:
-    """The store and the buffers that a checkpoint is loaded into, in place."""
+    """The host states and the buffers that a checkpoint is loaded into, in place."""
 
-    store: HostStates
+    host_states: HostStates
     buffers: Mapping[str, Tensor]
     planes: tuple[str, ...]
     """Only these planes are loaded."""
     piece_bytes: int = CHUNK_BYTES
     """The planes were written in pieces of this many bytes, of which each may have a checksum."""
     optimizer: Optimizer = FP32_MOMENTS
-    """The checkpoint holds the moments of this optimizer. They are converted to those of the store.
+    """The checkpoint holds the moments of this optimizer. They are converted to those of the host
+    states.
     """
 
     @classmethod
     def of(
-        cls, store: HostStates, buffers: Mapping[str, Tensor], planes: Collection[str] | None
+        cls, states: HostStates, buffers: Mapping[str, Tensor], planes: Collection[str] | None
     ) -> _Target:
         """Returns a target of `planes`, or of all planes if that is None."""
-        wanted = PLANE_ITEM_BYTES[store.dtype] if planes is None else planes
-        return cls(store, buffers, tuple(wanted))
+        wanted = PLANE_ITEM_BYTES[states.dtype] if planes is None else planes
+        return cls(states, buffers, tuple(wanted))
 
     def memory(self, unit: str, plane: str, begin: int, end: int) -> np.ndarray:
         """Returns the memory into which a piece of a plane is read, uint8 [bytes]: its place in the
-        store, or other memory if it is converted later or is not in RAM.
+        states, or other memory if it is converted later or is not in RAM.
         """
-        if self.converts(plane) or not self.store.is_in_ram(unit, plane):
+        if self.converts(plane) or not self.host_states.is_in_ram(unit, plane):
             return np.empty(end - begin, np.uint8)
-        return self.store.content(unit, plane, begin, end)
+        return self.host_states.content(unit, plane, begin, end)
 
     def take(self, unit: str, plane: str, begin: int, piece: np.ndarray) -> None:
         """Takes a piece that was read, uint8 [bytes], unless it is in its place already or is
         converted later.
         """
-        if not self.store.is_in_ram(unit, plane) and not self.converts(plane):
-            self.store.put(unit, plane, begin, piece)
+        if not self.host_states.is_in_ram(unit, plane) and not self.converts(plane):
+            self.host_states.put(unit, plane, begin, piece)
 
     def converts(self, plane: str) -> bool:
-        """Returns whether the store keeps the values of a plane in another way."""
-        return plane in MOMENTS and self.optimizer != self.store.optimizer
+        """Returns whether the host states keeps the values of a plane in another way."""
+        return plane in MOMENTS and self.optimizer != self.host_states.optimizer
 
     @property
     def is_of_a_resume(self) -> bool:
@@ -124,7 +126,7 @@ def newest_checkpoint(
 
 def load_newest_checkpoint(
     root: str | os.PathLike[str],
-    store: HostStates,
+    states: HostStates,
     buffers: Mapping[str, Tensor],
     planes: Collection[str] | None = None,
     progress: Progress = no_progress,
@@ -135,12 +137,12 @@ def load_newest_checkpoint(
     None if there are no checkpoints. Raises CheckpointError when there are checkpoints but none
     verifies, when the newest belongs to another model or dtype, or when a later version wrote it.
     """
-    target = _Target.of(store, buffers, planes)
+    target = _Target.of(states, buffers, planes)
     skipped: list[str] = []
     for path, manifest in _whole_ones(root, target.is_of_a_resume, skipped):
-        refuse_other_model(path, manifest, store)
+        refuse_other_model(path, manifest, states)
         try:
-            refuse_incomplete(path, manifest, store)
+            refuse_incomplete(path, manifest, states)
             _fill(path, manifest, target, progress)
         except CheckpointError as error:
             skipped.append(str(error))
@@ -152,12 +154,12 @@ def load_newest_checkpoint(
 
 def load_checkpoint(
     path: str | os.PathLike[str],
-    store: HostStates,
+    states: HostStates,
     buffers: Mapping[str, Tensor],
     planes: Collection[str] | None = None,
     progress: Progress = no_progress,
 ) -> CheckpointInfo:
-    """Fills planes of the store and the model's persistent `buffers` (by full name) in place.
+    """Fills planes of the host states and the model's persistent `buffers` (by full name) in place.
 
     `planes` must be allocated: all of them by default, WEIGHT_PLANES for sampling and export.
     Raises CheckpointError when the checkpoint belongs to another model or dtype, or holds weights
@@ -165,12 +167,12 @@ def load_checkpoint(
     the checkpoint is damaged; the planes then hold a mixture of old and new values.
     """
     path = Path(path)
-    target = _Target.of(store, buffers, planes)
+    target = _Target.of(states, buffers, planes)
     manifest = verified_manifest(path)
-    refuse_other_model(path, manifest, store)
+    refuse_other_model(path, manifest, states)
     if target.is_of_a_resume:
         _refuse_weights_alone(path, manifest)
-    refuse_incomplete(path, manifest, store)
+    refuse_incomplete(path, manifest, states)
     _fill(path, manifest, target, progress)
     return _info(path, manifest, [])
 
@@ -305,7 +307,7 @@ def _read_planes(path: Path, manifest: Manifest, target: _Target, progress: Prog
     meter = Meter(total, progress)
     read_unit = partial(_read_unit, path, target=target, meter=meter)
     in_threads([partial(read_unit, unit) for unit in manifest.units], meter)
-    read_frozen(path, manifest.frozen, target.store, target.piece_bytes, meter)
+    read_frozen(path, manifest.frozen, target.host_states, target.piece_bytes, meter)
 
 
 def _wanted(unit: UnitFile, target: _Target) -> list[str]:
@@ -313,8 +315,8 @@ def _wanted(unit: UnitFile, target: _Target) -> list[str]:
 
 
 def _read_unit(path: Path, unit: UnitFile, target: _Target, meter: Meter) -> None:
-    """Reads planes of one unit straight into the store, and verifies their checksums. Moments of
-    another optimizer are verified first and then converted, so that little memory is needed.
+    """Reads planes of one unit straight into the host states, and verifies their checksums. Moments
+    of another optimizer are verified first and then converted, so that little memory is needed.
     """
     with safe_files.open_to_read(path / unit.file, run_of(path), unit.bytes, buffering=0) as file:
         for plane in _wanted(unit, target):
@@ -335,7 +337,7 @@ def _read_unit(path: Path, unit: UnitFile, target: _Target, meter: Meter) -> Non
                     "not match its checksum."
                 )
             if target.converts(plane):
-                target.store.take_moments(unit.unit, plane, written.bytes, target.optimizer)
+                target.host_states.take_moments(unit.unit, plane, written.bytes, target.optimizer)
         # The page cache need not keep what the planes now hold.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

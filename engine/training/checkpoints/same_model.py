@@ -1,8 +1,8 @@
 """A checkpoint is loaded only into the model that it is of, and only if it lacks nothing of it.
 
 This is verified before anything is written to the planes: the layouts in the manifest must be those
-of the store, and each unit must have every plane that a checkpoint of its kind holds, with the
-bytes that follow from its layout.
+of the host states, and each unit must have every plane that a checkpoint of its kind holds, with
+the bytes that follow from its layout.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from engine.runtime.host.host_states import HostStates
 
 
-def refuse_other_model(path: Path, manifest: Manifest, store: HostStates) -> None:
-    """Raises CheckpointError for a checkpoint of another model than the store's."""
-    if manifest.dtype != store.dtype:
+def refuse_other_model(path: Path, manifest: Manifest, states: HostStates) -> None:
+    """Raises CheckpointError for a checkpoint of another model than that of the host states."""
+    if manifest.dtype != states.dtype:
         raise CheckpointError(
             f"Checkpoint {path} holds {manifest.dtype} planes and this run computes in "
-            f"{store.dtype}; set model.dtype to {manifest.dtype}."
+            f"{states.dtype}; set model.dtype to {manifest.dtype}."
         )
-    here, there = list(store.layouts), [entry.unit for entry in manifest.units]
+    here, there = list(states.layouts), [entry.unit for entry in manifest.units]
     if here != there:
         only_one_has = [unit for unit in (*there, *here) if (unit in there) != (unit in here)]
         difference = only_one_has[0] if only_one_has else "their order"
@@ -37,26 +37,28 @@ def refuse_other_model(path: Path, manifest: Manifest, store: HostStates) -> Non
             f"{len(here)}; the first difference is {difference}."
         )
     for entry in manifest.units:
-        difference = _difference(store.layouts[entry.unit], entry)
+        difference = _difference(states.layouts[entry.unit], entry)
         if difference:
             raise CheckpointError(
                 f"Checkpoint {path} is of another model: in unit {entry.unit}, {difference}."
             )
 
 
-def refuse_incomplete(path: Path, manifest: Manifest, store: HostStates) -> None:
-    """Raises CheckpointError for a checkpoint of the store's model that does not have all planes of
-    each unit, and the weights that are not trained.
+def refuse_incomplete(path: Path, manifest: Manifest, states: HostStates) -> None:
+    """Raises CheckpointError for a checkpoint of the model of the host states that does not have
+    all planes of each unit, and the weights that are not trained.
     """
     for entry in manifest.units:
-        lacking = _lacking(store.layouts[entry.unit], entry, manifest)
+        lacking = _lacking(states.layouts[entry.unit], entry, manifest)
         if lacking:
             raise CheckpointError(f"Checkpoint {path} is damaged: {lacking}.")
-    _refuse_other_frozen(path, manifest, store)
+    _refuse_other_frozen(path, manifest, states)
 
 
 def _difference(layout: UnitLayout, entry: UnitFile) -> str:
-    """Says in words where a unit differs from the layout of the store, or returns an empty text."""
+    """Says in words where a unit differs from the layout of the host states, or returns an empty
+    text.
+    """
     described = description(layout)
     here = [msgspec.convert(each, Parameter) for each in described["parameters"]]
     there = list(entry.parameters)
@@ -106,13 +108,13 @@ def _lacking(layout: UnitLayout, entry: UnitFile, manifest: Manifest) -> str:
     return ""
 
 
-def _refuse_other_frozen(path: Path, manifest: Manifest, store: HostStates) -> None:
-    """Raises CheckpointError where other weights that are not trained are there than in the store,
-    or have other sizes.
+def _refuse_other_frozen(path: Path, manifest: Manifest, states: HostStates) -> None:
+    """Raises CheckpointError where other weights that are not trained are there than in the host
+    states, or have other sizes.
     """
     wanted: dict[str, int] = {}
-    for layout in store.layouts.values():
-        begin, end = layout.frozen_range(store.dtype)
+    for layout in states.layouts.values():
+        begin, end = layout.frozen_range(states.dtype)
         if begin < end:
             wanted[layout.unit] = end - begin
     units = [each.unit for each in manifest.frozen]

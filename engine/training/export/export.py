@@ -61,7 +61,7 @@ class TrainedModel:
     """A trained model consists of its units, their weights in host planes, and its tokenizer."""
 
     model: StreamedModel
-    store: HostStates
+    host_states: HostStates
     tokenizer: Any
     source: str
     """The generation settings of this source are copied."""
@@ -131,7 +131,7 @@ def export_run(
         card = model_card(config, snapshot, exported)
         trained = TrainedModel(
             opened.model,
-            opened.store,
+            opened.host_states,
             opened.tokenizer,
             config.model.source,
             choice.dtype,
@@ -201,7 +201,7 @@ def write_model(
         written(0.0)
         if trained.adapters is not None:
             named = trained.source, trained.written_dtype, partial
-            save_adapter(trained.model, trained.store, trained.adapters, named)
+            save_adapter(trained.model, trained.host_states, trained.adapters, named)
             _generation_config(trained).save_pretrained(partial)
         else:
             with no_progress_bars():
@@ -285,20 +285,20 @@ def _save(
     trained: TrainedModel, whole: Any, folder: Path, written: Callable[[float], None]
 ) -> None:
     """Writes the weights and the configuration into `folder`."""
-    model, store = trained.model, trained.store
+    model, states = trained.model, trained.host_states
     is_merged = any(spec.adapter for layout in model.layouts for spec in layout.parameters)
     if trained.whole is not None:
         _save_async(trained.whole, trained, whole, folder, written)
         return
-    if trained.written_dtype != model.dtype or store.gpu_resident or is_merged:
-        parts = parts_of(model, store, whole)
+    if trained.written_dtype != model.dtype or states.gpu_resident or is_merged:
+        parts = parts_of(model, states, whole)
         write_parts(whole, parts, folder, FILE_BYTES, written).finish()
         return
     for unit in model.units:
         for spec in unit.layout.parameters:
             owner, _, attribute = spec.full_name.rpartition(".")
             # The few weights that stay in fp32 are copied.
-            values = store.master if spec.keep_in_fp32 else store.view
+            values = states.master if spec.keep_in_fp32 else states.view
             whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(
                 values(unit.name, spec.name), requires_grad=False
             )
@@ -327,7 +327,7 @@ def _save_async(
     def told(of_trained: float) -> None:
         written(share * of_trained)
 
-    parts = parts_of(trained.model, trained.store, whole)
+    parts = parts_of(trained.model, trained.host_states, whole)
     files = write_parts(whole, parts, folder, FILE_BYTES, told)
     source.refuse_other_layout(files.names)
     for file in source.write_non_text_weights(folder, FILE_BYTES):

@@ -28,7 +28,7 @@ from engine.training.weights.adapter_weights import stacks_of
 
 
 def save_adapter(
-    model: StreamedModel, store: HostStates, adapters: Adapters, written: tuple[str, str, Path]
+    model: StreamedModel, states: HostStates, adapters: Adapters, written: tuple[str, str, Path]
 ) -> None:
     """Writes the adapter of a model. written: the base model, the dtype of the weights and the
     folder, which is made.
@@ -39,7 +39,7 @@ def save_adapter(
     for unit in model.units:
         for spec in unit.layout.parameters:
             if not spec.frozen:
-                values = store.weight if dtype == model.dtype else store.master
+                values = states.weight if dtype == model.dtype else states.master
                 found = values(unit.name, spec.name).to(TORCH_DTYPES[dtype])
                 weights[peft_key(spec.full_name)] = found.contiguous()
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

@@ -23,7 +23,7 @@ _PART = ".part"
 
 
 def parts_of(
-    model: StreamedModel, store: HostStates, whole: Any
+    model: StreamedModel, states: HostStates, whole: Any
 ) -> Iterator[tuple[dict[str, Tensor], float]]:
     """Yields the weights and persistent buffers of a model by name, some units at a time, each with
     the share of the parameters that are done with it.
@@ -40,10 +40,10 @@ def parts_of(
         for spec in unit.layout.parameters:
             if not spec.adapter:
                 dtype = whole.get_parameter(spec.full_name).dtype
-                values = merged(store, unit, spec)
+                values = merged(states, unit, spec)
                 if values is None:
                     is_own = dtype == TORCH_DTYPES[model.dtype]
-                    values = (store.weight if is_own else store.master)(unit.name, spec.name)
+                    values = (states.weight if is_own else states.master)(unit.name, spec.name)
                 weights[spec.full_name] = values.to(dtype)
         done += unit.layout.parameter_count
         is_last = unit is model.units[-1]

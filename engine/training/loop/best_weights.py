@@ -98,7 +98,7 @@ class BestWeights:
             return
         self.cancel()  # what is still being written is worse
         contents = Contents(
-            self._prepared.store, _told(score), self._prepared.buffers, holds="weights"
+            self._prepared.host_states, _told(score), self._prepared.buffers, holds="weights"
         )
         if not self._has_room(step, contents, is_last):
             return
@@ -144,10 +144,10 @@ class BestWeights:
 
     def _begin(self, score: Score, contents: Contents) -> None:
         prepared, step = self._prepared, score.step
-        snapshot = Snapshot(prepared.store, contents.planes, prepared.copies, self._gives_way)
-        prepared.store.held.read_by(step, snapshot)
+        snapshot = Snapshot(prepared.host_states, contents.planes, prepared.copies, self._gives_way)
+        prepared.host_states.held.read_by(step, snapshot)
         beside = Contents(
-            contents.store, contents.state, contents.buffers, snapshot, holds="weights"
+            contents.host_states, contents.state, contents.buffers, snapshot, holds="weights"
         )
         write = partial(write_checkpoint, self._root, step, beside, 1)
         told = partial(self._record_snapshot, score=score, snapshot=snapshot)
@@ -213,7 +213,7 @@ class BestWeights:
     def _take_note(self) -> None:
         assert self._under_way is not None
         done, self._under_way = self._under_way, None
-        self._prepared.store.held.release(done.snapshot)
+        self._prepared.host_states.held.release(done.snapshot)
         try:
             done.writing.result()
         except Ended:

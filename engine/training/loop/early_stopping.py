@@ -186,7 +186,7 @@ class EarlyStopping:
     def _load(self, path: Path) -> None:
         prepared = self._prepared
         buffers = prepared.model.persistent_buffers()
-        load_checkpoint(path, prepared.store, buffers, WEIGHT_PLANES)
+        load_checkpoint(path, prepared.host_states, buffers, WEIGHT_PLANES)
 
     def export(self, config: TrainConfig) -> None:
         """Writes the chosen weights as a model. What keeps it from that is told in the log and in
@@ -216,7 +216,7 @@ class EarlyStopping:
         prepared, folder = self._prepared, self._session.folder
         trained = TrainedModel(
             prepared.model,
-            prepared.store,
+            prepared.host_states,
             prepared.tokenizer,
             config.model.source,
             config.output.export_dtype,

@@ -155,7 +155,7 @@ class Measurements:
         if applied.step == 1:
             self._report_mismatched_reference_logps(figures)
         is_known = self._prediction_check.step(seconds)
-        self._prediction_check.disk_offloaded(sum(self._prepared.store.written_bytes))
+        self._prediction_check.disk_offloaded(sum(self._prepared.host_states.written_bytes))
         if is_known:
             self.compare(applied.step, "running")
         self.report_compiling()
@@ -174,11 +174,13 @@ class Measurements:
         far.
         """
         self._recorder.emit(self._prediction_check.event(step, moment))
-        store = self._prepared.store
-        if moment == "end" and any(store.written_bytes):
-            kinds = zip(("moments", "block inputs"), store.written_bytes)
+        states = self._prepared.host_states
+        if moment == "end" and any(states.written_bytes):
+            kinds = zip(("moments", "block inputs"), states.written_bytes)
             written = " and ".join(f"{in_gib(size)} of {what}" for what, size in kinds if size)
-            self._session.log("info", f"This session has written {written} to {store.disk.folder}.")
+            self._session.log(
+                "info", f"This session has written {written} to {states.disk.folder}."
+            )
 
     def _report_mismatched_reference_logps(self, figures: dict[str, float]) -> None:
         """Writes to the log if the data's references are of another model."""
@@ -281,7 +283,9 @@ class Measurements:
         device = self._prepared.backend.memory()
         pinned = 0
         if self._on_gpu:
-            pinned = self._prepared.store.pinned_bytes + self._prepared.engine.block_input_bytes
+            pinned = (
+                self._prepared.host_states.pinned_bytes + self._prepared.engine.block_input_bytes
+            )
         drivers = [gpu.sample() for gpu in self._gpus]
         powers = [(driver and driver.power) or 0.0 for driver in drivers]
         driver = drivers[0] if drivers else None

@@ -63,7 +63,7 @@ from engine.training.loop.explain import note_memory
 from engine.training.loop.memory_breakdown import data_bytes
 from engine.training.loop.memory_watch import PeakMemory
 from engine.training.loop.oom_report import ShareName
-from engine.training.loop.open_store import (
+from engine.training.loop.open_states import (
     join_nodes,
     open_host_states,
     report_placement,
@@ -89,7 +89,7 @@ class Prepared:
     tokenizer: Any
     data: PreparedData
     backend: Backend
-    store: HostStates
+    host_states: HostStates
     adamw: HostAdamW
     config: TrainConfig
     """These are the settings that the session began with."""
@@ -147,10 +147,10 @@ class Prepared:
             self.backend.share_work(product, chosen.choices.ranks_per_node)
         if self.workers is None:
             self._engine = StreamingEngine(
-                self.model, self.store, self.backend, settings, self.adamw
+                self.model, self.host_states, self.backend, settings, self.adamw
             )
         else:
-            parts = RankZeroComponents(self.model, self.store, self.backend, self.adamw)
+            parts = RankZeroComponents(self.model, self.host_states, self.backend, self.adamw)
             sources = self.config.model, adamw_settings(train)
             self._engine = build_engines(self.workers, parts, sources, settings)
         self._report_breakdown()
@@ -159,19 +159,19 @@ class Prepared:
     def _report_breakdown(self) -> None:
         """Tells the account of memory what the run holds on purpose."""
         held = {ShareName.DATA: data_bytes(self.data), ShareName.COPIES: self.copies.nbytes}
-        engine, store = self._engine, self.store
+        engine, states = self._engine, self.host_states
         buffers = 0
         if engine is not None:
             held[ShareName.BLOCK_INPUTS] = engine.block_input_bytes
             buffers = engine.state.fixed_bytes()
         self.planned.breakdown.holds(
-            lambda: held | {ShareName.PLANES: store.allocated_bytes}, lambda: buffers
+            lambda: held | {ShareName.PLANES: states.allocated_bytes}, lambda: buffers
         )
 
     @property
     def step(self) -> int:
         """The planes hold the state after this many optimizer steps."""
-        return self.store.held.step
+        return self.host_states.held.step
 
     @property
     def chosen(self) -> Chosen:
@@ -193,7 +193,14 @@ class Prepared:
         """
         # The stack closes in reverse order: the engine uses the optimizer, and both use the planes.
         with contextlib.ExitStack() as parts:
-            own = self.backend, self.workers, self.store, self.adamw, self._engine, self.copies
+            own = (
+                self.backend,
+                self.workers,
+                self.host_states,
+                self.adamw,
+                self._engine,
+                self.copies,
+            )
             for part in own:
                 if part is not None:
                     parts.callback(part.close)
@@ -283,19 +290,19 @@ def _build(
         )
         if workers is not None:
             breakdown.counts(workers.host_memory)
-        store = open_host_states(config, job, planned.chosen.choices, workers)
-        allocated.callback(store.close)
+        states = open_host_states(config, job, planned.chosen.choices, workers)
+        allocated.callback(states.close)
         breakdown.holds(
-            lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.DATA: data_bytes(data)}
+            lambda: {ShareName.PLANES: states.allocated_bytes, ShareName.DATA: data_bytes(data)}
         )
         kept = "nothing is lost" if job.is_resumed else "nothing was trained yet"
-        states = partial(
-            store.allocate_states,
+        allocate_states = partial(
+            states.allocate_states,
             optimizer=config.train.optimizer,
             gradients=not planned.chosen.choices.gradients_on_gpu,
         )
         watched = breakdown.watched(check, kept)
-        loading_peak, loaded = _fill(session, job, store, watched, states)
+        loading_peak, loaded = _fill(session, job, states, watched, allocate_states)
         if loading_peak is not None:
             loading_peak += sum(breakdown.of_ranks().values())
         if loaded is not None and loaded.step != job.resumed_step:
@@ -304,7 +311,7 @@ def _build(
         kept_buffers = model.persistent_buffers().items()
         buffers = {name: buffer.to("cpu", copy=True) for name, buffer in kept_buffers}
         threads = None if workers is None else workers.plan.threads
-        adamw = HostAdamW(store, adamw_settings(config.train), threads)
+        adamw = HostAdamW(states, adamw_settings(config.train), threads)
         copies = StagingBuffers(planned.copy_bytes)
         allocated.callback(copies.close)
         prepared = Prepared(
@@ -312,7 +319,7 @@ def _build(
             tokenizer=tokenizer,
             data=data,
             backend=backend,
-            store=store,
+            host_states=states,
             adamw=adamw,
             config=config,
             planned=planned,
@@ -323,7 +330,7 @@ def _build(
             loading_peak=loading_peak,
         )
         session.recorder.emit(prepared.build_engine(planned))
-        report_placement(session, prepared.engine, store)
+        report_placement(session, prepared.engine, states)
         if planned.simulated is not None:
             session.recorder.emit(planned.simulated)
     except BaseException as error:
@@ -382,7 +389,7 @@ def _plan_of_older(
 def _fill(
     session: Session,
     job: TrainingJob,
-    store: HostStates,
+    states: HostStates,
     check: Callable[[], None],
     allocate_states: Callable[[Progress], None],
 ) -> tuple[int | None, CheckpointInfo | None]:
@@ -395,9 +402,9 @@ def _fill(
     allocating = session.progress("allocate", check)
     loading = session.progress("load_model", check)
     peak = PeakMemory()
-    store.allocate_weights(allocating)
+    states.allocate_weights(allocating)
     if not job.is_resumed:
-        for sentence in fill_start(config, model, store, (job.backend.device, loading)):
+        for sentence in fill_start(config, model, states, (job.backend.device, loading)):
             session.log("info", sentence)
         # Reading needs additional memory, which is freed before the states are allocated.
         loading_peak = peak.read()
@@ -405,7 +412,7 @@ def _fill(
         return loading_peak, None
     allocate_states(allocating)
     found = load_newest_checkpoint(
-        session.folder.checkpoints_path, store, model.persistent_buffers(), progress=loading
+        session.folder.checkpoints_path, states, model.persistent_buffers(), progress=loading
     )
     if found is None:
         raise CheckpointError(
@@ -413,7 +420,7 @@ def _fill(
         )
     for sentence in found.skipped:
         session.log("warning", sentence)
-    store.held.restore(found.step, found.state.get("skipped", ()))
+    states.held.restore(found.step, found.state.get("skipped", ()))
     return None, found
 
 

@@ -181,8 +181,10 @@ class Saver:
 
     def _begin(self, step: int, due_step: int, contents: Contents, keep: int) -> bool:
         prepared = self._prepared
-        snapshot = Snapshot(prepared.store, contents.planes, prepared.copies, self._asks_to_end)
-        if not prepared.store.held.read_by(step, snapshot):
+        snapshot = Snapshot(
+            prepared.host_states, contents.planes, prepared.copies, self._asks_to_end
+        )
+        if not prepared.host_states.held.read_by(step, snapshot):
             return False
         write = partial(
             self._write_snapshot,
@@ -218,7 +220,7 @@ class Saver:
         """Takes note of the checkpoint under way, which is done. Raises what its writing raised."""
         assert self._under_way is not None
         done, self._under_way = self._under_way, None
-        self._prepared.store.held.release(done.snapshot)
+        self._prepared.host_states.held.release(done.snapshot)
         try:
             info = done.writing.result()
         except Ended:
@@ -360,7 +362,7 @@ class Saver:
             prepared.data.fingerprint,
             prepared.chosen.rounding,
             prepared.total_steps,
-            prepared.store.held.skipped,
+            prepared.host_states.held.skipped,
         )
         holds: Literal["full", "weights"] = "weights" if self._kind == "weights" else "full"
-        return Contents(prepared.store, state, prepared.buffers, holds=holds)
+        return Contents(prepared.host_states, state, prepared.buffers, holds=holds)

@@ -281,7 +281,7 @@ class Steps:
         prepared = self._prepared
         note_memory(error, prepared.planned.breakdown.note)
         failure = failure_of(error, prepared.chosen.gpu_items)
-        prepared.store.held.fail()
+        prepared.host_states.held.fail()
         is_finite = failure.kind != FailureKind.NON_FINITE
         # The first error counts. A lost device raises again; then, too, its lanes have ended.
         try:
@@ -291,12 +291,12 @@ class Steps:
         except Exception:  # noqa: BLE001  as above
             pass
         if not is_finite:
-            prepared.store.held.abort()
+            prepared.host_states.held.abort()
         return failure
 
     def _recover(self, error: Exception) -> None:
         """Makes the run go on after a step that failed. Raises `error` where it cannot."""
-        held = self._prepared.store.held
+        held = self._prepared.host_states.held
         if isinstance(error, NonFiniteError) and self._config.train.nonfinite == "skip":
             self.failure(error)
             step = held.step + 1
@@ -315,7 +315,7 @@ class Steps:
         self._measurements.start_clock()
 
     def _skip(self, step: int, error: NonFiniteError) -> None:
-        prepared, held = self._prepared, self._prepared.store.held
+        prepared, held = self._prepared, self._prepared.host_states.held
         rows = rows_of_step(prepared.data.train, self._config.train.batch_size, step)
         held.skip(step)
         self._session.recorder.emit(StepSkipped(step, error.what, rows))

@@ -291,7 +291,7 @@ class Trainer:
         failure = self._steps.failure(error)
         if failure.trace:
             self._session.log("error", failure.trace)
-        held = self.prepared.store.held
+        held = self.prepared.host_states.held
         self._saver.finish_or_cancel(held.step, not held.is_mixed)
         problem = ""
         if not held.is_mixed and not self._saver.has(held.step):

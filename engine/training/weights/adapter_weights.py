@@ -25,7 +25,7 @@ from engine.planning.layout.layout import ParameterSpec
 from engine.runtime.host.host_states import HostStates
 
 
-def initialize_adapters(model: StreamedModel, store: HostStates, seed: int) -> None:
+def initialize_adapters(model: StreamedModel, states: HostStates, seed: int) -> None:
     """Writes the weights with which PEFT begins: `lora_A` is uniform within a bound that depends on
     the features of its layer, and `lora_B` is zero, so that an adapter adds nothing at first. Each
     depends on the seed and its own name alone. Does nothing for a model without adapters.
@@ -37,7 +37,7 @@ def initialize_adapters(model: StreamedModel, store: HostStates, seed: int) -> N
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
             bound = 1.0 / math.sqrt(spec.shape[1])
             values.uniform_(-bound, bound, generator=generator)
-        store.write(unit.name, spec.name, values)
+        states.write(unit.name, spec.name, values)
 
 
 def _adapters(model: StreamedModel) -> Iterator[tuple[Unit, ParameterSpec]]:
@@ -47,7 +47,7 @@ def _adapters(model: StreamedModel) -> Iterator[tuple[Unit, ParameterSpec]]:
                 yield unit, spec
 
 
-def load_adapters(folder: PeftFolder, model: StreamedModel, store: HostStates) -> None:
+def load_adapters(folder: PeftFolder, model: StreamedModel, states: HostStates) -> None:
     """Takes the adapters in `folder`, and the modules that were trained whole beside them. Raises
     ModelError where they are not those of this model and these settings.
     """
@@ -70,7 +70,7 @@ def load_adapters(folder: PeftFolder, model: StreamedModel, store: HostStates) -
                         f"model.start_from: {key} of {file} has the shape {tuple(found.shape)}, "
                         f"and this model needs {spec.shape}; the adapter is of another base model."
                     )
-                store.write(unit, spec.name, found)
+                states.write(unit, spec.name, found)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"model.start_from: {file} cannot be read ({error}).") from None
 
@@ -116,15 +116,15 @@ def _compare(file: Path, there: set[str], wanted: set[str]) -> None:
         )
 
 
-def merged(store: HostStates, unit: Unit, spec: ParameterSpec) -> torch.Tensor | None:
+def merged(states: HostStates, unit: Unit, spec: ParameterSpec) -> torch.Tensor | None:
     """Returns a parameter with its adapter merged, in fp32 and in its own shape; None where neither
     its layer nor the parameter itself has one. The sum is computed in fp32, from the masters.
     """
     stacks = {} if unit.block is None else stack_adapters(unit.block)
     if spec.name in stacks:
         module, place = stacks[spec.name]
-        factors = [store.master(unit.name, f"{place}{each}.weight") for each in FACTORS]
-        weight = store.master(unit.name, spec.name)
+        factors = [states.master(unit.name, f"{place}{each}.weight") for each in FACTORS]
+        weight = states.master(unit.name, spec.name)
         name = spec.name.rpartition(".")[2]
         return merged_stack(module, name, weight, (factors[0], factors[1]))
     owner, _, attribute = spec.name.rpartition(".")
@@ -132,6 +132,6 @@ def merged(store: HostStates, unit: Unit, spec: ParameterSpec) -> torch.Tensor |
     if attribute != "weight" or not any(each.name == name for each in unit.layout.parameters):
         return None
     assert unit.block is not None  # adapters are in blocks
-    factors = [store.master(unit.name, f"{owner}.{each}.weight") for each in FACTORS]
+    factors = [states.master(unit.name, f"{owner}.{each}.weight") for each in FACTORS]
     layer = unit.block.get_submodule(owner)
-    return merged_weight(layer, store.master(unit.name, spec.name), (factors[0], factors[1]))
+    return merged_weight(layer, states.master(unit.name, spec.name), (factors[0], factors[1]))

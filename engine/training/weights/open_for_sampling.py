@@ -42,13 +42,13 @@ class OpenedModel:
         config: TrainConfig,
         model: StreamedModel,
         tokenizer: Any,
-        store: HostStates,
+        states: HostStates,
         backend: Backend,
     ):
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
-        self.store = store
+        self.host_states = states
         self.backend = backend
         self._checkpoint: CheckpointInfo | None = None
 
@@ -64,9 +64,9 @@ class OpenedModel:
         """
         buffers = self.model.persistent_buffers()
         if path is None:
-            found = load_newest_checkpoint(root, self.store, buffers, WEIGHT_PLANES, progress)
+            found = load_newest_checkpoint(root, self.host_states, buffers, WEIGHT_PLANES, progress)
         else:
-            found = load_checkpoint(path, self.store, buffers, WEIGHT_PLANES, progress)
+            found = load_checkpoint(path, self.host_states, buffers, WEIGHT_PLANES, progress)
         if found is None:
             raise CheckpointError(f"The checkpoints in {root} vanished while they were being read.")
         self._checkpoint = found
@@ -83,7 +83,7 @@ class OpenedModel:
         resident = len(blocks) if fits else 0
         return StreamingEngine(
             self.model,
-            self.store,
+            self.host_states,
             self.backend,
             EngineSettings(
                 PlanChoices(slots=2, prefetch_depth=1, blocks_kept_in_slots=resident), tokens=1
@@ -136,19 +136,19 @@ def open_model(config: TrainConfig) -> Iterator[OpenedModel]:
     model = build_model(read.config, config.model, config.train.parts)
     backend = open_backend(config.engine.device)
     on_device = backend.device.type != "cpu"
-    store = HostStates(
+    states = HostStates(
         model.layouts,
         model.dtype,
         backend.register if on_device else None,
         backend.unregister if on_device else None,
     )
     try:
-        store.allocate_weights()
-        yield OpenedModel(config, model, read.tokenizer, store, backend)
+        states.allocate_weights()
+        yield OpenedModel(config, model, read.tokenizer, states, backend)
     finally:
         # The device must not read planes after their memory is freed.
         backend.drain()
-        store.close()
+        states.close()
         backend.close()
 
 

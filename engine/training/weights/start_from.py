@@ -58,12 +58,12 @@ def newest_weights(place: str | os.PathLike[str]) -> Path:
 
 def load_start(
     place: str | os.PathLike[str],
-    store: HostStates,
+    states: HostStates,
     buffers: Mapping[str, Tensor],
     progress: Progress = no_progress,
     rows: Callable[[int], ResizedEmbeddings] | None = None,
 ) -> CheckpointInfo:
-    """Fills the weight planes of `store` and the model's `buffers` from the checkpoint at `place`.
+    """Fills the weight planes of `states` and the model's `buffers` from the checkpoint at `place`.
     rows: it returns the new rows of a model to which tokens are added, for a checkpoint that has so
     many; None where none are.
 
@@ -73,24 +73,24 @@ def load_start(
     path = newest_weights(place)
     try:
         manifest = verified_manifest(path)
-        _refuse_adapters(path, manifest, store)
+        _refuse_adapters(path, manifest, states)
         dtype = manifest.dtype
-        layouts = _layouts_of(manifest, store, rows)
-        if dtype == store.dtype and layouts == list(store.layouts.values()):
-            return load_checkpoint(path, store, buffers, WEIGHT_PLANES, progress)
+        layouts = _layouts_of(manifest, states, rows)
+        if dtype == states.dtype and layouts == list(states.layouts.values()):
+            return load_checkpoint(path, states, buffers, WEIGHT_PLANES, progress)
         # The moments are allocated later, so there is room for both kinds of weights.
         other = HostStates(layouts, dtype)
         try:
             other.allocate_weights()
             info = load_checkpoint(path, other, buffers, WEIGHT_PLANES, progress)
-            specs = [spec for layout in store.layouts.values() for spec in layout.parameters]
+            specs = [spec for layout in states.layouts.values() for spec in layout.parameters]
             wanted = {spec.full_name: spec.shape for spec in specs}
             for unit, layout in other.layouts.items():
                 for spec in layout.parameters:
                     values = other.master(unit, spec.name)
                     if rows is not None and spec.shape != wanted[spec.full_name]:
                         values = rows(spec.shape[0]).grown(values, unit)
-                    store.write(unit, spec.name, values)
+                    states.write(unit, spec.name, values)
             return info
         finally:
             other.close()
@@ -98,9 +98,9 @@ def load_start(
         raise ModelError(f"model.start_from: {error}") from None
 
 
-def _refuse_adapters(path: Path, manifest: Manifest, store: HostStates) -> None:
+def _refuse_adapters(path: Path, manifest: Manifest, states: HostStates) -> None:
     """Raises CheckpointError for weights of a run with adapters, if the new run has none."""
-    has_adapters = any(spec.adapter for each in store.layouts.values() for spec in each.parameters)
+    has_adapters = any(spec.adapter for each in states.layouts.values() for spec in each.parameters)
     names = [each.full_name for unit in manifest.units for each in unit.parameters]
     if not has_adapters and any(name.endswith(".lora_A.weight") for name in names):
         raise CheckpointError(
@@ -110,15 +110,15 @@ def _refuse_adapters(path: Path, manifest: Manifest, store: HostStates) -> None:
 
 
 def _layouts_of(
-    manifest: Manifest, store: HostStates, rows: Callable[[int], ResizedEmbeddings] | None
+    manifest: Manifest, states: HostStates, rows: Callable[[int], ResizedEmbeddings] | None
 ) -> list[UnitLayout]:
-    """Returns the layouts of a store with those parameters frozen that the run of a checkpoint did
-    not train, and without new `rows` that it lacks. Those of a checkpoint of another model are the
-    store's, and loading it refuses it.
+    """Returns the layouts of host states with those parameters frozen that the run of a checkpoint
+    did not train, and without new `rows` that it lacks. Those of a checkpoint of another model are
+    the host states, and loading it refuses it.
     """
     written = {entry.unit: entry.parameters for entry in manifest.units}
     layouts = []
-    for unit, layout in store.layouts.items():
+    for unit, layout in states.layouts.items():
         names = [each.full_name for each in written.get(unit, ())]
         # A run without adapters may have written the weights beside which some are trained now.
         own = {
@@ -127,7 +127,7 @@ def _layouts_of(
             if not spec.adapter or spec.full_name in names
         }
         if sorted(names) != sorted(own):
-            return list(store.layouts.values())
+            return list(states.layouts.values())
         specs = []
         for each in written[unit]:
             spec, shape = own[each.full_name], each.shape

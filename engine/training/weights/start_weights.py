@@ -52,7 +52,7 @@ def tokens_at_start(config: TrainConfig) -> tuple[str, ...]:
 def fill_start(
     config: TrainConfig,
     model: StreamedModel,
-    store: HostStates,
+    states: HostStates,
     how: tuple[torch.device, Progress],
 ) -> list[str]:
     """Fills the weight planes of a new run. Returns in words where weights come from that are not
@@ -62,23 +62,23 @@ def fill_start(
     device, progress = how
     place, seed = config.model.start_from, config.train.seed
     if place is not None and not is_peft_folder(place):
-        initialize_adapters(model, store, seed)  # the earlier run may have had none
+        initialize_adapters(model, states, seed)  # the earlier run may have had none
         rows = None
         if config.data.add_tokens:
             vocabulary = model.config.get_text_config().vocab_size
             rows = partial(ResizedEmbeddings, after=vocabulary, seed=seed)
-        start = load_start(place, store, model.persistent_buffers(), progress, rows)
+        start = load_start(place, states, model.persistent_buffers(), progress, rows)
         return [f"The weights are those of {start.path}.", *_left_out(model)]
     if config.model.init == "random":
-        initialize(model, store, seed, device, progress)
+        initialize(model, states, seed, device, progress)
     else:
-        load_pretrained(model, config.model.source, store, progress, seed)
+        load_pretrained(model, config.model.source, states, progress, seed)
     told = [*_dequantized(config, model), *_left_out(model)]
-    initialize_adapters(model, store, seed)
+    initialize_adapters(model, states, seed)
     if place is None:
         return told
     folder = PeftFolder.read(place)
-    load_adapters(folder, model, store)
+    load_adapters(folder, model, states)
     return [f"The adapters are those of {folder.path}.", *told]
 
 

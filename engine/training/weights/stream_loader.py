@@ -32,14 +32,14 @@ from engine.training.weights.resize_embeddings import ResizedEmbeddings
 
 
 class StreamingLoader:
-    """A `StreamingLoader` writes the parameters of one model into the planes of `store`. rows: the
+    """A `StreamingLoader` writes the parameters of one model into the planes of `states`. rows: the
     model has these beside those of the weights; None where it has no others.
     """
 
     def __init__(
-        self, model: StreamedModel, store: HostStates, rows: ResizedEmbeddings | None = None
+        self, model: StreamedModel, states: HostStates, rows: ResizedEmbeddings | None = None
     ):
-        self._store = store
+        self._states = states
         self._rows = rows
         self._reading = MmapReader()
         # With a new buffer for each tensor, the allocator would keep the holes of all of them.
@@ -125,7 +125,7 @@ class StreamingLoader:
             values: torch.Tensor = parameter
             if self._rows is not None and self._grows(parameter, spec.shape):
                 values = self._rows.grown(parameter.data, unit)
-            self._store.write(unit, spec.name, values, self._buffer)
+            self._states.write(unit, spec.name, values, self._buffer)
             del values
             del self._waiting[full_name]
             # The shape stays, since the library compares it, but the memory is freed.

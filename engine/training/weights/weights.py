@@ -42,7 +42,7 @@ def reading_bytes(model: StreamedModel) -> int:
 def load_pretrained(
     model: StreamedModel,
     source: str,
-    store: HostStates,
+    states: HostStates,
     progress: Progress = no_progress,
     seed: int = 0,
 ) -> None:
@@ -61,7 +61,7 @@ def load_pretrained(
     dtype = reading_dtype(path)
     size = model.parameter_count * dtype.itemsize
     rows = _new_rows(model, source, seed)
-    loader = StreamingLoader(model, store, rows)
+    loader = StreamingLoader(model, states, rows)
     how = model.quantized
     with loader.while_reading(None if how is None else partial(with_quantized, how=how)):
         reading = _Reading(str(path or source), dtype, _is_safe(path), size, progress, rows)
@@ -157,7 +157,7 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
 
 def initialize(
     model: StreamedModel,
-    store: HostStates,
+    states: HostStates,
     seed: int,
     device: torch.device,
     progress: Progress = no_progress,
@@ -177,7 +177,7 @@ def initialize(
         torch.manual_seed(seed)
         for unit in model.units:
             for name, tensor in _fresh(model, unit, device).items():
-                store.write(unit.name, name, tensor)
+                states.write(unit.name, name, tensor)
             done += unit.layout.parameter_count
             progress(done, total)
 

@@ -199,7 +199,7 @@ def test_dropout_draws_the_same_numbers_in_the_recompute(family):
     assert abs(device_updates[0].loss - plain_loss(plain.eval(), batches).item()) > 1e-4
     for unit in run.model.units:
         for spec, offset in zip(unit.layout.parameters, unit.layout.offsets):
-            mine = run.store.tensor(unit.name, "grad")[offset : offset + spec.numel].view(
+            mine = run.host_states.tensor(unit.name, "grad")[offset : offset + spec.numel].view(
                 spec.shape
             )
             assert (mine - plain.get_parameter(spec.full_name).grad).norm() / norm < 1e-6, (

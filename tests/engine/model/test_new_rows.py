@@ -93,15 +93,15 @@ def test_training_equals_plain_training_with_the_same_new_rows(tmp_path, family,
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     plain.resize_token_embeddings(MANY + 2)
     backend = CpuBackend()
-    store = HostStates(model.layouts, "float32", threads=1)
-    store.allocate_weights()
-    load_pretrained(model, str(folder), store, seed=SEED)
+    states = HostStates(model.layouts, "float32", threads=1)
+    states.allocate_weights()
+    load_pretrained(model, str(folder), states, seed=SEED)
     places = {s.full_name: (u.name, s) for u in model.units for s in u.layout.parameters}
     tables = 0
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
             unit, spec = places[name]
-            own = store.master(unit, spec.name)
+            own = states.master(unit, spec.name)
             if len(own) == MANY + 2:
                 assert torch.equal(own[:MANY], parameter[:MANY]), name
                 torch.testing.assert_close(own, parameter, rtol=1e-3, atol=1e-5)
@@ -109,10 +109,10 @@ def test_training_equals_plain_training_with_the_same_new_rows(tmp_path, family,
                 tables += 1
             assert torch.equal(own, parameter), name
     assert tables == (1 if tied else 2) + (family == "phi")
-    store.allocate_states()
-    adamw = HostAdamW(store, AdamWSettings(eps=1e-5, weight_decay=0.1), threads=1)
+    states.allocate_states()
+    adamw = HostAdamW(states, AdamWSettings(eps=1e-5, weight_decay=0.1), threads=1)
     engine = StreamingEngine(
-        model, store, backend, EngineSettings(PlanChoices(micro_batches=2), 24, 7), adamw
+        model, states, backend, EngineSettings(PlanChoices(micro_batches=2), 24, 7), adamw
     )
     decay = {name for name, (_, spec) in places.items() if spec.decay}
     optimizer = plain_optimizer(plain.train(), decay)
@@ -124,9 +124,9 @@ def test_training_equals_plain_training_with_the_same_new_rows(tmp_path, family,
         step_both(engine, plain, optimizer, batches, step)
     for name, parameter in plain.named_parameters():
         unit, spec = places[name]
-        mine = store.master(unit, spec.name)
+        mine = states.master(unit, spec.name)
         torch.testing.assert_close(mine, parameter.detach(), rtol=1e-4, atol=2e-5)
-    for part in (engine, adamw, store, backend):
+    for part in (engine, adamw, states, backend):
         part.close()
 
 
@@ -139,12 +139,12 @@ def test_a_bf16_checkpoint_grows_in_bf16_and_spare_rows_stay(tmp_path):
         assert read.grows == (rows == 42) and f"got {TOKENS[0]}, {TOKENS[1]}" in read.notes[1]
         assert "<end>: the tokenizer has a token of this name" in read.notes[0]
         model = build_model(read.config, config.model)
-        store = HostStates(model.layouts, "bfloat16", threads=1)
-        store.allocate_weights()
-        load_pretrained(model, str(source), store, seed=SEED)
-        table = store.master("embed", model.layouts[0].parameters[0].name)
+        states = HostStates(model.layouts, "bfloat16", threads=1)
+        states.allocate_weights()
+        load_pretrained(model, str(source), states, seed=SEED)
+        table = states.master("embed", model.layouts[0].parameters[0].name)
         assert len(table) == rows
-        store.close()
+        states.close()
 
 
 # ---------------------------------------------------------------------- tokens

@@ -44,7 +44,9 @@ def gradients(
     device_updates = []
     run.engine.train_step(1, batches, 0.0, device_updates.append)
     run.engine.drain()
-    gradient = torch.cat([run.store.tensor(unit.name, "grad").clone() for unit in run.model.units])
+    gradient = torch.cat(
+        [run.host_states.tensor(unit.name, "grad").clone() for unit in run.model.units]
+    )
     run.close()
     return device_updates[0].loss, gradient
 

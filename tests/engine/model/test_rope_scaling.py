@@ -73,13 +73,13 @@ def test_training_equals_plain_training_on_longer_rows(tmp_path, made):
     config = settings(folder, kind, max_seq_len=100)
     model = build_model(read_model(config).config, config.model)
     plain = in_transformers(folder, kind, 4.0)
-    store, backend = HostStates(model.layouts, "float32", threads=1), CpuBackend()
-    store.allocate_weights()
-    load_pretrained(model, str(folder), store)
-    store.allocate_states()
-    adamw = HostAdamW(store, AdamWSettings(eps=1e-5, weight_decay=0.1), threads=1)
+    states, backend = HostStates(model.layouts, "float32", threads=1), CpuBackend()
+    states.allocate_weights()
+    load_pretrained(model, str(folder), states)
+    states.allocate_states()
+    adamw = HostAdamW(states, AdamWSettings(eps=1e-5, weight_decay=0.1), threads=1)
     engine = StreamingEngine(
-        model, store, backend, EngineSettings(PlanChoices(micro_batches=2), 200, 50), adamw
+        model, states, backend, EngineSettings(PlanChoices(micro_batches=2), 200, 50), adamw
     )
     places = {s.full_name: (u.name, s) for u in model.units for s in u.layout.parameters}
     decay = {name for name, (_, spec) in places.items() if spec.decay}
@@ -93,9 +93,9 @@ def test_training_equals_plain_training_on_longer_rows(tmp_path, made):
             assert abs(other - found) > 1e-4, "scaling makes a difference"
     for name, parameter in plain.named_parameters():
         unit, spec = places[name]
-        mine = store.master(unit, spec.name)
+        mine = states.master(unit, spec.name)
         torch.testing.assert_close(mine, parameter.detach(), rtol=1e-4, atol=2e-5)
-    for part in (engine, adamw, store, backend):
+    for part in (engine, adamw, states, backend):
         part.close()
 
 

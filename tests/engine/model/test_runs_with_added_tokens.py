@@ -125,7 +125,7 @@ def test_a_new_run_starts_from_one_without_the_tokens_and_from_one_with_them(tmp
 @pytest.mark.parametrize(
     "dtype", slow_but(("float32", "bfloat16"), ("bfloat16",), "a plain run counts one")
 )
-def test_the_report_itemises_what_the_store_allocates(tmp_path, dtype):
+def test_the_report_itemises_what_the_host_states_allocate(tmp_path, dtype):
     config = with_tokens(tmp_path, **{"model.dtype": dtype})
     shape = shape_of_run(config)
     assert shape is shape_of_run(config) and shape.vocab_size == KNOWN + 2
@@ -133,12 +133,12 @@ def test_the_report_itemises_what_the_store_allocates(tmp_path, dtype):
     assert shape.parameter_count == shape_of_run(spare).parameter_count + 2 * 2 * 32
     report = estimate(config, Machine("cpu", 8, 64 * GIB, 64 * GIB, 60 * GIB, (), "", 0), shape)
     model = build_model(read_model(config).config, config.model)
-    store = HostStates(model.layouts, dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states()
+    states = HostStates(model.layouts, dtype, threads=1)
+    states.allocate_weights()
+    states.allocate_states()
     assert report.model["parameters"] == model.parameter_count
-    assert sum(shape.plane_bytes().values()) == store.allocated_bytes
-    store.close()
+    assert sum(shape.plane_bytes().values()) == states.allocated_bytes
+    states.close()
 
 
 def test_the_preview_shows_a_token_as_one_and_check_reads_it(tmp_path, capsys):

@@ -140,9 +140,9 @@ def test_what_was_written_is_counted_in_whole_pages(tmp_path):
     run = run_of(choices, tmp_path, tokens=24 * 100)
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
-    assert run.store.written_bytes == (0, 3 * PAGE)
+    assert run.host_states.written_bytes == (0, 3 * PAGE)
     run.engine.evaluate(random_batches(2, seed=1))
-    assert run.store.written_bytes == (0, 3 * PAGE)
+    assert run.host_states.written_bytes == (0, 3 * PAGE)
     assert run.engine.saved_block_inputs.file_bytes > 3 * 50 * PAGE
     assert list(tmp_path.iterdir()) == []
     run.close()
@@ -159,7 +159,7 @@ def test_the_kernel_counts_the_bytes_that_steps_write(tmp_path):
         run.engine.train_step(step, random_batches(6, seed=step), 1e-2)
     run.engine.drain()
     written = counted()["write_bytes"] - before
-    assert run.store.written_bytes == (0, 5 * 6 * LAYERS * PAGE)
+    assert run.host_states.written_bytes == (0, 5 * 6 * LAYERS * PAGE)
     assert written == pytest.approx(5 * 6 * LAYERS * PAGE, rel=0.02)
     run.close()
 
@@ -189,7 +189,7 @@ def test_an_error_of_the_disk_is_one_sentence_and_nothing_is_applied(
     assert str(caught.value).startswith(
         f"Block inputs that engine.disk keeps in {tmp_path} {words}"
     )
-    assert not run.store.held.is_mixed
+    assert not run.host_states.held.is_mixed
     assert_same_bits(kept_planes(run), before)
     run.close()
 

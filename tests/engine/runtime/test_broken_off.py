@@ -20,7 +20,9 @@ class Enough(Exception):
 
 def states(run: Streamed) -> list[torch.Tensor]:
     """Returns copies of the planes that an update changes, each [numel]."""
-    return [run.store.tensor(u.name, p).clone() for u in run.model.units for p in OPTIMIZER_STEP]
+    return [
+        run.host_states.tensor(u.name, p).clone() for u in run.model.units for p in OPTIMIZER_STEP
+    ]
 
 
 def test_a_step_that_is_broken_off_changes_no_state():

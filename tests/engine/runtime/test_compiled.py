@@ -230,7 +230,7 @@ def tail():
     """A skeleton whose head is filled, and its parameters."""
     run = streamed(plain_model(tiny_config("qwen3", max_position_embeddings=1024)), BASE)
     for unit in ("embed", "head"):
-        plane = run.store.tensor(unit, "weight_high")
+        plane = run.host_states.tensor(unit, "weight_high")
         run.engine.state.slots[slot_of(unit)][: plane.numel()].copy_(plane)
     yield run.model.skeleton, run.engine.state.embed_and_head_parameters["head"]
     run.close()

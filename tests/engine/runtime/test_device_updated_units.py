@@ -21,7 +21,7 @@ from tests.support.device_updates import (
     LATE,
     SUMS,
     one_unit,
-    states,
+    states_of,
     updated_on_device,
 )
 from tests.support.same_bits import BASE, DelayedBackend, assert_same_bits, planes_after
@@ -207,9 +207,9 @@ def test_what_runs_between_steps_changes_nothing(resident):
         run.engine.drain()
         left.append(
             [
-                run.store.tensor(unit.name, plane).clone()
+                run.host_states.tensor(unit.name, plane).clone()
                 for unit in run.model.units
-                for plane in run.store.planes
+                for plane in run.host_states.planes
             ]
         )
         run.close()
@@ -232,14 +232,14 @@ def test_a_loss_that_is_not_finite_applies_nothing(late, main_grad):
     )
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
-    run.store.tensor("head", "weight_high")[3] = float("nan")
+    run.host_states.tensor("head", "weight_high")[3] = float("nan")
     kept = [
         (unit.name, plane)
         for unit in run.model.units
-        for plane in run.store.planes
+        for plane in run.host_states.planes
         if plane != "grad"
     ]
-    before = [run.store.tensor(*key).clone() for key in kept]
+    before = [run.host_states.tensor(*key).clone() for key in kept]
     with pytest.raises(NonFiniteError, match="loss of step 2"):
         run.engine.train_step(2, random_batches(2, seed=2), 1e-2)
         run.engine.drain()
@@ -247,7 +247,7 @@ def test_a_loss_that_is_not_finite_applies_nothing(late, main_grad):
         held = run.backend._held[lane]
         while held and lane != Lane.HOST:
             run.backend.run_until(held[-1])
-    assert_same_bits([run.store.tensor(*key) for key in kept], before)
+    assert_same_bits([run.host_states.tensor(*key) for key in kept], before)
 
 
 # ---------------------------------------------------------------------- the arithmetic
@@ -261,8 +261,8 @@ def test_a_piece_is_updated_as_the_host_updates_it(dtype, eps):
     numel, decayed = host.layouts["unit"].numel, host.layouts["unit"].decay_numel
     for name, shape in (("weight", (70, 64)), ("norm", (640,))):
         values = torch.randn(shape, generator=generator)
-        for store in (host, device):
-            store.write("unit", name, values)
+        for states in (host, device):
+            states.write("unit", name, values)
     adamw = HostAdamW(host, AdamWSettings(0.9, 0.99, eps, 0.3), threads=1)
     for step in (1, 2, 3):
         # Of very different sizes; some zero, and moments that become subnormal.
@@ -272,10 +272,10 @@ def test_a_piece_is_updated_as_the_host_updates_it(dtype, eps):
         gradient[::7] = 0.0
         if step == 3:
             gradient[5], gradient[decayed + 1] = float("inf"), float("nan")
-        for store in (host, device):
-            store.tensor("unit", "grad").copy_(gradient)
+        for states in (host, device):
+            states.tensor("unit", "grad").copy_(gradient)
             if step == 2:
-                store.tensor("unit", "exp_avg")[::7] = 1.2e-38
+                states.tensor("unit", "exp_avg")[::7] = 1.2e-38
         adamw.update("unit", step, 1e-2, 0.7)
         scalars, clip = torch.from_numpy(adamw.scalars(step, 1e-2)), torch.tensor([0.7, 1.0])
         for start, stop in ((0, 1000), (1000, decayed + 64), (decayed + 64, numel)):
@@ -288,10 +288,10 @@ def test_a_piece_is_updated_as_the_host_updates_it(dtype, eps):
                 compiled=False,
             )
         ours, theirs = (
-            [store.tensor("unit", plane) for plane in store.planes] for store in (device, host)
+            [states.tensor("unit", plane) for plane in states.planes] for states in (device, host)
         )
         assert_same_bits(ours[:-1], theirs[:-1])  # the last plane is the gradient
-        for name, mine in states(ours, dtype)[0].items():
+        for name, mine in states_of(ours, dtype)[0].items():
             if name == "exp_avg" or (
                 name == "exp_avg_sq" and eps == 1e-8
             ):  # a smaller eps has no space for a bias
@@ -304,20 +304,20 @@ def test_a_piece_is_updated_as_the_host_updates_it(dtype, eps):
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e38])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_with_a_factor_that_forbids_it_nothing_changes(dtype, value):
-    store = one_unit(dtype)
-    store.write("unit", "weight", torch.randn(70, 64))
-    store.tensor("unit", "exp_avg").fill_(1e-39)  # left as it is, subnormal or not
-    store.tensor("unit", "grad").fill_(value)
-    planes = {plane: store.tensor("unit", plane) for plane in store.planes}
+    states = one_unit(dtype)
+    states.write("unit", "weight", torch.randn(70, 64))
+    states.tensor("unit", "exp_avg").fill_(1e-39)  # left as it is, subnormal or not
+    states.tensor("unit", "grad").fill_(value)
+    planes = {plane: states.tensor("unit", plane) for plane in states.planes}
     before = [plane.clone() for plane in planes.values()]
     scalars = torch.from_numpy(
-        HostAdamW(store, AdamWSettings(0.9, 0.99, 1e-8, 0.3), threads=1).scalars(1, 1e-2)
+        HostAdamW(states, AdamWSettings(0.9, 0.99, 1e-8, 0.3), threads=1).scalars(1, 1e-2)
     )
     others = {name: plane for name, plane in planes.items() if name != "grad"}
     factors = StepFactors(torch.tensor([float("nan"), 0.0]), scalars)
     update(others, planes["grad"], factors, 4480, compiled=False)
     assert_same_bits(list(planes.values()), before)
-    store.close()
+    states.close()
 
 
 @pytest.mark.parametrize("limit", [None, 0.5, 100.0])

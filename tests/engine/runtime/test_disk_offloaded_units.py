@@ -112,36 +112,36 @@ def test_planes_move_between_ram_disk_and_device(tmp_path):
     run.engine.drain()
     expected = kept_planes(run)
     units = [unit.name for unit in run.model.units]
-    in_ram = run.store.allocated_bytes
+    in_ram = run.host_states.allocated_bytes
     moves = [((), units), (units[:2], units[2:]), (units, ()), ((), units[:3]), ((), ())]
     for gpu_resident, on_disk in moves:
-        run.store.place_units(gpu_resident, run.backend, on_disk)
+        run.host_states.place_units(gpu_resident, run.backend, on_disk)
         assert_same_bits(kept_planes(run), expected)
-        assert (run.store.gpu_resident, run.store.disk_offloaded) == (
+        assert (run.host_states.gpu_resident, run.host_states.disk_offloaded) == (
             set(gpu_resident),
             set(on_disk),
         )
         for unit in on_disk:
             with pytest.raises(KeyError):
-                run.store.tensor(unit, "exp_avg")
-    assert run.store.allocated_bytes == in_ram
-    assert not run.store.disk.nbytes
+                run.host_states.tensor(unit, "exp_avg")
+    assert run.host_states.allocated_bytes == in_ram
+    assert not run.host_states.disk.nbytes
     run.close()
 
 
 def test_bytes_of_a_plane_are_read_and_written_wherever_they_begin(tmp_path):
     run = run_of(dataclasses.replace(BASE, disk_offloaded_units=UNITS), tmp_path, dtype="bfloat16")
-    store = run.store
+    states = run.host_states
     for plane in ("exp_avg", "exp_avg_sq"):
-        size = store.nbytes("block 1", plane)
+        size = states.nbytes("block 1", plane)
         values = torch.randint(0, 256, (size,), dtype=torch.uint8).numpy()
-        store.put("block 1", plane, 0, values)
+        states.put("block 1", plane, 0, values)
         for begin, end in ((0, size), (3, 5), (PAGE - 1, PAGE + 1), (2047, 2049), (size - 7, size)):
-            assert (store.content("block 1", plane, begin, end) == values[begin:end]).all()
+            assert (states.content("block 1", plane, begin, end) == values[begin:end]).all()
             values[begin:end] ^= 0x5A
-            store.put("block 1", plane, begin, values[begin:end])
-            assert (store.content("block 1", plane, 0, size) == values).all()
-    assert not store.content("block 0", "exp_avg", 0, 999).any()
+            states.put("block 1", plane, begin, values[begin:end])
+            assert (states.content("block 1", plane, 0, size) == values).all()
+    assert not states.content("block 0", "exp_avg", 0, 999).any()
     run.close()
 
 
@@ -149,7 +149,7 @@ def test_nothing_stays_in_the_folder(tmp_path):
     run = run_of(dataclasses.replace(BASE, disk_offloaded_units=UNITS), tmp_path)
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
-    assert run.store.disk.nbytes > 0
+    assert run.host_states.disk.nbytes > 0
     assert list(tmp_path.iterdir()) == []
     run.close()
 
@@ -175,7 +175,7 @@ def test_an_error_of_the_disk_is_one_sentence(call, lane, words, tmp_path, monke
         run.engine.drain()
     assert words in str(caught.value) and str(tmp_path) in str(caught.value)
     # A read fails before any update, a write in the middle of them.
-    assert run.store.held.is_mixed == (lane == Lane.WRITE)
+    assert run.host_states.held.is_mixed == (lane == Lane.WRITE)
     run.close()
 
 

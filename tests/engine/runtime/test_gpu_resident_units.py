@@ -101,8 +101,8 @@ def test_a_step_that_is_not_finite_changes_nothing_and_neither_does_the_next():
     plain = plain_model(tiny_config("qwen3"))
     run = streamed(plain, dataclasses.replace(BASE, gpu_resident_units=UNITS), dtype="bfloat16")
     before = {
-        (unit, plane): run.store.tensor(unit, plane).clone()
-        for unit in run.store.layouts
+        (unit, plane): run.host_states.tensor(unit, plane).clone()
+        for unit in run.host_states.layouts
         for plane in ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
     }
     norms = run.engine.state.norms
@@ -120,11 +120,11 @@ def test_a_step_that_is_not_finite_changes_nothing_and_neither_does_the_next():
     of_norms("not finite", float("nan"))
     of_norms("finite again", 1.0)
     for key, plane in before.items():
-        assert torch.equal(run.store.tensor(*key), plane)
+        assert torch.equal(run.host_states.tensor(*key), plane)
     batches = random_batches(2, seed=1)
     run.engine.train_step(1, batches, 1e-2)
     run.engine.drain()
-    changed = run.store.tensor("block 0", "weight_low")
+    changed = run.host_states.tensor("block 0", "weight_low")
     assert not torch.equal(changed, before["block 0", "weight_low"])
     with pytest.raises(NonFiniteError):
         run.engine.train_step(2, batches, float("inf"))

@@ -127,10 +127,10 @@ def test_a_step_that_is_not_applied_changes_nothing():
     engine = streamed(plain, dataclasses.replace(BASE, gradients_on_gpu=True), dtype="bfloat16")
     engine.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     engine.engine.drain()
-    engine.store.tensor("block 1", "weight_high")[0] = torch.inf
+    engine.host_states.tensor("block 1", "weight_high")[0] = torch.inf
     planes = [
-        engine.store.tensor(unit, name)
-        for unit in engine.store.layouts
+        engine.host_states.tensor(unit, name)
+        for unit in engine.host_states.layouts
         for name in ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
     ]
     before = [plane.clone() for plane in planes]
@@ -164,8 +164,8 @@ def test_neither_memory_of_the_host_nor_of_the_device_is_more_than_counted():
     choices = dataclasses.replace(BASE, gradients_on_gpu=True)
     engine = streamed(plain, choices, dtype="bfloat16")
     units = {unit.name: unit.layout.numel for unit in engine.model.units}
-    assert engine.store.states == ("adamw", False)
-    assert engine.store.allocated_bytes == 12 * sum(units.values())
+    assert engine.host_states.allocated == ("adamw", False)
+    assert engine.host_states.allocated_bytes == 12 * sum(units.values())
     piece = max(size for unit, size in units.items() if unit.startswith("block"))
     rings = engine.engine._parts.gradient_rings.values()
     assert [each.nbytes for each in rings] == [2 * piece] * GRADIENT_RINGS

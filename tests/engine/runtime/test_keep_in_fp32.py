@@ -47,9 +47,9 @@ PLANS = {
 
 def planes_of(run) -> list[torch.Tensor]:
     return [
-        run.store.tensor(unit.name, plane).clone()
+        run.host_states.tensor(unit.name, plane).clone()
         for unit in run.model.units
-        for plane in run.store.planes
+        for plane in run.host_states.planes
     ]
 
 
@@ -106,7 +106,7 @@ def test_nor_does_where_units_live(count):
         for unit in run.model.blocks:
             for spec in unit.layout.parameters:
                 if spec.keep_in_fp32:
-                    run.store.write(unit.name, spec.name, torch.full(spec.shape, 0.1001))
+                    run.host_states.write(unit.name, spec.name, torch.full(spec.shape, 0.1001))
         losses = torch.tensor([run.engine.evaluate(random_batches(2, seed=9))])
         run.engine.train_step(3, random_batches(2, seed=3), 1e-2)
         run.engine.drain()
@@ -124,7 +124,7 @@ def test_the_device_has_the_masters_to_the_bit(family, resident):
     seen = 0
     for step in (1, 2):  # after the second step, the slots have the weights after the first
         before = {
-            (unit.name, spec.name): run.store.master(unit.name, spec.name)
+            (unit.name, spec.name): run.host_states.master(unit.name, spec.name)
             for unit in run.model.blocks
             for spec in unit.layout.parameters
         }
@@ -162,7 +162,7 @@ def test_the_fit_report_counts_them_to_the_byte(family):
     more = sum(a.bytes - b.bytes for a, b in zip(said, less))
     held = run.engine.state.keep_in_fp32.values()
     assert more == sum(each.values.nbytes + each.low.nbytes for each in held) > 0
-    assert run.store.allocated_bytes == shape.host_bytes == plain.host_bytes
+    assert run.host_states.allocated_bytes == shape.host_bytes == plain.host_bytes
     assert unpack(pack({"bfloat16": shape}), "bfloat16", "") == shape
     assert shape.in_dtype("float32").units == tuple(
         dataclasses.replace(unit, fp32_numel=0) for unit in shape.units

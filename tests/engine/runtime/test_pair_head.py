@@ -43,7 +43,7 @@ def step_with(chunk: int, objective: Objective, monkeypatch):
             patched.setattr(Skeleton, "logits", logits)
             engine.train_step(1, answers.batches(), 1e-3, applied.append)
         engine.drain()
-        weights = planes.store.tensor("block 0", "weight_high").clone()
+        weights = planes.host_states.tensor("block 0", "weight_high").clone()
         return applied[0], weights, passed
     finally:
         engine.close()

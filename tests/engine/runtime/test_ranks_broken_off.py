@@ -66,7 +66,7 @@ def step(run: Any, number: int) -> None:
     run.engine.train_step(number, random_batches(JOB.micro_batches, seed=number), RATE)
 
 
-def states(run: Any) -> dict[tuple[str, str], torch.Tensor]:
+def states_of(run: Any) -> dict[tuple[str, str], torch.Tensor]:
     return {key: shard for key, shard in shards_of(run).items() if key[1] in STATES}
 
 
@@ -106,29 +106,29 @@ def test_all_ranks_give_up_the_same_step_and_can_skip_it(monkeypatch, bad, culpr
         run = open_rank(JOB, choices, spoilt, backend())
         step(run, 1)
         run.engine.drain()
-        before = states(run)
+        before = states_of(run)
         spoilt.spoils = collectives.rank == culprit
         with pytest.raises(NonFiniteError, match=f"The {what} of step {BAD_STEP} is not a finite"):
             step(run, BAD_STEP)
         with contextlib.suppress(NonFiniteError):  # lanes with threads raise it again
             run.engine.drain()
-        unchanged = all_equal(states(run), before)
+        unchanged = all_equal(states_of(run), before)
         spoilt.spoils = False
-        run.store.held.abort()
-        run.store.held.skip(BAD_STEP)
+        run.host_states.held.abort()
+        run.host_states.held.skip(BAD_STEP)
         step(run, 3)
         run.engine.drain()
-        after = states(run)
+        after = states_of(run)
         run.close()
         return unchanged, before, after
 
     def without(collectives: ThreadExchange) -> dict:
         run = open_rank(JOB, choices, collectives)
         step(run, 1)
-        run.store.held.skip(BAD_STEP)
+        run.host_states.held.skip(BAD_STEP)
         step(run, 3)
         run.engine.drain()
-        expected = states(run)
+        expected = states_of(run)
         run.close()
         return expected
 
@@ -146,11 +146,11 @@ def test_it_is_raised_by_the_call_that_submits_the_step_however_late_a_lane_is(l
         spoilt = Spoilt(collectives._rendezvous, collectives.rank, "loss", math.nan)
         backend = DelayedBackend(LATE[late] if collectives.rank == 1 else ())
         run = open_rank(JOB, choices, spoilt, backend)
-        before = states(run)
+        before = states_of(run)
         spoilt.spoils = collectives.rank == 1
         with pytest.raises(NonFiniteError):
             step(run, 1)
-        return all_equal(states(run), before)
+        return all_equal(states_of(run), before)
 
     assert on_ranks(2, work) == [True, True]
 
@@ -175,7 +175,7 @@ def test_ranks_that_break_a_step_off_together_change_no_state():
 
         run.engine.train_step(1, random_batches(JOB.micro_batches, seed=1), RATE, check=check)
         run.engine.drain()
-        before, whole = states(run), calls
+        before, whole = states_of(run), calls
         for stop_at in range(1, whole + 1, 3):  # noqa: B007  `check` reads it
             calls = 0
             with pytest.raises(Enough):
@@ -183,10 +183,10 @@ def test_ranks_that_break_a_step_off_together_change_no_state():
                     2, random_batches(JOB.micro_batches, seed=2), RATE, check=check
                 )
             run.engine.drain()
-            found.append(all_equal(states(run), before))
+            found.append(all_equal(states_of(run), before))
         step(run, 2)
         run.engine.drain()
-        found.append(not all_equal(states(run), before))
+        found.append(not all_equal(states_of(run), before))
         run.close()
         return found
 
@@ -199,9 +199,9 @@ def test_a_dry_run_of_all_ranks_changes_no_state():
 
     def work(collectives: ThreadExchange) -> bool:
         run = open_rank(JOB, choices, collectives)
-        before = states(run)
+        before = states_of(run)
         run.engine.dry_run(random_batches(JOB.micro_batches, seed=1))
-        unchanged = all_equal(states(run), before)
+        unchanged = all_equal(states_of(run), before)
         run.close()
         return unchanged
 

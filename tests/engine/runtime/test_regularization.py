@@ -281,9 +281,9 @@ def test_evaluations_scores_and_samples_are_without():
 
 def test_a_dry_run_has_noise_and_changes_nothing():
     run = streamed(plain_model(tiny_config("llama")), BASE, regularization=BOTH)
-    before = [run.store.tensor(unit.name, "weight_high").clone() for unit in run.model.units]
+    before = [run.host_states.tensor(unit.name, "weight_high").clone() for unit in run.model.units]
     run.engine.dry_run(random_batches(2))
-    after = [run.store.tensor(unit.name, "weight_high") for unit in run.model.units]
+    after = [run.host_states.tensor(unit.name, "weight_high") for unit in run.model.units]
     assert all(map(torch.equal, before, after))
     run.close()
 

@@ -65,8 +65,8 @@ def test_neither_buffers_nor_delays_change_a_bit(optimizer, main_grad, resident,
 def test_the_device_rounds_as_the_host_does(optimizer, dtype):
     host, _ = trained(BASE, optimizer, dtype, 1)
     device, _ = trained(updated_on_device(DEVICE_UPDATES["all"], 2), optimizer, dtype, 1)
-    for unit in host.store.layouts:
-        assert_rounded_alike(device.store, host.store, unit)
+    for unit in host.host_states.layouts:
+        assert_rounded_alike(device.host_states, host.host_states, unit)
     host.close()
     device.close()
 
@@ -77,9 +77,9 @@ def test_losses_stay_near_those_of_fp32(optimizer):
     run, losses = trained(BASE, optimizer, "float32", 12)
     assert wanted[-1] < 0.8 * wanted[0]
     assert losses == pytest.approx(wanted, rel=0.05) and losses != wanted
-    for unit in run.store.layouts:
-        for name, ours in moments_of(run.store, unit).items():
-            theirs = moments_of(exact.store, unit)[name]
+    for unit in run.host_states.layouts:
+        for name, ours in moments_of(run.host_states, unit).items():
+            theirs = moments_of(exact.host_states, unit)[name]
             assert np.corrcoef(ours, theirs)[0, 1] > 0.9, (unit, name)
     run.close()
     exact.close()
@@ -93,17 +93,17 @@ def test_a_second_moment_in_bf16_follows_small_changes():
         nearest = (nearest.float() * 0.999 + 0.001 * target).bfloat16()
     assert nearest == 1.0, "rounding to the nearest stalls"
     run, _ = trained(BASE, "adamw_bf16", "float32", 1)
-    store, adamw = run.store, run.adamw
+    states, adamw = run.host_states, run.adamw
     unit = "block 1"
-    part = store.layouts[unit].moment_ranges("adamw_bf16")[0]
+    part = states.layouts[unit].moment_ranges("adamw_bf16")[0]
     place = slice(part.place, part.place + part.bytes)
-    grad = store.array(unit, "grad")
+    grad = states.array(unit, "grad")
     grad[:] = np.float32(np.sqrt(target))
-    halves = store.array(unit, "exp_avg_sq")[place].view(np.uint16)
+    halves = states.array(unit, "exp_avg_sq")[place].view(np.uint16)
     halves[:] = 0x3F80  # 1 in bf16
     for step in range(2, 2002):
         adamw.update(unit, step, 0.0, 1.0)
-    moments = read_moments(store.array(unit, "exp_avg_sq"), part, "exp_avg_sq")
+    moments = read_moments(states.array(unit, "exp_avg_sq"), part, "exp_avg_sq")
     exact = target - (target - 1.0) * 0.999**2000
     assert moments.mean() == pytest.approx(exact, rel=2e-3)
     run.close()

@@ -72,9 +72,9 @@ def trained(choices, family: str = "llama", lengths=LENGTHS, **changes):
         run.engine.train_step(step + 1, batches, 1e-3)
         run.engine.drain()
     planes = [
-        run.store.tensor(unit.name, plane).clone()
+        run.host_states.tensor(unit.name, plane).clone()
         for unit in run.model.units
-        for plane in run.store.planes
+        for plane in run.host_states.planes
     ]
     told = run.engine.uncompiled
     run.close()

@@ -82,7 +82,7 @@ CHECKPOINT = (
         "lacking = missing",
         "Weights of another shape are not refused where they are read.",
         (WEIGHT_TESTS,),
-        survives="The store refuses them, by name, when they are written to the planes.",
+        survives="The host states refuses them, by name, when they are written to the planes.",
     ),
     Change(
         "pickled-code-run",
@@ -218,7 +218,7 @@ CHECKPOINT = (
     Change(
         "other-dtype-accepted",
         SAME_MODEL,
-        "if manifest.dtype != store.dtype:",
+        "if manifest.dtype != states.dtype:",
         "if not manifest.dtype:",
         "A checkpoint of another dtype is not refused by its name.",
         (CHECKPOINTS,),

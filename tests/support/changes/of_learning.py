@@ -32,7 +32,7 @@ LEARNED = (
     Change(
         "best-weights-not-protected",
         BEST_WEIGHTS,
-        "        prepared.store.held.read_by(step, snapshot)\n",
+        "        prepared.host_states.held.read_by(step, snapshot)\n",
         "        snapshot.arm()\n",
         "Updates of later steps change the best weights while they are written.",
         (BEST,),

@@ -85,7 +85,7 @@ def test_the_last_blocks_alone_get_the_gradients_of_plain_training(family, last)
     for unit in run.model.units:
         for spec, offset in zip(unit.layout.parameters, unit.layout.offsets):
             if not spec.frozen:
-                ours = run.store.tensor(unit.name, "grad")[offset : offset + spec.numel]
+                ours = run.host_states.tensor(unit.name, "grad")[offset : offset + spec.numel]
                 theirs = plain.get_parameter(spec.full_name).grad
                 torch.testing.assert_close(ours.view(spec.shape), theirs, rtol=1e-3, atol=1e-6)
     run.close()
@@ -126,7 +126,7 @@ def test_gradients_are_no_further_from_float64_than_those_of_plain_training(fami
     errors, plain_errors = [], []
     for unit in run.model.units:
         for spec, offset in zip(unit.layout.parameters, unit.layout.offsets):
-            ours = run.store.tensor(unit.name, "grad")[offset : offset + spec.numel]
+            ours = run.host_states.tensor(unit.name, "grad")[offset : offset + spec.numel]
             grad = true[spec.full_name]
             errors.append((ours.view(spec.shape).double() - grad).norm() / norm)
             plain_errors.append((plain.get_parameter(spec.full_name).grad - grad).norm() / norm)

@@ -150,13 +150,13 @@ def test_a_run_resumes_bit_by_bit_and_exports_the_names_of_its_source(tmp_path):
 
 def test_random_weights_are_drawn_for_what_blocks_share(llama):
     model = build(llama)
-    store = HostStates(model.layouts, "float32", threads=1)
-    store.allocate_weights()
-    initialize(model, store, 1, torch.device("cpu"))
+    states = HostStates(model.layouts, "float32", threads=1)
+    states.allocate_weights()
+    initialize(model, states, 1, torch.device("cpu"))
     for unit in model.blocks:
         for spec in model.shared_by(unit):
-            assert store.master("embed", spec.name).std() > 0.01
-    store.close()
+            assert states.master("embed", spec.name).std() > 0.01
+    states.close()
 
 
 def test_blocks_take_only_what_they_compute_from():

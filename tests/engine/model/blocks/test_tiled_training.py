@@ -69,10 +69,10 @@ def test_adapters_in_tiles_get_the_gradients_of_whole_rows():
             for spec in unit.layout.parameters:
                 if spec.adapter:
                     torch.manual_seed(len(spec.full_name))
-                    run.store.write(unit.name, spec.name, torch.randn(spec.shape) / 10)
+                    run.host_states.write(unit.name, spec.name, torch.randn(spec.shape) / 10)
         run.engine.train_step(1, random_batches(2), 1e-3)
         run.engine.drain()
-        found.append(torch.cat([run.store.tensor(u.name, "grad") for u in run.model.blocks]))
+        found.append(torch.cat([run.host_states.tensor(u.name, "grad") for u in run.model.blocks]))
         run.close()
     assert (found[0] - found[1]).norm() < 1e-5 * found[1].norm()
     assert found[1].norm() > 0

@@ -32,9 +32,9 @@ WIDE = {"hidden_size": 64, "intermediate_size": 96}
 FP8 = FineGrainedFP8Config(dequantize=True)
 
 
-def masters(model, store) -> dict[str, torch.Tensor]:
+def masters(model, states) -> dict[str, torch.Tensor]:
     return {
-        spec.full_name: store.master(unit.name, spec.name)
+        spec.full_name: states.master(unit.name, spec.name)
         for unit in model.units
         for spec in unit.layout.parameters
     }
@@ -102,14 +102,14 @@ def test_an_export_is_in_the_dtype_of_the_settings_and_not_quantized(
     family = "llama" if method == "fp8" else "gpt_oss"
     source = make_model(tmp_path / "source", family, torch.bfloat16, **WIDE)
     (quantize_to_fp8 if method == "fp8" else quantize_to_mxfp4)(source)
-    model, store = poured(source)
+    model, states = poured(source)
     shown = {
-        spec.full_name: store.view(unit.name, spec.name).float()
+        spec.full_name: states.view(unit.name, spec.name).float()
         for unit in model.units
         for spec in unit.layout.parameters
     }
-    ours = masters(model, store) if dtype == "float32" else shown
-    write_model(TrainedModel(model, store, make_tokenizer(), str(source), dtype), tmp_path / "out")
+    ours = masters(model, states) if dtype == "float32" else shown
+    write_model(TrainedModel(model, states, make_tokenizer(), str(source), dtype), tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert "quantization_config" not in config and config["dtype"] == dtype
     for name, tensor in load_plain(tmp_path / "out", torch.float32).state_dict().items():

@@ -24,9 +24,9 @@ STORED = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FAMILIES = ("llama", "gpt2", "mixtral", "deepseek_v3", "ernie4_5_moe")
 
 
-def masters(model, store) -> dict[str, torch.Tensor]:
+def masters(model, states) -> dict[str, torch.Tensor]:
     return {
-        spec.full_name: store.master(unit.name, spec.name)
+        spec.full_name: states.master(unit.name, spec.name)
         for unit in model.units
         for spec in unit.layout.parameters
     }
@@ -45,12 +45,12 @@ def test_masters_and_buffers_are_those_of_the_same_safetensors(
     family, stored, files, poured, tmp_path
 ):
     source = save_family(tmp_path / "source", family, STORED[stored])
-    model, store = poured(source)
-    expected, dtype = masters(model, store), reading_dtype(source)
+    model, states = poured(source)
+    expected, dtype = masters(model, states), reading_dtype(source)
     buffers = {name: buffer.clone() for name, buffer in model.persistent_buffers().items()}
     pickle_weights(source, files)
-    model, store = poured(source)
-    assert_equal(masters(model, store), expected)
+    model, states = poured(source)
+    assert_equal(masters(model, states), expected)
     assert_equal(model.persistent_buffers(), buffers)
     assert reading_dtype(source) == dtype
 
@@ -62,10 +62,10 @@ def test_a_tied_weight_is_found_under_either_name(kept, poured, tmp_path):
     embedding = weights.pop("model.embed_tokens.weight")
     names = ["model.embed_tokens.weight", "lm_head.weight"] if kept == "both" else [kept]
     write_pickled(source, weights | dict.fromkeys(names, embedding))
-    model, store = poured(source)
+    model, states = poured(source)
     assert model.tied
     (spec,) = model.unit("embed").layout.parameters
-    assert torch.equal(store.master("embed", spec.name), embedding)
+    assert torch.equal(states.master("embed", spec.name), embedding)
 
 
 def test_safetensors_are_read_where_a_folder_has_both(poured, tmp_path):
@@ -210,7 +210,7 @@ def test_tensors_are_views_of_the_file_that_it_cannot_change(tmp_path):
 def test_giving_up_while_pickled_weights_are_read(poured, tmp_path):
     source = make_model(tmp_path / "source")
     pickle_weights(source)
-    model, store = poured(source)
+    model, states = poured(source)
 
     class Enough(Exception):
         pass
@@ -220,4 +220,4 @@ def test_giving_up_while_pickled_weights_are_read(poured, tmp_path):
             raise Enough
 
     with pytest.raises(Enough):
-        load_pretrained(model, str(source), store, give_up)
+        load_pretrained(model, str(source), states, give_up)

@@ -74,14 +74,14 @@ def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> N
             optimizer.zero_grad()
             for name, parameter in trained.items() if resync or step == STEPS else ():
                 unit, spec, _ = specs[name]
-                mine = run.store.master(unit, spec.name)
+                mine = run.host_states.master(unit, spec.name)
                 torch.testing.assert_close(
                     mine, parameter.detach(), rtol=1e-4, atol=2e-5, msg=lambda m: f"{name}: {m}"
                 )
                 parameter.data.copy_(mine)
         for name, (unit, spec, _) in specs.items():
             if spec.frozen:
-                assert torch.equal(run.store.master(unit, spec.name), before[name]), name
+                assert torch.equal(run.host_states.master(unit, spec.name), before[name]), name
         assert_exported(run, peft, adapters, (config, folder))
     finally:
         run.close()
@@ -92,7 +92,7 @@ def assert_exported(run: Streamed, peft, adapters: Adapters, where: tuple) -> No
     the same weights. `where`: the configuration of the base, and a folder that is made.
     """
     config, folder = where
-    save_adapter(run.model, run.store, adapters, ("tiny", "float32", folder))
+    save_adapter(run.model, run.host_states, adapters, ("tiny", "float32", folder))
     (batch,) = random_batches(1, 2, 10, seed=99)
     ids = torch.from_numpy(batch.input_ids)
     with warnings.catch_warnings():
@@ -118,7 +118,7 @@ def assert_exported(run: Streamed, peft, adapters: Adapters, where: tuple) -> No
     count = 0
     for unit in run.model.units:
         for spec in unit.layout.parameters:
-            found = merged(run.store, unit, spec)
+            found = merged(run.host_states, unit, spec)
             if found is not None:
                 count += 1
                 torch.testing.assert_close(found, whole[spec.full_name].detach())

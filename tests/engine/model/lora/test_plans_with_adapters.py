@@ -72,7 +72,7 @@ def test_blocks_with_adapters_are_compiled(monkeypatch):
     for is_compiled in (False, True):
         choices = dataclasses.replace(BASE, compiled=is_compiled)
         run = streamed(plain, choices, parts=EVERYWHERE)
-        initialize_adapters(run.model, run.store, seed=7)
+        initialize_adapters(run.model, run.host_states, seed=7)
         losses = []
         for step in (1, 2):
             batches = random_batches(2, seed=step)

@@ -104,15 +104,17 @@ PLANS = {
 def planes_after(choices: PlanChoices) -> list[torch.Tensor]:
     plain = plain_model(tiny_config("mixtral"))
     run = streamed(plain, choices, dtype="bfloat16", parts=Adapters(4, target_parameters=BOTH))
-    initialize_adapters(run.model, run.store, seed=7)
+    initialize_adapters(run.model, run.host_states, seed=7)
     for step in (1, 2):
         run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
     run.engine.drain()
-    store = run.store
+    states = run.host_states
     found = [
-        torch.from_numpy(store.content(unit.name, plane, 0, store.nbytes(unit.name, plane))).clone()
+        torch.from_numpy(
+            states.content(unit.name, plane, 0, states.nbytes(unit.name, plane))
+        ).clone()
         for unit in run.model.units
-        for plane in store.planes
+        for plane in states.planes
         if plane != "grad"
     ]
     run.close()

@@ -92,7 +92,7 @@ def test_the_disk_works_from_the_norm_to_the_last_update():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16", "adamw_8bit"])
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_the_bytes_are_the_store_s_and_the_engine_s(optimizer, on_gpu, tmp_path, monkeypatch):
+def test_the_bytes_are_the_host_states_and_the_engine_s(optimizer, on_gpu, tmp_path, monkeypatch):
     from engine.planning.fit import buffer_sizes
 
     for place in (disk_chunks, buffer_sizes):
@@ -108,11 +108,11 @@ def test_the_bytes_are_the_store_s_and_the_engine_s(optimizer, on_gpu, tmp_path,
         run = streamed(plain, choices, dtype="bfloat16", optimizer=optimizer, disk=tmp_path)
         shape = shape_of(run.model).with_optimizer(optimizer)
         rings = run.engine._state_rings.nbytes + run.engine._gradient_rings.nbytes
-        assert state_bytes(shape, choices) == run.store.allocated_bytes + rings
+        assert state_bytes(shape, choices) == run.host_states.allocated_bytes + rings
         items = plane_items(shape, choices)
         assert sum(item.bytes for item in items) == state_bytes(shape, choices)
         assert gradient_ring_bytes(shape, choices) == run.engine._gradient_rings.nbytes
-        on_disk = run.store.disk.nbytes
+        on_disk = run.host_states.disk.nbytes
         assert on_disk <= disk_offloaded_bytes(shape, choices)
         assert bool(on_disk) == bool(count)
         run.close()

@@ -27,7 +27,7 @@ from engine.planning.schedule.choices import (
 )
 from engine.planning.schedule.ops import Lane
 from tests.support.chosen import QUICK, big_shape, config
-from tests.support.device_bytes import agreeing_plans, filled_store
+from tests.support.device_bytes import agreeing_plans, filled_states
 from tests.support.size_grid import BUFFER_GRID
 from tests.support.tiny import tiny_config
 
@@ -122,7 +122,7 @@ def test_buffers_are_the_device_state_to_the_byte():
         for gpu_resident in (2, 3)
         if gpu_resident - 1 + each.blocks_kept_in_slots <= 4
     ]
-    assert agreeing_plans(model, filled_store(model), plans) > 20
+    assert agreeing_plans(model, filled_states(model), plans) > 20
 
 
 def test_moments_on_the_disk_keep_the_usual_order():

@@ -70,10 +70,10 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
         tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype=dtype)
     )
     shape = shape_of(model)
-    store = HostStates(model.layouts, dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states()
-    store.divide(NoShards(ranks))
+    states = HostStates(model.layouts, dtype, threads=1)
+    states.allocate_weights()
+    states.allocate_states()
+    states.divide(NoShards(ranks))
     numel = {unit.name: unit.numel for unit in shape.units}
     assert any(Shards(ranks).padded(size) != size for size in numel.values())
     for one_rank_s in GRID:
@@ -81,11 +81,13 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
             continue
         choices = replace(one_rank_s, ranks=ranks)
         buffer = update_buffer(shape, choices)
-        of_store = store.update_buffer(choices.update_chunks, Shards(ranks))
-        assert buffer == (of_store.without_gradients if choices.gradients_on_gpu else of_store)
+        of_states = states.update_buffer(choices.update_chunks, Shards(ranks))
+        assert buffer == (of_states.without_gradients if choices.gradients_on_gpu else of_states)
         expected = sum(item.bytes for item in fixed_items(shape, choices, 24 * 32))
         for rank in (0, ranks - 1):
-            if rank and choices.gpu_resident_units:  # the planes of the store are those of rank 0
+            if (
+                rank and choices.gpu_resident_units
+            ):  # the planes of the host states are those of rank 0
                 continue
             sizes = PlaneSizes(
                 numel,
@@ -96,11 +98,11 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
             )
             names = [unit.name for unit in model.blocks]
             plan = build_step_plan(names, model.tied, choices, sizes)
-            store.place_units(gpu_resident_of(names, choices), CpuBackend())
-            buffers = DeviceBuffers(store, buffer)
+            states.place_units(gpu_resident_of(names, choices), CpuBackend())
+            buffers = DeviceBuffers(states, buffer)
             state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffers)
             assert state.fixed_bytes() == expected, choices
-    store.close()
+    states.close()
 
 
 @pytest.mark.parametrize("ranks", RANKS)

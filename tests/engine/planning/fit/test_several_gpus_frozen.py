@@ -30,7 +30,7 @@ from engine.planning.schedule.ops import OpKind
 from engine.planning.schedule.shards import Shards
 from engine.planning.shape.model_shape import ModelShape
 from tests.support.chosen import QUICK, config
-from tests.support.device_bytes import agreeing_plans, filled_store
+from tests.support.device_bytes import agreeing_plans, filled_states
 from tests.support.gpu_grid import GRID, NoShards, bytes_of
 from tests.support.tiny import tiny_config
 
@@ -53,13 +53,13 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(
 ):
     how = ModelConfig(source="tiny", dtype=dtype)
     model = build_model(tiny_config(family, tie_word_embeddings=tied), how, parts)
-    store = filled_store(model)
-    store.divide(NoShards(ranks))
+    states = filled_states(model)
+    states.divide(NoShards(ranks))
     plans = (
         replace(one, ranks=ranks) for one in GRID if not (one.shared_embed_and_head_slot and tied)
     )
-    assert agreeing_plans(model, store, plans) > 10
-    store.close()
+    assert agreeing_plans(model, states, plans) > 10
+    states.close()
 
 
 def big_shape() -> ModelShape:

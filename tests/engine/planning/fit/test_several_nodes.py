@@ -28,7 +28,7 @@ from engine.planning.schedule.text import from_text, to_text
 from engine.planning.schedule.verify_plan import verify_plan
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config
-from tests.support.device_bytes import agreeing_plans, filled_store
+from tests.support.device_bytes import agreeing_plans, filled_states
 from tests.support.gpu_grid import GRID, bytes_of
 from tests.support.tiny import tiny_config
 
@@ -195,9 +195,9 @@ def test_the_buffers_of_a_rank_alone_on_its_node_are_its_device_state_to_the_byt
     model = build_model(
         tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype="bfloat16")
     )
-    store = filled_store(model)
+    states = filled_states(model)
     plans = [
         one.changed(replicas=2) for one in GRID if not (one.shared_embed_and_head_slot and tied)
     ]
-    assert agreeing_plans(model, store, plans) == len(plans)
-    store.close()
+    assert agreeing_plans(model, states, plans) == len(plans)
+    states.close()

@@ -124,9 +124,9 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
     )
     shape = shape_of(model).with_optimizer(optimizer)
     names = [unit.name for unit in model.blocks]
-    store = HostStates(model.layouts, dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states(optimizer=optimizer)
+    states = HostStates(model.layouts, dtype, threads=1)
+    states.allocate_weights()
+    states.allocate_states(optimizer=optimizer)
     backend = CpuBackend()
     numel = {unit.name: unit.numel for unit in shape.units}
     # Moments in other kinds change update buffers alone.
@@ -137,8 +137,8 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
         if choices.embed_and_head_in_kept_gradients and (tied or not shape.embed_chunk):
             continue
         buffer = update_buffer(shape, choices)
-        of_store = store.update_buffer(choices.update_chunks)
-        assert buffer == (of_store.without_gradients if choices.gradients_on_gpu else of_store)
+        of_states = states.update_buffer(choices.update_chunks)
+        assert buffer == (of_states.without_gradients if choices.gradients_on_gpu else of_states)
         sizes = PlaneSizes(
             numel,
             buffer.numel,
@@ -147,8 +147,8 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
             item_bytes=shape.item_bytes,
         )
         plan = build_step_plan(names, model.tied, choices, sizes)
-        store.place_units(gpu_resident_of(names, choices), backend)
-        buffers = DeviceBuffers(store, buffer)
+        states.place_units(gpu_resident_of(names, choices), backend)
+        buffers = DeviceBuffers(states, buffer)
         state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffers)
         assert (
             sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes()
@@ -186,23 +186,23 @@ LARGE = Machine("cpu", 8, 64 * GIB, 64 * GIB, 60 * GIB, (), "", 0)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family, tied", [("llama", False), ("gpt2", True)])
-def test_the_store_allocates_what_the_report_itemises(tmp_path, family, tied, dtype):
+def test_the_host_states_allocate_what_the_report_itemises(tmp_path, family, tied, dtype):
     """Plane by plane, from what a person reads before a run to what the kernel maps in it."""
     folder = make_model(tmp_path / "model", family, tie_word_embeddings=tied)
     config = make_config(tmp_path, **{"model.source": str(folder), "model.dtype": dtype})
     report = estimate(config, LARGE, shape_from_source(config.model)).to_dict()
     itemised = {i.name: i.bytes for i in items_of(report, PartName.HOST) if i.kind.is_plane}
     model = build_model(load_config(str(folder)), config.model)
-    store = HostStates(model.layouts, dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states()
+    states = HostStates(model.layouts, dtype, threads=1)
+    states.allocate_weights()
+    states.allocate_states()
     allocated = {
-        plane: sum(store.array(unit, plane).nbytes for unit in store.layouts)
-        for plane in store.planes
+        plane: sum(states.array(unit, plane).nbytes for unit in states.layouts)
+        for plane in states.planes
     }
     assert allocated == itemised
-    assert store.allocated_bytes == sum(itemised.values())
-    store.close()
+    assert states.allocated_bytes == sum(itemised.values())
+    states.close()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "olmo2", "mixtral", "qwen3_moe"])

@@ -33,7 +33,7 @@ from engine.planning.shape.serialize import pack, unpack
 from engine.tools.bench.step_flops import step_flops
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config
-from tests.support.device_bytes import agreeing_plans, filled_store
+from tests.support.device_bytes import agreeing_plans, filled_states
 from tests.support.folders import make_model
 from tests.support.size_grid import BUFFER_GRID, DEVICE_UPDATE_GRID
 from tests.support.tiny import plain_model, streamed, tiny_config
@@ -72,11 +72,12 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(name, family, tied, dtyp
     model = build_model(configuration, how, parts_of(name, family))
     shape = shape_of(model)
     assert shape.frozen_units == model.frozen_units
-    store = filled_store(model)
-    assert store.allocated_bytes == shape.host_bytes
+    states = filled_states(model)
+    assert states.allocated_bytes == shape.host_bytes
     plans = [*BUFFER_GRID[::3], *DEVICE_UPDATE_GRID[::2]]
     assert (
-        agreeing_plans(model, store, (one for one in plans if one.blocks_per_saved_input == 1)) > 20
+        agreeing_plans(model, states, (one for one in plans if one.blocks_per_saved_input == 1))
+        > 20
     )
 
 
@@ -224,7 +225,7 @@ def test_pairs_of_blocks_are_refused():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_report_itemises_what_the_store_allocates(tmp_path, dtype):
+def test_the_report_itemises_what_the_host_states_allocate(tmp_path, dtype):
     folder = make_model(tmp_path / "model")
     job = TrainConfig.from_dict(
         {
@@ -240,8 +241,8 @@ def test_the_report_itemises_what_the_store_allocates(tmp_path, dtype):
     assert report.model["trained_parameters"] == shape.trained_count < shape.parameter_count
     planes = [item for item in items_of(report.to_dict(), PartName.HOST) if item.kind.is_plane]
     model = build_model(load_config(str(folder)), job.model, job.train.parts)
-    store = filled_store(model)
-    assert sum(item.bytes for item in planes) == store.allocated_bytes
+    states = filled_states(model)
+    assert sum(item.bytes for item in planes) == states.allocated_bytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

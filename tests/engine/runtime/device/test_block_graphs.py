@@ -36,7 +36,7 @@ def planes_after(choices, recorder=None, shapes=((2, 12),), tied=False, each=STE
         plain, choices, backend=backend, dtype="bfloat16", max_grad_norm=0.5, parts=parts
     )
     if isinstance(parts, Adapters):
-        initialize_adapters(run.model, run.store, seed=7)
+        initialize_adapters(run.model, run.host_states, seed=7)
     for step in range(1, each * len(shapes) + 1):
         rows, tokens = shapes[(step - 1) % len(shapes)]
         batches = random_batches(choices.micro_batches, rows, tokens, seed=step)

@@ -51,20 +51,20 @@ def model(tmp_path_factory) -> Path:
 def found_by(model: Path, ranks: int, nodes: int = 1, **choices) -> tuple[dict, float]:
     """Returns the planes after three steps, and the loss of an evaluation."""
     with started_group(model, ranks, 4, nodes, **choices) as workers:
-        before = frozen_of(workers.store)
+        before = frozen_of(workers.host_states)
         workers.train(1, 2, 3)
-        assert frozen_of(workers.store) == before and before
+        assert frozen_of(workers.host_states) == before and before
         loss = workers.engine.evaluate(random_batches(3))
         return trained_planes(workers), loss
 
 
-def frozen_of(store) -> dict[str, bytes]:
+def frozen_of(states) -> dict[str, bytes]:
     """Returns the weights of each unit that are not trained."""
     found = {}
-    for unit, layout in store.layouts.items():
+    for unit, layout in states.layouts.items():
         begin, end = layout.frozen_range("float32")
         if begin < end:
-            found[unit] = store.content(unit, "weight_high", begin, end).tobytes()
+            found[unit] = states.content(unit, "weight_high", begin, end).tobytes()
     return found
 
 

@@ -23,8 +23,8 @@ from engine.paths import PROGRAM_ROOT
 from engine.planning.schedule.ops import OpKind
 from engine.runtime.distributed import build_engine, connection
 from engine.runtime.step import compute_ops, copy_ops
+from tests.support.filled_states import planes_of
 from tests.support.rebuilt import rebuilt
-from tests.support.stores import planes_of
 from tests.support.tiny import random_batches
 from tests.support.worker_groups import (
     StartedGroup,
@@ -195,7 +195,7 @@ def test_a_model_that_vanishes_is_not_missed(tmp_path):
         shutil.rmtree(folder)
         rebuilt(workers)
         workers.train(1)
-        assert workers.store.held.step == 1
+        assert workers.host_states.held.step == 1
 
 
 # --------------------------------------------------------------------- rank 0 fails
@@ -224,12 +224,12 @@ def test_rank_0_s_own_error_in_a_step_ends_all(model, monkeypatch, error, told):
             assert train_until_it_fails(workers) == f"Rank 0 of 2 {told}"
 
 
-def read(store) -> dict[tuple[str, str], bytes]:
-    """Returns the planes of a store as a checkpoint reads them, those on other devices too."""
+def read(states) -> dict[tuple[str, str], bytes]:
+    """Returns the planes of host states as a checkpoint reads them, those on other devices too."""
     return {
-        (unit, plane): store.content(unit, plane, 0, store.nbytes(unit, plane)).tobytes()
-        for unit in store.layouts
-        for plane in planes_of(store)
+        (unit, plane): states.content(unit, plane, 0, states.nbytes(unit, plane)).tobytes()
+        for unit in states.layouts
+        for plane in planes_of(states)
     }
 
 
@@ -249,12 +249,12 @@ def test_a_step_that_rank_0_gives_up_changes_no_plane_and_all_can_be_read(model,
     with started_group(model, 2, **choices) as workers:
         processes = workers.workers._processes
         workers.train(1)
-        before = read(workers.store)
+        before = read(workers.host_states)
         with pytest.raises(given_up, match="enough"):
             workers.engine.train_step(2, random_batches(4), 3e-3, check=look)
         workers.engine.drain()
-        assert workers.store.held.step == 1 and not workers.store.held.is_mixed
-        assert read(workers.store) == before and not workers.logged
+        assert workers.host_states.held.step == 1 and not workers.host_states.held.is_mixed
+        assert read(workers.host_states) == before and not workers.logged
         workers.engine.close()
     assert [each.process.returncode for each in processes] == [0], "it ends by itself"
 
@@ -274,7 +274,7 @@ def test_an_evaluation_that_is_given_up_leaves_the_ranks_in_step(model):
             workers.engine.evaluate(random_batches(5), look)
         assert workers.engine.evaluate(random_batches(5)) == expected
         workers.train(1, 2)
-        assert workers.store.held.step == 2 and not workers.store.held.is_mixed
+        assert workers.host_states.held.step == 2 and not workers.host_states.held.is_mixed
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
@@ -291,13 +291,13 @@ def test_an_engine_that_rank_0_cannot_build_leaves_the_ranks_in_step(model, monk
                 rebuilt(workers)
         rebuilt(workers)
         workers.train(2, 3)
-        assert workers.store.held.step == 3
+        assert workers.host_states.held.step == 3
 
 
 def test_numbers_that_are_not_finite_end_no_rank(model):
     with started_group(model, 2) as workers:
         workers.train(1)
-        weight = workers.store.tensor("head", "weight_high")
+        weight = workers.host_states.tensor("head", "weight_high")
         kept = weight.clone()
         weight.fill_(float("nan"))
         for _ in range(2):
@@ -305,9 +305,9 @@ def test_numbers_that_are_not_finite_end_no_rank(model):
                 workers.train(2)
             workers.engine.drain()
         weight.copy_(kept)
-        workers.store.held.skip(2)
+        workers.host_states.held.skip(2)
         workers.train(3)
-        assert workers.store.held.step == 3 and not workers.store.held.is_mixed
+        assert workers.host_states.held.step == 3 and not workers.host_states.held.is_mixed
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")

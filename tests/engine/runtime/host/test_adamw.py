@@ -20,39 +20,39 @@ BETAS, EPS, DECAY = (0.9, 0.95), 1e-8, 0.1
 SHAPES = {"proj.weight": (37, 41), "norm.weight": (41,)}
 
 
-def make_store(dtype: str, shapes=SHAPES, seed: int = 0) -> HostStates:
+def new_states(dtype: str, shapes=SHAPES, seed: int = 0) -> HostStates:
     specs = [
         ParameterSpec(name, f"model.{name}", shape, len(shape) > 1)
         for name, shape in shapes.items()
     ]
-    store = HostStates([lay_out("block.0", specs)], dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states()
+    states = HostStates([lay_out("block.0", specs)], dtype, threads=1)
+    states.allocate_weights()
+    states.allocate_states()
     generator = torch.Generator().manual_seed(seed)
     for spec in specs:
-        store.write("block.0", spec.name, torch.randn(spec.shape, generator=generator) * 0.05)
-    return store
+        states.write("block.0", spec.name, torch.randn(spec.shape, generator=generator) * 0.05)
+    return states
 
 
-def set_gradients(store: HostStates, seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
+def set_gradients(states: HostStates, seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
     """Random gradients of very different sizes in the grad plane, and what each parameter got."""
     generator = torch.Generator().manual_seed(seed)
-    found, layout = {}, store.layouts["block.0"]
+    found, layout = {}, states.layouts["block.0"]
     for spec, offset in zip(layout.parameters, layout.offsets):
         values = torch.randn(spec.shape, generator=generator) * 10 ** (
             torch.rand(spec.shape, generator=generator) * -6
         )
-        target = store.tensor("block.0", "grad")[offset : offset + spec.numel].view(spec.shape)
+        target = states.tensor("block.0", "grad")[offset : offset + spec.numel].view(spec.shape)
         target.copy_(values * scale)
         found[spec.name] = target.float()
     return found
 
 
 def reference(
-    store: HostStates, rate: float
+    states: HostStates, rate: float
 ) -> tuple[dict[str, torch.nn.Parameter], torch.optim.AdamW]:
-    specs = store.layouts["block.0"].parameters
-    weights = {spec.name: torch.nn.Parameter(store.master("block.0", spec.name)) for spec in specs}
+    specs = states.layouts["block.0"].parameters
+    weights = {spec.name: torch.nn.Parameter(states.master("block.0", spec.name)) for spec in specs}
     groups = [
         {"params": [weights[s.name] for s in specs if s.decay], "weight_decay": DECAY},
         {"params": [weights[s.name] for s in specs if not s.decay], "weight_decay": 0.0},
@@ -63,62 +63,62 @@ def reference(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("clip", [1.0, 0.37])
 def test_equals_torch_adamw_with_fp32_masters(dtype, clip):
-    store = make_store(dtype)
-    weights, optimizer = reference(store, 0.0)
-    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), threads=2)
+    states = new_states(dtype)
+    weights, optimizer = reference(states, 0.0)
+    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, DECAY), threads=2)
     for step in range(1, 9):
         rate = 1e-3 * step
-        gradients = set_gradients(store, step)
-        before = store.array("block.0", "grad").copy()
+        gradients = set_gradients(states, step)
+        before = states.array("block.0", "grad").copy()
         host.update("block.0", step, rate, clip)
-        assert (store.array("block.0", "grad") == before).all()
+        assert (states.array("block.0", "grad") == before).all()
         for group in optimizer.param_groups:
             group["lr"] = rate
         for name, weight in weights.items():
             weight.grad = gradients[name] * clip
         optimizer.step()
-    layout = store.layouts["block.0"]
+    layout = states.layouts["block.0"]
     for spec, offset in zip(layout.parameters, layout.offsets):
         weight, state = weights[spec.name], optimizer.state[weights[spec.name]]
         torch.testing.assert_close(
-            store.master("block.0", spec.name), weight.data, rtol=0, atol=2.4e-6
+            states.master("block.0", spec.name), weight.data, rtol=0, atol=2.4e-6
         )
         for plane in ("exp_avg", "exp_avg_sq"):
-            moment = store.tensor("block.0", plane)[offset : offset + spec.numel].view(spec.shape)
+            moment = states.tensor("block.0", plane)[offset : offset + spec.numel].view(spec.shape)
             torch.testing.assert_close(moment, state[plane], rtol=1e-5, atol=1e-9)
         if dtype == "bfloat16":
             assert (
-                (store.view("block.0", spec.name).float() - weight.data).abs()
+                (states.view("block.0", spec.name).float() - weight.data).abs()
                 <= weight.data.abs() * 2**-8
             ).all()
     host.close()
-    store.close()
+    states.close()
 
 
 def test_updates_below_bf16_resolution_add_up():
-    store = make_store("bfloat16", {"proj.weight": (64, 64)})
-    store.write("block.0", "proj.weight", torch.ones(64, 64))
-    store.tensor("block.0", "grad").fill_(1.0)
-    host = HostAdamW(store, AdamWSettings(0.9, 0.999, 1e-8, 0.0))
+    states = new_states("bfloat16", {"proj.weight": (64, 64)})
+    states.write("block.0", "proj.weight", torch.ones(64, 64))
+    states.tensor("block.0", "grad").fill_(1.0)
+    host = HostAdamW(states, AdamWSettings(0.9, 0.999, 1e-8, 0.0))
     for step in range(1, 21):
         host.update("block.0", step, 1e-5, 1.0)
     expected = torch.full((64, 64), 1 - 2e-4)
-    torch.testing.assert_close(store.master("block.0", "proj.weight"), expected, rtol=0, atol=1e-6)
-    assert (store.view("block.0", "proj.weight") == 1).all()
+    torch.testing.assert_close(states.master("block.0", "proj.weight"), expected, rtol=0, atol=1e-6)
+    assert (states.view("block.0", "proj.weight") == 1).all()
     host.close()
-    store.close()
+    states.close()
 
 
 def test_decay_stops_where_the_decayed_range_ends():
-    store = make_store("float32")
-    store.write("block.0", "proj.weight", torch.ones(37, 41))
-    store.write("block.0", "norm.weight", torch.ones(41))
-    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, weight_decay=0.5))
+    states = new_states("float32")
+    states.write("block.0", "proj.weight", torch.ones(37, 41))
+    states.write("block.0", "norm.weight", torch.ones(41))
+    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, weight_decay=0.5))
     host.update("block.0", 1, 0.1, 1.0)  # gradients are zero
-    assert (store.master("block.0", "proj.weight") == np.float32(0.95)).all()
-    assert (store.master("block.0", "norm.weight") == 1).all()
+    assert (states.master("block.0", "proj.weight") == np.float32(0.95)).all()
+    assert (states.master("block.0", "norm.weight") == 1).all()
     host.close()
-    store.close()
+    states.close()
 
 
 def in_one_pass(host: HostAdamW, *arguments) -> None:
@@ -132,7 +132,7 @@ def in_two_passes(host: HostAdamW, *arguments) -> None:
 
 def in_pieces(host: HostAdamW, *arguments) -> None:
     """Updates the weights of all chunks first. One begins among the elements without decay."""
-    gradients = host._store.array("block.0", "grad")
+    gradients = host._states.array("block.0", "grad")
     cuts = (0, 700, 1530, len(gradients))
     pieces = [GradientChunk(a, gradients[a:b]) for a, b in itertools.pairwise(cuts)]
     for update in (host.update_weights, host.update_moments):
@@ -141,14 +141,14 @@ def in_pieces(host: HostAdamW, *arguments) -> None:
 
 
 def run_steps(dtype: str, shapes, threads: int, update=in_one_pass) -> list[bytes]:
-    store = make_store(dtype, shapes)
-    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), threads)
+    states = new_states(dtype, shapes)
+    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, DECAY), threads)
     for step in (1, 2, 3):
-        set_gradients(store, step)
+        set_gradients(states, step)
         update(host, step, 1e-3, 0.9)
-    found = [store.array("block.0", plane).tobytes() for plane in store.planes]
+    found = [states.array("block.0", plane).tobytes() for plane in states.planes]
     host.close()
-    store.close()
+    states.close()
     return found
 
 
@@ -167,10 +167,10 @@ def test_moments_may_be_updated_after_the_weights(dtype, update, monkeypatch):
 
 
 def test_rounded_moments_are_updated_in_one_pass():
-    store = make_store("bfloat16")
-    store.release_states()
-    store.allocate_states(optimizer="adamw_8bit")
-    host = HostAdamW(store, AdamWSettings(), 1)
+    states = new_states("bfloat16")
+    states.release_states()
+    states.allocate_states(optimizer="adamw_8bit")
+    host = HostAdamW(states, AdamWSettings(), 1)
     host.compile_for(two_passes=False)
     with pytest.raises(ValueError, match="not in fp32"):
         host.compile_for(two_passes=True)
@@ -178,13 +178,13 @@ def test_rounded_moments_are_updated_in_one_pass():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_first_pass_leaves_moments_and_the_second_one_weights(dtype):
-    store = make_store(dtype)
-    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), 1)
-    set_gradients(store, 1)
-    weights = [plane for plane in store.planes if plane.startswith("weight")]
+    states = new_states(dtype)
+    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, DECAY), 1)
+    set_gradients(states, 1)
+    weights = [plane for plane in states.planes if plane.startswith("weight")]
 
     def bits(planes) -> list[bytes]:
-        return [store.array("block.0", plane).tobytes() for plane in planes]
+        return [states.array("block.0", plane).tobytes() for plane in planes]
 
     moments, before = bits(MOMENTS), bits(weights)
     host.update_weights("block.0", 1, 1e-2, 1.0)
@@ -200,77 +200,77 @@ def test_the_first_pass_leaves_moments_and_the_second_one_weights(dtype):
 )
 def test_sizes_around_the_chunk(columns):
     shapes = {"proj.weight": (1, columns), "norm.weight": (1,)}
-    store = make_store("bfloat16", shapes)
-    weights, optimizer = reference(store, 1e-3)
-    gradients = set_gradients(store, 1)
-    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), threads=2)
+    states = new_states("bfloat16", shapes)
+    weights, optimizer = reference(states, 1e-3)
+    gradients = set_gradients(states, 1)
+    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, DECAY), threads=2)
     host.update("block.0", 1, 1e-3, 1.0)
     for name, weight in weights.items():
         weight.grad = gradients[name]
     optimizer.step()
     for name, weight in weights.items():
-        torch.testing.assert_close(store.master("block.0", name), weight.data, rtol=0, atol=2.4e-6)
+        torch.testing.assert_close(states.master("block.0", name), weight.data, rtol=0, atol=2.4e-6)
     host.close()
-    store.close()
+    states.close()
 
 
 def test_alignment_gaps_stay_zero_even_with_an_eps_that_fp32_cannot_hold():
-    store = make_store("float32")
-    host = HostAdamW(store, AdamWSettings(*BETAS, eps=1e-60, weight_decay=DECAY))
+    states = new_states("float32")
+    host = HostAdamW(states, AdamWSettings(*BETAS, eps=1e-60, weight_decay=DECAY))
     host.update("block.0", 1, 1e-3, 1.0)
-    plane = store.tensor("block.0", "weight_high")
+    plane = states.tensor("block.0", "weight_high")
     assert (
-        plane.isfinite().all() and not plane[37 * 41 : store.layouts["block.0"].decay_numel].any()
+        plane.isfinite().all() and not plane[37 * 41 : states.layouts["block.0"].decay_numel].any()
     )
     host.close()
-    store.close()
+    states.close()
 
 
 def test_moments_leave_the_subnormal_range_and_tiny_gradients_change_nothing():
-    store = make_store("bfloat16", {"proj.weight": (64, 64)})
-    before = store.master("block.0", "proj.weight")
-    store.tensor("block.0", "exp_avg").fill_(1e-39)
-    store.tensor("block.0", "exp_avg_sq").fill_(1e-39)
-    store.tensor("block.0", "grad").fill_(1e-19)
-    host = HostAdamW(store, AdamWSettings(0.9, 0.999, 1e-8, 0.0))
+    states = new_states("bfloat16", {"proj.weight": (64, 64)})
+    before = states.master("block.0", "proj.weight")
+    states.tensor("block.0", "exp_avg").fill_(1e-39)
+    states.tensor("block.0", "exp_avg_sq").fill_(1e-39)
+    states.tensor("block.0", "grad").fill_(1e-19)
+    host = HostAdamW(states, AdamWSettings(0.9, 0.999, 1e-8, 0.0))
     for step in (1, 2):
         host.update("block.0", step, 1e-3, 1.0)
     for plane in ("exp_avg", "exp_avg_sq"):
-        assert (store.tensor("block.0", plane) >= 2.0**-126).all()
-    store.tensor("block.0", "grad").zero_()
-    store.tensor("block.0", "exp_avg").fill_(1e-39)
+        assert (states.tensor("block.0", plane) >= 2.0**-126).all()
+    states.tensor("block.0", "grad").zero_()
+    states.tensor("block.0", "exp_avg").fill_(1e-39)
     host.update("block.0", 3, 1e-3, 1.0)
-    assert not store.tensor("block.0", "exp_avg").any()
-    assert torch.equal(store.master("block.0", "proj.weight"), before)
+    assert not states.tensor("block.0", "exp_avg").any()
+    assert torch.equal(states.master("block.0", "proj.weight"), before)
     host.close()
-    store.close()
+    states.close()
 
 
 def test_a_very_small_eps_still_counts_tiny_gradients():
-    store = make_store("float32", {"proj.weight": (64, 64)})
-    weights, optimizer = reference(store, 1e-3)
+    states = new_states("float32", {"proj.weight": (64, 64)})
+    weights, optimizer = reference(states, 1e-3)
     optimizer.param_groups[0]["eps"] = 1e-18
-    store.tensor("block.0", "grad").fill_(1e-17)
+    states.tensor("block.0", "grad").fill_(1e-17)
     weights["proj.weight"].grad = torch.full((64, 64), 1e-17)
-    host = HostAdamW(store, AdamWSettings(*BETAS, 1e-18, DECAY))
+    host = HostAdamW(states, AdamWSettings(*BETAS, 1e-18, DECAY))
     host.update("block.0", 1, 1e-3, 1.0)
     optimizer.step()
     torch.testing.assert_close(
-        store.master("block.0", "proj.weight"), weights["proj.weight"].data, rtol=0, atol=2.4e-6
+        states.master("block.0", "proj.weight"), weights["proj.weight"].data, rtol=0, atol=2.4e-6
     )
     host.close()
-    store.close()
+    states.close()
 
 
 def test_nan_reaches_the_weights_where_it_can_be_found():
-    store = make_store("bfloat16", {"proj.weight": (64, 64)})
-    store.tensor("block.0", "grad")[5] = float("nan")
-    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY))
+    states = new_states("bfloat16", {"proj.weight": (64, 64)})
+    states.tensor("block.0", "grad")[5] = float("nan")
+    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, DECAY))
     host.update("block.0", 1, 1e-3, 1.0)
-    assert store.tensor("block.0", "weight_high").isnan().nonzero().tolist() == [[5]]
-    assert store.master("block.0", "proj.weight").isnan().sum() == 1
+    assert states.tensor("block.0", "weight_high").isnan().nonzero().tolist() == [[5]]
+    assert states.master("block.0", "proj.weight").isnan().sum() == 1
     host.close()
-    store.close()
+    states.close()
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -75,28 +75,28 @@ def test_a_file_system_that_cannot_reserve_space_is_written_by_the_c_library(tmp
 
 def test_a_move_that_fails_half_way_leaves_the_planes_where_they_were(tmp_path, monkeypatch):
     layout = layout_of(5000)
-    store = HostStates([layout], "bfloat16", threads=1)
-    store.allocate_weights()
-    store.allocate_states()
-    moments = store.tensor("block 0", "exp_avg")
+    states = HostStates([layout], "bfloat16", threads=1)
+    states.allocate_weights()
+    states.allocate_states()
+    moments = states.tensor("block 0", "exp_avg")
     moments.copy_(torch.arange(layout.numel))
     kept = moments.clone()
 
     def fails(*_: object) -> None:
         raise DiskOffloadError("the disk is gone")
 
-    store.offload_to_disk(tmp_path)
+    states.offload_to_disk(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(DiskFile, "write", fails)
         with pytest.raises(DiskOffloadError, match="the disk is gone"):
-            store.place_units((), CpuBackend(), ("block 0",))
-    assert not store.disk_offloaded
-    assert torch.equal(store.tensor("block 0", "exp_avg"), kept)
-    store.place_units((), CpuBackend(), ("block 0",))
-    assert store.disk_offloaded == {"block 0"}
-    content = store.content("block 0", "exp_avg", 0, store.nbytes("block 0", "exp_avg"))
+            states.place_units((), CpuBackend(), ("block 0",))
+    assert not states.disk_offloaded
+    assert torch.equal(states.tensor("block 0", "exp_avg"), kept)
+    states.place_units((), CpuBackend(), ("block 0",))
+    assert states.disk_offloaded == {"block 0"}
+    content = states.content("block 0", "exp_avg", 0, states.nbytes("block 0", "exp_avg"))
     assert torch.equal(torch.from_numpy(content.copy()).view(torch.float32), kept)
-    store.close()
+    states.close()
 
 
 def test_pieces_follow_each_other_and_cut_no_block():

@@ -65,9 +65,9 @@ CASES = [(*kind, 2, 1) for kind in KINDS] + [("bfloat16", "adamw", 48, 3, 2)]
 
 
 @pytest.fixture(params=CASES, ids=str)
-def stores(request, monkeypatch) -> Iterator[Case]:
-    """Yields a store with all planes here, and one whose planes, which hold the same, are divided
-    among nodes. What passes between nodes does so in small chunks.
+def cases(request, monkeypatch) -> Iterator[Case]:
+    """Yields host states with all planes here, and one whose planes, which hold the same, are
+    divided among nodes. What passes between nodes does so in small chunks.
     """
     dtype, optimizer, wide, nodes, ranks = request.param
     monkeypatch.setattr(cross_node_planes, "MOST_BYTES", 1000)
@@ -77,15 +77,15 @@ def stores(request, monkeypatch) -> Iterator[Case]:
     divided, others = HostStates(model.layouts, dtype, threads=1), OtherNodes(nodes)
     divided.shard_over_nodes(nodes * ranks, Nodes(nodes, others=others))
     generator = np.random.default_rng(0)
-    for store in (plainly, divided):
-        store.allocate_weights()
-        pour(plain, model, store)
-        store.allocate_states(optimizer=optimizer)
+    for states in (plainly, divided):
+        states.allocate_weights()
+        pour(plain, model, states)
+        states.allocate_states(optimizer=optimizer)
     for unit in plainly.layouts:
         for plane in MOMENTS:
             content = generator.integers(0, 255, plainly.nbytes(unit, plane)).astype(np.uint8)
-            for store in (plainly, divided):
-                store.put(unit, plane, 0, content)
+            for states in (plainly, divided):
+                states.put(unit, plane, 0, content)
     shape = shape_of(model).with_optimizer(optimizer)
     choices = PlanChoices(ranks=nodes * ranks, nodes_per_replica=nodes)
     # What the report says of a node may lack the elements that fill a shard.
@@ -97,8 +97,8 @@ def stores(request, monkeypatch) -> Iterator[Case]:
     plainly.close()
 
 
-def test_planes_read_as_if_they_were_on_one_node(stores: Case):
-    plainly, divided, _ = stores
+def test_planes_read_as_if_they_were_on_one_node(cases: Case):
+    plainly, divided, _ = cases
     for unit, layout in plainly.layouts.items():
         for plane in plainly.planes:
             size = plainly.nbytes(unit, plane)
@@ -111,9 +111,9 @@ def test_planes_read_as_if_they_were_on_one_node(stores: Case):
             assert torch.equal(divided.master(unit, spec.name), plainly.master(unit, spec.name))
 
 
-def test_every_rank_finds_its_shard_where_it_is_in_a_whole_plane(stores: Case):
+def test_every_rank_finds_its_shard_where_it_is_in_a_whole_plane(cases: Case):
     """The ranks of another node open what the first of them holds."""
-    plainly, _, others = stores
+    plainly, _, others = cases
     nodes = 1 + len(others.parts)
     ranks = {2: 1, 3: 2}[nodes]
     for host, parts in others.parts.items():
@@ -129,8 +129,8 @@ def test_every_rank_finds_its_shard_where_it_is_in_a_whole_plane(stores: Case):
         opened.close_planes_in_ram()
 
 
-def test_units_that_come_to_live_on_a_device_bring_what_other_nodes_have(stores: Case):
-    plainly, divided, others = stores
+def test_units_that_come_to_live_on_a_device_bring_what_other_nodes_have(cases: Case):
+    plainly, divided, others = cases
     divided.place_units(["embed"], CpuBackend())
     left = {unit for parts in others.parts.values() for unit, _ in parts.planes.files}
     assert left == plainly.layouts.keys() - {"embed"}
@@ -143,13 +143,13 @@ def test_units_that_come_to_live_on_a_device_bring_what_other_nodes_have(stores:
 def test_a_node_without_room_says_what_it_lacks(monkeypatch):
     plain = plain_model(tiny_config("llama"))
     model = build_model(plain.config, ModelConfig(source="tiny", dtype="float32"))
-    store, others = HostStates(model.layouts, "float32", threads=1), OtherNodes(2)
-    store.shard_over_nodes(2, Nodes(2, others=others))
+    states, others = HostStates(model.layouts, "float32", threads=1), OtherNodes(2)
+    states.shard_over_nodes(2, Nodes(2, others=others))
     monkeypatch.setattr(others.parts[1].ram, "_touch", _full)
     with pytest.raises(FitError, match="^the other node is full$"):
-        store.allocate_weights()
-    assert store.allocated_bytes == 0 and not others.parts[1].planes.files
-    store.close()
+        states.allocate_weights()
+    assert states.allocated_bytes == 0 and not others.parts[1].planes.files
+    states.close()
 
 
 def _full(*_: object) -> None:

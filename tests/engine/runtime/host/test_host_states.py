@@ -30,9 +30,9 @@ def layout(unit: str = "block.0", rows: int = 5, columns: int = 100):
 
 
 def filled(dtype: str, rows: int = 5, columns: int = 100, **options) -> HostStates:
-    store = HostStates([layout(rows=rows, columns=columns)], dtype, **options)
-    store.allocate_weights()
-    return store
+    states = HostStates([layout(rows=rows, columns=columns)], dtype, **options)
+    states.allocate_weights()
+    return states
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
@@ -46,25 +46,25 @@ def floats(values) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_allocates_what_the_layout_says_to_the_byte(dtype):
     layouts = [layout("embed", 7, 333), layout("block.0"), lay_out("empty", [])]
-    store = HostStates(layouts, dtype)
-    assert store.allocated_bytes == 0
-    store.allocate_weights()
+    states = HostStates(layouts, dtype)
+    assert states.allocated_bytes == 0
+    states.allocate_weights()
     weights = {"weight_high", "weight_low"} if dtype == "bfloat16" else {"weight_high"}
-    assert store.allocated_bytes == sum(
+    assert states.allocated_bytes == sum(
         own.plane_bytes(dtype)[plane] for own in layouts for plane in weights
     )
-    store.allocate_states()
+    states.allocate_states()
     for own in layouts:
-        found = {plane: store.array(own.unit, plane).nbytes for plane in store.planes}
+        found = {plane: states.array(own.unit, plane).nbytes for plane in states.planes}
         assert found == own.plane_bytes(dtype)
-    assert store.allocated_bytes == sum(own.host_bytes(dtype) for own in layouts)
-    store.close()
-    assert store.allocated_bytes == 0
+    assert states.allocated_bytes == sum(own.host_bytes(dtype) for own in layouts)
+    states.close()
+    assert states.allocated_bytes == 0
 
 
 def test_memory_is_zeroed_and_shared_by_array_tensor_and_view():
-    store = filled("bfloat16")
-    store.allocate_states()
+    states = filled("bfloat16")
+    states.allocate_states()
     kinds = {
         "weight_high": (np.uint16, torch.bfloat16),
         "weight_low": (np.int16, torch.int16),
@@ -73,15 +73,15 @@ def test_memory_is_zeroed_and_shared_by_array_tensor_and_view():
         "grad": (np.uint16, torch.bfloat16),
     }
     for plane, (array_type, tensor_type) in kinds.items():
-        assert store.array("block.0", plane).dtype == array_type
-        assert store.tensor("block.0", plane).dtype == tensor_type
-        assert store.tensor("block.0", plane).shape == (store.layouts["block.0"].numel,)
-        assert not store.array("block.0", plane).any()
-    store.view("block.0", "proj.weight")[1, 2] = 1.5
-    assert store.tensor("block.0", "weight_high")[102] == 1.5
-    assert store.array("block.0", "weight_high")[102] == 0x3FC0
-    assert store.view("block.0", "norm.weight").shape == (100,)
-    store.close()
+        assert states.array("block.0", plane).dtype == array_type
+        assert states.tensor("block.0", plane).dtype == tensor_type
+        assert states.tensor("block.0", plane).shape == (states.layouts["block.0"].numel,)
+        assert not states.array("block.0", plane).any()
+    states.view("block.0", "proj.weight")[1, 2] = 1.5
+    assert states.tensor("block.0", "weight_high")[102] == 1.5
+    assert states.array("block.0", "weight_high")[102] == 0x3FC0
+    assert states.view("block.0", "norm.weight").shape == (100,)
+    states.close()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -109,12 +109,12 @@ def test_fp32_survives_the_split_bit_for_bit(threads, monkeypatch):
     values[0, : len(special)] = special
     magnitude = values & 0x7FFFFFFF
     values[(magnitude >= 0x7F7F8000) & (magnitude != 0x7F800000)] = 0x3F800000
-    store = filled("bfloat16", 50, 400, threads=threads)
-    store.write("block.0", "proj.weight", floats(values))
-    assert (bits(store.master("block.0", "proj.weight")) == values).all()
-    high = store.array("block.0", "weight_high")[: values.size].reshape(values.shape)
+    states = filled("bfloat16", 50, 400, threads=threads)
+    states.write("block.0", "proj.weight", floats(values))
+    assert (bits(states.master("block.0", "proj.weight")) == values).all()
+    high = states.array("block.0", "weight_high")[: values.size].reshape(values.shape)
     assert (high == ((values.astype(np.uint64) + 0x8000) >> 16)).all()
-    store.close()
+    states.close()
 
 
 def test_nan_infinity_and_the_largest_values_are_told_truly():
@@ -130,28 +130,28 @@ def test_nan_infinity_and_the_largest_values_are_told_truly():
             0xFF7F8000,
         ]
     )
-    store = filled("bfloat16", 1, 8)
-    store.write("block.0", "proj.weight", values.view(1, 8))
+    states = filled("bfloat16", 1, 8)
+    states.write("block.0", "proj.weight", values.view(1, 8))
     high, master = (
-        store.view("block.0", "proj.weight")[0].float(),
-        store.master("block.0", "proj.weight")[0],
+        states.view("block.0", "proj.weight")[0].float(),
+        states.master("block.0", "proj.weight")[0],
     )
     for seen in (high, master):
         assert seen[:4].isnan().all()
         assert seen[4:6].tolist() == [float("inf"), float("-inf")]
         assert seen[6:].isfinite().all()
     assert bits(master)[6:].tolist() == [0x7F7F7FFF, 0xFF7F7FFF]
-    store.close()
+    states.close()
 
 
 def test_bf16_source_is_copied_as_it_is():
-    store = filled("bfloat16")
-    store.write("block.0", "proj.weight", torch.randn(5, 100))
+    states = filled("bfloat16")
+    states.write("block.0", "proj.weight", torch.randn(5, 100))
     source = torch.randn(5, 100).bfloat16()
-    store.write("block.0", "proj.weight", source)
-    assert torch.equal(store.view("block.0", "proj.weight"), source)
-    assert torch.equal(store.master("block.0", "proj.weight"), source.float())
-    store.close()
+    states.write("block.0", "proj.weight", source)
+    assert torch.equal(states.view("block.0", "proj.weight"), source)
+    assert torch.equal(states.master("block.0", "proj.weight"), source.float())
+    states.close()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -169,13 +169,13 @@ def test_bf16_source_is_copied_as_it_is():
 @pytest.mark.parametrize("piece", [1 << 22, 64, 250])
 def test_any_float_tensor_of_the_shape_is_written(dtype, make, piece, monkeypatch):
     monkeypatch.setattr(fp32_chunks, "_PIECE", piece)
-    store = filled(dtype)
-    store.write("block.0", "norm.weight", torch.full((100,), 7.0))
+    states = filled(dtype)
+    states.write("block.0", "norm.weight", torch.full((100,), 7.0))
     source = make(torch.randn(5, 100))
-    store.write("block.0", "proj.weight", source)
-    assert torch.equal(store.master("block.0", "proj.weight"), source.detach().float())
-    assert (store.master("block.0", "norm.weight") == 7).all()
-    store.close()
+    states.write("block.0", "proj.weight", source)
+    assert torch.equal(states.master("block.0", "proj.weight"), source.detach().float())
+    assert (states.master("block.0", "norm.weight") == 7).all()
+    states.close()
 
 
 def test_memory_that_is_not_aligned_is_written():
@@ -185,31 +185,31 @@ def test_memory_that_is_not_aligned_is_written():
     source = torch.frombuffer(memoryview(raw.numpy())[2:], dtype=torch.float32, count=500).view(
         5, 100
     )
-    store = filled("bfloat16")
-    store.write("block.0", "proj.weight", source)
-    assert torch.equal(store.master("block.0", "proj.weight"), expected)
-    store.close()
+    states = filled("bfloat16")
+    states.write("block.0", "proj.weight", source)
+    assert torch.equal(states.master("block.0", "proj.weight"), expected)
+    states.close()
 
 
 def test_wrong_shape_and_quantized_weights_are_refused_by_name():
-    store = filled("bfloat16")
+    states = filled("bfloat16")
     with pytest.raises(
         ModelError, match=r"block\.0\.proj\.weight has the shape \(100, 5\).*\(5, 100\)"
     ):
-        store.write("block.0", "proj.weight", torch.zeros(100, 5))
+        states.write("block.0", "proj.weight", torch.zeros(100, 5))
     with pytest.raises(ModelError, match=r"block\.0\.proj\.weight is stored as int8"):
-        store.write("block.0", "proj.weight", torch.zeros(5, 100, dtype=torch.int8))
-    store.close()
+        states.write("block.0", "proj.weight", torch.zeros(5, 100, dtype=torch.int8))
+    states.close()
 
 
-def test_a_store_that_was_never_closed_leaves_nothing_registered():
+def test_host_states_that_were_never_closed_leave_nothing_registered():
     """The next one may get the same addresses, and would be refused."""
     known = {}
-    store = HostStates([layout("a"), layout("b")], "bfloat16", known.setdefault, known.pop)
-    store.allocate_weights()
-    store.allocate_states()
+    states = HostStates([layout("a"), layout("b")], "bfloat16", known.setdefault, known.pop)
+    states.allocate_weights()
+    states.allocate_states()
     assert known
-    del store
+    del states
     gc.collect()
     assert not known
 
@@ -264,76 +264,76 @@ def test_only_dma_planes_are_registered_and_unregistered_while_they_still_hold_t
         order.append(ctypes.c_uint16.from_address(address).value)
         del known[address]
 
-    store = HostStates([layout("a"), layout("b")], "bfloat16", known.setdefault, unregister)
-    store.allocate_weights()
-    store.allocate_states()
+    states = HostStates([layout("a"), layout("b")], "bfloat16", known.setdefault, unregister)
+    states.allocate_weights()
+    states.allocate_states()
     expected = {
-        store.array(unit, plane).ctypes.data: store.layouts[unit].numel * 2
+        states.array(unit, plane).ctypes.data: states.layouts[unit].numel * 2
         for unit in "ab"
         for plane in ("weight_high", "grad")
     }
     assert known == expected
-    assert store.pinned_bytes == sum(expected.values())
+    assert states.pinned_bytes == sum(expected.values())
     for unit in "ab":
-        store.array(unit, "weight_high")[0] = store.array(unit, "grad")[0] = 77
-    store.close()
-    assert not known and order == [77] * 4 and store.pinned_bytes == 0
-    store.close()
+        states.array(unit, "weight_high")[0] = states.array(unit, "grad")[0] = 77
+    states.close()
+    assert not known and order == [77] * 4 and states.pinned_bytes == 0
+    states.close()
 
 
-def test_a_view_outlives_the_store_without_its_memory():
-    store = filled("bfloat16")
-    view = store.view("block.0", "norm.weight")
+def test_a_view_outlives_the_host_states_without_its_memory():
+    states = filled("bfloat16")
+    view = states.view("block.0", "norm.weight")
     view.fill_(3)
-    store.close()
+    states.close()
     assert not view.any()
 
 
 def test_progress_counts_every_byte_and_its_error_undoes_the_allocation():
     known, seen = {}, []
-    store = HostStates([layout("a"), layout("b")], "float32", known.setdefault, known.pop)
-    store.allocate_weights(lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (store.allocated_bytes,) * 2 and [done for done, _ in seen] == sorted(
+    states = HostStates([layout("a"), layout("b")], "float32", known.setdefault, known.pop)
+    states.allocate_weights(lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (states.allocated_bytes,) * 2 and [done for done, _ in seen] == sorted(
         done for done, _ in seen
     )
-    before, held = dict(known), store.allocated_bytes
+    before, held = dict(known), states.allocated_bytes
 
     def cancel(done, total):
         if done > total / 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        store.allocate_states(cancel)
-    assert known == before and store.allocated_bytes == held
-    store.allocate_states()
-    store.close()
+        states.allocate_states(cancel)
+    assert known == before and states.allocated_bytes == held
+    states.allocate_states()
+    states.close()
 
 
 def test_too_much_is_refused_in_one_sentence_before_anything_is_touched(monkeypatch):
-    store = HostStates([layout("a", 1 << 20, 1 << 20)], "bfloat16")
+    states = HostStates([layout("a", 1 << 20, 1 << 20)], "bfloat16")
     with pytest.raises(
         FitError, match=r"weights need 4096\.0 GiB \(4,398,\d{3},\d{3},\d{3} bytes\)"
     ):
-        store.allocate_weights()
+        states.allocate_weights()
     monkeypatch.setattr(ram_planes, "sample_host_memory", lambda: (0, 1 << 62))
-    store = HostStates([layout("small"), layout("a", 1 << 28, 1 << 20)], "bfloat16")
+    states = HostStates([layout("small"), layout("a", 1 << 28, 1 << 20)], "bfloat16")
     with pytest.raises(
         FitError, match=r"refused 1048576\.0 GiB \(\S+ bytes\) of host memory for the weights"
     ):
-        store.allocate_weights()
-    assert store.allocated_bytes == 0
+        states.allocate_weights()
+    assert states.allocated_bytes == 0
 
 
 def test_older_kernels_touch_memory_too(monkeypatch):
     monkeypatch.setattr(mapped_memory, "_MADV_POPULATE_WRITE", 9999)
-    store = filled("bfloat16")
-    assert not store.array("block.0", "weight_high").any()
-    store.close()
+    states = filled("bfloat16")
+    assert not states.array("block.0", "weight_high").any()
+    states.close()
 
 
 def test_a_forked_child_does_not_inherit_the_planes():
-    store = filled("bfloat16", 1024, 1024)
-    address = store.array("block.0", "weight_high").ctypes.data
+    states = filled("bfloat16", 1024, 1024)
+    address = states.array("block.0", "weight_high").ctypes.data
     flags = None
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -341,7 +341,7 @@ def test_a_forked_child_does_not_inherit_the_planes():
         elif inside and line.startswith("VmFlags:"):
             flags = line.split()[1:]
     assert "dc" in flags
-    store.close()
+    states.close()
 
 
 def test_memory_that_the_system_does_not_register_is_used_and_counted():
@@ -358,15 +358,17 @@ def test_memory_that_the_system_does_not_register_is_used_and_counted():
         run.engine.train_step(1, random_batches(1), 1e-2)
         run.engine.drain()
         planes.append(
-            [run.store.tensor(unit.name, "weight_high").clone() for unit in run.model.units]
+            [run.host_states.tensor(unit.name, "weight_high").clone() for unit in run.model.units]
         )
         run.close()
         assert bool(unregistered) == granted
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*planes))
-    store = HostStates([layout("a")], "bfloat16", lambda *_: False, lambda _: None)
-    store.allocate_weights()
-    assert store.refused_bytes == store.array("a", "weight_high").nbytes and not store.pinned_bytes
-    store.close()
+    states = HostStates([layout("a")], "bfloat16", lambda *_: False, lambda _: None)
+    states.allocate_weights()
+    assert (
+        states.refused_bytes == states.array("a", "weight_high").nbytes and not states.pinned_bytes
+    )
+    states.close()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from engine.planning.layout.moments import BLOCK, MOMENTS, MomentKind
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.optimizer.host_kernels import kernel
 from engine.runtime.optimizer.moment_codes import moment_map
-from tests.support.moment_kernels import made_store, set_gradient
+from tests.support.moment_kernels import new_states, set_gradient
 
 pytestmark = pytest.mark.computing
 
@@ -61,13 +61,13 @@ def in_halves(values, noise):
     return (bits >> np.uint64(16)).astype(np.uint16).view(np.uint8)
 
 
-def referred(store, unit, adamw, step):
+def referred(states, unit, adamw, step):
     """All planes after a step, from those before it, by the reference."""
-    planes = {plane: store.array(unit, plane).copy() for plane in store.planes}
-    here = store.layouts[unit]
+    planes = {plane: states.array(unit, plane).copy() for plane in states.planes}
+    here = states.layouts[unit]
     clip, (*others, keep) = np.float32(CLIP), adamw.scalars(step, RATE)
     weights = [name for name in planes if name.startswith("weight")]
-    for part in here.moment_ranges(store.optimizer):
+    for part in here.moment_ranges(states.optimizer):
         between, numel = slice(part.start, part.stop), part.stop - part.start
         place = slice(part.place, part.place + part.bytes)
         kept = [planes[name][place] for name in MOMENTS]
@@ -80,7 +80,7 @@ def referred(store, unit, adamw, step):
             both = [moment.view(np.float32).copy() for moment in kept]
         decayed = min(max(0, here.decay_numel - part.start), numel)
         arrays = tuple(planes[name][between] for name in ("grad", *weights))
-        kernel("adamw_split" if store.dtype == "bfloat16" else "adamw_float")(
+        kernel("adamw_split" if states.dtype == "bfloat16" else "adamw_float")(
             np.zeros(1, np.int64), 64, decayed, (*arrays, *both), (clip, keep, *others)
         )
         if part.kind == MomentKind.CODES:
@@ -102,17 +102,17 @@ def referred(store, unit, adamw, step):
 @pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
 def test_four_steps_have_the_bits_of_the_reference(optimizer, dtype, unit, threads, monkeypatch):
     monkeypatch.setattr("engine.runtime.optimizer.host_threads.SHARE", 2 * BLOCK)
-    store = made_store(optimizer, dtype, unit)
-    adamw = HostAdamW(store, SETTINGS, threads)
+    states = new_states(optimizer, dtype, unit)
+    adamw = HostAdamW(states, SETTINGS, threads)
     for step in range(1, 5):
-        set_gradient(store, unit, step)
-        wanted = referred(store, unit, adamw, step)
+        set_gradient(states, unit, step)
+        wanted = referred(states, unit, adamw, step)
         adamw.update(unit, step, RATE, CLIP)
         for name, plane in wanted.items():
-            there = store.array(unit, name)
+            there = states.array(unit, name)
             assert there.tobytes() == plane.tobytes(), (step, name)
     adamw.close()
-    store.close()
+    states.close()
 
 
 def test_codes_of_all_edges_are_those_of_a_search():

@@ -45,9 +45,9 @@ class OtherDevices:
             self.planes[rank].write(key, begin, content)
 
 
-def stores(dtype, optimizer, ranks, wide=48):
-    """Returns a store with all planes in RAM, and one with some on the devices of several ranks,
-    whose planes hold the same.
+def host_states_of(dtype, optimizer, ranks, wide=48):
+    """Returns host states with all planes in RAM, and one with some on the devices of several
+    ranks, whose planes hold the same.
     """
     plain = plain_model(tiny_config("llama", intermediate_size=wide))
     model = build_model(plain.config, ModelConfig(source="tiny", dtype=dtype))
@@ -57,16 +57,16 @@ def stores(dtype, optimizer, ranks, wide=48):
     divided.divide(others)
     divided.place_units(GPU_RESIDENT, CpuBackend())
     generator = np.random.default_rng(0)
-    for store in (plainly, divided):
-        store.allocate_weights()
-        pour(plain, model, store)
-        store.allocate_states(optimizer=optimizer)
+    for states in (plainly, divided):
+        states.allocate_weights()
+        pour(plain, model, states)
+        states.allocate_states(optimizer=optimizer)
     for unit in model.layouts:
         for plane in MOMENTS:
             size = plainly.nbytes(unit.unit, plane)
             content = generator.integers(0, 255, size).astype(np.uint8)
-            for store in (plainly, divided):
-                store.put(unit.unit, plane, 0, content)
+            for states in (plainly, divided):
+                states.put(unit.unit, plane, 0, content)
     return model, plainly, divided, others
 
 
@@ -76,7 +76,7 @@ def stores(dtype, optimizer, ranks, wide=48):
     [("float32", "adamw", 48), ("bfloat16", "adamw", 48), ("bfloat16", "adamw_8bit", 160)],
 )
 def test_planes_read_as_if_they_were_in_one_place(dtype, optimizer, ranks, wide):
-    model, plainly, divided, others = stores(dtype, optimizer, ranks, wide)
+    model, plainly, divided, others = host_states_of(dtype, optimizer, ranks, wide)
     names = [plane for plane in plainly.planes if plane != "grad"]
     for unit in (layout.unit for layout in model.layouts):
         for plane in names:
@@ -101,7 +101,7 @@ def test_planes_read_as_if_they_were_in_one_place(dtype, optimizer, ranks, wide)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
 def test_each_rank_holds_the_weights_whole_and_a_shard_of_the_rest(optimizer, ranks):
-    model, plainly, divided, others = stores("bfloat16", optimizer, ranks, 160)
+    model, plainly, divided, others = host_states_of("bfloat16", optimizer, ranks, 160)
     layouts = {layout.unit: layout for layout in model.layouts}
     for rank, planes in others.planes.items():
         assert {unit for unit, _ in planes.tensors} == set(GPU_RESIDENT)

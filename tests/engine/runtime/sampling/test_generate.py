@@ -218,9 +218,9 @@ def test_training_goes_on_with_the_same_bits_after_sampling(dtype):
                 run.sampler.generate(PROMPTS, AnswerLimits(5, {2}), Drawing(temperature=0.5))
         planes.append(
             [
-                run.store.tensor(unit.name, plane).clone()
+                run.host_states.tensor(unit.name, plane).clone()
                 for unit in run.model.units
-                for plane in run.store.planes
+                for plane in run.host_states.planes
             ]
         )
         run.close()

@@ -55,9 +55,9 @@ def test_each_rank_has_its_share_of_the_cores(monkeypatch):
     threads: list[int | None] = []
 
     class Noting(HostAdamW):
-        def __init__(self, store, settings, own=None):
+        def __init__(self, states, settings, own=None):
             threads.append(own)
-            super().__init__(store, settings, own)
+            super().__init__(states, settings, own)
 
     monkeypatch.setattr(steps, "HostAdamW", Noting)
     monkeypatch.setattr(steps, "default_threads", lambda: 6)

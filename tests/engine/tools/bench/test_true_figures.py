@@ -55,7 +55,9 @@ def test_each_parameter_is_updated_once_and_where_the_plan_says(name):
     run.engine.train_step(1, batches, 1e-3, applied.append)
     run.engine.drain()
     spans = applied[0].spans
-    planes = SimpleNamespace(model=SimpleNamespace(dtype="bfloat16"), store=run.store, workers=None)
+    planes = SimpleNamespace(
+        model=SimpleNamespace(dtype="bfloat16"), host_states=run.host_states, workers=None
+    )
     there = set(choices.device_updated_units) | set([*numels][: choices.gpu_resident_units])
     expected = {
         "host": sum(numel for unit, numel in numels.items() if unit not in there),
@@ -64,7 +66,7 @@ def test_each_parameter_is_updated_once_and_where_the_plan_says(name):
     counted, found = updated_by_place(spans, planes), rates(spans, planes)
     # Planes also have a few elements between parameters.
     assert counted == {where: pytest.approx(numel, rel=0.01) for where, numel in expected.items()}
-    assert sum(counted.values()) == sum(layout.numel for layout in run.store.layouts.values())
+    assert sum(counted.values()) == sum(layout.numel for layout in run.host_states.layouts.values())
     for where, rate in (("host", "adamw_g_s"), ("device", "device_adamw_g_s")):
         took = sum(span.end - span.start for span in spans if span.op.kind in UPDATED[where])
         if expected[where]:

@@ -1,4 +1,4 @@
-"""Host stores and checkpoints for the tests of this folder."""
+"""Host states and checkpoints for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import pytest
 from engine.runtime.host.host_states import HostStates
 from engine.training.checkpoints import staging, unit_files
 from engine.training.checkpoints.checkpoint import Contents, write_checkpoint
-from tests.support.stores import content, fill, layouts
+from tests.support.filled_states import content, fill, layouts
 from tests.support.streamed_weights import poured  # noqa: F401  a fixture
 
 
 @pytest.fixture
-def new_store():
+def new_states():
     made = []
 
     def make(
         dtype: str = "bfloat16", seed: int | None = None, weights_only: bool = False, **shape
     ) -> HostStates:
-        store = HostStates(layouts(**shape), dtype, threads=1)
-        made.append(store)
-        store.allocate_weights()
+        states = HostStates(layouts(**shape), dtype, threads=1)
+        made.append(states)
+        states.allocate_weights()
         if not weights_only:
-            store.allocate_states()
+            states.allocate_states()
         if seed is not None:
-            fill(store, seed)
-        return store
+            fill(states, seed)
+        return states
 
     yield make
-    for store in made:
-        store.close()
+    for states in made:
+        states.close()
 
 
 @pytest.fixture(params=[1000, 4096], ids=["uneven pieces", "whole pages"])
@@ -43,11 +43,11 @@ def small_pieces(monkeypatch, request):
 
 
 @pytest.fixture
-def two(tmp_path, new_store):
+def two(tmp_path, new_states):
     """Checkpoints of steps 1 and 2, and what each holds."""
-    store, held = new_store(seed=1), {}
+    states, held = new_states(seed=1), {}
     for step in (1, 2):
-        fill(store, step)
-        write_checkpoint(tmp_path, step, Contents(store, {"step": step}), keep=5)
-        held[step] = content(store)
+        fill(states, step)
+        write_checkpoint(tmp_path, step, Contents(states, {"step": step}), keep=5)
+        held[step] = content(states)
     return tmp_path, held

@@ -28,7 +28,7 @@ from engine.training.checkpoints.restore import (
     load_newest_checkpoint,
     newest_checkpoint,
 )
-from tests.support.stores import content, names
+from tests.support.filled_states import content, names
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -43,31 +43,33 @@ STATE = {
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_every_bit_comes_back(tmp_path, new_store, dtype):
-    store, root, told = new_store(dtype, seed=1), tmp_path / "checkpoints", []
+def test_every_bit_comes_back(tmp_path, new_states, dtype):
+    states, root, told = new_states(dtype, seed=1), tmp_path / "checkpoints", []
     info = write_checkpoint(
         root,
         10,
-        Contents(store, STATE),
+        Contents(states, STATE),
         keep=2,
         progress=lambda done, total: told.append((done, total)),
     )
     written = sum(path.stat().st_size for path in info.path.iterdir())
-    planes = checkpoint_bytes(store)
+    planes = checkpoint_bytes(states)
     assert (info.path, info.step, info.bytes) == (root / "step-10", 10, written)
-    assert planes == sum(map(len, content(store).values()))
+    assert planes == sum(map(len, content(states).values()))
     # A piece has a checksum of 32 digits, and a plane begins at a whole page.
-    checksums = 40 * sum(-(-len(plane) // staging.CHUNK_BYTES) for plane in content(store).values())
-    assert planes < written < planes + 10_000 + checksums + PAGE * len(content(store))
+    checksums = 40 * sum(
+        -(-len(plane) // staging.CHUNK_BYTES) for plane in content(states).values()
+    )
+    assert planes < written < planes + 10_000 + checksums + PAGE * len(content(states))
     assert told == sorted(told) and told[-1] == (planes, planes) and len(told) > 40
     assert names(root) == ["step-10"]
 
-    other, told = new_store(dtype, seed=2), []
+    other, told = new_states(dtype, seed=2), []
     gradients = other.array("embed", "grad").tobytes()
     loaded = load_checkpoint(
         info.path, other, {}, progress=lambda done, total: told.append((done, total))
     )
-    assert content(other) == content(store) and loaded.state == STATE
+    assert content(other) == content(states) and loaded.state == STATE
     assert other.array("embed", "grad").tobytes() == gradients
     assert told[-1] == (planes, planes)
     found = newest_checkpoint(root)
@@ -75,24 +77,24 @@ def test_every_bit_comes_back(tmp_path, new_store, dtype):
     assert found.state == info.state == STATE
 
 
-def test_weights_alone_need_no_moments(tmp_path, new_store):
-    store = new_store(seed=1)
-    info = write_checkpoint(tmp_path, 3, Contents(store, {}), keep=1)
-    other = new_store(weights_only=True)
+def test_weights_alone_need_no_moments(tmp_path, new_states):
+    states = new_states(seed=1)
+    info = write_checkpoint(tmp_path, 3, Contents(states, {}), keep=1)
+    other = new_states(weights_only=True)
     assert load_checkpoint(info.path, other, {}, WEIGHT_PLANES).step == 3
-    for unit in store.layouts:
+    for unit in states.layouts:
         for plane in ("weight_high", "weight_low"):
-            assert other.array(unit, plane).tobytes() == store.array(unit, plane).tobytes()
+            assert other.array(unit, plane).tobytes() == states.array(unit, plane).tobytes()
 
 
-def test_buffers_come_back_and_are_checked(tmp_path, new_store):
-    store, bias = new_store(seed=1), torch.tensor([0.5, -1.25, 3.0])
-    info = write_checkpoint(tmp_path, 3, Contents(store, {}, {"gate.bias": bias}), keep=2)
+def test_buffers_come_back_and_are_checked(tmp_path, new_states):
+    states, bias = new_states(seed=1), torch.tensor([0.5, -1.25, 3.0])
+    info = write_checkpoint(tmp_path, 3, Contents(states, {}, {"gate.bias": bias}), keep=2)
     assert info.bytes == sum(path.stat().st_size for path in info.path.iterdir())
     assert newest_checkpoint(tmp_path).bytes == info.bytes
     for load in (
-        lambda b: load_checkpoint(info.path, store, b, WEIGHT_PLANES),
-        lambda b: load_newest_checkpoint(tmp_path, store, b),
+        lambda b: load_checkpoint(info.path, states, b, WEIGHT_PLANES),
+        lambda b: load_newest_checkpoint(tmp_path, states, b),
     ):
         into = {"gate.bias": torch.zeros(3)}
         assert load(into).step == 3 and torch.equal(into["gate.bias"], bias)
@@ -100,51 +102,51 @@ def test_buffers_come_back_and_are_checked(tmp_path, new_store):
         CheckpointError,
         match="of another model: it has the buffers .'gate.bias'.* and this model none",
     ):
-        load_checkpoint(info.path, store, {})
-    write_checkpoint(tmp_path, 4, Contents(store, {}, {"gate.bias": bias}), keep=2)
+        load_checkpoint(info.path, states, {})
+    write_checkpoint(tmp_path, 4, Contents(states, {}, {"gate.bias": bias}), keep=2)
     file = tmp_path / "step-4" / "buffers.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    found = load_newest_checkpoint(tmp_path, store, {"gate.bias": torch.zeros(3)})
+    found = load_newest_checkpoint(tmp_path, states, {"gate.bias": torch.zeros(3)})
     assert found.step == 3 and "buffers.safetensors does not match its checksum" in found.skipped[0]
 
 
-def test_there_may_be_none(tmp_path, new_store):
+def test_there_may_be_none(tmp_path, new_states):
     for root in (tmp_path, tmp_path / "none"):
         assert (
             newest_checkpoint(root) is None
-            and load_newest_checkpoint(root, new_store(), {}) is None
+            and load_newest_checkpoint(root, new_states(), {}) is None
         )
     with pytest.raises(CheckpointError, match="step-4 has no manifest.json"):
-        load_checkpoint(tmp_path / "step-4", new_store(), {})
+        load_checkpoint(tmp_path / "step-4", new_states(), {})
 
 
 @pytest.mark.parametrize("holds", ["full", "weights"])
-def test_the_room_that_is_asked_for_holds_the_checksums(tmp_path, new_store, monkeypatch, holds):
+def test_the_room_that_is_asked_for_holds_the_checksums(tmp_path, new_states, monkeypatch, holds):
     """A model of 70B has 100,000 pieces, whose checksums take 4 MB."""
     monkeypatch.setattr(staging, "CHUNK_BYTES", 16)
     monkeypatch.setattr(checkpoint, "_SPARE_BYTES", 10_000)
-    contents = Contents(new_store(seed=1), {"a": 1}, holds=holds)
+    contents = Contents(new_states(seed=1), {"a": 1}, holds=holds)
     info = write_checkpoint(tmp_path, 1, contents, keep=1)
     manifest = (info.path / "manifest.json").stat().st_size
     assert manifest > 50_000
     assert info.bytes <= contents.needed_bytes(tmp_path) < 1.5 * info.bytes
 
 
-def test_state_must_be_json(tmp_path, new_store):
+def test_state_must_be_json(tmp_path, new_states):
     for state, error in (({"a": {1, 2}}, TypeError), ({"a": float("nan")}, ValueError)):
         with pytest.raises(error):
-            write_checkpoint(tmp_path / "c", 1, Contents(new_store(), state), keep=1)
+            write_checkpoint(tmp_path / "c", 1, Contents(new_states(), state), keep=1)
     assert not (tmp_path / "c").exists()
 
 
-def falls_back(root, held, store, says: str) -> None:
-    info = load_newest_checkpoint(root, store, {})
-    assert info.step == 1 and info.state == {"step": 1} and content(store) == held[1]
+def falls_back(root, held, states, says: str) -> None:
+    info = load_newest_checkpoint(root, states, {})
+    assert info.step == 1 and info.state == {"step": 1} and content(states) == held[1]
     assert len(info.skipped) == 1 and "step-2" in info.skipped[0] and says in info.skipped[0]
     with pytest.raises(CheckpointError, match="step-2"):
-        load_checkpoint(root / "step-2", store, {})
+        load_checkpoint(root / "step-2", states, {})
 
 
 def ends_of_planes(units: list[dict], file: str) -> list[int]:
@@ -154,9 +156,9 @@ def ends_of_planes(units: list[dict], file: str) -> list[int]:
     return begins + [plane["offset"] + plane["bytes"] - 1 for plane in planes]
 
 
-def test_a_flipped_bit_in_any_file_is_found(two, new_store):
+def test_a_flipped_bit_in_any_file_is_found(two, new_states):
     root, held = two
-    store = new_store()
+    states = new_states()
     units = json.loads((root / "step-2" / "manifest.json").read_text())["units"]
     for path in sorted((root / "step-2").iterdir()):
         good = path.read_bytes()
@@ -165,10 +167,10 @@ def test_a_flipped_bit_in_any_file_is_found(two, new_store):
             bad[place] ^= 4
             path.write_bytes(bad)
             falls_back(
-                root, held, store, "manifest.json" if path.name == "manifest.json" else path.name
+                root, held, states, "manifest.json" if path.name == "manifest.json" else path.name
             )
         path.write_bytes(good)
-    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
+    assert load_newest_checkpoint(root, states, {}).step == 2 and content(states) == held[2]
 
 
 def test_a_flipped_bit_anywhere_in_the_manifest_is_found(two):
@@ -182,9 +184,9 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_found(two):
         assert newest_checkpoint(root).step == 1, bad[max(0, place - 20) : place + 20]
 
 
-def test_a_cut_or_missing_or_longer_file_is_found(two, new_store):
+def test_a_cut_or_missing_or_longer_file_is_found(two, new_states):
     root, held = two
-    store = new_store()
+    states = new_states()
     for path in sorted((root / "step-2").iterdir()):
         good = path.read_bytes()
         for bad in (good[:-1], good[: len(good) // 2], b"", good + b"\0", None):
@@ -192,15 +194,15 @@ def test_a_cut_or_missing_or_longer_file_is_found(two, new_store):
             if bad is not None:
                 path.write_bytes(bad)
             assert newest_checkpoint(root).step == 1 and len(newest_checkpoint(root).skipped) == 1
-        falls_back(root, held, store, path.name)
+        falls_back(root, held, states, path.name)
         path.write_bytes(good)
 
 
-def test_when_none_is_left_the_reasons_are_given(two, new_store):
+def test_when_none_is_left_the_reasons_are_given(two, new_states):
     root, _ = two
     (root / "step-2" / "manifest.json").unlink()
     (root / "step-1" / "manifest.json").write_text("{}")
-    for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
+    for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_states(), {})):
         with pytest.raises(
             CheckpointError,
             match="No checkpoint in .* can be used.*step-2 has no .*step-1 is damaged",
@@ -209,14 +211,14 @@ def test_when_none_is_left_the_reasons_are_given(two, new_store):
 
 
 @pytest.mark.parametrize("form", [1, 4, 6])
-def test_another_format_is_named_and_not_passed_over(two, new_store, form):
+def test_another_format_is_named_and_not_passed_over(two, new_states, form):
     """Going on from a checkpoint before it would delete what another version wrote."""
     root, _ = two
     path = root / "step-2" / "manifest.json"
     whole = json.loads(path.read_text())
     body = {name: value for name, value in whole.items() if name != "checksum"} | {"format": form}
     path.write_text(json.dumps(body | {"checksum": body_checksum(body)}))
-    for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
+    for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_states(), {})):
         with pytest.raises(CheckpointError, match=f"format {form}, which this version cannot read"):
             find(root)
     path.write_text(json.dumps(whole | {"format": form}))  # a flipped bit, not another version
@@ -246,9 +248,9 @@ def test_another_format_is_named_and_not_passed_over(two, new_store, form):
         ),
     ],
 )
-def test_another_model_is_refused_before_anything_is_loaded(tmp_path, new_store, shape, says):
-    info = write_checkpoint(tmp_path, 1, Contents(new_store(seed=1), {}), keep=1)
-    other = new_store(seed=2, **shape)
+def test_another_model_is_refused_before_anything_is_loaded(tmp_path, new_states, shape, says):
+    info = write_checkpoint(tmp_path, 1, Contents(new_states(seed=1), {}), keep=1)
+    other = new_states(seed=2, **shape)
     before = content(other)
     for load in (
         lambda: load_checkpoint(info.path, other, {}),
@@ -263,9 +265,9 @@ def test_another_model_is_refused_before_anything_is_loaded(tmp_path, new_store,
 # ---------------------------------------------------------------------- interruption
 
 
-def test_an_error_half_way_leaves_the_old_one(two, new_store, monkeypatch):
+def test_an_error_half_way_leaves_the_old_one(two, new_states, monkeypatch):
     root, held = two
-    store, read, calls = new_store(seed=3), HostStates.content, []
+    states, read, calls = new_states(seed=3), HostStates.content, []
 
     class Killed(BaseException):
         pass
@@ -284,20 +286,20 @@ def test_an_error_half_way_leaves_the_old_one(two, new_store, monkeypatch):
 
         monkeypatch.setattr(HostStates, "content", fail)
         with pytest.raises(raised, match=says):
-            write_checkpoint(root, 3, Contents(store, {}), keep=1)
+            write_checkpoint(root, 3, Contents(states, {}), keep=1)
         monkeypatch.setattr(HostStates, "content", read)
         assert names(root) == ["step-1", "step-2"]
-    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
+    assert load_newest_checkpoint(root, states, {}).step == 2 and content(states) == held[2]
 
 
-def test_cancelling_from_the_progress_callback(two, new_store):
+def test_cancelling_from_the_progress_callback(two, new_states):
     root, _ = two
 
     def cancel(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_checkpoint(root, 3, Contents(new_store(), {}), keep=1, progress=cancel)
+        write_checkpoint(root, 3, Contents(new_states(), {}), keep=1, progress=cancel)
     assert names(root) == ["step-1", "step-2"]
 
 
@@ -323,33 +325,33 @@ KILLED = """
 import os, sys
 from engine.training.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.runtime.host.host_states import HostStates
-from tests.support.stores import fill, layouts
-store = HostStates(layouts(), "bfloat16", threads=1)
-store.allocate_weights()
-store.allocate_states()
-fill(store, 7)
+from tests.support.filled_states import fill, layouts
+states = HostStates(layouts(), "bfloat16", threads=1)
+states.allocate_weights()
+states.allocate_states()
+fill(states, 7)
 
 def die_half_way(done, total):
     if done > total / 2:
         os.kill(os.getpid(), 9)
 
-write_checkpoint(sys.argv[1], 3, Contents(store, {}), 1, progress=die_half_way)
+write_checkpoint(sys.argv[1], 3, Contents(states, {}), 1, progress=die_half_way)
 """
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
-def test_a_killed_process_leaves_the_old_one_and_the_next_write_clears_up(two, new_store):
+def test_a_killed_process_leaves_the_old_one_and_the_next_write_clears_up(two, new_states):
     root, held = two
     process = subprocess.run([sys.executable, "-c", KILLED, root], cwd=PROGRAM_ROOT)
     assert process.returncode == -signal.SIGKILL
     assert names(root) == [".step-3.partial", "step-1", "step-2"]
-    store = new_store()
-    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
-    write_checkpoint(root, 4, Contents(store, {}), keep=2)
+    states = new_states()
+    assert load_newest_checkpoint(root, states, {}).step == 2 and content(states) == held[2]
+    write_checkpoint(root, 4, Contents(states, {}), keep=2)
     assert names(root) == ["step-2", "step-4"]
 
 
-def test_everything_is_synced_before_the_name_appears(tmp_path, new_store, monkeypatch):
+def test_everything_is_synced_before_the_name_appears(tmp_path, new_states, monkeypatch):
     synced, fsync, rename = set(), os.fsync, type(tmp_path).rename
 
     def noting(descriptor: int) -> None:
@@ -365,5 +367,5 @@ def test_everything_is_synced_before_the_name_appears(tmp_path, new_store, monke
 
     monkeypatch.setattr(os, "fsync", noting)
     monkeypatch.setattr(type(tmp_path), "rename", checking)
-    write_checkpoint(tmp_path / "checkpoints", 1, Contents(new_store(), {}), keep=1)
+    write_checkpoint(tmp_path / "checkpoints", 1, Contents(new_states(), {}), keep=1)
     assert (tmp_path / "checkpoints").stat().st_ino in synced

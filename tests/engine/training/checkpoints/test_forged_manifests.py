@@ -26,9 +26,9 @@ from engine.training.checkpoints.restore import (
 from engine.training.checkpoints.saved_on_disk import saved_best, saved_steps
 from engine.training.weights.earlier_run import EarlierRun
 from engine.training.weights.start_from import load_start
+from tests.support.filled_states import content, fill
 from tests.support.forged import body_of, forge, forgeries, thought_of
 from tests.support.opened import opened_outside
-from tests.support.stores import content, fill
 
 STATE = {
     "data": "c2540e39",
@@ -81,9 +81,9 @@ def at_once():
 class Uses:
     """Every use of one checkpoint, whose planes have the contents `saved`."""
 
-    def __init__(self, path, store, into):
+    def __init__(self, path, states, into):
         self.path, self.root, self.run = path, path.parent, path.parent.parent
-        self.saved = content(store)
+        self.saved = content(states)
         self._into = into
 
     def all(self) -> list[str]:
@@ -123,14 +123,14 @@ class Uses:
 
 
 @pytest.fixture
-def uses(tmp_path, new_store, monkeypatch):
+def uses(tmp_path, new_states, monkeypatch):
     monkeypatch.setattr(staging, "CHUNK_BYTES", 4096)
-    store = new_store(seed=1)
-    contents = Contents(store, STATE, {"gate": torch.ones(3)})
+    states = new_states(seed=1)
+    contents = Contents(states, STATE, {"gate": torch.ones(3)})
     run = tmp_path / "runs" / "r"
     run.mkdir(parents=True)
     info = write_checkpoint(run / "checkpoints", 5, contents, keep=1)
-    made = Uses(info.path, store, new_store())
+    made = Uses(info.path, states, new_states())
     assert made.all() == [], "an honest one can be used in every way"
     return made
 
@@ -169,14 +169,14 @@ def test_a_checkpoint_without_planes_is_named(uses):
         load_checkpoint(uses.path, uses._into, {}, WEIGHT_PLANES)
 
 
-def test_one_that_lacks_planes_gives_way_to_the_one_before(two, new_store):
+def test_one_that_lacks_planes_gives_way_to_the_one_before(two, new_states):
     root, held = two
     body = body_of(root / "step-2")
     del body["units"][1]["planes"]["exp_avg"]
     forge(root / "step-2", body)
-    store = new_store()
-    info = load_newest_checkpoint(root, store, {})
-    assert info.step == 1 and content(store) == held[1]
+    states = new_states()
+    info = load_newest_checkpoint(root, states, {})
+    assert info.step == 1 and content(states) == held[1]
     assert "exp_avg of unit block.0 is missing" in info.skipped[0]
 
 
@@ -254,38 +254,38 @@ def test_what_is_no_file_is_not_opened(uses, make, at_once):
 
 
 @pytest.mark.parametrize("what", ["checkpoints", "step-5"])
-def test_a_linked_folder_of_checkpoints_is_named_and_not_followed(uses, new_store, what):
+def test_a_linked_folder_of_checkpoints_is_named_and_not_followed(uses, new_states, what):
     elsewhere = uses.run.parent / "elsewhere"
     place = uses.root if what == "checkpoints" else uses.path
     place.rename(elsewhere)
     place.symlink_to(elsewhere)
     before = sorted(elsewhere.rglob("*"))
-    for look in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
+    for look in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_states(), {})):
         with pytest.raises(CheckpointError, match=f"{what} is a link to .*elsewhere, and a run"):
             look(uses.root)
     if what == "checkpoints":
         with pytest.raises(CheckpointError, match="cannot be written in .*it is a link"):
-            write_checkpoint(uses.root, 6, Contents(new_store(), {}), keep=1)
+            write_checkpoint(uses.root, 6, Contents(new_states(), {}), keep=1)
     else:
-        write_checkpoint(uses.root, 6, Contents(new_store(), {}), keep=1)
+        write_checkpoint(uses.root, 6, Contents(new_states(), {}), keep=1)
     assert sorted(elsewhere.rglob("*")) == before
 
 
-def test_leftovers_that_are_links_are_removed_themselves(uses, new_store):
+def test_leftovers_that_are_links_are_removed_themselves(uses, new_states):
     elsewhere = uses.run.parent / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "kept").write_text("kept")
     for name in (".step-6.partial", ".step-4.deleted", ".step-6.old"):
         (uses.root / name).symlink_to(elsewhere)
-    write_checkpoint(uses.root, 6, Contents(new_store(), {}), keep=1)
+    write_checkpoint(uses.root, 6, Contents(new_states(), {}), keep=1)
     assert sorted(path.name for path in uses.root.iterdir()) == ["step-6"]
     assert (elsewhere / "kept").read_text() == "kept"
 
 
-def test_a_linked_runs_folder_is_the_owners(uses, new_store, tmp_path):
+def test_a_linked_runs_folder_is_the_owners(uses, new_states, tmp_path):
     bigger = tmp_path / "bigger disk"
     uses.run.parent.rename(bigger)
     uses.run.parent.symlink_to(bigger)
     assert uses.all() == []
-    write_checkpoint(uses.root, 6, Contents(new_store(), {}), keep=2)
+    write_checkpoint(uses.root, 6, Contents(new_states(), {}), keep=2)
     assert saved_steps(uses.root).newest == 6 and (bigger / "r" / "checkpoints" / "step-6").is_dir()

@@ -33,14 +33,14 @@ def a_run(dtype: str = "bfloat16", gpu_resident: int = 0) -> Streamed:
 
 def masters(run: Streamed) -> dict:
     return {
-        spec.full_name: run.store.master(unit.name, spec.name)
+        spec.full_name: run.host_states.master(unit.name, spec.name)
         for unit in run.model.units
         for spec in unit.layout.parameters
     }
 
 
 def write(run: Streamed, root, step: int, holds="full"):
-    return write_checkpoint(root, step, Contents(run.store, {}, holds=holds), keep=9)
+    return write_checkpoint(root, step, Contents(run.host_states, {}, holds=holds), keep=9)
 
 
 def frozen_of(path) -> dict[str, os.stat_result]:
@@ -72,8 +72,8 @@ def test_checkpoints_share_what_is_not_trained(tmp_path, dtype, gpu_resident):
     shutil.rmtree(first.path)
     other = a_run(dtype, gpu_resident)
     for unit in other.model.units:
-        other.store.tensor(unit.name, "weight_high").zero_()
-    load_checkpoint(second.path, other.store, {})
+        other.host_states.tensor(unit.name, "weight_high").zero_()
+    load_checkpoint(second.path, other.host_states, {})
     assert same(masters(other), expected)
     run.close()
     other.close()
@@ -86,8 +86,8 @@ def test_without_links_they_are_written_again(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refuse)
     run, told = a_run(), []
     first = write(run, tmp_path, 1)
-    needed = Contents(run.store, {}).needed_bytes(tmp_path)
-    contents = Contents(run.store, {})
+    needed = Contents(run.host_states, {}).needed_bytes(tmp_path)
+    contents = Contents(run.host_states, {})
     second = write_checkpoint(tmp_path, 2, contents, 9, lambda *done: told.append(done[:2]))
     for name, file in frozen_of(first.path).items():
         assert file.st_nlink == 1
@@ -95,13 +95,13 @@ def test_without_links_they_are_written_again(tmp_path, monkeypatch):
     # Space and progress count what is written again.
     assert needed >= contents.most_bytes and second.bytes == first.bytes
     assert {total for _, total in told} == {contents.most_bytes} and told[-1][0] == told[-1][1]
-    load_checkpoint(second.path, run.store, {})
+    load_checkpoint(second.path, run.host_states, {})
     run.close()
 
 
 def test_linked_files_need_no_space(tmp_path):
     run = a_run()
-    contents = Contents(run.store, {}, holds="weights")
+    contents = Contents(run.host_states, {}, holds="weights")
     places = tmp_path / BEST_FOLDER, tmp_path / "checkpoints"
     before = [contents.needed_bytes(place) for place in places]
     info = write(run, places[1], 1)
@@ -146,7 +146,7 @@ def test_two_that_are_written_at_once_share_them(tmp_path, monkeypatch):
     assert files[0] and inodes(files[0]) == inodes(files[1])
     size = sum(file.st_size for file in files[0].values())
     assert found[BEST_FOLDER].bytes < size < found["checkpoints"].bytes
-    load_checkpoint(found[BEST_FOLDER].path, run.store, {}, WEIGHT_PLANES)
+    load_checkpoint(found[BEST_FOLDER].path, run.host_states, {}, WEIGHT_PLANES)
     third = write(run, tmp_path / BEST_FOLDER, 2, "weights")
     (tmp_path / "checkpoints").rename(tmp_path / "gone")
     fourth = write(run, tmp_path / BEST_FOLDER, 3, "weights")
@@ -165,7 +165,7 @@ def test_the_second_waits_while_the_first_writes_them(tmp_path, monkeypatch):
         seen.add(done)
 
     def take():
-        contents = Contents(run.store, {}, holds="weights")
+        contents = Contents(run.host_states, {}, holds="weights")
         write_checkpoint(tmp_path / BEST_FOLDER, 1, contents, 1, told)
 
     second = threading.Thread(target=take)
@@ -207,7 +207,7 @@ def test_damage_is_found(tmp_path):
     content[7] ^= 1
     (info.path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=f"that are not trained .{name}. do not match"):
-        load_checkpoint(info.path, run.store, {})
+        load_checkpoint(info.path, run.host_states, {})
     (info.path / name).write_bytes(content[:-1])
     with pytest.raises(CheckpointError, match=f"{name} has"):
         verified_manifest(info.path)
@@ -224,5 +224,5 @@ def test_a_file_of_another_size_is_not_shared(tmp_path):
     (first.path / name).write_bytes(b"short")
     second = write(run, tmp_path, 2)
     assert (second.path / name).stat().st_ino != (first.path / name).stat().st_ino
-    load_checkpoint(second.path, run.store, {})
+    load_checkpoint(second.path, run.host_states, {})
     run.close()

@@ -70,10 +70,10 @@ def away_from_zero(values: torch.Tensor) -> torch.Tensor:
     return (bits & -0x10000).view(torch.float32).bfloat16()
 
 
-def exported(model: StreamedModel, store: HostStates, source: Path, dtype: str) -> Path:
+def exported(model: StreamedModel, states: HostStates, source: Path, dtype: str) -> Path:
     """Exports the untrained model in `dtype`, and returns the folder."""
     folder = source.with_name(f"{source.name}-{dtype}")
-    write_model(TrainedModel(model, store, make_tokenizer(), str(source), dtype), folder)
+    write_model(TrainedModel(model, states, make_tokenizer(), str(source), dtype), folder)
     return folder
 
 
@@ -89,15 +89,15 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("family", slow_but(TWELVE, A_FEW, SWEEP))
 def test_masters_and_exports_have_every_bit_of_the_checkpoint(family, stored, poured, tmp_path):
     source = save_family(tmp_path / "source", family, STORED[stored])
-    model, store = poured(source)
+    model, states = poured(source)
     truth = dict(load_plain(source, torch.float32).named_parameters())
     for unit in model.units:
         for spec in unit.layout.parameters:
             true, name = truth[spec.full_name].detach(), spec.full_name
-            assert torch.equal(store.master(unit.name, spec.name), true), name
-            assert torch.equal(store.view(unit.name, spec.name), away_from_zero(true)), name
-    whole, rounded = weights_in(source), weights_in(exported(model, store, source, "auto"))
-    given_back = weights_in(exported(model, store, source, "float32"))
+            assert torch.equal(states.master(unit.name, spec.name), true), name
+            assert torch.equal(states.view(unit.name, spec.name), away_from_zero(true)), name
+    whole, rounded = weights_in(source), weights_in(exported(model, states, source, "auto"))
+    given_back = weights_in(exported(model, states, source, "float32"))
     assert given_back.keys() == rounded.keys() == whole.keys()
     for name, tensor in whole.items():
         if tensor.is_floating_point():
@@ -115,10 +115,10 @@ def test_an_untrained_export_has_the_logits_of_its_source(family, poured, tmp_pa
     """Buffers of 8 +- 0.2 moved them by a quarter, when they were rounded to bf16."""
     source = save_family(tmp_path / "source", family, bias=8.0)
     round_to_bf16(source, kept_in_fp32(bf16_model(source, load_config(str(source)))))
-    model, store = poured(source)
+    model, states = poured(source)
     ids = torch.randint(3, VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))
     for dtype, computed in (("auto", torch.bfloat16), ("float32", torch.float32)):
-        folder = exported(model, store, source, dtype)
+        folder = exported(model, states, source, dtype)
         with torch.no_grad():
             before, after = (
                 load_plain(each, computed)(input_ids=ids, use_cache=False).logits
@@ -131,12 +131,12 @@ def test_one_fp16_weight_in_eight_is_a_tie_and_is_rounded_away_from_zero():
     """torch rounds half of the ties the other way, to even."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
     normal = every[every.isfinite() & (every.abs() >= 2**-14)].float()
-    store = HostStates(
+    states = HostStates(
         [lay_out("u", [ParameterSpec("w", "w", tuple(normal.shape), True)])], "bfloat16", threads=1
     )
-    store.allocate_weights()
-    store.write("u", "w", normal)
-    high, master = store.view("u", "w").float(), store.master("u", "w")
+    states.allocate_weights()
+    states.write("u", "w", normal)
+    high, master = states.view("u", "w").float(), states.master("u", "w")
     ties = normal.view(torch.int32).numpy().astype(np.uint32) & 0xFFFF == 0x8000
     assert ties.mean() == 1 / 8
     assert torch.equal(master, normal)
@@ -145,7 +145,7 @@ def test_one_fp16_weight_in_eight_is_a_tie_and_is_rounded_away_from_zero():
     assert torch.equal(high[others], normal.bfloat16().float()[others])
     assert ((high.abs() > normal.abs()) == torch.from_numpy(ties))[torch.from_numpy(ties)].all()
     assert 0.49 < (high != normal.bfloat16().float()).float().mean() * 8 < 0.51
-    store.close()
+    states.close()
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -181,9 +181,9 @@ def test_a_tied_weight_is_found_under_its_other_name(poured, tmp_path):
     embedding = tensors.pop("model.embed_tokens.weight")
     tensors["lm_head.weight"] = embedding
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
-    model, store = poured(source)
+    model, states = poured(source)
     (spec,) = model.unit("embed").layout.parameters
-    assert model.tied and torch.equal(store.master("embed", spec.name), embedding)
+    assert model.tied and torch.equal(states.master("embed", spec.name), embedding)
 
 
 @pytest.mark.parametrize("stored", STORED)

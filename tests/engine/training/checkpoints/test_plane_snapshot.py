@@ -14,8 +14,8 @@ from engine.training.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.training.checkpoints.plane_snapshot import Ended, Piece, Snapshot
 from engine.training.checkpoints.restore import load_checkpoint, newest_checkpoint
 from engine.training.checkpoints.staging import StagingBuffers
+from tests.support.filled_states import content, names, planes_of
 from tests.support.routes import wait_for
-from tests.support.stores import content, names, planes_of
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
@@ -58,8 +58,8 @@ def hold_writing(snapshot, until) -> None:
     snapshot.next_to_write = held
 
 
-def begin(root, store, snapshot, step: int = 1, told=lambda info: None) -> AsyncCheckpoint:
-    contents = Contents(store, {"step": step}, snapshot=snapshot)
+def begin(root, states, snapshot, step: int = 1, told=lambda info: None) -> AsyncCheckpoint:
+    contents = Contents(states, {"step": step}, snapshot=snapshot)
 
     def write():
         snapshot.wait_until_ready()
@@ -68,33 +68,35 @@ def begin(root, store, snapshot, step: int = 1, told=lambda info: None) -> Async
     return AsyncCheckpoint(snapshot, write, told)
 
 
-def update_all(store, snapshot, other) -> None:
+def update_all(states, snapshot, other) -> None:
     """Changes all planes of one unit after the other, as a step does, to those of `other`."""
-    for unit in store.layouts:
+    for unit in states.layouts:
         snapshot.protect(unit)
-        for plane in planes_of(store):
-            store.array(unit, plane)[:] = other.array(unit, plane)
+        for plane in planes_of(states):
+            states.array(unit, plane)[:] = other.array(unit, plane)
 
 
 @pytest.mark.parametrize("room", [0, 40_000, 1 << 20], ids=["waits", "both", "copies"])
-def test_updates_go_on_and_the_file_is_of_one_step(tmp_path, new_store, slow_disk, room):
-    store, memory = new_store(seed=1), StagingBuffers(room)
-    held, rooms = content(store), len(memory._free)
-    snapshot = Snapshot(store, planes_of(store), memory)
-    total = sum(store.nbytes(unit, plane) for unit in store.layouts for plane in planes_of(store))
+def test_updates_go_on_and_the_file_is_of_one_step(tmp_path, new_states, slow_disk, room):
+    states, memory = new_states(seed=1), StagingBuffers(room)
+    held, rooms = content(states), len(memory._free)
+    snapshot = Snapshot(states, planes_of(states), memory)
+    total = sum(
+        states.nbytes(unit, plane) for unit in states.layouts for plane in planes_of(states)
+    )
     has_all = room == 1 << 20
     # An update begins before the disk is done. Where all is copied, it waits for no other piece.
     hold_writing(
         snapshot, lambda _: snapshot.waited_seconds > 0 and not (has_all and snapshot._pending)
     )
-    writing = begin(tmp_path, store, snapshot)
+    writing = begin(tmp_path, states, snapshot)
     snapshot.arm()
     for seed in (2, 3, 4):
-        update_all(store, snapshot, new_store(seed=seed))
+        update_all(states, snapshot, new_states(seed=seed))
     assert writing.wait(PATIENCE)
     path = writing.result().path
-    changed = content(store)
-    other = new_store(seed=9)
+    changed = content(states)
+    other = new_states(seed=9)
     load_checkpoint(path, other, {})
     assert content(other) == held != changed
     assert (snapshot.copied_bytes > 0) == (room > 0)
@@ -106,10 +108,10 @@ def test_updates_go_on_and_the_file_is_of_one_step(tmp_path, new_store, slow_dis
     memory.close()
 
 
-def test_updates_wait_only_for_what_cannot_be_copied(tmp_path, new_store, slow_disk):
-    store, memory = new_store(seed=1), StagingBuffers(60_000)
+def test_updates_wait_only_for_what_cannot_be_copied(tmp_path, new_states, slow_disk):
+    states, memory = new_states(seed=1), StagingBuffers(60_000)
     rooms, written = len(memory._free), []
-    snapshot = Snapshot(store, planes_of(store), memory)
+    snapshot = Snapshot(states, planes_of(states), memory)
     pieces = len(snapshot._pending)
     tell = snapshot.written
     snapshot.written = lambda piece: (tell(piece), written.append(piece))
@@ -122,9 +124,9 @@ def test_updates_wait_only_for_what_cannot_be_copied(tmp_path, new_store, slow_d
         return over.is_set() if piece.room is not None else is_full.is_set()
 
     hold_writing(snapshot, may_be_written)
-    writing = begin(tmp_path, store, snapshot)
+    writing = begin(tmp_path, states, snapshot)
     snapshot.arm()
-    update_all(store, snapshot, new_store(seed=2))
+    update_all(states, snapshot, new_states(seed=2))
     on_disk = len(written)
     over.set()
     writing.wait()
@@ -132,34 +134,34 @@ def test_updates_wait_only_for_what_cannot_be_copied(tmp_path, new_store, slow_d
     memory.close()
 
 
-def test_the_checksums_are_those_of_a_checkpoint_written_standing_still(tmp_path, new_store):
-    store, staging = new_store(seed=1), StagingBuffers(30_000)
-    still = write_checkpoint(tmp_path / "still", 1, Contents(store, {"step": 1}), keep=1)
-    snapshot = Snapshot(store, planes_of(store), staging)
-    writing = begin(tmp_path / "beside", store, snapshot)
+def test_the_checksums_are_those_of_a_checkpoint_written_standing_still(tmp_path, new_states):
+    states, staging = new_states(seed=1), StagingBuffers(30_000)
+    still = write_checkpoint(tmp_path / "still", 1, Contents(states, {"step": 1}), keep=1)
+    snapshot = Snapshot(states, planes_of(states), staging)
+    writing = begin(tmp_path / "beside", states, snapshot)
     snapshot.arm()
-    update_all(store, snapshot, new_store(seed=2))
+    update_all(states, snapshot, new_states(seed=2))
     writing.wait()
     beside = writing.result()
     for path in still.path.iterdir():
         assert (beside.path / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_an_update_waits_until_the_step_before_is_applied(new_store):
-    store = new_store(seed=1)
-    snapshot, done = Snapshot(store, planes_of(store), StagingBuffers(1 << 20)), []
+def test_an_update_waits_until_the_step_before_is_applied(new_states):
+    states = new_states(seed=1)
+    snapshot, done = Snapshot(states, planes_of(states), StagingBuffers(1 << 20)), []
     thread = threading.Thread(target=lambda: done.append(snapshot.protect("embed")))
     thread.start()
     time.sleep(0.05)
     assert not done
     snapshot.arm()
     thread.join(PATIENCE)
-    assert done and snapshot.copied_bytes == 12 * store.layouts["embed"].numel
+    assert done and snapshot.copied_bytes == 12 * states.layouts["embed"].numel
 
 
-def test_an_update_waits_for_a_copy_that_another_thread_makes(new_store, monkeypatch):
+def test_an_update_waits_for_a_copy_that_another_thread_makes(new_states, monkeypatch):
     """A piece is safe once it is copied, not once somebody has begun to copy it."""
-    store, begun, continues, done = new_store(seed=1), threading.Event(), threading.Event(), []
+    states, begun, continues, done = new_states(seed=1), threading.Event(), threading.Event(), []
     copy_to = Piece.copy_to
 
     def held_up(self, room):
@@ -168,12 +170,12 @@ def test_an_update_waits_for_a_copy_that_another_thread_makes(new_store, monkeyp
         return copy_to(self, room)
 
     monkeypatch.setattr(Piece, "copy_to", held_up)
-    snapshot = Snapshot(store, ["exp_avg"], StagingBuffers(staging.CHUNK_BYTES))
+    snapshot = Snapshot(states, ["exp_avg"], StagingBuffers(staging.CHUNK_BYTES))
     snapshot.arm()
     copying = threading.Thread(target=snapshot.copy_ahead)
     copying.start()
     assert begun.wait(PATIENCE)
-    pieces = -(-4 * store.layouts["embed"].numel // staging.CHUNK_BYTES)
+    pieces = -(-4 * states.layouts["embed"].numel // staging.CHUNK_BYTES)
     for _ in range(pieces - 1):  # the rest of the unit is in its file already
         snapshot.written(snapshot.next_to_write())
     update = threading.Thread(target=lambda: done.append(snapshot.protect("embed")))
@@ -186,12 +188,12 @@ def test_an_update_waits_for_a_copy_that_another_thread_makes(new_store, monkeyp
     assert done
 
 
-def test_a_snapshot_that_is_ended_holds_back_nothing_and_leaves_no_checkpoint(two, new_store):
+def test_a_snapshot_that_is_ended_holds_back_nothing_and_leaves_no_checkpoint(two, new_states):
     root, _ = two
-    store = new_store(seed=3)
-    snapshot, begun = Snapshot(store, planes_of(store)), threading.Event()
+    states = new_states(seed=3)
+    snapshot, begun = Snapshot(states, planes_of(states)), threading.Event()
     hold_writing(snapshot, lambda _: begun.set() or snapshot._ended)
-    writing = begin(root, store, snapshot, step=3)
+    writing = begin(root, states, snapshot, step=3)
     snapshot.arm()
     assert begun.wait(PATIENCE)
     writing.cancel()
@@ -201,9 +203,9 @@ def test_a_snapshot_that_is_ended_holds_back_nothing_and_leaves_no_checkpoint(tw
     assert names(root) == ["step-1", "step-2"] and newest_checkpoint(root).step == 2
 
 
-def test_a_disk_that_fails_lets_updates_go_on_and_is_told(two, new_store, monkeypatch):
+def test_a_disk_that_fails_lets_updates_go_on_and_is_told(two, new_states, monkeypatch):
     root, _ = two
-    store = new_store(seed=3)
+    states = new_states(seed=3)
     write, count = chunk_files.ChunkFile.write, [0]
 
     def failing(self, piece, offset):
@@ -213,38 +215,38 @@ def test_a_disk_that_fails_lets_updates_go_on_and_is_told(two, new_store, monkey
         write(self, piece, offset)
 
     monkeypatch.setattr(chunk_files.ChunkFile, "write", failing)
-    snapshot = Snapshot(store, planes_of(store))
-    writing = begin(root, store, snapshot, step=3)
+    snapshot = Snapshot(states, planes_of(states))
+    writing = begin(root, states, snapshot, step=3)
     snapshot.arm()
-    update_all(store, snapshot, new_store(seed=4))
+    update_all(states, snapshot, new_states(seed=4))
     writing.wait()
     with pytest.raises(CheckpointError, match="step 3 cannot be written in .*Input/output"):
         writing.result()
     assert names(root) == ["step-1", "step-2"]
 
 
-def test_units_are_written_in_the_order_of_updates_and_copies_last(new_store):
-    store = new_store(seed=1)
-    snapshot = Snapshot(store, planes_of(store), StagingBuffers(1 << 20))
+def test_units_are_written_in_the_order_of_updates_and_copies_last(new_states):
+    states = new_states(seed=1)
+    snapshot = Snapshot(states, planes_of(states), StagingBuffers(1 << 20))
     snapshot.arm()
     first = snapshot.next_to_write()
     assert first.unit == "embed"
     copied = "block.0"
-    assert copied in store.layouts
+    assert copied in states.layouts
     snapshot.protect(copied)  # copied, so it is no longer urgent
     units = []
     while (piece := snapshot.next_to_write()) is not None:
         units.append(piece.unit)
     count = units.count(copied)
     assert count > 1 and units[-count:] == [copied] * count
-    in_order = [unit for unit in store.layouts if unit != copied]
+    in_order = [unit for unit in states.layouts if unit != copied]
     assert units[:-count] == sorted(units[:-count], key=in_order.index)
     assert set(units[:-count]) == set(in_order)
     assert chunk_files.THREADS > 1  # pieces are taken by several chunk_files, in this order
 
 
-def test_a_piece_that_cannot_be_copied_is_written_and_keeps_no_room(new_store, monkeypatch):
-    store, memory = new_store(seed=1), StagingBuffers(1 << 20)
+def test_a_piece_that_cannot_be_copied_is_written_and_keeps_no_room(new_states, monkeypatch):
+    states, memory = new_states(seed=1), StagingBuffers(1 << 20)
     rooms, copy_to, fails = len(memory._free), Piece.copy_to, [True]
 
     def failing(self, room):
@@ -254,7 +256,7 @@ def test_a_piece_that_cannot_be_copied_is_written_and_keeps_no_room(new_store, m
         return copy_to(self, room)
 
     monkeypatch.setattr(Piece, "copy_to", failing)
-    snapshot = Snapshot(store, planes_of(store), memory)
+    snapshot = Snapshot(states, planes_of(states), memory)
     pieces = len(snapshot._pending)
     snapshot.arm()
     with pytest.raises(MemoryError):
@@ -276,10 +278,10 @@ def test_a_piece_that_cannot_be_copied_is_written_and_keeps_no_room(new_store, m
 
 
 @pytest.mark.parametrize("refused", [1, 2])
-def test_a_system_that_refuses_a_thread_holds_back_no_update(two, new_store, monkeypatch, refused):
+def test_a_system_that_refuses_a_thread_holds_back_no_update(two, new_states, monkeypatch, refused):
     """The error is told to the training loop, and the checkpoints before stay."""
     root, _ = two
-    store, memory = new_store(seed=3), StagingBuffers(30_000)
+    states, memory = new_states(seed=3), StagingBuffers(30_000)
     start, started = threading.Thread.start, []
 
     def refusing(self):
@@ -291,8 +293,8 @@ def test_a_system_that_refuses_a_thread_holds_back_no_update(two, new_store, mon
 
     monkeypatch.setattr(threading.Thread, "start", refusing)
     monkeypatch.setattr("engine.training.checkpoints.async_writer.default_threads", lambda: 8)
-    snapshot = Snapshot(store, planes_of(store), memory)
-    writing = begin(root, store, snapshot, step=3)
+    snapshot = Snapshot(states, planes_of(states), memory)
+    writing = begin(root, states, snapshot, step=3)
     assert writing.wait(PATIENCE) and len(started) == refused
     with pytest.raises(RuntimeError, match="can't start new thread"):
         writing.result()

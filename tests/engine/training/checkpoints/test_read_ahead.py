@@ -49,13 +49,13 @@ from engine.training.loop.memory_watch import PeakMemory, _status
 
 def taken(source):
     model = build_model(load_config(source), ModelConfig(source=source))
-    store = HostStates(model.layouts, model.dtype, threads=1)
-    store.allocate_weights()
+    states = HostStates(model.layouts, model.dtype, threads=1)
+    states.allocate_weights()
     give_back_free_memory()
     before, peak = _status("VmRSS"), PeakMemory()
-    load_pretrained(model, source, store)
+    load_pretrained(model, source, states)
     found = peak.read() - before
-    store.close()
+    states.close()
     return found
 
 warm, *sources = sys.argv[1:]

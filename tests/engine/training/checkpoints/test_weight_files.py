@@ -32,9 +32,9 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def exported(poured, source: Path, dtype: str) -> Path:
-    model, store = poured(source)
+    model, states = poured(source)
     folder = source.with_name(f"{source.name}-{dtype}")
-    trained = TrainedModel(model, store, make_tokenizer(), str(source), dtype)
+    trained = TrainedModel(model, states, make_tokenizer(), str(source), dtype)
     write_model(trained, folder)
     return folder
 

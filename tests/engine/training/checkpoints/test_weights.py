@@ -25,28 +25,28 @@ def opened(tmp_path):
     def open_one(family: str, dtype: str, **changes):
         folder = make_model(tmp_path / family, family, **changes)
         model = build_model(load_config(str(folder)), ModelConfig(source=str(folder), dtype=dtype))
-        store = HostStates(model.layouts, dtype, threads=1)
-        store.allocate_weights()
-        made.append(store)
-        return folder, model, store
+        states = HostStates(model.layouts, dtype, threads=1)
+        states.allocate_weights()
+        made.append(states)
+        return folder, model, states
 
     yield open_one
-    for store in made:
-        store.close()
+    for states in made:
+        states.close()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("family, tied", [("qwen3", False), ("gpt2", True), ("mixtral", False)])
 def test_planes_hold_what_the_library_loads(opened, family, tied, dtype):
-    folder, model, store = opened(family, dtype, tie_word_embeddings=tied)
+    folder, model, states = opened(family, dtype, tie_word_embeddings=tied)
     told = []
-    load_pretrained(model, str(folder), store, lambda done, total: told.append((done, total)))
+    load_pretrained(model, str(folder), states, lambda done, total: told.append((done, total)))
     # The folder is in fp32, and the masters are so in both modes.
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     plain = dict(loaded.named_parameters())
     for unit in model.units:
         for spec in unit.layout.parameters:
-            master = store.master(unit.name, spec.name)
+            master = states.master(unit.name, spec.name)
             assert torch.equal(master, plain[spec.full_name]), spec.full_name
     size = model.parameter_count * 4  # the file is in fp32
     assert told == sorted(told) and told[0] == (0, size) and told[-1] == (size, size)
@@ -62,10 +62,10 @@ def test_buffers_that_are_saved_with_the_weights_are_read_with_them(tmp_path):
     plain.save_pretrained(folder)
     source = ModelConfig(source=str(folder), dtype="float32")
     model = build_model(load_config(str(folder)), source)
-    store = HostStates(model.layouts, "float32", threads=1)
-    store.allocate_weights()
-    load_pretrained(model, str(folder), store)
-    store.close()
+    states = HostStates(model.layouts, "float32", threads=1)
+    states.allocate_weights()
+    load_pretrained(model, str(folder), states)
+    states.close()
     read = model.persistent_buffers()
     assert torch.equal(read[name], bias)
     saved = set(plain.state_dict()) - {own for own, _ in plain.named_parameters()}
@@ -73,7 +73,7 @@ def test_buffers_that_are_saved_with_the_weights_are_read_with_them(tmp_path):
 
 
 def test_giving_up_while_weights_are_read(opened):
-    folder, model, store = opened("llama", "float32")
+    folder, model, states = opened("llama", "float32")
 
     class Enough(Exception):
         pass
@@ -83,21 +83,21 @@ def test_giving_up_while_weights_are_read(opened):
             raise Enough
 
     with pytest.raises(Enough):
-        load_pretrained(model, str(folder), store, abort)
+        load_pretrained(model, str(folder), states, abort)
 
 
 def test_missing_weights_are_refused_by_name(opened):
     """transformers would draw them at random."""
-    folder, model, store = opened("llama", "float32")
+    folder, model, states = opened("llama", "float32")
     file, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
     kept = {key: tensor for key, tensor in load_file(file).items() if key != name}
     save_file(kept, file, {"format": "pt"})
     with pytest.raises(ModelError, match=f"{name} is missing"):
-        load_pretrained(model, str(folder), store)
+        load_pretrained(model, str(folder), states)
 
 
 def test_weights_of_another_shape_are_refused_by_name(opened, tmp_path):
-    _, model, store = opened("llama", "float32")
+    _, model, states = opened("llama", "float32")
     other = make_model(tmp_path / "other", "llama", intermediate_size=80)
     with pytest.raises(ModelError, match=r"has the shape \(80, 32\)"):
-        load_pretrained(model, str(other), store)
+        load_pretrained(model, str(other), states)

@@ -16,28 +16,28 @@ from engine.training.checkpoints.restore import (
     newest_checkpoint,
 )
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps, saved_steps
-from tests.support.stores import content, fill
+from tests.support.filled_states import content, fill
 
 BIAS = {"gate.bias": torch.tensor([1.0, -2.0, 0.5])}
 
 
-def weights_of(store) -> dict[tuple[str, str], bytes]:
-    planes = [plane for plane in store.planes if plane in WEIGHT_PLANES]
+def weights_of(states) -> dict[tuple[str, str], bytes]:
+    planes = [plane for plane in states.planes if plane in WEIGHT_PLANES]
     return {
-        (unit, plane): store.array(unit, plane).tobytes()
-        for unit in store.layouts
+        (unit, plane): states.array(unit, plane).tobytes()
+        for unit in states.layouts
         for plane in planes
     }
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_weights_alone_are_those_of_the_full_checkpoint(tmp_path, new_store, small_pieces, dtype):
-    store = new_store(dtype, seed=1)
-    full = write_checkpoint(tmp_path / "full", 3, Contents(store, {"a": 1}, BIAS), keep=1)
-    alone = Contents(store, {"a": 1}, BIAS, holds="weights")
+def test_weights_alone_are_those_of_the_full_checkpoint(tmp_path, new_states, small_pieces, dtype):
+    states = new_states(dtype, seed=1)
+    full = write_checkpoint(tmp_path / "full", 3, Contents(states, {"a": 1}, BIAS), keep=1)
+    alone = Contents(states, {"a": 1}, BIAS, holds="weights")
     info = write_checkpoint(tmp_path / "alone", 3, alone, keep=1)
-    planes = checkpoint_bytes(store, "weights")
-    assert planes == alone.plane_bytes == checkpoint_bytes(store) // 3
+    planes = checkpoint_bytes(states, "weights")
+    assert planes == alone.plane_bytes == checkpoint_bytes(states) // 3
     assert planes < info.bytes < full.bytes
     assert alone.needed_bytes(tmp_path / "alone") < 2 * info.bytes + (1 << 20)
     entries = [
@@ -48,32 +48,32 @@ def test_weights_alone_are_those_of_the_full_checkpoint(tmp_path, new_store, sma
         for plane, entry in unit["planes"].items():
             assert entry["checksums"] == whole["planes"][plane]["checksums"]
     for root in (tmp_path / "full", tmp_path / "alone"):
-        read = new_store(dtype, weights_only=True)
+        read = new_states(dtype, weights_only=True)
         buffers = {"gate.bias": torch.zeros(3)}
         assert load_newest_checkpoint(root, read, buffers, WEIGHT_PLANES).step == 3
-        assert weights_of(read) == weights_of(store)
+        assert weights_of(read) == weights_of(states)
         assert torch.equal(buffers["gate.bias"], BIAS["gate.bias"])
 
 
-def test_a_resume_takes_the_newest_full_checkpoint_and_says_why(tmp_path, new_store, two):
+def test_a_resume_takes_the_newest_full_checkpoint_and_says_why(tmp_path, new_states, two):
     root, held = two
-    store = new_store(seed=3)
-    write_checkpoint(root, 3, Contents(store, {}, holds="weights"), keep=5)
+    states = new_states(seed=3)
+    write_checkpoint(root, 3, Contents(states, {}, holds="weights"), keep=5)
     assert saved_steps(root) == SavedSteps(3, 2) and not saved_steps(root).is_weights_alone
     assert newest_checkpoint(root).step == 3
     found = newest_checkpoint(root, to_resume=True)
     assert found.step == 2 and "step-3 holds weights alone" in found.skipped[0]
-    read = new_store()
+    read = new_states()
     found = load_newest_checkpoint(root, read, {})
     assert found.step == 2 and content(read) == held[2]
     assert "holds weights alone" in found.skipped[0]
 
 
-def test_what_has_no_moments_is_refused_where_they_are_needed(tmp_path, new_store):
-    store = new_store(seed=1)
-    info = write_checkpoint(tmp_path, 3, Contents(store, {}, holds="weights"), keep=1)
+def test_what_has_no_moments_is_refused_where_they_are_needed(tmp_path, new_states):
+    states = new_states(seed=1)
+    info = write_checkpoint(tmp_path, 3, Contents(states, {}, holds="weights"), keep=1)
     assert saved_steps(tmp_path) == SavedSteps(3, None) and saved_steps(tmp_path).is_weights_alone
-    other = new_store(seed=2)
+    other = new_states(seed=2)
     before = content(other)
     for refused in (
         lambda: load_checkpoint(info.path, other, {}),
@@ -86,23 +86,23 @@ def test_what_has_no_moments_is_refused_where_they_are_needed(tmp_path, new_stor
 
 
 @pytest.mark.parametrize("damage", ["shorter", "one byte"])
-def test_damaged_weights_are_refused(tmp_path, new_store, damage):
-    store = new_store(seed=1)
-    info = write_checkpoint(tmp_path, 3, Contents(store, {}, holds="weights"), keep=1)
+def test_damaged_weights_are_refused(tmp_path, new_states, damage):
+    states = new_states(seed=1)
+    info = write_checkpoint(tmp_path, 3, Contents(states, {}, holds="weights"), keep=1)
     file = max(info.path.glob("*.planes"), key=lambda path: path.stat().st_size)
     bytes_ = bytearray(file.read_bytes())
     bytes_[100] ^= 1
     file.write_bytes(bytes_[:-1] if damage == "shorter" else bytes_)
     with pytest.raises(CheckpointError, match="is damaged"):
-        load_newest_checkpoint(tmp_path, new_store(weights_only=True), {}, WEIGHT_PLANES)
+        load_newest_checkpoint(tmp_path, new_states(weights_only=True), {}, WEIGHT_PLANES)
 
 
-def test_no_folder_and_no_manifest_are_nothing_and_full(tmp_path, new_store):
+def test_no_folder_and_no_manifest_are_nothing_and_full(tmp_path, new_states):
     assert saved_steps(tmp_path / "none") == saved_steps(tmp_path) == NOTHING_SAVED
-    store = new_store(seed=1)
+    states = new_states(seed=1)
     for step, holds in ((1, "full"), (2, "weights"), (4, "weights")):
-        fill(store, step)
-        write_checkpoint(tmp_path, step, Contents(store, {}, holds=holds), keep=5)
+        fill(states, step)
+        write_checkpoint(tmp_path, step, Contents(states, {}, holds=holds), keep=5)
     assert saved_steps(tmp_path) == SavedSteps(4, 1)
     (tmp_path / "step-2" / "manifest.json").unlink()
     assert saved_steps(tmp_path) == SavedSteps(4, 2), "whoever resumes is told what is wrong"

@@ -237,20 +237,20 @@ def test_which_settings_ask_for_another_plan(before, now, changed):
 def masters_on_disk(run, model) -> dict[str, torch.Tensor]:
     from engine.training.checkpoints.restore import load_newest_checkpoint
 
-    store = HostStates(model.layouts, model.dtype)
-    store.allocate_weights()
+    states = HostStates(model.layouts, model.dtype)
+    states.allocate_weights()
     load_newest_checkpoint(
         run.folder.checkpoints_path,
-        store,
+        states,
         model.persistent_buffers(),
         ("weight_high", "weight_low"),
     )
     masters = {
-        spec.full_name: store.master(unit.name, spec.name)
+        spec.full_name: states.master(unit.name, spec.name)
         for unit in model.units
         for spec in unit.layout.parameters
     }
-    store.close()
+    states.close()
     return masters
 
 

@@ -99,16 +99,16 @@ def test_it_changes_no_bit(name, late):
         kept = [
             (unit.name, plane)
             for unit in run.model.units
-            for plane in run.store.planes
+            for plane in run.host_states.planes
             if plane != "grad"
         ]
         if dry:
-            before = [run.store.tensor(*key).clone() for key in kept]
+            before = [run.host_states.tensor(*key).clone() for key in kept]
             torch.manual_seed(5)
             generator = torch.random.get_rng_state()
             run.engine.dry_run(random_batches(2, seed=77))
             assert torch.equal(torch.random.get_rng_state(), generator)
-            assert_same_bits([run.store.tensor(*key) for key in kept], before)
+            assert_same_bits([run.host_states.tensor(*key) for key in kept], before)
             assert not set(run.engine.state.states) & set(run.engine.plan.spare_buffers), (
                 "the spare buffers are freed"
             )
@@ -118,7 +118,7 @@ def test_it_changes_no_bit(name, late):
         run.engine.drain()
         found.append(
             (
-                [run.store.tensor(*key).clone() for key in kept],
+                [run.host_states.tensor(*key).clone() for key in kept],
                 [(a.loss, a.grad_norm) for a in applied],
             )
         )

@@ -52,7 +52,7 @@ def full_in_passes(
         inner = real(self, op, step)
         if step.inputs.training or (step.inputs.logits_at is None) != (during == "evaluation"):
             return inner
-        now = self._context.store.held.step
+        now = self._context.host_states.held.step
         if op.kind != kind or now < after or len(tried) >= times or id(step) in seen:
             return inner
 

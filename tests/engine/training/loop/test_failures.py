@@ -119,7 +119,7 @@ def test_a_loss_that_is_not_finite_beside_another_error_leaves_no_mixture(
         if number == 5:
             drain(self)
             if is_home:
-                self._parts.store.held.begin(5, "head")
+                self._parts.host_states.held.begin(5, "head")
             broken.append(number)
             raise RuntimeError("the kernel failed")
         train_step(self, number, *arguments)
@@ -163,7 +163,7 @@ def test_a_skipped_step_is_one_that_torch_does_not_take():
     for step, rate in rates.items():
         batches = random_batches(2, seed=step)
         if step == 2:
-            run.store.held.skip(step)
+            run.host_states.held.skip(step)
             continue
         run.engine.train_step(step, batches, rate)
         run.engine.drain()
@@ -176,7 +176,7 @@ def test_a_skipped_step_is_one_that_torch_does_not_take():
     theirs = dict(plain.named_parameters())
     for unit in run.model.units:
         for spec in unit.layout.parameters:
-            ours = run.store.master(unit.name, spec.name)
+            ours = run.host_states.master(unit.name, spec.name)
             # One update more in AdamW's count would change weights by several thousandths.
             torch.testing.assert_close(ours, theirs[spec.full_name].data, rtol=0, atol=1e-4)
     run.close()

@@ -127,12 +127,12 @@ def check(runs: Path, steps: dict[int, dict[str, bytes]], resumes: bool) -> None
         assert not newest.skipped, newest.skipped
         model_settings: ModelConfig = run.folder.config.model
         model = build_model(load_config(model_settings.source), model_settings)
-        store = HostStates(model.layouts, model.dtype)
-        store.allocate_weights()
-        store.allocate_states()
+        states = HostStates(model.layouts, model.dtype)
+        states.allocate_weights()
+        states.allocate_states()
         # All checksums are verified here.
-        assert load_checkpoint(newest.path, store, model.persistent_buffers()).step == newest.step
-        store.close()
+        assert load_checkpoint(newest.path, states, model.persistent_buffers()).step == newest.step
+        states.close()
     if not resumes:
         run.close()
         return

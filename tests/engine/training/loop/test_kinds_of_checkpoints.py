@@ -78,10 +78,13 @@ def test_weights_alone_are_used_as_those_of_a_full_checkpoint(tmp_path, dtype):
         assert json.loads((paths[1] / "manifest.json").read_text())["holds"] == "weights"
     assert exported(folders[0]) == exported(folders[1])
     with open_checkpoint(tmp_path / "later", later[0].id) as one:
-        first = {unit: one.store.array(unit, "weight_high").tobytes() for unit in one.store.layouts}
+        first = {
+            unit: one.host_states.array(unit, "weight_high").tobytes()
+            for unit in one.host_states.layouts
+        }
     with open_checkpoint(tmp_path / "later", later[1].id) as other:
-        for unit in other.store.layouts:
-            assert other.store.array(unit, "weight_high").tobytes() == first[unit]
+        for unit in other.host_states.layouts:
+            assert other.host_states.array(unit, "weight_high").tobytes() == first[unit]
     checked = alone.recorder.snapshot.prediction_check.quantities["checkpoint_bytes"]
     assert abs(checked["error"]) < 0.2
 

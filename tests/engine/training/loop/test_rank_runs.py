@@ -190,15 +190,15 @@ def loaded(monkeypatch) -> list[dict[str, bytes]]:
     found, run = [], Trainer.run
 
     def compared(self: Trainer):
-        store = self.prepared.store
-        names = [plane for plane in store.planes if plane != "grad"]
+        states = self.prepared.host_states
+        names = [plane for plane in states.planes if plane != "grad"]
         found.append(
             {
                 unit: b"".join(
-                    store.content(unit, plane, 0, store.nbytes(unit, plane)).tobytes()
+                    states.content(unit, plane, 0, states.nbytes(unit, plane)).tobytes()
                     for plane in names
                 )
-                for unit in store.layouts
+                for unit in states.layouts
             }
         )
         return run(self)

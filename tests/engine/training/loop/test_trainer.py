@@ -348,7 +348,7 @@ def test_the_exported_folder_loads_and_answers_as_our_own_sampling(tmp_path, fam
                 assert pieces[-1].strip() == theirs
 
 
-def test_what_the_store_allocates_is_what_the_report_itemised(tmp_path):
+def test_what_the_host_states_allocate_is_what_the_report_itemised(tmp_path):
     """Law 5 holds throughout a complete run."""
     run = start_run(make_config(tmp_path, **{"train.steps": 1}), tmp_path / "runs")
     execute(run)

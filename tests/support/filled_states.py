@@ -1,4 +1,4 @@
-"""Host stores with random contents, which checkpoints are made of."""
+"""Host states with random contents, which checkpoints are made of."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def layouts(blocks: int = 3, width: int = 24, prefix: str = "model"):
     ]
 
 
-def planes_of(store) -> list[str]:
-    return [plane for plane in store.planes if plane != "grad"]
+def planes_of(states) -> list[str]:
+    return [plane for plane in states.planes if plane != "grad"]
 
 
-def fill(store: HostStates, seed: int) -> None:
+def fill(states: HostStates, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    for unit in store.layouts:
-        for plane in store.planes:
-            array = store.array(unit, plane)
+    for unit in states.layouts:
+        for plane in states.planes:
+            array = states.array(unit, plane)
             array[:] = np.frombuffer(rng.bytes(array.nbytes), array.dtype)
 
 
-def content(store: HostStates) -> dict[tuple[str, str], bytes]:
+def content(states: HostStates) -> dict[tuple[str, str], bytes]:
     return {
-        (unit, plane): store.array(unit, plane).tobytes()
-        for unit in store.layouts
-        for plane in planes_of(store)
+        (unit, plane): states.array(unit, plane).tobytes()
+        for unit in states.layouts
+        for plane in planes_of(states)
     }
 
 

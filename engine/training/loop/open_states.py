@@ -1,5 +1,5 @@
-"""The store of a run is opened here, with each plane in the place that the plan gives it. The log
-is told what is unusual about these places.
+"""The host states of a run is opened here, with each plane in the place that the plan gives it. The
+log is told what is unusual about these places.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def join_nodes(
 def open_host_states(
     config: TrainConfig, job: TrainingJob, choices: PlanChoices, workers: WorkerGroup | None = None
 ) -> HostStates:
-    """Returns a store in which nothing is allocated yet. The processes of `workers` share its
+    """Returns host states in which nothing is allocated yet. The processes of `workers` share its
     planes.
     """
     model, backend = job.model, job.backend
     on_device = backend.device.type != "cpu"
-    store = HostStates(
+    states = HostStates(
         model.layouts,
         model.dtype,
         backend.register if on_device else None,
@@ -90,20 +90,22 @@ def open_host_states(
         None if workers is None else workers.plan.threads,
     )
     if workers is not None:
-        share_states(store, workers, choices.nodes_per_replica)
+        share_states(states, workers, choices.nodes_per_replica)
     if config.engine.disk is not None:
-        store.offload_to_disk(Path(config.engine.disk).expanduser())
+        states.offload_to_disk(Path(config.engine.disk).expanduser())
     blocks = [unit.name for unit in model.blocks]
-    store.place_units(gpu_resident_of(blocks, choices), backend, disk_offloaded_of(blocks, choices))
-    return store
+    states.place_units(
+        gpu_resident_of(blocks, choices), backend, disk_offloaded_of(blocks, choices)
+    )
+    return states
 
 
-def report_placement(session: Session, engine: StreamingEngine, store: HostStates) -> None:
+def report_placement(session: Session, engine: StreamingEngine, states: HostStates) -> None:
     """Tells in the log what is on the disk, and what it costs that the system refused to register
     memory for transfers.
     """
-    if store.disk_offloaded or engine.saved_block_inputs.file_bytes:
-        _report_disk_offload(session, engine, store)
+    if states.disk_offloaded or engine.saved_block_inputs.file_bytes:
+        _report_disk_offload(session, engine, states)
     refused = engine.refused_bytes
     if refused:
         rate = engine.backend.unregistered_rate() / 1e9
@@ -116,11 +118,11 @@ def report_placement(session: Session, engine: StreamingEngine, store: HostState
         )
 
 
-def _report_disk_offload(session: Session, engine: StreamingEngine, store: HostStates) -> None:
-    disk, saved_block_inputs = store.disk, engine.saved_block_inputs
+def _report_disk_offload(session: Session, engine: StreamingEngine, states: HostStates) -> None:
+    disk, saved_block_inputs = states.disk, engine.saved_block_inputs
     kinds = []
-    if store.disk_offloaded:
-        moments = f"of {len(store.disk_offloaded)} of {len(store.layouts)} units"
+    if states.disk_offloaded:
+        moments = f"of {len(states.disk_offloaded)} of {len(states.layouts)} units"
         kinds.append(f"moments {moments}, {in_gib(disk.nbytes)}")
     if saved_block_inputs.file_bytes:
         some = engine.choices.disk_offloaded_block_inputs
