@@ -254,7 +254,7 @@ def _late(case: _Case, what: str, advice: str, *settings: str) -> _Cause:
 
 def _exchange(case: _Case) -> _Cause:
     return _Cause(
-        f"The GPUs exchange weights and sums: {case.worker} waits {case.percent} for that",
+        f"The GPUs exchange weights and gradients: {case.worker} waits {case.percent} for that",
         advice="More tokens a step would hide it: each step exchanges as much, however long it is.",
         offer=case.more_tokens,
     )

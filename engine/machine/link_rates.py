@@ -1,5 +1,5 @@
-"""Several ranks exchange weights and sums over the links between their GPUs, and share the cores
-and the memory of their host. How fast each of them then works is estimated here. No torch is
+"""Several ranks exchange weights and gradients over the links between their GPUs, and share the
+cores and the memory of their host. How fast each of them then works is estimated here. No torch is
 needed.
 """
 
@@ -22,7 +22,7 @@ as over 100 Gbit/s. All of its ranks share that.
 COMPUTE_SECONDS = {1: 0.0, 2: 2e-12}
 """With so many ranks, COMPUTE loses this many seconds for each byte that its rank receives, since
 both share the multiprocessors and the memory of the GPU. On two H200, six large products took
-38.0 ms instead of 36.6 while 233 MB of weights and 466 MB of sums arrived.
+38.0 ms instead of 36.6 while 233 MB of weights and 466 MB of accumulators arrived.
 """
 COMPUTE_SECONDS_OF_MORE = 1.4e-12
 """With more ranks it loses less. On each of four H200, COMPUTE of a step of 32.8 billion parameters

@@ -29,8 +29,8 @@ from engine.machine.read_machine import Machine
 
 NVLINK_SHARE = 699e6 / 2.6e-3 / 450e9
 """Ranks receive at this share of the bandwidth of NVLink in one direction. Two H200 gathered 466 MB
-of weights in 0.9 ms and reduced and scattered 932 MB of sums in 1.7 ms, of which each receives
-half. It is assumed for other cards and for more of them.
+of weights in 0.9 ms and reduced and scattered 932 MB of accumulators in 1.7 ms, of which each
+receives half. It is assumed for other cards and for more of them.
 """
 NVLINK = {
     "A100 40GB": 300e9,

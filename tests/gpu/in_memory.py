@@ -4,7 +4,7 @@
   `weight_low`. Moments are in fp32, in bf16 or in 8 bits, where `engine.planning.layout.moments`
   puts them.
 - Gradients are those of one micro-batch, as the engine has them: of blocks in bf16, of embedding
-  and head summed in fp32, and all rounded to bf16 before the update. Norms are of the sums.
+  and head summed in fp32, and all rounded to bf16 before the update. Norms are of the accumulators.
 - `engine.runtime.optimizer.device_adamw` and `engine.runtime.optimizer.device_moments` update the
   states, and `engine.runtime.step.cross_entropy` computes the loss in chunks.
 - Blocks are written anew, since query, key and value are neighbors in their plane, as are gate
@@ -410,7 +410,7 @@ class InMemoryTraining:
             self._clip(loss)
 
     def _clip(self, loss: torch.Tensor) -> None:
-        """Rounds the sums, and computes norms and clip factor."""
+        """Rounds the accumulators, and computes norms and clip factor."""
         summed = dict(zip((HEAD, EMBED), self._sums))
         for position, (unit, states) in enumerate(self.states.items()):
             gradient = summed.get(unit, states.grad)

@@ -72,8 +72,8 @@ SPARE = dict(blocks_without_recompute=3, update_buffers=4, spare_buffers=2, spar
     ids=["vertical", "device", "vertical, spare", "device, spare"],
 )
 def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, changes):
-    """States travel through two buffers; summed over rounds, they lie where sums of blocks were.
-    Spare ones lie where activations were.
+    """States travel through two buffers; summed over rounds, they lie where accumulators of blocks
+    were. Spare ones lie where activations were.
     """
     device_updates = dict(device_updated_units=DEVICE_UPDATES, update_buffers=2)
     choices = dataclasses.replace(BASE, **device_updates | changes)

@@ -1,5 +1,5 @@
-"""Two GPUs keep shards of their sums over the rounds of a step, exchange gradients in bf16, and
-update moments after all weights. What they train is what one GPU trains.
+"""Two GPUs keep shards of their accumulators over the rounds of a step, exchange gradients in bf16,
+and update moments after all weights. What they train is what one GPU trains.
 """
 
 from __future__ import annotations

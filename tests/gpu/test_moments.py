@@ -21,7 +21,7 @@ from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.training.loop import planning
 from engine.training.loop.run import resume_run, start_run
 from tests.support.blockwise import RATE, update_on
-from tests.support.device_updates import DEVICE_UPDATES, SUMS, updated_on_device
+from tests.support.device_updates import DEVICE_UPDATES, MAIN_GRAD_PLANS, updated_on_device
 from tests.support.folders import make_config
 from tests.support.moment_kernels import made_store, set_gradient
 from tests.support.rounded_moments import ROUNDED, assert_rounded_alike, trained
@@ -162,7 +162,8 @@ def test_any_plan_has_the_same_bits(deterministic, optimizer, device_updates):
         for buffers in (2, 5):
             assert_same_bits(after(update_buffers=buffers), expected)
         assert_same_bits(
-            after(blocks_without_recompute=1, update_buffers=3, **SUMS["device"]), expected
+            after(blocks_without_recompute=1, update_buffers=3, **MAIN_GRAD_PLANS["device"]),
+            expected,
         )
 
 

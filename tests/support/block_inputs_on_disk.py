@@ -17,7 +17,7 @@ FRAMES = {
     "six micro-batches": dict(micro_batches=6),
     "one ring": dict(micro_batches=3, block_input_rings=1),
     "rounds": dict(micro_batches=4, rounds=2, main_grad=MainGrad.DEVICE),
-    "sums on the host": dict(micro_batches=4, rounds=2, main_grad=MainGrad.HOST),
+    "main_grads on the host": dict(micro_batches=4, rounds=2, main_grad=MainGrad.HOST),
     "two kept": dict(blocks_without_recompute=2, blocks_kept_in_slots=2),
     "pairs": dict(blocks_per_saved_input=2, slots=3, micro_batches=3),
     "gradients on the GPU": dict(gradients_on_gpu=True, shared_embed_and_head_slot=True),

@@ -12,7 +12,7 @@ from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runtime.host.host_states import HostStates
 from tests.support.same_bits import BASE
 
-SUMS = {
+MAIN_GRAD_PLANS = {
     "vertical": {},
     "device": dict(rounds=2, main_grad="device"),
     "host": dict(rounds=2, main_grad="host"),
@@ -45,7 +45,7 @@ def updated_on_device(
         BASE,
         device_updated_units=device_updates,
         update_buffers=buffers,
-        **SUMS[main_grad],
+        **MAIN_GRAD_PLANS[main_grad],
         **changes,
     )
 

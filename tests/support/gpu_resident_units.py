@@ -13,7 +13,7 @@ FRAMES = {
     "plain": {},
     "gradients on the GPU": dict(gradients_on_gpu=True),
     "rounds": dict(micro_batches=4, rounds=2, main_grad="device"),
-    "in sums": dict(
+    "in main_grads": dict(
         micro_batches=4,
         rounds=2,
         main_grad="device",

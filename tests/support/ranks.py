@@ -44,7 +44,7 @@ class ThreadExchange:
         self.rank = rank
         """It is the number among all ranks."""
 
-    def _of_host(self, brought: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _of_node(self, brought: list[torch.Tensor]) -> list[torch.Tensor]:
         first = self.place.node_rank * self.place.local_world_size
         return brought[first : first + self.place.local_world_size]
 
@@ -52,42 +52,42 @@ class ThreadExchange:
         parts = whole.view(self.place.local_world_size, -1)
 
         def take(brought: list[torch.Tensor]) -> None:
-            for part, other in zip(parts, self._of_host(brought)):
+            for part, other in zip(parts, self._of_node(brought)):
                 part.copy_(other)
 
         self._rendezvous.collectives(self.rank, parts[self.place.local_rank], take)
 
-    def reduce_scatter(self, sums: torch.Tensor) -> None:
-        own = sums.view(self.place.local_world_size, -1)[self.place.local_rank]
+    def reduce_scatter(self, gradients: torch.Tensor) -> None:
+        own = gradients.view(self.place.local_world_size, -1)[self.place.local_rank]
 
         def take(brought: list[torch.Tensor]) -> None:
             parts = [
                 other.view(self.place.local_world_size, -1)[self.place.local_rank]
                 for other in brought
             ]
-            own.copy_(added(added(host) for host in self._by_host(parts)))
+            own.copy_(added(added(node) for node in self._by_node(parts)))
 
-        self._rendezvous.collectives(self.rank, sums, take)
+        self._rendezvous.collectives(self.rank, gradients, take)
 
     def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
         assert gradients.dtype == torch.bfloat16 and room.shape == gradients.shape
-        sums = gradients.float()
-        self.reduce_scatter(sums)
+        in_fp32 = gradients.float()
+        self.reduce_scatter(in_fp32)
         room.fill_(float("nan"))
-        own.copy_(sums.view(self.place.local_world_size, -1)[self.place.local_rank])
+        own.copy_(in_fp32.view(self.place.local_world_size, -1)[self.place.local_rank])
 
-    def _by_host(self, brought: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    def _by_node(self, brought: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         size = self.place.local_world_size
         return [brought[first : first + size] for first in range(0, len(brought), size)]
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(values)
         self._rendezvous.collectives(
-            self.rank, values, lambda brought: total.copy_(added(self._of_host(brought)))
+            self.rank, values, lambda brought: total.copy_(added(self._of_node(brought)))
         )
         return total
 
-    def sum_of_nodes(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_nodes(self, values: torch.Tensor) -> torch.Tensor:
         total, own = (
             torch.zeros_like(values),
             slice(self.place.local_rank, None, self.place.local_world_size),

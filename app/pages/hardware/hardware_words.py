@@ -148,7 +148,7 @@ def _rate_pairs(rates: Rates, has_gpu: bool) -> list[list[str]]:
         memory = f"{rates.device_memory / 1e9:,.3g} GB/s, read and written"
         return [
             ["Matrix products", f"{rates.matmul / 1e9:,.3g} GFLOPS in fp32"],
-            ["Norms, activations, sums", memory],
+            ["Norms, activations, gradients", memory],
             update,
         ]
     bus = f"{rates.h2d / 1e9:,.3g} GB/s to the GPU, {rates.d2h / 1e9:,.3g} GB/s back"

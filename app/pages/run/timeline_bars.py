@@ -30,7 +30,7 @@ from engine.runs.record.events import Span, Wait
 
 OP_GROUPS = {
     "Weights in": (BLUE, (OpKind.PREFETCH,)),
-    "Block inputs, sums": (
+    "Block inputs, gradients": (
         GRAY,
         (
             OpKind.OFFLOAD_BLOCK_INPUT,
@@ -93,7 +93,7 @@ OP_WORDS: dict[str, str] = {
     OpKind.PREFETCH: "weights in",
     OpKind.BARRIER: "until all GPUs have updated it",
     OpKind.ALL_GATHER: "weights from the other GPUs",
-    OpKind.REDUCE_SCATTER: "sums added up over the GPUs",
+    OpKind.REDUCE_SCATTER: "gradients added up over the GPUs",
     OpKind.ALL_REDUCE: "loss and norms of all GPUs",
     OpKind.OFFLOAD: "gradients out",
     OpKind.OFFLOAD_KEPT_GRADIENT: "kept gradients out",
@@ -106,7 +106,7 @@ OP_WORDS: dict[str, str] = {
     OpKind.SUMMARY: "loss and norms out",
     OpKind.OFFLOAD_BLOCK_INPUT: "block input to host",
     OpKind.FETCH_BLOCK_INPUT: "block input from host",
-    OpKind.FETCH_GRAD: "gradient sum from host",
+    OpKind.FETCH_GRAD: "earlier gradient from host",
     OpKind.REDUCE: "norm of the gradient",
     OpKind.CLIP: "clip factor",
     OpKind.FETCH_STATES: "optimizer states in",

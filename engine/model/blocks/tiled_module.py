@@ -80,7 +80,7 @@ class _InTiles(torch.autograd.Function):
             part._buffers.update(buffers)
             if index is not None:
                 part.layer_idx = index
-        sums: list[torch.Tensor | None] = [None] * len(parameters)
+        parameter_gradients: list[torch.Tensor | None] = [None] * len(parameters)
         with _Running():
             for inside in _tiles(given, ctx.how.span):
                 leaf = given[:, inside].detach().contiguous()
@@ -94,23 +94,26 @@ class _InTiles(torch.autograd.Function):
                 if of_given is not None:
                     of_given[:, inside] = 0.0 if found[0] is None else found[0]
                 for place, each in enumerate(found[len(found) - len(parameters) :]):
-                    _add(sums, place, each)
+                    _add(parameter_gradients, place, each)
                 del found
-            # Of each parameter, only one of the two is there beside the sums of the others.
+            # Of each parameter, only one of the two is there beside the parameter_gradients of the
+            # others.
             for place, parameter in enumerate(parameters):
-                total = sums[place]
+                total = parameter_gradients[place]
                 if total is not None:
-                    sums[place] = total.to(parameter.dtype)
-        return None, of_given, *sums
+                    parameter_gradients[place] = total.to(parameter.dtype)
+        return None, of_given, *parameter_gradients
 
 
-def _add(sums: list[torch.Tensor | None], place: int, gradient: torch.Tensor | None) -> None:
+def _add(
+    parameter_gradients: list[torch.Tensor | None], place: int, gradient: torch.Tensor | None
+) -> None:
     """Adds the gradient of a tile to the fp32 sum at `place`, both in the shape of a parameter."""
-    total = sums[place]
+    total = parameter_gradients[place]
     if gradient is None:
         return
     if total is None:
-        sums[place] = gradient.to(torch.float32, copy=True)
+        parameter_gradients[place] = gradient.to(torch.float32, copy=True)
     else:
         total.add_(gradient)
 

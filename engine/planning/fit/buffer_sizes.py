@@ -65,7 +65,7 @@ def fixed_bytes(
     slots, resident = block_slot_bytes(shape, choices)
     gpu_resident = shape.gpu_resident_bytes_on(choices.ranks)[choices.gpu_resident_units]
     shape = shape.padded(choices.ranks)
-    sums = 4 * (_main_grad_numel(shape, choices) + _shard_numel(shape, choices))
+    main_grads = 4 * (_main_grad_numel(shape, choices) + _shard_numel(shape, choices))
     norms = 8 * (len(shape.units) + 1)  # in fp64, with the loss
     clip = 8
     of_token = choices.attention_bytes if choices.attention_blocks else 0
@@ -76,7 +76,7 @@ def fixed_bytes(
         MemoryItem.EMBED_AND_HEAD_SLOTS: _embed_and_head_slot_bytes(shape, choices),
         MemoryItem.BLOCKS_KEPT_IN_SLOTS: resident,
         MemoryItem.GPU_RESIDENT_UNITS: gpu_resident,
-        MemoryItem.MAIN_GRADS: sums + norms + clip,
+        MemoryItem.MAIN_GRADS: main_grads + norms + clip,
         _staging(choices): _staging_bytes(shape, choices),
         MemoryItem.OPTIMIZER_STATES: _update_buffer_bytes(shape, choices),
         MemoryItem.BLOCK_INPUT_RINGS: _rings(choices) * ring_bytes,
@@ -134,9 +134,9 @@ def _staging_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     if choices.gradients_in_main_grads:
         return 0
     gpu_resident = choices.gpu_resident_units
-    is_in_sums = choices.main_grad == MainGrad.DEVICE and shape.item_bytes == 2
-    is_in_sums = is_in_sums and choices.world_size == 1
-    waiting = 0 if is_in_sums else shape.first_gradients[gpu_resident]
+    is_in_main_grads = choices.main_grad == MainGrad.DEVICE and shape.item_bytes == 2
+    is_in_main_grads = is_in_main_grads and choices.world_size == 1
+    waiting = 0 if is_in_main_grads else shape.first_gradients[gpu_resident]
     if choices.gradients_on_gpu:
         numel = waiting + shape.gradient_numel - shape.first_gradients[gpu_resident]
         return numel // choices.ranks * shape.item_bytes
@@ -150,7 +150,7 @@ def _staging_bytes(shape: ModelShape, choices: PlanChoices) -> int:
 
 def _staging_note(shape: ModelShape, choices: PlanChoices) -> str:
     if choices.gradients_in_main_grads:
-        return "in the memory of their sums"
+        return "in the memory of their accumulators"
     if choices.gradients_on_gpu:
         return "the rounded gradients of all units, until the clip factor is known"
     words = "rounded gradients on their way to the host"
@@ -196,11 +196,13 @@ def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
 
 
 def _main_grad_numel(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the number of elements of all fp32 sums. With several ranks the shape is padded."""
+    """Returns the number of elements of all fp32 accumulators. With several ranks the shape is
+    padded.
+    """
     embed_and_head = (shape.embed.gradient_numel, shape.head.gradient_numel)
     if choices.main_grad == MainGrad.DEVICE:
         return sum(embed_and_head) + shape.block_sizes.numel
-    more, largest = shape.block_sizes.largest_sums(
+    more, largest = shape.block_sizes.largest_main_grads(
         blocks_with_second_main_grad(len(shape.blocks), choices)
     )
     if shape.holds_embed:
@@ -211,8 +213,8 @@ def _main_grad_numel(shape: ModelShape, choices: PlanChoices) -> int:
 
 
 def _shard_numel(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the number of elements of the shards of sums that each of several ranks keeps over
-    the rounds. The shape is padded.
+    """Returns the number of elements of the shards of accumulators that each of several ranks keeps
+    over the rounds. The shape is padded.
     """
     if choices.main_grad != MainGrad.SHARDS:
         return 0
@@ -220,10 +222,10 @@ def _shard_numel(shape: ModelShape, choices: PlanChoices) -> int:
 
 
 def _main_grads_text(shape: ModelShape, choices: PlanChoices) -> str:
-    """Returns which fp32 sums there are at once, in words."""
+    """Returns which fp32 accumulators there are at once, in words."""
     if choices.main_grad == MainGrad.DEVICE:
-        return "every unit, summed over the rounds"
-    more, _ = shape.block_sizes.largest_sums(
+        return "every unit, accumulated over the rounds"
+    more, _ = shape.block_sizes.largest_main_grads(
         blocks_with_second_main_grad(len(shape.blocks), choices)
     )
     if shape.holds_embed:
@@ -232,7 +234,7 @@ def _main_grads_text(shape: ModelShape, choices: PlanChoices) -> str:
     if choices.world_size > 1:
         words = "one unit at a time, and one that is added up over the GPUs"
     if choices.main_grad == MainGrad.SHARDS:
-        words += "; a shard of every unit, summed over the rounds"
+        words += "; a shard of every unit, accumulated over the rounds"
     if choices.embed_and_head_in_kept_gradients:
         return f"{words}; embed in chunks, the head among kept gradients"
     return words
@@ -246,21 +248,21 @@ def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:
 
 
 def arena_of(shape: ModelShape, choices: PlanChoices) -> Arena:
-    """Returns where the plan's sums and update buffers are in the memory that they share."""
+    """Returns where the plan's accumulators and update buffers are in the memory they share."""
     own = choices.update_buffers - choices.spare_buffers
     size = update_buffer(shape, choices).bytes
     return lay_out_arena(shared_main_grad_bytes(shape, choices), size, own, choices)
 
 
 def shared_main_grad_bytes(shape: ModelShape, choices: PlanChoices) -> Sequence[int]:
-    """Returns the bytes of the fp32 sums that share their memory with update buffers: those of the
-    blocks, the last one first, where the sums of all rounds stay on the device, and else all of
-    them together. With several ranks they are those of each.
+    """Returns the bytes of the fp32 accumulators that share their memory with update buffers: those
+    of the blocks, the last one first, where the accumulators of all rounds stay on the device, and
+    else all of them together. With several ranks they are those of each.
     """
     shape = shape.padded(choices.ranks)
     if choices.main_grad == MainGrad.DEVICE:
-        sums = shape.block_sizes.sum_bytes
-        return sums[: len(sums) - gpu_resident_blocks(len(sums), choices)]
+        main_grads = shape.block_sizes.main_grad_bytes
+        return main_grads[: len(main_grads) - gpu_resident_blocks(len(main_grads), choices)]
     return [4 * _main_grad_numel(shape, choices)]
 
 

@@ -77,8 +77,8 @@ def plan_families(job: Job, target: Target, coarse: bool) -> list[list[PlanChoic
 
 
 def _can_keep_embed_and_head(shape: ModelShape) -> bool:
-    """Tells whether embed can be summed in chunks, and the sum of the head is no larger than the
-    kept gradients of all blocks.
+    """Tells whether embed can be accumulated in chunks, and the accumulator of the head is no
+    larger than the kept gradients of all blocks.
     """
     kept_gradients = shape.item_bytes * sum(unit.gradient_numel for unit in shape.blocks)
     return shape.embed_chunk > 0 and 4 * shape.head.gradient_numel <= kept_gradients

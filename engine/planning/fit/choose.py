@@ -252,7 +252,7 @@ class _PlannerMaker:
         None where they are kept on the GPU already, or the settings or the device forbid it. Kept
         gradients take 2 bytes a
         parameter less of RAM, and those of units that the device updates never cross the bus. In
-        the memory of sums that stay on the device anyway, they cost nothing.
+        the memory of accumulators that stay on the device anyway, they cost nothing.
         """
         choices = way.choices
         unfit = choices.gradients_on_gpu or choices.main_grad == MainGrad.HOST

@@ -14,7 +14,7 @@ from engine.planning.schedule.schedule import StepPlan
 
 Numels: TypeAlias = Mapping[str, tuple[int, int]]
 MAIN_GRAD_BYTES = 4
-"""An element of a sum takes this many bytes."""
+"""An element of an accumulator takes this many bytes."""
 
 
 class CollectiveTimes:

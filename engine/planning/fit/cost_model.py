@@ -43,7 +43,7 @@ addition to the time that grows with its tokens: the gradient is written, read a
 sum (measured: docs/performance.md).
 """
 FIRST_GRADIENT_BYTES = 9
-"""The first gradient of a sum is written, read and copied there, so it moves less."""
+"""The first gradient of an accumulator is written, read and copied there, so it moves less."""
 BLOCK_CALLS = {OpKind.FORWARD: 320, OpKind.BACKWARD: 200}
 """Launching one block takes about as long as launching this many operations. In backward, torch
 launches most of them from C++.
@@ -127,9 +127,9 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     gpu_resident = shape.first_weights[choices.gpu_resident_units]
     updated = shape.first_gradients[choices.gpu_resident_units]
     in_place = cost.in_place(updated // choices.ranks)
-    sums = 1 if choices.main_grad == MainGrad.DEVICE else choices.rounds
+    main_grads = 1 if choices.main_grad == MainGrad.DEVICE else choices.rounds
     compute = choices.micro_batches * (cost.passes + again + cost.loss()) + in_place
-    compute -= sums * cost.saved_by_first
+    compute -= main_grads * cost.saved_by_first
     stop = len(shape.blocks) - choices.blocks_kept_in_slots
     first = max(gpu_resident, shape.embed.weight_numel)
     # Where the head lives on the device too, all blocks do.
@@ -140,7 +140,8 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     once = shape.first_weights[-1] - streamed - gpu_resident
     fetched = choices.rounds * (2 * streamed - max(0, forward)) + once
     fetched *= shape.item_bytes
-    # Of several ranks, each copies its shards, and receives those of the others, and their sums.
+    # Of several ranks, each copies its shards, and receives those of the others, and their
+    # accumulators.
     whole = choices.unsharded_reads
     carried = fetched if whole else fetched / choices.ranks
     gathered = updated * shape.item_bytes + (0 if whole else fetched)
@@ -148,8 +149,8 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     is_half = has_one_term(choices) and shape.item_bytes == 2 and not shape.has_fp32_weights
     of_blocks = 2 if is_half else 4
     embed_and_head = shape.embed.gradient_numel + shape.head.gradient_numel
-    summed = 4 * embed_and_head + of_blocks * (shape.gradient_numel - embed_and_head)
-    received = (1 - 1 / choices.ranks) * (gathered + scattered * summed)
+    reduced = 4 * embed_and_head + of_blocks * (shape.gradient_numel - embed_and_head)
+    received = (1 - 1 / choices.ranks) * (gathered + scattered * reduced)
     compute += seconds_lost(choices.ranks, received)
     if choices.offloaded_block_inputs:
         stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
@@ -161,11 +162,11 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     waited += choices.rounds * lacking * largest * shape.item_bytes / rates.h2d
     gradients = choices.rounds if choices.main_grad == MainGrad.HOST else 1
     returned = gradients * (shape.gradient_numel - updated) * shape.item_bytes / choices.ranks
-    # Ranks add up the sums of all rounds in the last one, or those of each round in it.
+    # Ranks add up the accumulators of all rounds in the last one, or those of each round in it.
     nodes_per_replica = choices.nodes_per_replica
     between = seconds_between_nodes(rates, choices.replicas, 4 * shape.gradient_numel)
     added = (
-        seconds_to_receive_across(rates, nodes_per_replica, (1 - 1 / choices.ranks) * summed)
+        seconds_to_receive_across(rates, nodes_per_replica, (1 - 1 / choices.ranks) * reduced)
         + between
     )
     exchanged = seconds_to_receive_across(rates, nodes_per_replica, received) + scattered * between
@@ -189,8 +190,9 @@ def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
 
 
 STACK_TOUCHES = {OpKind.FORWARD: 3, OpKind.BACKWARD: 3}
-"""Stacked experts are read, and their sums with what adapters add written and read, which takes
-longer than the small products. Backward writes the gradients of these sums and reads them twice.
+"""Stacked experts are read, and their accumulators with what adapters add written and read, which
+takes longer than the small products. Backward writes the gradients of these accumulators and reads
+them twice.
 """
 ADAPTER_TOUCHES = {OpKind.FORWARD: 2.5, OpKind.BACKWARD: 3.0}
 """The factors of an adapter are so small that their products take as long as the device's memory
@@ -273,7 +275,7 @@ class Cost:
         """Forward and backward of all blocks take this many seconds."""
         less = GRADIENT_BYTES - FIRST_GRADIENT_BYTES
         self.saved_by_first = sum(self.gradient(unit.name, less) for unit in shape.blocks)
-        """They take so much less where a sum begins."""
+        """They take so much less where an accumulator begins."""
 
     def launch(self, kind: OpKind) -> float:
         """Returns the seconds that launching the operations around the blocks takes. A GPU may
@@ -390,14 +392,15 @@ class Cost:
         return count * self.hidden_bytes / (rate or ASSUMED_RATE)
 
     def gradient(self, unit: str, touches: int) -> float:
-        """Returns the seconds of work on a unit's fp32 sum. touches: bytes that are read or written
-        for each element.
+        """Returns the seconds of work on a unit's fp32 accumulator. touches: bytes that are read or
+        written for each element.
         """
         return self._numel[unit] * touches / self.rates.device_memory
 
     def added(self, block: str, touches: int) -> float:
-        """Returns the seconds that adding a block's gradients to sums takes. touches: as above, for
-        its own sum. What blocks share is added to a sum that another op has begun.
+        """Returns the seconds that adding a block's gradients to accumulators takes. touches: as
+        above, for its own accumulator. What blocks share is added to an accumulator that another op
+        has begun.
         """
         shared = self._shared[block] * GRADIENT_BYTES / self.rates.device_memory
         return self.gradient(block, touches) + shared

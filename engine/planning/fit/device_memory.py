@@ -129,7 +129,7 @@ NOT_FIXED = (
     "spare_blocks",
 )
 """The bytes of what is kept throughout a run do not depend on these choices, but for the slots of
-blocks, which sums are apart, and whether the device updates any unit.
+blocks, which accumulators are apart, and whether the device updates any unit.
 """
 NOT_IN_STEP = (
     "slots",
@@ -229,7 +229,7 @@ class Sizer:
         do not depend on.
         """
         # The number of rows matters only for the rings of block inputs, and that of blocks which
-        # keep their activations only for which sums are apart.
+        # keep their activations only for which accumulators are apart.
         rows = size if choices.offloaded_block_inputs else 0
         apart = blocks_with_second_main_grad(len(self.shape.blocks), choices)
         key = (rows, apart, not choices.device_updated_units, self._fixed_by(choices))
@@ -288,14 +288,14 @@ class Sizer:
             return Item(MemoryItem.COLLECTIVE, size, "NCCL; assumed, not measured")
         units = self.shape.padded(choices.ranks).units
         size = 4 * max(unit.gradient_numel for unit in units)
-        return Item(MemoryItem.COLLECTIVE, size, "the largest sum, from all processes")
+        return Item(MemoryItem.COLLECTIVE, size, "the largest gradient, from all processes")
 
     def buffers_over_main_grads(self, choices: PlanChoices) -> int:
-        """Returns the number of chunks of states that fit in the memory of the fp32 sums."""
-        sums, size = shared_main_grad_bytes(self.shape, choices), self._chunk_bytes(choices)
+        """Returns the number of chunks of states that fit in the memory of the accumulators."""
+        main_grads, size = shared_main_grad_bytes(self.shape, choices), self._chunk_bytes(choices)
         if choices.gradients_in_main_grads:
-            return sum(each // 2 // size for each in sums)
-        return sum(sums) // size
+            return sum(each // 2 // size for each in main_grads)
+        return sum(main_grads) // size
 
     def spare_blocks(self, size: int, choices: PlanChoices, buffers: int) -> int | None:
         """Returns how many of the last blocks must leave the memory of their activations to make

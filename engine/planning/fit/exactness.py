@@ -31,7 +31,8 @@ _SENTENCES = {
     Exactness.SAME_BITS: "The results have the same bits.",
     Exactness.OTHER_ORDER: "Sums are added in another order: the last bits change.",
     Exactness.ROUNDED_GRADIENTS: (
-        "Gradients are rounded to bf16 once a round, where their sums do not fit on the GPU: "
+        "Gradients are rounded to bf16 once a round, where their accumulators do not fit on the "
+        "GPU: "
         "results change slightly."
     ),
     Exactness.ROUNDED_MOMENTS: (

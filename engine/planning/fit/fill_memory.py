@@ -3,9 +3,9 @@ allow, or as well as it can. Pure arithmetic, no torch.
 
 The memory that remains is used in this order:
 
-1. The fp32 sums of all rounds stay on the device. 2. Block inputs stay on the device if they fit
-there. If the host has space for them too, a second try
-   keeps them on the host, which leaves more device memory for the other items.
+1. The fp32 accumulators of all rounds stay on the device. 2. Block inputs stay on the device if
+   they fit there. If the host has space for them too, a second try keeps them on the host, which
+   leaves more device memory for the other items.
 3. Units come to live on the device: as many as fit, as many as fit beside the activations of all
    blocks, or none.
 4. Update buffers are reserved for optimizers on the device. Several numbers of buffers are tried.
@@ -41,7 +41,7 @@ from engine.planning.schedule.shards import Shards
 
 UPDATE_BUFFERS = (2, 4, 8)
 """These numbers of update buffers for whole blocks are tried, and as many as fit over the fp32
-sums. Small chunks are tried where they take no memory of their own.
+accumulators. Small chunks are tried where they take no memory of their own.
 """
 SPARE_BUFFERS = (4, 8)
 """Spare buffers for this many blocks are tried, in the place of activations between two steps."""
@@ -312,8 +312,8 @@ class MemoryFiller:
         return self.sizer.device == "cuda" and self._allows_gpu_resident and fits
 
     def _minimum_main_grad(self, rounds: int) -> MainGrad:
-        """Returns the gradient sum of the session that is continued, or else the one that takes the
-        least device memory.
+        """Returns the gradient accumulator of the session that is continued, or else the one that
+        takes the least device memory.
         """
         kept = self._rounding.get("main_grad")
         if kept:
@@ -322,13 +322,13 @@ class MemoryFiller:
             return MainGrad.VERTICAL
         if self._family.ranks > 1:
             return MainGrad.SHARDS
-        # Sums on the host need a plane there, which kept gradients do without.
+        # Accumulators on the host need a plane there, which kept gradients do without.
         is_on_device = self._family.gradients_on_gpu or not self._has_one_rank
         return MainGrad.DEVICE if is_on_device else MainGrad.HOST
 
     def _main_grad_places(self, minimum: Candidate) -> list[Candidate]:
-        """Returns the candidate with the sums of all rounds on the device, if they fit. Several
-        ranks may also keep shards of them.
+        """Returns the candidate with the accumulators of all rounds on the device, if they fit.
+        Several ranks may also keep shards of them.
         """
         size, choices = minimum
         on_device = choices.changed(main_grad=MainGrad.DEVICE)
@@ -365,7 +365,7 @@ class MemoryFiller:
             return [UpdateBuffers(0)]
         found = [UpdateBuffers(0)]
         whole = self.sizer.buffers_over_main_grads(choices)
-        if not choices.gradients_in_main_grads:  # a whole block does not fit into half of its sum
+        if not choices.gradients_in_main_grads:  # a block does not fit into half of its accumulator
             some = UPDATE_BUFFERS[-1:] if self._coarse else UPDATE_BUFFERS
             found += map(UpdateBuffers, some)
             if choices.main_grad == MainGrad.DEVICE and whole > UPDATE_BUFFERS[-1]:

@@ -69,7 +69,7 @@ class MemoryItem(Word):
     BLOCKS_KEPT_IN_SLOTS = "Resident blocks"
     GPU_RESIDENT_UNITS = "Units that live on the GPU"
     """All their planes stay there: weights and moments, which take no RAM."""
-    MAIN_GRADS = "Gradient sums"
+    MAIN_GRADS = "Gradient accumulators"
     GRADIENT_STAGING = "Gradient staging"
     KEPT_GRADIENTS = "Gradients kept on the GPU"
     OPTIMIZER_STATES = "Optimizer states"
@@ -85,7 +85,7 @@ class MemoryItem(Word):
     CUDA_CONTEXT = "CUDA context"
     ALLOCATOR_SLACK = "Allocator slack"
     COLLECTIVE = "Exchange buffers"
-    """Several ranks exchange weights and sums through them."""
+    """Several ranks exchange weights and gradients through them."""
     # On the disk.
     BEST = "Best weights"
     CHECKPOINTS = "Checkpoints"

@@ -55,8 +55,8 @@ def place_optimizers(cost: Cost, choices: PlanChoices, device: str = "cuda") -> 
     where the host alone is faster, because copies of states on the bus slow the host down.
 
     Several ranks update moments after weights where their steps are clearly shorter then. That
-    needs planes of gradients, which one rank mostly has not. Where the sums of all rounds are on
-    the devices, it was never measured and is not done. device: blocks compute on this.
+    needs planes of gradients, which one rank mostly has not. Where the accumulators of all rounds
+    are on the devices, it was never measured and is not done. device: blocks compute on this.
     """
     ways = [_Placement(cost, choices, buffers) for buffers in {0, choices.update_buffers}]
     best = min(ways, key=lambda placement: placement.waited)
@@ -226,7 +226,7 @@ class _Placement:
 
     def _buffers_free(self, choices: PlanChoices, spare: int, own: int) -> list[float]:
         """Returns when the first states can be fetched into each buffer, the spare ones first.
-        Buffers that use the memory of activations or of fp32 sums must wait for backward.
+        Buffers that use the memory of activations or of fp32 accumulators must wait for backward.
         """
         blocks = list(reversed(self._shape.blocks))
         ends = []  # when backward is done with each block
@@ -237,15 +237,15 @@ class _Placement:
             ends.append(time)
         ends = ends or [0.0]
         free = [ends[choices.spare_blocks - 1]] * max(0, spare)
-        sums = shared_main_grad_bytes(self._shape, choices)
-        arena = lay_out_arena(sums, self._size, own, choices)
-        under = [arena.sums_under(number) for number in range(own)]
-        for sums_there in under:
-            if not sums_there:
+        main_grads = shared_main_grad_bytes(self._shape, choices)
+        arena = lay_out_arena(main_grads, self._size, own, choices)
+        under = [arena.main_grads_under(number) for number in range(own)]
+        for main_grads_there in under:
+            if not main_grads_there:
                 free.append(-math.inf)
             elif choices.main_grad == MainGrad.DEVICE:
-                free.append(ends[min(sums_there[-1], len(ends) - 1)])
-            else:  # buffers over these sums wait for embed, the last unit of backward
+                free.append(ends[min(main_grads_there[-1], len(ends) - 1)])
+            else:  # buffers over these accumulators wait for embed, the last unit of backward
                 free.append(0.0)
         return free
 

@@ -61,9 +61,10 @@ unit takes 15 ms with 16 x 1,024 tokens, and steps are up to 5 % longer than pre
 GRAPHS_GAIN = 0.98
 """Blocks are recorded as CUDA graphs where the step is shorter by this factor."""
 SHARDS_GAIN = 0.95
-"""Shards of sums are added up in every round, and the sums of all rounds once, if each device has
-room for them. Shards are kept instead of these only if the step is shorter by this factor, since no
-GPU has measured both. Against a vertical step, four GPUs gained more than was predicted.
+"""Shards of accumulators are added up in every round, and the accumulators of all rounds once, if
+each device has room for them. Shards are kept instead of these only if the step is shorter by this
+factor, since no GPU has measured both. Against a vertical step, four GPUs gained more than was
+predicted.
 """
 MOST_RECORDED = 600
 """At most so many passes over blocks are recorded."""
@@ -132,13 +133,13 @@ class TimedCandidate:
 
 
 def fastest_of(ways: Sequence[TimedCandidate]) -> TimedCandidate:
-    """Returns the fastest way. One that keeps shards of sums must be clearly faster than those that
-    keep the sums of all rounds on the device.
+    """Returns the fastest way. One that keeps shards of accumulators must be clearly faster than
+    those that keep the accumulators of all rounds on the device.
     """
     best = min(ways, key=attrgetter("seconds"))
     shards = [way for way in ways if way.choices.main_grad == MainGrad.SHARDS]
-    sums = [way.seconds for way in ways if way.choices.main_grad == MainGrad.DEVICE]
-    on_device = min(sums, default=math.inf)
+    main_grads = [way.seconds for way in ways if way.choices.main_grad == MainGrad.DEVICE]
+    on_device = min(main_grads, default=math.inf)
     if best not in shards or best.seconds < SHARDS_GAIN * on_device:
         return best
     return min((way for way in ways if way not in shards), key=attrgetter("seconds"))
@@ -260,7 +261,7 @@ class Planner:
 
     def minimum_memory(self) -> Candidate:
         """Returns the candidate that takes the least memory. More rounds would take still less, but
-        they round the sums once per round, which is done only on request.
+        they round the accumulators once per round, which is done only on request.
         """
         ways = self._batch_splits
         fewest_rounds = ways[0].rounds
@@ -302,7 +303,7 @@ class Planner:
         `MemoryFiller.filled`.
         """
         job = self.sizer.job
-        # A sum that is rounded once per round is used only if the settings request it.
+        # An accumulator that is rounded once per round is used only if the settings request it.
         exact = not job.rounding and job.config.engine.rounds == AUTO
         for batch_split in self._batch_splits:
             minimum = self._filler.minimum_memory(batch_split)

@@ -33,7 +33,8 @@ class Held(Word):
     COPY = "copy"
     """It is for weights that stay on the device from forward to backward and live elsewhere."""
     STEP = "step"
-    """It is for activations, block inputs, sums, and the buffers through which units pass."""
+    """It is for activations, block inputs, accumulators, and the buffers through which units pass.
+    """
     FILES = "files"
     """It is for weights that are read, and for checkpoints and exports that are written."""
     PROGRAM = "program"
@@ -333,13 +334,15 @@ def _unit_bytes(
         found += sum(planes[plane] for plane in MOMENTS)
         found += disk_padding([unit]) if name == PartName.DISK else 0
     if place.gradient == name:
-        in_sum = _is_in_main_grad(place, shape, choices)
-        found += planes["grad"] if not (on_device and in_sum) else 0
+        in_main_grad = _is_in_main_grad(place, shape, choices)
+        found += planes["grad"] if not (on_device and in_main_grad) else 0
     return found
 
 
 def _is_in_main_grad(place: Placement, shape: ModelShape, choices: PlanChoices) -> bool:
-    """Tells whether a gradient that waits on the device does so in the memory of its fp32 sum."""
+    """Tells whether a gradient that waits on the device does so in the memory of its fp32
+    accumulator.
+    """
     is_gpu_resident = place.weights == PartName.GPU
     are_kept = choices.main_grad == MainGrad.DEVICE and shape.item_bytes == 2
     are_kept = are_kept and choices.world_size == 1

@@ -55,7 +55,7 @@ class Work(Word):
     BLOCK_INPUTS = "block inputs"
     """Inputs of blocks are copied over the bus, both ways."""
     COLLECTIVE = "exchange"
-    """GPUs gather weights from each other, and add up their sums of gradients."""
+    """GPUs gather weights from each other, and add up their gradient accumulators."""
     DISK = "disk"
     """Moments and block inputs are read from the disk and written there."""
 
@@ -168,7 +168,7 @@ def _by_unit(times: Iterable[tuple[Op, float]]) -> Mapping[str, Seconds]:
 
 
 def _added(times: Iterable[Seconds]) -> Seconds:
-    """Returns the sums of seconds by work."""
+    """Returns the accumulators of seconds by work."""
     found = dict.fromkeys(Work, 0.0)
     for each in times:
         for work in Work:

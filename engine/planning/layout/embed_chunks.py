@@ -1,5 +1,5 @@
-"""The gradient of a large embedding table can be summed for some rows at a time. The chunks are
-fixed by the model and not by the plan, because its norm is the norm of their norms: chunks of
+"""The gradient of a large embedding table can be accumulated for some rows at a time. The chunks
+are fixed by the model and not by the plan, because its norm is the norm of their norms: chunks of
 another size would round it differently. No torch.
 """
 
@@ -10,8 +10,8 @@ from engine.planning.layout.layout import UnitLayout
 
 def embed_chunk(embed: UnitLayout, largest_block: int, tied: bool) -> int:
     """Returns the number of elements of such a piece: whole rows, no more elements than the largest
-    block has. Returns 0 where the sum is always made as a whole: in a tied model, to whose sum the
-    head adds all rows, and in a unit that is more than one table.
+    block has. Returns 0 where the accumulator is always made as a whole: in a tied model, to whose
+    accumulator the head adds all rows, and in a unit that is more than one table.
     """
     if tied or len(embed.parameters) != 1:
         return 0

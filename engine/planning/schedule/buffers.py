@@ -67,9 +67,9 @@ class BufferKind(Word):
     FETCH_RING = "fetch ring"
     """It is device memory that a block input passes through on its way back from the host."""
     MAIN_GRAD = "main_grad"
-    """It is an fp32 sum of gradients."""
+    """It is an fp32 accumulator of gradients."""
     MAIN_GRAD_SHARD = "main_grad shard"
-    """It is this rank's shard of the fp32 sum of a unit over the rounds."""
+    """It is this rank's shard of the fp32 accumulator of a unit over the rounds."""
     STAGING = "staging"
     """It is device memory that a rounded gradient passes through on its way to the host."""
     NORM = "norm"
@@ -86,7 +86,7 @@ class BufferKind(Word):
     UPDATE_GRADIENT = "update gradient"
     """It is the part of an update buffer for the gradient, which is filled by a separate copy."""
     ARENA = "arena"
-    """It is a contiguous range of memory that fp32 sums and one update buffer share."""
+    """It is a contiguous range of memory that fp32 accumulators and one update buffer share."""
     SPARE_MEMORY = "spare memory"
     """It is memory that the activations of the last blocks share with the spare update buffers."""
 
@@ -136,7 +136,9 @@ class ContentKind(Word):
     `slot`.
     """
     MAIN_GRAD = "main_grad"
-    """It is the sum of a unit's gradients. On the host and in a staging buffer it is rounded."""
+    """It is the accumulator of a unit's gradients. On the host and in a staging buffer it is
+    rounded.
+    """
     EARLIER_MAIN_GRAD = "earlier main_grad"
     """It is the sum over the earlier rounds."""
     FETCHED = "fetched"
@@ -146,7 +148,7 @@ class ContentKind(Word):
     UPDATED = "updated"
     """The buffer holds the optimizer states of that chunk after AdamW."""
     STATES = "states"
-    """The memory that is shared with fp32 sums holds optimizer states of any unit."""
+    """The memory that is shared with fp32 accumulators holds optimizer states of any unit."""
     SPARE_BUFFERS = "spare buffers"
     """The memory of activations serves as spare update buffers."""
 

@@ -48,9 +48,9 @@ def build_step_plan(
     embed and head units.
 
     tied: the head or blocks also use the embed unit's weights, so the embed slot is held and the
-    embed gradient is summed all step. sizes: needed where an optimizer runs on the device. updates:
-    False for a dry run, the same step up to its summary, in which no op writes weights or moments.
-    Raises ValueError for choices that contradict each other.
+    embed gradient is accumulated all step. sizes: needed where an optimizer runs on the device.
+    updates: False for a dry run, the same step up to its summary, in which no op writes weights or
+    moments. Raises ValueError for choices that contradict each other.
     """
     _refuse_contradictions(blocks, tied, choices, sizes)
     if choices.embed_and_head_in_kept_gradients:
@@ -134,12 +134,12 @@ def _without_main_grad(
 
 
 def _of_arena(device: DeviceUpdates) -> dict[str, Any]:
-    """Returns the fields of a plan that say where sums and update buffers are."""
+    """Returns the fields of a plan that say where accumulators and update buffers are."""
     arena = device.arena
     if arena is None:
         return {}
     return {
-        "arena": tuple(zip(device.sums, arena.starts)),
+        "arena": tuple(zip(device.main_grads, arena.starts)),
         "buffer_places": arena.places,
         "arena_bytes": arena.bytes,
     }
@@ -167,10 +167,12 @@ def _refuse_contradictions(
     if tied and choices.shared_embed_and_head_slot:
         raise ValueError("embed and head of a tied model cannot share a slot")
     if choices.gradients_on_gpu and choices.main_grad == MainGrad.HOST:
-        raise ValueError("kept gradients cannot be summed on the host")
+        raise ValueError("kept gradients cannot be accumulated on the host")
     in_main_grads = choices.gradients_on_gpu and choices.main_grad == MainGrad.DEVICE
     if choices.gradients_in_main_grads and not in_main_grads:
-        raise ValueError("only kept gradients can be in sums, and only in those of all rounds")
+        raise ValueError(
+            "only kept gradients can be in main_grads, and only in those of all rounds"
+        )
     if choices.blocks_without_recompute > len(blocks):
         raise ValueError(
             f"{choices.blocks_without_recompute} of {len(blocks)} blocks cannot keep their "
@@ -211,13 +213,13 @@ def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
         raise ValueError(f"the plan is of none of {choices.ranks} ranks")
     if choices.world_size == 1:
         if choices.main_grad == MainGrad.SHARDS:
-            raise ValueError("only several ranks keep shards of sums")
+            raise ValueError("only several ranks keep shards of gradient accumulators")
         return
     for name in ONE_RANK_ONLY:
         if getattr(choices, name):
             raise ValueError(f"{name} is for one rank, not for {choices.world_size}")
     if choices.main_grad == MainGrad.HOST or choices.blocks_per_saved_input > 1:
-        raise ValueError("sums on the host and pairs of blocks are for one rank")
+        raise ValueError("accumulators on the host and pairs of blocks are for one rank")
 
 
 def _refuse_wrong_moments(choices: PlanChoices) -> None:
@@ -302,7 +304,7 @@ def _refuse_wrong_gpu_residents(blocks: list[str], choices: PlanChoices) -> None
     if choices.shared_embed_and_head_slot or choices.main_grad == MainGrad.HOST:
         raise ValueError(
             "units cannot live on the device where embed and head share a slot or gradients are "
-            "summed on the host"
+            "accumulated on the host"
         )
 
 

@@ -72,22 +72,22 @@ class PlanChoices:
     has no plane for them.
     """
     gradients_in_main_grads: bool = False
-    """A kept gradient takes the second half of the memory of its fp32 sum. All sums must be kept
-    on the device, and gradients must be in bf16.
+    """A kept gradient takes the second half of the memory of its fp32 accumulator. All accumulators
+    must be kept on the device, and gradients must be in bf16.
     """
     shared_embed_and_head_slot: bool = False
     """Embed and head share one slot, so embed is fetched again for its backward. The model must not
     be tied.
     """
     embed_and_head_in_kept_gradients: bool = False
-    """The slot of embed and head is in the memory of the kept gradient of embed, and the fp32 sum
-    of the head in that of the first blocks, whose gradients come last. The sum of embed is made for
-    some rows of the table at a time. It needs `shared_embed_and_head_slot`, one round and kept
-    gradients.
+    """The slot of embed and head is in the memory of the kept gradient of embed, and the fp32
+    accumulator of the head in that of the first blocks, whose gradients come last. The accumulator
+    of embed is made for some rows of the table at a time. It needs `shared_embed_and_head_slot`,
+    one round and kept gradients.
     """
     blocks_per_saved_input: int = 1
     """The input of every block is kept (1), or of every second one (2): then two blocks are
-    recomputed together for each micro-batch, and take two slots and two sums.
+    recomputed together for each micro-batch, and take two slots and two accumulators.
     """
     block_input_rings: int = 3
     """Block inputs on the host pass through this many device buffers each way."""
@@ -259,20 +259,20 @@ def block_inputs_on_disk(blocks: int, choices: PlanChoices) -> set[tuple[int, in
 
 
 def has_one_term(choices: PlanChoices) -> bool:
-    """Tells whether the sums of blocks have one term when several ranks of a node add them up: the
-    gradient of one micro-batch, as autograd returns it.
+    """Tells whether the accumulators of blocks have one term when several ranks of a node add them
+    up: the gradient of one micro-batch, as autograd returns it.
 
-    Among the ranks of several nodes, sums would be the fewer bytes: what ranks of a node have added
-    up passes over the network once.
+    Among the ranks of several nodes, accumulators would be the fewer bytes: what ranks of a node
+    have added up passes over the network once.
     """
-    is_summed_later = choices.main_grad == MainGrad.DEVICE
-    is_one = choices.micro_batches == choices.rounds and not is_summed_later
+    is_accumulated_later = choices.main_grad == MainGrad.DEVICE
+    is_one = choices.micro_batches == choices.rounds and not is_accumulated_later
     return is_one and choices.ranks > 1 and choices.nodes_per_replica == 1
 
 
 def blocks_with_second_main_grad(blocks: int, choices: PlanChoices) -> range:
-    """Returns which of so many blocks, counted from 0, have their fp32 sums in a second buffer:
-    with several ranks every second one, counted from the last; else the seconds of pairs.
+    """Returns which of so many blocks, counted from 0, have their fp32 accumulators in a second
+    buffer: with several ranks every second one, counted from the last; else the seconds of pairs.
     """
     if choices.world_size > 1:
         return range((blocks + 1) % 2, blocks, 2)
@@ -296,7 +296,7 @@ class PlaneSizes:
     and moments in fp32.
     """
     embed_chunk: int = 0
-    """The gradient of embed is summed for this many elements at a time where
+    """The gradient of embed is accumulated for this many elements at a time where
     `embed_and_head_in_kept_gradients` says so (`engine.planning.layout.embed_chunks`); 0 where that
     is not possible.
     """

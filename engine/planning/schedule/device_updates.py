@@ -6,9 +6,9 @@ are streamed there and back. No torch.
   which the next forward pass needs the weights.
 - The first chunks, one for each buffer, are fetched before the gradients are complete.
 - Between two steps most of the device's memory is idle. The buffers therefore reuse the memory of
-  fp32 sums, which are not needed between the end of a step and the first backward of the next.
-  Spare buffers reuse the memory of activations: the first `choices.spare_buffers` buffers exist
-  only while the activations of the last `choices.spare_blocks` blocks do not.
+  fp32 accumulators, which are not needed between the end of a step and the first backward of the
+  next. Spare buffers reuse the memory of activations: the first `choices.spare_buffers` buffers
+  exist only while the activations of the last `choices.spare_blocks` blocks do not.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ _ACTIVATIONS, _SPARE_BUFFERS = Content(ContentKind.ACTIVATIONS), Content(Content
 
 @dataclass(frozen=True)
 class Places:
-    """A `Places` says where weights and sums are on the device when a step ends."""
+    """A `Places` says where weights and accumulators are on the device when a step ends."""
 
     slots: dict[str, Buffer]
     """These blocks are still in a slot, which is private or shared."""
-    sums: dict[Buffer, tuple[str, ...]]
-    """The sums of these units may share their memory with update buffers. The buffers of sums are
-    given in the order in which they follow each other in memory.
+    main_grads: dict[Buffer, tuple[str, ...]]
+    """The accumulators of these units may share their memory with update buffers. The buffers of
+    accumulators are given in the order in which they follow each other in memory.
     """
 
 
 class DeviceUpdates:
     """A `DeviceUpdates` writes the ops of units whose optimizer runs on the device, into `drafts`.
 
-    blocks: all blocks, in forward order. places: where the blocks are, and their sums.
+    blocks: all blocks, in forward order. places: where the blocks are, and their accumulators.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class DeviceUpdates:
             self._may_stay_staged = self._units
         self._staging: dict[str, Buffer] = {}
         """The complete gradients of these units stay in this staging buffer."""
-        self._sums_of: dict[Buffer, list[str]] = {}
-        """A buffer shares memory with the sums of these units."""
-        self.sums = tuple(places.sums) if self._units else ()
-        """These sums are in the arena."""
-        self.arena = self._lay_over_main_grads(places.sums, sizes) if self._units else None
+        self._main_grads_of: dict[Buffer, list[str]] = {}
+        """A buffer shares memory with the accumulators of these units."""
+        self.main_grads = tuple(places.main_grads) if self._units else ()
+        """These accumulators are in the arena."""
+        self.arena = self._lay_over_main_grads(places.main_grads, sizes) if self._units else None
         # What was written so far.
         self._fetched: set[Chunk] = set()
         self._with_gradient: set[Chunk] = set()
@@ -166,24 +166,24 @@ class DeviceUpdates:
         yield from itertools.cycle(self._own)
 
     def _lay_over_main_grads(
-        self, sums: Mapping[Buffer, tuple[str, ...]], sizes: PlaneSizes
+        self, main_grads: Mapping[Buffer, tuple[str, ...]], sizes: PlaneSizes
     ) -> Arena:
-        """Returns where sums and buffers are in the memory that they share, and notes which of them
-        use the same.
+        """Returns where accumulators and buffers are in the memory that they share, and notes which
+        of them use the same.
         """
         size = sizes.buffer_bytes or _ITEM_BYTES * self.chunk_numel
         numel = dict(sizes.numel)
         if self._choices.embed_and_head_in_kept_gradients:
             numel[EMBED] = sizes.embed_chunk
         largest = [
-            self._shards.padded(max(map(numel.__getitem__, units))) for units in sums.values()
+            self._shards.padded(max(map(numel.__getitem__, units))) for units in main_grads.values()
         ]
-        sum_bytes = [4 * numel for numel in largest]
-        arena = lay_out_arena(sum_bytes, size, len(self._own), self._choices)
-        users = list(sums.values())
+        main_grad_bytes = [4 * numel for numel in largest]
+        arena = lay_out_arena(main_grad_bytes, size, len(self._own), self._choices)
+        users = list(main_grads.values())
         for number, buffer in enumerate(self._own):
-            there = [users[at] for at in arena.sums_under(number)]
-            self._sums_of[buffer] = list(itertools.chain.from_iterable(there))
+            there = [users[at] for at in arena.main_grads_under(number)]
+            self._main_grads_of[buffer] = list(itertools.chain.from_iterable(there))
         return arena
 
     # ------------------------------------------------------------------ what other ops must know
@@ -222,12 +222,12 @@ class DeviceUpdates:
         return {_part(slot, number, parts): content for number in range(parts)}
 
     def arena_of(self, unit: str) -> dict[Buffer, Content]:
-        """Returns the parts of the arena that the sum of a unit uses, with sums as their
-        content.
+        """Returns the parts of the arena that the accumulator of a unit uses, with accumulators as
+        their content.
         """
         return {
             _arena(buffer): Content(ContentKind.MAIN_GRAD)
-            for buffer, units in self._sums_of.items()
+            for buffer, units in self._main_grads_of.items()
             if unit in units
         }
 
@@ -276,7 +276,7 @@ class DeviceUpdates:
         spare, others = self._first()
         for chunk in [*(spare if self._has_spare else ()), *others]:
             if chunk not in self._fetched:
-                if not set(self._sums_of.get(self._buffer[chunk], ())) <= set(finished):
+                if not set(self._main_grads_of.get(self._buffer[chunk], ())) <= set(finished):
                     return
                 self._fetch(chunk)
             if chunk not in self._with_gradient and chunk[0] in finished:
@@ -388,7 +388,9 @@ class DeviceUpdates:
 
     def _states_in_arena(self, buffer: Buffer) -> dict[Buffer, Content]:
         """Returns the buffer's part of the arena, with states as its content."""
-        return {_arena(buffer): Content(ContentKind.STATES)} if self._sums_of.get(buffer) else {}
+        return (
+            {_arena(buffer): Content(ContentKind.STATES)} if self._main_grads_of.get(buffer) else {}
+        )
 
     def _spare_memory(self, buffer: Buffer) -> dict[Buffer, Content]:
         return {_SPARE_MEMORY: _SPARE_BUFFERS} if buffer in self.spare else {}

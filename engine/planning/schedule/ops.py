@@ -83,16 +83,19 @@ class OpKind(Word):
 
 
 class MainGrad(Word):
-    """A `MainGrad` says where the gradients of all rounds are summed, and how often rounded."""
+    """Where the gradients of all rounds are accumulated, and how often they are rounded."""
 
     VERTICAL = "vertical"
-    """There is one round, so each unit has one fp32 sum and one rounding."""
+    """There is one round, so each unit has one fp32 accumulator and one rounding."""
     DEVICE = "device"
-    """The fp32 sums of all units stay on the device over the rounds and are rounded once."""
+    """The fp32 accumulators of all units stay on the device over the rounds and are rounded once.
+    """
     SHARDS = "shards"
-    """The same in shards: each round adds up the sums of all ranks, and a rank keeps its part."""
+    """The same in shards: each round adds up the accumulators of all ranks, and a rank keeps its
+    part.
+    """
     HOST = "host"
-    """Each round rounds its sums to bf16 and adds them to those on the host."""
+    """Each round rounds its accumulators to bf16 and adds them to those on the host."""
 
 
 class Keeps(Word):
@@ -148,13 +151,13 @@ class OfMicroBatch(Op):
 @dataclass(frozen=True, slots=True)
 class WithMainGrad(OfMicroBatch):
     """A `WithMainGrad` is an op with a backward: it computes from the weights in `slot` and adds
-    the gradient to the sum in `grad`, which is None for a frozen unit.
+    the gradient to the accumulator in `grad`, which is None for a frozen unit.
     """
 
     slot: Buffer = field(kw_only=True)
     grad: Buffer | None = field(kw_only=True, default=None)
     first: bool = field(kw_only=True)
-    """The op writes the first gradient to `grad` rather than adding to the sum there."""
+    """The op writes the first gradient to `grad` rather than adding to the accumulator there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,7 @@ class FetchBlockInput(OfMicroBatch):
 @dataclass(frozen=True, slots=True)
 class FetchGrad(Op):
     """A `FetchGrad` brings the gradient plane to a staging buffer, so that the next round can add
-    to the sum that is kept on the host.
+    to the accumulator that is kept on the host.
     """
 
     kind, lane = OpKind.FETCH_GRAD, Lane.H2D
@@ -262,7 +265,8 @@ class EmbedBackward(WithMainGrad):
     """An `EmbedBackward` runs the capture pass again with gradients on, then goes backward.
 
     Where it has a `chunk`, it goes back to the vectors that were looked up, and adds those of some
-    rows of the table to the sum. The ops of later chunks find the gradients of these vectors.
+    rows of the table to the accumulator. The ops of later chunks find the gradients of these
+    vectors.
     """
 
     kind, lane = OpKind.EMBED_BACKWARD, Lane.COMPUTE
@@ -277,17 +281,17 @@ class EmbedBackward(WithMainGrad):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Op):
-    """A `Reduce` rounds the fp32 sum into a staging buffer."""
+    """A `Reduce` rounds the fp32 accumulator into a staging buffer."""
 
     kind, lane = OpKind.REDUCE, Lane.COMPUTE
     grad: Buffer = field(kw_only=True)
     staging: Buffer = field(kw_only=True)
     adds: bool = field(kw_only=True)
-    """The op adds the sum to that of the earlier rounds, which is in the staging buffer."""
+    """The op adds the accumulator to that of the earlier rounds, which is in the staging buffer."""
     last: bool = field(kw_only=True)
     """The op belongs to the last round, so it also computes the norm."""
     chunk: tuple[int, int] | None = field(kw_only=True, default=None)
-    """The sum is that of these elements of the unit, from the first up to the second."""
+    """The accumulator is that of these elements of the unit, from the first up to the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +474,7 @@ class UpdateMoments(Op):
 
 # ---------------------------------------------------------------------- rank ops
 
-# These ops exchange weights and sums between ranks, on the lane COLLECTIVE. No torch.
+# These ops exchange weights and gradients between ranks, on the lane COLLECTIVE. No torch.
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,12 +498,12 @@ class Barrier(Op):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Op):
-    """A `ReduceScatter` adds the fp32 sums of all ranks on all nodes, or the gradients in bf16 that
-    take their place (`StepPlan.without_main_grad`), in fp32. On each node, every rank gets
-    its own shard of the result, rounds it into a staging buffer and computes its norm.
+    """A `ReduceScatter` adds the fp32 accumulators of all ranks on all nodes, or the gradients in
+    bf16 that take their place (`StepPlan.without_main_grad`), in fp32. On each node, every rank
+    gets its own shard of the result, rounds it into a staging buffer and computes its norm.
 
-    Where a step adds up sums after each round, a rank adds its shard to that of the earlier rounds,
-    `total`, and rounds the result of the last one alone.
+    Where a step adds up accumulators after each round, a rank adds its shard to that of the earlier
+    rounds, `total`, and rounds the result of the last one alone.
     """
 
     kind, lane = OpKind.REDUCE_SCATTER, Lane.COLLECTIVE

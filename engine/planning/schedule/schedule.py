@@ -76,20 +76,23 @@ class StepPlan:
     ring_numel: int = 0
     """A ring buffer of gradients holds this many elements of a gradient."""
     arena: tuple[tuple[Buffer, int], ...] = ()
-    """These fp32 sums are in the memory that they share with update buffers. Each begins at this
-    byte there (`engine.planning.schedule.arena`).
+    """These fp32 accumulators are in the memory that they share with update buffers. Each begins at
+    this byte there (`engine.planning.schedule.arena`).
     """
     buffer_places: tuple[int, ...] = ()
     """Each update buffer that is not spare begins at this byte of that memory."""
     arena_bytes: int = 0
     without_main_grad: tuple[str, ...] = ()
-    """In each round, the sum of each of these units has one term, a gradient in bf16. It is in the
-    first half of the sum's memory, and ranks exchange it as it is.
+    """In each round, the accumulator of each of these units has one term, a gradient in bf16. It is
+    in the first half of the accumulator's memory, and ranks exchange it as it is.
     """
     rounded_in_main_grads: tuple[str, ...] = ()
-    """The rounded gradients of these units take the second half of the memory of their sums."""
+    """The rounded gradients of these units take the second half of the memory of their
+    accumulators.
+    """
     embed_and_head_in_kept_gradients: bool = False
-    """The slot of embed and head, and the sum of the head, are in the memory of kept gradients.
+    """The slot of embed and head, and the accumulator of the head, are in the memory of kept
+    gradients.
     """
     frozen: tuple[str, ...] = ()
     """These units are not trained: they have no gradient and no update."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 # ---------------------------------------------------------------------- chunks
 
-# Large planes are copied, updated and summed in chunks. No torch.
+# Large planes are copied, updated and accumulated in chunks. No torch.
 
 
 def cut(numel: int, chunk_numel: int) -> list[tuple[int, int]]:
@@ -70,7 +70,7 @@ class Shards(NamedTuple):
 
     def received(self, numel: int) -> int:
         """Returns the elements that a rank gets from the others where all of them exchange a plane
-        of `numel` elements, whole or as sums.
+        of `numel` elements, whole or as accumulators.
         """
         return self.padded(numel) - self.numel(numel)
 

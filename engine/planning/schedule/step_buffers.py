@@ -21,13 +21,13 @@ from engine.planning.schedule.rounds import TrainedUnits
 
 LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)
 UNIT_MAIN_GRAD = Buffer(BufferKind.MAIN_GRAD, number=0)
-"""This buffer holds the sum of one unit at a time. Units are summed one after the other, on one
-lane, so no op waits for another unit's sum.
+"""This buffer holds the accumulator of one unit at a time. Units are accumulated one after the
+other, on one lane, so no op waits for another unit's accumulator.
 """
 SECOND_MAIN_GRAD = Buffer(BufferKind.MAIN_GRAD, number=1)
 """Where two blocks are recomputed together, the sum of the second one is here. With several ranks,
-that of every second block is here, so that a backward need not wait until the sum before is added
-up over the ranks.
+that of every second block is here, so that a backward need not wait until the accumulator before is
+added up over the ranks.
 """
 TOTALS = Buffer(BufferKind.TOTALS)
 BLOCK_STAGINGS = Buffer(BufferKind.STAGING, number=0), Buffer(BufferKind.STAGING, number=1)
@@ -67,17 +67,17 @@ class StepBuffers:
         }
         self.slots = block_slots(self._streamed, self._resident, choices.slots)
         """Each block computes from this slot."""
-        # Gradients in fp32 do not fit into half of their sums.
+        # Gradients in fp32 do not fit into half of their accumulators.
         are_small = sizes.item_bytes == 2 and choices.main_grad == MainGrad.DEVICE
-        # Several ranks round a sum elsewhere, of which they may own a shard alone.
+        # Several ranks round an accumulator elsewhere, of which they may own a shard alone.
         are_small = are_small and choices.world_size == 1
         trained = self.trained.only
         self.rounded_in_main_grads = tuple(trained(self.gpu_resident)) if are_small else ()
-        """The rounded gradients of these units are in the memory of their sums."""
+        """The rounded gradients of these units are in the memory of their accumulators."""
         if choices.gradients_in_main_grads:
             self.rounded_in_main_grads = tuple(trained((EMBED, *blocks, HEAD)))
         self.under_head: tuple[str, ...] = ()
-        """The sum of the head is in the memory of the kept gradients of these blocks."""
+        """The accumulator of the head is in the memory of the kept gradients of these blocks."""
         if choices.embed_and_head_in_kept_gradients:
             self.under_head = _first_blocks(blocks, sizes)
         self._ring_turn = {BufferKind.OFFLOAD_RING: 0, BufferKind.FETCH_RING: 0}
@@ -119,11 +119,11 @@ class StepBuffers:
         return units
 
     def grad(self, unit: str) -> Buffer:
-        """Returns the buffer in which the unit's gradient is summed.
+        """Returns the buffer in which the unit's gradient is accumulated.
 
-        A sum that is kept throughout the step has its own buffer. This is the case if the sums of
-        all rounds stay on the device, and for embed and head of a tied model, which get gradients
-        at both ends of a pass.
+        An accumulator that is kept throughout the step has its own buffer. This is the case if the
+        accumulators of all rounds stay on the device, and for embed and head of a tied model, which
+        get gradients at both ends of a pass.
         """
         embed_and_head = unit in (EMBED, HEAD)
         lasts_all_step = self._choices.main_grad == MainGrad.DEVICE or (
@@ -147,9 +147,9 @@ class StepBuffers:
         return groups
 
     def grad_units(self) -> dict[Buffer, tuple[str, ...]]:
-        """Returns every buffer of a sum with the units that it must be able to hold. Where embed is
-        summed in chunks, which are no larger than a block, the units are blocks; the sum of the
-        head is then in other memory.
+        """Returns every buffer of an accumulator with the units that it must be able to hold. Where
+        embed is accumulated in chunks, which are no larger than a block, the units are blocks; the
+        sum of the head is then in other memory.
         """
         if self._choices.embed_and_head_in_kept_gradients:
             return self._main_grads_of(self._blocks)
@@ -167,7 +167,7 @@ class StepBuffers:
         return Buffer(BufferKind.MAIN_GRAD_SHARD, unit) if is_kept else None
 
     def _main_grads_of(self, names: Iterable[str]) -> dict[Buffer, tuple[str, ...]]:
-        """Returns the buffers of these units' sums, each with its units."""
+        """Returns the buffers of these units' accumulators, each with its units."""
         units: dict[Buffer, tuple[str, ...]] = {}
         for unit in names:
             grad = self.grad(unit)
@@ -175,10 +175,11 @@ class StepBuffers:
         return units
 
     def shared_main_grads(self) -> dict[Buffer, tuple[str, ...]]:
-        """Returns the sums that may share their memory with update buffers, in the order in which
-        they follow each other there. If the sums of all rounds stay on the device, they are those
-        of the blocks, in the order in which backward completes them. The gradients of blocks that
-        live on the device may wait there, so the memory of their sums is not shared.
+        """Returns the accumulators that may share their memory with update buffers, in the order in
+        which they follow each other there. If the accumulators of all rounds stay on the device,
+        they are those of the blocks, in the order in which backward completes them. The gradients
+        of blocks that live on the device may wait there, so the memory of their accumulators is not
+        shared.
         """
         if self._choices.main_grad == MainGrad.DEVICE:
             trained = self.trained.only(self._blocks)
@@ -239,8 +240,8 @@ class StepBuffers:
         return BLOCK_STAGINGS[self._staging_turn]
 
     def begun_main_grad(self, unit: str) -> dict[Buffer, Content]:
-        """Returns what a new sum of the unit overwrites beside the sum itself: kept gradients of
-        the step before, where both share their memory.
+        """Returns what a new accumulator of the unit overwrites beside the accumulator itself: kept
+        gradients of the step before, where both share their memory.
         """
         content = Content(ContentKind.EARLIER_MAIN_GRAD, unit)
         if unit in self.rounded_in_main_grads:
@@ -284,7 +285,7 @@ class StepBuffers:
 
 
 def _first_blocks(blocks: list[str], sizes: PlaneSizes) -> tuple[str, ...]:
-    """Returns the first blocks whose kept gradients take the memory of the head's fp32 sum.
+    """Returns the first blocks whose kept gradients take the memory of the head's fp32 accumulator.
     Raises ValueError where all of them take less.
     """
     needed = 4 * sizes.numel[HEAD]
@@ -292,7 +293,7 @@ def _first_blocks(blocks: list[str], sizes: PlaneSizes) -> tuple[str, ...]:
         needed -= sizes.item_bytes * sizes.numel[block]
         if needed <= 0:
             return tuple(blocks[:count])
-    raise ValueError("the sum of the head is larger than the kept gradients of all blocks")
+    raise ValueError("the accumulator of the head is larger than the kept gradients of all blocks")
 
 
 def hidden(micro_batch: int) -> Buffer:

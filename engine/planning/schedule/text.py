@@ -120,7 +120,7 @@ def to_text(plan: StepPlan) -> str:
         f"updated on the device: {', '.join(plan.device_updated_units)}",
         f"placed: {_places_text(plan.placed)}",
         f"slots: {_units_text(plan.slots)}",
-        f"sums: {_units_text(plan.grads)}",
+        f"main_grads: {_units_text(plan.grads)}",
         f"stagings: {_units_text(plan.stagings)}",
         f"rings: {', '.join(map(str, plan.rings))}",
         f"update buffers: {', '.join(map(str, plan.update_buffers))}",
@@ -145,8 +145,8 @@ def _rare_facts(plan: StepPlan) -> Iterator[str]:
         yield f"replicas: {plan.replicas}"
     if plan.nodes_per_replica > 1:
         yield f"nodes per replica: {plan.nodes_per_replica}"
-    yield f"gradients in place of sums: {', '.join(plan.without_main_grad)}"
-    yield f"gradients in their sums: {', '.join(plan.rounded_in_main_grads)}"
+    yield f"gradients in place of main_grads: {', '.join(plan.without_main_grad)}"
+    yield f"gradients in their main_grads: {', '.join(plan.rounded_in_main_grads)}"
     if plan.embed_and_head_in_kept_gradients:
         yield "embed and head: in kept gradients"
     yield f"graphs of micro-batches: {plan.graphs or ''}"
@@ -185,7 +185,7 @@ def _read_plan(text: str) -> StepPlan:
     return StepPlan(
         ops=tuple(map(_read_op, ops.splitlines())),
         slots=_read_units(facts["slots"]),
-        grads=_read_units(facts["sums"]),
+        grads=_read_units(facts["main_grads"]),
         stagings=_read_units(facts["stagings"]),
         rings=_read_buffers(facts["rings"]),
         shards=_read_shards(facts.get("shard", "")),
@@ -208,8 +208,8 @@ def _read_plan(text: str) -> StepPlan:
         arena=_read_arena(facts.get("arena", "")),
         arena_bytes=int(facts.get("bytes of the arena", 0)),
         buffer_places=_numbers(facts.get("places of update buffers", "")),
-        without_main_grad=_words(facts.get("gradients in place of sums", "")),
-        rounded_in_main_grads=_words(facts.get("gradients in their sums", "")),
+        without_main_grad=_words(facts.get("gradients in place of main_grads", "")),
+        rounded_in_main_grads=_words(facts.get("gradients in their main_grads", "")),
         embed_and_head_in_kept_gradients="embed and head" in facts,
         graphs=int(facts.get("graphs of micro-batches", 0)),
         embed_chunk=int(facts.get("elements of a chunk of embed", 0)),

@@ -89,7 +89,7 @@ class UnitOps:
         self.shards = Shards(choices.ranks, sizes.rank)
         self._numel = sizes.numel
         self._embed_chunks: list[tuple[int, int] | None] = [None]
-        """The gradient of embed is summed in these chunks, or as a whole."""
+        """The gradient of embed is accumulated in these chunks, or as a whole."""
         if choices.embed_and_head_in_kept_gradients:
             self._embed_chunks = [*cut(sizes.numel[EMBED], sizes.embed_chunk)]
         places = Places(self.buffers.lasting_slots(), self.buffers.shared_main_grads())
@@ -182,11 +182,11 @@ class UnitOps:
             reads |= self.device.weights(EMBED, slot_of(EMBED))
         if self._training:
             writes[state] = gradient_of(HEAD, round_)
-        summed = self.trained.only([HEAD, EMBED] if self._tied else [HEAD])
+        accumulated = self.trained.only([HEAD, EMBED] if self._tied else [HEAD])
         first = self._starts_main_grad(micro_batch, round_)
-        for unit in summed if self._training else []:
+        for unit in accumulated if self._training else []:
             writes[self.buffers.grad(unit)] = Content(ContentKind.MAIN_GRAD, unit)
-        for unit in summed if first and self._training else []:
+        for unit in accumulated if first and self._training else []:
             writes |= self._begun_main_grad(unit)
         self._emit(
             Loss, HEAD, reads, writes, micro_batch=micro_batch, slot=slot, grad=grad, first=first
@@ -311,7 +311,9 @@ class UnitOps:
         )
 
     def _embed_backwards(self, round_: Round) -> None:
-        """Writes the backward of embed, chunk by chunk where its sum is, and rounds the sum."""
+        """Writes the backward of embed, chunk by chunk where its accumulator is, and rounds the
+        accumulator.
+        """
         if not self.trained.trains(EMBED):
             return
         for number, chunk in enumerate(self._embed_chunks):
@@ -334,7 +336,7 @@ class UnitOps:
                 writes[state] = looked_up
         else:
             reads = {state: looked_up}
-        # In a tied model the loss has begun the sum.
+        # In a tied model the loss has begun the accumulator.
         first = self._starts_main_grad(micro_batch, round_) and not self._tied
         if first:
             writes |= self._begun_main_grad(EMBED)
@@ -381,20 +383,22 @@ class UnitOps:
     # ------------------------------------------------------------------ gradients
 
     def _sum(self, unit: str) -> Buffer | None:
-        """Returns the buffer of the unit's sum; None where there is none."""
+        """Returns the buffer of the unit's accumulator; None where there is none."""
         return self.buffers.grad(unit) if self.trained.trains(unit) else None
 
     def _starts_main_grad(self, micro_batch: int, round_: Round) -> bool:
-        """Tells whether a backward of this micro-batch begins its unit's sum."""
-        new_sum = round_.number == 0 or self._choices.main_grad != MainGrad.DEVICE
-        return new_sum and micro_batch == round_.micro_batches[0]
+        """Tells whether a backward of this micro-batch begins its unit's accumulator."""
+        is_first = round_.number == 0 or self._choices.main_grad != MainGrad.DEVICE
+        return is_first and micro_batch == round_.micro_batches[0]
 
     def _begun_main_grad(self, unit: str) -> Uses:
         """Returns the memory that a new sum of the unit takes from others."""
         return self.device.arena_of(unit) | self.buffers.begun_main_grad(unit)
 
     def _finish_gradient(self, unit: str, round_: Round) -> None:
-        """Rounds the unit's sum and sends it to the host, after each round or after the last."""
+        """Rounds the unit's accumulator and sends it to the host, after each round or after the
+        last.
+        """
         is_early = self._choices.main_grad == MainGrad.DEVICE and not round_.is_last
         if is_early or not self.trained.trains(unit):
             return
@@ -427,8 +431,9 @@ class UnitOps:
         self._offload(unit, staging, round_)
 
     def _scatter(self, unit: str, round_: Round) -> None:
-        """Adds the sums of all ranks on all nodes, and after the last round rounds this rank's
-        shard and sends it to the host. What is left in the sum is no sum of any rank.
+        """Adds the accumulators of all ranks on all nodes, and after the last round rounds this
+        rank's shard and sends it to the host. What is left in the accumulator is no sum of any
+        rank.
         """
         grad, staging, total = self.buffers.grad(unit), None, self.buffers.main_grad_shard(unit)
         reads = {grad: Content(ContentKind.MAIN_GRAD, unit)} | self.device.arena_of(unit)

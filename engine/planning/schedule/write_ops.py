@@ -173,8 +173,8 @@ class StepWriter(UnitOps):
                         self.device.allocate_spare_buffers()
                     self.device.fetch_first(finished)
             if self._choices.ranks > 1:
-                # On COLLECTIVE the sum is complete, and goes before weights that come from the
-                # host.
+                # On COLLECTIVE the accumulator is complete, and goes before weights that come from
+                # the host.
                 self._fetch_ahead()
         self._embed_backwards(round_)
 

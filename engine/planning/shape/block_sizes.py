@@ -1,5 +1,5 @@
 """A `BlockSizes` is asked what the first or the last blocks of a model take together. The planner
-asks a hundred thousand times, so nothing is summed twice.
+asks a hundred thousand times, so nothing is added up twice.
 
 Pure arithmetic, no torch.
 """
@@ -43,8 +43,8 @@ class BlockSizes:
         self._sums: dict[range, tuple[int, int]] = {}
         self.numel = sum(numels)
         """The gradients of all blocks together have this many elements."""
-        self.sum_bytes = tuple(4 * numel for numel in reversed(numels))
-        """The fp32 sum of each block takes this many bytes, the last block first."""
+        self.main_grad_bytes = tuple(4 * numel for numel in reversed(numels))
+        """The fp32 accumulator of each block takes this many bytes, the last block first."""
 
     def slot_bytes(self, start: int, stop: int) -> int:
         """Returns the bytes of a slot that can hold each of the blocks from `start` to `stop`."""
@@ -64,7 +64,7 @@ class BlockSizes:
         """Returns the bytes of the last `count` blocks, each in a slot of its own."""
         return self._last[count]
 
-    def largest_sums(self, seconds: range) -> tuple[int, int]:
+    def largest_main_grads(self, seconds: range) -> tuple[int, int]:
         """Returns the elements of the largest gradient of these blocks, and of the others.
         `seconds` counts blocks from 0; without any, the first number is 0, and without others the
         second.

@@ -111,7 +111,7 @@ class ModelShape:
     @property
     def holds_embed(self) -> bool:
         """Tells whether the weights of embed are used throughout a pass, by the head or by blocks,
-        and its gradient is summed all the time.
+        and its gradient is accumulated all the time.
         """
         return self.tied or self.embed.shared_count > 0
 
@@ -281,8 +281,8 @@ class ModelShape:
 
     @functools.cached_property
     def embed_chunk(self) -> int:
-        """Returns the number of elements for which the gradient of embed can be summed at a time; 0
-        where it is summed as a whole (`engine.planning.layout.embed_chunks`).
+        """Returns the number of elements for which the gradient of embed can be accumulated at a
+        time; 0 where it is accumulated as a whole (`engine.planning.layout.embed_chunks`).
         """
         is_one_table = self.embed.parameter_count == self.vocab_size * self.hidden_size
         if self.holds_embed or not is_one_table or self.embed.fp32_numel:
@@ -307,8 +307,9 @@ class ModelShape:
         return {}
 
     def padded(self, ranks: int) -> ModelShape:
-        """Returns the shape whose units have the elements of their slots and sums on the device of
-        one of several ranks: those of all shards together (`engine.planning.schedule.shards`).
+        """Returns the shape whose units have the elements of their slots and accumulators on the
+        device of one of several ranks: those of all shards together
+        (`engine.planning.schedule.shards`).
         """
         if ranks == 1:
             return self

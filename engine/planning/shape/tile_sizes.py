@@ -9,7 +9,7 @@ LONG_ROW = 16_384
 """Only rows that are longer than this may run in tiles."""
 TILES = (16_384, 4_096)
 """Tiles of so many tokens are tried, in this order. On a GPU, matrix products of the smaller ones
-are a little slower, and sums of gradients are added up more often.
+are a little slower, and gradient accumulators are added up more often.
 """
 
 
@@ -30,7 +30,7 @@ class TiledBlock:
     of_tile: float
     """A token of the tile takes so many more then."""
     inside_fixed: float
-    """It takes so many more then, whatever the lengths are, above all for sums of gradients."""
+    """It takes so many more then, whatever the lengths are, above all for gradient accumulators."""
     parameter_count: float
     """The parts that run in tiles have so many parameters."""
 

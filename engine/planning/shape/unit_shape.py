@@ -84,6 +84,8 @@ class UnitShape:
         return MomentCounts(self.numel, self.small_numel, self.block_count, self.name == EMBED)
 
     def padded(self, shards: Shards) -> UnitShape:
-        """Returns the unit with the elements of its slot and its sum on one of several ranks."""
+        """Returns the unit with the elements of its slot and its accumulator on one of several
+        ranks.
+        """
         numel, slot = shards.padded(self.numel), shards.slot_numel(self.numel, self.weight_numel)
         return replace(self, numel=numel, frozen_numel=slot - numel)

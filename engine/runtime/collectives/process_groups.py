@@ -55,9 +55,9 @@ class Collectives(Protocol):
         elements.
         """
 
-    def reduce_scatter(self, sums: torch.Tensor) -> None:
-        """Adds the float32 `sums` [ranks of a node x n] of all ranks on all nodes. This rank's own
-        n elements get the result; what the others hold afterwards has no meaning.
+    def reduce_scatter(self, gradients: torch.Tensor) -> None:
+        """Adds the float32 `gradients` [ranks of a node x n] of all ranks on all nodes. This rank's
+        own n elements get the result; what the others hold afterwards has no meaning.
         """
 
     def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
@@ -71,7 +71,7 @@ class Collectives(Protocol):
         added in the order of ranks.
         """
 
-    def sum_of_nodes(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_nodes(self, values: torch.Tensor) -> torch.Tensor:
         """Returns the sum of the `values` of the nodes, in their shape and dtype, added in the
         order of nodes.
         """
@@ -162,10 +162,10 @@ class ProcessGroupCollectives:
         with reaching_others():
             distributed.all_gather_into_tensor(whole, self._own(whole), self._own_node)
 
-    def reduce_scatter(self, sums: torch.Tensor) -> None:
-        own = self._own(sums)
+    def reduce_scatter(self, gradients: torch.Tensor) -> None:
+        own = self._own(gradients)
         if self.place.local_world_size > 1:
-            self._add_on_node(sums, own)
+            self._add_on_node(gradients, own)
         self._add_of_nodes(own)
 
     def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
@@ -187,22 +187,22 @@ class ProcessGroupCollectives:
                 distributed.all_reduce(own, group=self._other_nodes)
             return
         for piece in own.split(CHUNK_NUMEL):
-            piece.copy_(self.sum_of_nodes(piece))
+            piece.copy_(self.all_reduce_nodes(piece))
 
-    def _add_on_node(self, sums: torch.Tensor, own: torch.Tensor) -> None:
+    def _add_on_node(self, gradients: torch.Tensor, own: torch.Tensor) -> None:
         if self._adds_on_the_way:
             with reaching_others():
-                distributed.reduce_scatter_tensor(own, sums, group=self._own_node)
+                distributed.reduce_scatter_tensor(own, gradients, group=self._own_node)
             return
-        shards = torch.empty_like(sums)
+        shards = torch.empty_like(gradients)
         with reaching_others():
-            distributed.all_to_all_single(shards, sums, group=self._own_node)
+            distributed.all_to_all_single(shards, gradients, group=self._own_node)
         _add_in_order(shards.view(self.place.local_world_size, -1), own)
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         return _sum(values, self.place.local_world_size, self._own_node)
 
-    def sum_of_nodes(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_nodes(self, values: torch.Tensor) -> torch.Tensor:
         return _sum(values, self.place.nodes, self._other_nodes)
 
     def broadcast(self, piece: torch.Tensor) -> None:

@@ -1,10 +1,11 @@
 """Each forward and backward of a block runs as a recording here, so that a block of many small
 kernels is launched at once.
 
-This needs blocks whose weights, sums and activations are at the same addresses in every step: all
-of them live on the device, and none has a block input on the host (`StepPlan.graphs`). What goes
-into the first block of a pass and what comes out of the last one is in buffers of their own, the
-borders, and the arguments of the blocks are copied to tensors that stay (`StaticArguments`).
+This needs blocks whose weights, accumulators and activations are at the same addresses in every
+step: all of them live on the device, and none has a block input on the host (`StepPlan.graphs`).
+What goes into the first block of a pass and what comes out of the last one is in buffers of their
+own, the borders, and the arguments of the blocks are copied to tensors that stay
+(`StaticArguments`).
 
 Recordings belong to the shapes of one step:
 
@@ -47,7 +48,7 @@ a rehearsal, and the recordings of all shapes are made anew.
 BlockOp = Forward | Recompute | Backward
 Place = tuple[str, str, int, bool]
 """A recording is for one kind of op, unit and place among the micro-batches that exist together,
-and either for the first round or for all later ones, which add to sums that are there.
+and either for the first round or for all later ones, which add to accumulators that are there.
 """
 Shape = tuple[tuple[int, ...], bool, bool]
 """A micro-batch has this shape of token ids, may have rows that all count from 0, and may have rows

@@ -3,8 +3,8 @@
 - `all_gather` completes the weights in a slot, of which every rank of a node has brought its own
   shard.
 - `barrier` waits until every rank of a node has updated its shard of a unit in RAM.
-- `reduce_scatter` adds the fp32 sums of all ranks. Each rank of a node rounds its own shard and
-  computes its norm. A sum of one term is a gradient in bf16, and is exchanged as that.
+- `reduce_scatter` adds the fp32 accumulators of all ranks. Each rank of a node rounds its own shard
+  and computes its norm. A sum of one term is a gradient in bf16, and is exchanged as that.
 - `all_reduce` adds the losses and the squared norms, so that every rank finds the same clip factor,
   and gives every rank the sums of all answers of pairs.
 
@@ -63,8 +63,8 @@ def barrier(context: OpContext, _op: Barrier, _step: StepUnderWay) -> None:
 
 
 def reduce_scatter(context: OpContext, op: ReduceScatter, _step: StepUnderWay) -> None:
-    """Adds the sums of all ranks, and the shard of this one to that of the earlier rounds, if any.
-    After the last round it is rounded. Torch's `copy_` rounds ties to even.
+    """Adds the accumulators of all ranks, and the shard of this one to that of the earlier rounds,
+    if any. After the last round it is rounded. Torch's `copy_` rounds ties to even.
     """
     start, stop = context.plan.shards.bounds(context.units[op.unit].layout.numel)
     shard = _sum_of_ranks(context, op)[: stop - start]
@@ -98,13 +98,13 @@ def _sum_of_ranks(context: OpContext, op: ReduceScatter) -> torch.Tensor:
 
 def all_reduce(context: OpContext, _op: AllReduce, step: StepUnderWay) -> None:
     """Adds the losses of all ranks, and the squared norms of those of a node: the shards of another
-    host are the same. Each line of a pair has its sums on one rank, and zeros on all others, so
-    adding these rounds nothing.
+    host are the same. Each line of a pair has its sums on one rank, and zeros on all
+    others, so adding these rounds nothing.
     """
     totals = context.collectives.all_reduce(context.state.norms)
-    totals[-1:] = context.collectives.sum_of_nodes(totals[-1:])
+    totals[-1:] = context.collectives.all_reduce_nodes(totals[-1:])
     context.state.totals.copy_(totals)
     sums = step.own_sequence_sums_among_all()
     if sums is not None:
-        sums_of_node = context.collectives.all_reduce(sums)
-        step.keep_sequence_sums_of_ranks(context.collectives.sum_of_nodes(sums_of_node))
+        of_node = context.collectives.all_reduce(sums)
+        step.keep_sequence_sums_of_ranks(context.collectives.all_reduce_nodes(of_node))

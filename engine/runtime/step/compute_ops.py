@@ -172,12 +172,12 @@ def _chunks(context: OpContext) -> LossChunks:
 
 def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> None:
     """Adds the loss of a micro-batch to that of the step, and the gradients of the tail to their
-    sums.
+    accumulators.
     """
     owners = [HEAD, EMBED] if context.model.holds_embed else [HEAD]
     owners = [owner for owner in owners if owner not in context.plan.frozen]
     embed_and_head = {owner: context.state.trained_embed_or_head(owner) for owner in owners}
-    if op.first and step.inputs.training:  # a pass without gradients may have no sums
+    if op.first and step.inputs.training:  # a pass without gradients may have no accumulators
         for owner in owners:
             main_grad(context, owner, op, HEAD).zero_()
     if op.micro_batch == 0:

@@ -23,9 +23,9 @@ COMPUTE (those of blocks are in `engine.runtime.step.block_passes`, `reduce` is 
   input.
 - `loss` runs final norm, head and cross-entropy in chunks, with their backward in training.
 - `backward` recomputes the block if needed, runs its backward, and adds the gradients of its
-  parameters to an fp32 sum. Where ranks exchange a gradient in bf16, it takes the place of the sum.
-  `embed_backward` does the same for the embedding.
-- `reduce` rounds an fp32 sum to a staging buffer, and computes its norm in the last round.
+  parameters to an fp32 accumulator. Where ranks exchange a gradient in bf16, it takes the place of
+  the accumulator. `embed_backward` does the same for the embedding.
+- `reduce` rounds an fp32 accumulator to a staging buffer, and computes its norm in the last round.
 - `summary` computes the clip factor on the device, and copies loss and norms to the host.
 - `update_in_place` applies AdamW to a unit that lives on the device, where its planes are.
 - `allocate_spare_buffers` allocates spare update buffers in memory that activations have left;

@@ -1,5 +1,5 @@
-"""All state on the device except activations is kept here: slots, templates, gradient sums, staging
-buffers, rings and update buffers.
+"""All state on the device except activations is kept here: slots, templates, gradient accumulators,
+staging buffers, rings and update buffers.
 
 Its size depends on the largest unit and on the plan's choices, never on the depth of the model.
 """
@@ -52,7 +52,8 @@ class Fp32Weights:
         part] on the device.
         """
         # `data` has its own version counter, so autograd does not notice this write, as in a
-        # prefetch. The sum is made in place, so that no memory is allocated beside the slots.
+        # prefetch. The sum is made in place, so that no memory is allocated beside the
+        # slots.
         bits = self.values.data[part.place : part.place + part.numel].view(torch.int32)
         bits.copy_(high.view(torch.int16)).bitwise_left_shift_(16).add_(low)
 
@@ -171,24 +172,24 @@ class DeviceState:
         self.join_fp32_of_resident(states)
 
     def _allocate_arena(self, plan: StepPlan) -> None:
-        """Allocates the fp32 sums of gradients. The sums of the plan's arena are contiguous in
+        """Allocates the fp32 gradient accumulators. Those of the plan's arena are contiguous in
         memory, and update buffers share it, since at any time a step needs only one of the two.
         """
-        sums: dict[Buffer, int] = {}
+        sizes: dict[Buffer, int] = {}
         for name, units in plan.grads.items():
             is_shard = name.kind == BufferKind.MAIN_GRAD_SHARD
             of_unit = self._shards.numel if is_shard else self._shards.padded
-            sums[name] = of_unit(self._largest(units))
+            sizes[name] = of_unit(self._largest(units))
         self._arena = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=self.device)
         self.grads: dict[Buffer, torch.Tensor] = {}
         for name, start in plan.arena:
-            self.grads[name] = self._arena[start : start + 4 * sums[name]].view(torch.float32)
-        for name, numel in sums.items():
+            self.grads[name] = self._arena[start : start + 4 * sizes[name]].view(torch.float32)
+        for name, numel in sizes.items():
             if name not in self.grads:
                 self.grads[name] = torch.zeros(numel, dtype=torch.float32, device=self.device)
 
     def _rounded_in_main_grads(self, plan: StepPlan) -> dict[Buffer, torch.Tensor]:
-        """Returns the staging buffers that take the second half of the memory of a sum."""
+        """Returns the staging buffers that take the second half of the memory of an accumulator."""
         found = {}
         for unit in plan.rounded_in_main_grads:
             halves = self.grads[Buffer(BufferKind.MAIN_GRAD, unit)].view(self.dtype)
@@ -208,8 +209,8 @@ class DeviceState:
 
     def _place_embed_and_head_in_kept_gradients(self) -> None:
         """Makes the staging buffers of a plan in which embed and head use their memory. The slot
-        begins where the gradient of embed is kept on the GPU, and the fp32 sum of the head where
-        that of the first block is. The blocks follow each other.
+        begins where the gradient of embed is kept on the GPU, and the fp32 accumulator of the head
+        where that of the first block is. The blocks follow each other.
         """
         embed, *blocks, head = (unit.layout for unit in self.model.units)
         self.stagings[Buffer(BufferKind.STAGING, EMBED)] = self.slots[slot_of(EMBED)][: embed.numel]

@@ -1,5 +1,5 @@
 """The gradient of an embedding table is computed for some of its rows at a time, so that neither
-the gradient nor its fp32 sum is ever whole on the device.
+the gradient nor its fp32 accumulator is ever whole on the device.
 
 A backward first goes to the vectors that were looked up. Each row of the table then receives those
 of its own tokens. Torch's kernel adds them in the order of the tokens, row by row, so that a row's

@@ -1,4 +1,4 @@
-"""Gradients of a unit are added to an fp32 sum here, and the op `reduce` rounds it."""
+"""Gradients of a unit are added to an fp32 accumulator here, and the op `reduce` rounds it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def main_grad(context: OpContext, owner: str, op: WithMainGrad, unit: str) -> to
     tied model also adds to the buffer of the embed unit.
     """
     buffer = op.grad if owner == unit else Buffer(BufferKind.MAIN_GRAD, owner)
-    assert buffer is not None  # only trained units have sums
+    assert buffer is not None  # only trained units have accumulators
     return context.state.grads[buffer][: context.units[owner].layout.numel]
 
 
 def as_gradient(total: torch.Tensor) -> torch.Tensor:
-    """Returns a gradient in bf16 [numel] that takes the place of a sum [numel] in fp32: it begins
-    where the sum does.
+    """Returns a gradient in bf16 [numel] that takes the place of an accumulator [numel] in fp32: it
+    begins where the accumulator does.
     """
     return total.view(torch.bfloat16)[: total.numel()]
 
@@ -38,8 +38,9 @@ def as_gradient(total: torch.Tensor) -> torch.Tensor:
 def add_to_main_grad(
     layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients, first: bool
 ) -> None:
-    """Adds to the sum in `buffer` [numel]. The first gradients start the sum: where they fill the
-    whole plane they are copied, which saves zeroing it. A buffer in bf16 must get one term.
+    """Adds to the accumulator in `buffer` [numel]. The first gradients start the accumulator: where
+    they fill the whole plane they are copied, which saves zeroing it. A buffer in bf16 must get one
+    term.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     fills_plane = len(present) == len(gradients) and layout.fills_planes
@@ -53,8 +54,8 @@ def add_to_main_grad(
 
 
 def add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None:
-    """Adds each gradient to its place in the fp32 sum `buffer` [numel]. Torch upcasts a bf16
-    gradient first.
+    """Adds each gradient to its place in the fp32 accumulator `buffer` [numel]. Torch upcasts a
+    bf16 gradient first.
     """
     for (spec, offset), gradient in zip(layout.trained, gradients):
         if gradient is not None:
@@ -62,8 +63,8 @@ def add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None:
 
 
 def add_shared(context: OpContext, unit: Unit, gradients: Gradients) -> None:
-    """Adds the gradients of what the unit shares with other blocks to the fp32 sum of embed, which
-    the loss op has begun.
+    """Adds the gradients of what the unit shares with other blocks to the fp32 accumulator of
+    embed, which the loss op has begun.
     """
     layout = context.units[EMBED].layout
     places = {spec.name: (spec, offset) for spec, offset in layout.trained}
@@ -112,19 +113,20 @@ def add_squares(context: OpContext, unit: str, grad: torch.Tensor, start: int) -
 
 
 def reduce(context: OpContext, op: Reduce, _step: StepUnderWay) -> None:
-    """Rounds a unit's fp32 sum to the staging buffer, once a round. Torch's `copy_` rounds ties to
-    even. In the last round the op also computes the norm of the whole gradient.
+    """Rounds a unit's fp32 accumulator to the staging buffer, once a round. Torch's `copy_` rounds
+    ties to even. In the last round the op also computes the norm of the whole gradient.
     """
     start, stop = op.chunk or (0, context.units[op.unit].layout.numel)
     grad = context.state.grads[op.grad][: stop - start]
     staging = context.state.stagings[op.staging][start:stop]
-    # With several gradient-accumulation rounds and the sum kept on the host, `staging` has what
-    # the earlier rounds left, which comes before the norm: the norm is of the whole gradient, and
-    # norms of rounds do not add up to it. It is taken in fp32, before the gradient is rounded.
+    # With several gradient-accumulation rounds and the accumulator kept on the host, `staging` has
+    # what the earlier rounds left, which comes before the norm: the norm is of the whole gradient,
+    # and norms of rounds do not add up to it. It is taken in fp32, before the gradient is rounded.
     if op.adds:
         grad.add_(staging)
     if op.last:
         add_squares(context, op.unit, grad, start)
-    # A staging buffer may be in the memory of the sum, so the sum is rounded elsewhere first.
-    in_sum = op.unit in context.plan.rounded_in_main_grads
-    staging.copy_(grad.to(staging.dtype) if in_sum else grad)
+    # A staging buffer may be in the memory of the accumulator, so the accumulator is rounded
+    # elsewhere first.
+    in_main_grad = op.unit in context.plan.rounded_in_main_grads
+    staging.copy_(grad.to(staging.dtype) if in_main_grad else grad)

@@ -96,9 +96,9 @@ def _between(requirements: Requirements, shape: ModelShape, rates: Rates) -> Bet
 
 def _in_words(between: Between, choices: dict[str, Any]) -> list[str]:
     whose = "of the others on its node"
-    what = "sums"
+    what = "gradients"
     if choices["nodes_per_replica"] > 1:
-        whose, what = "of all others", "weights and sums"
+        whose, what = "of all others", "weights and gradients"
     return [
         "",
         "Between GPUs and nodes, in a step",

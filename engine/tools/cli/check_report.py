@@ -84,7 +84,7 @@ def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[
         block_inputs += ", gradients kept on the device"
     rows = (
         f"  {choices['device']}: {choices['micro_batches']} x {choices['micro_batch_size']} rows a "
-        f"step, {counted(choices.get('rounds', 1), 'round')}, gradient sum "
+        f"step, {counted(choices.get('rounds', 1), 'round')}, main_grad "
         f"{choices['main_grad']}, slots {choices['slots']}"
     )
     ranks, nodes_per_replica = (

@@ -104,7 +104,7 @@ def test_the_optimizer_holds_compute_up(device, text, advice, tone):
 def test_gpus_wait_for_each_other():
     found = of_speed(fold(*steps(exchange=0.3, h2d=0.02)), CONFIG)
     assert found.tone == "warn" and found.text == (
-        "The GPUs exchange weights and sums: the GPU waits 30 % of the time for that; further "
+        "The GPUs exchange weights and gradients: the GPU waits 30 % of the time for that; further "
         "waits: weights coming in (H2D) 2 %."
     )
     assert found.offer.changes["train.batch_size"] == 32

@@ -19,7 +19,7 @@ from engine.runtime.step.copy_ops import BlockOps
 from tests.support.device_updates import (
     DEVICE_UPDATES,
     LATE,
-    SUMS,
+    MAIN_GRAD_PLANS,
     one_unit,
     states_of,
     updated_on_device,
@@ -36,9 +36,9 @@ pytestmark = pytest.mark.computing
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("main_grad", SUMS)
+@pytest.mark.parametrize("main_grad", MAIN_GRAD_PLANS)
 def test_states_have_the_host_s_bits(main_grad, dtype, tied):
-    host = dataclasses.replace(BASE, **SUMS[main_grad])
+    host = dataclasses.replace(BASE, **MAIN_GRAD_PLANS[main_grad])
     expected = planes_after(host, dtype=dtype, tied=tied, steps=3)
     for device_updates in DEVICE_UPDATES.values():
         for resident in (0, 2):
@@ -54,7 +54,7 @@ def test_states_have_the_host_s_bits(main_grad, dtype, tied):
 
 @pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("resident,tied", [(0, False), (2, True)])
-@pytest.mark.parametrize("main_grad", slow_but(SUMS, ("vertical",), PLAN_SWEEP))
+@pytest.mark.parametrize("main_grad", slow_but(MAIN_GRAD_PLANS, ("vertical",), PLAN_SWEEP))
 def test_neither_buffers_nor_delays_change_a_bit(main_grad, resident, tied):
     for name, device_updates in DEVICE_UPDATES.items():
 
@@ -98,7 +98,7 @@ def test_small_pieces_change_no_bit_whichever_lane_is_late(frame, slots):
 
 
 @pytest.mark.slow("it sweeps over many cases")
-def test_buffers_over_sums_are_as_good_as_their_own():
+def test_buffers_over_main_grads_are_as_good_as_their_own():
     """Of eight blocks, the sums have space for two buffers and part of a third."""
     device_updates = tuple(f"block {k}" for k in (0, 1, 3, 4, 7))
 
@@ -125,7 +125,7 @@ def test_buffers_over_sums_are_as_good_as_their_own():
 
 
 @pytest.mark.slow("it sweeps over many cases")
-@pytest.mark.parametrize("main_grad", slow_but(SUMS, ("vertical",), PLAN_SWEEP))
+@pytest.mark.parametrize("main_grad", slow_but(MAIN_GRAD_PLANS, ("vertical",), PLAN_SWEEP))
 def test_buffers_in_the_place_of_activations_are_as_good(main_grad):
     """Of eight blocks, the last five keep their activations."""
     device_updates = ("embed", *(f"block {k}" for k in (0, 1, 3, 4, 7)))
@@ -216,7 +216,7 @@ def test_what_runs_between_steps_changes_nothing(resident):
     assert_same_bits(*left)
 
 
-@pytest.mark.parametrize("main_grad", SUMS)
+@pytest.mark.parametrize("main_grad", MAIN_GRAD_PLANS)
 @pytest.mark.parametrize(
     "late",
     [(), (Lane.HOST,), (Lane.D2H, Lane.HOST), (*UPDATE_LANES, Lane.HOST)],

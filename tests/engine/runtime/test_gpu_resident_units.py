@@ -52,7 +52,7 @@ def test_small_moments_have_the_same_bits_wherever_they_are(optimizer):
         assert_same_bits(planes_after(choices, optimizer=optimizer), expected)
 
 
-@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "in sums"), PLAN_SWEEP))
+@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "in main_grads"), PLAN_SWEEP))
 def test_a_late_lane_changes_nothing(frame):
     base = dataclasses.replace(BASE, **FRAMES[frame])
     expected = planes_after(base)

@@ -23,7 +23,7 @@ from tests.support.tiny import VOCAB, plain_model, random_batches, streamed, tin
 
 pytestmark = pytest.mark.computing
 
-IN_SUMS = dict(gradients_on_gpu=True, gradients_in_main_grads=True)
+IN_MAIN_GRADS = dict(gradients_on_gpu=True, gradients_in_main_grads=True)
 ROUNDS = {
     "vertical": {},
     "device": dict(micro_batches=4, rounds=2, main_grad="device"),
@@ -61,7 +61,7 @@ def test_the_bits_are_those_of_a_plane_on_the_host(frame, rounds, optimizer):
 
 
 @pytest.mark.parametrize("device_updates", [(), *DEVICE_UPDATES.values()])
-def test_gradients_kept_in_their_sums_are_those_of_a_plane_on_the_host(device_updates):
+def test_gradients_kept_in_their_main_grads_are_those_of_a_plane_on_the_host(device_updates):
     """The update buffers are in the other halves of the sums, and after them."""
     base = (
         updated_on_device(device_updates, 2, "device")
@@ -74,11 +74,11 @@ def test_gradients_kept_in_their_sums_are_those_of_a_plane_on_the_host(device_up
         dict(shared_embed_and_head_slot=True),
         dict(update_buffers=5) if device_updates else {},
     ):
-        framed = dataclasses.replace(base, **IN_SUMS, **changes)
+        framed = dataclasses.replace(base, **IN_MAIN_GRADS, **changes)
         for late in LATE[::2]:
             assert_same_bits(run(framed, late), expected)
     with pytest.raises(ValueError, match="only in those of all rounds"):
-        run(dataclasses.replace(BASE, **IN_SUMS))
+        run(dataclasses.replace(BASE, **IN_MAIN_GRADS))
 
 
 @pytest.mark.parametrize("device_updates", [(), *DEVICE_UPDATES.values()])

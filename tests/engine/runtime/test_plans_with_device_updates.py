@@ -11,7 +11,7 @@ from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import DISK_LANES, Lane
 from engine.planning.schedule.text import grid
 from engine.planning.schedule.verify_plan import verify_plan
-from tests.support.device_updates import SUMS
+from tests.support.device_updates import MAIN_GRAD_PLANS
 from tests.support.same_bits import find_dropped_waits
 
 pytestmark = pytest.mark.computing
@@ -112,7 +112,7 @@ BLOCKS = [f"block {k}" for k in range(8)]
     [("embed", *BLOCKS[:3], *BLOCKS[5:7], "head"), (*BLOCKS[3:6], BLOCKS[7])],
     ids=["from the first", "of the middle"],
 )
-@pytest.mark.parametrize("main_grad", SUMS)
+@pytest.mark.parametrize("main_grad", MAIN_GRAD_PLANS)
 @pytest.mark.parametrize("spare", [0, 2])
 def test_dropping_any_single_wait_of_a_plan_with_device_updates_is_found(
     main_grad, device_updates, spare
@@ -125,7 +125,7 @@ def test_dropping_any_single_wait_of_a_plan_with_device_updates_is_found(
         blocks_kept_in_slots=2,
         spare_buffers=spare,
         spare_blocks=spare,
-        **SUMS[main_grad],
+        **MAIN_GRAD_PLANS[main_grad],
     )
     sizes = PlaneSizes(dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310})
     plan = build_step_plan(BLOCKS, False, choices, sizes)

@@ -50,10 +50,10 @@ class Spoilt(ThreadExchange):
         self._what, self._number = what, number
         self.spoils = False
 
-    def reduce_scatter(self, sums: torch.Tensor) -> None:
+    def reduce_scatter(self, gradients: torch.Tensor) -> None:
         if self.spoils and self._what == "gradient norm":
-            sums[3] = self._number
-        super().reduce_scatter(sums)
+            gradients[3] = self._number
+        super().reduce_scatter(gradients)
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         if self.spoils and self._what == "loss":

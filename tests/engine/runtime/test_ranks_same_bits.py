@@ -119,7 +119,7 @@ SHARD_PLANS = {
 
 
 @pytest.mark.parametrize("name", slow_but(SHARD_PLANS, ("late moments",), PLAN_SWEEP))
-def test_so_do_plans_that_keep_shards_of_sums(usual, name):
+def test_so_do_plans_that_keep_shards_of_main_grads(usual, name):
     """Their sums have another order than those of plans that add up all ranks once."""
     assert_same(train(2, job_of(), **SHARDS, **SHARD_PLANS[name]), usual(2, job_of(), **SHARDS))
 

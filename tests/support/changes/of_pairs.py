@@ -80,8 +80,8 @@ PAIRS = (
     Change(
         "pairs-of-one-rank-in-the-figures",
         "engine/runtime/step/collective_ops.py",
-        "of_host = context.collectives.all_reduce(sums)",
-        "of_host = sums",
+        "of_node = context.collectives.all_reduce(sums)",
+        "of_node = sums",
         "Figures of pairs have zeros for the answers of other ranks.",
         ("tests/engine/runtime/test_pairs_on_ranks.py",),
     ),

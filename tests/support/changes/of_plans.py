@@ -175,7 +175,7 @@ PLANS = (
         (GOLDEN, DEVICE_UPDATES),
     ),
     Change(
-        "sums-and-states-in-one-place",
+        "main-grads-and-states-in-one-place",
         UPDATES,
         "if not set(self._sums_of.get(self._buffer[chunk], ())) <= set(finished):",
         "if not finished:",
@@ -191,7 +191,7 @@ PLANS = (
         (SIZE_TESTS,),
     ),
     Change(
-        "totals-of-other-sums",
+        "totals-of-other-main-grads",
         "engine/planning/fit/device_memory.py",
         "key = (rows, apart, not",
         "key = (rows, not",
@@ -273,7 +273,7 @@ PLANS = (
         (POOL_TESTS,),
     ),
     Change(
-        "pool-counts-gradients-in-sums",
+        "pool-counts-gradients-in-main-grads",
         POOL,
         "    return choices.gradients_in_main_grads or (is_gpu_resident and are_kept)\n",
         "    return is_gpu_resident and are_kept\n",

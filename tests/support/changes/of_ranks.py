@@ -45,8 +45,8 @@ RANK_CHANGES = (
     Change(
         "several-terms-added-in-bf16",
         "engine/planning/schedule/choices.py",
-        "    is_one = choices.micro_batches == choices.rounds and not is_summed_later\n",
-        "    is_one = not is_summed_later\n",
+        "    is_one = choices.micro_batches == choices.rounds and not is_accumulated_later\n",
+        "    is_one = not is_accumulated_later\n",
         "A rank adds the gradients of its micro-batches in bf16 before they are exchanged.",
         (f"{SAME_BITS}::test_so_do_plans_for_untied_models", RANKS),
     ),
@@ -251,9 +251,9 @@ RANK_CHANGES = (
         ("tests/app/session/test_several_gpus.py",),
     ),
     Change(
-        "nodes-keep-their-own-sums",
+        "nodes-keep-their-own-gradients",
         "engine/runtime/collectives/process_groups.py",
-        "            piece.copy_(self.sum_of_nodes(piece))\n",
+        "            piece.copy_(self.all_reduce_nodes(piece))\n",
         "            piece.clone()\n",
         "Each node updates its planes with the gradients of its own rows.",
         (f"{COLLECTIVE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_nodes",),
@@ -261,7 +261,7 @@ RANK_CHANGES = (
     Change(
         "nodes-report-their-own-loss",
         OPS,
-        "    totals[-1:] = context.collectives.sum_of_nodes(totals[-1:])\n",
+        "    totals[-1:] = context.collectives.all_reduce_nodes(totals[-1:])\n",
         "",
         "The loss is that of the rows of one node.",
         (f"{NODES}::test_nodes_with_one_rank_have_the_bits_of_one_node",),
@@ -269,8 +269,8 @@ RANK_CHANGES = (
     Change(
         "nodes-count-the-norm-of-each",
         OPS,
-        "    totals[-1:] = context.collectives.sum_of_nodes(totals[-1:])\n",
-        "    totals = context.collectives.sum_of_nodes(totals)\n",
+        "    totals[-1:] = context.collectives.all_reduce_nodes(totals[-1:])\n",
+        "    totals = context.collectives.all_reduce_nodes(totals)\n",
         "Every node has the whole norm, and all of them are added.",
         (f"{NODES}::test_nodes_that_clip_have_the_bits_of_one_node",),
     ),

@@ -6,7 +6,7 @@ from tests.support.changes.record import Change
 
 OPS = "engine/runtime/step/compute_ops.py"
 PASSES = "engine/runtime/step/block_passes.py"
-SUMS = "engine/runtime/step/main_grad.py"
+MAIN_GRAD_FILE = "engine/runtime/step/main_grad.py"
 BLOCK_OPS = "engine/runtime/step/copy_ops.py"
 LOSS = "engine/runtime/step/cross_entropy.py"
 ENGINE = "engine/runtime/step/streaming_engine.py"
@@ -23,8 +23,8 @@ COMPILED = "tests/engine/runtime/test_compiled.py"
 
 STEPS = (
     Change(
-        "sums-rounded-each-time",
-        SUMS,
+        "main-grads-rounded-each-time",
+        MAIN_GRAD_FILE,
         "buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)",
         "buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)\n"
         "            buffer.copy_(buffer.to(gradient.dtype))",
@@ -33,7 +33,7 @@ STEPS = (
     ),
     Change(
         "norm-of-rounded-gradients",
-        SUMS,
+        MAIN_GRAD_FILE,
         "        add_squares(context, op.unit, grad, start)",
         "        add_squares(context, op.unit, grad.to(staging.dtype).float(), start)",
         "The norm is taken of the gradient after its rounding to bf16.",
@@ -41,7 +41,7 @@ STEPS = (
     ),
     Change(
         "squares-of-a-unit-added-in-a-row",
-        SUMS,
+        MAIN_GRAD_FILE,
         'if values.device.type != "cpu":',
         'if values.device.type != "meta":',
         "On the CPU, squares of a whole unit are added in fp32, as torch's vector_norm does.",
@@ -92,7 +92,7 @@ STEPS = (
     ),
     Change(
         "sum-of-the-step-before-kept",
-        SUMS,
+        MAIN_GRAD_FILE,
         "    if first:\n        buffer.zero_()\n    add(",
         "    add(",
         "A unit with gaps in its plane adds to the sum of the step before.",
@@ -116,7 +116,7 @@ STEPS = (
     ),
     Change(
         "rounds-overwrite-the-sum",
-        SUMS,
+        MAIN_GRAD_FILE,
         "        grad.add_(staging)\n",
         "        grad.add_(0)\n",
         "Where the host sums, only the last round counts.",

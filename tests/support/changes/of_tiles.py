@@ -13,10 +13,10 @@ LONG_ROWS = "tests/engine/planning/fit/test_long_rows.py"
 
 TILES: tuple[Change, ...] = (
     Change(
-        "tile-sums-in-bf16",
+        "tile-gradients-in-bf16",
         MODULE,
-        "sums[place] = gradient.to(torch.float32, copy=True)",
-        "sums[place] = gradient.clone()",
+        "parameter_gradients[place] = gradient.to(torch.float32, copy=True)",
+        "parameter_gradients[place] = gradient.clone()",
         "Gradients of parameters are added up over tiles in bf16.",
         (f"{MODULE_TESTS}::test_bf16_is_no_further_from_float32_than_whole_rows",),
     ),

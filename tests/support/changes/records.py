@@ -39,7 +39,7 @@ AREAS: dict[str, tuple[Change, ...]] = {
 CHANGES: tuple[Change, ...] = tuple(change for area in AREAS.values() for change in area)
 
 REVIEWED = (
-    "sums-rounded-each-time",
+    "main-grads-rounded-each-time",
     "norm-of-rounded-gradients",
     "loss-of-bf16-logits",
     "evaluation-averages-means",

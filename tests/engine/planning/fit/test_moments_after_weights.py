@@ -103,7 +103,7 @@ def way(seconds: float, sums: MainGrad) -> TimedCandidate:
     return TimedCandidate(seconds, 8, PlanChoices(main_grad=sums, ranks=4))
 
 
-def test_shards_must_be_clearly_faster_than_sums_on_the_device_alone():
+def test_shards_must_be_clearly_faster_than_main_grads_on_the_device_alone():
     vertical, device = way(10.0, MainGrad.VERTICAL), way(10.2, MainGrad.DEVICE)
     assert fastest_of([vertical, device]) is vertical  # without shards, the fastest
     assert fastest_of([vertical, device, way(9.9, MainGrad.SHARDS)]) is vertical

@@ -137,7 +137,7 @@ def _by_name(names: list[str], pool: Pool) -> Iterator[tuple[str, object]]:
             yield names[number], each.placement
 
 
-def test_gradients_that_wait_in_the_memory_of_their_sums_take_none_of_their_own():
+def test_gradients_that_wait_in_the_memory_of_their_main_grads_take_none_of_their_own():
     found = requirements(*JOBS["rounds"])
     choices = found.chosen.choices
     assert choices.gradients_in_main_grads and choices.main_grad == MainGrad.DEVICE

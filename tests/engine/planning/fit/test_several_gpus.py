@@ -209,8 +209,10 @@ def test_ranks_take_micro_batches_of_any_size_as_one_gpu_does():
     assert chosen.choices.blocks_without_recompute == 28  # nothing is recomputed
 
 
-def test_shards_of_sums_are_kept_where_they_make_a_step_much_shorter():
-    """Whole sums of 14.8 billion parameters take 55 GiB of each of four GPUs, and shards 14."""
+def test_shards_of_main_grads_are_kept_where_they_make_a_step_much_shorter():
+    """Whole accumulators of 14.8 billion parameters take 55 GiB of each of four GPUs, and shards
+    14.
+    """
     shape = entry_of("Qwen/Qwen2.5-14B").shape("bfloat16")
     asked = config(train__batch_size=512, engine__gpus=4, output__checkpoint="none")
     requirements = requirements_of(asked, named_with_several("8 x H200", 512), shape)
@@ -279,7 +281,7 @@ def test_a_whole_model_on_the_gpus_is_preferred_only_where_units_are_short(monke
         found = needs_on("8 x H200", engine__gpus=4, train__batch_size=4 * rows)
         return found.chosen.choices
 
-    monkeypatch.setattr(planner, "SHARDS_GAIN", 0.1)  # sums are not in shards
+    monkeypatch.setattr(planner, "SHARDS_GAIN", 0.1)  # accumulators are not in shards
     short = planner.SHORT_UNIT_SECONDS
     # Long units: activations use the memory better.
     long = chosen(96)
@@ -373,7 +375,7 @@ def test_the_report_says_what_each_gpu_takes():
     assert two.choices["ranks"] == 2
     # A step has as many tokens, and takes less time; both cards draw power.
     assert two.time["tokens_per_step"] == one.time["tokens_per_step"] == 148 * 1024
-    # Each of two keeps half of the sums, so it has room for larger micro-batches.
+    # Each of two keeps half of the accumulators, so it has room for larger micro-batches.
     assert two.choices["micro_batch_size"] > one.choices["micro_batch_size"]
     assert 1.5 < two.time["tokens_per_second"] / one.time["tokens_per_second"] < 2.1
     assert two.time["watts"] - one.time["watts"] == 700

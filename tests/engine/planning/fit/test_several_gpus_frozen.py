@@ -85,7 +85,7 @@ def test_ram_has_frozen_weights_once():
             assert all(share.bytes > 0 for share in part.shares)
 
 
-def test_a_step_gathers_all_weights_and_scatters_the_sums_of_adapters():
+def test_a_step_gathers_all_weights_and_scatters_the_gradients_of_adapters():
     requirements = needs_on(2, engine__states="host")
     shape, choices = requirements.shape, requirements.chosen.choices
     assert not choices.unsharded_reads and not choices.gpu_resident_units

@@ -84,7 +84,7 @@ def test_each_node_holds_all_planes_and_computes_its_part_of_the_rows():
     assert groups == [COLLECTIVE_BYTES, 3 * COLLECTIVE_BYTES]
 
 
-def test_sums_take_their_time_between_nodes():
+def test_gradients_take_their_time_between_nodes():
     shape = big_shape()
     choices = chosen_on(2, train__batch_size=32).choices
     micro_batch = MicroBatch(1, 1024)
@@ -163,7 +163,7 @@ def test_what_does_not_fit_on_one_node_is_divided_and_else_the_faster_way_is_tak
     assert on_two(large, fast).chosen.choices.nodes_per_replica == 2
 
 
-def test_weights_and_sums_that_are_divided_pass_the_network():
+def test_weights_and_gradients_that_are_divided_pass_the_network():
     shape, choices = big_shape(), chosen_on(1, 4, train__batch_size=64).choices
     rates = replace(QUICK, link=1e11, network=1e9)
 

@@ -59,8 +59,8 @@ def test_dropout_draws_the_same_numbers_in_the_recompute():
 
 
 def test_sum_over_rounds_in_bf16_differs_by_rounding_only(reference):
-    """On the device the sum is fp32 over all rounds: the same sum in the same order, so the same
-    bits.
+    """On the device the accumulator is fp32 over all rounds: the same sum in the same order, so the
+    same bits.
     """
     vertical = planes_after(BASE, dtype="bfloat16")
     device = planes_after(dataclasses.replace(BASE, rounds=2, main_grad="device"), dtype="bfloat16")

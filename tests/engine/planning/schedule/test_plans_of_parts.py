@@ -57,8 +57,8 @@ def reference():
 
 def allows(name: str, parts: str, tied: bool) -> bool:
     """Whether a plan is possible and adds in the same order: only blocks with a backward keep
-    activations, and the embedding of a tied model shares no slot and is summed at both ends of a
-    round.
+    activations, and the embedding of a tied model shares no slot and is accumulated at both ends of
+    a round.
     """
     if "blocks_without_recompute" in SAME_BITS[name] and parts == "head" and not tied:
         return False
@@ -70,7 +70,7 @@ POSSIBLE = [
     for name, parts, dtype, tied in itertools.product(
         SAME_BITS, PARTS, ("float32", "bfloat16"), (False, True)
     )
-    # Gradients in fp32 do not fit into half of their sums.
+    # Gradients in fp32 do not fit into half of their accumulators.
     if allows(name, parts, tied) and (name, dtype) != ("gradients in sums", "float32")
 ]
 

@@ -186,7 +186,7 @@ def assert_own_shard_updated(plan: StepPlan, choices: PlanChoices, name: str) ->
 @pytest.mark.parametrize("name", CHOICES)
 def test_each_weight_is_gathered_and_each_sum_is_scattered(name, ranks):
     """No op computes with weights that only this rank has, and no gradient leaves the device
-    before it is the sum of all ranks.
+    before it is the accumulator of all ranks.
     """
     plan = plan_of(name, ranks, 1)
     order = [(op.kind, op.unit) for op in plan.ops]
@@ -283,7 +283,7 @@ def test_units_that_live_on_the_device_are_gathered_after_their_update(changes):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_nodes_exchange_sums_and_no_weights(ranks, tied):
+def test_nodes_exchange_gradients_and_no_weights(ranks, tied):
     """The plan of a rank is that of a rank of one node, but for what says how many nodes there are.
     A rank that is alone on its node gathers nothing.
     """
@@ -345,7 +345,7 @@ def test_the_grid_shows_the_exchange():
     assert "all_reduce step" in text
 
 
-def test_two_sums_take_turns():
+def test_two_main_grads_take_turns():
     """The backward of a block need not wait until the sum of the block before is exchanged."""
     plan = plan_of("vertical, host, no device updates", 2, 0)
     sums = {op.unit: op.grad for op in plan.ops if op.kind == OpKind.REDUCE_SCATTER}
@@ -407,7 +407,7 @@ ALONE = {
 }
 
 
-def test_shards_of_sums_are_for_several_ranks():
+def test_shards_of_main_grads_are_for_several_ranks():
     with pytest.raises(ValueError, match="only several ranks keep shards"):
         build_step_plan(BLOCKS, False, PlanChoices(micro_batches=2, **SHARDS), PlaneSizes(NUMEL))
 

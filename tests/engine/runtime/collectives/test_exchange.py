@@ -47,7 +47,7 @@ def exchanged(exchange: Collectives) -> dict[str, torch.Tensor]:
         values = numbers(place.rank, 12, dtype).view(3, 4)
         before = values.clone()
         found[f"summed {dtype}"] = exchange.all_reduce(values)
-        found[f"summed over nodes {dtype}"] = exchange.sum_of_nodes(values)
+        found[f"summed over nodes {dtype}"] = exchange.all_reduce_nodes(values)
         found[f"unchanged {dtype}"] = (values == before).all()
     # A part of a larger buffer, as the sum of a small unit is.
     buffer = torch.full((ranks * SHARD + 5,), 7.0)
