@@ -25,7 +25,7 @@ from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL
 from engine.planning.schedule.offloaded_activations import DISK_RINGS
 from engine.planning.schedule.offloaded_updates import STATE_RINGS
 from engine.planning.shape.catalog import catalog
-from engine.planning.shape.tile_sizes import LONG_ROW, TILES
+from engine.planning.shape.sequence_tiling import LONG_ROW, SEQUENCE_CHUNKS
 from engine.runs.record import evaluations
 from engine.runs.record.event_tables import ROWS
 from engine.runs.record.validation import NEWEST_ROWS
@@ -67,7 +67,7 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("export.md", r"scores up to ([\d,]+) tokens", (SWEEP_TOKENS,)),
     ("export.md", r"rank of (\d+) unasked and of (\d+) at most", (_USUAL_RANK, _RANKS[-1])),
     ("longer.md", r"rows of more than ([\d,]+) tokens", (LONG_ROW,)),
-    ("longer.md", r"\*blocks in tiles of ([\d,]+) tokens", TILES[:1]),
+    ("longer.md", r"\*blocks in sequence chunks of ([\d,]+) tokens", SEQUENCE_CHUNKS[:1]),
     ("planes.md", r"chunks of\s+([\d,]+) parameters", (SHARE,)),
     ("planes.md", r"Up to (\d+) such shapes", (MOST_SHAPES,)),
     ("planes.md", r"fewer than ([\d,]+) elements", (moments.SMALL,)),
@@ -90,7 +90,7 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     (
         "planner.md",
         r"more than ([\d,]+) tokens, parts .*? of ([\d,]+) tokens,\s+or else of ([\d,]+)",
-        (LONG_ROW, *TILES),
+        (LONG_ROW, *SEQUENCE_CHUNKS),
     ),
     ("planner.md", r"with (\d+) GiB more of a memory", (pool_times.FURTHER_GIB,)),
     ("planner.md", r"and ([\d.]+) GiB for NCCL", (device_memory.COLLECTIVE_BYTES / GIB,)),

@@ -280,8 +280,8 @@ REASONS: dict[str, dict[str, str]] = {
         "storage._cdata is private": "torch tells it in no other way",
     },
     "engine/model/blocks/tiled_module.py": {
-        "_here.depth is set": "whether a thread is running a tile; both are of this file",
-        "threading.local() at import": "whether a thread is running a tile",
+        "_here.depth is set": "whether a thread is running a sequence chunk; both are of this file",
+        "threading.local() at import": "whether a thread is running a sequence chunk",
         "ctx.how is set": KEPT_FOR_BACKWARD,
         "ctx.parameters is set": KEPT_FOR_BACKWARD,
         "ctx.bound is set": KEPT_FOR_BACKWARD,

@@ -14,9 +14,9 @@ from engine.errors import DiskOffloadError
 from engine.planning.layout import disk_chunks
 from engine.planning.schedule.ops import DISK_LANES, Lane
 from tests.support.block_inputs_on_disk import (
-    FRAMES,
     LAYERS,
     ON_HOST,
+    PLAN_FAMILIES,
     planes_after,
     run_of,
     with_block_inputs_on_disk,
@@ -41,11 +41,11 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(disk_chunks, "DISK_CHUNK_NUMEL", 512)
 
 
-@pytest.mark.parametrize("frame", FRAMES)
-def test_the_bits_are_those_of_block_inputs_in_ram(lanes, frame, tmp_path):
-    base = dataclasses.replace(ON_HOST, **FRAMES[frame])
+@pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
+def test_the_bits_are_those_of_block_inputs_in_ram(lanes, plan_family, tmp_path):
+    base = dataclasses.replace(ON_HOST, **PLAN_FAMILIES[plan_family])
     expected = planes_after(base, tmp_path, backend=lanes())
-    for choices in with_block_inputs_on_disk(base, frame):
+    for choices in with_block_inputs_on_disk(base, plan_family):
         assert_same_bits(planes_after(choices, tmp_path, backend=lanes()), expected)
 
 

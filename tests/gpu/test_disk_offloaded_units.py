@@ -13,7 +13,7 @@ from engine.errors import DiskOffloadError
 from engine.planning.layout import disk_chunks
 from engine.planning.schedule.ops import DISK_LANES, Lane
 from tests.support.disk_offloaded_units import planes_after, run_of
-from tests.support.gpu_resident_units import FRAMES, UNITS
+from tests.support.gpu_resident_units import PLAN_FAMILIES, UNITS
 from tests.support.lanes import find_missing_waits
 from tests.support.same_bits import BASE, assert_same_bits
 from tests.support.tiny import random_batches
@@ -32,9 +32,9 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(disk_chunks, "DISK_CHUNK_NUMEL", 512)
 
 
-@pytest.mark.parametrize("frame", FRAMES)
-def test_the_bits_are_those_of_moments_in_ram(lanes, frame, tmp_path):
-    base = dataclasses.replace(BASE, **FRAMES[frame])
+@pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
+def test_the_bits_are_those_of_moments_in_ram(lanes, plan_family, tmp_path):
+    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
     expected = planes_after(base, tmp_path, backend=lanes())
     for count in (1, 3, UNITS):
         choices = dataclasses.replace(base, disk_offloaded_units=count)

@@ -16,7 +16,7 @@ from engine.runtime.device.cuda_backend import cuda_available
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.optimizer.device_adamw import StepFactors, update
 from tests.support.device_updates import DEVICE_UPDATES, one_unit, updated_on_device
-from tests.support.gpu_resident_units import FRAMES, UNITS, planes_after
+from tests.support.gpu_resident_units import PLAN_FAMILIES, UNITS, planes_after
 from tests.support.same_bits import BASE, assert_same_bits
 
 pytestmark = [
@@ -25,9 +25,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("frame", FRAMES)
-def test_the_bits_are_those_of_planes_in_host_memory(lanes, frame):
-    base = dataclasses.replace(BASE, **FRAMES[frame])
+@pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
+def test_the_bits_are_those_of_planes_in_host_memory(lanes, plan_family):
+    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
     expected = planes_after(base, backend=lanes())
     for count in (1, 3, UNITS):
         choices = dataclasses.replace(base, gpu_resident_units=count)

@@ -11,7 +11,7 @@ import pytest
 
 from engine.planning.schedule.ops import Lane
 from tests.support.device_updates import DEVICE_UPDATES, updated_on_device
-from tests.support.gradients_on_gpu import EMBED_AND_HEAD_FRAMES, FRAMES, run
+from tests.support.gradients_on_gpu import EMBED_AND_HEAD_FAMILIES, PLAN_FAMILIES, run
 from tests.support.lanes import Lanes, find_missing_waits
 from tests.support.same_bits import BASE, assert_same_bits, planes_after
 from tests.support.sets import PLAN_SWEEP, slow_but
@@ -49,11 +49,14 @@ ON_GPU = dict(gradients_on_gpu=True)
 def test_the_bits_are_those_of_a_plane_on_the_host(lanes, name, dtype):
     choices = dataclasses.replace(BASE, **PLANS[name])
     expected = run(choices, backend=lanes(), dtype=dtype)
-    frames = [*FRAMES.values(), *(EMBED_AND_HEAD_FRAMES.values() if choices.rounds == 1 else ())]
-    # Without a GPU, every frame is compared in tests/engine/runtime.
-    for frame in frames if lanes is Lanes else frames[-1:]:
-        framed = dataclasses.replace(choices, **frame)
-        assert_same_bits(run(framed, backend=lanes(), dtype=dtype), expected)
+    families = [
+        *PLAN_FAMILIES.values(),
+        *(EMBED_AND_HEAD_FAMILIES.values() if choices.rounds == 1 else ()),
+    ]
+    # Without a GPU, every plan family is compared in tests/engine/runtime.
+    for plan_family in families if lanes is Lanes else families[-1:]:
+        choices_of_family = dataclasses.replace(choices, **plan_family)
+        assert_same_bits(run(choices_of_family, backend=lanes(), dtype=dtype), expected)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
@@ -63,9 +66,9 @@ def test_delays_on_the_way_to_the_host_change_nothing(lanes, monkeypatch, name, 
     monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
     choices = dataclasses.replace(BASE, **PLANS[name])
     expected = run(choices, backend=lanes(), optimizer=optimizer)
-    framed = dataclasses.replace(choices, **FRAMES["both"])
+    choices_of_family = dataclasses.replace(choices, **PLAN_FAMILIES["both"])
     for slow in LATE:
-        assert_same_bits(run(framed, backend=lanes(slow), optimizer=optimizer), expected)
+        assert_same_bits(run(choices_of_family, backend=lanes(slow), optimizer=optimizer), expected)
 
 
 @pytest.mark.parametrize("careless", [Lane.GRADIENTS_OUT, Lane.HOST])

@@ -13,7 +13,7 @@ import torch
 from engine.config.adapters import Adapters
 from engine.runtime.device.cuda_backend import CudaBackend, cuda_available
 from engine.training.weights.adapter_weights import initialize_adapters
-from tests.support.block_graphs import FRAMES, WHOLE
+from tests.support.block_graphs import PLAN_FAMILIES, WHOLE
 from tests.support.gpu_resident_units import kept_planes
 from tests.support.same_bits import assert_same_bits
 from tests.support.tiny import VOCAB, Batch, plain_model, streamed, tiny_config
@@ -79,9 +79,9 @@ def planes_after(choices, graphs, family="qwen3", shapes=((2, 32),), documents=0
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("frame", FRAMES)
-def test_replayed_blocks_have_the_same_bits(frame, compiled):
-    choices = dataclasses.replace(WHOLE, **FRAMES[frame], compiled=compiled)
+@pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
+def test_replayed_blocks_have_the_same_bits(plan_family, compiled):
+    choices = dataclasses.replace(WHOLE, **PLAN_FAMILIES[plan_family], compiled=compiled)
     planes, problem, reserved = planes_after(choices, graphs=True)
     assert not problem
     assert_same_bits(planes, planes_after(choices, graphs=False)[0])

@@ -1,5 +1,5 @@
-"""Long rows in tiles on a GPU: what a step takes is what the report counts, and attention that is
-kept has the bits of attention that runs again.
+"""Long rows in sequence chunks on a GPU: what a step takes is what the report counts, and attention
+that is kept has the bits of attention that runs again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def config_of(layers: int) -> PretrainedConfig:
     )
 
 
-def test_the_peak_of_a_step_in_tiles_is_the_predicted_one():
+def test_the_peak_of_a_tiled_step_is_the_predicted_one():
     config = config_of(6)
     gc.collect()
     others = torch.cuda.memory_allocated()  # what earlier tests of this process have left
@@ -60,7 +60,7 @@ def test_the_peak_of_a_step_in_tiles_is_the_predicted_one():
         planes = Planes.open(config, backend, ModelConfig(source="random", init="random"))
         try:
             shape = shape_of(planes.model)  # before a step, which moves parts of the model
-            peaks = {tile: peak_of(planes, shape, tile) for tile in (0, 4096)}
+            peaks = {size: peak_of(planes, shape, size) for size in (0, 4096)}
         finally:
             planes.close()
     finally:
@@ -68,7 +68,7 @@ def test_the_peak_of_a_step_in_tiles_is_the_predicted_one():
     (measured, predicted), (whole_rows, _) = peaks[4096], peaks[0]
     measured, whole_rows = measured - others, whole_rows - others
     assert measured == pytest.approx(predicted, rel=0.08)
-    assert measured < 0.6 * whole_rows, "tiles take much less than whole rows"
+    assert measured < 0.6 * whole_rows, "sequence chunks take much less than whole rows"
 
 
 def peak_of(planes: Planes, shape: ModelShape, tile_tokens: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from tests.support.same_bits import BASE
 
 WHOLE = dataclasses.replace(BASE, gpu_resident_units=5)
 """All units of a model with three blocks live on the device."""
-FRAMES = {
+PLAN_FAMILIES = {
     "plain": {},
     "kept": dict(blocks_without_recompute=3),
     "pairs": dict(blocks_per_saved_input=2, slots=2),

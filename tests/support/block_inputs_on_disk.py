@@ -12,7 +12,7 @@ from tests.support.tiny import plain_model, random_batches, streamed, tiny_confi
 
 LAYERS = 5
 ON_HOST = dataclasses.replace(BASE, offloaded_block_inputs=True)
-FRAMES = {
+PLAN_FAMILIES = {
     "plain": {},
     "six micro-batches": dict(micro_batches=6),
     "one ring": dict(micro_batches=3, block_input_rings=1),
@@ -47,8 +47,8 @@ def planes_after(choices, folder: Path | None, late=(), steps=3, **how):
     return planes
 
 
-def with_block_inputs_on_disk(base, frame: str):
+def with_block_inputs_on_disk(base, plan_family: str):
     """Yields the choices with one, some and all block inputs on the disk."""
-    most = BOUNDED.get(frame, LAYERS) * base.micro_batches
+    most = BOUNDED.get(plan_family, LAYERS) * base.micro_batches
     for count in (1, most // 2 + 1, most):
         yield dataclasses.replace(base, disk_offloaded_block_inputs=count)

@@ -13,10 +13,10 @@ import pytest
 from engine.model.build import activations, measure_shape
 from engine.model.build.activations import Counted
 from engine.model.build.units import StreamedModel
-from engine.planning.shape.tile_sizes import TiledBlock
+from engine.planning.shape.sequence_tiling import TiledBlock
 
 _counted: dict[Any, list[Counted] | None] = {}
-_in_tiles: dict[Any, list[TiledBlock | None]] = {}
+_tiled: dict[Any, list[TiledBlock | None]] = {}
 
 
 def counting_once() -> Iterator[None]:
@@ -32,9 +32,9 @@ def counting_once() -> Iterator[None]:
 
     def measure(model: StreamedModel) -> list[TiledBlock | None]:
         key = _all_that_counts(model)
-        if key not in _in_tiles:
-            _in_tiles[key] = measured(model)
-        return _in_tiles[key]
+        if key not in _tiled:
+            _tiled[key] = measured(model)
+        return _tiled[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure_shape, "count_activations", count)

@@ -9,7 +9,7 @@ from tests.support.tiny import plain_model, random_batches, streamed, tiny_confi
 
 UNITS = 5
 """The model has an embedding, three blocks and a head."""
-FRAMES = {
+PLAN_FAMILIES = {
     "plain": {},
     "gradients on the GPU": dict(gradients_on_gpu=True),
     "rounds": dict(micro_batches=4, rounds=2, main_grad="device"),

@@ -6,7 +6,7 @@ import torch
 
 from tests.support.same_bits import DelayedBackend, planes_after
 
-FRAMES = {
+PLAN_FAMILIES = {
     "gradients on the GPU": dict(gradients_on_gpu=True),
     "shared slot": dict(shared_embed_and_head_slot=True),
     "both": dict(gradients_on_gpu=True, shared_embed_and_head_slot=True),
@@ -15,10 +15,10 @@ FRAMES = {
         gradients_on_gpu=True, shared_embed_and_head_slot=True, blocks_per_saved_input=2, slots=2
     ),
 }
-EMBED_AND_HEAD = FRAMES["both"] | dict(embed_and_head_in_kept_gradients=True)
-EMBED_AND_HEAD_FRAMES = {
+EMBED_AND_HEAD = PLAN_FAMILIES["both"] | dict(embed_and_head_in_kept_gradients=True)
+EMBED_AND_HEAD_FAMILIES = {
     "embed and head": EMBED_AND_HEAD,
-    "embed and head, pairs": EMBED_AND_HEAD | FRAMES["pairs"],
+    "embed and head, pairs": EMBED_AND_HEAD | PLAN_FAMILIES["pairs"],
 }
 TALL = 340
 """A vocabulary of this size makes a table of several chunks, which is larger than a block."""

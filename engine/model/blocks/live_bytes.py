@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.blocks.pytree_paths import tensors_of
-from engine.model.blocks.tiled_module import is_in_tile
+from engine.model.blocks.tiled_module import is_tiling
 
 MOST_OPERATIONS = 5_000
 """More operations are not counted. A block that loops over the tokens of a row has more."""
@@ -23,7 +23,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.outside = 0
-        """Largest number of bytes that existed at once while no module ran in tiles."""
+        """Largest number of bytes that existed at once while no module ran in sequence chunks."""
         self.inside = 0
         """Largest number of bytes that existed at once while one did."""
         self.now = 0
@@ -46,7 +46,7 @@ class LiveBytes(TorchDispatchMode):
                 self._live[address] = storage.nbytes()
                 self.now += storage.nbytes()
                 weakref.finalize(storage, self._freed, address)
-        if is_in_tile():
+        if is_tiling():
             self.inside = max(self.inside, self.now)
         else:
             self.outside = max(self.outside, self.now)

@@ -21,7 +21,7 @@ from engine.model.lora.lora_layer import Factor, class_without_adapter
 TOLERANCE = 1e-4
 """Rounding makes results differ by at most this share of their norm."""
 _CUTS = (7, 8)
-"""The tokens of the trial are cut here: one tile has a single token."""
+"""The tokens of the trial are cut here: one sequence chunk has a single token."""
 _RANDOM = re.compile("drop|jitter")
 """Attributes whose names have one of these say how much a module leaves to chance."""
 
@@ -93,17 +93,17 @@ def _is_position_wise(part: nn.Module, given: torch.Tensor) -> bool:
         gradient = torch.randn(shape, generator=generator)
         whole = _results(part, parameters, given, gradient)
         pieces = zip(_cut(given), _cut(gradient), strict=True)
-        tiles = [_results(part, parameters, *piece) for piece in pieces]
+        of_chunks = [_results(part, parameters, *piece) for piece in pieces]
     except Exception:  # noqa: BLE001  a family's code may raise anything
         return False
-    of_results = list(zip(*tiles, strict=True))
+    of_results = list(zip(*of_chunks, strict=True))
     joined = [torch.cat(each, 1) for each in of_results[:2]]
     joined += [torch.stack(each).sum(0) for each in of_results[2:]]
     return all(map(_are_equal, whole, joined))
 
 
 def _cut(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Returns `tensor`, [rows, tokens, ...], in tiles along its rows."""
+    """Returns `tensor`, [rows, tokens, ...], in sequence chunks along its rows."""
     return [piece.contiguous() for piece in tensor.tensor_split(_CUTS, 1)]
 
 
@@ -147,9 +147,9 @@ def class_tree(part: nn.Module) -> str:
     return f"{class_without_adapter(part).__name__}({names})"
 
 
-def parts_in_tiles(block: nn.Module, known: Collection[PositionWise]) -> list[str]:
-    """Returns the names of the modules of `block` that run in tiles: the largest ones that are
-    among the `known` and for which autograd keeps more than their input.
+def tiled_parts(block: nn.Module, known: Collection[PositionWise]) -> list[str]:
+    """Returns the names of the modules of `block` that run in sequence chunks: the largest ones
+    that are among the `known` and for which autograd keeps more than their input.
     """
     found: list[str] = []
 

@@ -1,7 +1,9 @@
-"""A module that computes each token by itself runs in tiles: for some tokens of a row at a time.
+"""A module that computes each token by itself runs in sequence chunks: for some tokens of a row at
+a time.
 
-Autograd keeps the module's input alone. In backward, each tile is computed again, with gradients.
-The gradients of its parameters are added up over tiles in fp32, and rounded once.
+Autograd keeps the module's input alone. In backward, each sequence chunk is computed again, with
+gradients. The gradients of its parameters are added up over sequence chunks in fp32, and rounded
+once.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from torch import nn
 _here = threading.local()
 
 
-def is_in_tile() -> bool:
-    """Tells whether this thread is running a module in tiles."""
+def is_tiling() -> bool:
+    """Tells whether this thread is running a module in sequence chunks."""
     return getattr(_here, "depth", 0) > 0
 
 
 class _Running:
-    """While one is active, the thread is running a module in tiles."""
+    """While one is active, the thread is running a module in sequence chunks."""
 
     def __enter__(self) -> None:
         _here.depth = getattr(_here, "depth", 0) + 1
@@ -33,15 +35,17 @@ class _Running:
 
 
 class _How(NamedTuple):
-    """Runs the module `part`, with its own code `run`, on `span` tokens of each row at a time."""
+    """Runs the module `part`, with its own code `run`, on `chunk_tokens` tokens of each row at a
+    time.
+    """
 
     part: nn.Module
     run: Callable[[torch.Tensor], torch.Tensor]
-    span: int
+    chunk_tokens: int
 
 
-class _InTiles(torch.autograd.Function):
-    """Runs a module in tiles."""
+class _Tiled(torch.autograd.Function):
+    """Runs a module in sequence chunks."""
 
     @staticmethod
     def forward(
@@ -58,7 +62,7 @@ class _InTiles(torch.autograd.Function):
         ctx.save_for_backward(given)
         with _Running():
             out: torch.Tensor | None = None
-            for inside in _tiles(given, how.span):
+            for inside in _sequence_chunks(given, how.chunk_tokens):
                 part = run(given[:, inside].contiguous())
                 if out is None:
                     out = part.new_empty(*given.shape[:2], *part.shape[2:])
@@ -82,7 +86,7 @@ class _InTiles(torch.autograd.Function):
                 part.layer_idx = index
         parameter_gradients: list[torch.Tensor | None] = [None] * len(parameters)
         with _Running():
-            for inside in _tiles(given, ctx.how.span):
+            for inside in _sequence_chunks(given, ctx.how.chunk_tokens):
                 leaf = given[:, inside].detach().contiguous()
                 leaf.requires_grad_(of_given is not None)
                 inputs = [leaf, *parameters] if of_given is not None else list(parameters)
@@ -108,7 +112,9 @@ class _InTiles(torch.autograd.Function):
 def _add(
     parameter_gradients: list[torch.Tensor | None], place: int, gradient: torch.Tensor | None
 ) -> None:
-    """Adds the gradient of a tile to the fp32 sum at `place`, both in the shape of a parameter."""
+    """Adds the gradient of a sequence chunk to the fp32 sum at `place`, both in the shape of a
+    parameter.
+    """
     total = parameter_gradients[place]
     if gradient is None:
         return
@@ -118,15 +124,15 @@ def _add(
         total.add_(gradient)
 
 
-def _tiles(given: torch.Tensor, span: int) -> Iterable[slice]:
-    """Yields the places of the tiles along the rows of `given`, [rows, tokens, ...]."""
-    for start in range(0, given.shape[1], span):
-        yield slice(start, min(start + span, given.shape[1]))
+def _sequence_chunks(given: torch.Tensor, chunk_tokens: int) -> Iterable[slice]:
+    """Yields the places of the sequence chunks along the rows of `given`, [rows, tokens, ...]."""
+    for start in range(0, given.shape[1], chunk_tokens):
+        yield slice(start, min(start + chunk_tokens, given.shape[1]))
 
 
-def run_in_tiles(block: nn.Module, names: Iterable[str], tile_tokens: int) -> None:
-    """Makes the modules of `block` with these names run in tiles of so many tokens, those of all
-    rows together. Rows of no more tokens run as a whole.
+def tile_sequence(block: nn.Module, names: Iterable[str], tile_tokens: int) -> None:
+    """Makes the modules of `block` with these names run in sequence chunks of so many tokens, those
+    of all rows together. Rows of no more tokens run as a whole.
     """
     for name in names:
         part = block.get_submodule(name)
@@ -136,12 +142,14 @@ def run_in_tiles(block: nn.Module, names: Iterable[str], tile_tokens: int) -> No
 def _forward(
     part: nn.Module, run: Callable[..., Any], tile_tokens: int, *args: Any, **kwargs: Any
 ) -> Any:
-    """Runs a module whose own code is `run`, in tiles if it has one input [rows, tokens, ...]."""
+    """Runs a module whose own code is `run`, in sequence chunks if it has one input [rows, tokens,
+    ...].
+    """
     given = args[0] if len(args) == 1 and not kwargs else None
     if not isinstance(given, torch.Tensor) or given.dim() < 3:
         return run(*args, **kwargs)
-    span = max(1, tile_tokens // given.shape[0])
-    if given.shape[1] <= span:
+    chunk_tokens = max(1, tile_tokens // given.shape[0])
+    if given.shape[1] <= chunk_tokens:
         return run(given)
     trained = [parameter for parameter in part.parameters() if parameter.requires_grad]
-    return _InTiles.apply(_How(part, run, span), given, *trained)
+    return _Tiled.apply(_How(part, run, chunk_tokens), given, *trained)

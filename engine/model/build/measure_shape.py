@@ -11,7 +11,7 @@ import torch
 from engine.model.blocks.block_inputs import BlockArguments
 from engine.model.blocks.live_bytes import LiveBytes
 from engine.model.blocks.pytree_paths import mapped
-from engine.model.blocks.tiled_module import run_in_tiles
+from engine.model.blocks.tiled_module import tile_sequence
 from engine.model.build.activations import (
     BlockShapes,
     Counted,
@@ -30,7 +30,7 @@ from engine.planning.schedule.buffers import EMBED
 from engine.planning.shape.activation_sizes import Activations
 from engine.planning.shape.active_parameters import routed_experts
 from engine.planning.shape.model_shape import FP32_LOGIT_BYTES, ModelShape
-from engine.planning.shape.tile_sizes import TiledBlock
+from engine.planning.shape.sequence_tiling import TiledBlock
 from engine.planning.shape.unit_shape import UnitShape
 
 ACTIVATION_FACTOR = 1.3
@@ -41,9 +41,10 @@ and Mixtral, and up to 35 % too low for blocks with many norms.
 
 _CAPTURED = 61
 """Number of tokens for which arguments of blocks are captured; no other dimension has this size."""
-_ROWS_AND_TILES = ((1 << 17, 1 << 16), (1 << 18, 1 << 16), (1 << 18, 1 << 17))
-"""A block in tiles runs with rows and tiles of so many tokens. They are so long that what does not
-grow with them, such as gradients of parameters, hardly matters for where the peak is.
+_ROWS_AND_CHUNKS = ((1 << 17, 1 << 16), (1 << 18, 1 << 16), (1 << 18, 1 << 17))
+"""A block in sequence chunks runs with rows and sequence chunks of so many tokens. They are so long
+that what does not grow with them, such as gradients of parameters, hardly matters for where the
+peak is.
 """
 
 
@@ -230,12 +231,14 @@ def _estimated(
     return Counted(plain=plain, masked=Activations(per_token, item), compiled=plain)
 
 
-# ---------------------------------------------------------------------- blocks in tiles
+# ---------------------------------------------------------------------- blocks in sequence chunks
 
 
 @dataclass(frozen=True)
-class _InTiles:
-    """A block ran in tiles: these are the bytes that existed at once, and those that were kept."""
+class _TiledBytes:
+    """A block ran in sequence chunks: these are the bytes that existed at once, and those that were
+    kept.
+    """
 
     outside: int
     inside: int
@@ -243,16 +246,16 @@ class _InTiles:
 
 
 def tiled_blocks(model: StreamedModel) -> list[TiledBlock | None]:
-    """Returns what each block takes where parts of it run in tiles; None where no part can, where
-    the block's code reads values, which the meta device lacks, or where its attention keeps
-    something for each pair of tokens.
+    """Returns what each block takes where parts of it run in sequence chunks; None where no part
+    can, where the block's code reads values, which the meta device lacks, or where its attention
+    keeps something for each pair of tokens.
     """
     kinds = [block_shapes(model, unit) for unit in model.blocks]
     found: dict[BlockShapes, TiledBlock | None] = {}
     try:
         with torch.no_grad():
             captured = model.skeleton.capture(torch.zeros(1, _CAPTURED, dtype=torch.long), None)
-        runs = [_TiledRun(model, kinds, captured.arguments, *each) for each in _ROWS_AND_TILES]
+        runs = [_TiledRun(model, kinds, captured.arguments, *each) for each in _ROWS_AND_CHUNKS]
         for kind, position in first_of(kinds).items():
             found[kind] = _tiled(model, position, [run.of(position) for run in runs])
     except Exception:  # noqa: BLE001  without values, a family's code may raise anything
@@ -261,36 +264,36 @@ def tiled_blocks(model: StreamedModel) -> list[TiledBlock | None]:
 
 
 def _tiled(
-    model: StreamedModel, position: int, measured: Sequence[_InTiles | None]
+    model: StreamedModel, position: int, measured: Sequence[_TiledBytes | None]
 ) -> TiledBlock | None:
-    """Returns the numbers of the block at `position`, from its runs with `_ROWS_AND_TILES`."""
+    """Returns the numbers of the block at `position`, from its runs with `_ROWS_AND_CHUNKS`."""
     unit = model.blocks[position]
     assert unit.block is not None  # every block has a module
     short, long, wide = measured
     if short is None or long is None or wide is None:
         return None
-    ((tokens, tile), (more_tokens, _), (_, wider)) = _ROWS_AND_TILES
+    ((tokens, chunk), (more_tokens, _), (_, wider)) = _ROWS_AND_CHUNKS
     steps = more_tokens - tokens
     kept = (long.kept - short.kept) / steps
     if abs(short.kept - kept * tokens) > 0.01 * short.kept:
         return None
     outside, inside = (long.outside - short.outside) / steps, (long.inside - short.inside) / steps
-    of_tile = (wide.inside - long.inside) / (wider - tile)
-    parts = [unit.block.get_submodule(name) for name in model.parts_in_tiles(unit)]
+    of_chunk = (wide.inside - long.inside) / (wider - chunk)
+    parts = [unit.block.get_submodule(name) for name in model.tiled_parts(unit)]
     return TiledBlock(
         kept=kept,
         outside=outside,
         outside_fixed=short.outside - outside * tokens,
         inside=inside,
-        of_tile=of_tile,
-        inside_fixed=short.inside - inside * tokens - of_tile * tile,
+        of_chunk=of_chunk,
+        inside_fixed=short.inside - inside * tokens - of_chunk * chunk,
         parameter_count=sum(each.numel() for part in parts for each in part.parameters()),
     )
 
 
 class _TiledRun:
-    """Runs blocks in tiles on the meta device, earlier ones first. `arguments` are those of all
-    blocks, for a row of `_CAPTURED` tokens.
+    """Runs blocks in sequence chunks on the meta device, earlier ones first. `arguments` are those
+    of all blocks, for a row of `_CAPTURED` tokens.
     """
 
     def __init__(
@@ -305,9 +308,9 @@ class _TiledRun:
         self._tokens, self._tile_tokens = tokens, tile_tokens
         self._specimens = Specimens(model, kinds)
 
-    def of(self, position: int) -> _InTiles | None:
-        """Returns the bytes of the block at `position`; None where no part of it runs in tiles, or
-        it has no backward.
+    def of(self, position: int) -> _TiledBytes | None:
+        """Returns the bytes of the block at `position`; None where no part of it runs in sequence
+        chunks, or it has no backward.
         """
         model, unit = self._model, self._model.blocks[position]
         has_input_gradient, own_shapes, _ = self._kinds[position]
@@ -315,8 +318,8 @@ class _TiledRun:
         parameters = dict(block.named_parameters())
         for name, _, is_frozen in own_shapes:
             parameters[name].requires_grad_(not is_frozen)
-        names = model.parts_in_tiles(unit)
-        run_in_tiles(block, names, self._tile_tokens)
+        names = model.tiled_parts(unit)
+        tile_sequence(block, names, self._tile_tokens)
         nested = mapped(arguments_on_meta(self._arguments[position]).nested, self._longer)
         given = self._arguments[position].with_nested(nested)
         width = (1, self._tokens, model.hidden_width // model.state_items)
@@ -331,7 +334,7 @@ class _TiledRun:
             inputs = [each for each in (hidden, *parameters.values()) if each.requires_grad]
             # The gradients are held until the end, as a step holds them.
             _gradients = torch.autograd.grad(out, inputs, above, allow_unused=True)
-        return _InTiles(live.outside, live.inside, kept)
+        return _TiledBytes(live.outside, live.inside, kept)
 
     def _longer(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns an argument of a block, of any shape, as it is for rows of `tokens` tokens."""

@@ -15,7 +15,7 @@ from torch import nn
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from engine.model.blocks.cross_layer_inputs import CrossLayerFlow
-from engine.model.blocks.position_wise import parts_in_tiles
+from engine.model.blocks.position_wise import tiled_parts
 from engine.model.build.packing_trial import Packing
 from engine.model.build.skeleton import Skeleton
 from engine.model.lora.inject import Adaptable, Block, Family, place_adapters
@@ -140,16 +140,17 @@ class StreamedModel:
     def layouts(self) -> list[UnitLayout]:
         return [unit.layout for unit in self.units]
 
-    def parts_in_tiles(self, unit: Unit) -> list[str]:
-        """Returns the modules of a block that may run in tiles along a row, by their names in it.
+    def tiled_parts(self, unit: Unit) -> list[str]:
+        """Returns the modules of a block that may run in sequence chunks along a row, by their
+        names in it.
 
         Where routers have a loss, what they return is collected as blocks run, and a module in
-        tiles runs once more.
+        sequence chunks runs once more.
         """
-        assert unit.block is not None  # only blocks run in tiles
+        assert unit.block is not None  # only blocks run in sequence chunks
         if self.router_loss is not None:
             return []
-        return parts_in_tiles(unit.block, self.packing.position_wise)
+        return tiled_parts(unit.block, self.packing.position_wise)
 
     @property
     def hidden_width(self) -> int:

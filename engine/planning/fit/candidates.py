@@ -21,7 +21,7 @@ from engine.planning.shape.model_shape import ModelShape
 
 
 def plan_families(job: Job, target: Target, coarse: bool) -> list[list[PlanChoices]]:
-    """Returns the ways to take less RAM, in groups, the usual one first. A group is tried where RAM
+    """Returns the plan families, in groups, the usual one first. A group is tried where RAM
     or the device's memory is too short for those before it. They differ by where gradients wait, by
     whether embed and head share a slot, and use the memory of kept gradients, and by whether
     every block or every second one keeps its input. With several ranks, embed and head have

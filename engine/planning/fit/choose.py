@@ -5,8 +5,9 @@ form all call the same function.
 `choose` keeps what the user set and fills in `auto`:
 
 - Candidates. Each way to spread a step's rows over micro-batches and rounds (`batch_splits`) is
-  combined with blocks without recompute, blocks kept in slots and update buffers in several ways,
-  as far as the device's memory allows (`fill_memory`). This gives a few hundred candidates.
+  combined with blocks without recompute, blocks kept in slots and update buffers in several
+  candidates, as far as the device's memory allows (`fill_memory`). This gives a few hundred
+  candidates.
 - Bounds. A closed form gives a lower bound on the step time of each candidate, as if the step
   waited for no update (`cost.step_seconds`). Candidates are examined in order of this bound, lowest
   first. For each, `optimizer_placement` decides where the optimizer of each unit runs, which gives
@@ -15,9 +16,9 @@ form all call the same function.
   of the best few candidates are built and simulated (`predict`). The one with the shortest
   simulated step is returned.
 - Where no candidate fits in RAM and `engine.disk` names a folder, the moments of so many units go
-  there as do not fit, or the inputs of so many blocks, and all ways to take less RAM are
+  there as do not fit, or the inputs of so many blocks, and all plan families are
   compared anew.
-- Where no candidate fits and rows are long, parts of the blocks run in tiles
+- Where no candidate fits and rows are long, parts of the blocks run in sequence chunks
   (`engine.model.blocks`), and all is tried anew.
 - Where no candidate fits, the one that takes the least memory is returned. The report
   then says that it does not fit.
@@ -61,7 +62,7 @@ from engine.planning.fit.planner import (
 )
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import MainGrad
-from engine.planning.shape.tile_sizes import tiles_for
+from engine.planning.shape.sequence_tiling import sequence_chunks_for
 from engine.words import GIB
 
 KEPT_GRADIENTS_GAIN = 0.92
@@ -84,27 +85,27 @@ def choose(job: Job, target: Target, coarse: bool = False) -> Chosen:
     """Returns the choices for one run: of those that fit, the ones with the shortest step.
 
     For a job that does not fit, the minimum-memory choices are returned, and the report says that
-    they do not fit. coarse: fewer ways are tried and none is simulated, for a table of many models
-    and machines. Raises ConfigError where settings contradict each other or the model.
+    they do not fit. coarse: fewer candidates are tried and none is simulated, for a table of many
+    models and machines. Raises ConfigError where settings contradict each other or the model.
     """
     over: Chosen | None = None
     for attempt in _attempts(job, target):
         if over is not None and attempt.tile_tokens:
-            break  # tiles take less memory of the device, not of RAM
+            break  # sequence chunks take less memory of the device, not of RAM
         maker = _PlannerMaker(job, target, coarse, attempt)
         planners = maker.planners()
         least = min(planner.least_seconds for planner in planners)
         if least < math.inf:
             worth = [each for each in planners if each.least_seconds <= WORTH_SIMULATING * least]
             found = [(planner, planner.best()) for planner in worth]
-            best = fastest_of([way for _, way in found])
-            planner = next(planner for planner, way in found if way is best)
+            best = fastest_of([candidate for _, candidate in found])
+            planner = next(planner for planner, candidate in found if candidate is best)
             kept_gradients = maker.with_kept_gradients(best)
             if kept_gradients is not None and kept_gradients.has_room:
-                way = kept_gradients.best()
-                gain = ALIKE if way.choices.gradients_in_main_grads else KEPT_GRADIENTS_GAIN
-                if way.seconds <= gain * best.seconds:
-                    planner, best = kept_gradients, way
+                candidate = kept_gradients.best()
+                gain = ALIKE if candidate.choices.gradients_in_main_grads else KEPT_GRADIENTS_GAIN
+                if candidate.seconds <= gain * best.seconds:
+                    planner, best = kept_gradients, candidate
             candidate = Candidate(best.size, best.choices)
             chosen = planner.chosen(candidate)
             if planner.is_in_ram(candidate):
@@ -160,7 +161,8 @@ class _Attempt(NamedTuple):
     """A `_Attempt` says what a try to find a plan may do."""
 
     tile_tokens: int
-    """Parts of the blocks run in tiles of so many tokens; 0 where they run on whole rows."""
+    """Parts of the blocks run in sequence chunks of so many tokens; 0 where they run on whole rows.
+    """
     offloads_to_disk: bool
     """Moments and block inputs that do not fit in RAM go to the disk."""
     share: float
@@ -169,23 +171,23 @@ class _Attempt(NamedTuple):
 
 def _attempts(job: Job, target: Target) -> Iterator[_Attempt]:
     """Yields the tries in order. The whole limit is used where nothing fits comfortably, the disk
-    where nothing fits in RAM, and tiles where nothing fits without them.
+    where nothing fits in RAM, and sequence chunks where nothing fits without them.
     """
     shares = dict.fromkeys((_comfortable(job, target), 1.0))
     return itertools.starmap(
-        _Attempt, itertools.product(_tiles(job, target.device), _places(target), shares)
+        _Attempt, itertools.product(_sequence_chunks(job, target.device), _places(target), shares)
     )
 
 
-def _tiles(job: Job, device: str) -> tuple[int, ...]:
-    """Returns the sizes of tiles, 0 for none, for each try in turn."""
+def _sequence_chunks(job: Job, device: str) -> tuple[int, ...]:
+    """Returns the sizes of sequence chunks, 0 for none, for each try in turn."""
     if job.rounding:
         return (job.rounding.get("tile_tokens", 0),)
     shape = job.shape
     is_masked = shape.masked_blocks(job.config.packs and shape.packs, job.row_length, device)
     if is_masked or any(unit.tiled is None for unit in shape.blocks):
         return (0,)
-    return (0, *tiles_for(job.row_length))
+    return (0, *sequence_chunks_for(job.row_length))
 
 
 class _PlannerMaker:
@@ -207,7 +209,7 @@ class _PlannerMaker:
         """Units may live on the device."""
 
     def planners(self) -> list[Planner]:
-        """Returns the planners of the ways to use RAM that the job needs (`_of_families`). On a
+        """Returns the planners of the plan families that the job needs (`_of_families`). On a
         small GPU, memory does more for activations, so units live there only where the job does not
         fit
         otherwise.
@@ -247,14 +249,14 @@ class _PlannerMaker:
         most = max(each.free_after_block_inputs for each in on_device)
         return [each for each in on_device if each.free_after_block_inputs == most]
 
-    def with_kept_gradients(self, way: TimedCandidate) -> Planner | None:
-        """Returns the planner that keeps gradients on the GPU and has the batch split of `way`;
-        None where they are kept on the GPU already, or the settings or the device forbid it. Kept
-        gradients take 2 bytes a
-        parameter less of RAM, and those of units that the device updates never cross the bus. In
-        the memory of accumulators that stay on the device anyway, they cost nothing.
+    def with_kept_gradients(self, candidate: TimedCandidate) -> Planner | None:
+        """Returns the planner that keeps gradients on the GPU and has the batch split of
+        `candidate`; None where they are kept on the GPU already, or the settings or the device
+        forbid it. Kept gradients take 2 bytes a parameter less of RAM, and those of units that the
+        device updates never cross the bus. In the memory of accumulators that stay on the device
+        anyway, they cost nothing.
         """
-        choices = way.choices
+        choices = candidate.choices
         unfit = choices.gradients_on_gpu or choices.main_grad == MainGrad.HOST
         if (
             unfit
@@ -271,7 +273,9 @@ class _PlannerMaker:
             unsharded_reads=choices.unsharded_reads,
             gpu_resident_apart=choices.gpu_resident_apart,
         )
-        return self._planner(family, BatchSplit(way.size, choices.micro_batches, choices.rounds))
+        return self._planner(
+            family, BatchSplit(candidate.size, choices.micro_batches, choices.rounds)
+        )
 
     def _planner(self, family: PlanChoices, only: BatchSplit | None = None) -> Planner:
         """Returns the planner of one plan family. only: it considers this batch split alone."""
@@ -282,9 +286,9 @@ class _PlannerMaker:
             self._allows_gpu_resident, target.disk_free if self._offloads_to_disk else 0
         )
         filler = MemoryFiller(self._sizer, free, coarse, family, elsewhere)
-        ways = list(batch_splits(job, self._sizer.device, coarse)) if only is None else [only]
+        splits = list(batch_splits(job, self._sizer.device, coarse)) if only is None else [only]
         rates = with_disk(target.rates or TYPICAL[target.device], job.config)
-        return Planner(filler, ways, rates, free, coarse)
+        return Planner(filler, splits, rates, free, coarse)
 
 
 def _comfortable(job: Job, target: Target) -> float:

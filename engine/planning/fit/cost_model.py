@@ -79,7 +79,9 @@ class MicroBatch:
     document per row.
     """
     tile_tokens: int = 0
-    """A tile of blocks has at most so many tokens; it is 0 without tiles (`PlanChoices`)."""
+    """A sequence chunk of blocks has at most so many tokens; it is 0 without sequence chunks
+    (`PlanChoices`).
+    """
     has_pass: bool = False
     """Before each step, all earlier ones are applied, and as many rows pass without gradients."""
     sequences: int = 1
@@ -342,7 +344,9 @@ class Cost:
         )
 
     def _run_again(self, unit: UnitShape) -> int:
-        """Returns the parameters of the parts of a block that backward runs again in tiles."""
+        """Returns the parameters of the parts of a block that backward runs again in sequence
+        chunks.
+        """
         if not self._micro_batch.tile_tokens or unit.tiled is None:
             return 0
         return round(unit.tiled.parameter_count)

@@ -172,7 +172,9 @@ class Sizer:
         self.memory = memory
         self.compiled = compiled
         self.tile_tokens = tile_tokens
-        """Parts of the blocks run in tiles of so many tokens; 0 where they run on whole rows."""
+        """Parts of the blocks run in sequence chunks of so many tokens; 0 where they run on whole
+        rows.
+        """
         self.shape = shape
         self.row_length = job.row_length
         self.packed = job.config.packs and shape.packs
@@ -408,8 +410,8 @@ class Sizer:
             note = f"backward of one block on {tokens:,} tokens, and logits beside CUDA graphs"
             return block + max(loss, embed) + hidden, note
         if block >= max(loss, embed):
-            tiles = f", in tiles of {self.tile_tokens:,}" if self.tile_tokens else ""
-            return block, f"backward of one block on {tokens:,} tokens{tiles}"
+            chunks = f", in sequence chunks of {self.tile_tokens:,}" if self.tile_tokens else ""
+            return block, f"backward of one block on {tokens:,} tokens{chunks}"
         return max(loss, embed), f"logits of {chunk:,} positions and the head's gradient"
 
     def _blocks(self, size: int) -> BlockBytes:

@@ -78,8 +78,8 @@ class MemoryFiller:
     """A `MemoryFiller` fills the device's memory for the batch splits of one job.
 
     free_host_bytes: bytes of RAM that may hold block inputs which would also fit on the device.
-    coarse: fewer ways are tried. family: all candidates keep gradients on the GPU, share a slot and
-    place block inputs as it does, and have its slots unless the settings say how many.
+    coarse: fewer candidates are tried. family: all candidates keep gradients on the GPU, share a
+    slot and place block inputs as it does, and have its slots unless the settings say how many.
     """
 
     def __init__(
@@ -130,7 +130,8 @@ class MemoryFiller:
             main_grad=self._minimum_main_grad(batch_split.rounds),
             compiled=self.sizer.compiled,
             tile_tokens=self.sizer.tile_tokens,
-            # On long rows, a block input is on its way for a hundredth of the time of its block.
+            # On long rows, a block input is on its candidate for a hundredth of the time of its
+            # block.
             block_input_rings=1 if self.sizer.tile_tokens else self._family.block_input_rings,
         )
         if choices.main_grad != MainGrad.VERTICAL:
@@ -198,9 +199,9 @@ class MemoryFiller:
         return self.disk_offload_candidates(candidate)[0]
 
     def disk_offload_candidates(self, candidate: Candidate) -> list[Candidate]:
-        """Returns the ways to keep so little on the disk that the rest just fits in RAM: block
-        inputs alone, and moments alone; where neither is enough, all block inputs and some moments.
-        If the disk has no room for them, or RAM is still too short, nothing goes there.
+        """Returns the candidates that keep so little on the disk that the rest just fits in RAM:
+        block inputs alone, and moments alone; where neither is enough, all block inputs and some
+        moments. If the disk has no room for them, or RAM is still too short, nothing goes there.
         """
         lack = self.host_bytes(candidate) - self._free_host_bytes
         if not self._disk_bytes or candidate.choices.device_updated_units or lack <= 0:
@@ -209,7 +210,7 @@ class MemoryFiller:
         found = [block_inputs, self._disk_offloaded_moments(candidate)]
         if not any(found):
             found = [self._disk_offloaded_moments(self._without_block_inputs_in_ram(candidate))]
-        return [way for way in found if way is not None] or [candidate]
+        return [candidate for candidate in found if candidate is not None] or [candidate]
 
     def _disk_offloaded_block_inputs(self, candidate: Candidate, lack: int) -> Candidate | None:
         """Returns the candidate with as few block inputs on the disk as free `lack` bytes of RAM;
@@ -291,7 +292,7 @@ class MemoryFiller:
         in_ram = choices.changed(disk_offloaded_units=0, disk_offloaded_block_inputs=0)
         counts = range(1, most + 1)
         found = [Candidate(size, in_ram.changed(gpu_resident_units=count)) for count in counts]
-        return [self.offloaded_to_disk(way) for way in found]
+        return [self.offloaded_to_disk(candidate) for candidate in found]
 
     def _most_gpu_resident(self, size: int, choices: PlanChoices) -> int:
         """Returns how many units fit on the device beside these choices."""

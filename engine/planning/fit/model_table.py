@@ -2,8 +2,8 @@
 trains. No torch.
 
 Whether a model fits is judged by the minimum-memory plan of the job. Speeds are simulated with a
-plan that is chosen as for a run, but among fewer ways (`coarse` of `choose`, which costs a few per
-cent of speed at most).
+plan that is chosen as for a run, but among fewer candidates (`coarse` of `choose`, which costs a
+few per cent of speed at most).
 
 A table is about the method and the optimizer of the settings: all weights are trained, or adapters
 beside every linear layer. With `any_optimizer`, each cell is about the first
@@ -122,7 +122,7 @@ class Cell:
     """It tells whether that plan keeps the input of every second block; None as above."""
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def savings(self) -> tuple[str, ...]:
         """Returns by which means the plan of the speed takes less RAM, in the words of `LEGEND`."""
         found = ((KEPT_ON_GPU, self.gradients_on_gpu), (PAIRS, self.offload_pairs))
         return tuple(word for word, is_used in found if is_used)
@@ -440,7 +440,7 @@ def cell_text(found: Cell) -> str:
     about any optimizer, the last words name the way, as in "fits, bf16" or "1,930 tokens/s, only
     just, 8 bits, GPU gradients, pairs" (`LEGEND`).
     """
-    way = ", ".join(("", KINDS[found.optimizer], *found.ways)) if found.any_optimizer else ""
+    way = ", ".join(("", KINDS[found.optimizer], *found.savings)) if found.any_optimizer else ""
     if found.verdict == FitStatus.DOES_NOT_FIT:
         return f"{found.missing} more{way}"
     return speed_text(found) + way

@@ -58,8 +58,8 @@ def place_optimizers(cost: Cost, choices: PlanChoices, device: str = "cuda") -> 
     needs planes of gradients, which one rank mostly has not. Where the accumulators of all rounds
     are on the devices, it was never measured and is not done. device: blocks compute on this.
     """
-    ways = [_Placement(cost, choices, buffers) for buffers in {0, choices.update_buffers}]
-    best = min(ways, key=lambda placement: placement.waited)
+    placements = [_Placement(cost, choices, buffers) for buffers in {0, choices.update_buffers}]
+    best = min(placements, key=lambda placement: placement.waited)
     if device == "cuda" and choices.ranks > 1 and _may_update_weights_first(cost, choices):
         late = _Placement(cost, choices.changed(moments_after_weights=True), 0)
         step = step_seconds(cost, choices, late.waited)

@@ -1,4 +1,4 @@
-"""A `Planner` compares the candidates of one job: those ways to run its steps that keep gradients
+"""A `Planner` compares the candidates of one job: those that keep gradients
 on the GPU, share a slot and place block inputs in one way (`engine.planning.fit.candidates`).
 `engine.planning.fit.choose` says how the fastest is found. No torch.
 """
@@ -128,26 +128,37 @@ class TimedCandidate:
 
     @property
     def batch_split(self) -> tuple[int, int]:
-        """Returns the micro-batch size and the rounds, which identify the batch split of a way."""
+        """Returns the micro-batch size and the rounds, which identify the batch split of a
+        candidate.
+        """
         return self.size, self.choices.rounds
 
 
-def fastest_of(ways: Sequence[TimedCandidate]) -> TimedCandidate:
-    """Returns the fastest way. One that keeps shards of accumulators must be clearly faster than
-    those that keep the accumulators of all rounds on the device.
+def fastest_of(candidates: Sequence[TimedCandidate]) -> TimedCandidate:
+    """Returns the fastest candidate. One that keeps shards of accumulators must be clearly faster
+    than those that keep the accumulators of all rounds on the device.
     """
-    best = min(ways, key=attrgetter("seconds"))
-    shards = [way for way in ways if way.choices.main_grad == MainGrad.SHARDS]
-    main_grads = [way.seconds for way in ways if way.choices.main_grad == MainGrad.DEVICE]
+    best = min(candidates, key=attrgetter("seconds"))
+    shards = [
+        candidate for candidate in candidates if candidate.choices.main_grad == MainGrad.SHARDS
+    ]
+    main_grads = [
+        candidate.seconds
+        for candidate in candidates
+        if candidate.choices.main_grad == MainGrad.DEVICE
+    ]
     on_device = min(main_grads, default=math.inf)
     if best not in shards or best.seconds < SHARDS_GAIN * on_device:
         return best
-    return min((way for way in ways if way not in shards), key=attrgetter("seconds"))
+    return min(
+        (candidate for candidate in candidates if candidate not in shards),
+        key=attrgetter("seconds"),
+    )
 
 
-def _gpu_resident(way: TimedCandidate) -> int:
+def _gpu_resident(candidate: TimedCandidate) -> int:
     """Returns how many units live on the device."""
-    return way.choices.gpu_resident_units
+    return candidate.choices.gpu_resident_units
 
 
 class Planner:
@@ -159,14 +170,14 @@ class Planner:
     def __init__(
         self,
         filler: MemoryFiller,
-        ways: list[BatchSplit],
+        batch_splits: list[BatchSplit],
         rates: Rates,
         free_host_bytes: int,
         coarse: bool,
     ):
         self.sizer = filler.sizer
         self._filler = filler
-        self._batch_splits = ways
+        self._batch_splits = batch_splits
         self._rates = rates
         self._free_host_bytes = free_host_bytes
         self._coarse = coarse
@@ -174,32 +185,32 @@ class Planner:
 
     @property
     def least_seconds(self) -> float:
-        """Returns the time of the fastest way that fits, in closed form; infinity where none
+        """Returns the time of the fastest candidate that fits, in closed form; infinity where none
         fits.
         """
         return self._found[0].seconds if self._found else math.inf
 
     def best(self) -> TimedCandidate:
-        """Returns the fastest way that fits. There must be one."""
+        """Returns the fastest candidate that fits. There must be one."""
         best = self._best_of(self._found)
         if best.choices.main_grad != MainGrad.SHARDS:
             return self._recorded(best)
         found = [best]
         for kind in (MainGrad.DEVICE, MainGrad.VERTICAL):
             candidates = self._spacious or self._closest
-            others = [way for way in candidates if way.choices.main_grad == kind]
+            others = [candidate for candidate in candidates if candidate.choices.main_grad == kind]
             found += [self._best_of(self._timed(others))] if others else []
         return self._recorded(fastest_of(found))
 
     def _best_of(self, found: list[TimedCandidate]) -> TimedCandidate:
         return found[0] if self._coarse else self._fastest(found)
 
-    def _recorded(self, way: TimedCandidate) -> TimedCandidate:
-        """Returns the way with its blocks recorded as CUDA graphs, where that is possible and makes
-        its step shorter.
+    def _recorded(self, candidate: TimedCandidate) -> TimedCandidate:
+        """Returns the candidate with its blocks recorded as CUDA graphs, where that is possible and
+        makes its step shorter.
         """
         sizer, blocks = self.sizer, len(self.sizer.shape.blocks)
-        choices = way.choices.changed(graphs=True)
+        choices = candidate.choices.changed(graphs=True)
         is_whole = (
             gpu_resident_blocks(blocks, choices) == blocks and not choices.offloaded_block_inputs
         )
@@ -207,13 +218,18 @@ class Planner:
         # What is recorded of a block goes forward and backward.
         is_whole = is_whole and not sizer.shape.forward_blocks
         few = recorded_passes(blocks, choices) <= MOST_RECORDED
-        if not (is_whole and few and way.choices.compiles_blocks and sizer.fits(way.size, choices)):
-            return way
-        seconds = self._simulated_seconds(replace(way, choices=choices))
-        before = self._simulated_seconds(way)
+        if not (
+            is_whole
+            and few
+            and candidate.choices.compiles_blocks
+            and sizer.fits(candidate.size, choices)
+        ):
+            return candidate
+        seconds = self._simulated_seconds(replace(candidate, choices=choices))
+        before = self._simulated_seconds(candidate)
         if seconds > GRAPHS_GAIN * before:
-            return way
-        return replace(way, choices=choices, seconds=seconds)
+            return candidate
+        return replace(candidate, choices=choices, seconds=seconds)
 
     @functools.cached_property
     def _found(self) -> list[TimedCandidate]:
@@ -228,25 +244,29 @@ class Planner:
         if self.free_after_block_inputs >= 0 and self.sizer.fits(*minimum):  # the most common case
             return True
         free = self._free_host_bytes
-        return any(self._filler.host_bytes(way) <= free for way in self._candidates(free))
+        return any(
+            self._filler.host_bytes(candidate) <= free for candidate in self._candidates(free)
+        )
 
     @functools.cached_property
     def _spacious(self) -> list[Candidate]:
         free = self._free_host_bytes
-        return [way for way in self._fitting if self._filler.host_bytes(way) <= free]
+        return [
+            candidate for candidate in self._fitting if self._filler.host_bytes(candidate) <= free
+        ]
 
     @property
     def _closest(self) -> list[Candidate]:
         """Returns the candidates that fit if RAM is filled to the last, else those that take the
         least of it.
         """
-        in_ram = [way for way in self._fitting if self.is_in_ram(way)]
+        in_ram = [candidate for candidate in self._fitting if self.is_in_ram(candidate)]
         least = min(map(self._filler.host_bytes, self._fitting), default=0)
         return in_ram or [w for w in self._fitting if self._filler.host_bytes(w) == least]
 
-    def is_in_ram(self, way: Candidate) -> bool:
+    def is_in_ram(self, candidate: Candidate) -> bool:
         """Tells whether RAM holds the candidate if it is filled to the last."""
-        return self._filler.host_bytes(way) <= self._free_host_bytes + FILLED_RESERVE_BYTES
+        return self._filler.host_bytes(candidate) <= self._free_host_bytes + FILLED_RESERVE_BYTES
 
     @functools.cached_property
     def free_after_block_inputs(self) -> int:
@@ -263,9 +283,11 @@ class Planner:
         """Returns the candidate that takes the least memory. More rounds would take still less, but
         they round the accumulators once per round, which is done only on request.
         """
-        ways = self._batch_splits
-        fewest_rounds = ways[0].rounds
-        smallest = min((way for way in ways if way.rounds == fewest_rounds), key=attrgetter("size"))
+        splits = self._batch_splits
+        fewest_rounds = splits[0].rounds
+        smallest = min(
+            (split for split in splits if split.rounds == fewest_rounds), key=attrgetter("size")
+        )
         return self._filler.offloaded_to_disk(self._filler.minimum_memory(smallest))
 
     def balanced(self, host_free: int) -> Candidate | None:
@@ -275,9 +297,9 @@ class Planner:
         """
         planes = host_free - self._free_host_bytes
 
-        def fullest(way: Candidate) -> float:
-            on_host = (planes + self._filler.host_bytes(way)) / host_free
-            return max(on_host, self.sizer.total(*way) / self.sizer.memory.limit)
+        def fullest(candidate: Candidate) -> float:
+            on_host = (planes + self._filler.host_bytes(candidate)) / host_free
+            return max(on_host, self.sizer.total(*candidate) / self.sizer.memory.limit)
 
         return min(
             self._filler.gpu_resident_candidates(self.minimum_memory()), key=fullest, default=None
@@ -317,12 +339,12 @@ class Planner:
             if self.sizer.device == "cpu":  # sizes are tried in order of preference
                 break
 
-    def _keeping_attention(self, way: Candidate, minimum: Candidate) -> Iterator[Candidate]:
+    def _keeping_attention(self, candidate: Candidate, minimum: Candidate) -> Iterator[Candidate]:
         """Yields the candidate with as many blocks that keep what attention returned as RAM has
         room for. Their buffers on the device may take the place of blocks that stay there and of
         activations, as far as `minimum` does without them.
         """
-        sizer, shape, (size, choices) = self.sizer, self.sizer.shape, way
+        sizer, shape, (size, choices) = self.sizer, self.sizer.shape, candidate
         is_whole = choices.blocks_per_saved_input == 1 and not choices.spare_buffers
         if not (sizer.tile_tokens and choices.offloaded_block_inputs and is_whole):
             return
@@ -340,13 +362,13 @@ class Planner:
                 yield from self._with_most_attention(Candidate(size, found))
                 return
 
-    def _with_most_attention(self, way: Candidate) -> Iterator[Candidate]:
+    def _with_most_attention(self, candidate: Candidate) -> Iterator[Candidate]:
         """Yields the candidate, in which one block keeps what attention returned, with as many such
         blocks as RAM has room for.
         """
-        size, choices = way
+        size, choices = candidate
         before = self._filler.host_bytes(Candidate(size, choices.changed(attention_blocks=0)))
-        room = int(self._free_host_bytes - before) // (self._filler.host_bytes(way) - before)
+        room = int(self._free_host_bytes - before) // (self._filler.host_bytes(candidate) - before)
         count = min(room, self.sizer.most_without_recompute - choices.blocks_without_recompute)
         if count > 0:
             yield Candidate(size, choices.changed(attention_blocks=count))
@@ -401,59 +423,84 @@ class Planner:
         ), waited
 
     def _fastest(self, found: list[TimedCandidate]) -> TimedCandidate:
-        """Returns the fastest way by simulation. It compares first the best way of each batch
-        split, then the ways to use memory within the best batch split. `found` is sorted by time.
+        """Returns the fastest candidate by simulation. It compares first the best candidate of each
+        batch split, then the candidates for the use of memory within the best batch split. `found`
+        is sorted by time.
         """
-        # In the mapping, the fastest way of each batch split overwrites the slower ones, because it
-        # comes last.
-        by_batch_split = {way.batch_split: way for way in reversed(found)}
+        # In the mapping, the fastest candidate of each batch split overwrites the slower ones,
+        # because it comes last.
+        by_batch_split = {candidate.batch_split: candidate for candidate in reversed(found)}
         best_first = sorted(by_batch_split.values(), key=attrgetter("seconds"))
         best_of_batch_splits = self._simulated(best_first[:SIMULATED])
-        # Of ways that are equally fast, the one with fewer rounds is taken.
-        least = min(way.seconds for way in best_of_batch_splits)
-        equally_fast = [way for way in best_of_batch_splits if way.seconds <= ALIKE * least]
-        batch_split = min(equally_fast, key=lambda way: way.choices.rounds).batch_split
-        alike = [way for way in found if way.batch_split == batch_split]
-        near = [way for way in alike if way.seconds <= WORTH_SIMULATING * alike[0].seconds]
-        by_kind = {way.choices.disk_offloaded_block_inputs > 0: way for way in reversed(near)}
+        # Of candidates that are equally fast, the one with fewer rounds is taken.
+        least = min(candidate.seconds for candidate in best_of_batch_splits)
+        equally_fast = [
+            candidate for candidate in best_of_batch_splits if candidate.seconds <= ALIKE * least
+        ]
+        batch_split = min(equally_fast, key=lambda candidate: candidate.choices.rounds).batch_split
+        alike = [candidate for candidate in found if candidate.batch_split == batch_split]
+        near = [
+            candidate
+            for candidate in alike
+            if candidate.seconds <= WORTH_SIMULATING * alike[0].seconds
+        ]
+        by_kind = {
+            candidate.choices.disk_offloaded_block_inputs > 0: candidate
+            for candidate in reversed(near)
+        }
         tried = [*alike[:SIMULATED], max(near, key=_gpu_resident), *by_kind.values()]
         if self.sizer.shape.has_alike_frozen_blocks:
-            # Those that live there cost nothing, so many ways are as fast.
-            as_fast = [way for way in near if way.seconds <= GPU_RESIDENT_COST * near[0].seconds]
+            # Those that live there cost nothing, so many candidates are as fast.
+            as_fast = [
+                candidate
+                for candidate in near
+                if candidate.seconds <= GPU_RESIDENT_COST * near[0].seconds
+            ]
             tried.append(max(as_fast, key=_gpu_resident))
-        ways = self._simulated(sorted(tried, key=attrgetter("seconds")))
-        least = min(way.seconds for way in ways)
+        candidates = self._simulated(sorted(tried, key=attrgetter("seconds")))
+        least = min(candidate.seconds for candidate in candidates)
         whole = len(self.sizer.shape.units)
 
-        def is_equally_fast(way: TimedCandidate) -> bool:
-            uses = whole * way.choices.micro_batches
-            is_short = way.seconds < SHORT_UNIT_SECONDS * uses
+        def is_equally_fast(candidate: TimedCandidate) -> bool:
+            uses = whole * candidate.choices.micro_batches
+            is_short = candidate.seconds < SHORT_UNIT_SECONDS * uses
             cost = (
                 ALL_GPU_RESIDENT_COST
-                if is_short and _gpu_resident(way) == whole
+                if is_short and _gpu_resident(candidate) == whole
                 else GPU_RESIDENT_COST
             )
-            return way.seconds <= cost * least
+            return candidate.seconds <= cost * least
 
-        equally_fast = [way for way in ways if is_equally_fast(way)]
+        equally_fast = [candidate for candidate in candidates if is_equally_fast(candidate)]
         most = max(map(_gpu_resident, equally_fast))
-        best = [way for way in equally_fast if _gpu_resident(way) == most]
+        best = [candidate for candidate in equally_fast if _gpu_resident(candidate) == most]
         return min(best, key=attrgetter("seconds"))
 
-    def _simulated(self, ways: list[TimedCandidate]) -> list[TimedCandidate]:
-        """Returns the ways that are worth simulating, with simulated times. Where a plan is so long
-        that simulating it would delay the app's form, the ways are returned unchanged.
+    def _simulated(self, candidates: list[TimedCandidate]) -> list[TimedCandidate]:
+        """Returns the candidates that are worth simulating, with simulated times. Where a plan is
+        so long that simulating it would delay the app's form, the candidates are returned
+        unchanged.
         """
-        worth = [way for way in ways if way.seconds <= WORTH_SIMULATING * ways[0].seconds]
-        uses = max(way.choices.micro_batches for way in worth) * len(self.sizer.shape.blocks)
+        worth = [
+            candidate
+            for candidate in candidates
+            if candidate.seconds <= WORTH_SIMULATING * candidates[0].seconds
+        ]
+        uses = max(candidate.choices.micro_batches for candidate in worth) * len(
+            self.sizer.shape.blocks
+        )
         if uses > SIMULATED_USES:
             return worth
-        return [replace(way, seconds=self._simulated_seconds(way)) for way in worth]
+        return [
+            replace(candidate, seconds=self._simulated_seconds(candidate)) for candidate in worth
+        ]
 
-    def _simulated_seconds(self, way: TimedCandidate) -> float:
+    def _simulated_seconds(self, candidate: TimedCandidate) -> float:
         sizer = self.sizer
-        micro_batch = self._micro_batch(way.size)
-        return predicted_seconds(sizer.shape, way.choices, self._rates, micro_batch, sizer.device)
+        micro_batch = self._micro_batch(candidate.size)
+        return predicted_seconds(
+            sizer.shape, candidate.choices, self._rates, micro_batch, sizer.device
+        )
 
     def _micro_batch(self, size: int) -> MicroBatch:
         sizer = self.sizer

@@ -158,8 +158,8 @@ def with_times(
 ) -> FitReport:
     """Returns the report of `estimate` with the seconds of a step for each of its suggestions, and
     with the units that then live elsewhere. They are those of a report of the changed job. coarse:
-    plans are chosen among fewer ways, which takes less time, and makes the seconds up to a tenth
-    too long.
+    plans are chosen among fewer candidates, which takes less time, and makes the seconds up to a
+    tenth too long.
     """
     shape = _in_dtype(config, shape)
     memory = (report.host, report.gpu)

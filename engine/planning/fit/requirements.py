@@ -406,11 +406,11 @@ def minimum_requirements(
     """
     shape = shape.with_optimizer(config.train.optimizer)
     job = Job(shape, config, config.row_tokens, nodes=nodes)
-    ways: list[Chosen] = []
+    found_choices: list[Chosen] = []
     for each, target in _on_ranks(job, machine, None):
-        ways += least_choices(each, target)
+        found_choices += least_choices(each, target)
     facts = SessionFacts(checkpoints_before=checkpoints_before)
-    found = [Requirements(config, machine, shape, minimum, facts) for minimum in ways]
+    found = [Requirements(config, machine, shape, minimum, facts) for minimum in found_choices]
     return min(found, key=lambda requirements: tuple(FitStatus).index(requirements.verdict(MEMORY)))
 
 

@@ -101,10 +101,10 @@ def build_forward_plan(
     its `loss` ops.
 
     Of the choices, only the ranks, the micro-batches, the rounds, the slots, the prefetch depth,
-    the blocks kept in slots, the GPU-resident units, the compiled kernels and the tiles should
-    differ from their defaults. The rounds need not divide the micro-batches. held: an earlier pass
-    on the same weights has left every unit with a slot of its own in that slot, so these units are
-    not fetched again.
+    the blocks kept in slots, the GPU-resident units, the compiled kernels and the sequence chunks
+    should differ from their defaults. The rounds need not divide the micro-batches. held: an
+    earlier pass on the same weights has left every unit with a slot of its own in that slot, so
+    these units are not fetched again.
     """
     end = StepEnd.LOSS_AGAIN if held else StepEnd.LOSS
     writer = StepWriter(blocks, tied, choices, PlaneSizes({}, rank=rank), end)
@@ -282,7 +282,9 @@ def _refuse_wrong_attention(choices: PlanChoices, trained: TrainedUnits) -> None
         raise ValueError(f"{choices.attention_blocks} of {most} blocks cannot keep attention")
     waits_in_ram = choices.offloaded_block_inputs and not choices.disk_offloaded_block_inputs
     if not (waits_in_ram and choices.tile_tokens and choices.attention_bytes > 0):
-        raise ValueError("attention is kept beside block inputs in RAM, of blocks in tiles")
+        raise ValueError(
+            "attention is kept beside block inputs in RAM, of blocks with sequence tiling"
+        )
     if choices.blocks_per_saved_input > 1:
         raise ValueError("attention is kept of blocks that each keep their input, not of pairs")
 

@@ -97,12 +97,13 @@ class PlanChoices:
     """The kernels of the blocks and of the loss are compiled by torch."""
     tile_tokens: int = 0
     """Parts of a block that compute each token by itself run on so many tokens at a time, and are
-    computed again in backward; 0 where they run on whole rows. Blocks in tiles are not compiled.
+    computed again in backward; 0 where they run on whole rows. Blocks in sequence chunks are not
+    compiled.
     """
     attention_blocks: int = 0
     """This many of the blocks that are recomputed, counted from the last, keep what attention
     returned on the host, beside their input: its kernel runs once in forward and not again in
-    the recompute. Blocks must be in tiles, and block inputs on the host.
+    the recompute. Blocks must be in sequence chunks, and block inputs on the host.
     """
     attention_bytes: int = 0
     """It is how many bytes these blocks keep for each token of what attention returned."""

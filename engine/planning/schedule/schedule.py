@@ -43,10 +43,12 @@ class StepPlan:
     """Block inputs pass through these buffers on the host on their way to the disk and back."""
     compiled: bool = False
     """The kernels of the blocks and of the loss are compiled; of the loss alone if there are
-    tiles.
+    sequence chunks.
     """
     tile_tokens: int = 0
-    """A tile of parts of the blocks has so many tokens; it is 0 where they run on whole rows."""
+    """A sequence chunk of parts of the blocks has so many tokens; it is 0 where they run on whole
+    rows.
+    """
     with_attention: tuple[str, ...] = ()
     """These blocks keep what attention returned beside their input, on the host."""
     attention_bytes: int = 0

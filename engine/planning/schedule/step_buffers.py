@@ -222,11 +222,11 @@ class StepBuffers:
         fetch = [Buffer(BufferKind.FETCH_RING, number=number) for number in numbers]
         return (*offload, *fetch)
 
-    def next_ring(self, way: BufferKind) -> Buffer:
+    def next_ring(self, kind: BufferKind) -> Buffer:
         """Returns the next ring buffer in turn, for a copy to the host or back."""
-        turn = self._ring_turn[way]
-        self._ring_turn[way] = (turn + 1) % self._choices.block_input_rings
-        return Buffer(way, number=turn)
+        turn = self._ring_turn[kind]
+        self._ring_turn[kind] = (turn + 1) % self._choices.block_input_rings
+        return Buffer(kind, number=turn)
 
     def next_staging(self, unit: str) -> Buffer:
         """Returns the staging buffer for the unit's next gradient; blocks use two in turn. A unit

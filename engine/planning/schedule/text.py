@@ -151,7 +151,7 @@ def _rare_facts(plan: StepPlan) -> Iterator[str]:
         yield "embed and head: in kept gradients"
     yield f"graphs of micro-batches: {plan.graphs or ''}"
     yield f"elements of a chunk of embed: {plan.embed_chunk or ''}"
-    yield f"tokens of a tile: {plan.tile_tokens or ''}"
+    yield f"tokens of a sequence chunk: {plan.tile_tokens or ''}"
     if plan.with_attention:
         yield f"with attention: {', '.join(plan.with_attention)}"
         yield f"bytes of attention: {plan.attention_bytes}"
@@ -196,7 +196,7 @@ def _read_plan(text: str) -> StepPlan:
         disk_chunk_numel=int(facts.get("elements of a chunk on the disk", 0)),
         disk_rings=_read_buffers(facts.get("disk rings", "")),
         compiled=facts["compiled"] == "yes",
-        tile_tokens=int(facts.get("tokens of a tile", 0)),
+        tile_tokens=int(facts.get("tokens of a sequence chunk", 0)),
         with_attention=_words(facts.get("with attention", "")),
         attention_bytes=int(facts.get("bytes of attention", 0)),
         device_updated_units=_words(facts["updated on the device"]),

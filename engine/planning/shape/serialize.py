@@ -18,7 +18,7 @@ from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.planning.shape.activation_sizes import Activations
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.quantized_weights import Method
-from engine.planning.shape.tile_sizes import tiled_block
+from engine.planning.shape.sequence_tiling import tiled_block
 from engine.planning.shape.unit_shape import UnitShape
 
 MODEL_FIELDS = (
@@ -63,8 +63,8 @@ HANDED = "handed_numel"
 STORED_AS = "stored_as"
 """A row of a checkpoint whose weights are dequantized on loading has this key."""
 TILED = "{} in tiles"
-"""A block of which parts can run in tiles has the numbers of its `TiledBlock` under this key, with
-the name of each dtype.
+"""A block of which parts can run in sequence chunks has the numbers of its `TiledBlock` under this
+key, with the name of each dtype.
 """
 LOW_RANK = 16
 LAYERS = "layers"
@@ -181,11 +181,11 @@ def _adapted(unit: UnitShape, kind: Mapping[str, Any], dtype: str, rank: int) ->
         numbers[place] += rank * grown
     by_rank = kind.get(TILED.format(dtype), [])
     half = len(by_rank) // 2
-    in_tiles = [each + rank * grown for each, grown in zip(by_rank[:half], by_rank[half:])]
+    tiled_numbers = [each + rank * grown for each, grown in zip(by_rank[:half], by_rank[half:])]
     return replace(
         unit,
         numel=layout.numel,
-        tiled=tiled_block(in_tiles),
+        tiled=tiled_block(tiled_numbers),
         parameter_count=unit.parameter_count + layout.trained_count,
         widest=max(unit.widest, rank if kind[LAYERS] else 0),
         small_numel=counts.small,

@@ -29,6 +29,7 @@ from engine.files import code_digest
 from engine.paths import cache_folder
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.quantized_weights import Method
+from engine.planning.shape.sequence_tiling import TiledBlock
 from engine.planning.shape.serialize import (
     ACTIVATION_FIELDS,
     FROZEN,
@@ -44,7 +45,6 @@ from engine.planning.shape.serialize import (
     pack,
     unpack,
 )
-from engine.planning.shape.tile_sizes import TiledBlock
 
 FORM = 1
 """The files have this form. A file of another form counts as missing."""

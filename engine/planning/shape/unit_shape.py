@@ -11,7 +11,7 @@ from engine.planning.layout.moments import MomentCounts
 from engine.planning.schedule.buffers import EMBED
 from engine.planning.schedule.shards import Shards
 from engine.planning.shape.activation_sizes import Activations
-from engine.planning.shape.tile_sizes import TiledBlock
+from engine.planning.shape.sequence_tiling import TiledBlock
 
 _NONE = Activations()
 
@@ -33,7 +33,9 @@ class UnitShape:
     compiled_activations: Activations = _NONE
     """Autograd keeps these for a compiled block, which recomputes cheap ones, without a mask."""
     tiled: TiledBlock | None = None
-    """It takes this where parts of it run in tiles; None where none can, or that is not known."""
+    """It takes this where parts of it run in sequence chunks; None where none can, or that is not
+    known.
+    """
     fp32_numel: int = 0
     """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
     adapter_features: int = 0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from engine.model.blocks.tiled_module import run_in_tiles
+from engine.model.blocks.tiled_module import tile_sequence
 from engine.model.build.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.planning.layout.layout import Fp32Part
 from engine.planning.layout.update_buffers import UpdateBuffer
@@ -341,7 +341,7 @@ class DeviceState:
         template.__dict__.pop("forward", None)
         template.train()
         if self._tile_tokens:
-            run_in_tiles(template, self.model.parts_in_tiles(unit), self._tile_tokens)
+            tile_sequence(template, self.model.tiled_parts(unit), self._tile_tokens)
         parameters = [*self._views(slot, unit), *self._shared_by(unit)]
         names = [*(spec.name for spec in unit.layout.parameters), *unit.shared]
         for name, parameter in zip(names, parameters, strict=True):

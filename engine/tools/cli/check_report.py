@@ -150,7 +150,7 @@ def kernels_in_words(choices: Mapping[str, Any]) -> str:
     """Returns a text that says whether the blocks are compiled, and how they are launched."""
     kernels = "compiled kernels" if choices["compiled"] else "eager kernels"
     if choices.get("tile_tokens"):
-        return f"{kernels}, but blocks in tiles of {choices['tile_tokens']:,} tokens"
+        return f"{kernels}, but blocks in sequence chunks of {choices['tile_tokens']:,} tokens"
     return f"{kernels}, launched as CUDA graphs" if choices.get("graphs") else kernels
 
 

@@ -218,7 +218,7 @@ def recovery_text(moment: Moment, before: Chosen, after: Chosen) -> str:
         if old != new:
             parts.append(f"{new} {words}, not {old}")
     if after.choices.tile_tokens != before.choices.tile_tokens:
-        parts.append(f"blocks in tiles of {after.choices.tile_tokens:,} tokens")
+        parts.append(f"blocks in sequence chunks of {after.choices.tile_tokens:,} tokens")
     if after.choices.offloaded_block_inputs and not before.choices.offloaded_block_inputs:
         parts.append("block inputs on the host")
     sums = "No result changes by that."

@@ -21,9 +21,9 @@ from engine.planning.schedule.choices import PlaneSizes, block_inputs_on_disk
 from engine.planning.schedule.offloaded_activations import DISK_RINGS
 from engine.planning.schedule.ops import DISK_LANES, Lane, MainGrad, OpKind
 from tests.support.block_inputs_on_disk import (
-    FRAMES,
     LAYERS,
     ON_HOST,
+    PLAN_FAMILIES,
     planes_after,
     run_of,
     with_block_inputs_on_disk,
@@ -45,39 +45,41 @@ def small_pieces(monkeypatch):
 
 
 @functools.cache
-def expected_planes(frame: str, dtype: str = "float32") -> list:
-    """Returns the planes that a frame has with all block inputs in RAM."""
-    return planes_after(dataclasses.replace(ON_HOST, **FRAMES[frame]), None, dtype=dtype)
+def expected_planes(plan_family: str, dtype: str = "float32") -> list:
+    """Returns the planes that a plan_family has with all block inputs in RAM."""
+    return planes_after(
+        dataclasses.replace(ON_HOST, **PLAN_FAMILIES[plan_family]), None, dtype=dtype
+    )
 
 
-@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_bits_are_those_of_block_inputs_in_ram(frame, dtype, tmp_path):
-    base = dataclasses.replace(ON_HOST, **FRAMES[frame])
-    expected = expected_planes(frame, dtype)
-    for choices in with_block_inputs_on_disk(base, frame):
+def test_the_bits_are_those_of_block_inputs_in_ram(plan_family, dtype, tmp_path):
+    base = dataclasses.replace(ON_HOST, **PLAN_FAMILIES[plan_family])
+    expected = expected_planes(plan_family, dtype)
+    for choices in with_block_inputs_on_disk(base, plan_family):
         assert_same_bits(planes_after(choices, tmp_path, dtype=dtype), expected)
 
 
 @pytest.mark.parametrize("late", LATE, ids=str)
-@pytest.mark.parametrize("frame", FRAMES)
-def test_a_late_lane_changes_nothing(frame, late, tmp_path):
-    base = dataclasses.replace(ON_HOST, **FRAMES[frame])
-    expected = expected_planes(frame)
-    _, *several = with_block_inputs_on_disk(base, frame)
+@pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
+def test_a_late_lane_changes_nothing(plan_family, late, tmp_path):
+    base = dataclasses.replace(ON_HOST, **PLAN_FAMILIES[plan_family])
+    expected = expected_planes(plan_family)
+    _, *several = with_block_inputs_on_disk(base, plan_family)
     for choices in several:
         assert_same_bits(planes_after(choices, tmp_path, late), expected)
 
 
 @pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
 @pytest.mark.parametrize("late", [(), Lane], ids=["inline", "late"])
-@pytest.mark.parametrize("frame", ["plain", "rounds", "gradients on the GPU", "pairs"])
-def test_moments_may_be_on_the_disk_too(frame, late, tmp_path):
-    base = dataclasses.replace(ON_HOST, **FRAMES[frame])
-    expected = expected_planes(frame)
+@pytest.mark.parametrize("plan_family", ["plain", "rounds", "gradients on the GPU", "pairs"])
+def test_moments_may_be_on_the_disk_too(plan_family, late, tmp_path):
+    base = dataclasses.replace(ON_HOST, **PLAN_FAMILIES[plan_family])
+    expected = expected_planes(plan_family)
     for units in (1, 4):
         for choices in with_block_inputs_on_disk(
-            dataclasses.replace(base, disk_offloaded_units=units), frame
+            dataclasses.replace(base, disk_offloaded_units=units), plan_family
         ):
             assert_same_bits(planes_after(choices, tmp_path, late), expected)
 

@@ -77,9 +77,9 @@ def test_neither_buffers_nor_delays_change_a_bit(main_grad, resident, tied):
 
 @pytest.mark.parametrize("slots", [2, 3])
 @pytest.mark.parametrize(
-    "frame", [{}, dict(gradients_on_gpu=True, shared_embed_and_head_slot=True)]
+    "plan_family", [{}, dict(gradients_on_gpu=True, shared_embed_and_head_slot=True)]
 )
-def test_small_pieces_change_no_bit_whichever_lane_is_late(frame, slots):
+def test_small_pieces_change_no_bit_whichever_lane_is_late(plan_family, slots):
     """Blocks that share a slot are updated in it chunk by chunk, while the next block is fetched to
     the same slot.
     """
@@ -87,7 +87,7 @@ def test_small_pieces_change_no_bit_whichever_lane_is_late(frame, slots):
 
     def run(pieces: int, late: tuple[str, ...] = (), **changes) -> list[torch.Tensor]:
         choices = updated_on_device(
-            device_updates, 4, slots=slots, update_chunks=pieces, **frame, **changes
+            device_updates, 4, slots=slots, update_chunks=pieces, **plan_family, **changes
         )
         return planes_after(choices, DelayedBackend(late), dtype="bfloat16", layers=5)
 

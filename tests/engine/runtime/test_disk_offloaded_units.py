@@ -21,7 +21,7 @@ from engine.planning.schedule.offloaded_updates import STATE_RINGS
 from engine.planning.schedule.ops import DISK_LANES, Lane, OpKind
 from engine.runtime.host.disk_file import DiskFile
 from tests.support.disk_offloaded_units import planes_after, run_of
-from tests.support.gpu_resident_units import FRAMES, UNITS, kept_planes
+from tests.support.gpu_resident_units import PLAN_FAMILIES, UNITS, kept_planes
 from tests.support.same_bits import BASE, assert_same_bits
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import random_batches
@@ -57,10 +57,12 @@ def test_a_step_is_over_once_its_moments_are_on_the_disk(tmp_path):
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "gradients on the GPU"), PLAN_SWEEP))
-def test_the_bits_are_those_of_moments_in_ram(frame, tied, tmp_path):
-    base = dataclasses.replace(BASE, **FRAMES[frame])
-    for dtype in ("bfloat16", "float32") if "sums" not in frame else ("bfloat16",):
+@pytest.mark.parametrize(
+    "plan_family", slow_but(PLAN_FAMILIES, ("plain", "gradients on the GPU"), PLAN_SWEEP)
+)
+def test_the_bits_are_those_of_moments_in_ram(plan_family, tied, tmp_path):
+    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
+    for dtype in ("bfloat16", "float32") if "main_grads" not in plan_family else ("bfloat16",):
         expected = planes_after(base, tmp_path, dtype=dtype, tied=tied)
         for count in COUNTS:
             choices = dataclasses.replace(base, disk_offloaded_units=count)
@@ -89,9 +91,11 @@ def test_other_units_may_live_on_the_device(on_gpu, tmp_path):
             assert_same_bits(planes_after(choices, tmp_path, late), expected)
 
 
-@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "gradients on the GPU"), PLAN_SWEEP))
-def test_a_late_lane_changes_nothing(frame, tmp_path):
-    base = dataclasses.replace(BASE, **FRAMES[frame])
+@pytest.mark.parametrize(
+    "plan_family", slow_but(PLAN_FAMILIES, ("plain", "gradients on the GPU"), PLAN_SWEEP)
+)
+def test_a_late_lane_changes_nothing(plan_family, tmp_path):
+    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
     expected = planes_after(base, tmp_path, steps=3)
     for count, late in itertools.product((2, UNITS), LATE):
         choices = dataclasses.replace(base, disk_offloaded_units=count)

@@ -16,7 +16,7 @@ from engine.planning.schedule.ops import Lane, Prefetch
 from engine.planning.schedule.shards import WHOLE
 from engine.runtime.step.step import StepShard
 from tests.support.device_updates import LATE, updated_on_device
-from tests.support.gpu_resident_units import FRAMES, UNITS, planes_after
+from tests.support.gpu_resident_units import PLAN_FAMILIES, UNITS, planes_after
 from tests.support.same_bits import BASE, assert_same_bits
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -25,19 +25,19 @@ pytestmark = pytest.mark.computing
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "rounds"), PLAN_SWEEP))
-def test_the_bits_are_those_of_planes_in_host_memory(frame, tied):
-    base = dataclasses.replace(BASE, **FRAMES[frame])
-    for dtype in ("bfloat16", "float32") if "sums" not in frame else ("bfloat16",):
+@pytest.mark.parametrize("plan_family", slow_but(PLAN_FAMILIES, ("plain", "rounds"), PLAN_SWEEP))
+def test_the_bits_are_those_of_planes_in_host_memory(plan_family, tied):
+    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
+    for dtype in ("bfloat16", "float32") if "main_grads" not in plan_family else ("bfloat16",):
         expected = planes_after(base, dtype=dtype, tied=tied)
         for count in range(1, UNITS + 1):
             choices = dataclasses.replace(base, gpu_resident_units=count)
             assert_same_bits(planes_after(choices, dtype=dtype, tied=tied), expected)
 
 
-@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "kept"), PLAN_SWEEP))
-def test_blocks_that_live_there_may_be_apart(frame):
-    base = dataclasses.replace(BASE, **FRAMES[frame])
+@pytest.mark.parametrize("plan_family", slow_but(PLAN_FAMILIES, ("plain", "kept"), PLAN_SWEEP))
+def test_blocks_that_live_there_may_be_apart(plan_family):
+    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
     expected = planes_after(base)
     for count, late in ((2, ()), (3, ()), (3, (Lane.H2D,)), (2, (Lane.COMPUTE,))):
         choices = dataclasses.replace(base, gpu_resident_units=count, gpu_resident_apart=True)
@@ -52,9 +52,11 @@ def test_small_moments_have_the_same_bits_wherever_they_are(optimizer):
         assert_same_bits(planes_after(choices, optimizer=optimizer), expected)
 
 
-@pytest.mark.parametrize("frame", slow_but(FRAMES, ("plain", "in main_grads"), PLAN_SWEEP))
-def test_a_late_lane_changes_nothing(frame):
-    base = dataclasses.replace(BASE, **FRAMES[frame])
+@pytest.mark.parametrize(
+    "plan_family", slow_but(PLAN_FAMILIES, ("plain", "in main_grads"), PLAN_SWEEP)
+)
+def test_a_late_lane_changes_nothing(plan_family):
+    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
     expected = planes_after(base)
     for count in (2, UNITS):
         for late in ((Lane.COMPUTE,), (Lane.HOST,), (Lane.H2D, Lane.D2H), Lane):

@@ -16,7 +16,7 @@ from engine.planning.schedule.ops import Lane, OffloadKeptGradient, Prefetch
 from engine.planning.schedule.step_buffers import GRADIENT_RINGS
 from engine.planning.schedule.verify_plan import verify_plan
 from tests.support.device_updates import DEVICE_UPDATES, updated_on_device
-from tests.support.gradients_on_gpu import EMBED_AND_HEAD_FRAMES, FRAMES, TALL, run
+from tests.support.gradients_on_gpu import EMBED_AND_HEAD_FAMILIES, PLAN_FAMILIES, TALL, run
 from tests.support.same_bits import BASE, SAME_BITS, assert_same_bits
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import VOCAB, plain_model, random_batches, streamed, tiny_config
@@ -39,13 +39,14 @@ LATE = [
 
 @pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.parametrize(
-    "frame, optimizer", [*((frame, "adamw") for frame in FRAMES), ("all", "adamw_8bit")]
+    "plan_family, optimizer",
+    [*((plan_family, "adamw") for plan_family in PLAN_FAMILIES), ("all", "adamw_8bit")],
 )
-def test_the_bits_are_those_of_a_plane_on_the_host(frame, rounds, optimizer):
+def test_the_bits_are_those_of_a_plane_on_the_host(plan_family, rounds, optimizer):
     base = dataclasses.replace(BASE, **ROUNDS[rounds])
     expected = run(base, optimizer=optimizer)
-    framed = dataclasses.replace(base, **FRAMES[frame])
-    in_pairs = framed.blocks_per_saved_input == 2
+    choices_of_family = dataclasses.replace(base, **PLAN_FAMILIES[plan_family])
+    in_pairs = choices_of_family.blocks_per_saved_input == 2
     for name, changes in SAME_BITS.items():
         # `test_laws` has the plans of pairs, which need two slots.
         if "pairs" in name or (in_pairs and changes.get("slots") == 1):
@@ -54,10 +55,10 @@ def test_the_bits_are_those_of_a_plane_on_the_host(frame, rounds, optimizer):
             continue
         # What is kept where does not depend on how moments are kept.
         if optimizer == "adamw" or "host" in name:
-            changed = dataclasses.replace(framed, **changes)
+            changed = dataclasses.replace(choices_of_family, **changes)
             assert_same_bits(run(changed, optimizer=optimizer), expected)
     for late in LATE if optimizer == "adamw" else LATE[::2]:
-        assert_same_bits(run(framed, late, optimizer=optimizer), expected)
+        assert_same_bits(run(choices_of_family, late, optimizer=optimizer), expected)
 
 
 @pytest.mark.parametrize("device_updates", [(), *DEVICE_UPDATES.values()])
@@ -74,30 +75,30 @@ def test_gradients_kept_in_their_main_grads_are_those_of_a_plane_on_the_host(dev
         dict(shared_embed_and_head_slot=True),
         dict(update_buffers=5) if device_updates else {},
     ):
-        framed = dataclasses.replace(base, **IN_MAIN_GRADS, **changes)
+        choices_of_family = dataclasses.replace(base, **IN_MAIN_GRADS, **changes)
         for late in LATE[::2]:
-            assert_same_bits(run(framed, late), expected)
+            assert_same_bits(run(choices_of_family, late), expected)
     with pytest.raises(ValueError, match="only in those of all rounds"):
         run(dataclasses.replace(BASE, **IN_MAIN_GRADS))
 
 
 @pytest.mark.parametrize("device_updates", [(), *DEVICE_UPDATES.values()])
 @pytest.mark.parametrize("vocabulary", [VOCAB, TALL])
-@pytest.mark.parametrize("frame", EMBED_AND_HEAD_FRAMES)
+@pytest.mark.parametrize("plan_family", EMBED_AND_HEAD_FAMILIES)
 def test_embed_and_head_in_the_memory_of_kept_gradients_change_no_bit(
-    frame, vocabulary, device_updates
+    plan_family, vocabulary, device_updates
 ):
     base = updated_on_device(device_updates, 2) if device_updates else BASE
     model = dict(vocabulary=vocabulary, pad_token_id=5)
     expected = run(base, **model)
-    framed = dataclasses.replace(base, **EMBED_AND_HEAD_FRAMES[frame])
+    choices_of_family = dataclasses.replace(base, **EMBED_AND_HEAD_FAMILIES[plan_family])
     for late in LATE if vocabulary == TALL else LATE[:2]:
-        assert_same_bits(run(framed, late, **model), expected)
+        assert_same_bits(run(choices_of_family, late, **model), expected)
     for changes in (
         dict(offloaded_block_inputs=True),
         dict(update_buffers=5 if device_updates else 0),
     ):
-        changed = dataclasses.replace(framed, **changes)
+        changed = dataclasses.replace(choices_of_family, **changes)
         for late in LATE[:1] + LATE[-1:]:
             assert_same_bits(run(changed, late, **model), expected)
 
@@ -109,8 +110,8 @@ def test_optimizers_on_the_device_read_kept_gradients(device_updates, on_host):
     expected = run(choices, dtype="float32")
     for name in ("gradients on the GPU", "all"):
         for late in LATE:
-            framed = dataclasses.replace(choices, **FRAMES[name])
-            assert_same_bits(run(framed, late, dtype="float32"), expected)
+            choices_of_family = dataclasses.replace(choices, **PLAN_FAMILIES[name])
+            assert_same_bits(run(choices_of_family, late, dtype="float32"), expected)
 
 
 def test_the_embedding_of_a_tied_model_keeps_its_gradient_too():

@@ -15,8 +15,8 @@ from tests.support.changes.of_plans import PLANS
 from tests.support.changes.of_ranks import RANK_CHANGES
 from tests.support.changes.of_regularization import REGULARIZED
 from tests.support.changes.of_run_models import RUN_MODELS
+from tests.support.changes.of_sequence_tiling import SEQUENCE_TILING
 from tests.support.changes.of_steps import STEPS
-from tests.support.changes.of_tiles import TILES
 from tests.support.changes.record import Change
 
 AREAS: dict[str, tuple[Change, ...]] = {
@@ -34,7 +34,7 @@ AREAS: dict[str, tuple[Change, ...]] = {
     "The best weights": LEARNED,
     "Pairs of answers": PAIRS,
     "Added tokens and longer rows": RUN_MODELS,
-    "Tiles along long rows": TILES,
+    "Sequence tiling of long rows": SEQUENCE_TILING,
 }
 CHANGES: tuple[Change, ...] = tuple(change for area in AREAS.values() for change in area)
 

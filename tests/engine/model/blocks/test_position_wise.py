@@ -1,4 +1,4 @@
-"""What may run in tiles is found by a trial."""
+"""What may run in sequence chunks is found by a trial."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from engine.config.settings import ModelConfig
-from engine.model.blocks.position_wise import class_tree, parts_in_tiles, position_wise
+from engine.model.blocks.position_wise import class_tree, position_wise, tiled_parts
 from engine.model.build.build import build_model
 from tests.support.tiny import tiny_config
 
@@ -84,23 +84,23 @@ def test_a_trial_finds_the_modules_that_compute_each_token_by_itself():
     assert names.isdisjoint({"mixer", "mixer.inner", "places", "unrun"})
 
 
-def test_gradients_of_parameters_must_add_up_over_tiles():
+def test_gradients_of_parameters_must_add_up_over_chunks():
     layer = nn.Sequential(Largest(), nn.LayerNorm(WIDTH))
     given = torch.randn(2, 23, WIDTH, generator=torch.Generator().manual_seed(1))
     found = position_wise([layer], lambda: layer(given), (2, 23))
     assert {name for name, _ in found} == {"1"}
 
 
-def test_the_largest_ones_that_keep_more_than_their_input_run_in_tiles():
+def test_the_largest_ones_that_keep_more_than_their_input_are_tiled():
     torch.manual_seed(0)
     layer = Layer().eval()
     known = found_in(layer)
-    assert parts_in_tiles(layer, known) == ["norm", "mlp", "noisy"]
+    assert tiled_parts(layer, known) == ["norm", "mlp", "noisy"]
     layer.noisy[1].p = 0.1  # a second run would draw other numbers in training
-    assert parts_in_tiles(layer, known) == ["norm", "mlp"]
+    assert tiled_parts(layer, known) == ["norm", "mlp"]
     layer.mlp[1] = nn.ReLU()  # it was not tried
     assert class_tree(layer.mlp) == "Sequential(0: Linear(), 1: ReLU(), 2: Linear())"
-    assert parts_in_tiles(layer, known) == ["norm"]
+    assert tiled_parts(layer, known) == ["norm"]
 
 
 @pytest.mark.slow("it builds three models")
@@ -115,13 +115,13 @@ def test_the_largest_ones_that_keep_more_than_their_input_run_in_tiles():
 def test_parts_of_families(family, names):
     model = build_model(tiny_config(family), ModelConfig(source="tiny", dtype="float32"))
     for unit in model.blocks:
-        assert sorted(model.parts_in_tiles(unit)) == names
+        assert sorted(model.tiled_parts(unit)) == names
 
 
-def test_nothing_is_in_tiles_where_dropout_would_draw_anew_or_routers_have_a_loss():
+def test_nothing_is_tiled_where_dropout_would_draw_anew_or_routers_have_a_loss():
     dropped = tiny_config("gpt2", resid_pdrop=0.1)
     model = build_model(dropped, ModelConfig(source="tiny", dtype="float32"))
-    assert model.parts_in_tiles(model.blocks[0]) == ["ln_1", "ln_2"]
+    assert model.tiled_parts(model.blocks[0]) == ["ln_1", "ln_2"]
     balanced = tiny_config("mixtral", output_router_logits=True)
     model = build_model(balanced, ModelConfig(source="tiny", dtype="float32"))
-    assert model.parts_in_tiles(model.blocks[0]) == []
+    assert model.tiled_parts(model.blocks[0]) == []

@@ -1,4 +1,5 @@
-"""A module in tiles computes what it computes on whole rows, and keeps its input alone."""
+"""A module in sequence chunks computes what it computes on whole rows, and keeps its input alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from engine.model.blocks.live_bytes import LiveBytes
-from engine.model.blocks.tiled_module import run_in_tiles
+from engine.model.blocks.tiled_module import tile_sequence
 
 pytestmark = pytest.mark.computing
 
@@ -44,9 +45,9 @@ def made(dtype: torch.dtype = torch.float32) -> Block:
     return Block().to(dtype)
 
 
-def in_tiles(block: Block, tile_tokens: int) -> Block:
+def tiled_block(block: Block, tile_tokens: int) -> Block:
     tiled = copy.deepcopy(block)
-    run_in_tiles(tiled, ["norm", "mlp"], tile_tokens)
+    tile_sequence(tiled, ["norm", "mlp"], tile_tokens)
     return tiled
 
 
@@ -69,18 +70,18 @@ def rows(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize("count", [1, 3])
 def test_float32_is_equal_within_rounding(count, tile_tokens):
     block, given = made(), rows(count)
-    whole, tiled = results(block, given), results(in_tiles(block, tile_tokens), given)
+    whole, tiled = results(block, given), results(tiled_block(block, tile_tokens), given)
     assert len(whole) == len(tiled) == 8
     for one, other in zip(whole, tiled):
         assert (one - other).norm() < 1e-6 * one.norm()
 
 
 def test_bf16_is_no_further_from_float32_than_whole_rows():
-    """Sums over tiles that were themselves in bf16 would be further away."""
+    """Sums over sequence chunks that were themselves in bf16 would be further away."""
     block = made(torch.bfloat16)
     truth, given = copy.deepcopy(block).float(), rows(2, torch.bfloat16)
     exact = results(truth, given.float())
-    whole, tiled = results(block, given), results(in_tiles(block, 2), given)
+    whole, tiled = results(block, given), results(tiled_block(block, 2), given)
     far = [
         sum(float((one.float() - right).norm() / right.norm()) for right, one in zip(exact, ours))
         for ours in (whole, tiled)
@@ -90,14 +91,14 @@ def test_bf16_is_no_further_from_float32_than_whole_rows():
 
 def test_short_rows_run_as_a_whole_with_the_same_bits():
     block, given = made(), rows(2)
-    whole, tiled = results(block, given), results(in_tiles(block, 2 * TOKENS), given)
+    whole, tiled = results(block, given), results(tiled_block(block, 2 * TOKENS), given)
     assert all(map(torch.equal, whole, tiled))
 
 
 def test_frozen_parameters_and_an_input_without_a_gradient():
     block = made()
     block.mlp.up.requires_grad_(False)
-    tiled = in_tiles(block, 9)
+    tiled = tiled_block(block, 9)
     given = rows(1)
     for each in (block, tiled):
         each(given).sum().backward()
@@ -110,7 +111,7 @@ def test_backward_has_the_buffers_of_its_forward():
     block, given = made(), rows(1)
     block.mlp.scale = torch.full((WIDER,), 2.0)
     right = results(block, given)
-    tiled = in_tiles(block, 9)
+    tiled = tiled_block(block, 9)
     leaf = given.clone().requires_grad_()
     out = tiled(leaf)
     tiled.mlp._buffers["scale"] = torch.full((WIDER,), 5.0)
@@ -120,16 +121,16 @@ def test_backward_has_the_buffers_of_its_forward():
 
 
 @pytest.mark.parametrize("tile_tokens", [5, 10])
-def test_only_inputs_are_kept_and_a_tile_at_a_time_is_computed(tile_tokens):
-    block, given, live = in_tiles(made(), tile_tokens), rows(1).requires_grad_(), LiveBytes()
-    of_row, of_tile = 4 * WIDTH * TOKENS, 4 * WIDER * tile_tokens
+def test_only_inputs_are_kept_and_a_chunk_at_a_time_is_computed(tile_tokens):
+    block, given, live = tiled_block(made(), tile_tokens), rows(1).requires_grad_(), LiveBytes()
+    of_row, of_chunk = 4 * WIDTH * TOKENS, 4 * WIDER * tile_tokens
     with live:
         out = block(given)
         assert live.now == 2 * of_row  # the norm's output, which the rest keeps, and the result
         torch.autograd.grad(out, [given], torch.ones_like(out))
     sums = 2 * sum(4 * each.numel() for each in block.parameters())
-    # Beside them: the result, gradients above and below the rest, and the tile's tensors.
-    assert live.inside < 6 * of_row + 12 * of_tile + sums
+    # Beside them: the result, gradients above and below the rest, and the sequence chunk's tensors.
+    assert live.inside < 6 * of_row + 12 * of_chunk + sums
     whole, before = LiveBytes(), made()
     with whole:
         torch.autograd.grad(before(given).sum(), [given])

@@ -1,5 +1,5 @@
-"""Blocks in tiles train as plain transformers does, in float32 and in bf16, and with tiles of one
-size any plan gives the same bits.
+"""Blocks in sequence chunks train as plain transformers does, in float32 and in bf16, and with
+sequence chunks of one size any plan gives the same bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.tiny import plain_model, random_batches, streamed, tiny_confi
 
 pytestmark = pytest.mark.computing
 
-TILES = PlanChoices(micro_batches=2, tile_tokens=10)
+TILED = PlanChoices(micro_batches=2, tile_tokens=10)
 SWEEP = "it sweeps over families; a plain run compares a module and adapters"
 FAMILIES = ["llama", "mixtral"]
 OTHER_PLANS = {
@@ -32,28 +32,28 @@ OTHER_PLANS = {
 @pytest.mark.slow(SWEEP)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_equals_plain_training(family):
-    compare(family, False, 2, TILES)
+    compare(family, False, 2, TILED)
 
 
 @pytest.mark.slow(SWEEP)
 @pytest.mark.parametrize("family", ["qwen2", "mixtral"])
 def test_training_in_bf16_is_as_near_to_float32_as_plain_training(family):
     bounds = Bounds(norm=2e-2, update=0.15 if family == "mixtral" else 6e-2)
-    compare_in_bf16(tiny_config(family), Rows(2, 12, 7), TILES, bounds=bounds, steps=2)
+    compare_in_bf16(tiny_config(family), Rows(2, 12, 7), TILED, bounds=bounds, steps=2)
 
 
-@pytest.mark.slow("it trains by six plans; the laws of plans do not depend on tiles")
+@pytest.mark.slow("it trains by six plans; the laws of plans do not depend on sequence tiling")
 @pytest.mark.parametrize("family", ["mixtral"])
 def test_any_plan_gives_the_same_bits(family):
-    right = planes_after(TILES, family=family)
+    right = planes_after(TILED, family=family)
     for changes in OTHER_PLANS.values():
-        assert_same_bits(planes_after(replace(TILES, **changes), family=family), right)
+        assert_same_bits(planes_after(replace(TILED, **changes), family=family), right)
 
 
-def test_evaluation_in_tiles_equals_evaluation_of_whole_rows():
+def test_evaluation_with_tiling_equals_evaluation_of_whole_rows():
     plain = plain_model(tiny_config("qwen2"))
     losses = []
-    for choices in (TILES, PlanChoices(micro_batches=2)):
+    for choices in (TILED, PlanChoices(micro_batches=2)):
         run = streamed(plain, choices)
         losses.append(run.engine.evaluate(random_batches(2)))
         run.close()
@@ -61,9 +61,9 @@ def test_evaluation_in_tiles_equals_evaluation_of_whole_rows():
     assert torch.isfinite(torch.tensor(losses)).all()
 
 
-def test_adapters_in_tiles_get_the_gradients_of_whole_rows():
+def test_tiled_adapters_get_the_gradients_of_whole_rows():
     plain, found = plain_model(tiny_config("qwen2")), []
-    for choices in (TILES, PlanChoices(micro_batches=2)):
+    for choices in (TILED, PlanChoices(micro_batches=2)):
         run = streamed(plain, choices, parts=Adapters(rank=4))
         for unit in run.model.blocks:  # the second factor of a new adapter is zero
             for spec in unit.layout.parameters:

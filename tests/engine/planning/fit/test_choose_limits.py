@@ -16,7 +16,7 @@ from engine.planning.fit.job import Job, Target
 from engine.planning.fit.planner import Planner
 from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.words import GIB
-from tests.support.chosen import QUICK, big_shape, config, on_gpu
+from tests.support.chosen import FAST, big_shape, config, on_gpu
 from tests.support.tiny import tiny_config
 
 pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
@@ -43,7 +43,7 @@ def test_rotary_embeddings_are_counted_for_every_row_of_their_own_positions():
     )
 
 
-def test_what_cannot_fit_is_answered_with_the_leanest_choices():
+def test_what_cannot_fit_is_answered_with_the_minimum_choices():
     chosen = on_gpu(1)
     assert (
         chosen.micro_batch_size == 1
@@ -176,7 +176,7 @@ def test_block_inputs_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
 
     def block_inputs(ram: int) -> int:
         asked = config(train__batch_size=256, engine__gradients="host")
-        target = Target("cuda", 48 * GIB, ram * GIB, QUICK)
+        target = Target("cuda", 48 * GIB, ram * GIB, FAST)
         return choose(Job(big_shape(), asked, 1024), target).offloaded_input_bytes
 
     assert block_inputs(125) <= 125 * GIB - big_shape().host_bytes

@@ -1,4 +1,6 @@
-"""Long rows run in tiles only where nothing fits without them, and the report counts the tiles."""
+"""Long rows run in sequence chunks only where nothing fits without them, and the report counts the
+sequence chunks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from torch import nn
 
 from engine.config.settings import ModelConfig
 from engine.model.blocks.pytree_paths import tensors_of
-from engine.model.blocks.tiled_module import run_in_tiles
+from engine.model.blocks.tiled_module import tile_sequence
 from engine.model.build.build import build_model
 from engine.model.build.measure_shape import shape_of
 from engine.planning.fit.choose import choose, least_choices
@@ -23,10 +25,10 @@ from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.saved_attention_sizes import attention_room
+from engine.planning.shape.sequence_tiling import SEQUENCE_CHUNKS, TiledBlock, sequence_chunks_for
 from engine.planning.shape.serialize import pack, unpack
-from engine.planning.shape.tile_sizes import TILES, TiledBlock, tiles_for
 from engine.words import GIB
-from tests.support.chosen import QUICK, big_shape, config
+from tests.support.chosen import FAST, big_shape, config
 from tests.support.sets import slow_but
 from tests.support.tiny import tiny_config
 
@@ -37,7 +39,7 @@ TILED = TiledBlock(38000.0, 83056.0, 433069056.0, 52336.0, 234496.0, 1086324736.
 """A block of Qwen2.5 7B, as it is measured."""
 
 
-def with_tiles() -> ModelShape:
+def with_tiling() -> ModelShape:
     shape = big_shape()
     units = [
         dataclasses.replace(unit, tiled=TILED) if unit in shape.blocks else unit
@@ -48,7 +50,7 @@ def with_tiles() -> ModelShape:
 
 def planned(shape: ModelShape, length: int, gib: float, ram: float = 240, **more):
     job = Job(shape, config(train__batch_size=1), length, **more)
-    return choose(job, Target("cuda", round(gib * GIB), round(ram * GIB), QUICK))
+    return choose(job, Target("cuda", round(gib * GIB), round(ram * GIB), FAST))
 
 
 def items(chosen) -> dict[MemoryItem, int]:
@@ -57,34 +59,36 @@ def items(chosen) -> dict[MemoryItem, int]:
 
 @pytest.mark.parametrize(("length", "gib"), [(4096, 23), (262_144, 140)])
 def test_the_plan_is_unchanged_where_memory_suffices(length, gib):
-    chosen = planned(with_tiles(), length, gib)
+    chosen = planned(with_tiling(), length, gib)
     assert chosen.choices.tile_tokens == 0
     assert chosen == planned(big_shape(), length, gib)
 
 
-@pytest.mark.parametrize(("length", "gib", "tile"), [(524_288, 140, 16_384), (131_072, 23, 16_384)])
-def test_rows_that_fit_in_tiles_alone(length, gib, tile):
-    chosen = planned(with_tiles(), length, gib)
+@pytest.mark.parametrize(
+    ("length", "gib", "chunk"), [(524_288, 140, 16_384), (131_072, 23, 16_384)]
+)
+def test_rows_that_fit_with_tiling_alone(length, gib, chunk):
+    chosen = planned(with_tiling(), length, gib)
     assert chosen.gpu_bytes <= gib * GIB
-    assert chosen.choices.tile_tokens == tile
+    assert chosen.choices.tile_tokens == chunk
     assert not chosen.choices.compiles_blocks
     assert planned(big_shape(), length, gib).gpu_bytes > 1.1 * gib * GIB
-    job = Job(with_tiles(), config(train__batch_size=1), length)
-    lean = least_choices(job, Target("cuda", gib * GIB, 240 * GIB))
-    assert min(each.gpu_bytes for each in lean) <= chosen.gpu_bytes
+    job = Job(with_tiling(), config(train__batch_size=1), length)
+    least = least_choices(job, Target("cuda", gib * GIB, 240 * GIB))
+    assert min(each.gpu_bytes for each in least) <= chosen.gpu_bytes
 
 
-def test_rows_that_are_not_long_have_no_tiles():
-    assert [tiles_for(length) for length in (1024, 16_384)] == [(), ()]
-    assert tiles_for(16_385) == TILES
-    chosen = planned(with_tiles(), 16_384, 8)
+def test_rows_that_are_not_long_have_no_tiling():
+    assert [sequence_chunks_for(length) for length in (1024, 16_384)] == [(), ()]
+    assert sequence_chunks_for(16_385) == SEQUENCE_CHUNKS
+    chosen = planned(with_tiling(), 16_384, 8)
     assert chosen.choices.tile_tokens == 0
     assert chosen.gpu_bytes > 8 * GIB
 
 
-def test_the_report_counts_what_a_block_in_tiles_takes():
+def test_the_report_counts_what_a_tiled_block_takes():
     length, hidden = 131_072, 131_072 * 3584 * 2
-    chosen = planned(with_tiles(), length, 23)
+    chosen = planned(with_tiling(), length, 23)
     assert chosen.choices.blocks_without_recompute == 0
     found = items(chosen)
     inside = 52336 * length + 234496 * 16_384 + 1086324736
@@ -94,8 +98,8 @@ def test_the_report_counts_what_a_block_in_tiles_takes():
     assert found[MemoryItem.BLOCK_INPUT_RINGS] == 2 * hidden
     assert found[MemoryItem.HIDDEN_STATES] == hidden
     (working,) = [each for each in chosen.gpu_items if each.kind == MemoryItem.WORKING_SET]
-    assert working.note == "backward of one block on 131,072 tokens, in tiles of 16,384"
-    roomy = planned(with_tiles(), 524_288, 140)
+    assert working.note == "backward of one block on 131,072 tokens, in sequence chunks of 16,384"
+    roomy = planned(with_tiling(), 524_288, 140)
     kept = roomy.choices.blocks_without_recompute
     assert kept > 0
     of_block = TILED.kept_bytes(524_288) + 4 * hidden  # with its input
@@ -105,7 +109,7 @@ def test_the_report_counts_what_a_block_in_tiles_takes():
 def test_ram_that_is_free_keeps_what_attention_returned():
     """Each block has 3,584 features of 2 bytes and 28 heads."""
     length, of_token = 524_288, 2 * 3584 + 4 * 28
-    found = [planned(with_tiles(), length, 140, ram) for ram in (170, 200, 230)]
+    found = [planned(with_tiling(), length, 140, ram) for ram in (170, 200, 230)]
     counts = [each.choices.attention_blocks for each in found]
     assert 0 < counts[0] < counts[1] < counts[2]
     for chosen, count in zip(found, counts):
@@ -115,15 +119,15 @@ def test_ram_that_is_free_keeps_what_attention_returned():
         assert items(chosen)[MemoryItem.BLOCK_INPUT_RINGS] == 2 * (hidden + room)
         assert chosen.gpu_bytes <= 140 * GIB
     seconds = [seconds_of(each) for each in found]
-    shorter = QUICK.attention * (seconds[0] - seconds[2]) / (counts[2] - counts[0])
-    assert shorter == pytest.approx(with_tiles().attention_flops(1, length), rel=0.1)
+    shorter = FAST.attention * (seconds[0] - seconds[2]) / (counts[2] - counts[0])
+    assert shorter == pytest.approx(with_tiling().attention_flops(1, length), rel=0.1)
 
 
 def seconds_of(chosen) -> float:
     """The predicted seconds of a step, as they are simulated. The closed form is near them."""
-    shape, rows = with_tiles(), MicroBatch(1, 524_288, tile_tokens=chosen.choices.tile_tokens)
-    seconds = predicted_seconds(shape, chosen.choices, QUICK, rows, "cuda")
-    closed = step_seconds(Cost(shape, QUICK, rows, True), chosen.choices, 0.0)
+    shape, rows = with_tiling(), MicroBatch(1, 524_288, tile_tokens=chosen.choices.tile_tokens)
+    seconds = predicted_seconds(shape, chosen.choices, FAST, rows, "cuda")
+    closed = step_seconds(Cost(shape, FAST, rows, True), chosen.choices, 0.0)
     assert seconds == pytest.approx(closed, rel=0.05)
     return seconds
 
@@ -150,32 +154,32 @@ def test_attention_that_cannot_be_kept_is_refused(changes):
         build_step_plan(blocks, False, dataclasses.replace(choices, **changes))
 
 
-def test_a_resumed_run_keeps_its_tiles():
-    chosen = planned(with_tiles(), 131_072, 23)
+def test_a_resumed_run_keeps_its_tiling():
+    chosen = planned(with_tiling(), 131_072, 23)
     assert chosen.rounding["tile_tokens"] == 16_384
-    again = planned(with_tiles(), 131_072, 140, rounding=chosen.rounding)
+    again = planned(with_tiling(), 131_072, 140, rounding=chosen.rounding)
     assert again.choices.tile_tokens == 16_384
     before = {name: value for name, value in chosen.rounding.items() if name != "tile_tokens"}
-    assert planned(with_tiles(), 65_536, 140, rounding=before).choices.tile_tokens == 0
+    assert planned(with_tiling(), 65_536, 140, rounding=before).choices.tile_tokens == 0
 
 
-def test_backward_computes_what_is_in_tiles_once_more():
-    shape, tokens = with_tiles(), 131_072
-    whole = Cost(shape, QUICK, MicroBatch(1, tokens), False)
-    tiled = Cost(shape, QUICK, MicroBatch(1, tokens, tile_tokens=16_384), False)
+def test_backward_computes_what_is_tiled_once_more():
+    shape, tokens = with_tiling(), 131_072
+    whole = Cost(shape, FAST, MicroBatch(1, tokens), False)
+    tiled = Cost(shape, FAST, MicroBatch(1, tokens, tile_tokens=16_384), False)
     assert tiled.forward("block 0") == whole.forward("block 0")
-    again = 2 * TILED.parameter_count * tokens / QUICK.matmul
+    again = 2 * TILED.parameter_count * tokens / FAST.matmul
     more = tiled.backward("block 0") - whole.backward("block 0")
     assert more == pytest.approx(again, rel=0.2)
 
 
-def test_a_shape_with_tiles_is_stored_as_it_is():
-    shape = with_tiles()
+def test_a_shape_with_tiling_is_stored_as_it_is():
+    shape = with_tiling()
     assert unpack(pack({"bfloat16": shape}), "bfloat16", "qwen") == shape
 
 
 @pytest.mark.parametrize("family", slow_but(["qwen2", "mixtral"], ["qwen2"], MEASURED))
-def test_blocks_are_measured_in_tiles(family):
+def test_tiled_blocks_are_measured(family):
     """A block keeps its two norms' outputs, queries, keys, values and what attention returns."""
     model = build_model(tiny_config(family), ModelConfig(source="tiny", dtype="bfloat16"))
     for unit in shape_of(model).blocks:
@@ -199,7 +203,7 @@ def test_what_is_kept_is_what_autograd_saves(family):
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.1)
     block.__dict__.pop("forward", None)
-    run_in_tiles(block, model.parts_in_tiles(unit), 64)
+    tile_sequence(block, model.tiled_parts(unit), 64)
     leaf = torch.randn_like(captured.hidden).requires_grad_()
     own = [leaf, *block.parameters(), *block.buffers(), *tensors_of(captured.arguments[1].nested)]
     shared, saved = {_address(each) for each in own}, {}

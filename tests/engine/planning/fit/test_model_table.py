@@ -104,18 +104,18 @@ def test_a_cell_of_any_optimizer_names_the_whole_way(ram_gib, changes, words):
     shape = entry_of("mistralai/Mistral-7B-v0.1").shape("bfloat16")
     found = cell(config, shape, machine, any_optimizer=True)
     assert cell_text(found).endswith(words)
-    assert (KEPT_ON_GPU in found.ways, PAIRS in found.ways) == (
+    assert (KEPT_ON_GPU in found.savings, PAIRS in found.savings) == (
         found.gradients_on_gpu,
         found.offload_pairs,
     )
-    assert all(f"{way}: " in LEGEND for way in found.ways)
+    assert all(f"{way}: " in LEGEND for way in found.savings)
     with_optimizer = config.with_values({"train.optimizer": found.optimizer})
     report = estimate(with_optimizer, machine, shape)
     assert found.gradients_on_gpu == report.choices["gradients_on_gpu"]
     plain = cell(with_optimizer, shape, machine)
-    assert plain.ways == found.ways and "GPU gradients" not in cell_text(plain)
+    assert plain.savings == found.savings and "GPU gradients" not in cell_text(plain)
     untimed = cell(config, shape, machine, timed=False, any_optimizer=True)
-    assert untimed.gradients_on_gpu is None and not untimed.ways
+    assert untimed.gradients_on_gpu is None and not untimed.savings
 
 
 def test_a_table_counts_the_models_that_fit_on_each_machine():

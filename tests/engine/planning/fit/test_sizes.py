@@ -68,7 +68,7 @@ ON_GPU = dict(gradients_on_gpu=True)
 EMBED_AND_HEAD = ON_GPU | dict(
     shared_embed_and_head_slot=True, embed_and_head_in_kept_gradients=True
 )
-FRAMES = [
+PLAN_FAMILIES = [
     dataclasses.replace(choices, **changes)
     for choices in DEVICE_UPDATE_GRID[::7] + BUFFER_GRID[::11]
     for changes in (
@@ -88,7 +88,7 @@ FRAMES = [
             blocks_without_recompute=min(1, choices.blocks_without_recompute),
         ),
         *(
-            frame
+            plan_family
             | dict(
                 gpu_resident_units=gpu_resident,
                 blocks_kept_in_slots=0,
@@ -96,7 +96,7 @@ FRAMES = [
                 update_buffers=2,
             )
             | dict(spare_buffers=0, spare_blocks=0)
-            for frame in ({}, ON_GPU)
+            for plan_family in ({}, ON_GPU)
             for gpu_resident, device_updates in ((1, ("block 2",)), (3, ("head",)))
         ),
     )
@@ -131,7 +131,7 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
     numel = {unit.name: unit.numel for unit in shape.units}
     # Moments in other kinds change update buffers alone.
     grid = BUFFER_GRID if optimizer == "adamw" else BUFFER_GRID[::20]
-    for choices in grid + DEVICE_UPDATE_GRID[::2] + FRAMES[::2]:
+    for choices in grid + DEVICE_UPDATE_GRID[::2] + PLAN_FAMILIES[::2]:
         if choices.gradients_in_main_grads and dtype == "float32":
             continue
         if choices.embed_and_head_in_kept_gradients and (tied or not shape.embed_chunk):

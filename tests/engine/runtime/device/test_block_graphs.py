@@ -14,7 +14,7 @@ from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from engine.planning.schedule.build import build_step_plan
 from engine.training.weights.adapter_weights import initialize_adapters
-from tests.support.block_graphs import FRAMES, WHOLE
+from tests.support.block_graphs import PLAN_FAMILIES, WHOLE
 from tests.support.gpu_resident_units import kept_planes
 from tests.support.recorders import AgainRecorder, RecordingBackend
 from tests.support.same_bits import assert_same_bits
@@ -49,18 +49,18 @@ def planes_after(choices, recorder=None, shapes=((2, 12),), tied=False, each=STE
 
 
 @functools.cache
-def unrecorded_planes(frame: str, tied: bool = False) -> list:
-    """Returns the planes that a frame has where nothing is recorded."""
-    return planes_after(dataclasses.replace(WHOLE, **FRAMES[frame]), tied=tied)[0]
+def unrecorded_planes(plan_family: str, tied: bool = False) -> list:
+    """Returns the planes that a plan_family has where nothing is recorded."""
+    return planes_after(dataclasses.replace(WHOLE, **PLAN_FAMILIES[plan_family]), tied=tied)[0]
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("frame", FRAMES)
-def test_replayed_blocks_have_the_same_bits(frame, tied):
-    choices = dataclasses.replace(WHOLE, **FRAMES[frame])
+@pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
+def test_replayed_blocks_have_the_same_bits(plan_family, tied):
+    choices = dataclasses.replace(WHOLE, **PLAN_FAMILIES[plan_family])
     recorder = AgainRecorder()
     planes, problem = planes_after(choices, recorder, tied=tied)
-    assert_same_bits(planes, unrecorded_planes(frame, tied))
+    assert_same_bits(planes, unrecorded_planes(plan_family, tied))
     assert not problem
     of_step = recorder.told.count("rehearse")
     rounds = min(choices.rounds, 2)  # later rounds replay what the second one recorded
@@ -68,11 +68,11 @@ def test_replayed_blocks_have_the_same_bits(frame, tied):
     assert recorder.told.count("replay") == (STEPS - 1) * of_step
 
 
-@pytest.mark.parametrize("frame", ["plain", "kept", "rounds"])
+@pytest.mark.parametrize("plan_family", ["plain", "kept", "rounds"])
 @pytest.mark.parametrize("parts", [Adapters(rank=4), Parts(("model.layers*",))], ids=repr)
-def test_blocks_above_a_frozen_embedding_are_replayed(frame, parts):
+def test_blocks_above_a_frozen_embedding_are_replayed(plan_family, parts):
     """The gradient of the first block's input is not needed, and no copy of it is made."""
-    choices = dataclasses.replace(WHOLE, **FRAMES[frame])
+    choices = dataclasses.replace(WHOLE, **PLAN_FAMILIES[plan_family])
     recorder = AgainRecorder()
     planes, problem = planes_after(choices, recorder, parts=parts)
     assert_same_bits(planes, planes_after(choices, parts=parts)[0])
@@ -115,12 +115,12 @@ def test_too_many_shapes_are_told():
 
 
 @pytest.mark.parametrize("number", [1, 4, 7, 12])
-@pytest.mark.parametrize("frame", ["plain", "kept", "pairs"])
-def test_a_block_that_cannot_be_recorded_runs_as_it_is(frame, number):
-    choices = dataclasses.replace(WHOLE, **FRAMES[frame])
+@pytest.mark.parametrize("plan_family", ["plain", "kept", "pairs"])
+def test_a_block_that_cannot_be_recorded_runs_as_it_is(plan_family, number):
+    choices = dataclasses.replace(WHOLE, **PLAN_FAMILIES[plan_family])
     recorder = AgainRecorder(refuses=number)
     planes, problem = planes_after(choices, recorder)
-    assert_same_bits(planes, unrecorded_planes(frame))
+    assert_same_bits(planes, unrecorded_planes(plan_family))
     assert recorder.told.count("record") == number
     assert "operation not permitted when stream is capturing" in problem
 

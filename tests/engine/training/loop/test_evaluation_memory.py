@@ -196,7 +196,7 @@ def test_the_checkpoint_of_that_step_has_the_rounding_of_the_steps_after_it(
 @pytest.mark.parametrize(
     ("during", "step"), [("evaluation", 4), ("prompts", 4), ("exact_match", 8)]
 )
-def test_with_the_leanest_plan_the_run_ends_saved(tmp_path, monkeypatch, during, step):
+def test_with_the_minimum_plan_the_run_ends_saved(tmp_path, monkeypatch, during, step):
     _, values = MEASURED[during]
     run = start_run(
         make_config(tmp_path, **values, **{"output.checkpoint_every": 0}), tmp_path / "runs"

@@ -235,7 +235,7 @@ CHOICES = (
 
 def test_a_run_trains_with_the_plan_of_its_report(tmp_path, monkeypatch):
     sample = planning.sample_host_memory
-    # What is free a moment after the report would make the leanest plan.
+    # What is free a moment after the report would make the minimum-memory plan.
     monkeypatch.setattr(planning, "sample_host_memory", lambda: (sample()[0], 0))
     run = start_run(make_config(tmp_path, **{"train.steps": 2}), tmp_path / "runs")
     assert run.execute().state == "finished"

@@ -147,7 +147,7 @@ def test_a_damaged_newest_checkpoint_leaves_the_plan_to_the_one_before(tmp_path,
     assert planes_on_disk(again) == planes_on_disk(whole)
 
 
-def test_out_of_memory_with_the_leanest_plan_ends_the_run_saved(tmp_path, monkeypatch):
+def test_out_of_memory_with_the_minimum_plan_ends_the_run_saved(tmp_path, monkeypatch):
     run = start_run(make_config(tmp_path, **{"output.checkpoint_every": 0}), tmp_path / "runs")
     full_at(monkeypatch, 5, "backward", times=9)
     ended = execute(run)

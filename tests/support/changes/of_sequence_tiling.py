@@ -1,4 +1,4 @@
-"""Changes to parts of blocks that run in tiles along a row."""
+"""Changes to parts of blocks that run in sequence chunks along a row."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ KEPT_TESTS = "tests/engine/model/blocks/test_saved_attention.py"
 MODULE_TESTS = "tests/engine/model/blocks/test_tiled_module.py"
 LONG_ROWS = "tests/engine/planning/fit/test_long_rows.py"
 
-TILES: tuple[Change, ...] = (
+SEQUENCE_TILING: tuple[Change, ...] = (
     Change(
-        "tile-gradients-in-bf16",
+        "chunk-gradients-in-bf16",
         MODULE,
         "parameter_gradients[place] = gradient.to(torch.float32, copy=True)",
         "parameter_gradients[place] = gradient.clone()",
-        "Gradients of parameters are added up over tiles in bf16.",
+        "Gradients of parameters are added up over sequence chunks in bf16.",
         (f"{MODULE_TESTS}::test_bf16_is_no_further_from_float32_than_whole_rows",),
     ),
     Change(
-        "last-tile-lost",
+        "last-chunk-lost",
         MODULE,
-        "for start in range(0, given.shape[1], span):",
-        "for start in range(0, given.shape[1] - span + 1, span):",
-        "The last tokens of a row that do not fill a tile are left out.",
+        "for start in range(0, given.shape[1], chunk_tokens):",
+        "for start in range(0, given.shape[1] - chunk_tokens + 1, chunk_tokens):",
+        "The last tokens of a row that do not fill a sequence chunk are left out.",
         (f"{MODULE_TESTS}::test_float32_is_equal_within_rounding",),
     ),
     Change(
@@ -33,18 +33,18 @@ TILES: tuple[Change, ...] = (
         MODULE,
         "part._buffers.update(buffers)",
         "part._buffers.update({})",
-        "Backward computes tiles again with the buffers of the block that ran last.",
+        "Backward computes sequence chunks again with the buffers of the block that ran last.",
         (f"{MODULE_TESTS}::test_backward_has_the_buffers_of_its_forward",),
     ),
     Change(
-        "random-modules-in-tiles",
+        "random-modules-tiled",
         TRIAL,
         "if _keeps_more_than_input(part) and not _is_random(part):",
         "if _keeps_more_than_input(part):",
-        "Modules with dropout run in tiles, which draw other numbers in backward.",
+        "Modules with dropout run in sequence chunks, which draw other numbers in backward.",
         (
             "tests/engine/model/blocks/test_position_wise.py"
-            "::test_the_largest_ones_that_keep_more_than_their_input_run_in_tiles",
+            "::test_the_largest_ones_that_keep_more_than_their_input_are_tiled",
         ),
     ),
     Change(
@@ -55,32 +55,32 @@ TILES: tuple[Change, ...] = (
         "A trial does not compare the gradients of parameters.",
         (
             "tests/engine/model/blocks/test_position_wise.py"
-            "::test_gradients_of_parameters_must_add_up_over_tiles",
+            "::test_gradients_of_parameters_must_add_up_over_chunks",
         ),
     ),
     Change(
-        "tiles-where-memory-suffices",
+        "tiling-where-memory-suffices",
         "engine/planning/fit/choose.py",
-        "return (0, *tiles_for(job.row_length))",
-        "return (*tiles_for(job.row_length), 0)",
-        "Long rows run in tiles although whole rows fit.",
+        "return (0, *sequence_chunks_for(job.row_length))",
+        "return (*sequence_chunks_for(job.row_length), 0)",
+        "Long rows run in sequence chunks although whole rows fit.",
         (f"{LONG_ROWS}::test_the_plan_is_unchanged_where_memory_suffices",),
     ),
     Change(
-        "resumed-without-tiles",
+        "resumed-without-tiling",
         "engine/planning/fit/choose.py",
         'return (job.rounding.get("tile_tokens", 0),)',
         "return (0,)",
-        "A resumed run forgets its tiles, and rounds otherwise.",
-        (f"{LONG_ROWS}::test_a_resumed_run_keeps_its_tiles",),
+        "A resumed run forgets its sequence tiling, and rounds otherwise.",
+        (f"{LONG_ROWS}::test_a_resumed_run_keeps_its_tiling",),
     ),
     Change(
-        "tiles-computed-again-for-nothing",
+        "tiling-computed-again-for-nothing",
         "engine/planning/fit/cost_model.py",
         "+ self._run_again(unit)",
         "",
-        "Predictions leave out that backward computes tiles again.",
-        (f"{LONG_ROWS}::test_backward_computes_what_is_in_tiles_once_more",),
+        "Predictions leave out that backward computes sequence chunks again.",
+        (f"{LONG_ROWS}::test_backward_computes_what_is_tiled_once_more",),
     ),
     Change(
         "attention-not-copied",
