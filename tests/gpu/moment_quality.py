@@ -186,9 +186,9 @@ class Comparison:
 
 def _add_up(result: Result, kept: torch.Tensor) -> None:
     """Fills in the figures of training from the loss, norm and flag of each step [steps, 3]."""
-    pieces = kept.split(MEANS)
-    result.training = [float(piece[:, 0].mean()) for piece in pieces]
-    result.norms = [float(piece[:, 1].max()) for piece in pieces]
+    chunks = kept.split(MEANS)
+    result.training = [float(chunk[:, 0].mean()) for chunk in chunks]
+    result.norms = [float(chunk[:, 1].max()) for chunk in chunks]
     result.not_applied = int((kept[:, 2] == 0).sum())
 
 

@@ -36,8 +36,8 @@ EACH = dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=3 * LAYERS, micr
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    """Moments that are on the disk, too, have more pieces than there are ring buffers."""
+def small_chunks(monkeypatch):
+    """Moments that are on the disk, too, have more chunks than there are ring buffers."""
     monkeypatch.setattr(disk_chunks, "DISK_CHUNK_NUMEL", 512)
 
 

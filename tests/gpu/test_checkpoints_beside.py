@@ -34,16 +34,16 @@ VALUES = {
 
 @pytest.fixture
 def small(monkeypatch):
-    """Even this model is written beside training, in small pieces, more slowly than it trains."""
+    """Even this model is written beside training, in small chunks, more slowly than it trains."""
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
     for place, name in ((checkpoint_sizes, "STAGING_CHUNK_BYTES"), (staging, "CHUNK_BYTES")):
         monkeypatch.setattr(place, name, 64 << 10)
     monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 64 << 10)
     write = chunk_files.ChunkFile.write
 
-    def slowly(self, piece, offset):
+    def slowly(self, chunk, offset):
         time.sleep(0.003)
-        write(self, piece, offset)
+        write(self, chunk, offset)
 
     monkeypatch.setattr(chunk_files.ChunkFile, "write", slowly)
 

@@ -27,8 +27,8 @@ LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.HOST,), (Lane.COMPUTE,), (*DISK_LANES
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    """A unit has more pieces than there are ring buffers."""
+def small_chunks(monkeypatch):
+    """A unit has more chunks than there are ring buffers."""
     monkeypatch.setattr(disk_chunks, "DISK_CHUNK_NUMEL", 512)
 
 

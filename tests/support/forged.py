@@ -124,9 +124,9 @@ def _empty_planes(body: dict[str, Any]) -> None:
 
 
 def _one_piece(body: dict[str, Any]) -> None:
-    """A plane that ends after its first piece."""
+    """A plane that ends after its first chunk."""
     plane = next(iter(body["units"][0]["planes"].values()))
-    plane["bytes"] = min(plane["bytes"], body["piece_bytes"]) // 2
+    plane["bytes"] = min(plane["bytes"], body["chunk_bytes"]) // 2
 
 
 def _fewer_checksums(body: dict[str, Any]) -> None:
@@ -167,8 +167,8 @@ def _swapped_units(body: dict[str, Any]) -> None:
     one["unit"], two["unit"] = two["unit"], one["unit"]
 
 
-def _small_pieces(body: dict[str, Any]) -> None:
-    body["piece_bytes"] = 1
+def _small_chunks(body: dict[str, Any]) -> None:
+    body["chunk_bytes"] = 1
 
 
 def _old_format(body: dict[str, Any]) -> None:
@@ -275,7 +275,7 @@ THOUGHT_OF: tuple[Callable[[dict[str, Any]], None], ...] = (
     _swapped_files,
     _same_file,
     _swapped_units,
-    _small_pieces,
+    _small_chunks,
     _old_format,
     _twice,
     _all_twice,

@@ -15,8 +15,8 @@ from tests.support.killed import after, before, die
 SLOW_SECONDS = 0.004
 
 
-def write_in_pieces(room: int, seconds: float = SLOW_SECONDS) -> None:
-    """Makes even a tiny model be written beside training, in pieces of a page, and slowly."""
+def write_in_chunks(room: int, seconds: float = SLOW_SECONDS) -> None:
+    """Makes even a tiny model be written beside training, in chunks of a page, and slowly."""
     from engine.planning.fit import checkpoint_sizes
     from engine.training.checkpoints import chunk_files, staging, unit_files
 

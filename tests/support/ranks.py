@@ -97,8 +97,8 @@ class ThreadExchange:
         )
         return total
 
-    def broadcast(self, piece: torch.Tensor) -> None:
-        self._rendezvous.collectives(self.rank, piece, lambda brought: piece.copy_(brought[0]))
+    def broadcast(self, chunk: torch.Tensor) -> None:
+        self._rendezvous.collectives(self.rank, chunk, lambda brought: chunk.copy_(brought[0]))
 
     def abort(self) -> None:
         """Ends the waits of all ranks, those in their lanes too: this one has failed."""

@@ -22,8 +22,8 @@ def planes_after(
         batches = random_batches(choices.micro_batches, seed=step, vocabulary=vocabulary)
         run.engine.train_step(step, batches, 1e-2)
     run.engine.drain()
-    in_pieces = [op.chunk for op in run.engine.plan.ops if isinstance(op, EmbedBackward)]
-    assert any(in_pieces) == choices.embed_and_head_in_kept_gradients
+    in_chunks = [op.chunk for op in run.engine.plan.ops if isinstance(op, EmbedBackward)]
+    assert any(in_chunks) == choices.embed_and_head_in_kept_gradients
     planes = run.planes()
     run.close()
     return planes

@@ -165,7 +165,7 @@ WORKER = "from tests.support.worker_groups import work_as; work_as({}, {}, {}, {
 @contextlib.contextmanager
 def launched_workers(place: RankInfo) -> Iterator[LaunchedGroup]:
     """Gives the processes of all ranks but `place`, as torchrun would start them on its nodes. All
-    nodes are this machine. Planes are sent to them in many pieces.
+    nodes are this machine. Planes are sent to them in many chunks.
     """
     with (
         mock.patch.object(plane_copies, "CHUNK_BYTES", CHUNK_BYTES),

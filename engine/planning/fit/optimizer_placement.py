@@ -133,7 +133,7 @@ class _Placement:
         self._shards = Shards(choices.ranks)
         self._late = choices.moments_after_weights
         self._reads_unsharded = choices.unsharded_reads
-        self._shares: dict[tuple[int, int], _Share] = {}
+        self._shard_seconds: dict[tuple[int, int], _ShardSeconds] = {}
         self._seconds: dict[int, _ChunkSeconds] = {}
         first_resident = len(shape.blocks) - choices.blocks_kept_in_slots
         gpu_resident = self._gpu_resident = {
@@ -190,25 +190,25 @@ class _Placement:
             if unit.name not in self._gpu_resident:
                 others.append(unit)
                 continue
-            gathered += self._share(unit).gather
+            gathered += self._shard(unit).gather
             ready_at[unit.name] = gathered
         for unit in others:
-            share = self._share(unit)
+            shard = self._shard(unit)
             if unit.is_frozen:  # its weights can be fetched at any time
-                lanes.prefetch(share.prefetch)
+                lanes.prefetch(shard.prefetch)
                 ready_at[unit.name] = 0.0
                 continue
-            updated = host + share.numel / adamw
-            on_host = updated + share.arrival
+            updated = host + shard.numel / adamw
+            on_host = updated + shard.arrival
             if buffers:
                 before = lanes.mark()
-                on_device = self._on_device(unit, share)
+                on_device = self._on_device(unit, shard)
                 if on_device < on_host:
                     device_updated.append(unit.name)
                     ready_at[unit.name] = on_device
                     continue
                 lanes.back_to(before)
-                lanes.prefetch(share.prefetch)
+                lanes.prefetch(shard.prefetch)
             host = updated
             ready_at[unit.name] = on_host
         self.host_seconds = 2 * host if self._late else host
@@ -249,14 +249,14 @@ class _Placement:
                 free.append(0.0)
         return free
 
-    def _on_device(self, unit: UnitShape, share: _Share) -> float:
+    def _on_device(self, unit: UnitShape, shard: _ShardSeconds) -> float:
         """Returns when the unit's weights are ready if the device updates it. The lanes' clocks
         advance.
         """
         lanes, ready = self._lanes, 0.0
         placed, staged = unit.name in self._placed, unit.name in self._staged
-        for start in range(0, share.numel, self._chunk):
-            seconds = self._seconds_of(min(self._chunk, share.numel - start))
+        for start in range(0, shard.numel, self._chunk):
+            seconds = self._seconds_of(min(self._chunk, shard.numel - start))
             number = len(lanes.updated)
             earlier = number - len(self._free)  # the chunk that was in the buffer before
             if earlier < 0:
@@ -279,8 +279,8 @@ class _Placement:
         if placed:
             return ready
         # The prefetch shares the bus with the states that come after it.
-        lanes.prefetch(share.prefetch)
-        return ready + share.arrival
+        lanes.prefetch(shard.prefetch)
+        return ready + shard.arrival
 
     def _seconds_of(self, numel: int) -> _ChunkSeconds:
         """Returns the seconds of a chunk of `numel` elements."""
@@ -297,29 +297,29 @@ class _Placement:
             )
         return self._seconds[numel]
 
-    def _share(self, unit: UnitShape) -> _Share:
-        """Returns this rank's share of a unit."""
+    def _shard(self, unit: UnitShape) -> _ShardSeconds:
+        """Returns this rank's shard of a unit."""
         numel, weights = unit.gradient_numel, unit.weight_numel
-        if (numel, weights) not in self._shares:
+        if (numel, weights) not in self._shard_seconds:
             item = self._shape.item_bytes
             fetched = weights if self._reads_unsharded else self._shards.numel(weights)
             prefetch = fetched * item / self._rates.h2d_busy
             received = self._shards.received(weights) * item
             gather = collective_seconds(self._rates, received) if received else 0.0
             arrival = prefetch + (START_SECONDS if self._reads_unsharded else gather)
-            self._shares[numel, weights] = _Share(
+            self._shard_seconds[numel, weights] = _ShardSeconds(
                 self._shards.numel(numel), prefetch, gather, arrival
             )
-        return self._shares[numel, weights]
+        return self._shard_seconds[numel, weights]
 
 
-class _Share(NamedTuple):
-    """A share is what one rank does for a unit: all of it, where there is one rank."""
+class _ShardSeconds(NamedTuple):
+    """What the shard of one rank costs for a unit, which is whole where there is one rank."""
 
     numel: int
     """The rank updates this many elements."""
     prefetch: float
-    """Copying the weights to a slot takes this many seconds. They are those of the share, or of the
+    """Copying the weights to a slot takes this many seconds. They are those of the shard, or of the
     whole unit where each rank reads it.
     """
     gather: float

@@ -9,7 +9,7 @@ from engine.planning.layout.layout import UnitLayout
 
 
 def embed_chunk(embed: UnitLayout, largest_block: int, tied: bool) -> int:
-    """Returns the number of elements of such a piece: whole rows, no more elements than the largest
+    """Returns the number of elements of such a chunk: whole rows, no more elements than the largest
     block has. Returns 0 where the accumulator is always made as a whole: in a tied model, to whose
     accumulator the head adds all rows, and in a unit that is more than one table.
     """

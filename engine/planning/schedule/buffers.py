@@ -175,7 +175,7 @@ _FORM = re.compile(r"([a-z_ ]+?)(?:\(([^()]*)\))?(?: (\d+))?(?:/(\d+))?")
 
 
 def _text(kind: Word, unit: str, number: int | None, chunk: int | None) -> str:
-    """Returns `kind(unit) number/piece`, without the parts that are not given."""
+    """Returns `kind(unit) number/chunk`, without the parts that are not given."""
     text: str = kind.value
     if unit:
         text += f"({unit})"

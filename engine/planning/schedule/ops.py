@@ -115,7 +115,7 @@ leaves there.
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An op is one piece of work of one unit on one lane. Each kind has its own class, with the
+    """An op is work of one unit on one lane. Each kind has its own class, with the
     fields that it needs.
     """
 

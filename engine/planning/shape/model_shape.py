@@ -290,17 +290,17 @@ class ModelShape:
         largest = max(unit.weight_numel for unit in self.blocks)
         return chunk_of_table(self.vocab_size, self.hidden_size, largest)
 
-    def update_buffer(self, pieces: int, ranks: int = 1) -> UpdateBuffer:
+    def update_buffer(self, chunks: int, ranks: int = 1) -> UpdateBuffer:
         """Returns the sizes of a buffer in which the device updates a chunk of a unit. chunks: so
         many of them are the largest block, or what one of several ranks owns of it.
         """
-        if (pieces, ranks) not in self._update_buffers:
+        if (chunks, ranks) not in self._update_buffers:
             units = [unit.moment_counts for unit in self.units]
             largest = Shards(ranks).numel(self.largest_block)
-            self._update_buffers[pieces, ranks] = UpdateBuffer.of(
-                self.dtype, self.optimizer, units, largest, pieces
+            self._update_buffers[chunks, ranks] = UpdateBuffer.of(
+                self.dtype, self.optimizer, units, largest, chunks
             )
-        return self._update_buffers[pieces, ranks]
+        return self._update_buffers[chunks, ranks]
 
     @functools.cached_property
     def _update_buffers(self) -> dict[tuple[int, int], UpdateBuffer]:

@@ -18,7 +18,7 @@ TIMES = 2
 
 
 def gather_seconds(collectives: ProcessGroupCollectives, device: torch.device, size: int) -> float:
-    """Returns the seconds in which all ranks gather `size` bytes, to which each adds its share.
+    """Returns the seconds in which all ranks gather `size` bytes, to which each adds its shard.
     Every rank calls this. Raises ExchangeError.
     """
     everyone = collectives.spanning(collectives.place.nodes)

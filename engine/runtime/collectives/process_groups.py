@@ -36,7 +36,7 @@ PATIENT_DAYS = 365
 (`engine.runtime.distributed`), since a rank may wait for hours while a run is paused.
 """
 CHUNK_NUMEL = 1 << 22
-"""Sums of several nodes are added in pieces of this many elements, which bounds the memory that it
+"""Sums of several nodes are added in chunks of this many elements, which bounds the memory that it
 takes.
 """
 
@@ -76,8 +76,8 @@ class Collectives(Protocol):
         order of nodes.
         """
 
-    def broadcast(self, piece: torch.Tensor) -> None:
-        """Makes `piece` [n] on every rank what it is on rank 0."""
+    def broadcast(self, chunk: torch.Tensor) -> None:
+        """Makes `chunk` [n] on every rank what it is on rank 0."""
 
 
 @contextlib.contextmanager
@@ -186,8 +186,8 @@ class ProcessGroupCollectives:
             with reaching_others():
                 distributed.all_reduce(own, group=self._other_nodes)
             return
-        for piece in own.split(CHUNK_NUMEL):
-            piece.copy_(self.all_reduce_nodes(piece))
+        for chunk in own.split(CHUNK_NUMEL):
+            chunk.copy_(self.all_reduce_nodes(chunk))
 
     def _add_on_node(self, gradients: torch.Tensor, own: torch.Tensor) -> None:
         if self._adds_on_the_way:
@@ -205,9 +205,9 @@ class ProcessGroupCollectives:
     def all_reduce_nodes(self, values: torch.Tensor) -> torch.Tensor:
         return _sum(values, self.place.nodes, self._other_nodes)
 
-    def broadcast(self, piece: torch.Tensor) -> None:
+    def broadcast(self, chunk: torch.Tensor) -> None:
         with reaching_others():
-            distributed.broadcast(piece, 0, group=self._all)
+            distributed.broadcast(chunk, 0, group=self._all)
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns the elements of this rank."""

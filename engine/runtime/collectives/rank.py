@@ -37,7 +37,7 @@ class RankInfo:
         return self.local_rank == 0
 
     @property
-    def share(self) -> Shards:
+    def shards(self) -> Shards:
         """How the rows of a step are divided among all ranks."""
         return Shards(self.world_size, self.rank)
 

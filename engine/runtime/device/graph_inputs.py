@@ -21,9 +21,11 @@ def next_power(number: int, least: int = 1) -> int:
 
 
 class Sizes(NamedTuple):
-    """Recordings allow for so many documents in a micro-batch, and for documents of this length."""
+    """Recordings allow for so many sequences (documents, or parts of them) in a micro-batch, and
+    for documents of this length.
+    """
 
-    pieces: int
+    sequences: int
     longest: int
 
 
@@ -48,19 +50,19 @@ class FixedDocuments:
 
     def __init__(self, documents: Documents, chunk: int | None, sizes: Sizes):
         self._chunk = chunk
-        self._pieces, self.longest = sizes
-        pieces = len(self._bounds(documents)) - 1
-        self._pieces = next_power(pieces, self._pieces)
+        self._sequences, self.longest = sizes
+        count = len(self._bounds(documents)) - 1
+        self._sequences = next_power(count, self._sequences)
         self._starts = documents.upload(self._padded(documents))
 
     def starts(self, chunk: int | None) -> torch.Tensor:
-        """Returns int32 [pieces + 1] on the device, as `Documents.starts` does."""
+        """Returns int32 [sequences + 1] on the device, as `Documents.starts` does."""
         assert chunk == self._chunk  # a pattern asks for its own
         return self._starts
 
     def take(self, documents: Documents) -> bool:
         """Makes these the documents. Returns False where there are too many, or a longer one."""
-        fits = len(self._bounds(documents)) - 1 <= self._pieces
+        fits = len(self._bounds(documents)) - 1 <= self._sequences
         if not fits or documents.longest > self.longest:
             return False
         self._starts.copy_(documents.upload(self._padded(documents)), non_blocking=True)
@@ -71,7 +73,7 @@ class FixedDocuments:
 
     def _padded(self, documents: Documents) -> np.ndarray:
         bounds = self._bounds(documents)
-        more = self._pieces + 1 - len(bounds)
+        more = self._sequences + 1 - len(bounds)
         return np.pad(bounds, (0, more), mode="edge").astype(np.int32)
 
 

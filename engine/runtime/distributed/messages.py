@@ -120,7 +120,7 @@ class Train(Message, frozen=True):
     """A worker submits a step. Once it has applied it, it answers `OptimizerStep`."""
 
     number: int
-    share: StepShard
+    shard: StepShard
     learning_rate: float
     skipped: tuple[int, ...]
     """These earlier steps were taken without an update."""
@@ -137,7 +137,7 @@ class Go(Message, frozen=True):
 class DryRun(Message, frozen=True):
     """A worker makes a dry run. It answers `Done`."""
 
-    share: StepShard
+    shard: StepShard
 
 
 class Evaluate(Message, frozen=True):
@@ -204,13 +204,13 @@ class ReadShard(Message, frozen=True):
 
 class WriteShard(Message, frozen=True):
     """A worker writes bytes from the byte `begin` on, which counts as in `ReadShard`. They are
-    `content`, uint8 [bytes], or, where that is None, those in `piece`.
+    `content`, uint8 [bytes], or, where that is None, those in `in_buffer`.
     """
 
     key: Key
     begin: int
     content: np.ndarray | None = None
-    piece: InSharedBuffer | None = None
+    in_buffer: InSharedBuffer | None = None
     in_ram: bool = False
 
 

@@ -1,5 +1,5 @@
 """Every node has all planes. They are filled on the node of rank 0; before the
-first step the other nodes get them from there, piece by piece, through the process group. From then
+first step the other nodes get them from there, chunk by chunk, through the process group. From then
 on they stay alike, since every node makes the same updates.
 """
 
@@ -14,12 +14,12 @@ from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.ram_planes import Key
 
 CHUNK_BYTES = 32 << 20
-"""Planes are sent in pieces of this many bytes."""
+"""Planes are sent in chunks of this many bytes."""
 
 
 def send_planes(states: HostStates, collectives: Collectives, device: torch.device) -> None:
     """Sends all planes to the other nodes. Raises ExchangeError."""
-    for (unit, plane), begin, end in _pieces(states):
+    for (unit, plane), begin, end in _chunks(states):
         content = states.content(unit, plane, begin, end)
         collectives.broadcast(torch.from_numpy(content).to(device))
 
@@ -34,15 +34,15 @@ def receive_planes(
     ExchangeError.
     """
     buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=device)
-    for (unit, plane), begin, end in _pieces(states):
-        piece = buffer[: end - begin]
-        collectives.broadcast(piece)
+    for (unit, plane), begin, end in _chunks(states):
+        chunk = buffer[: end - begin]
+        collectives.broadcast(chunk)
         if keeps(unit):
-            states.put(unit, plane, begin, piece.cpu().numpy())
+            states.put(unit, plane, begin, chunk.cpu().numpy())
 
 
-def _pieces(states: HostStates) -> Iterator[tuple[Key, int, int]]:
-    """Yields the pieces of all planes: the bytes between two places. Gradients are made anew in
+def _chunks(states: HostStates) -> Iterator[tuple[Key, int, int]]:
+    """Yields the chunks of all planes: the bytes between two places. Gradients are made anew in
     every step.
     """
     for unit in states.layouts:

@@ -65,7 +65,7 @@ class RankZeroEngine(StreamingEngine):
             self.workers.send(
                 lambda rank: Train(
                     number,
-                    self._share(batches, rank),
+                    self._shard(batches, rank),
                     learning_rate,
                     skipped,
                     # Only the ranks of a node have a clock in common.
@@ -73,7 +73,7 @@ class RankZeroEngine(StreamingEngine):
                     and self.workers.place.of(rank).node_rank == self.workers.place.node_rank,
                 )
             )
-            own = self._share(batches, 0)
+            own = self._shard(batches, 0)
             self.train_shard(number, own, learning_rate, on_applied, self._abandoning(check))
 
     def _abandoning(self, check: Callable[[], None] | None) -> Callable[[], None] | None:
@@ -97,8 +97,8 @@ class RankZeroEngine(StreamingEngine):
         if check is not None:
             check()
         with self._together():
-            self.workers.send(lambda rank: DryRun(self._share(batches, rank)))
-            self.dry_run_shard(self._share(batches, 0))
+            self.workers.send(lambda rank: DryRun(self._shard(batches, rank)))
+            self.dry_run_shard(self._shard(batches, 0))
             self.workers.collect(Done)
 
     def drain(self) -> None:
@@ -157,8 +157,8 @@ class RankZeroEngine(StreamingEngine):
                 self.workers.ask(CloseEngine())
         super().close()
 
-    def _share(self, batches: Sequence[Any], rank: int) -> StepShard:
-        return StepShard.of(batches, self.place.of(rank).share)
+    def _shard(self, batches: Sequence[Any], rank: int) -> StepShard:
+        return StepShard.of(batches, self.place.of(rank).shards)
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:

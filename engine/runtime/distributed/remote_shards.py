@@ -54,7 +54,7 @@ class RemoteShards:
         self._send = send
         self._problem = problem
         self._passing = threading.Lock()
-        self._piece: SharedBuffer | None = None
+        self._buffer: SharedBuffer | None = None
         """Bytes to and from ranks of this node pass through it."""
         self._asking = [threading.Lock() for _ in range(ranks)]
         self._replies: list[queue.SimpleQueue[ShardReply]] = [
@@ -84,12 +84,12 @@ class RemoteShards:
             return content
         content = np.empty(end - begin, np.uint8)
         with self._passing:
-            piece = self._opened_piece()
+            buffer = self._opened_buffer()
             for first in range(begin, end, CHUNK_BYTES):
                 part = content[first - begin :][:CHUNK_BYTES]
-                there = piece.first(part.size)
+                there = buffer.first(part.size)
                 self.ask(rank, ReadShard(key, first, first + part.size, into=there))
-                part[:] = piece.content[: part.size]
+                part[:] = buffer.content[: part.size]
         return content
 
     def write(self, ranks: Sequence[int], key: Key, begin: int, content: np.ndarray) -> None:
@@ -100,22 +100,22 @@ class RemoteShards:
         if not here:
             return
         with self._passing:
-            piece = self._opened_piece()
+            buffer = self._opened_buffer()
             for first in range(0, content.size, CHUNK_BYTES):
-                there = piece.put(content[first : first + CHUNK_BYTES])
-                self._ask_all(here, WriteShard(key, begin + first, piece=there))
+                there = buffer.put(content[first : first + CHUNK_BYTES])
+                self._ask_all(here, WriteShard(key, begin + first, in_buffer=there))
 
     def close(self) -> None:
         """Lets go of memory. No other method may be called any more."""
         with self._passing:
-            if self._piece is not None:
-                self._piece.close()
-            self._piece = None
+            if self._buffer is not None:
+                self._buffer.close()
+            self._buffer = None
 
-    def _opened_piece(self) -> SharedBuffer:
-        if self._piece is None:
-            self._piece = SharedBuffer()
-        return self._piece
+    def _opened_buffer(self) -> SharedBuffer:
+        if self._buffer is None:
+            self._buffer = SharedBuffer()
+        return self._buffer
 
     def let_go(self, rank: int, message: ReleaseShards) -> None:
         """Makes a rank let go of planes, unless nobody is left who holds any."""
@@ -219,9 +219,9 @@ def answer(planes: DevicePlanes, parts: OwnNodeShards, message: ShardMessage) ->
             if into is None:
                 return ShardReply(found)
             into.content()[:] = found
-        case WriteShard(key, begin, content, piece, in_ram):
-            if piece is not None:
-                content = piece.content()
+        case WriteShard(key, begin, content, in_buffer, in_ram):
+            if in_buffer is not None:
+                content = in_buffer.content()
             assert content is not None  # whoever asks gives one of them
             (parts.ram if in_ram else planes).write(key, begin, content)
     return ShardReply()

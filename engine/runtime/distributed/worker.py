@@ -1,4 +1,4 @@
-"""A worker: it computes its share of a run, as rank 0 asks it to."""
+"""A worker: it computes its shard of a run, as rank 0 asks it to."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ class Worker:
                 self._close_engine()
             case Train():
                 self._train(message)
-            case DryRun(share):
-                self.engine.dry_run_shard(share)
+            case DryRun(shard):
+                self.engine.dry_run_shard(shard)
                 self._connection.send(Done())
             case Evaluate(batches):
                 self._evaluate(batches)
@@ -226,7 +226,7 @@ class Worker:
 
         # Rank 0 has met the same numbers that are not finite, and tells of them.
         with contextlib.suppress(NonFiniteError):
-            self.engine.train_shard(message.number, message.share, message.learning_rate, tell)
+            self.engine.train_shard(message.number, message.shard, message.learning_rate, tell)
 
     def _evaluate(self, batches: Any) -> None:
         losses = self.engine.losses_of(batches)

@@ -26,7 +26,7 @@ from engine.runtime.host.cross_node_planes import Nodes
 from engine.runtime.host.device_planes import DevicePlanes
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.ram_planes import PlaneMemory
-from engine.runtime.host.sharded_planes import DeviceShares, OwnShards
+from engine.runtime.host.sharded_planes import DeviceShards, OwnShards
 from engine.runtime.host.shared_memory import OpenedMemory, OwnedMemory, SharedPlanes
 
 
@@ -93,10 +93,10 @@ class WorkerStates:
             return opener.on_device
         layouts = {layout.unit: layout for layout in self.model.layouts}
         place = opener.place
-        shares = DeviceShares(
+        shards = DeviceShards(
             layouts, self.model.dtype, lambda: held.optimizer, place.local_world_size
         )
-        return OwnShards(opener.backend, shares, place.local_rank)
+        return OwnShards(opener.backend, shards, place.local_rank)
 
     def fill(self, collectives: Collectives, device: torch.device) -> None:
         """Takes part in filling the planes of the nodes other than rank 0's. Raises

@@ -4,7 +4,7 @@ A node has addresses for whole planes, but memory for its part alone: the system
 where somebody touches it. So every rank finds its shard where it would be in a whole plane.
 
 Rank 0 reads and writes these planes by their bytes, as if it had all of them. What
-other nodes have passes the network, in pieces that are not kept.
+other nodes have passes the network, in chunks that are not kept.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class NodePlanes(RamPlanes):
 class CrossNodePlanes(NodePlanes):
     """A `CrossNodePlanes` owns what the first node holds, and reaches what the `others` do."""
 
-    def __init__(self, parts: Parts, shares: NodeShards, others: OtherNodes):
-        super().__init__(parts, lambda key: shares.held(key, 0))
-        self._shares = shares
+    def __init__(self, parts: Parts, shards: NodeShards, others: OtherNodes):
+        super().__init__(parts, lambda key: shards.held(key, 0))
+        self._shards = shards
         self._others = others
 
     def allocate(self, wanted: Mapping[Key, Wanted], what: str, progress: Progress) -> None:
-        nodes = range(1, self._shares.nodes)
+        nodes = range(1, self._shards.nodes)
         # The nodes touch their memory at the same time.
         with ThreadPoolExecutor(len(nodes)) as threads:
             under_way = [threads.submit(self._allocate_on, node, wanted) for node in nodes]
@@ -130,7 +130,7 @@ class CrossNodePlanes(NodePlanes):
             raise
 
     def _allocate_on(self, node: int, wanted: Mapping[Key, Wanted]) -> None:
-        parts = {key: NodeShard(each, self._shares.held(key, node)) for key, each in wanted.items()}
+        parts = {key: NodeShard(each, self._shards.held(key, node)) for key, each in wanted.items()}
         self._others.allocate(node, parts)
 
     def release(self, keys: Iterable[Key]) -> None:
@@ -140,7 +140,7 @@ class CrossNodePlanes(NodePlanes):
 
     def read(self, key: Key, begin: int, end: int) -> np.ndarray:
         content = np.empty(end - begin, np.uint8)
-        for node, first, last in self._pieces(key, begin, end):
+        for node, first, last in self._chunks(key, begin, end):
             if node == 0:
                 found = super().read(key, first, last)
             else:
@@ -149,30 +149,30 @@ class CrossNodePlanes(NodePlanes):
         return content
 
     def write(self, key: Key, begin: int, content: np.ndarray) -> None:
-        for node, first, last in self._pieces(key, begin, begin + content.size):
+        for node, first, last in self._chunks(key, begin, begin + content.size):
             part = content[first - begin : last - begin]
             if node == 0:
                 super().read(key, first, last)[:] = part
             else:
                 self._others.write(node, key, first, part)
 
-    def _pieces(self, key: Key, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yields the node, and where it begins and ends, of each piece between two places."""
-        for node in range(self._shares.nodes):
-            first, last = self._shares.held(key, node).within(begin, end)
+    def _chunks(self, key: Key, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yields the node, and where it begins and ends, of each chunk between two places."""
+        for node in range(self._shards.nodes):
+            first, last = self._shards.held(key, node).within(begin, end)
             for start in range(first, last, MOST_BYTES):
                 yield node, start, min(start + MOST_BYTES, last)
 
 
-def planes_of_node(plain: RamPlanes, shares: NodeShards, nodes: Nodes) -> NodePlanes:
+def planes_of_node(plain: RamPlanes, shards: NodeShards, nodes: Nodes) -> NodePlanes:
     """Returns the planes of one of several nodes, in the memory and made with the parts of `plain`,
     which has none yet.
     """
     assert not plain.arrays
     found: NodePlanes
     if nodes.others is None:
-        found = NodePlanes(plain.parts, lambda key: shares.held(key, nodes.here))
+        found = NodePlanes(plain.parts, lambda key: shards.held(key, nodes.here))
     else:
-        found = CrossNodePlanes(plain.parts, shares, nodes.others)
+        found = CrossNodePlanes(plain.parts, shards, nodes.others)
     found.use(plain.memory)
     return found

@@ -1,4 +1,4 @@
-"""`DiskPlanes` holds the moments of some units on the disk. A step moves them piece by piece
+"""`DiskPlanes` holds the moments of some units on the disk. A step moves them chunk by chunk
 through ring buffers on the host. Checkpoints read and fill them by their bytes, as they do planes
 in RAM.
 """
@@ -25,8 +25,8 @@ class DiskPlanes:
     def __init__(self, folder: Path):
         self.folder = folder
         self._files: dict[str, DiskFile] = {}
-        self._pieces: dict[str, dict[int, DiskChunk]] = {}
-        """Each unit has its pieces here, by the element that they begin at."""
+        self._chunks: dict[str, dict[int, DiskChunk]] = {}
+        """Each unit has its chunks here, by the element that they begin at."""
         self.written_bytes = 0
         """The updates of steps have written this many bytes. One lane counts them."""
         self.written_block_input_bytes = 0
@@ -58,11 +58,11 @@ class DiskPlanes:
         made: list[str] = []
         try:
             for layout in layouts:
-                pieces = disk_chunks(layout, optimizer)
-                end = pieces[-1].file_end if pieces else 0
+                chunks = disk_chunks(layout, optimizer)
+                end = chunks[-1].file_end if chunks else 0
                 self._files[layout.unit] = DiskFile(self.folder, end)
                 made.append(layout.unit)
-                self._pieces[layout.unit] = {piece.start: piece for piece in pieces}
+                self._chunks[layout.unit] = {chunk.start: chunk for chunk in chunks}
         except BaseException:
             self.release(made)
             raise
@@ -71,29 +71,29 @@ class DiskPlanes:
         """Frees the space of these units. No op may be running on them."""
         for unit in units:
             self._files.pop(unit).close()
-            self._pieces.pop(unit, None)
+            self._chunks.pop(unit, None)
 
-    # ------------------------------------------------------------------ pieces
+    # ------------------------------------------------------------------ chunks
 
     def read_chunk(self, unit: str, start: int, ring: memoryview) -> None:
-        """Reads both moments of the piece that begins at element `start` into a ring buffer."""
-        piece = self._pieces[unit][start]
-        self._files[unit].read(ring[: len(MOMENTS) * piece.room], piece.offset)
+        """Reads both moments of the chunk that begins at element `start` into a ring buffer."""
+        chunk = self._chunks[unit][start]
+        self._files[unit].read(ring[: len(MOMENTS) * chunk.room], chunk.offset)
 
     def write_chunk(self, unit: str, start: int, ring: memoryview) -> None:
-        """Writes both moments of that piece from a ring buffer."""
-        piece = self._pieces[unit][start]
-        self._files[unit].write(ring[: len(MOMENTS) * piece.room], piece.offset)
-        self.written_bytes += len(MOMENTS) * piece.room
+        """Writes both moments of that chunk from a ring buffer."""
+        chunk = self._chunks[unit][start]
+        self._files[unit].write(ring[: len(MOMENTS) * chunk.room], chunk.offset)
+        self.written_bytes += len(MOMENTS) * chunk.room
 
     def moments_in(self, unit: str, start: int, ring: memoryview) -> tuple[np.ndarray, ...]:
-        """Returns both moments of that piece in a ring buffer, uint8 [bytes] each, sharing its
+        """Returns both moments of that chunk in a ring buffer, uint8 [bytes] each, sharing its
         memory.
         """
-        piece = self._pieces[unit][start]
+        chunk = self._chunks[unit][start]
         memory = np.frombuffer(ring, np.uint8)
-        places = (number * piece.room for number in range(len(MOMENTS)))
-        return tuple(memory[place : place + piece.bytes] for place in places)
+        places = (number * chunk.room for number in range(len(MOMENTS)))
+        return tuple(memory[place : place + chunk.bytes] for place in places)
 
     # ------------------------------------------------------------------ bytes of a plane
 
@@ -115,15 +115,15 @@ class DiskPlanes:
             self._files[key[0]].write(pages.data, offset - skip)
 
     def _parts(self, key: Key, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yields the parts of a range of a plane that are in one piece each: where they begin and
+        """Yields the parts of a range of a plane that are in one chunk each: where they begin and
         end in the plane, and where they begin in the file.
         """
         unit, plane = key
-        for piece in self._pieces[unit].values():
-            first, last = max(begin, piece.begin), min(end, piece.end)
+        for chunk in self._chunks[unit].values():
+            first, last = max(begin, chunk.begin), min(end, chunk.end)
             if first < last:
-                place = piece.offset + MOMENTS.index(plane) * piece.room
-                yield first, last, place + first - piece.begin
+                place = chunk.offset + MOMENTS.index(plane) * chunk.room
+                yield first, last, place + first - chunk.begin
 
     def _pages(self, unit: str, offset: int, size: int) -> tuple[np.ndarray, int]:
         """Returns a copy of the whole pages of a file around `size` bytes from `offset` on, uint8

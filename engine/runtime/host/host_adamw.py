@@ -53,7 +53,7 @@ class GradientChunk(NamedTuple):
     grad: np.ndarray
     """The gradients are flat, shape [elements]."""
     moments: tuple[np.ndarray, ...] | None = None
-    """These are both moments of the piece, uint8 [bytes] each. It is None where they are in planes
+    """These are both moments of the chunk, uint8 [bytes] each. It is None where they are in planes
     of the host states.
     """
 
@@ -145,17 +145,17 @@ class HostAdamW:
         step: int,
         learning_rate: float,
         clip_factor: float,
-        portion: GradientChunk | None = None,
+        chunk: GradientChunk | None = None,
     ) -> None:
         """Applies step number `step` (from 1) to one unit with its gradients times `clip_factor`.
         Returns once the update is complete.
 
-        It reads the plane of gradients and changes every other plane of the unit. With a `portion`,
-        it takes these gradients instead, and changes only their elements; moments that the portion
-        has are changed there. A portion must not cut a block of codes. The interpreter's lock is
+        It reads the plane of gradients and changes every other plane of the unit. With a `chunk`,
+        it takes these gradients instead, and changes only their elements; moments that the chunk
+        has are changed there. A chunk must not cut a block of codes. The interpreter's lock is
         released during the update.
         """
-        whole = self._whole(unit, portion)
+        whole = self._whole(unit, chunk)
         scalars = self._with_clip(step, learning_rate, clip_factor)
         layout = self._states.layouts[unit]
         key = self.key(unit, step)
@@ -176,12 +176,12 @@ class HostAdamW:
         step: int,
         learning_rate: float,
         clip_factor: float,
-        portion: GradientChunk | None = None,
+        chunk: GradientChunk | None = None,
     ) -> None:
         """Applies the step as `update` does, but to the weights alone. `update_moments` must follow
         with the same arguments, before anything changes the gradients. All moments must be in fp32.
         """
-        part = self._whole(unit, portion)
+        part = self._whole(unit, chunk)
         scalars = self._with_clip(step, learning_rate, clip_factor)
         weights, _ = self._two_pass_kernels()
         self._run_fp32(weights, part, self._fp32_moments(part), scalars)
@@ -192,10 +192,10 @@ class HostAdamW:
         step: int,
         learning_rate: float,
         clip_factor: float,
-        portion: GradientChunk | None = None,
+        chunk: GradientChunk | None = None,
     ) -> None:
         """Applies to the moments the step that `update_weights` has applied to the weights."""
-        part = self._whole(unit, portion)
+        part = self._whole(unit, chunk)
         scalars = self._with_clip(step, learning_rate, clip_factor)
         planes = (part.gradient, *self._fp32_moments(part))
         _, moments = self._two_pass_kernels()
@@ -224,17 +224,17 @@ class HostAdamW:
         text = f"{self._seed} {step} {unit}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())
 
-    def _whole(self, unit: str, portion: GradientChunk | None) -> _Part:
-        """Returns the elements of a portion with their moments; those of the unit without one."""
-        if portion is None:
-            portion = GradientChunk(0, self._states.array(unit, "grad"))
-        if portion.moments is None:
+    def _whole(self, unit: str, chunk: GradientChunk | None) -> _Part:
+        """Returns the elements of a chunk with their moments; those of the unit without one."""
+        if chunk is None:
+            chunk = GradientChunk(0, self._states.array(unit, "grad"))
+        if chunk.moments is None:
             planes = (self._states.array(unit, plane).view(np.uint8) for plane in MOMENTS)
-            return _Part(unit, portion.start, portion.grad, tuple(planes), 0)
-        stop = portion.start + portion.grad.size
+            return _Part(unit, chunk.start, chunk.grad, tuple(planes), 0)
+        stop = chunk.start + chunk.grad.size
         layout, optimizer = self._states.layouts[unit], self._states.optimizer
-        place, _ = layout.moment_bytes(optimizer, portion.start, stop)
-        return _Part(unit, portion.start, portion.grad, portion.moments, place)
+        place, _ = layout.moment_bytes(optimizer, chunk.start, stop)
+        return _Part(unit, chunk.start, chunk.grad, chunk.moments, place)
 
     def _update_fp32(self, part: _Part, range_: MomentRange, scalars: Scalars) -> None:
         """Updates elements whose moments are in fp32. They are those of `range_`."""

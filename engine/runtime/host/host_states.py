@@ -194,8 +194,8 @@ class HostStates:
         """Says that planes in RAM are divided among `nodes`, whose `ranks` together own all shards,
         before anything is allocated.
         """
-        shares = NodeShards(self.layouts, self.dtype, lambda: self.optimizer, ranks, nodes.nodes)
-        self._ram = planes_of_node(self._ram, shares, nodes)
+        shards = NodeShards(self.layouts, self.dtype, lambda: self.optimizer, ranks, nodes.nodes)
+        self._ram = planes_of_node(self._ram, shards, nodes)
         self._where.keep_in(self._ram)
 
     def use_version(self, held: PlaneVersion) -> None:
@@ -217,17 +217,17 @@ class HostStates:
         """
         self._where.arrange(units, disk_offloaded, device)
 
-    def update_buffer(self, pieces: int, shards: Shards = WHOLE) -> UpdateBuffer:
-        """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
+    def update_buffer(self, chunks: int, shards: Shards = WHOLE) -> UpdateBuffer:
+        """Returns the sizes of a buffer in which the device updates a chunk of a unit. chunks: so
         many of them are the largest shard of a block.
         """
         units = [layout.moment_counts for layout in self.layouts.values()]
         largest = shards.numel(self.largest_block)
-        return UpdateBuffer.of(self.dtype, self.optimizer, units, largest, pieces)
+        return UpdateBuffer.of(self.dtype, self.optimizer, units, largest, chunks)
 
     @property
     def largest_block(self) -> int:
-        """Returns the elements of the largest block, by which pieces are measured."""
+        """Returns the elements of the largest block, by which chunks are measured."""
         numel = {unit: layout.numel for unit, layout in self.layouts.items()}
         embed_and_head = [numel.pop(unit) for unit in (EMBED, HEAD) if unit in numel]
         return largest_updated(numel.values(), embed_and_head)
@@ -338,7 +338,7 @@ class HostStates:
         self, unit: str, name: str, tensor: torch.Tensor, buffer: torch.Tensor | None = None
     ) -> None:
         """Sets a parameter from a float tensor of its shape, on any device. Who writes many tensors
-        gives them one `buffer` for pieces (`engine.runtime.optimizer.fp32_chunks`).
+        gives them one `buffer` for chunks (`engine.runtime.optimizer.fp32_chunks`).
 
         Values of fp32 are kept exactly in both modes, except for the two kinds that
         `engine.runtime.optimizer.host_kernels` names; fp64 is rounded to fp32. A NaN or an infinity
@@ -368,9 +368,9 @@ class HostStates:
             self.view(unit, name).copy_(source)
             self.tensor(unit, "weight_low")[offset : offset + spec.numel].zero_()
         else:
-            for piece in fp32_chunks(source, buffer):
-                self._split(unit, piece.numpy(), offset)
-                offset += piece.numel()
+            for chunk in fp32_chunks(source, buffer):
+                self._split(unit, chunk.numpy(), offset)
+                offset += chunk.numel()
 
     def _is_high_only(self, unit: str, offset: int) -> bool:
         """Tells whether the element `offset` of a unit is in the plane weight_high alone."""
@@ -381,10 +381,10 @@ class HostStates:
     ) -> None:
         """Sets weights that are not trained, from an element on. Torch rounds ties to even."""
         dtype = torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
-        for piece in fp32_chunks(source, buffer):
-            content = piece.to(dtype).view(torch.uint8).numpy()
+        for chunk in fp32_chunks(source, buffer):
+            content = chunk.to(dtype).view(torch.uint8).numpy()
             self.put(unit, "weight_high", offset * dtype.itemsize, content)
-            offset += piece.numel()
+            offset += chunk.numel()
 
     def _put(
         self, unit: str, offset: int, source: torch.Tensor, buffer: torch.Tensor | None
@@ -392,8 +392,8 @@ class HostStates:
         """Sets the weights of a unit that lives on the device, or is on several nodes, from element
         `offset` on.
         """
-        for piece in fp32_chunks(source, buffer):
-            values = piece.numpy()
+        for chunk in fp32_chunks(source, buffer):
+            values = chunk.numpy()
             if self.dtype == "float32":
                 self.put(unit, "weight_high", 4 * offset, values.view(np.uint8))
             else:

@@ -20,7 +20,7 @@ from engine.progress import Progress, no_progress
 from engine.runtime.host.device_planes import DevicePlanes, PlaneDevice
 from engine.runtime.host.disk_planes import DiskPlanes
 from engine.runtime.host.ram_planes import Key, RamPlanes, Wanted
-from engine.runtime.host.sharded_planes import DeviceShares, OtherShards, ShardedPlanes
+from engine.runtime.host.sharded_planes import DeviceShards, OtherShards, ShardedPlanes
 
 DMA_PLANES = ("weight_high", "grad")
 """The device reads or writes these planes by DMA; only they are registered, and weight_low of units
@@ -179,10 +179,10 @@ class PlanePlacement:
         """Returns the planes on a device, of which there are none yet."""
         if self._others is None:
             return DevicePlanes(device)
-        shares = DeviceShares(
+        shards = DeviceShards(
             self._layouts, self._dtype, lambda: self.optimizer, self._others.ranks
         )
-        return ShardedPlanes(device, shares, self._others)
+        return ShardedPlanes(device, shards, self._others)
 
     def _move(
         self, unit: str, gpu_resident: frozenset[str], disk_offloaded: frozenset[str]

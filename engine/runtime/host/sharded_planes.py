@@ -71,7 +71,7 @@ def shard_bytes(
     return HeldBytes(start * item, stop * item)
 
 
-class DeviceShares:
+class DeviceShards:
     """Shards of a plane on the devices of several ranks.
 
     layouts: those of all units, by name. optimizer: it returns the one whose moments these are.
@@ -119,16 +119,16 @@ class OwnShards(DevicePlanes):
     were whole: the rank keeps what is its own.
     """
 
-    def __init__(self, device: PlaneDevice, shares: DeviceShares, rank: int):
+    def __init__(self, device: PlaneDevice, shards: DeviceShards, rank: int):
         super().__init__(device)
-        self._shares = shares
+        self._shards = shards
         self._rank = rank
 
     def allocate(self, wanted: Mapping[Key, Wanted]) -> None:
-        super().allocate(self._shares.of_rank(self._rank, wanted))
+        super().allocate(self._shards.of_rank(self._rank, wanted))
 
     def write(self, key: Key, begin: int, content: np.ndarray) -> None:
-        held = self._shares.held(key, self._rank)
+        held = self._shards.held(key, self._rank)
         first, last = held.within(begin, begin + content.size)
         if first < last:
             super().write(key, first - held.begin, content[first - begin : last - begin])
@@ -137,16 +137,16 @@ class OwnShards(DevicePlanes):
 class ShardedPlanes(DevicePlanes):
     """A `ShardedPlanes` owns the planes of rank 0, and reaches those of the `others`."""
 
-    def __init__(self, device: PlaneDevice, shares: DeviceShares, others: OtherShards):
+    def __init__(self, device: PlaneDevice, shards: DeviceShards, others: OtherShards):
         super().__init__(device)
-        self._shares = shares
+        self._shards = shards
         self._others = others
 
     def allocate(self, wanted: Mapping[Key, Wanted]) -> None:
-        super().allocate(self._shares.of_rank(0, wanted))
+        super().allocate(self._shards.of_rank(0, wanted))
         try:
             for rank in range(1, self._others.ranks):
-                self._others.allocate(rank, self._shares.of_rank(rank, wanted))
+                self._others.allocate(rank, self._shards.of_rank(rank, wanted))
         except BaseException:
             super().release(wanted)
             raise
@@ -161,7 +161,7 @@ class ShardedPlanes(DevicePlanes):
             return super().read(key, begin, end)
         content = np.empty(end - begin, np.uint8)
         for rank in range(self._others.ranks):
-            held = self._shares.held(key, rank)
+            held = self._shards.held(key, rank)
             first, last = held.within(begin, end)
             if first < last:
                 place = first - held.begin, last - held.begin
@@ -176,7 +176,7 @@ class ShardedPlanes(DevicePlanes):
             self._others.write(range(1, self._others.ranks), key, begin, content)
             return
         for rank in range(self._others.ranks):
-            held = self._shares.held(key, rank)
+            held = self._shards.held(key, rank)
             first, last = held.within(begin, begin + content.size)
             part = content[first - begin : last - begin]
             if not part.size:

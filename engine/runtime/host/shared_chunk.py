@@ -15,12 +15,12 @@ import numpy as np
 from engine.runtime.host.shared_memory import OwnedMemory
 
 CHUNK_BYTES = 64 << 20
-_KEY = ("piece", "piece")
+_KEY = ("buffer", "buffer")
 
 
 @dataclass(frozen=True)
 class InSharedBuffer:
-    """An `InSharedBuffer` is the first `size` bytes of the piece in the file `path`."""
+    """An `InSharedBuffer` is the first `size` bytes of the buffer in the file `path`."""
 
     path: str
     inode: int
@@ -33,7 +33,7 @@ class InSharedBuffer:
 
 
 class SharedBuffer:
-    """A `SharedBuffer` is a piece that this process owns. One exchange of bytes at a time may use
+    """A `SharedBuffer` is memory that this process owns. One exchange of bytes at a time may use
     it.
     """
 
@@ -64,7 +64,7 @@ class SharedBuffer:
 
 @functools.cache
 def _opened(path: str, inode: int) -> np.ndarray:  # noqa: ARG001  a part of the cache's key
-    """Returns a piece of another process, which stays mapped for as long as this one runs."""
+    """Returns the buffer of another process, which stays mapped for as long as this one runs."""
     file = os.open(path, os.O_RDWR)
     try:
         return np.frombuffer(mmap.mmap(file, CHUNK_BYTES, flags=mmap.MAP_SHARED), np.uint8)

@@ -1,4 +1,4 @@
-"""AdamW runs here on a piece of a unit's planes that was copied to the device. The arithmetic is
+"""AdamW runs here on a chunk of a unit's planes that was copied to the device. The arithmetic is
 that of `engine.runtime.optimizer.host_kernels`, written as tensor operations.
 
 - The formula is the same, and so are its rounding and the split of an fp32 weight into two planes,
@@ -7,7 +7,7 @@ that of `engine.runtime.optimizer.host_kernels`, written as tensor operations.
 - Whether a step is applied is decided on the device: `clip_of` computes a flag of 0 or 1, so that
   no update waits for the host to check that loss and norm are finite.
 - On a GPU, an update is one pass over the planes (`engine.runtime.optimizer.fused_adamw`). Without
-  a compiler it runs in pieces that keep its temporaries small.
+  a compiler it runs in chunks that keep its temporaries small.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def update(
     run: Callable[..., None] = _update_split if "weight_low" in planes else _update_float
     for begin, end, each in ((0, decayed, factors), (decayed, grad.numel(), factors.undecayed())):
         for start, stop in cut(end - begin, AT_ONCE):
-            pieces = [plane[begin + start : begin + stop] for plane in planes.values()]
-            run(grad[begin + start : begin + stop], *pieces, each.clip, each.scalars)
+            chunks = [plane[begin + start : begin + stop] for plane in planes.values()]
+            run(grad[begin + start : begin + stop], *chunks, each.clip, each.scalars)
 
 
 @functools.cache

@@ -59,12 +59,12 @@ def moment_tables(device: torch.device) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class RoundedPlanes:
-    """`RoundedPlanes` are a piece of a unit's planes. Not all of its moments are in fp32."""
+    """`RoundedPlanes` are a chunk of a unit's planes. Not all of its moments are in fp32."""
 
     ranges: Sequence[MomentRange]
-    """These ranges of the unit are the whole piece."""
+    """These ranges of the unit are the whole chunk."""
     start: int
-    """The piece begins at this element of the unit."""
+    """The chunk begins at this element of the unit."""
     grad: torch.Tensor
     """The gradients are flat, shape [elements]."""
     weights: list[torch.Tensor]
@@ -85,14 +85,14 @@ class RoundedStep:
 
 
 def update_rounded(
-    piece: RoundedPlanes, step: RoundedStep, decay_numel: int, compiled: bool
+    chunk: RoundedPlanes, step: RoundedStep, decay_numel: int, compiled: bool
 ) -> None:
     """Applies a step to weights and moments in place. Where the flag in the clip factors is 0, no
     bit changes. Weight decay applies to the first `decay_numel` elements of the unit.
     """
     undecayed = None
-    for range_ in piece.ranges:
-        if compiled and _ran_fused(piece, range_, step, decay_numel):
+    for range_ in chunk.ranges:
+        if compiled and _ran_fused(chunk, range_, step, decay_numel):
             continue
         undecayed = undecayed or replace(step, factors=step.factors.undecayed())
         for start, stop, each in (
@@ -101,23 +101,23 @@ def update_rounded(
         ):
             part = range_.within(start, stop)
             if part is not None:
-                _update_part(piece, part, each)
+                _update_part(chunk, part, each)
 
 
 def _ran_fused(
-    piece: RoundedPlanes, range_: MomentRange, step: RoundedStep, decay_numel: int
+    chunk: RoundedPlanes, range_: MomentRange, step: RoundedStep, decay_numel: int
 ) -> bool:
-    """Updates a range of the piece with one kernel. Returns False where there is none; nothing is
+    """Updates a range of the chunk with one kernel. Returns False where there is none; nothing is
     changed then.
     """
-    between = slice(range_.start - piece.start, range_.stop - piece.start)
-    place = range_.place - piece.ranges[0].place
-    moments = [moment[place : place + range_.bytes] for moment in piece.moments]
+    between = slice(range_.start - chunk.start, range_.stop - chunk.start)
+    place = range_.place - chunk.ranges[0].place
+    moments = [moment[place : place + range_.bytes] for moment in chunk.moments]
     if range_.kind == MomentKind.FP32:
         moments = [moment.view(torch.float32) for moment in moments]
     part = FusedChunk(
-        piece.grad[between],
-        [plane[between] for plane in piece.weights],
+        chunk.grad[between],
+        [plane[between] for plane in chunk.weights],
         moments,
         (step.factors.clip, step.factors.scalars),
         min(max(0, decay_numel - range_.start), range_.stop - range_.start),
@@ -130,12 +130,12 @@ def _ran_fused(
     return fused().in_codes(part, step.tables)
 
 
-def _update_part(piece: RoundedPlanes, part: MomentRange, step: RoundedStep) -> None:
-    """Updates a part of the piece whose moments are kept in one way, by tensor operations."""
-    between = slice(part.start - piece.start, part.stop - piece.start)
-    grad, weights = piece.grad[between], [plane[between] for plane in piece.weights]
-    place = part.place - piece.ranges[0].place
-    moments = [moment[place : place + part.bytes] for moment in piece.moments]
+def _update_part(chunk: RoundedPlanes, part: MomentRange, step: RoundedStep) -> None:
+    """Updates a part of the chunk whose moments are kept in one way, by tensor operations."""
+    between = slice(part.start - chunk.start, part.stop - chunk.start)
+    grad, weights = chunk.grad[between], [plane[between] for plane in chunk.weights]
+    place = part.place - chunk.ranges[0].place
+    moments = [moment[place : place + part.bytes] for moment in chunk.moments]
     clip, scalars = step.factors.clip, step.factors.scalars
     if part.kind == MomentKind.FP32:
         floats = [moment.view(torch.float32) for moment in moments]
@@ -144,8 +144,8 @@ def _update_part(piece: RoundedPlanes, part: MomentRange, step: RoundedStep) -> 
         update(planes, grad, step.factors, grad.numel(), compiled=False)
         return
     whole = grad.numel() // BLOCK * BLOCK
-    pieces = [*cut(whole, AT_ONCE), (whole, grad.numel())]  # a shorter last block is by itself
-    for start, stop in pieces:
+    chunks = [*cut(whole, AT_ONCE), (whole, grad.numel())]  # a shorter last block is by itself
+    for start, stop in chunks:
         if start == stop:
             continue
         of_weights = [plane[start:stop] for plane in weights]

@@ -270,10 +270,10 @@ def _update_moments(context: OpContext, op: UpdateMoments, step: StepUnderWay) -
     assert adamw is not None and result is not None  # the weights are updated
     number, rate = step.inputs.number, step.inputs.learning_rate
     count = context.host_states.held.update_number(number)
-    portion = None
+    chunk = None
     if op.chunk is not None:
-        portion = _chunk_of_plane(context, op.unit, op.chunk)
-    adamw.update_moments(op.unit, count, rate, result.clip_factor, portion)
+        chunk = _chunk_of_plane(context, op.unit, op.chunk)
+    adamw.update_moments(op.unit, count, rate, result.clip_factor, chunk)
 
 
 def _chunk_of_plane(context: OpContext, unit: str, chunk: tuple[int, int]) -> GradientChunk:

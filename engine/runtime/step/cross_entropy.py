@@ -84,18 +84,18 @@ class _ChunkLoss:
 
     def gradients(
         self,
-        piece: torch.Tensor,
+        chunk: torch.Tensor,
         wanted: tuple[torch.Tensor, ...],
         loss_of: Callable[..., torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor | None, ...]]:
-        """Returns the scaled loss (scalar) of a chunk `piece` [n, width], and its gradients with
-        respect to `piece`, where that is asked for, and to each parameter. `wanted` has the labels
+        """Returns the scaled loss (scalar) of a chunk `chunk` [n, width], and its gradients with
+        respect to `chunk`, where that is asked for, and to each parameter. `wanted` has the labels
         [n] and, where the loss is weighted, their weights [n].
         """
         with torch.enable_grad():
-            loss = loss_of(self.skeleton.logits(piece), *wanted) * self.scale
-        of_piece = [piece] if self.tail.of_hidden else []
-        found = torch.autograd.grad(loss, [*of_piece, *self.tail.parameters], allow_unused=True)
+            loss = loss_of(self.skeleton.logits(chunk), *wanted) * self.scale
+        of_chunk = [chunk] if self.tail.of_hidden else []
+        found = torch.autograd.grad(loss, [*of_chunk, *self.tail.parameters], allow_unused=True)
         if not self.tail.of_hidden:
             return loss, None, found
         return loss, found[0], found[1:]
@@ -129,11 +129,11 @@ def chunked_loss(
     chunk_loss = _ChunkLoss(skeleton, targets.scale, tail)
     gradient = torch.zeros_like(states) if tail.of_hidden else None
     for start in range(0, len(targets.index), size):
-        piece = selected[start : start + size].detach().requires_grad_(tail.of_hidden)
-        of_piece = tuple(each[start : start + size] for each in wanted)
+        chunk = selected[start : start + size].detach().requires_grad_(tail.of_hidden)
+        of_chunk = tuple(each[start : start + size] for each in wanted)
         try:
-            loss, piece_gradient, parameter_gradients = chunk_loss.gradients(
-                piece, of_piece, loss_of
+            loss, chunk_gradient, parameter_gradients = chunk_loss.gradients(
+                chunk, of_chunk, loss_of
             )
         except torch.OutOfMemoryError:
             raise
@@ -144,13 +144,13 @@ def chunked_loss(
             # `abort` the function runs uncompiled, so an error with another cause is raised
             # again.
             compiled_loss.abort(error)
-            loss, piece_gradient, parameter_gradients = chunk_loss.gradients(
-                piece, of_piece, loss_of
+            loss, chunk_gradient, parameter_gradients = chunk_loss.gradients(
+                chunk, of_chunk, loss_of
             )
         total += loss.detach()
         places = targets.index[start : start + size]
-        if gradient is not None and piece_gradient is not None:
-            gradient.index_copy_(0, places, piece_gradient[: len(places)])
+        if gradient is not None and chunk_gradient is not None:
+            gradient.index_copy_(0, places, chunk_gradient[: len(places)])
         tail.accumulate(parameter_gradients)
     return total, None if gradient is None else gradient.view_as(hidden)
 

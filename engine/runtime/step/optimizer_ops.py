@@ -74,7 +74,7 @@ def device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> N
 
 @dataclass(frozen=True)
 class _UpdatedChunk:
-    """Piece of a unit's planes that is on the device."""
+    """Chunk of a unit's planes that is on the device."""
 
     chunk: tuple[int, int]
     grad: torch.Tensor

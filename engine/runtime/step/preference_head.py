@@ -226,16 +226,16 @@ class _Head:
         """
         count = len(sequences.batch.loss_index)
         starts = range(0, count, size)
-        pieces = [
+        chunks = [
             (selected[start : start + size].detach(), labels[start : start + size])
             for start in starts
         ]
-        at_once = len(pieces) == 1
+        at_once = len(chunks) == 1
         graphs = []
         each = torch.empty(len(selected), dtype=torch.float32, device=selected.device)
-        for start, (piece, wanted) in zip(starts, pieces):
+        for start, (chunk, wanted) in zip(starts, chunks):
             with torch.set_grad_enabled(at_once):
-                given = piece.requires_grad_(at_once and self._tail.of_hidden)
+                given = chunk.requires_grad_(at_once and self._tail.of_hidden)
                 found = self._losses_of(self._skeleton.logits(given), wanted)
             each[start : start + size] = found.detach()
             graphs.append((given, found))
@@ -243,16 +243,16 @@ class _Head:
         weights = pad(weights, (0, len(selected) - count))
         for place, start in enumerate(starts):
             if not at_once:
-                graphs[place] = self._again(*pieces[place])
+                graphs[place] = self._again(*chunks[place])
             self._add(sequences, start, (*graphs[place], weights[start : start + size]))
         return loss, sums
 
     def _again(
-        self, piece: torch.Tensor, labels: torch.Tensor
+        self, chunk: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns a chunk [n, width] and its cross-entropies [n] with a graph behind them."""
         with torch.enable_grad():
-            given = piece.detach().requires_grad_(self._tail.of_hidden)
+            given = chunk.detach().requires_grad_(self._tail.of_hidden)
             return given, self._losses_of(self._skeleton.logits(given), labels)
 
     def _add(
@@ -265,9 +265,9 @@ class _Head:
         [n].
         """
         given, losses, weights = chunk
-        of_piece = [given] if self._tail.of_hidden else []
+        of_chunk = [given] if self._tail.of_hidden else []
         found = torch.autograd.grad(
-            losses, [*of_piece, *self._tail.parameters], weights, allow_unused=True
+            losses, [*of_chunk, *self._tail.parameters], weights, allow_unused=True
         )
         self.has_added = True
         if sequences.gradient is not None:

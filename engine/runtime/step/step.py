@@ -189,7 +189,7 @@ def _answer_sequences(batch: Any) -> int:
 
 @dataclass(frozen=True)
 class StepShard:
-    """One rank's share of a training step."""
+    """One rank's shard of a training step."""
 
     batches: Sequence[MicroBatch]
     """These micro-batches are as for `StreamingEngine.train_step`."""
@@ -206,7 +206,7 @@ class StepShard:
 
     @classmethod
     def of(cls, batches: Sequence[Any], part: Shards) -> StepShard:
-        """Returns the share of a rank, one of all ranks on all nodes. Ranks take equally many
+        """Returns the shard of a rank, one of all ranks on all nodes. Ranks take equally many
         micro-batches, in order, so that row i of a step is the same row for any number of them.
         """
         count = len(batches) // part.ranks

@@ -187,13 +187,13 @@ class StreamingEngine:
         A loss or norm that is not finite raises NonFiniteError here, in a later call, or in
         `drain`. Nothing of that step is applied.
         """
-        share = StepShard.of(batches, self.place.share)
-        self.train_shard(number, share, learning_rate, on_applied, check)
+        shard = StepShard.of(batches, self.place.shards)
+        self.train_shard(number, shard, learning_rate, on_applied, check)
 
     def train_shard(
         self,
         number: int,
-        share: StepShard,
+        shard: StepShard,
         learning_rate: float,
         on_applied: Callable[[AppliedStep], None] | None = None,
         check: Callable[[], None] | None = None,
@@ -203,7 +203,7 @@ class StreamingEngine:
         With several ranks it returns once the clip factor is known, because ranks that give a step
         up at different ops would wait for each other.
         """
-        step = self._training_step(number, share, learning_rate)
+        step = self._training_step(number, shard, learning_rate)
         held = self._parts.host_states.held
 
         def finish(done: StepUnderWay, spans: Callable[[], list[Span]]) -> None:
@@ -222,11 +222,11 @@ class StreamingEngine:
             self._train.wait_for(OpKind.CLIP)
 
     def _training_step(
-        self, number: int, share: StepShard, learning_rate: float = 0.0
+        self, number: int, shard: StepShard, learning_rate: float = 0.0
     ) -> StepUnderWay:
         self.passes.forget()
         settings = self._settings
-        on_device = upload_batches(self.backend.upload, share.batches, settings.noise(number))
+        on_device = upload_batches(self.backend.upload, shard.batches, settings.noise(number))
         # Pairs have no dropout, as with TRL.
         self.state.set_training(all(batch.pairs is None for batch in on_device))
         scalars, keys = None, {}
@@ -241,14 +241,14 @@ class StreamingEngine:
         inputs = StepInputs(
             number=number,
             batches=on_device,
-            loss_scale=1.0 / (share.loss_weight or 1.0),
+            loss_scale=1.0 / (shard.loss_weight or 1.0),
             learning_rate=learning_rate,
             max_grad_norm=settings.max_grad_norm,
             label_smoothing=settings.regularization.label_smoothing,
             seed=settings.seed,
-            first=share.first,
-            first_line=share.first_line,
-            sequences=share.sequences,
+            first=shard.first,
+            first_line=shard.first_line,
+            sequences=shard.sequences,
             scalars=scalars,
             keys=keys,
         )
@@ -263,9 +263,9 @@ class StreamingEngine:
         are as for `train_step`. Every submitted step must have been applied. Raises the same error
         as a training step that does not fit.
         """
-        self.dry_run_shard(StepShard.of(batches, self.place.share), check)
+        self.dry_run_shard(StepShard.of(batches, self.place.shards), check)
 
-    def dry_run_shard(self, share: StepShard, check: Callable[[], None] | None = None) -> None:
+    def dry_run_shard(self, shard: StepShard, check: Callable[[], None] | None = None) -> None:
         """Computes what this rank computes of a step, as `dry_run` does."""
         plan = self._step_plan(updates=False)
         verify_plan(plan)
@@ -273,7 +273,7 @@ class StreamingEngine:
         devices = [device] if device.type != "cpu" else []
         with torch.random.fork_rng(devices, device_type=device.type):
             try:
-                self._executor(plan).run(self._training_step(0, share), check=check)
+                self._executor(plan).run(self._training_step(0, shard), check=check)
             finally:
                 self.drain()
 

@@ -84,7 +84,7 @@ need. They allow for the rest of the manifest, and for what planes leave unused 
 blocks.
 """
 _ENTRY_BYTES = 48
-"""The manifest takes fewer bytes than this for the checksum of a piece."""
+"""The manifest takes fewer bytes than this for the checksum of a chunk."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,13 @@ class Contents:
         """
         state = len(json.dumps(self.state, allow_nan=False))
         buffers = sum(tensor.nbytes for tensor in self.buffers.values())
-        pieces = sum(
+        chunks = sum(
             -(-size // staging.CHUNK_BYTES)
             for layout in self.host_states.layouts.values()
             for size in _plane_bytes(layout, self.host_states, self.holds).values()
         )
         # The size of the state is doubled as a safety margin.
-        rest = buffers + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES
+        rest = buffers + 2 * state + _ENTRY_BYTES * chunks + _SPARE_BYTES
         return self.plane_bytes + _frozen_files(self.host_states, root).new_bytes + rest
 
 
@@ -307,8 +307,8 @@ def _write_files(
         HOLDS: contents.holds,
         "dtype": states.dtype,
         OPTIMIZER: moments_of,
-        "piece_checksum": CHECKSUM,
-        "piece_bytes": staging.CHUNK_BYTES,
+        "chunk_checksum": CHECKSUM,
+        "chunk_bytes": staging.CHUNK_BYTES,
         "units": units,
         **({FROZEN: msgspec.to_builtins(frozen_files)} if frozen_files else {}),
         "buffers": buffers,

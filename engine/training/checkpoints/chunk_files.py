@@ -1,10 +1,10 @@
-"""A `ChunkFile` is a file of a checkpoint that several threads write, piece by piece.
+"""A `ChunkFile` is a file of a checkpoint that several threads write, chunk by chunk.
 
 Whole pages go to the disk directly, past the page cache (``O_DIRECT``). Dirty pages of the cache
 would count against the same memory limit as the planes, and the kernel would stop training while it
 writes them back. It is also faster: nothing is copied on the way. What is left, less than a page at
 a plane's end, goes through the cache. Where the file system refuses direct writes, everything does;
-each piece is then synced and dropped from the cache before its thread writes the next one.
+each chunk is then synced and dropped from the cache before its thread writes the next one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def in_threads(tasks: Sequence[Callable[[], Any]], meter: Meter) -> list[Any]:
             raise
 
 
-# ---------------------------------------------------------------------- piece files
+# ---------------------------------------------------------------------- chunk files
 
 
 PAGE = 4096

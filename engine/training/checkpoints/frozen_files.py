@@ -188,42 +188,42 @@ def _size_of(file: Path) -> int | None:
 
 
 def read_frozen(
-    path: Path, entries: Sequence[FrozenFile], states: HostStates, piece_bytes: int, meter: Meter
+    path: Path, entries: Sequence[FrozenFile], states: HostStates, chunk_bytes: int, meter: Meter
 ) -> None:
     """Reads frozen weights into the planes, and verifies them. Raises CheckpointError for what is
     damaged.
     """
     tasks: list[Callable[[], None]] = [
-        partial(_read, path, entry, states, piece_bytes, meter) for entry in entries
+        partial(_read, path, entry, states, chunk_bytes, meter) for entry in entries
     ]
     in_threads(tasks, meter)
 
 
 def _read(
-    path: Path, entry: FrozenFile, states: HostStates, piece_bytes: int, meter: Meter
+    path: Path, entry: FrozenFile, states: HostStates, chunk_bytes: int, meter: Meter
 ) -> None:
     unit, place = entry.unit, states.layouts[entry.unit].frozen_range(states.dtype)[0]
     with safe_files.open_to_read(path / entry.file, run_of(path), entry.bytes, buffering=0) as file:
         for number, checksum in enumerate(entry.checksums):
-            begin = number * piece_bytes
-            end = min(begin + piece_bytes, entry.bytes)
+            begin = number * chunk_bytes
+            end = min(begin + chunk_bytes, entry.bytes)
             is_there = states.is_in_ram(unit, _PLANE)
-            piece = np.empty(end - begin, np.uint8)
+            chunk = np.empty(end - begin, np.uint8)
             if is_there:
-                piece = states.content(unit, _PLANE, place + begin, place + end)
-            rest = piece.data
+                chunk = states.content(unit, _PLANE, place + begin, place + end)
+            rest = chunk.data
             while rest:  # an unbuffered read may be partial
                 count = file.readinto(rest)  # type: ignore[attr-defined]
                 if not count:
                     raise CheckpointError(f"Checkpoint {path} is damaged: a file ends too early.")
                 rest = rest[count:]
-            if chunk_checksum(piece.data) != checksum:
+            if chunk_checksum(chunk.data) != checksum:
                 raise CheckpointError(
                     f"Checkpoint {path} is damaged: the weights of unit {unit} that are not "
                     f"trained ({entry.file}) do not match their checksum."
                 )
             if not is_there:
-                states.put(unit, _PLANE, place + begin, piece)
+                states.put(unit, _PLANE, place + begin, chunk)
             meter.add(end - begin)
         # The page cache need not keep what the planes now hold.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

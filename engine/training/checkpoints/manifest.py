@@ -24,7 +24,7 @@ from engine.planning.schedule.ops import MainGrad
 
 T = TypeVar("T")
 
-FORMAT = 5
+FORMAT = 6
 """Format of all checkpoints. Those before it are not read: the names of settings in them are
 others.
 """
@@ -62,7 +62,7 @@ class Plane(Struct, frozen=True):
     offset: Count
     bytes: Count
     checksums: tuple[Digest, ...]
-    """One for each piece."""
+    """One for each chunk."""
 
 
 class UnitFile(Struct, frozen=True):
@@ -108,7 +108,7 @@ class Manifest(Struct, frozen=True):
     holds: Literal["full", "weights"]
     optimizer: Optimizer
     """The moments are those of this optimizer."""
-    piece_bytes: Annotated[int, Meta(ge=1, le=1 << 40)]
+    chunk_bytes: Annotated[int, Meta(ge=1, le=1 << 40)]
     buffers: BuffersFile | None = None
     """None if the model has none."""
     frozen: tuple[FrozenFile, ...] = ()
@@ -266,8 +266,8 @@ def _refuse_contradictions(path: Path, manifest: Manifest) -> None:
     for each in manifest.units:
         problem = _problem_of_planes(each, manifest) or problem
     for frozen in manifest.frozen:
-        if len(frozen.checksums) != _pieces(frozen.bytes, manifest):
-            problem = f"{frozen.file} has other checksums than pieces"
+        if len(frozen.checksums) != _chunks(frozen.bytes, manifest):
+            problem = f"{frozen.file} has other checksums than chunks"
     if problem:
         raise CheckpointError(f"Checkpoint {path} is damaged: {problem}.")
 
@@ -279,13 +279,13 @@ def _problem_of_planes(unit: UnitFile, manifest: Manifest) -> str:
         if plane.offset < end or plane.offset + plane.bytes > unit.bytes:
             return f"{name} of unit {unit.unit} is not where it can be in {unit.file}"
         end = plane.offset + plane.bytes
-        if len(plane.checksums) != _pieces(plane.bytes, manifest):
-            return f"{name} of unit {unit.unit} has other checksums than pieces"
+        if len(plane.checksums) != _chunks(plane.bytes, manifest):
+            return f"{name} of unit {unit.unit} has other checksums than chunks"
     return ""
 
 
-def _pieces(size: int, manifest: Manifest) -> int:
-    return -(-size // manifest.piece_bytes)
+def _chunks(size: int, manifest: Manifest) -> int:
+    return -(-size // manifest.chunk_bytes)
 
 
 # ---------------------------------------------------------------------- the names of checkpoints

@@ -1,19 +1,19 @@
 """The state after one step, written while later steps run.
 
-The planes are cut into pieces, in the order in which a step updates the units. Each piece becomes
+The planes are cut into chunks, in the order in which a step updates the units. Each chunk becomes
 safe in one of two ways: it is written from the plane, or it is copied to `StagingBuffers` and
 written from there. The rules are these:
 
-- An update of a later step waits in `protect` until all pieces of its unit are safe. While there is
+- An update of a later step waits in `protect` until all chunks of its unit are safe. While there is
   room for copies, it copies what is left of its unit itself, and so waits for no disk.
-- Copying threads do not wait for an update. They copy from the first piece on, while the device
+- Copying threads do not wait for an update. They copy from the first chunk on, while the device
   computes, until there is no room.
-- Writing threads first take pieces that are not safe, in order, and then the copies. So with room
+- Writing threads first take chunks that are not safe, in order, and then the copies. So with room
   for P bytes, updates wait for the disk only until all but P bytes are written.
 - When the snapshot is ended before it is written, every waiting update goes on. An update that
   waits ends it itself where `gives_way` says so: a person wants the run to end, for example.
 
-A piece is compared by identity: it is an entry of a work list.
+A chunk is compared by identity: it is an entry of a work list.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ class Ended(Exception):
 
 
 @dataclass(eq=False)
-class Piece:
-    """A piece is a range of one plane."""
+class Chunk:
+    """A chunk is a range of one plane."""
 
     unit: str
     plane: str
     begin: int
-    """The piece begins at this byte of the plane."""
+    """The chunk begins at this byte of the plane."""
     read: Callable[[], np.ndarray]
     """It returns the content, uint8 [bytes]: the plane's own memory, a copy of it if the unit lives
-    on the device or, once the piece is copied, that copy.
+    on the device or, once the chunk is copied, that copy.
     """
     room: memoryview | None = None
-    """The copy lies in this room of `StagingBuffers`; None where the piece is not copied."""
+    """The copy lies in this room of `StagingBuffers`; None where the chunk is not copied."""
 
     def copy_to(self, room: memoryview) -> memoryview:
-        """Copies the content to `room`, and returns the copy. The piece has its old content still,
+        """Copies the content to `room`, and returns the copy. The chunk has its old content still,
         so that its user decides when the copy counts.
         """
         content = self.read()
@@ -69,7 +69,7 @@ class Piece:
         return copy
 
     def use(self, copy: memoryview, room: memoryview) -> None:
-        """Makes a copy, which lies in `room`, the content of this piece."""
+        """Makes a copy, which lies in `room`, the content of this chunk."""
         self.read, self.room = partial(np.frombuffer, copy, np.uint8), room
 
     def leave_room(self) -> memoryview:
@@ -98,13 +98,13 @@ class Snapshot:
         self._changed = threading.Condition()
         self._ready = threading.Event()
         self._ended = False
-        self._pending: deque[Piece] = deque()
+        self._pending: deque[Chunk] = deque()
         for unit in states.layouts:
             for plane in planes:
                 self._pending.extend(_cut(states, unit, plane))
-        self._unsafe = Counter(piece.unit for piece in self._pending)
-        """This many pieces of each unit are not safe yet."""
-        self._copied: deque[Piece] = deque()
+        self._unsafe = Counter(chunk.unit for chunk in self._pending)
+        """This many chunks of each unit are not safe yet."""
+        self._copied: deque[Chunk] = deque()
         self._copying = 0
         self._waiting = 0
         self._waiting_since = 0.0
@@ -164,14 +164,14 @@ class Snapshot:
             raise Ended
 
     def copy_ahead(self) -> None:
-        """Copies pieces in order while there is room, and returns when there is no more to do."""
+        """Copies chunks in order while there is room, and returns when there is no more to do."""
         self._ready.wait()
         is_copying = True
         while is_copying:
             is_copying = self._copy(None)
 
-    def next_to_write(self) -> Piece | None:
-        """Returns the next piece to write, or None when each piece is written or in work.
+    def next_to_write(self) -> Chunk | None:
+        """Returns the next chunk to write, or None when each chunk is written or in work.
 
         It waits until the snapshot is ready. Raises Ended.
         """
@@ -188,20 +188,20 @@ class Snapshot:
                     return None
                 self._changed.wait()
 
-    def written(self, piece: Piece) -> None:
-        """Says that a piece is in its file, so that its plane may change."""
+    def written(self, chunk: Chunk) -> None:
+        """Says that a chunk is in its file, so that its plane may change."""
         with self._changed:
-            if piece.room is None:
-                self._unsafe[piece.unit] -= 1
+            if chunk.room is None:
+                self._unsafe[chunk.unit] -= 1
             else:
-                self._give_back(piece)
+                self._give_back(chunk)
             self._changed.notify_all()
 
-    def drop(self, piece: Piece) -> None:
-        """Says that a piece could not be written, so that the room of its copy is free again."""
+    def drop(self, chunk: Chunk) -> None:
+        """Says that a chunk could not be written, so that the room of its copy is free again."""
         with self._changed:
-            if piece.room is not None:
-                self._give_back(piece)
+            if chunk.room is not None:
+                self._give_back(chunk)
 
     def release(self) -> None:
         """Gives back the room of all copies. No thread may write any more."""
@@ -229,56 +229,56 @@ class Snapshot:
             self.end()
 
     def _copy(self, unit: str | None) -> bool:
-        """Copies the next piece, of `unit` or of any. Returns False if there is none, or no room
+        """Copies the next chunk, of `unit` or of any. Returns False if there is none, or no room
         for its copy.
         """
         with self._changed:
             taken = self._taken(unit)
             if taken is None:
                 return False
-            piece, room = taken
+            chunk, room = taken
             self._copying += 1
         try:
-            copy = piece.copy_to(room)
+            copy = chunk.copy_to(room)
         except BaseException:
-            self._put_back(piece, room)
+            self._put_back(chunk, room)
             raise
         with self._changed:
-            piece.use(copy, room)
+            chunk.use(copy, room)
             self._copying -= 1
-            self._unsafe[piece.unit] -= 1
+            self._unsafe[chunk.unit] -= 1
             self.copied_bytes += len(copy)
-            self._copied.append(piece)
+            self._copied.append(chunk)
             self._changed.notify_all()
         return True
 
-    def _put_back(self, piece: Piece, room: memoryview) -> None:
-        """Leaves a piece that could not be copied to the writing threads."""
+    def _put_back(self, chunk: Chunk, room: memoryview) -> None:
+        """Leaves a chunk that could not be copied to the writing threads."""
         assert self._copies is not None
         with self._changed:
             self._copying -= 1
             self._copies.give(room)
-            self._pending.appendleft(piece)
+            self._pending.appendleft(chunk)
             self._changed.notify_all()
 
-    def _taken(self, unit: str | None) -> tuple[Piece, memoryview] | None:
-        """Returns a piece that nobody works on yet, of `unit` or of any, and room for its copy, if
+    def _taken(self, unit: str | None) -> tuple[Chunk, memoryview] | None:
+        """Returns a chunk that nobody works on yet, of `unit` or of any, and room for its copy, if
         there are both.
         """
         if self._ended or self._copies is None:
             return None
-        for piece in self._pending:
-            if unit in (None, piece.unit):
+        for chunk in self._pending:
+            if unit in (None, chunk.unit):
                 room = self._copies.take()
                 if room is None:  # another snapshot may have it
                     return None
-                self._pending.remove(piece)
-                return piece, room
+                self._pending.remove(chunk)
+                return chunk, room
         return None
 
-    def _give_back(self, piece: Piece) -> None:
-        assert self._copies is not None  # a piece with a copy came from there
-        self._copies.give(piece.leave_room())
+    def _give_back(self, chunk: Chunk) -> None:
+        assert self._copies is not None  # a chunk with a copy came from there
+        self._copies.give(chunk.leave_room())
 
     def _begin_waiting(self) -> None:
         with self._changed:
@@ -293,14 +293,14 @@ class Snapshot:
                 self._waited += time.monotonic() - self._waiting_since
 
 
-def _cut(states: HostStates, unit: str, plane: str) -> list[Piece]:
-    """Returns the pieces of one plane, in order, without weights that no update changes."""
+def _cut(states: HostStates, unit: str, plane: str) -> list[Chunk]:
+    """Returns the chunks of one plane, in order, without weights that no update changes."""
     size, most = states.nbytes(unit, plane), copying.CHUNK_BYTES
     if plane == "weight_high":
         begin, end = states.layouts[unit].frozen_range(states.dtype)
         size -= end - begin
     return [
-        Piece(
+        Chunk(
             unit,
             plane,
             begin,

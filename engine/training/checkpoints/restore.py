@@ -67,8 +67,8 @@ class _Target:
     buffers: Mapping[str, Tensor]
     planes: tuple[str, ...]
     """Only these planes are loaded."""
-    piece_bytes: int = CHUNK_BYTES
-    """The planes were written in pieces of this many bytes, of which each may have a checksum."""
+    chunk_bytes: int = CHUNK_BYTES
+    """The planes were written in chunks of this many bytes, of which each may have a checksum."""
     optimizer: Optimizer = FP32_MOMENTS
     """The checkpoint holds the moments of this optimizer. They are converted to those of the host
     states.
@@ -83,19 +83,19 @@ class _Target:
         return cls(states, buffers, tuple(wanted))
 
     def memory(self, unit: str, plane: str, begin: int, end: int) -> np.ndarray:
-        """Returns the memory into which a piece of a plane is read, uint8 [bytes]: its place in the
+        """Returns the memory into which a chunk of a plane is read, uint8 [bytes]: its place in the
         states, or other memory if it is converted later or is not in RAM.
         """
         if self.converts(plane) or not self.host_states.is_in_ram(unit, plane):
             return np.empty(end - begin, np.uint8)
         return self.host_states.content(unit, plane, begin, end)
 
-    def take(self, unit: str, plane: str, begin: int, piece: np.ndarray) -> None:
-        """Takes a piece that was read, uint8 [bytes], unless it is in its place already or is
+    def take(self, unit: str, plane: str, begin: int, chunk: np.ndarray) -> None:
+        """Takes a chunk that was read, uint8 [bytes], unless it is in its place already or is
         converted later.
         """
         if not self.host_states.is_in_ram(unit, plane) and not self.converts(plane):
-            self.host_states.put(unit, plane, begin, piece)
+            self.host_states.put(unit, plane, begin, chunk)
 
     def converts(self, plane: str) -> bool:
         """Returns whether the host states keeps the values of a plane in another way."""
@@ -179,7 +179,7 @@ def load_checkpoint(
 
 def _fill(path: Path, manifest: Manifest, target: _Target, progress: Progress) -> None:
     try:
-        cut = replace(target, piece_bytes=manifest.piece_bytes, optimizer=manifest.optimizer)
+        cut = replace(target, chunk_bytes=manifest.chunk_bytes, optimizer=manifest.optimizer)
         _read_planes(path, manifest, cut, progress)
         _read_buffers(path, manifest.buffers, target.buffers)
     except OSError as error:
@@ -307,7 +307,7 @@ def _read_planes(path: Path, manifest: Manifest, target: _Target, progress: Prog
     meter = Meter(total, progress)
     read_unit = partial(_read_unit, path, target=target, meter=meter)
     in_threads([partial(read_unit, unit) for unit in manifest.units], meter)
-    read_frozen(path, manifest.frozen, target.host_states, target.piece_bytes, meter)
+    read_frozen(path, manifest.frozen, target.host_states, target.chunk_bytes, meter)
 
 
 def _wanted(unit: UnitFile, target: _Target) -> list[str]:
@@ -322,15 +322,15 @@ def _read_unit(path: Path, unit: UnitFile, target: _Target, meter: Meter) -> Non
         for plane in _wanted(unit, target):
             entry = unit.planes[plane]
             written = _WrittenPlane(file, entry.offset, path / unit.file)
-            verifier = _Pieces(entry.checksums)
-            for begin in range(0, entry.bytes, target.piece_bytes):
-                end = min(begin + target.piece_bytes, entry.bytes)
+            verifier = _ChunkChecksums(entry.checksums)
+            for begin in range(0, entry.bytes, target.chunk_bytes):
+                end = min(begin + target.chunk_bytes, entry.bytes)
                 memory = target.memory(unit.unit, plane, begin, end)
-                piece = memory.data
-                written.read(begin, piece)
-                verifier.add(piece)
+                chunk = memory.data
+                written.read(begin, chunk)
+                verifier.add(chunk)
                 target.take(unit.unit, plane, begin, memory)
-                meter.add(len(piece))
+                meter.add(len(chunk))
             if not verifier.is_right():
                 raise CheckpointError(
                     f"Checkpoint {path} is damaged: {plane} of unit {unit.unit} ({unit.file}) does "
@@ -371,17 +371,17 @@ class _WrittenPlane:
         return memory
 
 
-class _Pieces:
-    """A `_Pieces` verifies a plane whose pieces have checksums of their own."""
+class _ChunkChecksums:
+    """A `_ChunkChecksums` verifies a plane whose chunks have checksums of their own."""
 
     def __init__(self, checksums: Sequence[str]):
         self._checksums = list(checksums)
         self._found: list[str] = []
 
-    def add(self, piece: memoryview) -> None:
-        """Adds the next piece of the plane."""
-        self._found.append(chunk_checksum(piece))
+    def add(self, chunk: memoryview) -> None:
+        """Adds the next chunk of the plane."""
+        self._found.append(chunk_checksum(chunk))
 
     def is_right(self) -> bool:
-        """Returns whether the pieces are those that were written."""
+        """Returns whether the chunks are those that were written."""
         return self._found == self._checksums

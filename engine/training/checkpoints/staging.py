@@ -1,4 +1,4 @@
-"""`StagingBuffers` holds copies of pieces of planes that were not written yet when their update
+"""`StagingBuffers` holds copies of chunks of planes that were not written yet when their update
 began.
 
 It is mapped and touched once, when a run is prepared, and has exactly the bytes that the fit report
@@ -16,16 +16,16 @@ import numpy as np
 from engine.planning.fit.checkpoint_sizes import STAGING_CHUNK_BYTES
 
 CHUNK_BYTES = STAGING_CHUNK_BYTES
-"""Planes are written, copied, read and hashed in pieces of this many bytes, which are whole pages.
+"""Planes are written, copied, read and hashed in chunks of this many bytes, which are whole pages.
 """
 
 
 class StagingBuffers:
-    """A `StagingBuffers` of `nbytes` bytes lends room for one piece at a time, each of
+    """A `StagingBuffers` of `nbytes` bytes lends room for one chunk at a time, each of
     `CHUNK_BYTES`.
 
     Any thread may call `take` and `give`: a list takes and gives its last entry at once. The last
-    room may be smaller than a piece, and is not used then.
+    room may be smaller than a chunk, and is not used then.
     """
 
     def __init__(self, nbytes: int):
@@ -48,7 +48,7 @@ class StagingBuffers:
         ]
 
     def take(self) -> memoryview | None:
-        """Returns room for a piece, or None where there is none."""
+        """Returns room for a chunk, or None where there is none."""
         try:
             return self._free.pop()
         except IndexError:

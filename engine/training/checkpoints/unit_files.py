@@ -1,7 +1,7 @@
 """Each unit of a model has a file in a checkpoint, with its planes one after another.
 
-Several threads write the files piece by piece, in the order that a `Snapshot` gives. Each piece has
-a checksum of its own (XXH3, 128 bits), so pieces can be hashed at the same time and in any order.
+Several threads write the files chunk by chunk, in the order that a `Snapshot` gives. Each chunk has
+a checksum of its own (XXH3, 128 bits), so chunks can be hashed at the same time and in any order.
 XXH3 finds damage, as the checksum of a disk does; it is no protection against a forger. It hashes
 some 20 GB/s on one core, so a checkpoint costs what its disk costs.
 """
@@ -23,7 +23,7 @@ from engine.training.checkpoints.manifest import run_of
 from engine.training.checkpoints.plane_snapshot import Snapshot
 
 CHECKSUM = "xxh3_128"
-"""The manifest says under this name how pieces are hashed."""
+"""The manifest says under this name how chunks are hashed."""
 ALIGNED_BYTES = 1 << 20
 """A plane of at least this many bytes begins at a whole page of its file, so that it can be written
 directly. Smaller planes follow each other without a gap.
@@ -31,7 +31,7 @@ directly. Smaller planes follow each other without a gap.
 
 
 def chunk_checksum(content: memoryview) -> str:
-    """Returns the checksum of a piece, without the interpreter's lock."""
+    """Returns the checksum of a chunk, without the interpreter's lock."""
     return xxhash.xxh3_128_hexdigest(content)
 
 
@@ -68,11 +68,11 @@ class UnitFiles:
     def __init__(self, folder: Path, layouts: Sequence[UnitLayout], planes: list[dict[str, int]]):
         self._files: dict[str, ChunkFile] = {}
         self._entries: dict[str, dict[str, Any]] = {}
-        self._piece_bytes = staging.CHUNK_BYTES
+        self._chunk_bytes = staging.CHUNK_BYTES
         try:
             for index, (layout, sizes) in enumerate(zip(layouts, planes)):
                 name = file_name(index, layout.unit, "planes")
-                self._entries[layout.unit] = _entry(layout, name, sizes, self._piece_bytes)
+                self._entries[layout.unit] = _entry(layout, name, sizes, self._chunk_bytes)
                 self._files[layout.unit] = ChunkFile(folder / name, run_of(folder))
         except BaseException:
             self._abandon()
@@ -84,23 +84,23 @@ class UnitFiles:
         Raises OSError, Ended, and what the callback of `meter` raises. All threads have ended then.
         """
 
-        def write_pieces() -> None:
-            while (piece := snapshot.next_to_write()) is not None:
-                plane = self._entries[piece.unit]["planes"][piece.plane]
-                number = piece.begin // self._piece_bytes
+        def write_chunks() -> None:
+            while (chunk := snapshot.next_to_write()) is not None:
+                plane = self._entries[chunk.unit]["planes"][chunk.plane]
+                number = chunk.begin // self._chunk_bytes
                 try:
-                    content = piece.read().data
+                    content = chunk.read().data
                     plane["checksums"][number] = chunk_checksum(content)
-                    self._files[piece.unit].write(content, plane["offset"] + piece.begin)
+                    self._files[chunk.unit].write(content, plane["offset"] + chunk.begin)
                 except BaseException:
-                    snapshot.drop(piece)
+                    snapshot.drop(chunk)
                     raise
                 size = len(content)
-                snapshot.written(piece)
+                snapshot.written(chunk)
                 meter.add(size)
 
         try:
-            in_threads([write_pieces] * THREADS, meter)
+            in_threads([write_chunks] * THREADS, meter)
             # The manifest is written later and must not reach the disk before these files.
             in_threads([file.close for file in self._files.values()], meter)
         finally:
@@ -113,7 +113,7 @@ class UnitFiles:
 
 
 def _entry(
-    layout: UnitLayout, name: str, sizes: dict[str, int], piece_bytes: int
+    layout: UnitLayout, name: str, sizes: dict[str, int], chunk_bytes: int
 ) -> dict[str, Any]:
     """Returns the entry of a unit in the manifest, whose checksums are still to be filled in."""
     planes = {}
@@ -121,7 +121,7 @@ def _entry(
     for plane, size in sizes.items():
         if size >= ALIGNED_BYTES:
             position = -(-position // PAGE) * PAGE
-        pieces = -(-size // piece_bytes)
-        planes[plane] = {"offset": position, "bytes": size, "checksums": [""] * pieces}
+        chunks = -(-size // chunk_bytes)
+        planes[plane] = {"offset": position, "bytes": size, "checksums": [""] * chunks}
         position += size
     return {**description(layout), "file": name, "bytes": position, "planes": planes}

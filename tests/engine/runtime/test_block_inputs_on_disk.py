@@ -39,7 +39,7 @@ LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.D2H,), (Lane.H2D,), (*DISK_LANES, Lan
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
+def small_chunks(monkeypatch):
     """Moments that are on the disk, too, have more chunks than there are ring buffers."""
     monkeypatch.setattr(disk_chunks, "DISK_CHUNK_NUMEL", 512)
 

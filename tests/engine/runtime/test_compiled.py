@@ -304,7 +304,7 @@ def test_a_loss_that_cannot_be_compiled_is_the_plain_one_in_smaller_chunks(
     monkeypatch.setattr(loss, "compiled_function", lambda *_: function)
     logits_of = skeleton.logits
     monkeypatch.setattr(
-        skeleton, "logits", lambda piece: (sizes.append(len(piece)), logits_of(piece))[1]
+        skeleton, "logits", lambda chunk: (sizes.append(len(chunk)), logits_of(chunk))[1]
     )
 
     def run(compile_it: bool):

@@ -79,15 +79,15 @@ def test_neither_buffers_nor_delays_change_a_bit(main_grad, resident, tied):
 @pytest.mark.parametrize(
     "plan_family", [{}, dict(gradients_on_gpu=True, shared_embed_and_head_slot=True)]
 )
-def test_small_pieces_change_no_bit_whichever_lane_is_late(plan_family, slots):
+def test_small_chunks_change_no_bit_whichever_lane_is_late(plan_family, slots):
     """Blocks that share a slot are updated in it chunk by chunk, while the next block is fetched to
     the same slot.
     """
     device_updates = ("embed", *(f"block {k}" for k in (0, 1, 3)), "head")
 
-    def run(pieces: int, late: tuple[str, ...] = (), **changes) -> list[torch.Tensor]:
+    def run(chunks: int, late: tuple[str, ...] = (), **changes) -> list[torch.Tensor]:
         choices = updated_on_device(
-            device_updates, 4, slots=slots, update_chunks=pieces, **plan_family, **changes
+            device_updates, 4, slots=slots, update_chunks=chunks, **plan_family, **changes
         )
         return planes_after(choices, DelayedBackend(late), dtype="bfloat16", layers=5)
 
@@ -255,7 +255,7 @@ def test_a_loss_that_is_not_finite_applies_nothing(late, main_grad):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("eps", [1e-8, 1e-12])
-def test_a_piece_is_updated_as_the_host_updates_it(dtype, eps):
+def test_a_chunk_is_updated_as_the_host_updates_it(dtype, eps):
     generator = torch.Generator().manual_seed(1)
     host, device = one_unit(dtype), one_unit(dtype)
     numel, decayed = host.layouts["unit"].numel, host.layouts["unit"].decay_numel

@@ -34,12 +34,12 @@ LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.HOST,), (*DISK_LANES, Lane.HOST), Lan
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
+def small_chunks(monkeypatch):
     """A unit has more chunks than there are ring buffers."""
     monkeypatch.setattr(disk_chunks, "DISK_CHUNK_NUMEL", 512)
 
 
-def test_a_step_has_more_pieces_than_ring_buffers(tmp_path):
+def test_a_step_has_more_chunks_than_ring_buffers(tmp_path):
     run = run_of(dataclasses.replace(BASE, disk_offloaded_units=3), tmp_path)
     kinds = Counter(op.kind for op in run.engine.plan.ops)
     assert kinds[OpKind.READ_STATES] == kinds[OpKind.WRITE_STATES] > 3 * STATE_RINGS

@@ -167,7 +167,7 @@ def test_neither_memory_of_the_host_nor_of_the_device_is_more_than_counted():
     units = {unit.name: unit.layout.numel for unit in engine.model.units}
     assert engine.host_states.allocated == ("adamw", False)
     assert engine.host_states.allocated_bytes == 12 * sum(units.values())
-    piece = max(size for unit, size in units.items() if unit.startswith("block"))
+    chunk = max(size for unit, size in units.items() if unit.startswith("block"))
     rings = engine.engine._parts.gradient_rings.values()
-    assert [each.nbytes for each in rings] == [2 * piece] * GRADIENT_RINGS
+    assert [each.nbytes for each in rings] == [2 * chunk] * GRADIENT_RINGS
     engine.close()

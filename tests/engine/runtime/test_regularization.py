@@ -152,7 +152,7 @@ def test_any_plan_gives_the_same_bits(names, dtype):
         assert_same_bits(planes_after(choices, BOTH, dtype), expected)
 
 
-def test_an_embedding_that_is_trained_in_pieces_gets_the_same_noise():
+def test_an_embedding_that_is_trained_in_chunks_gets_the_same_noise():
     expected = planes_after(BASE, BOTH, vocabulary=TALL)
     embed_and_head = dataclasses.replace(BASE, **EMBED_AND_HEAD)
     assert_same_bits(planes_after(embed_and_head, BOTH, vocabulary=TALL), expected)
@@ -251,7 +251,7 @@ def test_noise_is_uniform_within_its_bounds():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_noise_in_pieces_is_that_of_numpy_to_the_bit(monkeypatch, dtype):
+def test_noise_in_chunks_is_that_of_numpy_to_the_bit(monkeypatch, dtype):
     """Each number has an exact value, on any device and in chunks of any size."""
     batch = dataclasses.replace(
         random_batches(1, 3, 10)[0], places=np.array([5, 0, 2**20]), lengths=np.array([9, 10, 4])

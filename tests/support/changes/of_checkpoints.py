@@ -36,25 +36,25 @@ BESIDE = "tests/engine/training/loop/test_beside.py"
 COPYING = """\
             self._copying += 1
         try:
-            copy = piece.copy_to(room)
+            copy = chunk.copy_to(room)
         except BaseException:
-            self._put_back(piece, room)
+            self._put_back(chunk, room)
             raise
         with self._changed:
-            piece.use(copy, room)
+            chunk.use(copy, room)
             self._copying -= 1
-            self._unsafe[piece.unit] -= 1
+            self._unsafe[chunk.unit] -= 1
 """
 SAFE_TOO_EARLY = """\
             self._copying += 1
-            self._unsafe[piece.unit] -= 1
+            self._unsafe[chunk.unit] -= 1
         try:
-            copy = piece.copy_to(room)
+            copy = chunk.copy_to(room)
         except BaseException:
-            self._put_back(piece, room)
+            self._put_back(chunk, room)
             raise
         with self._changed:
-            piece.use(copy, room)
+            chunk.use(copy, room)
             self._copying -= 1
 """
 
@@ -272,11 +272,11 @@ CHECKPOINT = (
         (CHECKPOINTS,),
     ),
     Change(
-        "pieces-not-compared",
+        "chunks-not-compared",
         RESTORE,
         "return self._found == self._checksums",
         "return len(self._found) == len(self._checksums)",
-        "The checksums of pieces are written and never compared.",
+        "The checksums of chunks are written and never compared.",
         (CHECKPOINTS, ALONE),
     ),
     Change(
@@ -304,18 +304,18 @@ CHECKPOINT = (
         (BESIDE,),
     ),
     Change(
-        "pieces-safe-before-they-are-copied",
+        "chunks-safe-before-they-are-copied",
         SNAPSHOT,
         COPYING,
         SAFE_TOO_EARLY,
-        "An update changes a piece while another thread copies it.",
+        "An update changes a chunk while another thread copies it.",
         (SNAPSHOTS,),
     ),
     Change(
         "buffers-without-space",
         WRITE,
-        "rest = buffers + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES",
-        "rest = 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES",
+        "rest = buffers + 2 * state + _ENTRY_BYTES * chunks + _SPARE_BYTES",
+        "rest = 2 * state + _ENTRY_BYTES * chunks + _SPARE_BYTES",
         "The check of the free disk forgets the buffers.",
         (KEPT,),
     ),

@@ -78,11 +78,11 @@ MOMENT_CHANGES = (
         (ON_DEVICE,),
     ),
     Change(
-        "noise-of-a-piece-from-its-own-start",
+        "noise-of-a-chunk-from-its-own-start",
         DEVICE,
         "(step.key + part.start + start) & _MASK",
         "(step.key + start) & _MASK",
-        "The device rounds by positions in its piece, not in the unit.",
+        "The device rounds by positions in its chunk, not in the unit.",
         (ON_DEVICE,),
     ),
     Change(
@@ -111,7 +111,7 @@ MOMENT_CHANGES = (
         (KEPT_GRADIENT_BITS,),
     ),
     Change(
-        "every-piece-gets-the-first-rows",
+        "every-chunk-gets-the-first-rows",
         "engine/runtime/step/compute_ops.py",
         "    first = start // width\n",
         "    first = 0 * start // width\n",
@@ -119,7 +119,7 @@ MOMENT_CHANGES = (
         (EMBED_AND_HEAD_BITS,),
     ),
     Change(
-        "padding-gets-a-gradient-in-pieces",
+        "padding-gets-a-gradient-in-chunks",
         "engine/runtime/step/embedding_grad.py",
         "elsewhere = (local < 0) | (local >= rows) | (self.ids == self.padding)",
         "elsewhere = (local < 0) | (local >= rows)",
@@ -131,7 +131,7 @@ MOMENT_CHANGES = (
         "engine/runtime/step/main_grad.py",
         "size = context.plan.embed_chunk if unit == EMBED else 0",
         "size = 0",
-        "The norm of embed depends on whether a plan sums it in pieces.",
+        "The norm of embed depends on whether a plan accumulates it in chunks.",
         (EMBED_AND_HEAD_BITS,),
     ),
     Change(

@@ -72,7 +72,7 @@ PAIRS = (
     Change(
         "pairs-twice-through-the-head",
         HEAD,
-        "at_once = len(pieces) == 1",
+        "at_once = len(chunks) == 1",
         "at_once = False",
         "Every pair passes twice through the head.",
         ("tests/engine/runtime/test_pair_head.py::test_a_pair_that_fits_passes_once",),

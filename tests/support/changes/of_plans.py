@@ -159,11 +159,11 @@ PLANS = (
         (GOLDEN, "tests/engine/runtime/test_parity.py::test_rounds"),
     ),
     Change(
-        "piece-beyond-its-plane",
+        "chunk-beyond-its-plane",
         "engine/planning/schedule/shards.py",
         "return [(begin, min(begin + chunk_numel, stop)) for begin in starts]",
         "return [(begin, begin + chunk_numel) for begin in starts]",
-        "The last piece of a plane reaches beyond it.",
+        "The last chunk of a plane reaches beyond it.",
         (DEVICE_UPDATES, GOLDEN),
     ),
     Change(
@@ -171,7 +171,7 @@ PLANS = (
         UPDATES,
         "yield from itertools.cycle(self._own)",
         "yield from itertools.cycle(self.buffers)",
-        "A spare buffer takes a second piece while activations need its memory.",
+        "A spare buffer takes a second chunk while activations need its memory.",
         (GOLDEN, DEVICE_UPDATES),
     ),
     Change(

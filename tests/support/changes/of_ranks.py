@@ -253,8 +253,8 @@ RANK_CHANGES = (
     Change(
         "nodes-keep-their-own-gradients",
         "engine/runtime/collectives/process_groups.py",
-        "            piece.copy_(self.all_reduce_nodes(piece))\n",
-        "            piece.clone()\n",
+        "            chunk.copy_(self.all_reduce_nodes(chunk))\n",
+        "            chunk.clone()\n",
         "Each node updates its planes with the gradients of its own rows.",
         (f"{COLLECTIVE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_nodes",),
     ),
@@ -279,7 +279,7 @@ RANK_CHANGES = (
         "engine/runtime/distributed/plane_copies.py",
         "        if keeps(unit):\n",
         "        if keeps(unit) and begin == 0:\n",
-        "Of each plane, another node gets the first piece alone.",
+        "Of each plane, another node gets the first chunk alone.",
         (HOST_PROCESSES,),
     ),
     Change(

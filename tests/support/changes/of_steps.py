@@ -180,7 +180,7 @@ STEPS = (
         (DROPOUT, LAWS + "::test_dropout_draws_the_same_numbers_in_the_recompute"),
     ),
     Change(
-        "head-in-one-piece-only",
+        "head-in-one-chunk-only",
         LOSS,
         "places = targets.index[start : start + size]",
         "places = targets.index[: size]",
@@ -262,7 +262,7 @@ STEPS = (
         ("tests/engine/model/blocks/test_shared_blocks.py::test_blocks_of_any_family_may_share",),
     ),
     Change(
-        "states-of-a-piece-not-sent-back",
+        "states-of-a-chunk-not-sent-back",
         "engine/runtime/step/optimizer_ops.py",
         'if plane not in ("weight_high", "grad")]',
         'if plane not in ("weight_high", "exp_avg_sq", "grad")]',

@@ -236,11 +236,11 @@ def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs
         compiled=True,
         device_updated_units=("embed",),
     )
-    piece = 14 * max(unit.numel for unit in sizer.shape.blocks)
+    chunk = 14 * max(unit.numel for unit in sizer.shape.blocks)
     activations = sizer.shape.blocks[0].compiled_activations.of(size, sizer.row_length)
     for spare in (4, 8):
         spare_blocks = sizer.spare_blocks(size, base, spare)
-        assert (spare_blocks - 1) * activations >= spare * piece > (spare_blocks - 2) * activations
+        assert (spare_blocks - 1) * activations >= spare * chunk > (spare_blocks - 2) * activations
         more = dataclasses.replace(
             base, update_buffers=8 + spare, spare_buffers=spare, spare_blocks=spare_blocks
         )
@@ -252,7 +252,7 @@ def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs
         )
         is None
     )
-    all_of_it = spare_blocks * activations // piece
+    all_of_it = spare_blocks * activations // chunk
     more = dataclasses.replace(
         few, update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=spare_blocks
     )

@@ -98,7 +98,7 @@ def test_whole_blocks_are_joined(parameters, unit):
 @given(parameters=PARAMETERS, largest=st.integers(1, 300))
 @example(parameters=[(70 * 128 + 64, True), (SMALL + 64, False), (9000, False)], largest=7)
 @example(parameters=[(4160, False)] * 9, largest=70)
-def test_every_piece_fits_into_the_buffer_and_none_cuts_a_block(
+def test_every_chunk_fits_into_the_buffer_and_none_cuts_a_block(
     parameters, largest, unit, optimizer
 ):
     """Also where the head has a bias, a norm or several matrices, at any place."""
@@ -119,7 +119,7 @@ def test_every_piece_fits_into_the_buffer_and_none_cuts_a_block(
         assert place == each.moment_counts.bytes(optimizer)
 
 
-def test_a_buffer_is_hardly_larger_than_its_pieces():
+def test_a_buffer_is_hardly_larger_than_its_chunks():
     """Otherwise the device would hold fewer of them."""
     layout = layout_of([(4096 * 640, True), (4096, False), (640, False)])
     block = layout_of([(4096 * 64, True), (4096, False)], "block 0")

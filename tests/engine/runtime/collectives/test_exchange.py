@@ -40,9 +40,9 @@ def exchanged(exchange: Collectives) -> dict[str, torch.Tensor]:
         whole[own] = numbers(place.rank, SHARD, dtype)
         exchange.all_gather(whole)
         found[f"gathered {dtype}"] = whole
-        piece = numbers(place.rank, 10, dtype)
-        exchange.broadcast(piece)
-        found[f"broadcast {dtype}"] = piece
+        chunk = numbers(place.rank, 10, dtype)
+        exchange.broadcast(chunk)
+        found[f"broadcast {dtype}"] = chunk
     for dtype in (torch.float32, torch.int32):
         values = numbers(place.rank, 12, dtype).view(3, 4)
         before = values.clone()
@@ -70,7 +70,7 @@ PLACES = [RankInfo(0, 3), RankInfo(0, 1, 3), RankInfo(0, 2, 2)]
 """Two numbers have the same sum in either order; three have not."""
 
 
-def exchanged_in_pieces(exchange: Collectives) -> dict[str, torch.Tensor]:
+def exchanged_in_chunks(exchange: Collectives) -> dict[str, torch.Tensor]:
     """Does it in a process of its own, where a sum of nodes is added in several chunks."""
     exchange_room.CHUNK_NUMEL = 300
     return exchanged(exchange)
@@ -85,7 +85,7 @@ def both(request, tmp_path_factory) -> tuple[RankInfo, list, list]:
     folder = tmp_path_factory.mktemp("ranks")
     return (
         place,
-        in_processes(place.world_size, exchanged_in_pieces, folder, place.nodes),
+        in_processes(place.world_size, exchanged_in_chunks, folder, place.nodes),
         on_ranks(place.world_size, exchanged, place.nodes),
     )
 

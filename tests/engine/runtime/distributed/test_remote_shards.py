@@ -69,8 +69,8 @@ def test_only_bytes_of_another_node_are_in_messages(workers):
     assert in_messages == {1: False, 2: False, 3: True}
     for rank in (1, 2, 3):
         workers.shards.read(rank, KEY, 0, SIZE)
-    pieces = [rank for rank, message in workers.sent if isinstance(message, ReadShard)]
-    assert pieces == [1, 1, 1, 2, 2, 2, 3]
+    chunks = [rank for rank, message in workers.sent if isinstance(message, ReadShard)]
+    assert chunks == [1, 1, 1, 2, 2, 2, 3]
 
 
 def test_what_was_read_stays_as_it_was(workers):
@@ -80,7 +80,7 @@ def test_what_was_read_stays_as_it_was(workers):
     assert (found == 7).all()
 
 
-def test_a_rank_that_is_lost_ends_a_write_and_lets_go_of_the_piece(workers, monkeypatch):
+def test_a_rank_that_is_lost_ends_a_write_and_lets_go_of_the_chunk(workers, monkeypatch):
     monkeypatch.setattr(remote_shards, "_POLL_SECONDS", 0.01)
     whole = workers.send
     monkeypatch.setattr(workers.shards, "_send", lambda rank, message: None)

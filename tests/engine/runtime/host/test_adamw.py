@@ -130,14 +130,14 @@ def in_two_passes(host: HostAdamW, *arguments) -> None:
         update("block.0", *arguments)
 
 
-def in_pieces(host: HostAdamW, *arguments) -> None:
+def in_chunks(host: HostAdamW, *arguments) -> None:
     """Updates the weights of all chunks first. One begins among the elements without decay."""
     gradients = host._states.array("block.0", "grad")
     cuts = (0, 700, 1530, len(gradients))
-    pieces = [GradientChunk(a, gradients[a:b]) for a, b in itertools.pairwise(cuts)]
+    chunks = [GradientChunk(a, gradients[a:b]) for a, b in itertools.pairwise(cuts)]
     for update in (host.update_weights, host.update_moments):
-        for piece in pieces:
-            update("block.0", *arguments, piece)
+        for chunk in chunks:
+            update("block.0", *arguments, chunk)
 
 
 def run_steps(dtype: str, shapes, threads: int, update=in_one_pass) -> list[bytes]:
@@ -159,7 +159,7 @@ def test_bits_do_not_depend_on_the_thread_count(dtype, monkeypatch):
     assert all(run_steps(dtype, SHAPES, threads) == one for threads in (2, 5))
 
 
-@pytest.mark.parametrize("update", [in_two_passes, in_pieces])
+@pytest.mark.parametrize("update", [in_two_passes, in_chunks])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_moments_may_be_updated_after_the_weights(dtype, update, monkeypatch):
     monkeypatch.setattr(host_threads, "SHARE", 256)

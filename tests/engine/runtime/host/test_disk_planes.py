@@ -41,9 +41,9 @@ def test_the_kernel_counts_the_bytes_that_steps_write(optimizer, tmp_path):
     ring = memoryview(map_memory(state_ring_bytes([layout.moment_counts], optimizer)))
     before = counted()
     for _ in range(ROUNDS):
-        for piece in disk_chunks(layout, optimizer):
-            disk.read_chunk("block 0", piece.start, ring)
-            disk.write_chunk("block 0", piece.start, ring)
+        for chunk in disk_chunks(layout, optimizer):
+            disk.read_chunk("block 0", chunk.start, ring)
+            disk.write_chunk("block 0", chunk.start, ring)
     after = counted()
     written = after["write_bytes"] - before["write_bytes"]
     assert disk.written_bytes == ROUNDS * disk.nbytes
@@ -99,13 +99,13 @@ def test_a_move_that_fails_half_way_leaves_the_planes_where_they_were(tmp_path, 
     states.close()
 
 
-def test_pieces_follow_each_other_and_cut_no_block():
+def test_chunks_follow_each_other_and_cut_no_block():
     layout = layout_of(2 * DISK_CHUNK_NUMEL + 4096)
     for optimizer in ("adamw", "adamw_bf16", "adamw_8bit"):
-        pieces = disk_chunks(layout, optimizer)
-        assert [piece.start for piece in pieces] == [0, DISK_CHUNK_NUMEL, 2 * DISK_CHUNK_NUMEL]
-        assert [piece.begin for piece in pieces[1:]] == [piece.end for piece in pieces[:-1]]
-        assert pieces[-1].end == layout.moment_counts.bytes(optimizer)
-        for piece, following in pairwise(pieces):
-            assert piece.file_end == following.offset and following.offset % PAGE == 0
-            assert 8 << 20 <= 2 * piece.bytes <= 33 << 20
+        chunks = disk_chunks(layout, optimizer)
+        assert [chunk.start for chunk in chunks] == [0, DISK_CHUNK_NUMEL, 2 * DISK_CHUNK_NUMEL]
+        assert [chunk.begin for chunk in chunks[1:]] == [chunk.end for chunk in chunks[:-1]]
+        assert chunks[-1].end == layout.moment_counts.bytes(optimizer)
+        for chunk, following in pairwise(chunks):
+            assert chunk.file_end == following.offset and following.offset % PAGE == 0
+            assert 8 << 20 <= 2 * chunk.bytes <= 33 << 20

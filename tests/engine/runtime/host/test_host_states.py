@@ -166,9 +166,9 @@ def test_bf16_source_is_copied_as_it_is():
         lambda t: t.half().t().contiguous().t(),
     ],
 )
-@pytest.mark.parametrize("piece", [1 << 22, 64, 250])
-def test_any_float_tensor_of_the_shape_is_written(dtype, make, piece, monkeypatch):
-    monkeypatch.setattr(fp32_chunks, "_PIECE", piece)
+@pytest.mark.parametrize("chunk", [1 << 22, 64, 250])
+def test_any_float_tensor_of_the_shape_is_written(dtype, make, chunk, monkeypatch):
+    monkeypatch.setattr(fp32_chunks, "_CHUNK", chunk)
     states = filled(dtype)
     states.write("block.0", "norm.weight", torch.full((100,), 7.0))
     source = make(torch.randn(5, 100))

@@ -32,9 +32,9 @@ def new_states():
         states.close()
 
 
-@pytest.fixture(params=[1000, 4096], ids=["uneven pieces", "whole pages"])
-def small_pieces(monkeypatch, request):
-    """Planes of a few KiB are written in several pieces: through the page cache, and directly."""
+@pytest.fixture(params=[1000, 4096], ids=["uneven chunks", "whole pages"])
+def small_chunks(monkeypatch, request):
+    """Planes of a few KiB are written in several chunks: through the page cache, and directly."""
     monkeypatch.setattr(staging, "CHUNK_BYTES", request.param)
     monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 5000 if request.param == 1000 else 4096)
 

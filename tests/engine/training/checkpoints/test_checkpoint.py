@@ -30,7 +30,7 @@ from engine.training.checkpoints.restore import (
 )
 from tests.support.filled_states import content, names
 
-pytestmark = pytest.mark.usefixtures("small_pieces")
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 STATE = {
     "schedule": {"step": 10},
@@ -56,7 +56,7 @@ def test_every_bit_comes_back(tmp_path, new_states, dtype):
     planes = checkpoint_bytes(states)
     assert (info.path, info.step, info.bytes) == (root / "step-10", 10, written)
     assert planes == sum(map(len, content(states).values()))
-    # A piece has a checksum of 32 digits, and a plane begins at a whole page.
+    # A chunk has a checksum of 32 digits, and a plane begins at a whole page.
     checksums = 40 * sum(
         -(-len(plane) // staging.CHUNK_BYTES) for plane in content(states).values()
     )
@@ -124,7 +124,7 @@ def test_there_may_be_none(tmp_path, new_states):
 
 @pytest.mark.parametrize("holds", ["full", "weights"])
 def test_the_room_that_is_asked_for_holds_the_checksums(tmp_path, new_states, monkeypatch, holds):
-    """A model of 70B has 100,000 pieces, whose checksums take 4 MB."""
+    """A model of 70B has 100,000 chunks, whose checksums take 4 MB."""
     monkeypatch.setattr(staging, "CHUNK_BYTES", 16)
     monkeypatch.setattr(checkpoint, "_SPARE_BYTES", 10_000)
     contents = Contents(new_states(seed=1), {"a": 1}, holds=holds)

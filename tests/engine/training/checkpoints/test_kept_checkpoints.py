@@ -19,7 +19,7 @@ from engine.training.checkpoints.restore import (
 )
 from tests.support.filled_states import content, names
 
-pytestmark = pytest.mark.usefixtures("small_pieces")
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 # ---------------------------------------------------------------------- space on the disk

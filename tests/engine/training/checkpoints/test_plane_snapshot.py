@@ -1,4 +1,4 @@
-"""A snapshot is one step's state, however its pieces are written, copied and waited for."""
+"""A snapshot is one step's state, however its chunks are written, copied and waited for."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from engine.errors import CheckpointError
 from engine.training.checkpoints import chunk_files, staging
 from engine.training.checkpoints.async_writer import AsyncCheckpoint
 from engine.training.checkpoints.checkpoint import Contents, write_checkpoint
-from engine.training.checkpoints.plane_snapshot import Ended, Piece, Snapshot
+from engine.training.checkpoints.plane_snapshot import Chunk, Ended, Snapshot
 from engine.training.checkpoints.restore import load_checkpoint, newest_checkpoint
 from engine.training.checkpoints.staging import StagingBuffers
 from tests.support.filled_states import content, names, planes_of
 from tests.support.routes import wait_for
 
-pytestmark = pytest.mark.usefixtures("small_pieces")
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 PATIENCE = 60
 
@@ -27,15 +27,15 @@ def slow_disk(monkeypatch):
     """Every write takes twelve milliseconds, so that updates overtake the disk."""
     write = chunk_files.ChunkFile.write
 
-    def slowly(self, piece, offset):
+    def slowly(self, chunk, offset):
         time.sleep(0.012)
-        write(self, piece, offset)
+        write(self, chunk, offset)
 
     monkeypatch.setattr(chunk_files.ChunkFile, "write", slowly)
 
 
 def hold_writing(snapshot, until) -> None:
-    """A piece that a thread has taken to write it is held back until `until(piece)`. No piece is
+    """A chunk that a thread has taken to write it is held back until `until(chunk)`. No chunk is
     copied ahead before one is taken: otherwise all may be, and no update would wait.
     """
     take, copy, is_taken = snapshot.next_to_write, snapshot.copy_ahead, threading.Event()
@@ -48,12 +48,12 @@ def hold_writing(snapshot, until) -> None:
 
     def held():
         try:
-            piece = take()
+            chunk = take()
         finally:
             is_taken.set()
-        if piece is not None:
-            wait_for(lambda: until(piece), PATIENCE)
-        return piece
+        if chunk is not None:
+            wait_for(lambda: until(chunk), PATIENCE)
+        return chunk
 
     snapshot.next_to_write = held
 
@@ -85,7 +85,7 @@ def test_updates_go_on_and_the_file_is_of_one_step(tmp_path, new_states, slow_di
         states.nbytes(unit, plane) for unit in states.layouts for plane in planes_of(states)
     )
     has_all = room == 1 << 20
-    # An update begins before the disk is done. Where all is copied, it waits for no other piece.
+    # An update begins before the disk is done. Where all is copied, it waits for no other chunk.
     hold_writing(
         snapshot, lambda _: snapshot.waited_seconds > 0 and not (has_all and snapshot._pending)
     )
@@ -112,16 +112,16 @@ def test_updates_wait_only_for_what_cannot_be_copied(tmp_path, new_states, slow_
     states, memory = new_states(seed=1), StagingBuffers(60_000)
     rooms, written = len(memory._free), []
     snapshot = Snapshot(states, planes_of(states), memory)
-    pieces = len(snapshot._pending)
+    chunks = len(snapshot._pending)
     tell = snapshot.written
-    snapshot.written = lambda piece: (tell(piece), written.append(piece))
+    snapshot.written = lambda chunk: (tell(chunk), written.append(chunk))
     is_full, over = threading.Event(), threading.Event()
 
-    def may_be_written(piece) -> bool:
+    def may_be_written(chunk) -> bool:
         """Copies go to the disk after all updates, and all else once there is no more room."""
         if not memory._free:
             is_full.set()
-        return over.is_set() if piece.room is not None else is_full.is_set()
+        return over.is_set() if chunk.room is not None else is_full.is_set()
 
     hold_writing(snapshot, may_be_written)
     writing = begin(tmp_path, states, snapshot)
@@ -130,7 +130,7 @@ def test_updates_wait_only_for_what_cannot_be_copied(tmp_path, new_states, slow_
     on_disk = len(written)
     over.set()
     writing.wait()
-    assert 0 < rooms < pieces and on_disk <= pieces - rooms
+    assert 0 < rooms < chunks and on_disk <= chunks - rooms
     memory.close()
 
 
@@ -160,23 +160,23 @@ def test_an_update_waits_until_the_step_before_is_applied(new_states):
 
 
 def test_an_update_waits_for_a_copy_that_another_thread_makes(new_states, monkeypatch):
-    """A piece is safe once it is copied, not once somebody has begun to copy it."""
+    """A chunk is safe once it is copied, not once somebody has begun to copy it."""
     states, begun, continues, done = new_states(seed=1), threading.Event(), threading.Event(), []
-    copy_to = Piece.copy_to
+    copy_to = Chunk.copy_to
 
     def held_up(self, room):
         begun.set()
         assert continues.wait(PATIENCE)
         return copy_to(self, room)
 
-    monkeypatch.setattr(Piece, "copy_to", held_up)
+    monkeypatch.setattr(Chunk, "copy_to", held_up)
     snapshot = Snapshot(states, ["exp_avg"], StagingBuffers(staging.CHUNK_BYTES))
     snapshot.arm()
     copying = threading.Thread(target=snapshot.copy_ahead)
     copying.start()
     assert begun.wait(PATIENCE)
-    pieces = -(-4 * states.layouts["embed"].numel // staging.CHUNK_BYTES)
-    for _ in range(pieces - 1):  # the rest of the unit is in its file already
+    chunks = -(-4 * states.layouts["embed"].numel // staging.CHUNK_BYTES)
+    for _ in range(chunks - 1):  # the rest of the unit is in its file already
         snapshot.written(snapshot.next_to_write())
     update = threading.Thread(target=lambda: done.append(snapshot.protect("embed")))
     update.start()
@@ -208,11 +208,11 @@ def test_a_disk_that_fails_lets_updates_go_on_and_is_told(two, new_states, monke
     states = new_states(seed=3)
     write, count = chunk_files.ChunkFile.write, [0]
 
-    def failing(self, piece, offset):
+    def failing(self, chunk, offset):
         count[0] += 1
         if count[0] > 20:
             raise OSError(5, "Input/output error")
-        write(self, piece, offset)
+        write(self, chunk, offset)
 
     monkeypatch.setattr(chunk_files.ChunkFile, "write", failing)
     snapshot = Snapshot(states, planes_of(states))
@@ -235,19 +235,19 @@ def test_units_are_written_in_the_order_of_updates_and_copies_last(new_states):
     assert copied in states.layouts
     snapshot.protect(copied)  # copied, so it is no longer urgent
     units = []
-    while (piece := snapshot.next_to_write()) is not None:
-        units.append(piece.unit)
+    while (chunk := snapshot.next_to_write()) is not None:
+        units.append(chunk.unit)
     count = units.count(copied)
     assert count > 1 and units[-count:] == [copied] * count
     in_order = [unit for unit in states.layouts if unit != copied]
     assert units[:-count] == sorted(units[:-count], key=in_order.index)
     assert set(units[:-count]) == set(in_order)
-    assert chunk_files.THREADS > 1  # pieces are taken by several chunk_files, in this order
+    assert chunk_files.THREADS > 1  # chunks are taken by several chunk_files, in this order
 
 
-def test_a_piece_that_cannot_be_copied_is_written_and_keeps_no_room(new_states, monkeypatch):
+def test_a_chunk_that_cannot_be_copied_is_written_and_keeps_no_room(new_states, monkeypatch):
     states, memory = new_states(seed=1), StagingBuffers(1 << 20)
-    rooms, copy_to, fails = len(memory._free), Piece.copy_to, [True]
+    rooms, copy_to, fails = len(memory._free), Chunk.copy_to, [True]
 
     def failing(self, room):
         if fails:
@@ -255,24 +255,24 @@ def test_a_piece_that_cannot_be_copied_is_written_and_keeps_no_room(new_states, 
             raise MemoryError
         return copy_to(self, room)
 
-    monkeypatch.setattr(Piece, "copy_to", failing)
+    monkeypatch.setattr(Chunk, "copy_to", failing)
     snapshot = Snapshot(states, planes_of(states), memory)
-    pieces = len(snapshot._pending)
+    chunks = len(snapshot._pending)
     snapshot.arm()
     with pytest.raises(MemoryError):
         snapshot.copy_ahead()
     taken = []
 
     def write():
-        while (piece := snapshot.next_to_write()) is not None:
-            taken.append((piece.unit, piece.plane, piece.begin))
-            snapshot.written(piece)
+        while (chunk := snapshot.next_to_write()) is not None:
+            taken.append((chunk.unit, chunk.plane, chunk.begin))
+            snapshot.written(chunk)
         snapshot.release()
 
     writing = threading.Thread(target=write, daemon=True)
     writing.start()
     writing.join(PATIENCE)
-    assert not writing.is_alive() and len(set(taken)) == len(taken) == pieces
+    assert not writing.is_alive() and len(set(taken)) == len(taken) == chunks
     assert len(memory._free) == rooms
     memory.close()
 

@@ -31,7 +31,7 @@ def weights_of(states) -> dict[tuple[str, str], bytes]:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_weights_alone_are_those_of_the_full_checkpoint(tmp_path, new_states, small_pieces, dtype):
+def test_weights_alone_are_those_of_the_full_checkpoint(tmp_path, new_states, small_chunks, dtype):
     states = new_states(dtype, seed=1)
     full = write_checkpoint(tmp_path / "full", 3, Contents(states, {"a": 1}, BIAS), keep=1)
     alone = Contents(states, {"a": 1}, BIAS, holds="weights")

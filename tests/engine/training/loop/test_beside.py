@@ -24,7 +24,7 @@ EVERY = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9, "output.eva
 
 @pytest.fixture
 def small(monkeypatch):
-    """Even a tiny model is written beside training, in pieces of a page."""
+    """Even a tiny model is written beside training, in chunks of a page."""
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
     for place, name in ((checkpoint_sizes, "STAGING_CHUNK_BYTES"), (staging, "CHUNK_BYTES")):
         monkeypatch.setattr(place, name, 4096)
@@ -34,9 +34,9 @@ def small(monkeypatch):
 def slow(monkeypatch, seconds: float = 0.002) -> None:
     write = chunk_files.ChunkFile.write
 
-    def slowly(self, piece, offset):
+    def slowly(self, chunk, offset):
         time.sleep(seconds)
-        write(self, piece, offset)
+        write(self, chunk, offset)
 
     monkeypatch.setattr(chunk_files.ChunkFile, "write", slowly)
 
@@ -110,10 +110,10 @@ def test_weights_alone_are_those_of_their_step(tmp_path, monkeypatch, small):
     assert len(still) == 8
     monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
     seen: set[str] = set()
-    piece = Snapshot.next_to_write
+    chunk = Snapshot.next_to_write
 
     def seeing(self):
-        found = piece(self)
+        found = chunk(self)
         if found is not None:
             seen.add(found.plane)
         return found
@@ -147,11 +147,11 @@ def test_a_request_to_end_does_not_wait_for_the_disk(tmp_path, monkeypatch, smal
     run = start_run(make_config(tmp_path, **EVERY), tmp_path / "runs")
     asks(run, command, writing)
 
-    def stuck(self, piece, offset):
+    def stuck(self, chunk, offset):
         if run.recorder.snapshot.state == "running":
             writing.set()
             time.sleep(0.02)
-        write(self, piece, offset)
+        write(self, chunk, offset)
 
     monkeypatch.setattr(chunk_files.ChunkFile, "write", stuck)
     ended = run.execute()
@@ -195,11 +195,11 @@ def test_a_disk_that_is_full_meanwhile_is_told_and_the_last_step_is_saved(
 
     write, fails = chunk_files.ChunkFile.write, [True]
 
-    def full(self, piece, offset):
+    def full(self, chunk, offset):
         if fails:
             fails.clear()
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, piece, offset)
+        write(self, chunk, offset)
 
     monkeypatch.setattr(chunk_files.ChunkFile, "write", full)
     values = EVERY | {"output.checkpoint_every": 3}
@@ -222,14 +222,14 @@ def test_an_update_that_waits_for_a_stuck_disk_gives_way(tmp_path, monkeypatch, 
     write, asked = chunk_files.ChunkFile.write, threading.Event()
     run = start_run(make_config(tmp_path, **EVERY), tmp_path / "runs")
 
-    def stuck(self, piece, offset):
+    def stuck(self, chunk, offset):
         if not asked.is_set():
             asked.set()
             threading.Timer(0.3, run.request, [command]).start()
             step = run.recorder.snapshot.step
             while run.recorder.snapshot.step == step:  # until the update has gone on
                 time.sleep(0.01)
-        write(self, piece, offset)
+        write(self, chunk, offset)
 
     monkeypatch.setattr(chunk_files.ChunkFile, "write", stuck)
     ended = run.execute()
@@ -248,12 +248,12 @@ def test_a_second_request_while_the_last_checkpoint_is_finished(
     write, asked = chunk_files.ChunkFile.write, []
     run = start_run(make_config(tmp_path, **EVERY), tmp_path / "runs")
 
-    def slowly(self, piece, offset):
+    def slowly(self, chunk, offset):
         time.sleep(0.05)
         if len(asked) == 1 and run.recorder.snapshot.state == "stopping":
             asked.append(second)
             run.request(second)
-        write(self, piece, offset)
+        write(self, chunk, offset)
 
     def ask(record) -> None:
         if record.event.kind == "step_finished" and not asked:

@@ -136,12 +136,12 @@ def test_a_step_is_planned_anew_with_moments_where_they_are(tmp_path, in_ram, mo
 
 
 def failing_at(step: int, call: str, monkeypatch) -> None:
-    """Makes reads or writes of pieces fail from this update of AdamW on."""
+    """Makes reads or writes of chunks fail from this update of AdamW on."""
     seen, plain = [], getattr(DiskPlanes, call)
 
     def fail(self, unit, start, ring):
         seen.append(unit)
-        if seen.count("head") > (step - 1) * len(self._pieces["head"]):
+        if seen.count("head") > (step - 1) * len(self._chunks["head"]):
             monkeypatch.setattr(os, "preadv" if call == "read_chunk" else "pwritev", refused)
         plain(self, unit, start, ring)
 
@@ -227,7 +227,7 @@ def killed_run(folder: Path) -> None:
 
     def write(self, unit, start, ring):
         seen.append(unit)
-        if seen.count("head") == 4 * len(self._pieces["head"]) + 2:
+        if seen.count("head") == 4 * len(self._chunks["head"]) + 2:
             die()
         plain(self, unit, start, ring)
 

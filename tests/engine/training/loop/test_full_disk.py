@@ -214,12 +214,12 @@ def test_a_disk_that_fills_up_within_a_checkpoint(capsys, preset, disk, monkeypa
     from engine.training.checkpoints.chunk_files import ChunkFile
 
     monkeypatch.setattr(checkpoint, "_SPARE_BYTES", 0)
-    real, pieces = ChunkFile.write, []
+    real, chunks = ChunkFile.write, []
 
     def write(self, content, offset):
         if list(disk.rglob(".step-6.partial")):
-            pieces.append(offset)
-            if len(pieces) == 3:  # of the second checkpoint
+            chunks.append(offset)
+            if len(chunks) == 3:  # of the second checkpoint
                 fill(disk)
         real(self, content, offset)
 

@@ -29,7 +29,7 @@ from tests.support.killed_beside import (
     forked,
     kill_at,
     watch_calls,
-    write_in_pieces,
+    write_in_chunks,
 )
 
 STEPS = 20
@@ -74,7 +74,7 @@ def still(config, runs: Path) -> None:
     from engine.planning.fit import checkpoint_sizes
     from engine.training.loop.run import start_run
 
-    write_in_pieces(ROOMS[0], seconds=0.0)
+    write_in_chunks(ROOMS[0], seconds=0.0)
     checkpoint_sizes.SMALL_BYTES = 1 << 40
     finish(start_run(config.with_values({"output.keep_checkpoints": STEPS}), runs))
 
@@ -86,7 +86,7 @@ def undisturbed(config, runs: Path) -> None:
     from tests.support.trained_runs import events_of
 
     counts: Counter[str] = Counter()
-    write_in_pieces(ROOMS[0])
+    write_in_chunks(ROOMS[0])
     watch_calls(lambda kind: counts.update([kind]))
     run = start_run(config, runs)
     finish(run)
@@ -99,7 +99,7 @@ def killed(config, runs: Path, room: int, act: Callable[[str], None]) -> None:
     from engine.training.loop.run import start_run
 
     run = start_run(config, runs)
-    write_in_pieces(room)
+    write_in_chunks(room)
     watch_calls(act)
     finish(run)
 
@@ -136,7 +136,7 @@ def check(runs: Path, steps: dict[int, dict[str, bytes]], resumes: bool) -> None
     if not resumes:
         run.close()
         return
-    write_in_pieces(ROOMS[0], seconds=0.0)
+    write_in_chunks(ROOMS[0], seconds=0.0)
     finish(run)
     assert files_of(checkpoints)[STEPS] == steps[STEPS], "a resume ends with other bits"
     assert not list(checkpoints.glob(".*")), "leftovers of a killed write are cleared up"

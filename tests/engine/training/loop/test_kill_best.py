@@ -25,7 +25,7 @@ from tests.support.killed_beside import (
     forked,
     kill_at,
     watch_calls,
-    write_in_pieces,
+    write_in_chunks,
 )
 
 MOMENTS = (("write", 2), ("write", 20), ("fsync", 1), ("fsync", 7), ("rename", 1), ("renamed", 1))
@@ -71,7 +71,7 @@ def killed(config, runs: Path, act: Callable[[str], None]) -> None:
             armed.append(True)
 
     run.recorder.subscribe(arm)
-    write_in_pieces(ROOM)
+    write_in_chunks(ROOM)
     watch_calls(lambda kind: act(kind) if armed else None)
     finish(run)
 
