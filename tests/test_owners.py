@@ -197,7 +197,7 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/runs/record/run_folder.py": {
         "_held of the module is changed": "the process's own locks, which a forked child must close"
     },
-    "engine/runtime/step/block_passes.py": {
+    "engine/runtime/step/activation_checkpointing.py": {
         "step.state_dtypes is changed": HANDED_ON,
         "step.hidden is changed": HANDED_ON,
         "step.saved is changed": HANDED_ON,

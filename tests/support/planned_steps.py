@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 
-from engine.planning.schedule.assign_slots import slot_of
 from engine.planning.schedule.buffers import Buffer, BufferKind
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
@@ -22,6 +21,7 @@ from engine.planning.schedule.ops import (
     Summary,
     Update,
 )
+from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.schedule.schedule import Span, StepPlan
 from engine.planning.schedule.simulate import Simulated, simulate
 from engine.planning.schedule.stalls import as_records, first_start, waits_as_records, waits_of

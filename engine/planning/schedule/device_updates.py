@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.planning.schedule.arena import Arena, lay_out_arena
-from engine.planning.schedule.assign_slots import slot_of
 from engine.planning.schedule.buffers import (
     EMBED,
     HEAD,
@@ -41,6 +40,7 @@ from engine.planning.schedule.ops import (
     OffloadStates,
     OffloadWeights,
 )
+from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.schedule.shards import Shards, cut_between, largest_updated
 from engine.planning.schedule.step_buffers import SUMMARY, host_gradient
 

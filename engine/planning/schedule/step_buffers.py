@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from engine.planning.schedule.assign_slots import block_slots, slot_of
 from engine.planning.schedule.buffers import EMBED, HEAD, Buffer, BufferKind, Content, ContentKind
 from engine.planning.schedule.choices import (
     PlanChoices,
@@ -17,6 +16,7 @@ from engine.planning.schedule.choices import (
     seconds_of_pairs,
 )
 from engine.planning.schedule.ops import MainGrad
+from engine.planning.schedule.prefetch_slots import block_slots, slot_of
 from engine.planning.schedule.rounds import TrainedUnits
 
 LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.planning.schedule.assign_slots import slot_of
 from engine.planning.schedule.buffers import (
     EMBED,
     HEAD,
@@ -43,6 +42,7 @@ from engine.planning.schedule.ops import (
     Update,
     UpdateInPlace,
 )
+from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.schedule.rounds import (
     OffloadedBlockInputs,
     Round,

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
-from engine.planning.schedule.assign_slots import assign_slots
 from engine.planning.schedule.buffers import (
     EMBED,
     HEAD,
@@ -30,6 +29,7 @@ from engine.planning.schedule.ops import (
     Update,
     UpdateMoments,
 )
+from engine.planning.schedule.prefetch_slots import assign_slots
 from engine.planning.schedule.rounds import OffloadedBlockInputs, Round
 from engine.planning.schedule.step_buffers import CLIP, LOSS, SUMMARY, TOTALS, host_gradient
 from engine.planning.schedule.unit_ops import UnitOps

@@ -15,7 +15,7 @@ from engine.model.blocks.cross_layer_values import CrossLayerValues
 from engine.model.build.skeleton import Capture
 from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.planning.schedule.ops import Embed, EmbedBackward, Loss
-from engine.runtime.step.block_passes import seed
+from engine.runtime.step.activation_checkpointing import seed
 from engine.runtime.step.context import OpContext
 from engine.runtime.step.cross_entropy import (
     LossChunks,

@@ -12,7 +12,7 @@ Copies between host and device (lanes H2D and D2H):
 - `offload_kept_gradient` (lane GRADIENTS OUT) copies a gradient that has waited on the device to a
   ring buffer on the host.
 
-COMPUTE (those of blocks are in `engine.runtime.step.block_passes`, `reduce` is in
+COMPUTE (those of blocks are in `engine.runtime.step.activation_checkpointing`, `reduce` is in
 `engine.runtime.step.main_grad`):
 
 - `embed` runs the model's own code up to its first block, and captures the first hidden state and

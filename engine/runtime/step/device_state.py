@@ -16,8 +16,8 @@ from engine.model.blocks.tiled_module import tile_sequence
 from engine.model.build.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.planning.layout.layout import Fp32Part
 from engine.planning.layout.update_buffers import UpdateBuffer
-from engine.planning.schedule.assign_slots import slot_of
 from engine.planning.schedule.buffers import EMBED, HEAD, Buffer, BufferKind
+from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.schedule.schedule import StepPlan
 from engine.runtime.device.compiled import CompiledBlock
 from engine.runtime.host.host_states import HostStates

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from engine.model.blocks.block_inputs import tensors_in
-from engine.planning.schedule.assign_slots import slot_of
 from engine.planning.schedule.buffers import EMBED
 from engine.planning.schedule.build import build_forward_plan
 from engine.planning.schedule.choices import PlanChoices, forward_choices
 from engine.planning.schedule.ops import Embed, Lane
+from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.verify_plan import verify_plan
 from engine.runtime.step.context import EngineComponents

@@ -17,7 +17,7 @@ from engine.model.build.activations import count_activations
 from engine.model.build.build import build_model
 from engine.model.build.library import transformers
 from engine.model.build.specimens import arguments_on_meta, on_meta
-from engine.planning.schedule.assign_slots import slot_of
+from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.runtime.device import compiled
 from engine.runtime.device.compiled import CompiledBlock, CompiledFunction, set_up_compiler

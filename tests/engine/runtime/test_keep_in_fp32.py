@@ -12,9 +12,9 @@ import torch
 from engine.model.build.measure_shape import shape_of
 from engine.planning.fit.buffer_sizes import fixed_items
 from engine.planning.layout.layout import ParameterSpec, lay_out
-from engine.planning.schedule.assign_slots import slot_of
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
+from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.shape.serialize import pack, unpack
 from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
 from tests.support.device_updates import DEVICE_UPDATES, updated_on_device

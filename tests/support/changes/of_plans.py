@@ -6,7 +6,7 @@ from tests.support.changes.record import Change
 
 WAITS = "engine/planning/schedule/derive_waits.py"
 VALIDATE = "engine/planning/schedule/verify_plan.py"
-SLOTS = "engine/planning/schedule/assign_slots.py"
+SLOTS = "engine/planning/schedule/prefetch_slots.py"
 WRITE = "engine/planning/schedule/write_ops.py"
 UPDATES = "engine/planning/schedule/device_updates.py"
 SIZES = "engine/planning/fit/device_memory.py"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.changes.record import Change
 
 OPS = "engine/runtime/step/compute_ops.py"
-PASSES = "engine/runtime/step/block_passes.py"
+PASSES = "engine/runtime/step/activation_checkpointing.py"
 MAIN_GRAD_FILE = "engine/runtime/step/main_grad.py"
 BLOCK_OPS = "engine/runtime/step/copy_ops.py"
 LOSS = "engine/runtime/step/cross_entropy.py"

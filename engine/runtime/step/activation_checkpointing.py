@@ -1,4 +1,5 @@
-"""These are the ops of COMPUTE that run a block: forward, recompute and backward.
+"""Activation checkpointing: the ops of COMPUTE that run a block forward, recompute its activations
+from the saved input, and run it backward.
 
 `engine.runtime.step.copy_ops` describes what each op does. Where the step has recordings
 (`engine.runtime.device`), what was recorded of an op is launched in its place.

@@ -1,5 +1,5 @@
-"""The first of a plan's three passes decides which slot holds a block at each of its uses, and when
-the slot must be filled. No torch.
+"""The first of a plan's three passes: which slot holds a block at each of its uses, and which uses
+need a prefetch that fills the slot. No torch.
 
 - A block kept in its slot, and one that lives on the device, has its own slot throughout the step.
 - The other blocks are streamed: they use a few shared slots in turn.
