@@ -87,7 +87,7 @@ from engine.planning.schedule.schedule import StepPlan
 from engine.runtime.host.host_adamw import GradientChunk
 from engine.runtime.optimizer.device_adamw import clip_of
 from engine.runtime.step import (
-    block_passes,
+    activation_checkpointing,
     collective_ops,
     compute_ops,
     main_grad,
@@ -322,10 +322,10 @@ WORK: dict[OpKind, Work] = {
     OpKind.OFFLOAD: _offload,
     OpKind.OFFLOAD_KEPT_GRADIENT: _offload_kept_gradients,
     OpKind.EMBED: compute_ops.embed,
-    OpKind.FORWARD: block_passes.forward,
-    OpKind.RECOMPUTE: block_passes.recompute,
+    OpKind.FORWARD: activation_checkpointing.forward,
+    OpKind.RECOMPUTE: activation_checkpointing.recompute,
     OpKind.LOSS: compute_ops.loss,
-    OpKind.BACKWARD: block_passes.backward,
+    OpKind.BACKWARD: activation_checkpointing.backward,
     OpKind.EMBED_BACKWARD: compute_ops.embed_backward,
     OpKind.REDUCE: main_grad.reduce,
     OpKind.ALL_GATHER: collective_ops.all_gather,
