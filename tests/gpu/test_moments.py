@@ -23,7 +23,7 @@ from engine.training.loop.run import resume_run, start_run
 from tests.support.blockwise import RATE, update_on
 from tests.support.device_updates import DEVICE_UPDATES, MAIN_GRAD_PLANS, updated_on_device
 from tests.support.folders import make_config
-from tests.support.moment_kernels import made_store, set_gradient
+from tests.support.moment_kernels import new_states, set_gradient
 from tests.support.rounded_moments import ROUNDED, assert_rounded_alike, trained
 from tests.support.same_bits import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.support.trained_runs import events_of, execute, planes_on_disk
@@ -69,7 +69,7 @@ def moments_in(states, kind: MomentKind) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("optimizer", ROUNDED)
 def test_the_same_moments_are_rounded_to_the_same_bits(optimizer, dtype, unit, device, compiled):
     """With betas of 0, the moments before rounding are the gradient and its square."""
-    host, other = (made_store(optimizer, dtype, unit) for _ in range(2))
+    host, other = (new_states(optimizer, dtype, unit) for _ in range(2))
     # So small an eps has no bias for squared gradients, which one processor may add at once.
     adamw = HostAdamW(host, AdamWSettings(0.0, 0.0, 1e-12, 0.1, seed=7), threads=2)
     for step in range(1, 4):
@@ -93,7 +93,7 @@ def test_the_same_moments_are_rounded_to_the_same_bits(optimizer, dtype, unit, d
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("optimizer", ROUNDED)
 def test_a_step_from_the_same_state_leaves_the_same_state(optimizer, dtype, unit, device, compiled):
-    host, other = (made_store(optimizer, dtype, unit) for _ in range(2))
+    host, other = (new_states(optimizer, dtype, unit) for _ in range(2))
     adamw = HostAdamW(host, AdamWSettings(0.9, 0.999, 1e-8, 0.1, seed=7), threads=2)
     for step in range(1, 5):
         for name in host.planes:

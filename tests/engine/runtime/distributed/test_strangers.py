@@ -406,5 +406,5 @@ def test_two_ranks_listen_on_loopback_alone_and_noise_there_ends_nothing(tmp_pat
         assert listening(*ours) and not beyond_loopback(*ours)
         disturb({port for _, port in listening(*ours)}, tmp_path / "made")
         workers.train(2, 3)
-        assert workers.store.held.step == 3 and not workers.logged
+        assert workers.host_states.held.step == 3 and not workers.logged
     assert not (tmp_path / "made").exists()
