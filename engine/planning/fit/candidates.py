@@ -77,7 +77,7 @@ def plan_families(job: Job, target: Target, coarse: bool) -> list[list[PlanChoic
 
 
 def _can_keep_embed_and_head(shape: ModelShape) -> bool:
-    """Tells whether embed can be accumulated in chunks, and the accumulator of the head is no
+    """Returns whether embed can be accumulated in chunks, and the accumulator of the head is no
     larger than the kept gradients of all blocks.
     """
     kept_gradients = shape.item_bytes * sum(unit.gradient_numel for unit in shape.blocks)
@@ -85,7 +85,7 @@ def _can_keep_embed_and_head(shape: ModelShape) -> bool:
 
 
 def keeps_gradients_on_gpu(job: Job, target: Target) -> bool | None:
-    """Tells whether gradients are kept on the device, by the settings or by what was decided
+    """Returns whether gradients are kept on the device, by the settings or by what was decided
     before; None where that depends on the memory.
     """
     asked = job.config.engine.gradients
@@ -104,7 +104,7 @@ SATURATING_TOKENS = {"cuda": 16384, "cpu": 2048}
 LEAST_TOKENS = 4096
 """A round in which activations are kept has at least this many tokens."""
 MOST_ROUNDS = 32
-"""A step has at most this many rounds, unless the settings request more."""
+"""Most rounds of a step, unless the settings request more."""
 
 
 class BatchSplit(NamedTuple):

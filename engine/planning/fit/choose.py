@@ -147,7 +147,7 @@ def _places(target: Target) -> tuple[bool, ...]:
 
 
 def _kernels_compiled(job: Job, target: Target) -> bool:
-    """Tells whether blocks run compiled, by the settings or by what this machine can do."""
+    """Returns whether blocks run compiled, by the settings or by what this machine can do."""
     asked = job.config.engine.kernels
     if asked != AUTO:
         return asked == "compiled"
@@ -158,7 +158,7 @@ def _kernels_compiled(job: Job, target: Target) -> bool:
 
 
 class _Attempt(NamedTuple):
-    """A `_Attempt` says what a try to find a plan may do."""
+    """What a try to find a plan may do."""
 
     tile_tokens: int
     """Parts of the blocks run in sequence chunks of so many tokens; 0 where they run on whole rows.
@@ -191,7 +191,7 @@ def _sequence_chunks(job: Job, device: str) -> tuple[int, ...]:
 
 
 class _PlannerMaker:
-    """A `_PlannerMaker` makes the planners of one try."""
+    """Makes the planners of one try."""
 
     def __init__(self, job: Job, target: Target, coarse: bool, attempt: _Attempt):
         refuse_contradictions(job)

@@ -14,13 +14,13 @@ from engine.planning.schedule.schedule import StepPlan
 
 Numels: TypeAlias = Mapping[str, tuple[int, int]]
 MAIN_GRAD_BYTES = 4
-"""An element of an accumulator takes this many bytes."""
+"""Bytes that an element of an accumulator takes."""
 
 
 class CollectiveTimes:
-    """A `CollectiveTimes` says how long the exchanges of one rank's plan take, by estimate. numels:
-    each unit has so many elements, and so many in weight_high, where frozen ones are too. item: a
-    weight takes this many bytes.
+    """How long the exchanges of one rank's plan take, by estimate. numels: each unit has so many
+    elements, and so many in weight_high, where frozen ones are too. item: a weight takes this many
+    bytes.
     """
 
     def __init__(self, plan: StepPlan, numels: Numels, item: int, rates: Rates):

@@ -79,7 +79,7 @@ class MicroBatch:
     document per row.
     """
     tile_tokens: int = 0
-    """A sequence chunk of blocks has at most so many tokens; it is 0 without sequence chunks
+    """Most tokens of a sequence chunk of blocks; it is 0 without sequence chunks
     (`PlanChoices`).
     """
     has_pass: bool = False
@@ -99,8 +99,8 @@ class MicroBatch:
 
     @property
     def head_again(self) -> bool:
-        """Tells whether the head computes all positions once more for their gradients, because one
-        row has more of them than it computes at once (`engine.runtime.step.preference_head`).
+        """Whether the head computes all positions once more for their gradients, because one row
+        has more of them than it computes at once (`engine.runtime.step.preference_head`).
         """
         return 0 < self.compared < self.row_length
 
@@ -217,7 +217,7 @@ _BACKWARD = _Pass(OpKind.BACKWARD, 2.0, 2.5)
 
 
 class Cost:
-    """A `Cost` estimates the seconds of the parts of a step, for one micro-batch."""
+    """Estimates the seconds of the parts of a step, for one micro-batch."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Cost:
             unit.name: len(MOMENTS) * unit.moment_counts.bytes(shape.optimizer) / max(1, unit.numel)
             for unit in shape.units
         }
-        """The moments of an element of each unit take this many bytes, on average."""
+        """Bytes that the moments of an element of each unit takes, on average."""
         # On the CPU the overhead already accounts for the slowness of small products.
         slow = 0 if rates.overhead else HALF_SPEED_WIDTH
         at_width = shape.hidden_width / (shape.hidden_width + slow)
@@ -297,7 +297,7 @@ class Cost:
 
     @property
     def attention(self) -> float:
-        """Returns the seconds that a recompute takes less if a block's attention does not run."""
+        """Seconds that a recompute takes less if a block's attention does not run."""
         return self._attention
 
     def attention_bytes(self, of_token: int) -> int:
@@ -353,7 +353,7 @@ class Cost:
 
     @property
     def state_bytes(self) -> float:
-        """Returns the bytes of everything that the optimizer needs for one parameter."""
+        """Bytes of everything that the optimizer needs for one parameter."""
         return self.shape.state_item_bytes
 
     def in_place(self, numel: int) -> float:

@@ -92,10 +92,10 @@ int64 each.
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A `DeviceMemory` is the memory that blocks compute in: that of a GPU, or RAM on the CPU."""
+    """The memory that blocks compute in: that of a GPU, or RAM on the CPU."""
 
     device: str
-    """It is `cpu` or `cuda`."""
+    """`cpu` or `cuda`."""
     limit: int
     """This process may take this many bytes of it."""
     comfortable: float
@@ -162,8 +162,8 @@ def _values_but(names: Collection[str]) -> Callable[[PlanChoices], tuple[Any, ..
 
 
 class Sizer:
-    """A `Sizer` computes the device bytes of any choices, for one job and one device's memory.
-    `size` is always the rows of a micro-batch.
+    """Computes the device bytes of any choices, for one job and one device's memory. `size` is
+    always the rows of a micro-batch.
     """
 
     def __init__(self, job: Job, memory: DeviceMemory, compiled: bool, tile_tokens: int = 0):
@@ -195,11 +195,11 @@ class Sizer:
 
     @property
     def most_without_recompute(self) -> int:
-        """Returns how many blocks have a backward, for which they may keep activations."""
+        """Number of blocks with a backward, which may keep their activations for it."""
         return len(self.shape.blocks) - self.shape.forward_blocks
 
     def fits(self, size: int, choices: PlanChoices, limit: float | None = None) -> bool:
-        """Tells whether the choices take no more than `limit` bytes, by default those that
+        """Returns whether the choices take no more than `limit` bytes, by default those that
         automatic choices may fill.
         """
         if limit is None:

@@ -34,11 +34,11 @@ disk.
 
 @dataclass(frozen=True)
 class OffloadedKind:
-    """An `OffloadedKind` is one kind of what a plan keeps on the disk: moments or block inputs."""
+    """One kind of what a plan keeps on the disk: moments or block inputs."""
 
     kind: MemoryItem
     words: str
-    """It says which they are: those of some units, or so many."""
+    """Which they are: those of some units, or so many."""
     bytes: int
     """They take this much of the disk."""
     step_bytes: int
@@ -46,34 +46,34 @@ class OffloadedKind:
 
     @property
     def what(self) -> str:
-        """Returns the kind in a word."""
+        """The kind in a word."""
         return "block inputs" if self.kind == MemoryItem.DISK_OFFLOADED_BLOCK_INPUTS else "moments"
 
 
 @dataclass(frozen=True)
 class DiskOffload:
-    """A `DiskOffload` describes the moments and block inputs that one plan keeps on the disk."""
+    """Describes the moments and block inputs that one plan keeps on the disk."""
 
     folder: str
     kinds: tuple[OffloadedKind, ...]
     """There is at least one."""
     steps: int | None
-    """The whole run has this many steps; None where the data are not known."""
+    """Number of steps of the whole run; None where the data are not known."""
     rates: DiskRates
 
     @property
     def step_bytes(self) -> int:
-        """Returns the bytes that each step writes."""
+        """Bytes that each step writes."""
         return sum(kind.step_bytes for kind in self.kinds)
 
     @property
     def run_bytes(self) -> int | None:
-        """Returns the bytes that the whole run writes."""
+        """Bytes that the whole run writes."""
         return None if self.steps is None else self.steps * self.step_bytes
 
     @property
     def rated_share(self) -> float | None:
-        """Returns the share that the run takes of what a drive is rated for."""
+        """The share that the run takes of what a drive is rated for."""
         return None if self.run_bytes is None else self.run_bytes / RATED_BYTES
 
     def sentences(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class DiskOffload:
 
     @property
     def in_words(self) -> str:
-        """Returns how much is on the disk and how that wears the drive, in a few words."""
+        """How much is on the disk and how that wears the drive, in a few words."""
         each = [f"{in_gib(kind.step_bytes)} of {kind.what}" for kind in self.kinds]
         written = f"{' and '.join(each)} on the disk, written in each step"
         percent = 100 * 1000 * self.step_bytes / RATED_BYTES
@@ -177,7 +177,9 @@ def offered_folder(machine: Machine) -> str | None:
 
 
 def shares_disk_of_runs(config: TrainConfig, machine: Machine) -> bool:
-    """Tells whether what goes to the disk takes the space of the disk that runs are written to."""
+    """Returns whether what goes to the disk takes the space of the disk that runs are written
+    to.
+    """
     if config.engine.disk is None or not (machine.here and machine.disk_path):
         return False
     folders = (_existing(Path(config.engine.disk)), _existing(Path(machine.disk_path)))

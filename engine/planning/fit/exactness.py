@@ -6,8 +6,8 @@ from engine.planning.schedule.buffers import Word
 
 
 class Exactness(Word):
-    """An `Exactness` says what a change of settings does to the results of a run. The members are
-    ordered from the change that costs results least, and their values are written to JSON.
+    """What a change of settings does to the results of a run. The members are ordered from the
+    change that costs results least, and their values are written to JSON.
 
     It is about the change alone. The plan of a new run also depends on the memory that is free, and
     may choose other micro-batches; a run that is resumed keeps what its results depend on.
@@ -23,7 +23,7 @@ class Exactness(Word):
 
     @property
     def sentence(self) -> str:
-        """Returns what happens to results, in one sentence."""
+        """What happens to results, in one sentence."""
         return _SENTENCES[self]
 
 

@@ -66,7 +66,7 @@ class UpdateBuffers(NamedTuple):
 
 
 class OutsideRam(NamedTuple):
-    """An `OutsideRam` says which states may be elsewhere than in RAM."""
+    """Which states may be elsewhere than in RAM."""
 
     gpu_resident: bool = True
     """Units may live on the device."""
@@ -75,7 +75,7 @@ class OutsideRam(NamedTuple):
 
 
 class MemoryFiller:
-    """A `MemoryFiller` fills the device's memory for the batch splits of one job.
+    """Fills the device's memory for the batch splits of one job.
 
     free_host_bytes: bytes of RAM that may hold block inputs which would also fit on the device.
     coarse: fewer candidates are tried. family: all candidates keep gradients on the GPU, share a
@@ -159,7 +159,7 @@ class MemoryFiller:
 
     @property
     def _least_slots(self) -> int:
-        """Two blocks that are recomputed together need two slots."""
+        """Fewest slots: two for blocks that are recomputed in pairs, else one."""
         return self._family.blocks_per_saved_input
 
     def block_input_bytes(self, candidate: Candidate) -> int:
@@ -308,7 +308,7 @@ class MemoryFiller:
         return counts[first] if first < len(counts) else 0
 
     def _may_be_gpu_resident(self, choices: PlanChoices) -> bool:
-        """Tells whether units may live on the device beside these choices."""
+        """Returns whether units may live on the device beside these choices."""
         fits = not choices.shared_embed_and_head_slot and choices.main_grad != MainGrad.HOST
         return self.sizer.device == "cuda" and self._allows_gpu_resident and fits
 

@@ -20,10 +20,10 @@ class Job:
     shape: ModelShape
     config: TrainConfig
     row_length: int
-    """The longest row has this many tokens, those of both lines of a pair."""
+    """Number of tokens of the longest row, those of both lines of a pair."""
     rounding: Mapping[str, Any] = field(default_factory=dict)
-    """It is the `Chosen.rounding` of the session that this one continues bit for bit; empty for a
-    new run.
+    """The `Chosen.rounding` of the session that this one continues bit for bit; empty for a new
+    run.
     """
     gradients_on_gpu: bool | None = None
     """Gradients are kept on the GPU or not, as was decided before; None where the planner
@@ -34,7 +34,7 @@ class Job:
     decides.
     """
     ranks: int = 1
-    """So many ranks of a node compute each step together (`numbers_of_ranks`)."""
+    """Number of ranks of a node that compute each step together (`numbers_of_ranks`)."""
     nodes: int = 1
     """So many nodes do."""
     nodes_per_replica: int = 1
@@ -42,12 +42,12 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        """Returns how many ranks compute each step, those of all nodes together."""
+        """Number of ranks that compute each step, on all nodes."""
         return self.nodes * self.ranks
 
     @property
     def rows(self) -> int:
-        """Returns the rows of a step that one rank computes."""
+        """Rows of a step that one rank computes."""
         return self.config.train.batch_size // self.world_size
 
 
@@ -150,7 +150,7 @@ def refuse_contradictions(job: Job) -> None:
 
 
 def is_possible(job: Job) -> bool:
-    """Tells whether `refuse_contradictions` finds none."""
+    """Returns whether `refuse_contradictions` finds none."""
     try:
         refuse_contradictions(job)
     except ConfigError:

@@ -27,14 +27,14 @@ MEMORY = (PartName.HOST, PartName.GPU)
 
 
 class MemoryItem(Word):
-    """A `MemoryItem` is something that takes memory. The values are the names that reports show and
-    that run records store.
+    """Something that takes memory. The values are the names that reports show and that run records
+    store.
     """
 
     # On the host.
     RUNTIME = "Runtime"
-    """It is the memory of the program and its libraries. If the reporting process itself is about
-    to train, it is the current memory of that process, data included.
+    """The memory of the program and its libraries. If the reporting process itself is about to
+    train, it is the current memory of that process, data included.
     """
     LIBRARIES = "Libraries"
     """This memory is for libraries that the program has yet to load."""
@@ -101,37 +101,37 @@ class MemoryItem(Word):
 
     @property
     def is_plane(self) -> bool:
-        """Tells whether the item is a plane of the model's states."""
+        """Whether the item is a plane of the model's states."""
         return self.value in PLANES
 
     @property
     def is_weights(self) -> bool:
-        """Tells whether the item is a plane of weights."""
+        """Whether the item is a plane of weights."""
         return self.value in WEIGHT_PLANES
 
     @property
     def is_overhead(self) -> bool:
-        """Tells whether the program takes the item whatever it trains."""
+        """Whether the program takes the item whatever it trains."""
         return self in _OVERHEAD
 
     @property
     def is_activation(self) -> bool:
-        """Tells whether the item is allocated and freed within a step. Other buffers on the device
-        are kept throughout the run.
+        """Whether the item is allocated and freed within a step. Other buffers on the device are
+        kept throughout the run.
         """
         return self in _ACTIVATIONS
 
     @property
     def is_there_in_training(self) -> bool:
-        """Tells whether the training process uses the item during steps. It does not use reserved
-        memory, memory that is needed only while weights are read, and that of another process.
+        """Whether the training process uses the item during steps. It does not use reserved memory,
+        memory that is needed only while weights are read, and that of another process.
         """
         others = (MemoryItem.MARGIN, MemoryItem.LOADING_PEAK, MemoryItem.TRACKERS)
         return self not in others
 
     @property
     def is_there_from_the_start(self) -> bool:
-        """Tells whether the item is in host memory before the first plane is allocated."""
+        """Whether the item is in host memory before the first plane is allocated."""
         return self in (MemoryItem.RUNTIME, MemoryItem.DATA)
 
 
@@ -182,12 +182,12 @@ class Item:
 
     @property
     def name(self) -> str:
-        """Returns the name for people and for records."""
+        """The name for people and for records."""
         return self.unknown_name or self.kind.value
 
     @property
     def words(self) -> str:
-        """Returns the name in words, as a sentence or a screen has it."""
+        """The name in words, as a sentence or a screen has it."""
         return IN_WORDS.get(self.kind, self.name)
 
     def to_dict(self) -> dict[str, Any]:

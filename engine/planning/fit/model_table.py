@@ -115,15 +115,15 @@ class Cell:
     """The optimizer is the first that fits, or the last if none does; the settings do not say it.
     """
     gradients_on_gpu: bool | None = None
-    """It tells whether the plan of the speed keeps gradients on the GPU; it is None where no
-    plan was made.
+    """Whether the plan of the speed keeps gradients on the GPU; it is None where no plan was
+    made.
     """
     offload_pairs: bool | None = None
-    """It tells whether that plan keeps the input of every second block; None as above."""
+    """Whether that plan keeps the input of every second block; None as above."""
 
     @property
     def savings(self) -> tuple[str, ...]:
-        """Returns by which means the plan of the speed takes less RAM, in the words of `LEGEND`."""
+        """What the plan of the speed does to take less RAM, in the words of `LEGEND`."""
         found = ((KEPT_ON_GPU, self.gradients_on_gpu), (PAIRS, self.offload_pairs))
         return tuple(word for word, is_used in found if is_used)
 
@@ -287,7 +287,7 @@ def _missing_gib(size: int) -> str:
 
 
 def _keeps_pairs(shape: ModelShape, choices: PlanChoices) -> bool:
-    """Tells whether any block keeps no input because two of them share one."""
+    """Returns whether any block keeps no input because two of them share one."""
     return bool(seconds_of_pairs(len(shape.blocks), choices))
 
 

@@ -38,7 +38,7 @@ LEAST_BUFFERS = 4
 
 
 class OptimizerPlacement(NamedTuple):
-    """An `OptimizerPlacement` says where each unit's optimizer runs."""
+    """Where each unit's optimizer runs."""
 
     units: tuple[str, ...]
     """The optimizers of these run on the device, and all others on the host."""
@@ -73,7 +73,7 @@ def place_optimizers(cost: Cost, choices: PlanChoices, device: str = "cuda") -> 
 
 
 def _may_update_weights_first(cost: Cost, choices: PlanChoices) -> bool:
-    """Tells whether moments may be updated after weights."""
+    """Returns whether moments may be updated after weights."""
     is_plain = cost.shape.optimizer == FP32_MOMENTS and not choices.gradients_on_gpu
     return is_plain and choices.main_grad != MainGrad.DEVICE
 
@@ -119,7 +119,7 @@ def wait_for_block_inputs(cost: Cost, choices: PlanChoices) -> float:
 
 
 class _Placement:
-    """A `_Placement` is one pass over the units with a given number of update buffers.
+    """One pass over the units with a given number of update buffers.
 
     `units` are those whose optimizers run on the device. `waited` is how long the first forward
     pass waits for updates. `host_seconds` is how long the host updates all others.
@@ -355,15 +355,15 @@ class _Mark(NamedTuple):
 
 @dataclass
 class _Lanes:
-    """A `_Lanes` simulates the lanes of optimizers on the device. They follow the order of
+    """Simulates the lanes of optimizers on the device. They follow the order of
     `engine.planning.schedule.device_updates`, except that chunks in spare buffers count as fetched
     before all others.
     """
 
     spare: int
-    """This many chunks, the first ones, are in spare buffers."""
+    """Number of chunks, the first ones, that are in spare buffers."""
     first: int
-    """This many chunks after them are fetched before the gradients are complete."""
+    """Number of chunks after them that are fetched before the gradients are complete."""
     inward: float = -math.inf
     """The lane of states to the device becomes free at this time."""
     outward: float = 0.0

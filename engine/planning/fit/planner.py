@@ -74,24 +74,24 @@ FILLED_RESERVE_BYTES = GIB // 2
 
 @dataclass(frozen=True)
 class Chosen:
-    """A `Chosen` is the result of `choose`: the plan's choices, the two sizes that go with them,
-    and the memory that they take.
+    """The result of `choose`: the plan's choices, the two sizes that go with them, and the memory
+    that they take.
     """
 
     choices: PlanChoices
     micro_batch_size: int
     loss_chunk: int
     gpu_items: tuple[Item, ...]
-    """They are the items of device memory, those of one rank. On the CPU they are the same buffers,
-    in RAM.
+    """The items of device memory, those of one rank. On the CPU they are the same buffers, in
+    RAM.
     """
     offloaded_input_bytes: int
     """All ranks together keep so much of block inputs in RAM."""
 
     @property
     def rounding(self) -> dict[str, Any]:
-        """Returns the choices that affect how results are rounded. A resumed run passes them to
-        `choose` again.
+        """Choices that affect how results are rounded. A resumed run passes them to `choose`
+        again.
         """
         return {
             "micro_batch_size": self.micro_batch_size,
@@ -118,9 +118,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class TimedCandidate:
-    """A `TimedCandidate` is a candidate with the predicted seconds of its step. `size` is the rows
-    of a micro-batch.
-    """
+    """A candidate with the predicted seconds of its step. `size` is the rows of a micro-batch."""
 
     seconds: float
     size: int
@@ -128,9 +126,7 @@ class TimedCandidate:
 
     @property
     def batch_split(self) -> tuple[int, int]:
-        """Returns the micro-batch size and the rounds, which identify the batch split of a
-        candidate.
-        """
+        """The micro-batch size and the rounds, which identify the batch split of a candidate."""
         return self.size, self.choices.rounds
 
 
@@ -162,7 +158,7 @@ def _gpu_resident(candidate: TimedCandidate) -> int:
 
 
 class Planner:
-    """A `Planner` compares the candidates of one job.
+    """Compares the candidates of one job.
 
     free_host_bytes: bytes of RAM that may hold block inputs which would also fit on the device.
     """
@@ -185,9 +181,7 @@ class Planner:
 
     @property
     def least_seconds(self) -> float:
-        """Returns the time of the fastest candidate that fits, in closed form; infinity where none
-        fits.
-        """
+        """The time of the fastest candidate that fits, in closed form; infinity where none fits."""
         return self._found[0].seconds if self._found else math.inf
 
     def best(self) -> TimedCandidate:
@@ -237,8 +231,8 @@ class Planner:
 
     @property
     def has_room(self) -> bool:
-        """Tells whether a candidate fits, and leaves RAM free beside the states, the program and
-        the block inputs.
+        """Whether a candidate fits, and leaves RAM free beside the states, the program and the
+        block inputs.
         """
         minimum = self.minimum_memory()
         if self.free_after_block_inputs >= 0 and self.sizer.fits(*minimum):  # the most common case
@@ -257,26 +251,26 @@ class Planner:
 
     @property
     def _closest(self) -> list[Candidate]:
-        """Returns the candidates that fit if RAM is filled to the last, else those that take the
-        least of it.
+        """Candidates that fit if RAM is filled to the last, else those that take the least of
+        it.
         """
         in_ram = [candidate for candidate in self._fitting if self.is_in_ram(candidate)]
         least = min(map(self._filler.host_bytes, self._fitting), default=0)
         return in_ram or [w for w in self._fitting if self._filler.host_bytes(w) == least]
 
     def is_in_ram(self, candidate: Candidate) -> bool:
-        """Tells whether RAM holds the candidate if it is filled to the last."""
+        """Returns whether RAM holds the candidate if it is filled to the last."""
         return self._filler.host_bytes(candidate) <= self._free_host_bytes + FILLED_RESERVE_BYTES
 
     @functools.cached_property
     def free_after_block_inputs(self) -> int:
-        """Returns the bytes of RAM that remain beside the states, the program and the block inputs
-        of the minimum-memory candidate. It is negative where RAM is short.
+        """Bytes of RAM that remain beside the states, the program and the block inputs of the
+        minimum-memory candidate. It is negative where RAM is short.
         """
         return self._free_host_bytes - self._filler.host_bytes(self.minimum_memory())
 
     def fits_on_device(self) -> bool:
-        """Tells whether the device holds the minimum-memory candidate."""
+        """Returns whether the device holds the minimum-memory candidate."""
         return self.sizer.fits(*self.minimum_memory(), self.sizer.memory.limit)
 
     def minimum_memory(self) -> Candidate:
@@ -317,7 +311,7 @@ class Planner:
 
     @functools.cached_property
     def _fitting(self) -> list[Candidate]:
-        """The list holds the candidates that fit on the device, by batch split."""
+        """Candidates that fit on the device, by batch split."""
         return list(self._candidates())
 
     def _candidates(self, host_bytes: float = math.inf) -> Iterator[Candidate]:

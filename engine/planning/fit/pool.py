@@ -92,14 +92,14 @@ class Units:
     numbers: tuple[int, ...]
     """They are these, in the order of a forward pass."""
     of: int
-    """The model has so many units."""
+    """Number of units of the model."""
     placement: Placement
     updated_on_gpu: int = 0
-    """So many of them are updated on the GPU, the others on the host."""
+    """Number of them that are updated on the GPU, the others on the host."""
 
     @property
     def words(self) -> str:
-        """Returns which units they are, such as "embed and blocks 0 to 12"."""
+        """Which units they are, such as "embed and blocks 0 to 12"."""
         return units_text(self.numbers, self.of)
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,8 +135,8 @@ class Share:
 
 @dataclass(frozen=True)
 class PoolPart:
-    """A `PoolPart` is a part of the pool, with what it holds. The shares are in the order of their
-    kinds, those of units in the order of a forward pass, and their sum is `total`.
+    """A part of the pool, with what it holds. The shares are in the order of their kinds, those of
+    units in the order of a forward pass, and their sum is `total`.
     """
 
     name: PartName
@@ -150,7 +150,7 @@ class PoolPart:
 
     @property
     def free(self) -> int | None:
-        """Returns the bytes that remain; negative where memory is short, None without a limit."""
+        """Bytes that remain; negative where memory is short, None without a limit."""
         return None if self.limit is None else self.limit - self.total
 
     def held(self, held: Held) -> int:
@@ -165,8 +165,8 @@ class PoolPart:
 
 @dataclass(frozen=True)
 class Pool:
-    """A `Pool` is the memory of a job: its parts, and where units live. No unit is missing, and
-    each is in one of `units`.
+    """The memory of a job: its parts, and where units live. No unit is missing, and each is in one
+    of `units`.
     """
 
     parts: tuple[PoolPart, ...]
@@ -340,7 +340,7 @@ def _unit_bytes(
 
 
 def _is_in_main_grad(place: Placement, shape: ModelShape, choices: PlanChoices) -> bool:
-    """Tells whether a gradient that waits on the device does so in the memory of its fp32
+    """Returns whether a gradient that waits on the device does so in the memory of its fp32
     accumulator.
     """
     is_gpu_resident = place.weights == PartName.GPU

@@ -86,7 +86,7 @@ _WORK = {
 
 @dataclass(frozen=True)
 class Cost:
-    """A `Cost` is what some units cost a step, in seconds of the simulated step."""
+    """What some units cost a step, in seconds of the simulated step."""
 
     busy: Mapping[Work, float]
     """Lanes do each work for so many seconds. They run beside each other and beside computing, so
@@ -198,8 +198,8 @@ def _waits(plan: StepPlan, timing: Simulated) -> Iterator[tuple[Op, float]]:
 
 
 class _Lanes:
-    """A `_Lanes` finds what an op of a simulated step had to wait for. All steps are alike, so the
-    times of the step before are those of this one, less the seconds of a step.
+    """Finds what an op of a simulated step had to wait for. All steps are alike, so the times of
+    the step before are those of this one, less the seconds of a step.
     """
 
     def __init__(self, plan: StepPlan, timing: Simulated):
@@ -214,7 +214,7 @@ class _Lanes:
 
     @property
     def ended_before(self) -> float:
-        """Returns when COMPUTE ended its last op of the step before."""
+        """When COMPUTE ended its last op of the step before."""
         return self._timing.ends[self._last[Lane.COMPUTE]] - self._timing.seconds
 
     def limiting(self, op: Op, steps: int) -> tuple[Op, int]:

@@ -54,8 +54,8 @@ fans and losses.
 
 @dataclass(frozen=True)
 class FitReport:
-    """A `FitReport` is the result of `estimate`. Sizes are bytes throughout; `gpu` is None where
-    blocks compute on the CPU. Where several GPUs compute, it is the memory of each.
+    """The result of `estimate`. Sizes are bytes throughout; `gpu` is None where blocks compute on
+    the CPU. Where several GPUs compute, it is the memory of each.
     """
 
     verdict: FitStatus
@@ -69,7 +69,7 @@ class FitReport:
     choices: dict[str, Any]
     time: dict[str, Any]
     pool: Pool
-    """It says which units live where, in the same bytes."""
+    """Which units live where, in the same bytes."""
     chosen: Chosen
     """The needs are those of this plan. A run that gets the report trains with it."""
     disk_offload: DiskOffload | None = None
@@ -187,7 +187,7 @@ def _in_dtype(config: TrainConfig, shape: ModelShape) -> ModelShape:
 def _lacks_memory(
     config: TrainConfig, machine: Machine, shape: ModelShape, facts: SessionFacts
 ) -> bool:
-    """Tells whether no plan fits. Which plan is shown then matters little, so it may be found
+    """Returns whether no plan fits. Which plan is shown then matters little, so it may be found
     quickly. A program that is about to train needs its plan in any case.
     """
     if facts.resident is not None:

@@ -79,10 +79,10 @@ class FitStatus(Word):
 
 @dataclass(frozen=True)
 class Resident:
-    """A `Resident` gives the RAM of this process, for a process that is about to train."""
+    """Gives the RAM of this process, for a process that is about to train."""
 
     now: int
-    """The process has this many bytes of RAM now, data included."""
+    """Bytes of RAM of the process now, data included."""
     to_come: int
     """The process has yet to load libraries of this many bytes."""
 
@@ -102,13 +102,13 @@ class SessionFacts:
     train.
     """
     steps: int | None = None
-    """The whole run has this many steps; None where the data are not known."""
+    """Number of steps of the whole run; None where the data are not known."""
     typical_length: Callable[[Chosen], int] | None = None
-    """It returns the length of the rows of a typical step, padding included. Where it is None, all
+    """Returns the length of the rows of a typical step, padding included. Where it is None, all
     rows are taken to be full.
     """
     checkpoints_before: int = 0
-    """This many checkpoints of earlier sessions of the run are on the disk."""
+    """Number of checkpoints of earlier sessions of the that run are on the disk."""
     nodes: int = 1
     """The run is computed on so many nodes like this machine."""
     network: float = 0.0
@@ -138,9 +138,7 @@ class Part:
 
     @property
     def known_limit(self) -> int:
-        """Returns the limit of a part that has one. Raises ValueError where the limit is not
-        known.
-        """
+        """The limit of a part that has one. Raises ValueError where the limit is not known."""
         if self.limit is None:
             raise ValueError("this part has no limit")
         return self.limit
@@ -165,8 +163,8 @@ class Part:
 
 
 class Requirements:
-    """A `Requirements` holds the items of host, GPU and disk for one configuration on one machine,
-    and the plan that they belong to.
+    """Holds the items of host, GPU and disk for one configuration on one machine, and the plan that
+    they belong to.
 
     The `rates` and `resident` of the facts are used as given, also where they are None.
     """
@@ -231,9 +229,7 @@ class Requirements:
 
     @cached_property
     def step_seconds(self) -> float | None:
-        """Returns the seconds of a typical step, as the plan's simulation predicts them; None
-        without rates.
-        """
+        """Seconds of a typical step, as the plan's simulation predicts them; None without rates."""
         if self.device == "cpu" and not self.machine.here:
             return None
         shape, row_length = self.shape, self.config.row_tokens
@@ -246,29 +242,29 @@ class Requirements:
 
     @property
     def ranks(self) -> int:
-        """Returns how many ranks of a node compute. The part of GPU memory is that of each."""
+        """Number of ranks on a node. The GPU memory is that of each."""
         return self.chosen.choices.ranks_per_node
 
     @property
     def nodes(self) -> int:
-        """Returns on how many nodes. The part of RAM is that of each."""
+        """Number of nodes. The RAM is that of each."""
         return self.chosen.choices.node_count
 
     @property
     def micro_batch(self) -> MicroBatch:
-        """Returns the micro-batches of a typical step."""
+        """The micro-batches of a typical step."""
         varlen = self.shape.varlen(self.config.packs, self.device)
         rows = MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen)
         return rows.learning(self.config.objective, self.chosen.loss_chunk)
 
     @property
     def checkpoints_before(self) -> int:
-        """Returns how many checkpoints of earlier sessions are on the disk."""
+        """Number of checkpoints of earlier sessions on the disk."""
         return self._facts.checkpoints_before
 
     @property
     def step_length(self) -> int:
-        """Returns the length of the rows of a typical step, padding included."""
+        """The length of the rows of a typical step, padding included."""
         typical = self._facts.typical_length
         return self.config.row_tokens if typical is None else typical(self.chosen)
 

@@ -132,7 +132,7 @@ def op_seconds(
 
 
 class _OpSeconds:
-    """An `_OpSeconds` estimates how long each op of one plan takes."""
+    """Estimates how long each op of one plan takes."""
 
     def __init__(self, plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch):
         rates, shards = of_rank(rates, plan.shards.ranks // plan.nodes_per_replica), plan.shards

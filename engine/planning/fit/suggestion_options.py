@@ -34,7 +34,7 @@ class Option:
     text: str
     changes: Changes
     exactness: tuple[Exactness, ...] = (Exactness.SAME_BITS,)
-    """It says what the changes do to results, in the order of the kinds."""
+    """What the changes do to results, in the order of the kinds."""
 
 
 @dataclass(frozen=True)

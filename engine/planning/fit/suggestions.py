@@ -61,7 +61,7 @@ class Suggestion:
     text: str
     changes: Changes
     exactness: tuple[Exactness, ...]
-    """It says what the changes do to results. Several changes may do different things."""
+    """What the changes do to results. Several changes may do different things."""
     seconds: float | None = None
     """A step then takes this many seconds. It is None where that was not asked for, and without
     rates.
@@ -72,14 +72,14 @@ class Suggestion:
     """
 
     places: str = ""
-    """This says where units then live, if that differs from where they live with the settings as
-    they are. It is known together with the seconds.
+    """Where units then live, if that differs from where they live with the settings as they are. It
+    is known together with the seconds.
     """
 
     @property
     def time_text(self) -> str:
-        """Returns how long a step takes, as in "about 8.4 s a step instead of 7.9 s", or an empty
-        text if that is not known.
+        """How long a step takes, as in "about 8.4 s a step instead of 7.9 s", or an empty text if
+        that is not known.
         """
         if self.seconds is None:
             return ""
@@ -92,7 +92,7 @@ class Suggestion:
 
     @property
     def exactness_text(self) -> str:
-        """Returns what happens to results, in sentences."""
+        """What happens to results, in sentences."""
         return sentences(self.exactness)
 
     def to_dict(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class _Search:
         return [self._suggestion(merged, result)] if self._is_planned(merged.changes) else []
 
     def _is_planned(self, changes: Changes) -> bool:
-        """Tells whether the planner finds a plan that fits, too. With a given number of rounds it
+        """Returns whether the planner finds a plan that fits, too. With a given number of rounds it
         may prefer block inputs on the host, although only those on the device fit.
         """
         if "engine.rounds" not in changes:
@@ -306,7 +306,7 @@ def _in_dtype_of(config: TrainConfig, shape: ModelShape) -> ModelShape:
 
 
 def _rounds_gradients(requirements: Requirements) -> bool:
-    """Tells whether the plan rounds gradients to bf16 once a round, not once a step."""
+    """Returns whether the plan rounds gradients to bf16 once a round, not once a step."""
     is_on_host = requirements.chosen.choices.main_grad == MainGrad.HOST
     return is_on_host and requirements.shape.dtype == "bfloat16"
 

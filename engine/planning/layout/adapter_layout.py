@@ -19,7 +19,7 @@ BASE_LAYER = "base_layer"
 
 
 class Stack(NamedTuple):
-    """A `Stack` is a parameter with one matrix for each of several experts."""
+    """A parameter with one matrix for each of several experts."""
 
     name: str
     experts: int

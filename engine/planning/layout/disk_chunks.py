@@ -19,7 +19,7 @@ from engine.planning.layout.moments import MOMENTS, MomentCounts
 from engine.planning.schedule.shards import cut
 
 DISK_CHUNK_NUMEL = 1 << 22
-"""A chunk has this many elements, the last one of a unit fewer. They are whole blocks of codes."""
+"""Number of elements of a chunk, the last one of a unit fewer. They are whole blocks of codes."""
 PAGE = 4096
 """Direct reads and writes begin and end at multiples of this many bytes, in memory and in the
 file.
@@ -28,29 +28,29 @@ file.
 
 @dataclass(frozen=True)
 class DiskChunk:
-    """A `DiskChunk` is a chunk of the moments of one unit."""
+    """A chunk of the moments of one unit."""
 
     start: int
-    """It begins at this element of the unit."""
+    """First element in the unit."""
     begin: int
-    """It begins at this byte of a plane of moments."""
+    """First byte in a plane of moments."""
     end: int
     offset: int
-    """It begins at this byte of the unit's file."""
+    """First byte in the unit's file."""
 
     @property
     def bytes(self) -> int:
-        """Each of the two moments has this many bytes."""
+        """Bytes of each of the two moments."""
         return self.end - self.begin
 
     @property
     def room(self) -> int:
-        """Each of the two moments takes this many bytes of the file and of a ring buffer."""
+        """Bytes that each of the two moments takes of the file and of a ring buffer."""
         return whole_pages(self.bytes)
 
     @property
     def file_end(self) -> int:
-        """The chunk ends before this byte of the unit's file."""
+        """Byte of the unit's file before which the chunk ends."""
         return self.offset + len(MOMENTS) * self.room
 
 

@@ -52,10 +52,10 @@ PLANE_ITEM_BYTES = {
     "bfloat16": {"weight_high": 2, "weight_low": 2, "exp_avg": 4, "exp_avg_sq": 4, "grad": 2},
     "float32": {"weight_high": 4, "exp_avg": 4, "exp_avg_sq": 4, "grad": 4},
 }
-"""An element takes this many bytes in each plane, with moments in fp32. In `bfloat16`, weight_high
-(what the GPU sees) and weight_low together are the fp32 master; in `float32`, weight_high is the
-fp32 weight itself. DMA transfers only weight_high and grad, and in units with parameters that stay
-in fp32 also weight_low.
+"""Bytes that an element takes in each plane, with moments in fp32. In `bfloat16`, weight_high (what
+the GPU sees) and weight_low together are the fp32 master; in `float32`, weight_high is the fp32
+weight itself. DMA transfers only weight_high and grad, and in units with parameters that stay in
+fp32 also weight_low.
 """
 FP32_ITEM_BYTES = 6
 """A parameter that stays in fp32 takes this many bytes of a slot, in addition to those of its
@@ -69,7 +69,7 @@ NOT_IN_CHECKPOINTS: dict[CheckpointKind, frozenset[str]] = {
     "weights": PLANES - frozenset(WEIGHT_PLANES),
     "none": PLANES,
 }
-"""A checkpoint of each kind lacks these planes."""
+"""Planes that a checkpoint of each kind lacks."""
 
 
 def checkpoint_planes(dtype: str, kind: CheckpointKind) -> tuple[str, ...]:
@@ -95,22 +95,22 @@ class ParameterSpec:
     """A specification describes one parameter of a unit."""
 
     name: str
-    """The parameter has this name within its unit."""
+    """Name within its unit."""
     full_name: str
-    """The parameter has this name in the whole model."""
+    """Name in the whole model."""
     shape: tuple[int, ...]
     decay: bool
-    """It is true when AdamW's weight decay applies, which is not so for norms and biases."""
+    """Whether AdamW's weight decay applies, which is not so for norms and biases."""
     keep_in_fp32: bool = False
-    """It is true when the device computes with the fp32 master and not with its rounding to bf16,
-    because transformers keeps the parameter in fp32 in a bf16 model.
+    """Whether the device computes with the fp32 master and not with its rounding to bf16, because
+    transformers keeps the parameter in fp32 in a bf16 model.
     """
     frozen: bool = False
-    """It is true when the parameter is not trained."""
+    """Whether the parameter is not trained."""
     adapter: bool = False
-    """It is true when the parameter is a factor of an adapter, which the model itself lacks."""
+    """Whether the parameter is a factor of an adapter, which the model itself lacks."""
     experts: int = 0
-    """It is a factor with a part for each of so many experts, whose weights are stacked."""
+    """Number of experts whose stacked weights the factor has a part for; 0 for other parameters."""
 
     @property
     def numel(self) -> int:
@@ -122,10 +122,10 @@ class Fp32Part:
     """A `Fp32Part` is one parameter of a unit, or a part of one, that stays in fp32."""
 
     start: int
-    """It begins at this element of the unit's planes."""
+    """First element in the unit's planes."""
     stop: int
     place: int
-    """It begins at this element of the slot's fp32 weights."""
+    """First element in the slot's fp32 weights."""
 
     @property
     def numel(self) -> int:
@@ -145,43 +145,43 @@ class UnitLayout:
     offsets: tuple[int, ...]
     """Each parameter starts at this element of a plane."""
     numel: int
-    """A plane has this many elements, alignment included. Only weight_high may have more."""
+    """Number of elements of a plane, alignment included. Only weight_high may have more."""
     decay_numel: int
     """The first `decay_numel` elements of a plane are decayed."""
     high_numel: int
-    """The plane weight_high has this many elements: `numel`, and those of frozen parameters."""
+    """Number of elements of the plane weight_high: `numel`, and those of frozen parameters."""
 
     @property
     def parameter_count(self) -> int:
-        """The unit has this many parameters, alignment excluded."""
+        """Number of parameters of the unit, alignment excluded."""
         return sum(spec.numel for spec in self.parameters)
 
     @functools.cached_property
     def trained(self) -> tuple[tuple[ParameterSpec, int], ...]:
-        """Returns the parameters that are trained, in the order of the layout, each with the
-        element at which it starts.
+        """Parameters that are trained, in the order of the layout, each with the element at which
+        it starts.
         """
         places = zip(self.parameters, self.offsets)
         return tuple((spec, offset) for spec, offset in places if not spec.frozen)
 
     @property
     def trained_count(self) -> int:
-        """So many of the unit's parameters are trained, alignment excluded."""
+        """Number of the unit's parameters that are trained, alignment excluded."""
         return sum(spec.numel for spec, _ in self.trained)
 
     @property
     def is_frozen(self) -> bool:
-        """Tells whether the unit has parameters, none of which is trained."""
+        """Whether the unit has parameters, none of which is trained."""
         return bool(self.parameters) and not self.trained
 
     @property
     def fills_planes(self) -> bool:
-        """Tells whether every element of a gradient belongs to a parameter that is trained."""
+        """Whether every element of a gradient belongs to a parameter that is trained."""
         return self.trained_count == self.numel
 
     @functools.cached_property
     def fp32_parts(self) -> tuple[Fp32Part, ...]:
-        """Returns where the parameters that stay in fp32 are, in the order of the layout."""
+        """Where the parameters that stay in fp32 are, in the order of the layout."""
         parts: list[Fp32Part] = []
         place = 0
         for spec, offset in zip(self.parameters, self.offsets):
@@ -215,7 +215,7 @@ class UnitLayout:
 
     @property
     def _places(self) -> list[tuple[int, int, int]]:
-        """Returns for each parameter its first element, the element after its last one (alignment
+        """For each parameter its first element, the element after its last one (alignment
         included), and the number of its own elements. Those that are in weight_high alone are left
         out.
         """
@@ -233,7 +233,7 @@ class UnitLayout:
 
     @functools.cached_property
     def moment_counts(self) -> MomentCounts:
-        """Returns how many elements are kept in which way, with any optimizer."""
+        """Numbers of elements by how their moments are kept, for any optimizer."""
         large = [(start, stop) for start, stop, numel in self._places if not is_small(numel)]
         return MomentCounts(
             self.numel,

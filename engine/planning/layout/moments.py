@@ -31,7 +31,7 @@ FP32_MOMENTS: Final = "adamw"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """These planes hold the moments."""
 BLOCK = 256
-"""A block of codes has this many elements."""
+"""Number of elements of a block of codes."""
 MAXIMUM_BYTES = 4
 """A block begins with its largest magnitude, which takes this many bytes."""
 BLOCK_BYTES = BLOCK + MAXIMUM_BYTES
@@ -40,7 +40,7 @@ SMALL = 4096
 
 
 class MomentKind(Word):
-    """A `MomentKind` says how the moments of a range of elements are kept."""
+    """How the moments of a range of elements are kept."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -66,18 +66,18 @@ def moment_bytes(kind: MomentKind, numel: int) -> int:
 
 @dataclass(frozen=True)
 class MomentRange:
-    """A `MomentRange` is a range of a unit's elements whose moments are kept in one way."""
+    """A range of a unit's elements whose moments are kept in one way."""
 
     start: int
-    """It begins at this element of the unit's planes."""
+    """First element in the unit's planes."""
     stop: int
     kind: MomentKind
     place: int
-    """It begins at this byte of a plane of moments."""
+    """First byte in a plane of moments."""
 
     @property
     def bytes(self) -> int:
-        """Each moment of the range takes this many bytes."""
+        """Bytes that each moment of the range takes."""
         return moment_bytes(self.kind, self.stop - self.start)
 
     def within(self, start: int, stop: int) -> MomentRange | None:
@@ -97,21 +97,21 @@ class MomentRange:
 
 @dataclass(frozen=True)
 class MomentCounts:
-    """A `MomentCounts` says how many elements of a unit are kept in which way. The bytes of the
-    moments follow from it, for every optimizer.
+    """How many elements of a unit are kept in which way. The bytes of the moments follow from it,
+    for every optimizer.
     """
 
     numel: int
-    """The unit has this many elements, alignment included."""
+    """Number of elements of the unit, alignment included."""
     small: int
-    """This many of them belong to small parameters, alignment included."""
+    """Number of them that belong to small parameters, alignment included."""
     blocks: int
     """The other elements are cut into this many blocks."""
     is_embed: bool
 
     @property
     def large(self) -> int:
-        """Large parameters have this many elements, alignment included."""
+        """Number of elements of large parameters, alignment included."""
         return self.numel - self.small
 
     def bytes(self, optimizer: Optimizer) -> int:
@@ -172,7 +172,7 @@ def block_count(start: int, stop: int) -> int:
 
 
 def is_small(numel: int) -> bool:
-    """Tells whether a parameter of `numel` elements keeps its moments in fp32."""
+    """Returns whether a parameter of `numel` elements keeps its moments in fp32."""
     return numel < SMALL
 
 
@@ -192,7 +192,7 @@ def _in_whole_blocks(start: int, stop: int, kind: MomentKind) -> list[tuple[int,
 
 
 def _may_grow(range_: MomentRange) -> bool:
-    """Tells whether the next parameter can follow in the same range: all blocks of the range must
+    """Returns whether the next parameter can follow in the same range: all blocks of the range must
     be whole.
     """
     is_whole = range_.start % BLOCK == range_.stop % BLOCK == 0

@@ -17,10 +17,10 @@ milliseconds.
 
 @dataclass(frozen=True)
 class UpdateBuffer:
-    """An `UpdateBuffer` gives the sizes of the update buffers of one model."""
+    """Gives the sizes of the update buffers of one model."""
 
     numel: int
-    """A chunk has at most this many elements."""
+    """Most elements of a chunk."""
     planes: tuple[tuple[str, int], ...]
     """Each plane, by its name, has this many bytes in a buffer. They follow each other."""
 
@@ -32,9 +32,7 @@ class UpdateBuffer:
 
     @property
     def without_gradients(self) -> UpdateBuffer:
-        """Returns the buffer of a plan that keeps gradients on the GPU: they are read where they
-        wait.
-        """
+        """The buffer of a plan that keeps gradients on the GPU: they are read where they wait."""
         planes = tuple(each for each in self.planes if each[0] != "grad")
         return replace(self, planes=planes)
 

@@ -17,7 +17,7 @@ _ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class Arena:
-    """An `Arena` lays out the memory of accumulators and update buffers. Everything is in bytes."""
+    """Lays out the memory of accumulators and update buffers. Everything is in bytes."""
 
     bytes: int
     starts: tuple[int, ...]

@@ -17,7 +17,7 @@ EMBED, HEAD = "embed", "head"
 
 
 class Word(StrEnum):
-    """A `Word` is a string with a fixed set of values.
+    """A string with a fixed set of values.
 
     It uses the hash of `str`, because planning does hundreds of thousands of lookups and an enum's
     own hash runs Python code.
@@ -31,8 +31,8 @@ class BufferKind(Word):
 
     # On the host.
     WEIGHTS = "weights"
-    """It is the `weight_high` plane of a unit, or a chunk of that plane, with the `weight_low` of
-    the weights that stay in fp32.
+    """The `weight_high` plane of a unit, or a chunk of that plane, with the `weight_low` of the
+    weights that stay in fp32.
     """
     STATES = "optimizer states"
     """It covers all planes of the unit except `weight_high` and the gradient, or a chunk of them.
@@ -40,40 +40,40 @@ class BufferKind(Word):
     covers these alone.
     """
     GRADIENT = "gradient"
-    """It is the unit's gradient plane."""
+    """The unit's gradient plane."""
     GRADIENT_RING = "gradient ring"
-    """It is host memory that a kept gradient passes through on its way to the optimizer."""
+    """Host memory that a kept gradient passes through on its way to the optimizer."""
     STATES_RING = "states ring"
-    """It is host memory in which a chunk of the moments that are on the disk is updated."""
+    """Host memory in which a chunk of the moments that are on the disk is updated."""
     HOST_BLOCK_INPUT = "host input"
-    """It is host memory that keeps the input of a block for one micro-batch."""
+    """Host memory that keeps the input of a block for one micro-batch."""
     DISK_BLOCK_INPUT = "disk input"
-    """It is a part of a file that keeps the input of a block for one micro-batch."""
+    """A part of a file that keeps the input of a block for one micro-batch."""
     DISK_RING = "disk ring"
-    """It is host memory that a block input passes through on its way to the disk and back."""
+    """Host memory that a block input passes through on its way to the disk and back."""
     CLIP = "clip"
-    """It is the clip factor on the host, which is set by the op `clip`."""
+    """The clip factor on the host, which is set by the op `clip`."""
     # On the device.
     SLOT = "slot"
     """It holds the weights of one unit while the unit computes. Where an optimizer on the device
     writes the slot chunk by chunk, each chunk counts as a separate buffer.
     """
     HIDDEN = "hidden"
-    """It is the hidden state of a micro-batch, or the gradient of that state."""
+    """The hidden state of a micro-batch, or the gradient of that state."""
     SAVED = "saved"
-    """It is what a block keeps from forward to backward for one micro-batch."""
+    """What a block keeps from forward to backward for one micro-batch."""
     OFFLOAD_RING = "offload ring"
-    """It is device memory that a block input passes through on its way to the host."""
+    """Device memory that a block input passes through on its way to the host."""
     FETCH_RING = "fetch ring"
-    """It is device memory that a block input passes through on its way back from the host."""
+    """Device memory that a block input passes through on its way back from the host."""
     MAIN_GRAD = "main_grad"
-    """It is an fp32 accumulator of gradients."""
+    """An fp32 accumulator of gradients."""
     MAIN_GRAD_SHARD = "main_grad shard"
-    """It is this rank's shard of the fp32 accumulator of a unit over the rounds."""
+    """This rank's shard of the fp32 accumulator of a unit over the rounds."""
     STAGING = "staging"
-    """It is device memory that a rounded gradient passes through on its way to the host."""
+    """Device memory that a rounded gradient passes through on its way to the host."""
     NORM = "norm"
-    """It is the squared norm of a unit's gradient."""
+    """The squared norm of a unit's gradient."""
     LOSS = "loss"
     BARRIER_PASSED = "barrier"
     """It tells that every rank has updated its shard of a unit."""
@@ -84,11 +84,11 @@ class BufferKind(Word):
     UPDATE = "update buffer"
     """It holds a chunk of every plane of a unit whose optimizer runs on the device."""
     UPDATE_GRADIENT = "update gradient"
-    """It is the part of an update buffer for the gradient, which is filled by a separate copy."""
+    """The part of an update buffer for the gradient, which is filled by a separate copy."""
     ARENA = "arena"
-    """It is a contiguous range of memory that fp32 accumulators and one update buffer share."""
+    """A contiguous range of memory that fp32 accumulators and one update buffer share."""
     SPARE_MEMORY = "spare memory"
-    """It is memory that the activations of the last blocks share with the spare update buffers."""
+    """Memory that the activations of the last blocks share with the spare update buffers."""
 
 
 class Buffer(NamedTuple):
@@ -106,7 +106,7 @@ class Buffer(NamedTuple):
 
     @property
     def whole(self) -> Buffer:
-        """Returns the buffer that this one is a chunk of."""
+        """The buffer that this one is a chunk of."""
         return self._replace(chunk=None)
 
     def part(self, chunk: int) -> Buffer:
@@ -124,23 +124,19 @@ class ContentKind(Word):
     SHARD = "shard"
     """The buffer holds this rank's shard of a unit, and elsewhere nothing that is needed."""
     HIDDEN = "hidden"
-    """It is the hidden state after a block, in one round. Without a unit it is the state before the
-    first block.
+    """The hidden state after a block, in one round. Without a unit it is the state before the first
+    block.
     """
     GRADIENT = "gradient"
-    """It is the gradient of the input of a unit, in one round."""
+    """The gradient of the input of a unit, in one round."""
     BLOCK_INPUT = "input"
-    """It is the input of a block, identified by micro-batch or by round."""
+    """The input of a block, identified by micro-batch or by round."""
     ACTIVATIONS = "activations"
-    """It is everything that the backward of a block needs, including views into the content's
-    `slot`.
-    """
+    """Everything that the backward of a block needs, including views into the content's `slot`."""
     MAIN_GRAD = "main_grad"
-    """It is the accumulator of a unit's gradients. On the host and in a staging buffer it is
-    rounded.
-    """
+    """The accumulator of a unit's gradients. On the host and in a staging buffer it is rounded."""
     EARLIER_MAIN_GRAD = "earlier main_grad"
-    """It is the sum over the earlier rounds."""
+    """The sum over the earlier rounds."""
     FETCHED = "fetched"
     """The buffer holds the optimizer states of a chunk of a unit, as fetched from the host or read
     from the disk.

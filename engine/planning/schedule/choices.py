@@ -13,9 +13,7 @@ from engine.planning.schedule.ops import MainGrad
 
 @dataclass(frozen=True)
 class PlanChoices:
-    """A `PlanChoices` says how a step is spread over micro-batches and rounds, and how it uses
-    memory.
-    """
+    """How a step is spread over micro-batches and rounds, and how it uses memory."""
 
     micro_batches: int = 1
     """A step has this many micro-batches."""
@@ -32,38 +30,38 @@ class PlanChoices:
     own ranks.
     """
     unsharded_reads: bool = False
-    """It is true where each of several ranks reads whole units from RAM. Otherwise a rank reads its
-    shard, and gets the others from the devices of the other ranks.
+    """Whether each of several ranks reads whole units from RAM. Otherwise a rank reads its shard,
+    and gets the others from the devices of the other ranks.
     """
     rounds: int = 1
     """The micro-batches are spread over this many whole passes, a divisor of their number."""
     slots: int = 2
-    """This many device buffers are shared by the blocks that are not kept in slots."""
+    """Number of device buffers that are shared by the blocks that are not kept in slots."""
     prefetch_depth: int = 1
     """A prefetch may be issued this many block uses ahead (at most slots - 1 can be in flight)."""
     blocks_kept_in_slots: int = 0
-    """This many blocks, counted from the last, keep their own slot throughout the step."""
+    """Number of blocks, counted from the last, that keep their own slot throughout the step."""
     gpu_resident_units: int = 0
-    """This many units, counted from embed, live on the device: all their planes stay there from
-    step to step. The host has none of them, and nothing of them crosses the bus.
+    """Number of units, counted from embed, that live on the device: all their planes stay there
+    from step to step. The host has none of them, and nothing of them crosses the bus.
     """
     gpu_resident_apart: bool = False
     """The blocks among these units are spread evenly over those that are not kept in slots, where
     they are otherwise the first ones. Then the bus never has to bring one block after the other.
     """
     disk_offloaded_units: int = 0
-    """This many units keep their moments on the disk. They are counted from the head backwards. The
-    moments pass through a few buffers on the host in every step. All other planes of theirs are in
-    RAM.
+    """Number of units that keep their moments on the disk. They are counted from the head
+    backwards. The moments pass through a few buffers on the host in every step. All other planes of
+    theirs are in RAM.
     """
     disk_offloaded_block_inputs: int = 0
-    """This many of a step's block inputs are on the disk from forward to backward, spread evenly
+    """Number of a step's block inputs that are on the disk from forward to backward, spread evenly
     over those of all blocks and micro-batches, so that the disk has as much to do at all times. The
     others must be on the host.
     """
     blocks_without_recompute: int = 0
-    """This many blocks, counted from the last, keep their activations from forward to backward.
-    They are not recomputed.
+    """Number of blocks, counted from the last, that keep their activations from forward to
+    backward. They are not recomputed.
     """
     offloaded_block_inputs: bool = False
     """Block inputs are kept on the host until backward, not on the device."""
@@ -92,7 +90,7 @@ class PlanChoices:
     block_input_rings: int = 3
     """Block inputs on the host pass through this many device buffers each way."""
     main_grad: MainGrad = MainGrad.VERTICAL
-    """It is `VERTICAL` exactly where there is one round."""
+    """`VERTICAL` exactly where there is one round."""
     compiled: bool = False
     """The kernels of the blocks and of the loss are compiled by torch."""
     tile_tokens: int = 0
@@ -106,7 +104,7 @@ class PlanChoices:
     the recompute. Blocks must be in sequence chunks, and block inputs on the host.
     """
     attention_bytes: int = 0
-    """It is how many bytes these blocks keep for each token of what attention returned."""
+    """Number of bytes that these blocks keep for each token of what attention returned."""
     graphs: bool = False
     """The kernels of a block are launched together, as a CUDA graph. All blocks must live on the
     device, and block inputs must stay there.
@@ -120,8 +118,8 @@ class PlanChoices:
     units' optimizers run on the host.
     """
     update_buffers: int = 0
-    """This many chunks of states are on the device at once; it is 0 where all optimizers run on the
-    host.
+    """Number of chunks of states that are on the device at once; it is 0 where all optimizers run
+    on the host.
     """
     update_chunks: int = 1
     """The largest block is updated on the device in this many chunks. Small chunks take little
@@ -138,22 +136,22 @@ class PlanChoices:
 
     @property
     def compiles_blocks(self) -> bool:
-        """Tells whether the kernels of the blocks are compiled."""
+        """Whether the kernels of the blocks are compiled."""
         return self.compiled and not self.tile_tokens
 
     @property
     def world_size(self) -> int:
-        """Returns how many ranks compute the step, those of all nodes together."""
+        """Number of ranks that compute the step, on all nodes."""
         return self.replicas * self.ranks
 
     @property
     def ranks_per_node(self) -> int:
-        """Returns how many ranks each node has."""
+        """Number of ranks on each node."""
         return self.ranks // self.nodes_per_replica
 
     @property
     def node_count(self) -> int:
-        """Returns how many nodes compute the step."""
+        """Number of nodes that compute the step."""
         return self.replicas * self.nodes_per_replica
 
     def changed(self, **values: Any) -> PlanChoices:
@@ -185,12 +183,14 @@ def disk_offloaded_of(blocks: Sequence[str], choices: PlanChoices) -> tuple[str,
 
 
 def gpu_resident_blocks(blocks: int, choices: PlanChoices) -> int:
-    """Returns how many of so many blocks live on the device."""
+    """Returns how many of the blocks live on the device."""
     return min(max(0, choices.gpu_resident_units - 1), blocks)
 
 
 def gpu_resident_places(blocks: int, choices: PlanChoices) -> Sequence[int]:
-    """Returns which of so many blocks, counted from 0, live on the device, in forward order."""
+    """Returns which of the `blocks` blocks, counted from 0, live on the device, in forward
+    order.
+    """
     count = gpu_resident_blocks(blocks, choices)
     if not choices.gpu_resident_apart:
         return range(count)
@@ -217,7 +217,7 @@ def recorded_passes(blocks: int, choices: PlanChoices) -> int:
 
 
 def seconds_of_pairs(blocks: int, choices: PlanChoices) -> range:
-    """Returns which of so many blocks, counted from 0, keep no input. They are recomputed from
+    """Returns which of the `blocks` blocks, counted from 0, keep no input. They are recomputed from
     the block before them.
     """
     recomputed = blocks - choices.blocks_without_recompute
@@ -225,7 +225,9 @@ def seconds_of_pairs(blocks: int, choices: PlanChoices) -> range:
 
 
 def blocks_with_saved_input(blocks: int, choices: PlanChoices) -> list[int]:
-    """Returns which of so many blocks, counted from 0, keep their input for each micro-batch."""
+    """Returns which of the `blocks` blocks, counted from 0, keep their input for each
+    micro-batch.
+    """
     seconds = seconds_of_pairs(blocks, choices)
     return [
         block for block in range(blocks - choices.blocks_without_recompute) if block not in seconds
@@ -260,8 +262,8 @@ def block_inputs_on_disk(blocks: int, choices: PlanChoices) -> set[tuple[int, in
 
 
 def has_one_term(choices: PlanChoices) -> bool:
-    """Tells whether the accumulators of blocks have one term when several ranks of a node add them
-    up: the gradient of one micro-batch, as autograd returns it.
+    """Returns whether the accumulators of blocks have one term when several ranks of a node add
+    them up: the gradient of one micro-batch, as autograd returns it.
 
     Among the ranks of several nodes, accumulators would be the fewer bytes: what ranks of a node
     have added up passes over the network once.
@@ -272,8 +274,9 @@ def has_one_term(choices: PlanChoices) -> bool:
 
 
 def blocks_with_second_main_grad(blocks: int, choices: PlanChoices) -> range:
-    """Returns which of so many blocks, counted from 0, have their fp32 accumulators in a second
-    buffer: with several ranks every second one, counted from the last; else the seconds of pairs.
+    """Returns which of the `blocks` blocks, counted from 0, have their fp32 accumulators in a
+    second buffer: with several ranks every second one, counted from the last; else the seconds of
+    pairs.
     """
     if choices.world_size > 1:
         return range((blocks + 1) % 2, blocks, 2)
@@ -282,19 +285,19 @@ def blocks_with_second_main_grad(blocks: int, choices: PlanChoices) -> range:
 
 @dataclass(frozen=True)
 class PlaneSizes:
-    """A `PlaneSizes` gives the sizes of the units' planes. A plan needs them where an optimizer
-    runs on the device.
+    """Gives the sizes of the units' planes. A plan needs them where an optimizer runs on the
+    device.
     """
 
     numel: Mapping[str, int]
-    """Each plane of a unit has this many elements."""
+    """Number of elements of each plane of a unit."""
     chunk_numel: int = 0
     """An update buffer holds a chunk of this many elements; 0 stands for the largest block."""
     ring_numel: int = 0
     """A ring buffer of gradients holds this many elements; 0 stands for the largest block."""
     buffer_bytes: int = 0
-    """An update buffer has this many bytes; 0 stands for 14 an element, as with bfloat16 weights
-    and moments in fp32.
+    """Bytes of an update buffer; 0 stands for 14 an element, as with bfloat16 weights and moments
+    in fp32.
     """
     embed_chunk: int = 0
     """The gradient of embed is accumulated for this many elements at a time where
@@ -302,9 +305,9 @@ class PlaneSizes:
     is not possible.
     """
     item_bytes: int = 2
-    """A weight takes this many bytes on the device."""
+    """Bytes that a weight takes on the device."""
     disk_chunk_numel: int = 0
-    """A chunk of the moments on the disk has this many elements; 0 stands for the largest unit of
+    """Number of elements of a chunk of the moments on the disk; 0 stands for the largest unit of
     those.
     """
     frozen: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ _ACTIVATIONS, _SPARE_BUFFERS = Content(ContentKind.ACTIVATIONS), Content(Content
 
 @dataclass(frozen=True)
 class Places:
-    """A `Places` says where weights and accumulators are on the device when a step ends."""
+    """Where weights and accumulators are on the device when a step ends."""
 
     slots: dict[str, Buffer]
     """These blocks are still in a slot, which is private or shared."""
@@ -71,7 +71,7 @@ class Places:
 
 
 class DeviceUpdates:
-    """A `DeviceUpdates` writes the ops of units whose optimizer runs on the device, into `drafts`.
+    """Writes the ops of units whose optimizer runs on the device, into `drafts`.
 
     blocks: all blocks, in forward order. places: where the blocks are, and their accumulators.
     """
@@ -246,7 +246,7 @@ class DeviceUpdates:
         return planes
 
     def keep_staged(self, unit: str, staging: Buffer) -> bool:
-        """Tells whether the unit's complete gradient stays in the staging buffer. The optimizer
+        """Returns whether the unit's complete gradient stays in the staging buffer. The optimizer
         reads it there, so the gradient need not leave the device.
         """
         if unit in self._units and unit in self._may_stay_staged:

@@ -31,7 +31,7 @@ emptied, and one more lets either be late.
 
 @dataclass(frozen=True, slots=True)
 class WriteBlockInput(OfMicroBatch):
-    """A `WriteBlockInput` writes a block input from its buffer on the host to the disk."""
+    """Writes a block input from its buffer on the host to the disk."""
 
     kind, lane = OpKind.WRITE_BLOCK_INPUT, Lane.WRITE
     host: Buffer = field(kw_only=True)
@@ -39,15 +39,15 @@ class WriteBlockInput(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class ReadBlockInput(OfMicroBatch):
-    """A `ReadBlockInput` reads a block input from the disk to a buffer on the host."""
+    """Reads a block input from the disk to a buffer on the host."""
 
     kind, lane = OpKind.READ_BLOCK_INPUT, Lane.READ
     host: Buffer = field(kw_only=True)
 
 
 class DiskOffloadedBlockInputs:
-    """A `DiskOffloadedBlockInputs` writes the ops between host and disk into `drafts`. blocks:
-    those with a backward, in forward order.
+    """Writes the ops between host and disk into `drafts`. blocks: those with a backward, in forward
+    order.
     """
 
     def __init__(self, blocks: Sequence[str], choices: PlanChoices, drafts: list[Draft]):

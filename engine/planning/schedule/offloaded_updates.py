@@ -30,7 +30,7 @@ written, and the others let the disk and the optimizer each be late.
 
 
 class _Chunk(NamedTuple):
-    """A `_Chunk` is one chunk of the moments of a unit."""
+    """One chunk of the moments of a unit."""
 
     unit: str
     number: int
@@ -40,8 +40,7 @@ class _Chunk(NamedTuple):
 
 
 class DiskOffloadedUpdates:
-    """A `DiskOffloadedUpdates` writes the ops of units whose moments are on the disk, into
-    `drafts`.
+    """Writes the ops of units whose moments are on the disk, into `drafts`.
 
     blocks: all blocks, in forward order. buffers: those of the step.
     """
@@ -60,7 +59,7 @@ class DiskOffloadedUpdates:
         self.units = buffers.trained.only(disk_offloaded_of(blocks, choices))
         """The moments of these units are on the disk and are updated, in forward order."""
         self.numel = 0
-        """A chunk has at most this many elements."""
+        """Most elements of a chunk."""
         self._chunks: list[_Chunk] = []
         self._written = 0
         """The ops of this many chunks are written, from their update on."""

@@ -136,22 +136,22 @@ class Op:
 
     @property
     def label(self) -> str:
-        """Returns the op in words, such as `forward block 3[0]`."""
+        """The op in words, such as `forward block 3[0]`."""
         at = f"[{self.micro_batch}]" if isinstance(self, OfMicroBatch) else ""
         return f"{self.kind} {self.unit}{at}"
 
 
 @dataclass(frozen=True, slots=True)
 class OfMicroBatch(Op):
-    """An `OfMicroBatch` is an op on one micro-batch."""
+    """An op on one micro-batch."""
 
     micro_batch: int = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class WithMainGrad(OfMicroBatch):
-    """A `WithMainGrad` is an op with a backward: it computes from the weights in `slot` and adds
-    the gradient to the accumulator in `grad`, which is None for a frozen unit.
+    """An op with a backward: it computes from the weights in `slot` and adds the gradient to the
+    accumulator in `grad`, which is None for a frozen unit.
     """
 
     slot: Buffer = field(kw_only=True)
@@ -162,9 +162,7 @@ class WithMainGrad(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class OfChunk(Op):
-    """An `OfChunk` is an op on one chunk of the planes of a unit whose optimizer runs on the
-    device.
-    """
+    """An op on one chunk of the planes of a unit whose optimizer runs on the device."""
 
     chunk: tuple[int, int] = field(kw_only=True)
     """The chunk begins at the first of these elements of the planes and ends before the second."""
@@ -177,8 +175,8 @@ class OfChunk(Op):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Op):
-    """A `Prefetch` brings the `weight_high` plane of the unit to its slot. With several ranks it
-    brings the shard of this rank, or all of it (`whole`).
+    """Brings the `weight_high` plane of the unit to its slot. With several ranks it brings the
+    shard of this rank, or all of it (`whole`).
     """
 
     kind, lane = OpKind.PREFETCH, Lane.H2D
@@ -188,8 +186,8 @@ class Prefetch(Op):
 
 @dataclass(frozen=True, slots=True)
 class FetchBlockInput(OfMicroBatch):
-    """A `FetchBlockInput` brings a block input from the host to a ring buffer. One that was on the
-    disk is in the buffer `host` there.
+    """Brings a block input from the host to a ring buffer. One that was on the disk is in the
+    buffer `host` there.
     """
 
     kind, lane = OpKind.FETCH_BLOCK_INPUT, Lane.H2D
@@ -199,8 +197,8 @@ class FetchBlockInput(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class FetchGrad(Op):
-    """A `FetchGrad` brings the gradient plane to a staging buffer, so that the next round can add
-    to the accumulator that is kept on the host.
+    """Brings the gradient plane to a staging buffer, so that the next round can add to the
+    accumulator that is kept on the host.
     """
 
     kind, lane = OpKind.FETCH_GRAD, Lane.H2D
@@ -209,8 +207,8 @@ class FetchGrad(Op):
 
 @dataclass(frozen=True, slots=True)
 class Embed(OfMicroBatch):
-    """An `Embed` is the capture pass: from token ids it computes the first hidden state and the
-    arguments of every block.
+    """The capture pass: from token ids it computes the first hidden state and the arguments of
+    every block.
     """
 
     kind, lane = OpKind.EMBED, Lane.COMPUTE
@@ -219,8 +217,8 @@ class Embed(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class Forward(OfMicroBatch):
-    """A `Forward` runs a block on its input. `ring` is the buffer from which
-    a block input that is kept is sent to the host.
+    """Runs a block on its input. `ring` is the buffer from which a block input that is kept is sent
+    to the host.
     """
 
     kind, lane = OpKind.FORWARD, Lane.COMPUTE
@@ -231,21 +229,21 @@ class Forward(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class Loss(WithMainGrad):
-    """A `Loss` runs final norm, head and loss, forward and (in training) backward, in chunks."""
+    """Runs final norm, head and loss, forward and (in training) backward, in chunks."""
 
     kind, lane = OpKind.LOSS, Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Recompute(OfMicroBatch):
-    """A `Recompute` runs a block again on its input and keeps all activations. Its output is the
-    input of the next block.
+    """Runs a block again on its input and keeps all activations. Its output is the input of the
+    next block.
     """
 
     kind, lane = OpKind.RECOMPUTE, Lane.COMPUTE
     slot: Buffer = field(kw_only=True)
     following: str = field(kw_only=True)
-    """This is the next block."""
+    """The next block."""
     ring: Buffer | None = field(kw_only=True, default=None)
 
 
@@ -262,7 +260,7 @@ class Backward(WithMainGrad):
 
 @dataclass(frozen=True, slots=True)
 class EmbedBackward(WithMainGrad):
-    """An `EmbedBackward` runs the capture pass again with gradients on, then goes backward.
+    """Runs the capture pass again with gradients on, then goes backward.
 
     Where it has a `chunk`, it goes back to the vectors that were looked up, and adds those of some
     rows of the table to the accumulator. The ops of later chunks find the gradients of these
@@ -275,13 +273,13 @@ class EmbedBackward(WithMainGrad):
 
     @property
     def captures(self) -> bool:
-        """Tells whether the op runs the capture pass."""
+        """Whether the op runs the capture pass."""
         return self.chunk is None or self.chunk[0] == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Op):
-    """A `Reduce` rounds the fp32 accumulator into a staging buffer."""
+    """Rounds the fp32 accumulator into a staging buffer."""
 
     kind, lane = OpKind.REDUCE, Lane.COMPUTE
     grad: Buffer = field(kw_only=True)
@@ -310,17 +308,15 @@ class FreeSpareBuffers(Op):
 
 @dataclass(frozen=True, slots=True)
 class Summary(Op):
-    """A `Summary` computes the clip factor on the device, and copies loss and norms to pinned
-    memory.
-    """
+    """Computes the clip factor on the device, and copies loss and norms to pinned memory."""
 
     kind, lane = OpKind.SUMMARY, Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateInPlace(Op):
-    """An `UpdateInPlace` runs AdamW on the planes of a unit that lives on the device, where they
-    are. It is on COMPUTE, so the next forward pass waits for no other lane.
+    """Runs AdamW on the planes of a unit that lives on the device, where they are. It is on
+    COMPUTE, so the next forward pass waits for no other lane.
     """
 
     kind, lane = OpKind.UPDATE_IN_PLACE, Lane.COMPUTE
@@ -331,8 +327,8 @@ class UpdateInPlace(Op):
 
 @dataclass(frozen=True, slots=True)
 class OffloadBlockInput(OfMicroBatch):
-    """An `OffloadBlockInput` sends a block input from its ring buffer to the host. One that goes on
-    to the disk passes through the buffer `host` there.
+    """Sends a block input from its ring buffer to the host. One that goes on to the disk passes
+    through the buffer `host` there.
     """
 
     kind, lane = OpKind.OFFLOAD_BLOCK_INPUT, Lane.D2H
@@ -342,7 +338,7 @@ class OffloadBlockInput(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class Offload(Op):
-    """An `Offload` sends a rounded gradient from its staging buffer to the gradient plane."""
+    """Sends a rounded gradient from its staging buffer to the gradient plane."""
 
     kind, lane = OpKind.OFFLOAD, Lane.D2H
     staging: Buffer = field(kw_only=True)
@@ -350,8 +346,8 @@ class Offload(Op):
 
 @dataclass(frozen=True, slots=True)
 class OffloadKeptGradient(Op):
-    """An `OffloadKeptGradient` sends a chunk of a kept gradient to a ring buffer on the host. It
-    has a lane of its own, because it waits for that buffer, which no block input may wait for.
+    """Sends a chunk of a kept gradient to a ring buffer on the host. It has a lane of its own,
+    because it waits for that buffer, which no block input may wait for.
     """
 
     kind, lane = OpKind.OFFLOAD_KEPT_GRADIENT, Lane.GRADIENTS_OUT
@@ -363,16 +359,14 @@ class OffloadKeptGradient(Op):
 
 @dataclass(frozen=True, slots=True)
 class Clip(Op):
-    """A `Clip` reads the clip factor on the host. A loss or norm that is not finite stops the run
-    here.
-    """
+    """Reads the clip factor on the host. A loss or norm that is not finite stops the run here."""
 
     kind, lane = OpKind.CLIP, Lane.HOST
 
 
 @dataclass(frozen=True, slots=True)
 class OfDiskChunk(Op):
-    """An `OfDiskChunk` is an op on one chunk of a unit whose moments are on the disk."""
+    """An op on one chunk of a unit whose moments are on the disk."""
 
     chunk: tuple[int, int] = field(kw_only=True)
     """It begins at the first of these elements of the unit and ends before the second."""
@@ -382,43 +376,45 @@ class OfDiskChunk(Op):
 
 @dataclass(frozen=True, slots=True)
 class ReadStates(OfDiskChunk):
-    """A `ReadStates` reads the moments of the chunk from the disk."""
+    """Reads the moments of the chunk from the disk."""
 
     kind, lane = OpKind.READ_STATES, Lane.READ
 
 
 @dataclass(frozen=True, slots=True)
 class WriteStates(OfDiskChunk):
-    """A `WriteStates` writes the updated moments of the chunk to the disk."""
+    """Writes the updated moments of the chunk to the disk."""
 
     kind, lane = OpKind.WRITE_STATES, Lane.WRITE
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep(Op):
-    """An `OptimizerStep` does no work: it waits until all updated chunks are on the host."""
+    """End of all updates of a step: it does no work, and waits until all updated chunks are on the
+    host.
+    """
 
     kind, lane = OpKind.OPTIMIZER_STEP, Lane.HOST
 
 
 @dataclass(frozen=True, slots=True)
 class FetchStates(OfChunk):
-    """A `FetchStates` brings all planes of the chunk except the gradient to its update buffer."""
+    """Brings all planes of the chunk except the gradient to its update buffer."""
 
     kind, lane = OpKind.FETCH_STATES, Lane.STATES_IN
 
 
 @dataclass(frozen=True, slots=True)
 class FetchGradient(OfChunk):
-    """A `FetchGradient` brings the gradient plane of the chunk to its update buffer."""
+    """Brings the gradient plane of the chunk to its update buffer."""
 
     kind, lane = OpKind.FETCH_GRADIENT, Lane.STATES_IN
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUpdate(OfChunk):
-    """A `DeviceUpdate` runs AdamW in the update buffer. If `staging` still holds the gradient, it
-    is read from there. If the unit is still in a slot, the weights are also written to `slot`.
+    """Runs AdamW in the update buffer. If `staging` still holds the gradient, it is read from
+    there. If the unit is still in a slot, the weights are also written to `slot`.
     """
 
     kind, lane = OpKind.DEVICE_UPDATE, Lane.UPDATE
@@ -428,8 +424,8 @@ class DeviceUpdate(OfChunk):
 
 @dataclass(frozen=True, slots=True)
 class OffloadWeights(OfChunk):
-    """An `OffloadWeights` sends updated weights to their plane on the host. It comes before the
-    copy of the other planes, because a prefetch may wait for the weights.
+    """Sends updated weights to their plane on the host. It comes before the copy of the other
+    planes, because a prefetch may wait for the weights.
     """
 
     kind, lane = OpKind.OFFLOAD_WEIGHTS, Lane.STATES_OUT
@@ -437,7 +433,7 @@ class OffloadWeights(OfChunk):
 
 @dataclass(frozen=True, slots=True)
 class OffloadStates(OfChunk):
-    """An `OffloadStates` sends the other updated planes to the host."""
+    """Sends the other updated planes to the host."""
 
     kind, lane = OpKind.OFFLOAD_STATES, Lane.STATES_OUT
 
@@ -449,9 +445,9 @@ class OffloadStates(OfChunk):
 
 @dataclass(frozen=True, slots=True)
 class Update(Op):
-    """An `Update` runs AdamW on the planes of the unit. Where gradients are kept on the GPU, it
-    does so for one `chunk`, whose gradient is in `ring`. Where the moments of the unit are on the
-    disk, it does so for one `chunk`, whose moments are in `states`.
+    """Runs AdamW on the planes of the unit. Where gradients are kept on the GPU, it does so for one
+    `chunk`, whose gradient is in `ring`. Where the moments of the unit are on the disk, it does so
+    for one `chunk`, whose moments are in `states`.
     """
 
     kind, lane = OpKind.UPDATE, Lane.HOST
@@ -464,9 +460,7 @@ class Update(Op):
 
 @dataclass(frozen=True, slots=True)
 class UpdateMoments(Op):
-    """An `UpdateMoments` updates the moments of a unit, or of one `chunk`, whose weights are
-    updated already.
-    """
+    """Updates the moments of a unit, or of one `chunk`, whose weights are updated already."""
 
     kind, lane = OpKind.UPDATE_MOMENTS, Lane.HOST
     chunk: tuple[int, int] | None = field(kw_only=True, default=None)
@@ -479,8 +473,8 @@ class UpdateMoments(Op):
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Op):
-    """An `AllGather` completes the weights in a slot: every rank of a node has brought its own
-    shard there, and gets those of the others.
+    """Completes the weights in a slot: every rank of a node has brought its own shard there, and
+    gets those of the others.
     """
 
     kind, lane = OpKind.ALL_GATHER, Lane.COLLECTIVE
@@ -489,8 +483,8 @@ class AllGather(Op):
 
 @dataclass(frozen=True, slots=True)
 class Barrier(Op):
-    """A `Barrier` is over once every rank of a node has updated its shard of a unit. Each rank may
-    then read the unit whole from memory that all of them share.
+    """Wait until every rank of a node has updated its shard of a unit. Each rank may then read the
+    unit whole from memory that all of them share.
     """
 
     kind, lane = OpKind.BARRIER, Lane.COLLECTIVE
@@ -498,9 +492,9 @@ class Barrier(Op):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Op):
-    """A `ReduceScatter` adds the fp32 accumulators of all ranks on all nodes, or the gradients in
-    bf16 that take their place (`StepPlan.without_main_grad`), in fp32. On each node, every rank
-    gets its own shard of the result, rounds it into a staging buffer and computes its norm.
+    """Adds the fp32 accumulators of all ranks on all nodes, or the gradients in bf16 that take
+    their place (`StepPlan.without_main_grad`), in fp32. On each node, every rank gets its own shard
+    of the result, rounds it into a staging buffer and computes its norm.
 
     Where a step adds up accumulators after each round, a rank adds its shard to that of the earlier
     rounds, `total`, and rounds the result of the last one alone.
@@ -517,8 +511,8 @@ class ReduceScatter(Op):
 
 @dataclass(frozen=True, slots=True)
 class AllReduce(Op):
-    """An `AllReduce` adds the losses of all ranks, and the squared norms of those of a node, which
-    have all shards.
+    """Adds the losses of all ranks, and the squared norms of those of a node, which have all
+    shards.
     """
 
     kind, lane = OpKind.ALL_REDUCE, Lane.COLLECTIVE

@@ -16,14 +16,12 @@ from engine.planning.schedule.buffers import Buffer, BufferKind
 
 @dataclass(frozen=True, slots=True)
 class BlockUse:
-    """A `BlockUse` is a sequence of COMPUTE ops that need the weights of one block."""
+    """A sequence of COMPUTE ops that need the weights of one block."""
 
     unit: str
     slot: Buffer
     fetch: bool
-    """It is True where the slot holds something else before, so that the weights must be
-    fetched.
-    """
+    """Whether the slot holds something else before, so that the weights must be fetched."""
 
 
 def slot_of(unit: str) -> Buffer:

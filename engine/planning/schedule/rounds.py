@@ -14,7 +14,7 @@ from engine.planning.schedule.buffers import EMBED, HEAD, Buffer, BufferKind, Co
 
 
 class TrainedUnits:
-    """A `TrainedUnits` says which units are trained. blocks: unit names in forward order."""
+    """Which units are trained. blocks: unit names in forward order."""
 
     def __init__(self, blocks: Sequence[str], frozen: Collection[str]):
         self._frozen = frozenset(frozen)
@@ -28,7 +28,7 @@ class TrainedUnits:
         """These blocks have a backward, in forward order."""
 
     def trains(self, unit: str) -> bool:
-        """Tells whether a parameter of the unit is trained."""
+        """Returns whether a parameter of the unit is trained."""
         return unit not in self._frozen
 
     def only(self, units: Sequence[str]) -> list[str]:
@@ -37,7 +37,7 @@ class TrainedUnits:
 
     @property
     def is_whole(self) -> bool:
-        """Tells whether every unit is trained."""
+        """Whether every unit is trained."""
         return not self._frozen
 
 
@@ -58,9 +58,7 @@ class Round:
 
 @dataclass
 class OffloadedBlockInputs:
-    """An `OffloadedBlockInputs` says how the input of one block come back from the host for its
-    backward in one round.
-    """
+    """How the input of one block come back from the host for its backward in one round."""
 
     waiting: Iterator[int]
     """The block inputs of these micro-batches are not fetched yet."""

@@ -13,9 +13,9 @@ from engine.planning.schedule.shards import WHOLE, Shards
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A `StepPlan` is one step: its ops, and the device buffers that they use. `slots`, `grads` and
-    `stagings` map each buffer to the units that it must be able to hold; `rings` lists the buffers
-    of block inputs.
+    """One step: its ops, and the device buffers that they use. `slots`, `grads` and `stagings` map
+    each buffer to the units that it must be able to hold; `rings` lists the buffers of block
+    inputs.
     """
 
     ops: tuple[Op, ...]
@@ -24,7 +24,7 @@ class StepPlan:
     stagings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
     rings: tuple[Buffer, ...] = ()
     shards: Shards = WHOLE
-    """It says how planes are divided among ranks, and which of them the plan is of."""
+    """How planes are divided among ranks, and which of them the plan is of."""
     replicas: int = 1
     """Number of copies of all planes, each on `nodes_per_replica` nodes."""
     nodes_per_replica: int = 1
@@ -46,13 +46,13 @@ class StepPlan:
     sequence chunks.
     """
     tile_tokens: int = 0
-    """A sequence chunk of parts of the blocks has so many tokens; it is 0 where they run on whole
+    """Number of tokens of a sequence chunk of parts of the blocks; it is 0 where they run on whole
     rows.
     """
     with_attention: tuple[str, ...] = ()
     """These blocks keep what attention returned beside their input, on the host."""
     attention_bytes: int = 0
-    """It is how many bytes of that they keep for each token."""
+    """Number of bytes that of that they keep for each token."""
     device_updated_units: tuple[str, ...] = ()
     """The optimizers of these units run on the device."""
     placed: tuple[tuple[str, Buffer], ...] = ()
@@ -107,12 +107,12 @@ class StepPlan:
 
     @property
     def compiles_blocks(self) -> bool:
-        """Tells whether the kernels of the blocks are compiled."""
+        """Whether the kernels of the blocks are compiled."""
         return self.compiled and not self.tile_tokens
 
     @property
     def is_shared(self) -> bool:
-        """Returns whether several ranks compute the step."""
+        """Whether several ranks compute the step."""
         return self.replicas * self.shards.ranks > 1
 
 

@@ -53,7 +53,7 @@ SHARD_ELEMENTS = 256
 
 
 class Shards(NamedTuple):
-    """A `Shards` says how planes are divided, and which rank this is."""
+    """How planes are divided, and which rank this is."""
 
     ranks: int = 1
     rank: int = 0

@@ -24,7 +24,7 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Simulated:
-    """A `Simulated` gives the times of a simulated step in the steady state."""
+    """Gives the times of a simulated step in the steady state."""
 
     seconds: float
     """The time from the moment a step is applied to the moment the next one is applied."""
@@ -36,7 +36,7 @@ class Simulated:
 
     @property
     def exposed(self) -> float:
-        """Returns the seconds in which COMPUTE had nothing to do."""
+        """Seconds in which COMPUTE had nothing to do."""
         return max(0.0, self.seconds - self.busy[Lane.COMPUTE])
 
 

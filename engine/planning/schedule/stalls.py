@@ -109,7 +109,7 @@ def _joined(waits: Sequence[Wait]) -> list[Wait]:
 
 
 class _Step:
-    """A `_Step` holds the spans of a step, and finds what each had to wait for."""
+    """Holds the spans of a step, and finds what each had to wait for."""
 
     def __init__(self, spans: Sequence[Span], before: _Step | None):
         self.spans = spans

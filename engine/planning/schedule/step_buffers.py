@@ -39,7 +39,7 @@ reads another, and one more lets either be late.
 
 
 class StepBuffers:
-    """A `StepBuffers` says which unit uses which slot, sum and staging buffer in one step.
+    """Which unit uses which slot, accumulator and staging buffer in one step.
 
     blocks: unit names in forward order. tied: the head or blocks also use the embed unit's weights.
     sizes: needed where the memory of kept gradients serves embed and head.

@@ -63,7 +63,7 @@ from engine.planning.schedule.step_buffers import (
 
 
 class UnitOps:
-    """A `UnitOps` writes the ops of single units into the drafts of one step.
+    """Writes the ops of single units into the drafts of one step.
 
     blocks: unit names in forward order. tied: the head or blocks also use the embed unit's weights.
     training: the step has a backward.
@@ -387,7 +387,7 @@ class UnitOps:
         return self.buffers.grad(unit) if self.trained.trains(unit) else None
 
     def _starts_main_grad(self, micro_batch: int, round_: Round) -> bool:
-        """Tells whether a backward of this micro-batch begins its unit's accumulator."""
+        """Returns whether a backward of this micro-batch begins its unit's accumulator."""
         is_first = round_.number == 0 or self._choices.main_grad != MainGrad.DEVICE
         return is_first and micro_batch == round_.micro_batches[0]
 

@@ -144,7 +144,7 @@ class _Proof:
                     )
 
     def _is_there_before(self, buffer: Buffer, content: Content) -> bool:
-        """Tells whether a buffer holds its content before the first step. This is true of planes,
+        """Returns whether a buffer holds its content before the first step. This is true of planes,
         of slots in which a unit lives or is updated, and of slots that hold the unit from an
         earlier pass.
         """

@@ -52,7 +52,7 @@ class StepEnd(Enum):
 
 
 class StepWriter(UnitOps):
-    """A `StepWriter` writes the ops of one step. It can be used once.
+    """Writes the ops of one step. It can be used once.
 
     blocks: unit names in forward order. tied: the head or blocks also use the embed unit's weights.
     end: the kind of op that ends the step.
@@ -138,7 +138,7 @@ class StepWriter(UnitOps):
         self._fetch_ahead()
 
     def _is_there(self, unit: str) -> bool:
-        """Tells whether the slot of the embed or the head unit holds it when the step begins."""
+        """Returns whether the slot of the embed or the head unit holds it when the step begins."""
         is_there = any(unit == there for there, _ in (*self.gpu_resident, *self.held))
         return is_there or self.device.placed(unit) is not None
 
@@ -179,8 +179,8 @@ class StepWriter(UnitOps):
         self._embed_backwards(round_)
 
     def _is_first_spare_block(self, block: str) -> bool:
-        """Tells whether this is the first block, in forward order, whose activations leave
-        their memory to spare buffers. Of these blocks, it is the last in backward.
+        """Returns whether this is the first block, in forward order, whose activations leave their
+        memory to spare buffers. Of these blocks, it is the last in backward.
         """
         return self.device.spare_blocks[:1] == [block]
 

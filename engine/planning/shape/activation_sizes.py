@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DOCUMENTS = "documents"
-"""This is the name of the attention that makes no masks (engine.model.build.attention). Its
-activations are counted separately.
+"""The name of the attention that makes no masks (engine.model.build.attention). Its activations are
+counted separately.
 """
 
 MASK_ELEMENTS = 2**20

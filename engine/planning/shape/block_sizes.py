@@ -15,7 +15,7 @@ from engine.planning.layout.layout import FP32_ITEM_BYTES
 
 
 class BlockSizes:
-    """A `BlockSizes` has the sizes of one model's blocks.
+    """Has the sizes of one model's blocks.
 
     numels: the elements of each block's gradient. weights: those of its weights, of which so many
     `fp32_numels` are in fp32 on the device, beside the others. item: an element takes this many
@@ -42,7 +42,7 @@ class BlockSizes:
         self._last = list(accumulate(reversed(each), initial=0))
         self._sums: dict[range, tuple[int, int]] = {}
         self.numel = sum(numels)
-        """The gradients of all blocks together have this many elements."""
+        """Number of elements of the gradients of all blocks together."""
         self.main_grad_bytes = tuple(4 * numel for numel in reversed(numels))
         """The fp32 accumulator of each block takes this many bytes, the last block first."""
 

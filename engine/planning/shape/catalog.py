@@ -32,7 +32,7 @@ class CatalogEntry:
     """An entry describes a published model, and others with exactly the same shape."""
 
     id: str
-    """This is the Hugging Face hub id of the model whose configuration is `config`."""
+    """The Hugging Face hub id of the model whose configuration is `config`."""
     also: tuple[str, ...]
     """Models with these ids have the same shape."""
     contexts: Mapping[str, int]
@@ -42,8 +42,8 @@ class CatalogEntry:
     title: str
     family: str
     published: str
-    """This is the number of parameters stated by the publisher, such as 7.61B, or the hub's count
-    if the publisher rounds to 7B: of the whole checkpoint.
+    """The number of parameters stated by the publisher, such as 7.61B, or the hub's count if the
+    publisher rounds to 7B: of the whole checkpoint.
     """
     published_active: str | None
     """In a mixture of experts, a token passes through this many parameters; None for dense

@@ -59,7 +59,7 @@ class ModelShape:
     """
     max_position_embeddings: int | None = None
     learned_positions: bool = False
-    """It is true when positions come from a table, so that rows cannot be longer than the table."""
+    """Whether positions come from a table, so that rows cannot be longer than the table."""
     sliding_window: int | None = None
     mask_kinds: int = 1
     """The blocks have this many different attention masks, such as sliding and full."""
@@ -77,7 +77,7 @@ class ModelShape:
     """A block's input is as large as this many hidden states per token."""
     attention_heads: int = 1
     attention_width: int = 1
-    """All heads together have so many features: the mean of those of queries and of values."""
+    """Number of features of all heads together: the mean of those of queries and of values."""
     untouched_numel: int = 0
     """Parts that text does not reach have this many elements. They are copied into an export."""
     stored_as: Method | None = None
@@ -85,14 +85,14 @@ class ModelShape:
 
     @property
     def compiled_logit_bytes(self) -> int:
-        """A compiled loss takes this many bytes for each logit: for the logit and its gradient,
-        both in the model's dtype.
+        """Bytes that a compiled loss takes for each logit: for the logit and its gradient, both in
+        the model's dtype.
         """
         return self.logit_bytes - FP32_LOGIT_BYTES + self.item_bytes
 
     @property
     def hidden_width(self) -> int:
-        """A block's input has this many elements per token."""
+        """Number of elements of a block's input per token."""
         return self.hidden_size * self.residual_streams
 
     @property
@@ -105,13 +105,15 @@ class ModelShape:
 
     @property
     def table_count(self) -> int:
-        """So many parameters of embed are its own: a tied head computes with them, and no block."""
+        """Number of parameters of embed that are its own: a tied head computes with them, and no
+        block.
+        """
         return self.embed.parameter_count - self.embed.shared_count
 
     @property
     def holds_embed(self) -> bool:
-        """Tells whether the weights of embed are used throughout a pass, by the head or by blocks,
-        and its gradient is accumulated all the time.
+        """Whether the weights of embed are used throughout a pass, by the head or by blocks, and
+        its gradient is accumulated all the time.
         """
         return self.tied or self.embed.shared_count > 0
 
@@ -121,7 +123,7 @@ class ModelShape:
 
     @functools.cached_property
     def block_sizes(self) -> BlockSizes:
-        """Returns what the first and the last blocks take together."""
+        """What the first and the last blocks take together."""
         blocks = self.blocks
         return BlockSizes(
             [each.gradient_numel for each in blocks],
@@ -132,7 +134,7 @@ class ModelShape:
 
     @functools.cached_property
     def item_bytes(self) -> int:
-        """An element takes this many bytes on the device."""
+        """Bytes that an element takes on the device."""
         return PLANE_ITEM_BYTES[self.dtype]["weight_high"]
 
     @functools.cached_property
@@ -141,28 +143,30 @@ class ModelShape:
 
     @property
     def trained_count(self) -> int:
-        """So many of the parameters are trained."""
+        """Number of the parameters that are trained."""
         return sum(unit.trained_count for unit in self.units)
 
     @property
     def counted_parameters(self) -> int:
-        """FLOPs of a step are counted by this many parameters."""
+        """Number of parameters by which the FLOPs of a step are counted."""
         return self.active_parameters if self.work_parameters is None else self.work_parameters
 
     @functools.cached_property
     def frozen_units(self) -> tuple[str, ...]:
-        """Returns the units without a parameter that is trained, in forward order."""
+        """Units without a parameter that is trained, in forward order."""
         return tuple(unit.name for unit in self.units if unit.is_frozen)
 
     @functools.cached_property
     def forward_blocks(self) -> int:
-        """So many blocks, the first ones, have no backward: nothing is trained up to there."""
+        """Number of blocks, the first ones, that have no backward: nothing is trained up to
+        there.
+        """
         names = [unit.name for unit in self.blocks]
         return len(names) - len(TrainedUnits(names, self.frozen_units).blocks_back)
 
     @functools.cached_property
     def gradient_numel(self) -> int:
-        """The gradients of all units together have this many elements."""
+        """Number of elements of the gradients of all units together."""
         return self.first_gradients[-1]
 
     def plane_bytes(self, gpu_resident: int = 0, disk_offloaded: int = 0) -> dict[str, int]:
@@ -192,14 +196,14 @@ class ModelShape:
 
     @functools.cached_property
     def last_moment_bytes(self) -> list[int]:
-        """Entry n is the bytes that one moment of the last n units takes."""
+        """Bytes of one moment of the last n units, for every n."""
         sizes = (unit.moment_counts.bytes(self.optimizer) for unit in reversed(self.units))
         return list(itertools.accumulate(sizes, initial=0))
 
     @functools.cached_property
     def gpu_resident_bytes(self) -> list[int]:
-        """Entry n is the bytes that the first n units take if they live on the device: all planes
-        but that of gradients, and the weights that stay in fp32.
+        """Bytes that the first n units take if they live on the device, for every n: all planes but
+        that of gradients, and the weights that stay in fp32.
         """
         found = [0]
         for unit in self.units:
@@ -233,13 +237,13 @@ class ModelShape:
 
     @functools.cached_property
     def has_fp32_weights(self) -> bool:
-        """Tells whether any weights stay in fp32 in a bf16 model."""
+        """Whether any weights stay in fp32 in a bf16 model."""
         return any(unit.fp32_numel for unit in self.units)
 
     @functools.cached_property
     def has_alike_frozen_blocks(self) -> bool:
-        """Tells whether all blocks have the same sizes, and by far the most of them is not trained.
-        Then it makes no difference to memory which of them live on the device.
+        """Whether all blocks have the same sizes, and by far the most of them is not trained. Then
+        it makes no difference to memory which of them live on the device.
         """
         sizes = {(u.numel, u.frozen_numel, u.fp32_numel, u.moment_counts) for u in self.blocks}
         numel, frozen, *_ = next(iter(sizes), (0, 0))
@@ -247,24 +251,24 @@ class ModelShape:
 
     @functools.cached_property
     def first_gradients(self) -> list[int]:
-        """Entry n is the number of elements of the gradients of the first n units."""
+        """Number of elements of the gradients of the first n units, for every n."""
         return list(itertools.accumulate((unit.gradient_numel for unit in self.units), initial=0))
 
     @functools.cached_property
     def first_weights(self) -> list[int]:
-        """Entry n is the number of elements of the weights of the first n units."""
+        """Number of elements of the weights of the first n units, for every n."""
         return list(itertools.accumulate((unit.weight_numel for unit in self.units), initial=0))
 
     @functools.cached_property
     def largest_block(self) -> int:
-        """Returns the number of elements of the largest block, by which chunks are measured."""
+        """The number of elements of the largest block, by which chunks are measured."""
         embed_and_head = (self.embed.numel, self.head.numel)
         return largest_updated([unit.numel for unit in self.blocks], embed_and_head)
 
     @functools.cached_property
     def block_share(self) -> float:
-        """Returns the share of the blocks' parameters that a token passes through. It is less than
-        1 in a mixture of experts.
+        """The share of the blocks' parameters that a token passes through. It is less than 1 in a
+        mixture of experts.
         """
         blocks = sum(unit.called_count for unit in self.blocks)
         if not blocks:
@@ -281,8 +285,8 @@ class ModelShape:
 
     @functools.cached_property
     def embed_chunk(self) -> int:
-        """Returns the number of elements for which the gradient of embed can be accumulated at a
-        time; 0 where it is accumulated as a whole (`engine.planning.layout.embed_chunks`).
+        """The number of elements for which the gradient of embed can be accumulated at a time; 0
+        where it is accumulated as a whole (`engine.planning.layout.embed_chunks`).
         """
         is_one_table = self.embed.parameter_count == self.vocab_size * self.hidden_size
         if self.holds_embed or not is_one_table or self.embed.fp32_numel:
@@ -324,7 +328,7 @@ class ModelShape:
 
     @functools.cached_property
     def state_item_bytes(self) -> float:
-        """A parameter that is trained takes this many bytes over all planes, on average over the
+        """Bytes that a parameter that is trained takes over all planes, on average over the
         blocks.
         """
         units = [unit for unit in self.blocks if unit.numel] or self.units
@@ -335,9 +339,7 @@ class ModelShape:
 
     @property
     def read_ahead_numel(self) -> int:
-        """While a checkpoint is read, at most this many parameters are in memory beside their
-        planes.
-        """
+        """Most parameters that are in memory beside their planes while a checkpoint is read."""
         counts = [unit.parameter_count for unit in self.units]
         return read_ahead_numel(counts, self.active_parameters < self.parameter_count)
 
@@ -353,7 +355,7 @@ class ModelShape:
 
     @property
     def frozen_bytes(self) -> int:
-        """Returns the bytes of the weights that are not trained."""
+        """Bytes of the weights that are not trained."""
         return self.item_bytes * sum(unit.frozen_numel for unit in self.units)
 
     def export_bytes(self, dtype: str) -> int:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 ALIGNMENT = 512
 """Each tensor begins at a multiple of so many bytes, as those do that the device allocates."""
 MORE_BYTES = 1 << 16
-"""The room has so many bytes more, for the gaps between tensors and for kernels that fill up their
-log-sums. Where it does not suffice for a tensor, attention is computed again.
+"""Bytes of the room more, for the gaps between tensors and for kernels that fill up their log-sums.
+Where it does not suffice for a tensor, attention is computed again.
 """
 
 

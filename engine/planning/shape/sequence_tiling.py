@@ -15,8 +15,8 @@ smaller ones are a little slower, and gradient accumulators are added up more of
 
 @dataclass(frozen=True)
 class TiledBlock:
-    """A `TiledBlock` has the bytes of one block, beside its input and the gradient of its output,
-    while parts of it run in sequence chunks (`engine.model.build.measure_shape`).
+    """Has the bytes of one block, beside its input and the gradient of its output, while parts of
+    it run in sequence chunks (`engine.model.build.measure_shape`).
     """
 
     kept: float
@@ -32,7 +32,7 @@ class TiledBlock:
     inside_fixed: float
     """It takes so many more then, whatever the lengths are, above all for gradient accumulators."""
     parameter_count: float
-    """The parts that run in sequence chunks have so many parameters."""
+    """Number of parameters of the parts that run in sequence chunks."""
 
     def kept_bytes(self, tokens: int) -> int:
         """Returns the bytes that autograd keeps for so many tokens."""
@@ -47,7 +47,7 @@ class TiledBlock:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Returns all values in order, as rows of JSON have them."""
+        """All values in order, as rows of JSON have them."""
         return astuple(self)
 
 

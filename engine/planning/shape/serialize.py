@@ -75,7 +75,7 @@ adapter takes and returns.
 
 @dataclass(frozen=True)
 class AdaptedBlock:
-    """An `AdaptedBlock` says what of a block with adapters must be stored beside activations."""
+    """What of a block with adapters must be stored beside activations."""
 
     layers: Sequence[tuple[int, int]]
     """Each layer with an adapter takes and returns so many features."""

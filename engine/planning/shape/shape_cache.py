@@ -182,7 +182,7 @@ def _sources() -> str | None:
 
 
 _SOURCES = _sources()
-"""This is the digest for the files that this process runs."""
+"""The digest for the files that this process runs."""
 
 
 # ---------------------------------------------------------------------- files

@@ -22,7 +22,7 @@ class UnitShape:
 
     name: str
     numel: int
-    """Each plane has this many elements, alignment included. Only weight_high may have more."""
+    """Number of elements of each plane, alignment included. Only weight_high may have more."""
     parameter_count: int
     widest: int = 0
     """No matrix has more input or output features per token than this."""
@@ -39,17 +39,17 @@ class UnitShape:
     fp32_numel: int = 0
     """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
     adapter_features: int = 0
-    """This is what all layers with an adapter take and return."""
+    """What all layers with an adapter take and return."""
     adapted_numel: int = 0
     """Stacked experts with adapters have so many elements, added up anew in every pass."""
     small_numel: int = 0
-    """This many elements belong to small parameters (`engine.planning.layout.moments`)."""
+    """Number of elements that belong to small parameters (`engine.planning.layout.moments`)."""
     block_count: int = 0
     """The moments of the other elements are cut into this many blocks, if they are in 8 bits."""
     frozen_numel: int = 0
     """So many elements, alignment included, are in weight_high alone: they are not trained."""
     frozen_count: int = 0
-    """So many of the parameters are not trained."""
+    """Number of the parameters that are not trained."""
     shared_count: int = 0
     """A block computes with so many parameters of embed beside its own; of embed, these are those
     that blocks compute with.
@@ -57,32 +57,32 @@ class UnitShape:
 
     @property
     def called_count(self) -> int:
-        """A block computes with so many parameters: its own, and those that blocks share."""
+        """Number of parameters that a block computes with: its own, and those that blocks share."""
         return self.parameter_count + self.shared_count
 
     @property
     def weight_numel(self) -> int:
-        """The plane weight_high has this many elements."""
+        """Number of elements of the plane weight_high."""
         return self.numel + self.frozen_numel
 
     @property
     def trained_count(self) -> int:
-        """So many of the parameters are trained."""
+        """Number of the parameters that are trained."""
         return self.parameter_count - self.frozen_count
 
     @property
     def is_frozen(self) -> bool:
-        """Tells whether the unit has parameters, none of which is trained."""
+        """Whether the unit has parameters, none of which is trained."""
         return 0 < self.parameter_count == self.frozen_count
 
     @property
     def gradient_numel(self) -> int:
-        """The gradient of the unit has this many elements."""
+        """Number of elements of the gradient of the unit."""
         return 0 if self.is_frozen else self.numel
 
     @property
     def moment_counts(self) -> MomentCounts:
-        """Returns how many elements keep their moments in which way, with any optimizer."""
+        """Numbers of elements by how their moments are kept, for any optimizer."""
         return MomentCounts(self.numel, self.small_numel, self.block_count, self.name == EMBED)
 
     def padded(self, shards: Shards) -> UnitShape:

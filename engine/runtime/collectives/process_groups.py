@@ -92,9 +92,9 @@ def reaching_others() -> Iterator[None]:
 
 
 class ProcessGroupCollectives:
-    """A `ProcessGroupCollectives` is an exchange by process groups. That of `torch.distributed`
-    must have all ranks, each of which makes its exchange. everyone: the group that has all ranks
-    already, which work as those of one node do.
+    """An exchange by process groups. That of `torch.distributed` must have all ranks, each of which
+    makes its exchange. everyone: the group that has all ranks already, which work as those of one
+    node do.
     """
 
     def __init__(self, place: RankInfo, everyone: distributed.ProcessGroup | None = None):

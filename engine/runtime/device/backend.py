@@ -38,7 +38,7 @@ class Backend(Protocol):
 
     @property
     def device_name(self) -> str:
-        """Returns the name of the device, under which its rates are stored."""
+        """The name of the device, under which its rates are stored."""
 
     def submit(self, lane: Lane, waits: Sequence[Ticket], work: Callable[[], None]) -> Ticket:
         """Runs `work` on `lane` after the ops of `waits`, which are tickets of this backend. Raises

@@ -82,8 +82,8 @@ def _shape_of(batch: Batch) -> Shape:
 
 
 class Border(Enum):
-    """A `Border` is where the hidden state, or its gradient, passes between blocks that are
-    recorded and ops that are not.
+    """Where the hidden state, or its gradient, passes between blocks that are recorded and ops that
+    are not.
     """
 
     INTO_FORWARD = 1
@@ -125,9 +125,9 @@ class BlockGraphs:
         """The gradient of the first block's input is needed."""
         self.together = plan.graphs
         self.problem = model.unrecordable
-        """It says why blocks run as they are, and is empty where they are replayed."""
+        """Why blocks run as they are; empty where they are replayed."""
         self._unfit = ""
-        """It says why a step did not fit its recordings. There are none from the next one on."""
+        """Why a step did not fit its recordings. There are none from the next step on."""
         self._by_shape: dict[tuple[tuple[Shape, ...], Sizes], StepGraphs] = {}
 
     def of_step(self, batches: Sequence[Batch]) -> StepGraphs | None:
@@ -195,7 +195,7 @@ class StepGraphs:
         """These micro-batches of the step under way run as they are."""
         self._finished = True
         self.is_recording = False
-        """It is True while an op is being recorded. Nothing of it runs on the device then."""
+        """Whether an op is being recorded. Nothing of it runs on the device then."""
 
     def begin(self) -> None:
         """Begins a step."""

@@ -167,7 +167,7 @@ class CompiledFunction:
         self._compiled = torch.compile(function, dynamic=dynamic)
         self.problem = ""
         self.ran = False
-        """It is True once the function has run compiled for some shape."""
+        """Whether the function has run compiled for some shape."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         set_up_compiler()
@@ -211,9 +211,9 @@ class MayFail(Protocol):
     """A compiled function that may turn out to be impossible to compile."""
 
     what: str
-    """This is what it is, in words."""
+    """What it is, in words."""
     problem: str
-    """It says why it runs uncompiled, and is empty where it does not."""
+    """Why it runs uncompiled; empty where it runs compiled."""
 
     def try_again(self) -> None:
         """Compiles it again, if it runs uncompiled."""

@@ -42,8 +42,8 @@ def sizes_of(documents: Iterable[Documents | None]) -> Sizes:
 
 
 class FixedDocuments:
-    """A `FixedDocuments` takes the place of the documents of a micro-batch in the variable-length
-    kernel. Empty documents at the end make up their number.
+    """Takes the place of the documents of a micro-batch in the variable-length kernel. Empty
+    documents at the end make up their number.
 
     It has nothing else of `Documents`, so work that asks for more cannot be recorded.
     """

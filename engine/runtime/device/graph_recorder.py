@@ -25,7 +25,7 @@ class Recording(Protocol):
 
 
 class Recorder(Protocol):
-    """A `Recorder` records work of COMPUTE, in the thread that launches that lane."""
+    """Records work of COMPUTE, in the thread that launches that lane."""
 
     def rehearse(self, work: Work) -> None:
         """Runs `work` as it will be recorded, so that everything that it needs is compiled, chosen
@@ -39,7 +39,7 @@ class Recorder(Protocol):
         """
 
     def has_drawn(self) -> bool:
-        """Tells whether random numbers were drawn since the generator was seeded. Work that draws
+        """Returns whether random numbers were drawn since the generator was seeded. Work that draws
         them would draw the same ones in each replay.
         """
 
@@ -54,8 +54,8 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """A `CudaRecorder` has a stream of its own to record on, since the default stream cannot be
-    recorded. Its recordings are replayed on the stream of COMPUTE.
+    """Has a stream of its own to record on, since the default stream cannot be recorded. Its
+    recordings are replayed on the stream of COMPUTE.
     """
 
     def __init__(self, device: torch.device):

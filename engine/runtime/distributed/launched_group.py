@@ -135,9 +135,8 @@ class JoinedProcess:
 
 
 class LaunchedGroup:
-    """A `LaunchedGroup` has the processes of `launched` beside this one, which is rank 0, in the
-    order of ranks. Raises RankError where one of them does not come, or cannot compute the same
-    run.
+    """Has the processes of `launched` beside this one, which is rank 0, in the order of ranks.
+    Raises RankError where one of them does not come, or cannot compute the same run.
     """
 
     def __init__(self, launched: Launched, handshake: Handshake):

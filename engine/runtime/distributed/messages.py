@@ -43,7 +43,7 @@ class Open(Message, frozen=True):
     """A worker opens its device and joins the process group. It answers `Done`."""
 
     device: str
-    """It is `cpu` or `cuda`."""
+    """`cpu` or `cuda`."""
     place: RankInfo
     rendezvous: Rendezvous
     threads: int
@@ -65,7 +65,7 @@ class PlanesSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: ModelConfig
     config: str
-    """It is the model's configuration, of transformers, as rank 0 changed it
+    """The model's configuration, of transformers, as rank 0 changed it
     (`engine.runtime.distributed.codec.config_text`).
     """
     parts: Parts | None
@@ -259,7 +259,9 @@ class DeviceMemory(Struct, frozen=True, forbid_unknown_fields=True):
     """All programs on the card together use this."""
     total: int = 0
     host: int = 0
-    """The process has this many bytes of RAM for itself. Only those on other nodes tell."""
+    """Bytes of RAM that the process has for itself; told only on other nodes than that of rank
+    0.
+    """
 
 
 class OptimizerStep(Message, frozen=True):
@@ -284,7 +286,7 @@ class Failed(Message, frozen=True):
     """Something went wrong in a worker, which ends now."""
 
     sentence: str
-    """It says what, without naming the rank."""
+    """What went wrong, in a sentence that does not name the rank."""
     trace: str
     """The traceback is for the log."""
     by_others: bool = False
@@ -301,12 +303,12 @@ class Handshake(Message, frozen=True):
     host_name: str
     pid: int
     program: str
-    """It is a digest of the program's sources."""
+    """A digest of the program's sources."""
     versions: dict[str, str]
     settings: dict[str, Any]
     """Its command line gives these settings, by dotted name. They are plain data, as in JSON."""
     problem: str = ""
-    """This is why its command line cannot be used, if so."""
+    """Why its command line cannot be used, if so."""
 
 
 class Welcome(Message, frozen=True):

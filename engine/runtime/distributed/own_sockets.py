@@ -21,8 +21,8 @@ _PEER = struct.Struct("3i")
 
 
 class OwnSocket:
-    """An `OwnSocket` is where processes of this account meet by a name. They have the same
-    variables, so they find the same folder. Raises RankError where that is another account's.
+    """Where processes of this account meet by a name. They have the same variables, so they find
+    the same folder. Raises RankError where that is another account's.
     """
 
     def __init__(self, name: str):

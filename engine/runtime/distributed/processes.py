@@ -20,16 +20,16 @@ from engine.runtime.distributed.message_stream import Connection
 from engine.runtime.distributed.messages import End, Message
 
 END_SECONDS = 10
-"""A process that was asked to end has so many seconds."""
+"""Seconds within which a process that was asked to end must have ended."""
 ENDED = "it has ended"
-"""This is what a connection says of a process that has ended."""
+"""What a connection says of a process that has ended."""
 
 Take = Callable[[Message], bool]
 Lost = Callable[[str], None]
 
 
 class WorkerProcess(Protocol):
-    """A `WorkerProcess` belongs to a worker group. Any thread may call its methods."""
+    """Belongs to a worker group. Any thread may call its methods."""
 
     host_name: str
     """It is on this node; empty where that is rank 0's and there is no other."""

@@ -39,8 +39,8 @@ _POLL_SECONDS = 1.0
 
 
 class RemoteShards:
-    """A `RemoteShards` reaches the shards of those that follow. `send` sends a message to one of
-    them, and `problem` returns why they cannot go on, or "". Any thread may call the methods.
+    """Reaches the shards of those that follow. `send` sends a message to one of them, and `problem`
+    returns why they cannot go on, or "". Any thread may call the methods.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class RemoteShards:
 
 
 class RemoteNodes:
-    """A `RemoteNodes` reaches the parts of planes in the RAM of other nodes (`OtherNodes`): the
-    first rank of each has them. place: that of rank 0.
+    """Reaches the parts of planes in the RAM of other nodes (`OtherNodes`): the first rank of each
+    has them. place: that of rank 0.
     """
 
     def __init__(self, shards: RemoteShards, place: RankInfo):
@@ -174,9 +174,7 @@ class RemoteNodes:
 
 
 class OwnNodeShards:
-    """An `OwnNodeShards` has this node's part of planes, in memory that its ranks share. threads:
-    so many touch it.
-    """
+    """Has this node's part of planes, in memory that its ranks share. threads: so many touch it."""
 
     def __init__(self, threads: int):
         self._held: dict[Key, HeldBytes] = {}
@@ -187,7 +185,7 @@ class OwnNodeShards:
 
     @property
     def planes(self) -> SharedPlanes:
-        """Returns where the planes are that are allocated now."""
+        """Where the planes are that are allocated now."""
         return self._memory.planes
 
     def allocate(self, parts: Mapping[Key, NodeShard]) -> None:

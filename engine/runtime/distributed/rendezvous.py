@@ -32,7 +32,7 @@ class InMemory(Struct, frozen=True, tag=True):
 
     process: int
     file: int
-    """It is the file with this descriptor of the process."""
+    """The file with this descriptor of the process."""
     ranks: int
 
     @classmethod

@@ -19,8 +19,8 @@ MEMORY_SECONDS = 1.0
 
 
 class Reporter:
-    """A `Reporter` makes the reports of one rank, which computes on `backend`. tells_node_memory:
-    they tell of its RAM, too.
+    """Makes the reports of one rank, which computes on `backend`. tells_node_memory: they tell of
+    its RAM, too.
     """
 
     def __init__(self, backend: Backend, tells_node_memory: bool = False):

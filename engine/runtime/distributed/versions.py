@@ -18,8 +18,8 @@ from engine.runtime.host.plane_version import PlaneVersion
 
 
 class RankZeroVersion(PlaneVersion):
-    """A `RankZeroVersion` belongs to rank 0. `go` tells the other ranks that they may
-    write a step, and `wait` returns once they have written it.
+    """Belongs to rank 0. `go` tells the other ranks that they may write a step, and `wait` returns
+    once they have written it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RankZeroVersion(PlaneVersion):
 
 
 class WorkerVersion(PlaneVersion):
-    """A `WorkerVersion` belongs to a worker."""
+    """Belongs to a worker."""
 
     def __init__(self) -> None:
         super().__init__()

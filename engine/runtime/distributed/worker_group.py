@@ -77,7 +77,7 @@ class WorkerGroupPlan:
 
     @property
     def place(self) -> RankInfo:
-        """Returns the place of rank 0."""
+        """`RankInfo` of rank 0."""
         return RankInfo(0, self.ranks, self.nodes)
 
 
@@ -127,7 +127,7 @@ class WorkerGroup:
 
     @property
     def collectives(self) -> ProcessGroupCollectives:
-        """Returns what carries tensors between the ranks."""
+        """Collectives that carry tensors between the ranks."""
         assert self._collectives is not None
         return self._collectives
 
@@ -285,17 +285,17 @@ class WorkerGroup:
 
     @property
     def problem(self) -> str:
-        """Returns why the ranks cannot go on, or "" if they can."""
+        """Why the ranks cannot continue, or "" if they can."""
         return self._problem
 
     @property
     def is_abandoned(self) -> bool:
-        """Returns whether the others wait in a step that this rank has given up."""
+        """Whether the others wait in a step that this rank has given up."""
         return self._is_abandoned
 
     @property
     def compute(self) -> bool:
-        """Returns whether the others compute what they are asked to."""
+        """Whether the others compute what they are asked to."""
         return not (self._problem or self._is_abandoned)
 
     def abandon(self) -> None:

@@ -32,8 +32,8 @@ from engine.runtime.host.shared_memory import OpenedMemory, OwnedMemory, SharedP
 
 @dataclass(frozen=True)
 class Opener:
-    """An `Opener` has what host states needs beside its planes. on_device: rank 0 allocates planes
-    there, where it reaches this rank.
+    """Has what host states needs beside its planes. on_device: rank 0 allocates planes there, where
+    it reaches this rank.
     """
 
     place: RankInfo
@@ -43,8 +43,8 @@ class Opener:
 
 
 class WorkerStates:
-    """A `WorkerStates` is the host states of one rank, with the model whose planes it has. memory:
-    the planes are there, or are made there.
+    """The host states of one rank, with the model whose planes it has. memory: the planes are
+    there, or are made there.
     """
 
     def __init__(self, opener: Opener, held: PlanesSpec, memory: PlaneMemory):
@@ -84,7 +84,7 @@ class WorkerStates:
 
     @property
     def _is_reached(self) -> bool:
-        """Returns whether rank 0 reaches the planes of this rank."""
+        """Whether rank 0 reaches the planes of this rank."""
         return self._opener.place.node_rank == 0 or self.held.nodes_per_replica > 1
 
     def _planes_on_device(self) -> DevicePlanes:

@@ -32,7 +32,7 @@ class NodeShard(NamedTuple):
     """Shard of a plane that one node holds."""
 
     wanted: Wanted
-    """It is the whole plane."""
+    """The whole plane."""
     held: HeldBytes
 
 
@@ -94,8 +94,8 @@ class NodeShards:
 
 
 class NodePlanes(RamPlanes):
-    """A `NodePlanes` owns what one node holds of planes. parts: it is made with these, as other
-    `RamPlanes` are. held: it returns what the node holds of a plane.
+    """Owns what one node holds of planes. parts: it is made with these, as other `RamPlanes` are.
+    held: it returns what the node holds of a plane.
     """
 
     is_whole = False
@@ -109,7 +109,7 @@ class NodePlanes(RamPlanes):
 
 
 class CrossNodePlanes(NodePlanes):
-    """A `CrossNodePlanes` owns what the first node holds, and reaches what the `others` do."""
+    """Owns what the first node holds, and reaches what the `others` do."""
 
     def __init__(self, parts: Parts, shards: NodeShards, others: OtherNodes):
         super().__init__(parts, lambda key: shards.held(key, 0))

@@ -26,7 +26,7 @@ class PlaneDevice(Protocol):
 
 
 class DevicePlanes:
-    """A `DevicePlanes` owns flat tensors on one device, by unit and plane."""
+    """Owns flat tensors on one device, by unit and plane."""
 
     def __init__(self, device: PlaneDevice):
         self._device = device
@@ -34,7 +34,7 @@ class DevicePlanes:
 
     @property
     def nbytes(self) -> int:
-        """All planes together have this many bytes."""
+        """Bytes of all planes together."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
     def allocate(self, wanted: Mapping[Key, Wanted]) -> None:

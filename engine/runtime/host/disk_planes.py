@@ -20,7 +20,7 @@ from engine.runtime.host.ram_planes import Key
 
 
 class DiskPlanes:
-    """A `DiskPlanes` owns one file for each unit, in `folder`."""
+    """Owns one file for each unit, in `folder`."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -40,12 +40,12 @@ class DiskPlanes:
 
     @property
     def nbytes(self) -> int:
-        """All files together have this many bytes."""
+        """Bytes of all files together."""
         return sum(file.nbytes for file in self._files.values())
 
     @property
     def is_direct(self) -> bool:
-        """Tells whether reads and writes go past the page cache."""
+        """Whether reads and writes go past the page cache."""
         return all(file.is_direct for file in self._files.values())
 
     def __contains__(self, unit: str) -> bool:

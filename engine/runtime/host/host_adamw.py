@@ -49,9 +49,9 @@ class GradientChunk(NamedTuple):
     """Chunk of a unit that is updated by itself."""
 
     start: int
-    """It begins at this element of the unit."""
+    """First element in the unit."""
     grad: np.ndarray
-    """The gradients are flat, shape [elements]."""
+    """Gradients, flat [elements]."""
     moments: tuple[np.ndarray, ...] | None = None
     """These are both moments of the chunk, uint8 [bytes] each. It is None where they are in planes
     of the host states.
@@ -89,10 +89,9 @@ class _Part(NamedTuple):
 
 
 class HostAdamW:
-    """A `HostAdamW` updates the units of one `HostStates`. With moments in fp32, its results are
-    those of `torch.optim.AdamW` on fp32 masters except for rounding. They do not depend on
-    `threads` (by default all cores but two). The kernels are compiled by the constructor, not in
-    the first step.
+    """Updates the units of one `HostStates`. With moments in fp32, its results are those of
+    `torch.optim.AdamW` on fp32 masters except for rounding. They do not depend on `threads` (by
+    default all cores but two). The kernels are compiled by the constructor, not in the first step.
     """
 
     def __init__(self, states: HostStates, settings: AdamWSettings, threads: int | None = None):

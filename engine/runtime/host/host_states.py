@@ -54,8 +54,8 @@ from engine.runtime.optimizer.moment_conversion import Bytes, convert_moments
 
 
 class HostStates:
-    """A `HostStates` owns flat planes by unit: ``weight_high``, ``weight_low`` (`bfloat16` only),
-    ``exp_avg``, ``exp_avg_sq`` and ``grad``.
+    """Owns flat planes by unit: ``weight_high``, ``weight_low`` (`bfloat16` only), ``exp_avg``,
+    ``exp_avg_sq`` and ``grad``.
 
     `register(address, bytes)` and `unregister(address)` register memory with the device for DMA,
     and undo that; they are None without a device. `register` returns False where that is refused.
@@ -83,13 +83,13 @@ class HostStates:
             for spec, offset in zip(layout.parameters, layout.offsets):
                 self._places[layout.unit, spec.name] = (offset, spec)
         self.held = PlaneVersion()
-        """It says which optimizer step's state the planes hold."""
+        """Which optimizer step's state the planes hold."""
 
     # ------------------------------------------------------------------ memory
 
     @property
     def planes(self) -> tuple[str, ...]:
-        """Returns the names of the planes that each unit has in this dtype."""
+        """The names of the planes that each unit has in this dtype."""
         return tuple(PLANE_ITEM_BYTES[self.dtype])
 
     def allocate_weights(self, progress: Progress = no_progress) -> None:
@@ -151,29 +151,27 @@ class HostStates:
 
     @property
     def optimizer(self) -> Optimizer:
-        """Returns the optimizer whose moments these are (`allocate_states`)."""
+        """The optimizer whose moments these are (`allocate_states`)."""
         return self._where.optimizer
 
     @property
     def gpu_resident(self) -> frozenset[str]:
-        """Returns the units that live on the device."""
+        """Units that live on the device (GPU-resident)."""
         return self._where.gpu_resident
 
     @property
     def disk_offloaded(self) -> frozenset[str]:
-        """Returns the units whose moments are on the disk."""
+        """Units whose moments are on the disk."""
         return self._where.disk_offloaded
 
     @property
     def disk(self) -> DiskPlanes:
-        """Returns the moments on the disk. Raises DiskOffloadError where there is no folder for
-        them.
-        """
+        """The moments on the disk. Raises DiskOffloadError where there is no folder for them."""
         return self._where.disk
 
     @property
     def written_bytes(self) -> tuple[int, int]:
-        """Returns the bytes that steps have written to the disk, of moments and of block inputs."""
+        """Bytes that steps have written to the disk, of moments and of block inputs."""
         if not self._where.has_disk:
             return 0, 0
         return self.disk.written_bytes, self.disk.written_block_input_bytes
@@ -227,36 +225,36 @@ class HostStates:
 
     @property
     def largest_block(self) -> int:
-        """Returns the elements of the largest block, by which chunks are measured."""
+        """Elements of the largest block, by which chunks are measured."""
         numel = {unit: layout.numel for unit, layout in self.layouts.items()}
         embed_and_head = [numel.pop(unit) for unit in (EMBED, HEAD) if unit in numel]
         return largest_updated(numel.values(), embed_and_head)
 
     @property
     def allocated(self) -> tuple[Optimizer, bool] | None:
-        """Returns the optimizer whose moments are allocated, and whether planes of gradients are;
-        None before `allocate_states`.
+        """The optimizer whose moments are allocated, and whether planes of gradients are; None
+        before `allocate_states`.
         """
         return (self.optimizer, self._where.has_gradients) if self._has_states else None
 
     @property
     def allocated_bytes(self) -> int:
-        """The planes in host memory have this many bytes."""
+        """Bytes of the planes in host memory."""
         return self._ram.nbytes
 
     @property
     def device_bytes(self) -> int:
-        """The planes on the device have this many bytes."""
+        """Bytes of the planes on the device."""
         return self._where.device_bytes
 
     @property
     def pinned_bytes(self) -> int:
-        """The planes that are registered for DMA have this many bytes."""
+        """Bytes of the planes that are registered for DMA."""
         return self._ram.pinned_bytes
 
     @property
     def refused_bytes(self) -> int:
-        """The system refused to register planes of this many bytes; their copies are slower."""
+        """Bytes of planes that the system refused to register; their copies are slower."""
         return self._ram.refused_bytes
 
     def register_states(self, units: Iterable[str]) -> None:
@@ -309,7 +307,7 @@ class HostStates:
         self._where.of(unit, plane).write((unit, plane), begin, content)
 
     def is_in_ram(self, unit: str, plane: str) -> bool:
-        """Tells whether the memory that `content` returns is the plane's own."""
+        """Returns whether the memory that `content` returns is the plane's own."""
         return self._where.of(unit, plane) is self._ram and self._ram.is_whole
 
     def nbytes(self, unit: str, plane: str) -> int:
@@ -373,7 +371,7 @@ class HostStates:
                 offset += chunk.numel()
 
     def _is_high_only(self, unit: str, offset: int) -> bool:
-        """Tells whether the element `offset` of a unit is in the plane weight_high alone."""
+        """Returns whether the element `offset` of a unit is in the plane weight_high alone."""
         return offset >= self.layouts[unit].numel
 
     def _put_high(

@@ -47,8 +47,8 @@ def populate(address: int, size: int) -> bool:
 
 
 def shared_memory_has_huge_pages() -> bool:
-    """Tells whether memory that processes share may be in huge pages, which a setting of the kernel
-    decides; True where the kernel does not say.
+    """Returns whether memory that processes share may be in huge pages, which a setting of the
+    kernel decides; True where the kernel does not say.
     """
     try:
         setting = _SHARED_PAGES.read_text()

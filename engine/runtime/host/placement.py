@@ -78,9 +78,7 @@ class PlanePlacement:
 
     @property
     def disk(self) -> DiskPlanes:
-        """Returns the moments on the disk. Raises DiskOffloadError where there is no folder for
-        them.
-        """
+        """The moments on the disk. Raises DiskOffloadError where there is no folder for them."""
         if self._on_disk is None:
             raise DiskOffloadError(
                 "No folder is given for what goes to the disk; set engine.disk to one."
@@ -89,7 +87,7 @@ class PlanePlacement:
 
     @property
     def has_disk(self) -> bool:
-        """Tells whether a folder is given for what goes to the disk."""
+        """Whether a folder is given for what goes to the disk."""
         return self._on_disk is not None
 
     def of(self, unit: str, plane: str) -> RamPlanes | DevicePlanes | DiskPlanes:
@@ -106,7 +104,7 @@ class PlanePlacement:
         return ChainMap(self.ram.tensors, self._on_device.tensors)
 
     def has(self, unit: str, plane: str) -> bool:
-        """Tells whether a plane is allocated."""
+        """Returns whether a plane is allocated."""
         is_on_disk = plane in MOMENTS and self._on_disk is not None and unit in self._on_disk
         return is_on_disk or (unit, plane) in self.tensors()
 
@@ -116,7 +114,7 @@ class PlanePlacement:
 
     @property
     def device_bytes(self) -> int:
-        """The planes on the device have this many bytes."""
+        """Bytes of the planes on the device."""
         return 0 if self._on_device is None else self._on_device.nbytes
 
     def allocate(

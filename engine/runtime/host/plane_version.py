@@ -28,11 +28,11 @@ from typing import Protocol
 
 
 class PlaneReader(Protocol):
-    """A `PlaneReader` reads the planes as they are after one step. Any thread may call it."""
+    """Reads the planes as they are after one step. Any thread may call it."""
 
     @property
     def is_ready(self) -> bool:
-        """Returns whether `arm` or `end` was called."""
+        """Whether `arm` or `end` was called."""
 
     def arm(self) -> None:
         """Says that the planes now hold that step, and no later one."""
@@ -45,7 +45,7 @@ class PlaneReader(Protocol):
 
 
 class PlaneVersion:
-    """A `PlaneVersion` belongs to a `HostStates`; steps count from 1, and 0 is before the first."""
+    """Belongs to a `HostStates`; steps count from 1, and 0 is before the first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,22 +56,22 @@ class PlaneVersion:
 
     @property
     def step(self) -> int:
-        """Returns the latest step that is written completely, or that was skipped after one."""
+        """Latest step that is written completely, or that was skipped after one."""
         return self._applied
 
     @property
     def is_mixed(self) -> bool:
-        """Returns whether some but not all planes hold a later step than `step`."""
+        """Whether some but not all planes hold a later step than `step`."""
         return self._writing != self._applied
 
     @property
     def writing(self) -> int:
-        """Returns the step whose updates began last."""
+        """The step whose updates began last."""
         return self._writing
 
     @property
     def skipped(self) -> tuple[int, ...]:
-        """Returns the steps that were taken without an update."""
+        """The steps that were taken without an update."""
         return tuple(self._skipped)
 
     def update_number(self, step: int) -> int:

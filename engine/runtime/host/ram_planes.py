@@ -43,7 +43,7 @@ class PlaneMemory(Protocol):
     """Source of the memory of planes."""
 
     is_new: bool
-    """It is memory that the host states gets, and not that of another process."""
+    """Memory that the host states gets, and not that of another process."""
 
     def map(self, key: Key, size: int) -> mmap.mmap:
         """Returns `size` new bytes for a plane. Raises OSError or OverflowError where the system
@@ -79,8 +79,8 @@ class PrivateMemory:
 
 
 class RamPlanes:
-    """A `RamPlanes` owns flat arrays by unit and plane. `register` and `unregister` are those of
-    `HostStates`; `workers` touch and release memory.
+    """Owns flat arrays by unit and plane. `register` and `unregister` are those of `HostStates`;
+    `workers` touch and release memory.
     """
 
     is_whole = True
@@ -105,7 +105,7 @@ class RamPlanes:
         self.tensors: dict[Key, torch.Tensor] = {}
         self._registered: dict[int, int] = {}
         self.refused_bytes = 0
-        """The system refused to register planes of this many bytes; their copies are slower."""
+        """Bytes of planes that the system refused to register; their copies are slower."""
         if unregister is not None:
             # This covers planes that are never released. Otherwise their addresses would still
             # count as registered when the system reuses them, and the new memory there could not be
@@ -119,12 +119,12 @@ class RamPlanes:
 
     @property
     def nbytes(self) -> int:
-        """All planes together have this many bytes here."""
+        """Bytes of all planes together on this node."""
         return sum(self._backed.values())
 
     @property
     def pinned_bytes(self) -> int:
-        """The planes that are registered for DMA have this many bytes."""
+        """Bytes of the planes that are registered for DMA."""
         return sum(self._registered.values())
 
     def allocate(self, wanted: Mapping[Key, Wanted], what: str, progress: Progress) -> None:

@@ -115,8 +115,8 @@ class DeviceShards:
 
 
 class OwnShards(DevicePlanes):
-    """An `OwnShards` owns what one rank holds of planes. Whoever writes them does so as if they
-    were whole: the rank keeps what is its own.
+    """Owns what one rank holds of planes. Whoever writes them does so as if they were whole: the
+    rank keeps what is its own.
     """
 
     def __init__(self, device: PlaneDevice, shards: DeviceShards, rank: int):
@@ -135,7 +135,7 @@ class OwnShards(DevicePlanes):
 
 
 class ShardedPlanes(DevicePlanes):
-    """A `ShardedPlanes` owns the planes of rank 0, and reaches those of the `others`."""
+    """Owns the planes of rank 0, and reaches those of the `others`."""
 
     def __init__(self, device: PlaneDevice, shards: DeviceShards, others: OtherShards):
         super().__init__(device)

@@ -20,7 +20,7 @@ _KEY = ("buffer", "buffer")
 
 @dataclass(frozen=True)
 class InSharedBuffer:
-    """An `InSharedBuffer` is the first `size` bytes of the buffer in the file `path`."""
+    """The first `size` bytes of the buffer in the file `path`."""
 
     path: str
     inode: int
@@ -33,9 +33,7 @@ class InSharedBuffer:
 
 
 class SharedBuffer:
-    """A `SharedBuffer` is memory that this process owns. One exchange of bytes at a time may use
-    it.
-    """
+    """Memory that this process owns. One exchange of bytes at a time may use it."""
 
     def __init__(self) -> None:
         memory = OwnedMemory()

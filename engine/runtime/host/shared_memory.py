@@ -31,7 +31,7 @@ class SharedPlanes:
 
 
 class OwnedMemory:
-    """An `OwnedMemory` makes planes that other processes may open."""
+    """Makes planes that other processes may open."""
 
     is_new = True
 
@@ -43,7 +43,7 @@ class OwnedMemory:
 
     @property
     def planes(self) -> SharedPlanes:
-        """Returns where the planes are that are allocated now."""
+        """Where the planes are that are allocated now."""
         return SharedPlanes(os.getpid(), dict(self._files))
 
     def map(self, key: Key, size: int) -> mmap.mmap:
@@ -75,7 +75,7 @@ class OwnedMemory:
 
 
 class OpenedMemory:
-    """An `OpenedMemory` gives access to planes of another process."""
+    """Gives access to planes of another process."""
 
     is_new = False
 

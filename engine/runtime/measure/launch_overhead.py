@@ -26,9 +26,7 @@ LEAST_PASSES = 5
 
 @dataclass(frozen=True)
 class Pass:
-    """A `Pass` gives the seconds that one forward and backward take together, and the work in
-    them.
-    """
+    """Gives the seconds that one forward and backward take together, and the work in them."""
 
     seconds: float
     products: float

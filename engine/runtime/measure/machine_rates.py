@@ -30,7 +30,7 @@ from engine.runtime.optimizer.host_kernels import kernel
 from engine.runtime.optimizer.host_threads import Workers, default_threads, ranges
 
 PARAMETERS = {"cuda": 1 << 27, "cpu": 1 << 22}
-"""The planes that are copied and updated have this many parameters: far more than fit in any
+"""Number of parameters of the planes that are copied and updated: far more than fit in any
 cache.
 """
 PRODUCT = {"cuda": (16384, 4096, 16384), "cpu": (256, 1024, 1024)}
@@ -43,7 +43,7 @@ CALLS = 64
 ROUNDED: tuple[Optimizer, ...] = ("adamw_bf16", "adamw_8bit")
 """These optimizers have moments that are not in fp32."""
 COPIED_BYTES = 2
-"""A parameter that is copied takes this many bytes: it is bf16."""
+"""Bytes that a parameter that is copied takes: it is bf16."""
 
 
 _NOT_EVERYWHERE = ("overhead", "call", "link")

@@ -59,16 +59,16 @@ def moment_tables(device: torch.device) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class RoundedPlanes:
-    """`RoundedPlanes` are a chunk of a unit's planes. Not all of its moments are in fp32."""
+    """A chunk of a unit's planes. Not all of its moments are in fp32."""
 
     ranges: Sequence[MomentRange]
     """These ranges of the unit are the whole chunk."""
     start: int
     """The chunk begins at this element of the unit."""
     grad: torch.Tensor
-    """The gradients are flat, shape [elements]."""
+    """Gradients, flat [elements]."""
     weights: list[torch.Tensor]
-    """They are weight_high and, with split weights, weight_low, flat."""
+    """weight_high and, with split weights, weight_low, flat."""
     moments: list[torch.Tensor]
     """Each moment is a row of bytes, uint8, that begins with the first of the ranges."""
 

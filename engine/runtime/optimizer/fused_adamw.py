@@ -27,8 +27,8 @@ tl: Any = None
 moments_of: Any = None
 written: Any = None
 encoded: Any = None
-"""They are `triton.language` and the functions that kernels share, once `_import_triton` has set
-them. The kernels look them up here.
+"""`triton.language` and the functions that kernels share, once `_import_triton` has set them. The
+kernels look them up here.
 """
 _ELEMENTS = 1024
 """A program of a kernel updates this many elements."""
@@ -41,13 +41,13 @@ class FusedChunk:
     """Chunk of a unit's planes on a GPU, with moments of one kind."""
 
     grad: torch.Tensor
-    """The gradients are flat, shape [elements]."""
+    """Gradients, flat [elements]."""
     weights: Sequence[torch.Tensor]
-    """They are weight_high and, with split weights, weight_low, flat."""
+    """weight_high and, with split weights, weight_low, flat."""
     moments: Sequence[torch.Tensor]
-    """They are exp_avg and exp_avg_sq: fp32 and flat, or rows of bytes, uint8."""
+    """exp_avg and exp_avg_sq: fp32 and flat, or rows of bytes, uint8."""
     factors: tuple[torch.Tensor, torch.Tensor]
-    """They are the clip factors, float32 [2], and the scalars, float32 [8]."""
+    """The clip factors, float32 [2], and the scalars, float32 [8]."""
     decayed: int
     """Weight decay applies to the first elements, so many."""
 
@@ -61,7 +61,7 @@ class FusedAdamW:
 
     def __init__(self) -> None:
         self.problem = ""
-        """It says why the kernels cannot run, and is empty where they can."""
+        """Why the kernels cannot run; empty where they can."""
 
     def in_fp32(self, part: FusedChunk) -> bool:
         """Applies a step to weights whose moments are in fp32."""

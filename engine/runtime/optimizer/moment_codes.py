@@ -39,13 +39,13 @@ INDEX_SHIFT = {True: 17, False: 16}
 the map is signed: then its numbers are further apart.
 """
 SIZE = {signed: (LARGEST >> shift) - (LEAST >> shift) + 1 for signed, shift in INDEX_SHIFT.items()}
-"""The tables have this many entries."""
+"""Number of entries of the tables."""
 CODE_SHIFT = 18
 """The code is above this many bits of an entry. The sum of the others and of the remaining bits of
 a magnitude carries at most once.
 """
 ZERO = 127
-"""This is the code of 0 in the map of exp_avg. The table counts codes from it."""
+"""The code of 0 in the map of exp_avg. The table counts codes from it."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class MomentMap:
     """A `MomentMap` translates between values and codes."""
 
     values: np.ndarray
-    """The numbers of the codes are float32 [256], in ascending order."""
+    """Numbers of the codes, float32 [256], in ascending order."""
     boundaries: np.ndarray
     """A value above entry k has a code above k, float32 [255]."""
     entries: np.ndarray
-    """The table of kernels is uint32 [SIZE[signed]]."""
+    """Table of kernels, uint32 [SIZE[signed]]."""
 
     def codes(self, values: np.ndarray) -> np.ndarray:
         """Returns the codes of fp32 `values` between -1 and 1 by search, uint8 of their shape."""

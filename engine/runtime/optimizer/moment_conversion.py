@@ -18,13 +18,13 @@ from engine.runtime.optimizer.moment_codes import moment_map
 from engine.runtime.optimizer.moment_kernels import moment_kernel
 
 Bytes = Callable[[int, int], np.ndarray]
-"""It returns the bytes between two places of a plane of moments, uint8."""
+"""Returns the bytes between two places of a plane of moments, uint8."""
 Old = tuple[Bytes, Optimizer]
 """The plane that is read is told by its bytes, with the optimizer that it belongs to."""
 New = tuple[np.ndarray, Optimizer]
-"""The plane that is written is uint8 [bytes], with the optimizer that it belongs to."""
+"""Plane that is written, uint8 [bytes], with the optimizer that it belongs to."""
 _AT_ONCE = 4096 * BLOCK
-"""This many elements are converted at once, so that little memory is needed."""
+"""Number of elements that are converted at once, so that little memory is needed."""
 
 
 def read_moments(plane: np.ndarray, part: MomentRange, name: str) -> np.ndarray:

@@ -142,8 +142,8 @@ class _Group:
 
 
 class Sampler:
-    """A `Sampler` draws answers from the weights of `engine`. It checks the model's cache once,
-    when it is first needed.
+    """Draws answers from the weights of `engine`. It checks the model's cache once, when it is
+    first needed.
     """
 
     def __init__(self, engine: StreamingEngine):
@@ -151,8 +151,8 @@ class Sampler:
 
     @cached_property
     def cache_cost(self) -> CacheCost | None:
-        """A key-value cache takes this much memory. It is None where this model's logits with a
-        cache differ from those without.
+        """Memory that a key-value cache takes; None where this model's logits with a cache differ
+        from those without.
         """
         return try_cache(self.engine)
 

@@ -29,7 +29,7 @@ class EngineComponents:
     adamw: HostAdamW | None
     """The optimizer is None in an engine that only evaluates and samples."""
     loss_chunk: int
-    """The logits of this many positions exist at once."""
+    """Number of positions whose logits exist at once."""
     gradient_rings: dict[Buffer, torch.Tensor]
     """Kept gradients pass through these flat tensors [numel] on the host."""
     state_rings: dict[Buffer, memoryview]
@@ -41,9 +41,7 @@ class EngineComponents:
 
 
 class OpContext:
-    """An `OpContext` holds everything that the ops of one plan use and that is the same for every
-    step.
-    """
+    """Holds everything that the ops of one plan use and that is the same for every step."""
 
     def __init__(self, parts: EngineComponents, plan: StepPlan):
         self.plan = plan
@@ -101,7 +99,7 @@ class OpContext:
 
     @property
     def collectives(self) -> Collectives:
-        """Returns what reaches the other ranks. Only plans for several ranks use it."""
+        """What reaches the other ranks. Only plans for several ranks use it."""
         assert self._collectives is not None
         return self._collectives
 

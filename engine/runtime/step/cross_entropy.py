@@ -40,9 +40,9 @@ class LossTargets:
     """The loss of a micro-batch is computed at these positions."""
 
     index: torch.Tensor
-    """The flat positions are int64 [n]."""
+    """Flat positions, int64 [n]."""
     labels: torch.Tensor
-    """The target tokens are int64 [n]."""
+    """Target tokens, int64 [n]."""
     scale: float
     """The sum of cross-entropies is multiplied by this."""
     smoothing: float = 0.0
@@ -58,7 +58,7 @@ class LossChunks:
     """The loss is computed in chunks of this size."""
 
     size: int
-    """The logits of this many positions exist at once."""
+    """Number of positions whose logits exist at once."""
     compiled: bool = False
     """The loss of given logits is compiled."""
 

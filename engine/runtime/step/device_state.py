@@ -35,7 +35,7 @@ class Fp32Weights:
 
     def __init__(self, numel: int, device: torch.device):
         self.values = torch.zeros(numel, dtype=torch.float32, device=device)
-        """The weights are float32 [numel]; the parameters of templates are views of them."""
+        """Weights, float32 [numel]; the parameters of templates are views of them."""
         self.low = torch.zeros(numel, dtype=torch.int16, device=device)
         """The values of weight_low are copied into this int16 [numel]."""
 
@@ -59,16 +59,14 @@ class Fp32Weights:
 
 
 class DeviceBuffers(NamedTuple):
-    """A `DeviceBuffers` is the planes of an engine, and the buffer for a chunk of them that the
-    device updates.
-    """
+    """The planes of an engine, and the buffer for a chunk of them that the device updates."""
 
     host_states: HostStates
     update_buffer: UpdateBuffer
 
 
 class DeviceState:
-    """A `DeviceState` owns the buffers of one plan on one device.
+    """Owns the buffers of one plan on one device.
 
     A slot is a flat buffer; templates are block modules whose parameters are views of it.
     Overwriting a slot does not change an autograd version, so only the plan's waits protect a slot
@@ -418,8 +416,8 @@ class DeviceState:
 
     @property
     def compiling(self) -> tuple[float, list[str]]:
-        """The pair gives the seconds spent on compiling blocks so far, and the reasons for which
-        some blocks run uncompiled.
+        """Seconds spent on compiling blocks so far, and the reasons for which some blocks run
+        uncompiled.
         """
         blocks = [*self.compiled.values(), *self._compiled_alone.values()]
         seconds = sum(block.seconds for block in blocks)

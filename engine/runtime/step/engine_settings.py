@@ -19,11 +19,11 @@ class EngineSettings:
 
     choices: PlanChoices
     tokens: int
-    """The largest micro-batch has this many positions (rows x length). The buffers of block inputs
+    """Number of positions of the largest micro-batch (rows x length). The buffers of block inputs
     are made for this size.
     """
     loss_chunk: int = 1024
-    """The logits of this many positions exist at once."""
+    """Number of positions whose logits exist at once."""
     max_grad_norm: float | None = 1.0
     seed: int = 0
     collectives: Collectives | None = None
@@ -33,12 +33,12 @@ class EngineSettings:
 
     @property
     def place(self) -> RankInfo:
-        """Returns which of all ranks this is."""
+        """`RankInfo` of this rank."""
         return self.collectives.place if self.collectives else ALONE
 
     @property
     def shards(self) -> Shards:
-        """Returns how the planes are divided on a host, and which rank of it this is."""
+        """How the planes are divided on a host, and which rank of it this is."""
         return Shards(self.choices.ranks, self.place.local_rank)
 
     def noise(self, step: int) -> StepNoise | None:
@@ -49,7 +49,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class AppliedStep:
-    """An `AppliedStep` is the report of a step whose last update is applied."""
+    """The report of a step whose last update is applied."""
 
     step: int
     loss: float

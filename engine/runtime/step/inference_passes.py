@@ -37,25 +37,25 @@ SWEEP_MICRO_BATCHES = 128
 take more memory and save next to nothing.
 """
 SWEEP_TOKENS = 1 << 19
-"""The micro-batches of one sweep of an evaluation have this many positions at most, since they are
-copied to the device before it begins.
+"""Most positions of the micro-batches of one sweep of an evaluation, since they are copied to the
+device before it begins.
 """
 PASS_TOKENS = 16384
 """For sampling, a micro-batch has this many positions at most, unless it is a single row."""
 Accompanied: TypeAlias = Callable[[int], contextlib.AbstractContextManager[None]]
 """It makes the other ranks take part in a pass of so many groups."""
 _PLANS_KEPT = 16
-"""This many plans are kept for later passes: those that were used last."""
+"""Number of plans that are kept for later passes: those that were used last."""
 
 
 @dataclass(frozen=True)
 class LabeledRows:
-    """`LabeledRows` are a micro-batch of rows, some of whose positions have labels to score."""
+    """A micro-batch of rows, some of whose positions have labels to score."""
 
     input_ids: np.ndarray
-    """The token ids are int64 [rows, tokens], padded on the right."""
+    """Token ids, int64 [rows, tokens], padded on the right."""
     positions: np.ndarray
-    """The flat positions with a label are int64 [n]; a position with several is in it as often."""
+    """Flat positions with a label, int64 [n]; a position with several is in it as often."""
     labels: np.ndarray
     """The tokens that are scored as the next ones at `positions` are int64 [n]."""
 
@@ -65,7 +65,7 @@ class LabelScores:
     """Likelihood of each label of a micro-batch."""
 
     sequence_logps: np.ndarray
-    """The natural logarithms are float32 [n]."""
+    """Natural logarithms, float32 [n]."""
     likeliest: np.ndarray
     """Each says whether no token is likelier than the label: bool [n]."""
 

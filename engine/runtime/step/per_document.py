@@ -18,12 +18,12 @@ from engine.data.batches.rows import MicroBatch
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An `Evaluation` is what `StreamingEngine.evaluate_rows` returns. A packed row has several
-    documents, any other row is one; those without a loss are left out.
+    """What `StreamingEngine.evaluate_rows` returns. A packed row has several documents, any other
+    row is one; those without a loss are left out.
     """
 
     loss: float
-    """It is the mean cross-entropy over all tokens that have a loss, weighted as the rows say."""
+    """The mean cross-entropy over all tokens that have a loss, weighted as the rows say."""
     sums: np.ndarray
     """The cross-entropies of each document are added up in double precision, each with the weight
     1: float64 [documents], in the order of the micro-batches.

@@ -30,9 +30,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class RegisteredBuffers(Generic[K]):
-    """A `RegisteredBuffers` owns one host buffer of `numel` elements for each key, of exactly that
-    size.
-    """
+    """Owns one host buffer of `numel` elements for each key, of exactly that size."""
 
     def __init__(self, keys: Sequence[K], numel: int, dtype: torch.dtype, backend: Backend):
         self.nbytes = len(keys) * numel * dtype.itemsize
@@ -65,11 +63,10 @@ class RegisteredBuffers(Generic[K]):
 
 
 class SavedBlockInputs:
-    """A `SavedBlockInputs` owns what keeps block inputs on the host from forward to backward: a
-    buffer for each that waits in RAM, and for those that wait on the disk a file with a place for
-    each, with the buffers that they pass through. The latter begin at whole pages. Some block
-    inputs in RAM have what attention returned behind them. Raises DiskOffloadError where the disk
-    has no space.
+    """Owns what keeps block inputs on the host from forward to backward: a buffer for each that
+    waits in RAM, and for those that wait on the disk a file with a place for each, with the buffers
+    that they pass through. The latter begin at whole pages. Some block inputs in RAM have what
+    attention returned behind them. Raises DiskOffloadError where the disk has no space.
     """
 
     def __init__(
@@ -99,23 +96,23 @@ class SavedBlockInputs:
 
     @property
     def nbytes(self) -> int:
-        """The buffers have this many bytes of RAM."""
+        """Bytes of RAM of the buffers."""
         return self._in_ram.nbytes + self._larger.nbytes + self._rings.nbytes
 
     @property
     def refused_bytes(self) -> int:
-        """The system refused to register this many bytes of them."""
+        """Bytes of them that the system refused to register."""
         each = (self._in_ram, self._larger, self._rings)
         return sum(buffers.nbytes for buffers in each if buffers.is_refused)
 
     @property
     def file_bytes(self) -> int:
-        """The file has this many bytes."""
+        """Bytes of the file."""
         return 0 if self._file is None else self._file.nbytes
 
     @property
     def is_direct(self) -> bool:
-        """Tells whether reads and writes of the file go past the page cache."""
+        """Whether reads and writes of the file go past the page cache."""
         return self._file is None or self._file.is_direct
 
     def on_host(self, op: OffloadBlockInput | FetchBlockInput) -> torch.Tensor:
@@ -165,9 +162,9 @@ def gradient_rings(
 
 
 class DiskStateBuffers:
-    """A `DiskStateBuffers` owns the buffers that moments on the disk pass through on the host. The
-    device does not use them, so they are not registered. They begin at whole pages. Raises FitError
-    where RAM is too short for them.
+    """Owns the buffers that moments on the disk pass through on the host. The device does not use
+    them, so they are not registered. They begin at whole pages. Raises FitError where RAM is too
+    short for them.
     """
 
     def __init__(self, rings: Sequence[Buffer], states: HostStates):

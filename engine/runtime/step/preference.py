@@ -23,7 +23,7 @@ lost.
 
 @dataclass(frozen=True)
 class AnswerSums:
-    """An `AnswerSums` has the sums of a micro-batch of B lines, chosen and rejected in turn."""
+    """Has the sums of a micro-batch of B lines, chosen and rejected in turn."""
 
     answer: torch.Tensor
     """The log-probabilities of the tokens of each answer are summed, float32 [B]."""
@@ -41,7 +41,7 @@ class Comparison:
     reference: torch.Tensor
     """The model that answers are compared with has these sums, float32 [B]."""
     pairs: int
-    """The whole step has this many pairs."""
+    """Number of pairs of the whole step."""
     chosen_tokens: int
     """In the whole step, the lines of chosen answers have this many labels."""
     desirable: torch.Tensor | None = None

@@ -71,9 +71,7 @@ def loss_of_pairs(
 
 @dataclass(frozen=True)
 class _Group:
-    """A `_Group` has the positions of some pairs, or of some answers with marks, one behind the
-    other.
-    """
+    """Has the positions of some pairs, or of some answers with marks, one behind the other."""
 
     positions: slice
     """They are these of `DeviceBatch.loss_index`."""

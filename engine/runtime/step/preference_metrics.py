@@ -28,8 +28,8 @@ from engine.runtime.step.preference import AnswerSums, Comparison, log_odds, pai
 
 @dataclass(frozen=True)
 class PairSums:
-    """A `PairSums` holds what is known of the answers of some pairs, in the order of their lines:
-    the chosen answer of a pair, then the rejected one.
+    """Holds what is known of the answers of some pairs, in the order of their lines: the chosen
+    answer of a pair, then the rejected one.
     """
 
     objective: Objective
@@ -42,7 +42,7 @@ class PairSums:
     reference: np.ndarray
     """The answers are compared with these sums, float32 [lines]."""
     chosen_tokens: int
-    """The lines of chosen answers have this many labels."""
+    """Number of labels of the lines of chosen answers."""
     desirable: np.ndarray | None = None
     """Each line is an answer that is marked as good or not, bool [lines]; None for pairs."""
     divergence: float = 0.0

@@ -29,7 +29,7 @@ from engine.model.build.units import RouterLoss
 
 @dataclass(frozen=True)
 class BalancedTokens:
-    """`BalancedTokens` are those of a micro-batch for which routers are balanced."""
+    """Those of a micro-batch for which routers are balanced."""
 
     own: torch.Tensor
     """It is 1.0 for a token of a row and 0.0 for padding: float32 [rows x tokens]."""
@@ -74,7 +74,7 @@ class _Gradient:
 
 
 class RouterAuxLoss:
-    """A `RouterAuxLoss` watches the routers of an engine's templates while blocks run.
+    """Watches the routers of an engine's templates while blocks run.
 
     What it counts stays until the micro-batch of the same number comes in the next step.
     """

@@ -25,7 +25,7 @@ from engine.runtime.step.router_aux_loss import BalancedTokens
 
 @dataclass(frozen=True)
 class DevicePairs:
-    """A `DevicePairs` belongs to a micro-batch of B lines, the answers of pairs, on the device."""
+    """Belongs to a micro-batch of B lines, the answers of pairs, on the device."""
 
     objective: Objective
     answer: torch.Tensor
@@ -48,23 +48,21 @@ class DeviceBatch:
     """One micro-batch on the device."""
 
     input_ids: torch.Tensor
-    """The token ids are int64 [rows, tokens]."""
+    """Token ids, int64 [rows, tokens]."""
     position_ids: torch.Tensor | None
-    """The positions are int64 [rows, tokens]; None where every row counts from 0."""
+    """Positions, int64 [rows, tokens]; None where every row counts from 0."""
     loss_index: torch.Tensor
-    """The flat positions that contribute to the loss are int64 [n]."""
+    """Flat positions that contribute to the loss, int64 [n]."""
     labels: torch.Tensor
     """The target tokens at the positions in `loss_index` are int64 [n]."""
     documents: Documents | None = None
-    """It says where each document lies in the rows. The host computes it, so that no op must read
+    """Where each document lies in the rows. The host computes it, so that no op must read
     `position_ids` back from the device.
     """
     noise: RowNoise | None = None
     """It is added to what the model looks up; None in a pass without noise."""
     lengths: torch.Tensor | None = None
-    """The rows have so many tokens without padding, int64 [rows]; None if nobody has counted
-    them.
-    """
+    """Tokens of each row without padding, int64 [rows]; None if nobody has counted them."""
     pairs: DevicePairs | None = None
     """The rows are the answers of pairs; None for other rows."""
     weights: torch.Tensor | None = None
@@ -76,7 +74,7 @@ class DeviceBatch:
 
 
 Upload = Callable[[np.ndarray], torch.Tensor]
-"""It returns a small host array as a tensor of the same shape on the device. The copy is ordered
+"""Returns a small host array as a tensor of the same shape on the device. The copy is ordered
 before later ops.
 """
 
@@ -200,9 +198,9 @@ class StepShard:
     first: int = 0
     """In the whole step, this many micro-batches come before these."""
     first_line: int = 0
-    """In the whole step, this many lines of answers are before those of these micro-batches."""
+    """Number of lines of answers of the whole step before those of these micro-batches."""
     sequences: int = 0
-    """The whole step has this many lines of answers; none where rows are no answers of pairs."""
+    """Number of lines of answers of the whole step; none where rows are no answers of pairs."""
 
     @classmethod
     def of(cls, batches: Sequence[Any], part: Shards) -> StepShard:
@@ -320,7 +318,7 @@ class StepUnderWay:
     """Blocks are replayed from these recordings, or recorded; None where they run as they are."""
     _balanced: dict[int, BalancedTokens] = field(default_factory=dict)
     failure: str | None = None
-    """This says why a pass with caches failed; None while it has not."""
+    """Why a pass with caches failed; None while it has not."""
     result: StepResult | None = None
     """The result is set by the op `clip`, and is None before."""
 

@@ -73,8 +73,8 @@ from engine.runtime.step.step import (
 
 
 class StreamingEngine:
-    """A `StreamingEngine` runs `model` on the device of `backend` by streaming its units from
-    `states`. Without `adamw` it only evaluates and samples.
+    """Runs `model` on the device of `backend` by streaming its units from `states`. Without `adamw`
+    it only evaluates and samples.
     """
 
     def __init__(
@@ -405,9 +405,7 @@ class StreamingEngine:
 
     @property
     def uncompiled(self) -> list[tuple[str, str]]:
-        """Returns what runs uncompiled although the plan compiles it: what it is in words, and
-        why.
-        """
+        """What runs uncompiled although the plan compiles it: what it is in words, and why."""
         if not self.choices.compiled:
             return []
         _, problems = self.state.compiling
@@ -415,19 +413,17 @@ class StreamingEngine:
 
     @property
     def unrecorded(self) -> str:
-        """Returns why blocks are not replayed as CUDA graphs although the plan says so, or ""."""
+        """Why blocks are not replayed as CUDA graphs although the plan says so, or ""."""
         return self._graphs.problem if self._graphs is not None else ""
 
     @property
     def block_input_bytes(self) -> int:
-        """The host holds this many bytes of block inputs, those on their way to the disk
-        included.
-        """
+        """Bytes of block inputs on the host, those on their way to the disk included."""
         return self.saved_block_inputs.nbytes
 
     @property
     def refused_bytes(self) -> int:
-        """The system refused to register this many bytes of host memory for transfers."""
+        """Bytes of host memory that the system refused to register for transfers."""
         rings = self._gradient_rings
         refused = self.saved_block_inputs.refused_bytes + (rings.nbytes if rings.is_refused else 0)
         return self._parts.host_states.refused_bytes + refused
