@@ -100,9 +100,9 @@ def keeps_gradients_on_gpu(job: Job, target: Target) -> bool | None:
 
 
 SATURATING_TOKENS = {"cuda": 16384, "cpu": 2048}
-"""A micro-batch of this many tokens keeps the device busy; more tokens only take more memory."""
+"""Tokens of a micro-batch that keep the device busy; more tokens only take more memory."""
 LEAST_TOKENS = 4096
-"""A round in which activations are kept has at least this many tokens."""
+"""Fewest tokens of a round in which activations are kept."""
 MOST_ROUNDS = 32
 """Most rounds of a step, unless the settings request more."""
 

@@ -15,13 +15,17 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.words import MIB, in_gib
 
 STAGING_CHUNK_BYTES = 8 * MIB
-"""Planes are copied in chunks of this many bytes; the end of a plane takes a whole chunk."""
+"""Bytes of a chunk in which planes are copied; the end of a plane takes a whole chunk."""
 SMALL_BYTES = 64 * MIB
-"""A checkpoint smaller than this is written while training stands still, which takes a moment."""
+"""Size below which a checkpoint is written while training stands still, which takes a moment."""
 FILLED_SHARE = 0.89
-"""Copies fill RAM up to this share of it: the verdict on a job remains what it is without them."""
+"""Fraction of RAM up to which copies fill it: the verdict on a job remains what it is without
+them.
+"""
 FREE_SHARE = 0.5
-"""Copies take at most this share of the RAM that is left, so that other programs keep the rest."""
+"""Largest fraction of the RAM that is left which copies take, so that other programs keep the
+rest.
+"""
 
 
 def checkpoints_at_once(config: TrainConfig, before: int = 0) -> int:
@@ -105,7 +109,7 @@ def _in_chunks(shape: ModelShape, kind: CheckpointKind) -> int:
 
 
 RECORD_BYTES = 16 * MIB
-"""Events, timelines, manifests and tokenizer files of a run take this much."""
+"""Bytes of the events, timelines, manifests and tokenizer files of a run."""
 
 
 def disk_items(config: TrainConfig, shape: ModelShape, checkpoints_before: int) -> tuple[Item, ...]:

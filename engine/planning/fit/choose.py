@@ -73,12 +73,12 @@ predictions of such plans have been up to 13 % too short (an H100, 7.6 billion p
 """
 
 CPU_SHARE = 0.25
-"""On the CPU, blocks stay in their slots and keep their activations while all device memory is
-below this share of the free RAM.
+"""Fraction of the free RAM below which all device memory must be for blocks to stay in their slots
+and keep their activations on the CPU.
 """
 CPU_RUNTIME_BYTES = round(0.8 * GIB)
 HOST_RESERVE_BYTES = 3 * GIB
-"""This much RAM is left free when block inputs are kept there for speed alone."""
+"""RAM that is left free when block inputs are kept there for speed alone."""
 
 
 def choose(job: Job, target: Target, coarse: bool = False) -> Chosen:
@@ -161,12 +161,13 @@ class _Attempt(NamedTuple):
     """What a try to find a plan may do."""
 
     tile_tokens: int
-    """Parts of the blocks run in sequence chunks of so many tokens; 0 where they run on whole rows.
+    """Tokens of a sequence chunk in which parts of the blocks run; 0 where they run on whole
+    rows.
     """
     offloads_to_disk: bool
-    """Moments and block inputs that do not fit in RAM go to the disk."""
+    """Whether moments and block inputs that do not fit in RAM go to the disk."""
     share: float
-    """Automatic choices fill this share of the device's memory."""
+    """Fraction of the device's memory that automatic choices fill."""
 
 
 def _attempts(job: Job, target: Target) -> Iterator[_Attempt]:
@@ -206,7 +207,7 @@ class _PlannerMaker:
         self._sizer = Sizer(job, memory, compiled, attempt.tile_tokens)
         self._offloads_to_disk = attempt.offloads_to_disk
         self._allows_gpu_resident = True
-        """Units may live on the device."""
+        """Whether units may live on the device."""
 
     def planners(self) -> list[Planner]:
         """Returns the planners of the plan families that the job needs (`_of_families`). On a

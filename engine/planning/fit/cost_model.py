@@ -34,36 +34,36 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.unit_shape import UnitShape
 
 BUS_SHARE = 0.9
-"""The copies of states reach this share of the bandwidth of the bus to the device, because
-prefetches can run between their parts.
+"""Fraction of the bandwidth of the bus to the device that copies of states reach, because
+prefetches can run between their chunks.
 """
 GRADIENT_BYTES = 27
-"""For each parameter, a backward takes the time to move this many bytes of device memory, in
-addition to the time that grows with its tokens: the gradient is written, read and added to an fp32
-sum (measured: docs/performance.md).
+"""Bytes of device memory for each parameter whose movement a backward takes time for, in addition
+to the time that grows with its tokens: the gradient is written, read and added to an fp32
+accumulator (measured: docs/performance.md).
 """
 FIRST_GRADIENT_BYTES = 9
-"""The first gradient of an accumulator is written, read and copied there, so it moves less."""
+"""The same for the first gradient of an accumulator, which is written, read and copied there."""
 BLOCK_CALLS = {OpKind.FORWARD: 320, OpKind.BACKWARD: 200}
-"""Launching one block takes about as long as launching this many operations. In backward, torch
-launches most of them from C++.
+"""Number of operations whose launch takes as long as that of one block. In backward, torch launches
+most of them from C++.
 """
 BLOCK_KERNELS = {OpKind.FORWARD: 30, OpKind.BACKWARD: 58}
-"""A block runs about so many kernels on a GPU."""
+"""Approximate number of kernels that a block runs on a GPU."""
 KERNEL_SECONDS = 3.3e-6
-"""Each kernel leaves the GPU idle for so long, while it begins and ends (measured with 0.5B
+"""Seconds for which a kernel leaves the GPU idle while it begins and ends (measured with 0.5B
 parameters and 2,048 to 151,552 tokens: docs/performance.md).
 """
 GRAPH_CALLS = 6
-"""Launching a block that is a CUDA graph takes about as long as this many operations."""
+"""Number of operations whose launch takes as long as that of a block that is a CUDA graph."""
 HALF_SPEED_TOKENS = 300
-"""At about this many tokens, a block's matrix products reach half of their full speed on a GPU."""
+"""Tokens with which a block's matrix products reach half of their full speed on a GPU."""
 HALF_SPEED_WIDTH = 400
-"""At about this width of the hidden state, matrix products reach half of the speed that they would
-reach at any width on a GPU (measured with 0.5B and 3.1B parameters).
+"""Width of the hidden state with which matrix products reach half of the speed that they reach at a
+large width on a GPU (measured with 0.5B and 3.1B parameters).
 """
 MEASURED_WIDTH = 4096
-"""The rate of matrix products is measured with this inner width
+"""Inner width with which the rate of matrix products is measured
 (`engine.runtime.measure.machine_rates`).
 """
 
@@ -75,19 +75,23 @@ class MicroBatch:
     rows: int
     row_length: int
     varlen: bool = False
-    """Attention runs document by document in the variable-length kernel. The estimate assumes one
-    document per row.
+    """Whether attention runs document by document in the variable-length kernel. The estimate
+    assumes one document per row.
     """
     tile_tokens: int = 0
     """Most tokens of a sequence chunk of blocks; it is 0 without sequence chunks
     (`PlanChoices`).
     """
     has_pass: bool = False
-    """Before each step, all earlier ones are applied, and as many rows pass without gradients."""
+    """Whether each step waits until all earlier ones are applied, and as many rows pass without
+    gradients.
+    """
     sequences: int = 1
-    """A row is so many lines of equal length. Tokens attend to those of their own line."""
+    """Number of lines of equal length in a row. Tokens attend to those of their own line."""
     compared: int = 0
-    """Answers are compared, and the head computes so many positions at once; 0 for other rows."""
+    """Number of positions that the head computes at once where answers are compared; 0 for other
+    rows.
+    """
 
     @property
     def tokens(self) -> int:
@@ -177,9 +181,9 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
 
 
 ONE_OF_TWO_PASSES = {"bfloat16": 18 / 26, "float32": 20 / 28}
-"""The host updates weights and moments of a unit in one pass over its planes, or one after the
-other in two (`moments_after_weights`). Each of these moves so much of the bytes that one pass
-moves.
+"""Fraction of the bytes of one update pass that each of two moves. The host updates weights and
+moments of a unit in one pass over its planes, or one after the other in two
+(`moments_after_weights`).
 """
 
 
@@ -268,16 +272,16 @@ class Cost:
             for unit in shape.blocks[shape.forward_blocks :]
         }
         self.first_forwards = [0.0, *itertools.accumulate(self._forward.values())]
-        """Entry n is the seconds of a forward through the first n blocks."""
+        """Seconds of a forward through the first n blocks, for every n."""
         self.passes = (
             sum(self._forward.values())
             + sum(self._backward.values())
             + sum(self.added(unit.name, GRADIENT_BYTES) for unit in shape.blocks)
         )
-        """Forward and backward of all blocks take this many seconds."""
+        """Seconds of forward and of backward of all blocks."""
         less = GRADIENT_BYTES - FIRST_GRADIENT_BYTES
         self.saved_by_first = sum(self.gradient(unit.name, less) for unit in shape.blocks)
-        """They take so much less where an accumulator begins."""
+        """Seconds that they take less where an accumulator begins."""
 
     def launch(self, kind: OpKind) -> float:
         """Returns the seconds that launching the operations around the blocks takes. A GPU may

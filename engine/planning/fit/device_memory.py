@@ -32,61 +32,58 @@ from engine.planning.shape.unit_shape import UnitShape
 from engine.words import GIB, MIB
 
 COMFORTABLE = {"cuda": 0.95, "small": 0.97, "cpu": 0.88}
-"""Automatic choices fill this share of a limit: of the memory of a GPU, of a small one, of RAM. The
-share of RAM is smaller because other programs use RAM too, while everything on the device is ours
+"""Fraction of a limit that automatic choices fill: of the memory of a GPU, of a small one, of RAM.
+That of RAM is smaller because other programs use RAM too, while everything on the device is ours
 and is counted. A small GPU is filled further, or it would have no room to update units.
 """
 CUDA_CONTEXT_BYTES = round(0.6 * GIB)
 COLLECTIVE_BYTES = round(0.6 * GIB)
-"""With several GPUs, NCCL takes this much of the memory of each for its buffers. That is assumed
-and has not been measured.
+"""Memory of each of several GPUs that NCCL takes for its buffers. It is assumed and has not been
+measured.
 """
 RUNTIME_BYTES = {"cuda": round(2.2 * GIB), "cpu": 480 * MIB}
-"""The program and its libraries take this much RAM (measured: docs/performance.md). Kernels are
-compiled in the same process.
+"""RAM of the program and its libraries (measured: docs/performance.md). Kernels are compiled in the
+same process.
 """
 WORKER_BYTES = {"cuda": round(2.2 * GIB), "cpu": 350 * MIB}
-"""Each further rank is a process, which takes this much RAM for itself. It has no data set and no
-page, and shares the files of libraries (measured on a CPU: 325 MiB; assumed for CUDA).
+"""RAM of each further rank, which is a process. It has no data set and no page, and shares the
+files of libraries (measured on a CPU: 325 MiB; assumed for CUDA).
 """
 ALLOCATOR_SLACK = 0.02
-"""The allocator leaves gaps, which are this share of all allocated memory."""
+"""Fraction of all allocated memory that the allocator leaves as gaps."""
 KERNEL_GAPS = 0.15
-"""On the CPU in bf16, kernels for rows of another length are made while activations are in memory,
-and stay among them. That leaves gaps, of this share of the memory that a step allocates and frees
-(measured over 200 steps: 0.16).
+"""Gaps as a fraction of the memory that a step allocates and frees on the CPU in bf16: kernels for
+rows of another length are made while activations are in memory, and stay among them (measured over
+200 steps: 0.16).
 """
 LIBRARY_BYTES = {"cuda": 320 * MIB, "cpu": 0}
-"""Libraries take this much for themselves, whatever the model is: cuBLAS keeps a workspace of 32
-MiB for each thread that calls it, and the allocator asks the driver for 20 MiB at a time, on each
-stream.
+"""Memory that libraries take whatever the model is: cuBLAS keeps a workspace of 32 MiB for each
+thread that calls it, and the allocator asks the driver for 20 MiB at a time, on each stream.
 """
 UPDATING_BYTES = 80 * MIB
-"""Where the device updates chunks of states, this much more is taken for the streams of their lanes
-and for kernels (measured: 70 MiB on a limit of 23 GiB).
+"""Further memory for the streams of lanes and for kernels where the device updates chunks of states
+(measured: 70 MiB on a limit of 23 GiB).
 """
 ROUNDING_BYTES = 150 * MIB
-"""Some moments in bf16 or in 8 bits take so many bytes in fp32 where no kernel updates them in one
-pass.
-"""
+"""Bytes that moments in bf16 or in 8 bits take in fp32 where no kernel updates them in one pass."""
 COMPILER_BYTES = 64 * MIB
-"""While kernels are compiled, variants are timed with a buffer of the size of the GPU's cache (60
-MiB on an H200).
+"""Bytes of the buffer with which variants of kernels are timed while they are compiled: the size of
+the GPU's cache (60 MiB on an H200).
 """
 GRAPH_BYTES = 1 * MIB
-"""A CUDA graph of one pass over a block takes about this many bytes for itself."""
+"""Approximate bytes of a CUDA graph of one pass over a block."""
 LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 768 << 20, "cpu": 256 << 20}
-"""At most this many bytes are taken by the logits of one chunk of the loss."""
+"""Most bytes of the logits of one chunk of the loss."""
 SMALL_GPU_BYTES = 26 * GIB
-"""A GPU is small if it has less memory than this. The chunk of logits has one of two sizes on GPUs
-and is not a share of the free memory, because another size rounds differently, which must not
-happen in a resumed run.
+"""Memory below which a GPU counts as small. The chunk of logits has one of two sizes on GPUs and is
+no fraction of the free memory, because another size rounds differently, which must not happen in a
+resumed run.
 """
 LOSS_CHUNKS = (128, 8192)
-"""A chunk of the loss has at least and at most this many positions."""
+"""Fewest and most positions of a chunk of the loss."""
 STEP_TOKEN_BYTES = 32
-"""This many bytes are the inputs of one token: its id, its position, its loss index and its label,
-int64 each.
+"""Bytes of the inputs of one token: its id, its position, its loss index and its label, int64
+each.
 """
 
 
@@ -97,12 +94,12 @@ class DeviceMemory:
     device: str
     """`cpu` or `cuda`."""
     limit: int
-    """This process may take this many bytes of it."""
+    """Bytes of it that this process may take."""
     comfortable: float
-    """Automatic choices may fill this many bytes."""
+    """Bytes that automatic choices may fill."""
     keeping: float
-    """Blocks stay in their slots and keep their activations only while all items together take at
-    most this many bytes.
+    """Most bytes of all items together with which blocks stay in their slots and keep their
+    activations.
     """
 
 
@@ -128,7 +125,7 @@ NOT_FIXED = (
     "device_updated_units",
     "spare_blocks",
 )
-"""The bytes of what is kept throughout a run do not depend on these choices, but for the slots of
+"""Choices that do not change the bytes of what is kept throughout a run, but for the slots of
 blocks, which accumulators are apart, and whether the device updates any unit.
 """
 NOT_IN_STEP = (
@@ -152,7 +149,7 @@ NOT_IN_STEP = (
     "update_buffers",
     "spare_blocks",
 )
-"""The bytes of what is allocated within a step do not depend on these choices."""
+"""Choices that do not change the bytes of what is allocated within a step."""
 _CUDA_CONTEXT = Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES)
 
 
@@ -172,7 +169,7 @@ class Sizer:
         self.memory = memory
         self.compiled = compiled
         self.tile_tokens = tile_tokens
-        """Parts of the blocks run in sequence chunks of so many tokens; 0 where they run on whole
+        """Tokens of a sequence chunk in which parts of the blocks run; 0 where they run on whole
         rows.
         """
         self.shape = shape
@@ -183,7 +180,7 @@ class Sizer:
         logit_bytes = shape.compiled_logit_bytes if compiled else shape.logit_bytes
         self._position_bytes = shape.vocab_size * logit_bytes
         self.loss_chunk: int = job.rounding.get("loss_chunk") or self._new_loss_chunk()
-        """The loss is computed for this many positions at a time."""
+        """Number of positions for which the loss is computed at a time."""
         self._by_size: dict[int, BlockBytes] = {}
         self._fixed_by, self._step_by = _values_but(NOT_FIXED), _values_but(NOT_IN_STEP)
         self._fixed_main_grads: dict[tuple[Any, ...], int] = {}

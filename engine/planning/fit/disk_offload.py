@@ -27,7 +27,7 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.words import counted, in_gib
 
 _ENOUGH = 1 << 60
-"""A machine that is only estimated is taken to have so many bytes of disk for what goes to the
+"""Bytes of disk that a machine which is only estimated is taken to have for what goes to the
 disk.
 """
 
@@ -40,9 +40,9 @@ class OffloadedKind:
     words: str
     """Which they are: those of some units, or so many."""
     bytes: int
-    """They take this much of the disk."""
+    """Bytes that they take of the disk."""
     step_bytes: int
-    """Each step writes so much of them, and reads as much."""
+    """Bytes of them that each step writes; it reads as many."""
 
     @property
     def what(self) -> str:

@@ -40,11 +40,13 @@ from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.shards import Shards
 
 UPDATE_BUFFERS = (2, 4, 8)
-"""These numbers of update buffers for whole blocks are tried, and as many as fit over the fp32
+"""Numbers of update buffers for whole blocks that are tried, besides as many as fit over the fp32
 accumulators. Small chunks are tried where they take no memory of their own.
 """
 SPARE_BUFFERS = (4, 8)
-"""Spare buffers for this many blocks are tried, in the place of activations between two steps."""
+"""Numbers of blocks for which spare buffers are tried, in the place of activations between two
+steps.
+"""
 ON_HOST = ("offload", "offload_pairs")
 """Values of `engine.activation_checkpointing` with which block inputs are in RAM."""
 
@@ -69,9 +71,9 @@ class OutsideRam(NamedTuple):
     """Which states may be elsewhere than in RAM."""
 
     gpu_resident: bool = True
-    """Units may live on the device."""
+    """Whether units may live on the device."""
     disk_bytes: int = 0
-    """Moments and block inputs that do not fit in RAM may take this many bytes of the disk."""
+    """Bytes of the disk that moments and block inputs which do not fit in RAM may take."""
 
 
 class MemoryFiller:
@@ -104,7 +106,7 @@ class MemoryFiller:
         self._coarse = coarse
         blocks = len(sizer.shape.blocks)
         self._counts: Sequence[int] = range(blocks, -1, -1)
-        """These numbers of blocks without recompute or kept in slots are tried."""
+        """Numbers of blocks without recompute or kept in slots that are tried."""
         if sizer.device == "cpu":
             self._counts = (blocks, 0)
 

@@ -19,7 +19,7 @@ from engine.planning.shape.catalog import CatalogEntry, catalog
 from engine.planning.shape.model_shape import ModelShape
 
 RAM_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
-"""Machines are sold with these amounts of RAM, in GiB."""
+"""Amounts of RAM with which machines are sold, in GiB."""
 
 
 def largest_model(

@@ -26,19 +26,21 @@ class Job:
     run.
     """
     gradients_on_gpu: bool | None = None
-    """Gradients are kept on the GPU or not, as was decided before; None where the planner
+    """Whether gradients are kept on the GPU, as was decided before; None where the planner
     decides.
     """
     blocks_per_saved_input: int | None = None
-    """One block input is kept for this many blocks, as was decided before; None where the planner
-    decides.
+    """Number of blocks for which one block input is kept, as was decided before; None where the
+    planner decides.
     """
     ranks: int = 1
     """Number of ranks of a node that compute each step together (`numbers_of_ranks`)."""
     nodes: int = 1
-    """So many nodes do."""
+    """Number of nodes that compute the job."""
     nodes_per_replica: int = 1
-    """The planes are divided among so many of them: one, each of which has all, or all of them."""
+    """Number of them over which a copy of the planes is sharded: one, each of which has all, or all
+    of them.
+    """
 
     @property
     def world_size(self) -> int:
@@ -58,22 +60,22 @@ class Target:
     """
 
     device: str
-    """Blocks compute on this device: `cpu` or `cuda`."""
+    """Device on which blocks compute: `cpu` or `cuda`."""
     gpu_limit: int | None
-    """This process may take this many bytes of GPU memory in total, CUDA context included
-    (engine.gpu_memory_gib lowers it). It is needed for `cuda` only. With several ranks, each may
-    take so much of its GPU.
+    """Bytes of GPU memory that this process may take in total, CUDA context included
+    (engine.gpu_memory_gib lowers it); for `cuda` only. With several ranks, each may take as much of
+    its GPU.
     """
     host_free: int
-    """This many bytes of RAM are free before the planes are allocated."""
+    """Bytes of RAM that are free before the planes are allocated."""
     rates: Rates | None = None
-    """These are the rates of the machine; None where they are not known."""
+    """Rates of the machine; None where they are not known."""
     disk_free: int = 0
-    """Moments and block inputs that do not fit in RAM may take this many bytes of the disk; 0 where
-    they may not.
+    """Bytes of the disk that moments and block inputs which do not fit in RAM may take; 0 where
+    they may not go there.
     """
     here: bool = True
-    """The target is this machine. Any other is assumed to be able to compile kernels."""
+    """Whether the target is this machine. Any other is assumed to be able to compile kernels."""
 
 
 def numbers_of_ranks(

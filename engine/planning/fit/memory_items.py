@@ -23,7 +23,7 @@ class PartName(Word):
 
 
 MEMORY = (PartName.HOST, PartName.GPU)
-"""A machine must have enough of these; a larger disk is easy to add."""
+"""Parts of memory of which a machine must have enough; a larger disk is easy to add."""
 
 
 class MemoryItem(Word):
@@ -37,38 +37,38 @@ class MemoryItem(Word):
     train, it is the current memory of that process, data included.
     """
     LIBRARIES = "Libraries"
-    """This memory is for libraries that the program has yet to load."""
+    """Memory for libraries that the program has yet to load."""
     KERNELS = "Kernels"
-    """oneDNN keeps the kernels of the latest shapes that it multiplied in bf16, on the CPU."""
+    """Kernels of oneDNN for the latest shapes that it multiplied in bf16, on the CPU."""
     MARGIN = "Margin"
-    """This memory is reserved."""
+    """Reserved memory."""
     WEIGHT_HIGH = "weight_high"
     WEIGHT_LOW = "weight_low"
     EXP_AVG = "exp_avg"
     EXP_AVG_SQ = "exp_avg_sq"
     GRAD = "grad"
     GRADIENT_RING = "Gradient ring"
-    """Kept gradients pass through it on their way to the optimizer."""
+    """Ring of kept gradients on their way to the optimizer."""
     STATES_RING = "Moments in transit"
-    """It holds moments that are on the disk while they are updated."""
+    """Ring of moments that are on the disk, while they are updated."""
     HOST_BLOCK_INPUTS = "Block inputs on the host"
     DISK_RINGS = "Block inputs in transit"
-    """Block inputs pass through it on their way to the disk and back."""
+    """Ring of block inputs on their way to the disk and back."""
     DATA = "Tokenized data"
     LOADING_PEAK = "Loading peak"
-    """While weights are read, this much more is taken than by the planes and block inputs of
+    """Memory that is taken while weights are read, beyond that of the planes and block inputs of
     training.
     """
     STAGING_BUFFERS = "Checkpoint copies"
-    """Steps go on while a checkpoint is written; this holds what it has yet to write."""
+    """Copies of what a checkpoint has yet to write while steps continue."""
     TRACKERS = "Trackers"
-    """A process of its own takes this, which gives curves to trackers."""
+    """Memory of the process that gives curves to trackers."""
     # On the device, buffers that are kept throughout the run.
     BLOCK_SLOTS = "Block slots"
     EMBED_AND_HEAD_SLOTS = "Embed and head slots"
     BLOCKS_KEPT_IN_SLOTS = "Resident blocks"
     GPU_RESIDENT_UNITS = "Units that live on the GPU"
-    """All their planes stay there: weights and moments, which take no RAM."""
+    """Units whose planes stay on the GPU: weights and moments, which take no RAM."""
     MAIN_GRADS = "Gradient accumulators"
     GRADIENT_STAGING = "Gradient staging"
     KEPT_GRADIENTS = "Gradients kept on the GPU"
@@ -85,7 +85,7 @@ class MemoryItem(Word):
     CUDA_CONTEXT = "CUDA context"
     ALLOCATOR_SLACK = "Allocator slack"
     COLLECTIVE = "Exchange buffers"
-    """Several ranks exchange weights and gradients through them."""
+    """Buffers through which several ranks exchange weights and gradients."""
     # On the disk.
     BEST = "Best weights"
     CHECKPOINTS = "Checkpoints"
@@ -95,8 +95,8 @@ class MemoryItem(Word):
     DISK_OFFLOADED_BLOCK_INPUTS = "Block inputs on the disk"
 
     UNKNOWN = ""
-    """The item is of a kind that only another version of this program knows. It counts as memory
-    that a run takes, and belongs to no special group.
+    """Kind that only another version of this program knows. It counts as memory that a run takes,
+    and belongs to no special group.
     """
 
     @property
@@ -165,7 +165,7 @@ IN_WORDS = {
     MemoryItem.EXP_AVG_SQ: "AdamW's second moments",
     MemoryItem.GRAD: "Gradients",
 }
-"""These are the words for items that records name as the files of a checkpoint."""
+"""Words for items that records name as the files of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,7 @@ class Item:
     bytes: int
     note: str = ""
     unknown_name: str = ""
-    """Where the kind is UNKNOWN, this is the name that another version of this program gave the
-    item.
-    """
+    """Name that another version of this program gave the item, where the kind is UNKNOWN."""
 
     @property
     def name(self) -> str:

@@ -42,11 +42,11 @@ from engine.words import GIB, counted, in_gib, in_seconds
 
 HERE = "This machine"
 SHOWN = ("RTX 4090", "RTX 5090", "A100 80GB", "H100 SXM", "H200")
-"""A table shows these machines if none are named."""
+"""Machines that a table shows if none are named."""
 OPTIMIZERS = tuple(KINDS)
-"""These are all optimizers, from the one with the most exact moments to the smallest."""
+"""All optimizers, from the one with the most exact moments to the smallest."""
 BEST = "best"
-"""A person who wants any optimizer chooses this."""
+"""Choice of a person who wants any optimizer."""
 
 CSV_HEAD = (
     "model",
@@ -71,7 +71,7 @@ CSV_HEAD = (
     "offload_pairs",
 )
 KEPT_ON_GPU, PAIRS = "GPU gradients", "pairs"
-"""Cells have these words where the plan of their speed takes less RAM by such means."""
+"""Words of cells where the plan of their speed takes less RAM by such means."""
 LEGEND = (
     f"{KEPT_ON_GPU}: gradients wait on the GPU until they are applied; {PAIRS}: only every "
     "second block keeps its input."
@@ -96,23 +96,22 @@ class Cell:
     host_bytes: int
     gpu_bytes: int | None
     missing: str
-    """The text says which memory is too small, and by how many GiB; it is empty where the model
-    fits.
-    """
+    """Which memory is too small, and by how many GiB; empty where the model fits."""
     tokens_per_second: float | None = None
-    """It is None where the model does not fit, where speeds were not requested, or where no rates
+    """Speed; None where the model does not fit, where speeds were not requested, or where no rates
     of the machine are known.
     """
     step_seconds: float | None = None
-    """A step takes this many seconds; None as above."""
+    """Seconds of a step; None as above."""
     estimated: bool = True
-    """The speed comes from the card's specification; it is not measured."""
+    """Whether the speed comes from the card's specification and is not measured."""
     optimizer: Optimizer = "adamw"
-    """The cell is about this optimizer."""
+    """Optimizer of the cell."""
     method: str = "full"
-    """It is about this method of training (`train.method`)."""
+    """Method of training of the cell (`train.method`)."""
     any_optimizer: bool = False
-    """The optimizer is the first that fits, or the last if none does; the settings do not say it.
+    """Whether the optimizer is the first that fits, or the last if none does; the settings do not
+    say it.
     """
     gradients_on_gpu: bool | None = None
     """Whether the plan of the speed keeps gradients on the GPU; it is None where no plan was
@@ -134,12 +133,14 @@ class Row:
 
     entry: CatalogEntry
     parameters: int
-    """The model has so many, without adapters."""
+    """Number of parameters of the model, without adapters."""
     active_parameters: int
     trained_parameters: int
-    """So many are trained: they are all of the model, or those of adapters."""
+    """Number of parameters that are trained: all of the model, or those of adapters."""
     whole_parameters: int
-    """The checkpoint has so many: those of the model, and what reads images or sound beside it."""
+    """Number of parameters of the checkpoint: those of the model, and what reads images or sound
+    beside it.
+    """
     cells: tuple[Cell, ...]
 
 

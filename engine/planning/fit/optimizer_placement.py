@@ -30,22 +30,24 @@ from engine.planning.schedule.shards import Shards
 from engine.planning.shape.unit_shape import UnitShape
 
 MOMENTS_AFTER_WEIGHTS_GAIN = 0.02
-"""Moments are updated after all weights where the step is shorter by this share."""
+"""Fraction by which a step must be shorter for moments to be updated after all weights."""
 MOMENTS_AFTER_WEIGHTS_ROOM = 0.5
-"""The two passes over the planes on the host may take this share of a step."""
+"""Fraction of a step that the two passes over the planes on the host may take."""
 LEAST_BUFFERS = 4
-"""With so many update buffers, copies to the device and back and an update can run at once."""
+"""Number of update buffers with which copies to the device and back and an update can run at
+once.
+"""
 
 
 class OptimizerPlacement(NamedTuple):
     """Where each unit's optimizer runs."""
 
     units: tuple[str, ...]
-    """The optimizers of these run on the device, and all others on the host."""
+    """Units whose optimizers run on the device; all others run on the host."""
     moments_after_weights: bool
-    """The host updates the moments of its units after the weights of all of them."""
+    """Whether the host updates the moments of its units after the weights of all of them."""
     waited: float
-    """The first forward pass waits for updates for so many seconds, by estimate."""
+    """Estimated seconds for which the first forward pass waits for updates."""
 
 
 def place_optimizers(cost: Cost, choices: PlanChoices, device: str = "cuda") -> OptimizerPlacement:
@@ -317,15 +319,15 @@ class _ShardSeconds(NamedTuple):
     """What the shard of one rank costs for a unit, which is whole where there is one rank."""
 
     numel: int
-    """The rank updates this many elements."""
+    """Number of elements that the rank updates."""
     prefetch: float
-    """Copying the weights to a slot takes this many seconds. They are those of the shard, or of the
-    whole unit where each rank reads it.
+    """Seconds of the copy of the weights to a slot: those of the shard, or of the whole unit where
+    each rank reads it.
     """
     gather: float
-    """Ranks gather the weights in so many seconds."""
+    """Seconds of the gather of the weights."""
     arrival: float
-    """The unit's weights are complete after so many seconds: those of other ranks come after the
+    """Seconds after which the unit's weights are complete: those of other ranks come after the
     copy.
     """
 
@@ -340,7 +342,7 @@ class _ChunkSeconds(NamedTuple):
     update: float
     states: float
     weights: float
-    """The states are sent back in so many seconds, and the weights in so many."""
+    """Seconds in which the states and the weights are sent back."""
 
 
 class _Mark(NamedTuple):
@@ -365,17 +367,17 @@ class _Lanes:
     first: int
     """Number of chunks after them that are fetched before the gradients are complete."""
     inward: float = -math.inf
-    """The lane of states to the device becomes free at this time."""
+    """Time at which the lane of states to the device becomes free."""
     outward: float = 0.0
-    """The lane of states to the host becomes free at this time."""
+    """Time at which the lane of states to the host becomes free."""
     weights_sent: float = 0.0
-    """The weights of the first chunks (`spare` and `first`) are on the host at this time."""
+    """Time at which the weights of the first chunks (`spare` and `first`) are on the host."""
     updated: list[float] = field(default_factory=list)
-    """Each chunk was updated at this time."""
+    """Time at which each chunk was updated."""
     owed: list[float] = field(default_factory=list)
-    """Sending the rest of each chunk takes this many seconds."""
+    """Seconds in which the rest of each chunk is sent."""
     freed: list[float] = field(default_factory=list)
-    """Each chunk that was sent left its buffer at this time. Chunks in spare buffers, which are
+    """Time at which each chunk that was sent left its buffer. Chunks in spare buffers, which are
     sent in between, are not listed.
     """
 

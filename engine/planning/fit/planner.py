@@ -32,23 +32,23 @@ from engine.planning.shape.saved_attention_sizes import returned_bytes
 from engine.words import GIB
 
 SIMULATED = 3
-"""The plans of this many candidates are simulated."""
+"""Number of candidates whose plans are simulated."""
 SIMULATED_USES = 250
-"""They are simulated only if a step has at most this many uses of blocks in forward, for which
-simulation takes a few hundredths of a second.
+"""Most uses of blocks in forward of a step that is simulated, which takes a few hundredths of a
+second.
 """
 WORTH_SIMULATING = 1.05
-"""Candidates are considered up to this multiple of the shortest step by the closed form, whose
-error is smaller than that.
+"""Multiple of the shortest step by the closed form up to which candidates are considered. The error
+of that form is smaller.
 """
 ALIKE = 1.002
-"""Two steps count as equally fast if their times differ by less than this factor."""
+"""Factor by which the times of two steps may differ that count as equally fast."""
 GPU_RESIDENT_COST = 1.01
-"""A step may take longer by this factor for more units that live on the device, since they take no
+"""Factor by which a step may take longer for more units that live on the device, since they take no
 RAM and nothing of theirs crosses the bus. Predictions are less exact than that.
 """
 ALL_GPU_RESIDENT_COST = 1.05
-"""It may take longer by this factor where the whole model lives on the device and units are short.
+"""Factor by which it may take longer where the whole model lives on the device and units are short.
 No other lane then takes the interpreter from the thread that launches the blocks, which no
 prediction counts.
 """
@@ -59,17 +59,16 @@ unit takes 15 ms with 16 x 1,024 tokens, and steps are up to 5 % longer than pre
 96 x 1,024 in two micro-batches it takes 45 ms, and they are up to 2 % longer).
 """
 GRAPHS_GAIN = 0.98
-"""Blocks are recorded as CUDA graphs where the step is shorter by this factor."""
+"""Factor by which a step must be shorter for blocks to be recorded as CUDA graphs."""
 SHARDS_GAIN = 0.95
-"""Shards of accumulators are added up in every round, and the accumulators of all rounds once, if
-each device has room for them. Shards are kept instead of these only if the step is shorter by this
-factor, since no GPU has measured both. Against a vertical step, four GPUs gained more than was
-predicted.
+"""Factor by which a step must be shorter for shards of accumulators to be kept, which are added up
+in every round, where each device has room for whole accumulators, which are added up once: no GPU
+has measured both. Against a vertical step, four GPUs gained more than was predicted.
 """
 MOST_RECORDED = 600
-"""At most so many passes over blocks are recorded."""
+"""Most passes over blocks that are recorded."""
 FILLED_RESERVE_BYTES = GIB // 2
-"""So much of that is free beside the program, its data and the pages of a checkpoint."""
+"""Part of it that is free beside the program, its data and the pages of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Chosen:
     RAM.
     """
     offloaded_input_bytes: int
-    """All ranks together keep so much of block inputs in RAM."""
+    """Bytes of block inputs that all ranks together keep in RAM."""
 
     @property
     def rounding(self) -> dict[str, Any]:

@@ -29,16 +29,15 @@ class Held(Word):
     """A part of the pool holds memory of these kinds. A screen shows them in this order."""
 
     MODEL = "model"
-    """It is for weights, moments and gradients of units that have them there from step to step."""
+    """Weights, moments and gradients of units that have them there from step to step."""
     COPY = "copy"
-    """It is for weights that stay on the device from forward to backward and live elsewhere."""
+    """Weights that stay on the device from forward to backward and live elsewhere."""
     STEP = "step"
-    """It is for activations, block inputs, accumulators, and the buffers through which units pass.
-    """
+    """Activations, block inputs, accumulators, and the buffers through which units pass."""
     FILES = "files"
-    """It is for weights that are read, and for checkpoints and exports that are written."""
+    """Weights that are read, and checkpoints and exports that are written."""
     PROGRAM = "program"
-    """It is for the program, its libraries, its data and what is reserved."""
+    """The program, its libraries, its data and what is reserved."""
 
 
 _HELD = {
@@ -73,9 +72,11 @@ class Placement:
     weights: PartName
     moments: PartName
     gradient: PartName
-    """The rounded gradient waits there for its update."""
+    """Where the rounded gradient waits for its update."""
     is_copied: bool = False
-    """The device keeps the weights from forward to backward, so they are fetched once a step."""
+    """Whether the device keeps the weights from forward to backward, so that they are fetched once
+    a step.
+    """
 
     def planes_in(self, part: PartName) -> tuple[str, ...]:
         """Returns the words for what lives in the part."""
@@ -90,7 +91,7 @@ class Units:
     """
 
     numbers: tuple[int, ...]
-    """They are these, in the order of a forward pass."""
+    """Numbers of the units, in the order of a forward pass."""
     of: int
     """Number of units of the model."""
     placement: Placement
@@ -125,7 +126,7 @@ class Share:
     held: Held
     bytes: int
     units: Units | None = None
-    """The share is for these units; None where it is not for some units alone."""
+    """Units that the share is for; None where it is not for some units alone."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that tools use."""
@@ -141,7 +142,7 @@ class PoolPart:
 
     name: PartName
     limit: int | None
-    """The run may take so many bytes; None where that is not known."""
+    """Bytes that the run may take; None where that is not known."""
     shares: tuple[Share, ...]
 
     @property

@@ -33,11 +33,11 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.words import GIB
 
 FURTHER_GIB = 8
-"""The planner is asked for so much more, since single gibibytes may be too small for a block."""
+"""GiB more for which the planner is asked, since single gibibytes may be too small for a block."""
 LEAST_GAIN = 0.001
-"""A part of a step's time that is smaller than this is no gain."""
+"""Fraction of a step's time below which there is no gain."""
 LEAST_SHARE = 0.0005
-"""Work that takes a smaller part of a step than this is not told of."""
+"""Fraction of a step below which work is not shown."""
 
 
 # ---------------------------------------------------------------------- what it costs
@@ -89,13 +89,11 @@ class Cost:
     """What some units cost a step, in seconds of the simulated step."""
 
     busy: Mapping[Work, float]
-    """Lanes do each work for so many seconds. They run beside each other and beside computing, so
-    that a step does not take that much longer.
+    """Seconds that lanes spend on each work. They run beside each other and beside computing, so a
+    step does not take that much longer.
     """
     waited: Mapping[Work, float]
-    """COMPUTE has nothing to do for so many seconds, because it waits for that work. A step would
-    be so much shorter without these waits.
-    """
+    """Seconds for which COMPUTE waits for each work. A step would be shorter by them."""
 
     @property
     def waited_seconds(self) -> float:

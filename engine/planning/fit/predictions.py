@@ -18,8 +18,8 @@ QUANTITIES = {
     "checkpoint_bytes": "Checkpoint",
     "disk_offloaded_bytes": "To the disk in a step",
 }
-"""The quantities are in the order in which they are shown, each with its description. A name that
-ends in `_bytes` means bytes, one in `_seconds` seconds.
+"""Quantities in the order in which they are shown, each with its description. A name that ends in
+`_bytes` means bytes, one in `_seconds` seconds.
 """
 
 

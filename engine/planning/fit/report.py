@@ -47,7 +47,7 @@ WORDS = {
     FitStatus.DOES_NOT_FIT: "does not fit",
 }
 HOST_WATTS = 150.0
-"""A workstation without its GPU is assumed to take this power in watts: busy processor and memory,
+"""Power in watts that a workstation without its GPU is assumed to take: busy processor and memory,
 fans and losses.
 """
 
@@ -71,9 +71,9 @@ class FitReport:
     pool: Pool
     """Which units live where, in the same bytes."""
     chosen: Chosen
-    """The needs are those of this plan. A run that gets the report trains with it."""
+    """Plan to which the requirements belong. A run that gets the report trains with it."""
     disk_offload: DiskOffload | None = None
-    """These moments and block inputs are on the disk."""
+    """Moments and block inputs on the disk."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that the record and the screen use."""

@@ -44,23 +44,23 @@ from engine.planning.shape.read_ahead import most_read_ahead_bytes
 from engine.words import MIB, in_gib
 
 TIGHT_SHARE = 0.9
-"""The verdict is `tight` above this share of a limit."""
+"""Fraction of a limit above which the verdict is `tight`."""
 
 RUNTIME_GROWTH_BYTES = {"cuda": 1130 * MIB, "cpu": 64 * MIB}
-"""After a run is prepared, libraries still take this much more RAM, for loading and compiling."""
+"""Further RAM that libraries take after a run is prepared, for loading and compiling."""
 HOST_MARGIN_BYTES = 256 * MIB
-"""This much RAM is taken by pages of a checkpoint or an export that are written but not synced."""
+"""RAM of the pages of a checkpoint or an export that are written but not synced."""
 TRACKERS_BYTES = 256 * MIB
-"""The process that gives curves to trackers takes at most this much (measured: 217 MiB for
-TensorBoard, 212 for MLflow, 97 for Weights & Biases, 64 for Trackio).
+"""Most RAM of the process that gives curves to trackers (measured: 217 MiB for TensorBoard, 212 for
+MLflow, 97 for Weights & Biases, 64 for Trackio).
 """
 DATA_FACTOR = 0.05
-"""The data take this share of the data file's size in memory: about 50 bytes per document of 1,000
+"""Memory of the data as a fraction of the data file's size: about 50 bytes per document of 1,000
 bytes. Tokens stay on disk.
 """
 DATA_LEAST_BYTES = 32 * MIB
 DATA_UNKNOWN_BYTES = 256 * MIB
-"""A data set on the Hub is assumed to take this much, because its size is unknown before it is
+"""Memory that a data set on the Hub is assumed to take, because its size is unknown before it is
 loaded.
 """
 
@@ -84,7 +84,7 @@ class Resident:
     now: int
     """Bytes of RAM of the process now, data included."""
     to_come: int
-    """The process has yet to load libraries of this many bytes."""
+    """Bytes of the libraries that the process has yet to load."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class SessionFacts:
     """
 
     rounding: Mapping[str, Any] = field(default_factory=dict)
-    """The session continues one with these choices (`Job.rounding`)."""
+    """Choices of the session that this one continues (`Job.rounding`)."""
     rates: Rates | None = None
-    """These are the measured rates of the machine; None stands for those of `rates_of`."""
+    """Measured rates of the machine; None stands for those of `rates_of`."""
     resident: Resident | None = None
-    """The process that will train is this one, and this is its RAM; None where another process will
+    """RAM of this process if it is the one that will train; None where another process will
     train.
     """
     steps: int | None = None
@@ -108,15 +108,15 @@ class SessionFacts:
     rows are taken to be full.
     """
     checkpoints_before: int = 0
-    """Number of checkpoints of earlier sessions of the that run are on the disk."""
+    """Number of checkpoints of earlier sessions of the run on the disk."""
     nodes: int = 1
-    """The run is computed on so many nodes like this machine."""
+    """Number of nodes like this machine that compute the run."""
     network: float = 0.0
-    """Each of them receives this many bytes a second from the others; 0 where the rates say it."""
+    """Bytes a second that each of them receives from the others; 0 where the rates say it."""
 
 
 NOTHING_MORE = SessionFacts()
-"""A job that is only estimated has no such facts."""
+"""No facts, as of a job that is only estimated."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Part:
     items: tuple[Item, ...]
     limit: int | None
     least: int | None = None
-    """The minimum-memory plan would take this much. It is None where the plan does not deliberately
-    fill the free memory.
+    """Bytes that the minimum-memory plan would take; None where the plan does not deliberately fill
+    the free memory.
     """
 
     @property
@@ -185,7 +185,7 @@ class Requirements:
         self._facts = facts
         steps = config.train.steps or facts.steps
         self.disk_offload = disk_offload_of(config, shape, chosen, self.micro_batch, steps)
-        """These moments and block inputs are on the disk; None where none are."""
+        """Moments and block inputs on the disk; None where none are."""
         written = disk_items(config, shape, self.checkpoints_before)
         limit = machine.disk_free if machine.disk_path else None
         is_shared = shares_disk_of_runs(config, machine)
@@ -201,7 +201,9 @@ class Requirements:
         with_best = replace(disk, items=(*written, *best))
         self.keeps_best = bool(best) and with_best.verdict != FitStatus.DOES_NOT_FIT
         self.lacks_room_for_best = bool(best) and not self.keeps_best
-        """The best weights are not kept, since the disk has no room for them beside the rest."""
+        """Whether the best weights are not kept, since the disk has no room for them beside the
+        rest.
+        """
         if self.keeps_best:
             disk = with_best
         self.parts = {PartName.HOST: Part(self._host(), machine.ram_available)}

@@ -140,7 +140,7 @@ class _OpSeconds:
         self._ranks = shards.ranks
         self._item = shape.item_bytes
         self._numel = {unit.name: shards.numel(unit.gradient_numel) for unit in shape.units}
-        """So much of each unit has a gradient and is updated: all of it, or a shard."""
+        """Elements of each unit that have a gradient and are updated: all of it, or a shard."""
         numels = {unit.name: (unit.numel, unit.weight_numel) for unit in shape.units}
         self._exchange = CollectiveTimes(plan, numels, self._item, rates)
         low = PLANE_ITEM_BYTES[shape.dtype].get("weight_low", 0)
@@ -149,7 +149,7 @@ class _OpSeconds:
             + unit.fp32_numel * low / shards.ranks
             for unit in shape.units
         }
-        """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
+        """Bytes that a prefetch copies: weight_high, and weight_low of what stays in fp32."""
         micro_batch = replace(micro_batch, tile_tokens=plan.tile_tokens)
         self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
         self._with_attention = frozenset(plan.with_attention)
@@ -159,7 +159,7 @@ class _OpSeconds:
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
         self._trains = any(isinstance(op, Summary) for op in plan.ops)
         self._slower = 1.0
-        """COMPUTE takes so many times as long beside exchanges."""
+        """Factor by which COMPUTE takes longer beside collectives."""
         received = sum(map(self._exchange.received, plan.ops))
         lost = seconds_lost(shards.ranks, received)
         if lost:

@@ -18,13 +18,13 @@ from engine.planning.layout.moments import KINDS
 from engine.words import counted
 
 SHORTEST_ROW, MOST_ROUNDS = 64, 8
-"""Remedies propose no shorter rows and no more rounds than these."""
+"""Shortest rows and most rounds that suggestions propose."""
 
 METHOD = "train.method"
-"""The change of this setting trains adapters instead of all weights."""
+"""Setting whose change trains adapters instead of all weights."""
 
 Changes = dict[str, Any]
-"""The keys are names of settings, and the values are their new values."""
+"""New values of settings, by name."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Kind:
     """A kind of change, such as fewer rows, has options that are ordered from the smallest."""
 
     helps: tuple[PartName, ...]
-    """This kind of change can help these parts of memory."""
+    """Parts of memory that this kind of change can help."""
     options: list[Option]
     is_graded: bool = True
-    """Later options change more than earlier ones."""
+    """Whether later options change more than earlier ones."""
 
 
 def groups_of_kinds(requirements: Requirements) -> list[list[Kind]]:

@@ -63,12 +63,10 @@ class Suggestion:
     exactness: tuple[Exactness, ...]
     """What the changes do to results. Several changes may do different things."""
     seconds: float | None = None
-    """A step then takes this many seconds. It is None where that was not asked for, and without
-    rates.
-    """
+    """Seconds of a step then; None where that was not asked for, and without rates."""
     instead_of: float | None = None
-    """A step takes this many seconds with the settings as they are; None where the job does not
-    fit with them, or without rates.
+    """Seconds of a step with the settings as they are; None where the job does not fit with them,
+    or without rates.
     """
 
     places: str = ""
@@ -179,9 +177,7 @@ class _Search:
             name for name, part in requirements.parts.items() if part.verdict not in self._wanted
         )
         self._partial: dict[PartName, Option] = {}
-        """For each part that does not fit, it keeps the smallest change that helps the part but not
-        all parts.
-        """
+        """Smallest change that helps a part that does not fit but not all parts, by part."""
 
     def suggestions(self) -> tuple[Suggestion, ...]:
         found = self._of_first(groups_of_kinds(self._requirements))

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FACTORS = ("lora_A", "lora_B")
-"""The factors of an adapter are modules of these names in their layer."""
+"""Names of the factors of an adapter, which are modules in their layer."""
 BASE_LAYER = "base_layer"
-"""PEFT keeps under this name what it wraps."""
+"""Name under which PEFT keeps what it wraps."""
 
 
 class Stack(NamedTuple):
@@ -24,9 +24,11 @@ class Stack(NamedTuple):
     name: str
     experts: int
     features: tuple[int, int]
-    """A matrix takes so many features and returns so many, as PEFT understands it."""
+    """Numbers of features that a matrix takes and returns, as PEFT understands it."""
     is_transposed: bool
-    """The parameter is [experts, features in, features out], and not the other way round."""
+    """Whether the parameter is [experts, features in, features out], and not the other way
+    round.
+    """
 
     def factor_shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Returns the shapes of `lora_A` and `lora_B`."""

@@ -21,9 +21,7 @@ from engine.planning.schedule.shards import cut
 DISK_CHUNK_NUMEL = 1 << 22
 """Number of elements of a chunk, the last one of a unit fewer. They are whole blocks of codes."""
 PAGE = 4096
-"""Direct reads and writes begin and end at multiples of this many bytes, in memory and in the
-file.
-"""
+"""Bytes at whose multiples direct reads and writes begin and end, in memory and in the file."""
 
 
 @dataclass(frozen=True)

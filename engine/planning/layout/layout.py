@@ -44,26 +44,26 @@ from engine.planning.schedule.buffers import EMBED
 Dtype = Literal["bfloat16", "float32"]
 
 ALIGN_ELEMENTS = 64
-"""Every parameter starts at a multiple of this many elements: 128 bytes in bf16, an alignment that
-is fast for matrix kernels on GPUs.
+"""Number of elements at whose multiples parameters start: 128 bytes in bf16, an alignment that is
+fast for matrix kernels on GPUs.
 """
 
 PLANE_ITEM_BYTES = {
     "bfloat16": {"weight_high": 2, "weight_low": 2, "exp_avg": 4, "exp_avg_sq": 4, "grad": 2},
     "float32": {"weight_high": 4, "exp_avg": 4, "exp_avg_sq": 4, "grad": 4},
 }
-"""Bytes that an element takes in each plane, with moments in fp32. In `bfloat16`, weight_high (what
-the GPU sees) and weight_low together are the fp32 master; in `float32`, weight_high is the fp32
-weight itself. DMA transfers only weight_high and grad, and in units with parameters that stay in
-fp32 also weight_low.
+"""Bytes of an element in each plane, with moments in fp32. In `bfloat16`, weight_high (what the GPU
+sees) and weight_low together are the fp32 master; in `float32`, weight_high is the fp32 weight
+itself. DMA transfers only weight_high and grad, and in units with parameters that stay in fp32 also
+weight_low.
 """
 FP32_ITEM_BYTES = 6
-"""A parameter that stays in fp32 takes this many bytes of a slot, in addition to those of its
+"""Bytes of a slot that a parameter which stays in fp32 takes in addition to those of its
 weight_high: 4 for its value, and 2 into which its weight_low is copied.
 """
 PLANES = frozenset().union(*PLANE_ITEM_BYTES.values())
 WEIGHT_PLANES = ("weight_high", "weight_low")
-"""These planes hold the weights."""
+"""Planes that hold the weights."""
 NOT_IN_CHECKPOINTS: dict[CheckpointKind, frozenset[str]] = {
     "full": frozenset({"grad"}),
     "weights": PLANES - frozenset(WEIGHT_PLANES),
@@ -143,11 +143,11 @@ class UnitLayout:
     unit: str
     parameters: tuple[ParameterSpec, ...]
     offsets: tuple[int, ...]
-    """Each parameter starts at this element of a plane."""
+    """Element of a plane at which each parameter starts."""
     numel: int
     """Number of elements of a plane, alignment included. Only weight_high may have more."""
     decay_numel: int
-    """The first `decay_numel` elements of a plane are decayed."""
+    """Number of elements at the front of a plane that weight decay applies to."""
     high_numel: int
     """Number of elements of the plane weight_high: `numel`, and those of frozen parameters."""
 

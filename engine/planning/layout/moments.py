@@ -29,14 +29,14 @@ from engine.planning.schedule.buffers import EMBED, Word
 
 FP32_MOMENTS: Final = "adamw"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""These planes hold the moments."""
+"""Planes that hold the moments."""
 BLOCK = 256
 """Number of elements of a block of codes."""
 MAXIMUM_BYTES = 4
-"""A block begins with its largest magnitude, which takes this many bytes."""
+"""Bytes of the largest magnitude of a block, with which the block begins."""
 BLOCK_BYTES = BLOCK + MAXIMUM_BYTES
 SMALL = 4096
-"""Parameters with fewer elements than this keep their moments in fp32."""
+"""Number of elements below which parameters keep their moments in fp32."""
 
 
 class MomentKind(Word):
@@ -52,8 +52,8 @@ KINDS: dict[Optimizer, MomentKind] = {
     "adamw_bf16": MomentKind.BF16,
     "adamw_8bit": MomentKind.CODES,
 }
-"""Each optimizer keeps all moments in this way that are not kept more exactly. The optimizers are
-ordered from the most exact one.
+"""How each optimizer keeps all moments that are not kept more exactly. The optimizers are ordered
+from the most exact one.
 """
 
 
@@ -106,7 +106,7 @@ class MomentCounts:
     small: int
     """Number of them that belong to small parameters, alignment included."""
     blocks: int
-    """The other elements are cut into this many blocks."""
+    """Number of blocks into which the other elements are cut."""
     is_embed: bool
 
     @property

@@ -10,7 +10,7 @@ from engine.planning.layout.layout import PLANE_ITEM_BYTES
 from engine.planning.layout.moments import BLOCK, FP32_MOMENTS, MOMENTS, MomentCounts
 
 SMALL_CHUNK = 1 << 25
-"""A small chunk has at most about this many elements. Copying one to the device takes some
+"""Approximate limit on the elements of a small chunk, whose copy to the device takes some
 milliseconds.
 """
 
@@ -22,7 +22,7 @@ class UpdateBuffer:
     numel: int
     """Most elements of a chunk."""
     planes: tuple[tuple[str, int], ...]
-    """Each plane, by its name, has this many bytes in a buffer. They follow each other."""
+    """Bytes of each plane in a buffer, by name. The planes follow each other."""
 
     has_fp32_moments: bool = True
 

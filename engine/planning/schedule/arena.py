@@ -21,9 +21,9 @@ class Arena:
 
     bytes: int
     starts: tuple[int, ...]
-    """Each accumulator begins here."""
+    """Byte at which each accumulator begins."""
     places: tuple[int, ...]
-    """Each update buffer begins here. Spare buffers are not among them."""
+    """Byte at which each update buffer begins. Spare buffers are not among them."""
     buffer_bytes: int
     main_grad_bytes: tuple[int, ...]
 

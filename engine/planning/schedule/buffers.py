@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 EMBED, HEAD = "embed", "head"
-"""These are the names of the units before and after the blocks."""
+"""Names of the units before and after the blocks."""
 
 
 class Word(StrEnum):
@@ -35,9 +35,8 @@ class BufferKind(Word):
     weights that stay in fp32.
     """
     STATES = "optimizer states"
-    """It covers all planes of the unit except `weight_high` and the gradient, or a chunk of them.
-    Those of a unit that lives on the device are there. Of a unit whose moments are on the disk, it
-    covers these alone.
+    """All planes of the unit except `weight_high` and the gradient, or a chunk of them. Those of a
+    unit that lives on the device are there. Of a unit whose moments are on the disk, these alone.
     """
     GRADIENT = "gradient"
     """The unit's gradient plane."""
@@ -55,8 +54,8 @@ class BufferKind(Word):
     """The clip factor on the host, which is set by the op `clip`."""
     # On the device.
     SLOT = "slot"
-    """It holds the weights of one unit while the unit computes. Where an optimizer on the device
-    writes the slot chunk by chunk, each chunk counts as a separate buffer.
+    """Weights of one unit while the unit computes. Where an optimizer on the device writes the slot
+    chunk by chunk, each chunk counts as a separate buffer.
     """
     HIDDEN = "hidden"
     """The hidden state of a micro-batch, or the gradient of that state."""
@@ -76,13 +75,13 @@ class BufferKind(Word):
     """The squared norm of a unit's gradient."""
     LOSS = "loss"
     BARRIER_PASSED = "barrier"
-    """It tells that every rank has updated its shard of a unit."""
+    """Mark that every rank has updated its shard of a unit."""
     TOTALS = "totals"
-    """It holds the loss and the squared norms of all ranks together."""
+    """The loss and the squared norms of all ranks together."""
     SUMMARY = "summary"
-    """It keeps the loss, the norms and the clip factor of the step."""
+    """The loss, the norms and the clip factor of the step."""
     UPDATE = "update buffer"
-    """It holds a chunk of every plane of a unit whose optimizer runs on the device."""
+    """A chunk of every plane of a unit whose optimizer runs on the device."""
     UPDATE_GRADIENT = "update gradient"
     """The part of an update buffer for the gradient, which is filled by a separate copy."""
     ARENA = "arena"
@@ -118,11 +117,11 @@ class ContentKind(Word):
     """The kind of a content says what is in a buffer."""
 
     READY = "ready"
-    """The buffer holds the one thing that it is ever used for."""
+    """The one thing that the buffer is ever used for."""
     WEIGHTS = "weights"
-    """The buffer holds the weights of a unit."""
+    """Weights of a unit."""
     SHARD = "shard"
-    """The buffer holds this rank's shard of a unit, and elsewhere nothing that is needed."""
+    """This rank's shard of a unit, and elsewhere nothing that is needed."""
     HIDDEN = "hidden"
     """The hidden state after a block, in one round. Without a unit it is the state before the first
     block.
@@ -138,15 +137,13 @@ class ContentKind(Word):
     EARLIER_MAIN_GRAD = "earlier main_grad"
     """The sum over the earlier rounds."""
     FETCHED = "fetched"
-    """The buffer holds the optimizer states of a chunk of a unit, as fetched from the host or read
-    from the disk.
-    """
+    """Optimizer states of a chunk of a unit, as fetched from the host or read from the disk."""
     UPDATED = "updated"
-    """The buffer holds the optimizer states of that chunk after AdamW."""
+    """Optimizer states of that chunk after AdamW."""
     STATES = "states"
-    """The memory that is shared with fp32 accumulators holds optimizer states of any unit."""
+    """Optimizer states of any unit, in the memory that is shared with fp32 accumulators."""
     SPARE_BUFFERS = "spare buffers"
-    """The memory of activations serves as spare update buffers."""
+    """Spare update buffers, in the memory of activations."""
 
 
 class Content(NamedTuple):

@@ -153,7 +153,7 @@ ONE_RANK_ONLY = (
     "spare_buffers",
     "graphs",
 )
-"""Plans for several ranks make none of these choices."""
+"""Choices that no plan for several ranks makes."""
 
 
 def _refuse_contradictions(

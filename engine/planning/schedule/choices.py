@@ -16,7 +16,7 @@ class PlanChoices:
     """How a step is spread over micro-batches and rounds, and how it uses memory."""
 
     micro_batches: int = 1
-    """A step has this many micro-batches."""
+    """Number of micro-batches of a step."""
     ranks: int = 1
     """Number of ranks (processes with a device each) that a replica of the planes is sharded over.
     All other choices are those of one rank, which has `micro_batches` of its own.
@@ -34,11 +34,15 @@ class PlanChoices:
     and gets the others from the devices of the other ranks.
     """
     rounds: int = 1
-    """The micro-batches are spread over this many whole passes, a divisor of their number."""
+    """Number of gradient-accumulation rounds: whole passes over the blocks, each of some of the
+    micro-batches. It divides their number.
+    """
     slots: int = 2
     """Number of device buffers that are shared by the blocks that are not kept in slots."""
     prefetch_depth: int = 1
-    """A prefetch may be issued this many block uses ahead (at most slots - 1 can be in flight)."""
+    """Number of block uses by which a prefetch may be issued ahead (at most slots - 1 can be in
+    flight).
+    """
     blocks_kept_in_slots: int = 0
     """Number of blocks, counted from the last, that keep their own slot throughout the step."""
     gpu_resident_units: int = 0
@@ -46,8 +50,9 @@ class PlanChoices:
     from step to step. The host has none of them, and nothing of them crosses the bus.
     """
     gpu_resident_apart: bool = False
-    """The blocks among these units are spread evenly over those that are not kept in slots, where
-    they are otherwise the first ones. Then the bus never has to bring one block after the other.
+    """Whether the blocks among these units are spread evenly over those that are not kept in slots,
+    where they are otherwise the first ones. Then the bus never has to bring one block after the
+    other.
     """
     disk_offloaded_units: int = 0
     """Number of units that keep their moments on the disk. They are counted from the head
@@ -64,74 +69,76 @@ class PlanChoices:
     backward. They are not recomputed.
     """
     offloaded_block_inputs: bool = False
-    """Block inputs are kept on the host until backward, not on the device."""
+    """Whether block inputs are kept on the host until backward, not on the device."""
     gradients_on_gpu: bool = False
-    """Rounded gradients wait on the device until the clip factor of the step is known, so the host
-    has no plane for them.
+    """Whether rounded gradients wait on the device until the clip factor of the step is known, so
+    that the host has no plane for them.
     """
     gradients_in_main_grads: bool = False
-    """A kept gradient takes the second half of the memory of its fp32 accumulator. All accumulators
-    must be kept on the device, and gradients must be in bf16.
+    """Whether a kept gradient takes the second half of the memory of its fp32 accumulator. All
+    accumulators must be kept on the device, and gradients must be in bf16.
     """
     shared_embed_and_head_slot: bool = False
-    """Embed and head share one slot, so embed is fetched again for its backward. The model must not
-    be tied.
+    """Whether embed and head share one slot, so that embed is fetched again for its backward. The
+    model must not be tied.
     """
     embed_and_head_in_kept_gradients: bool = False
-    """The slot of embed and head is in the memory of the kept gradient of embed, and the fp32
-    accumulator of the head in that of the first blocks, whose gradients come last. The accumulator
-    of embed is made for some rows of the table at a time. It needs `shared_embed_and_head_slot`,
-    one round and kept gradients.
+    """Whether the slot of embed and head is in the memory of the kept gradient of embed, and the
+    fp32 accumulator of the head in that of the first blocks, whose gradients come last. The
+    accumulator of embed is made for some rows of the table at a time. It needs
+    `shared_embed_and_head_slot`, one round and kept gradients.
     """
     blocks_per_saved_input: int = 1
-    """The input of every block is kept (1), or of every second one (2): then two blocks are
-    recomputed together for each micro-batch, and take two slots and two accumulators.
+    """Number of blocks for each saved block input: 1, or 2, where two blocks are recomputed
+    together for each micro-batch, and take two slots and two accumulators.
     """
     block_input_rings: int = 3
-    """Block inputs on the host pass through this many device buffers each way."""
+    """Number of device buffers each way through which block inputs pass to the host and back."""
     main_grad: MainGrad = MainGrad.VERTICAL
-    """`VERTICAL` exactly where there is one round."""
+    """Where gradients are accumulated over the rounds; `VERTICAL` exactly where there is one
+    round.
+    """
     compiled: bool = False
-    """The kernels of the blocks and of the loss are compiled by torch."""
+    """Whether the kernels of the blocks and of the loss are compiled by torch."""
     tile_tokens: int = 0
-    """Parts of a block that compute each token by itself run on so many tokens at a time, and are
-    computed again in backward; 0 where they run on whole rows. Blocks in sequence chunks are not
-    compiled.
+    """Tokens of a sequence chunk on which the position-wise parts of a block run at a time, and
+    again in backward; 0 where they run on whole rows. Blocks with sequence tiling are not compiled.
     """
     attention_blocks: int = 0
-    """This many of the blocks that are recomputed, counted from the last, keep what attention
-    returned on the host, beside their input: its kernel runs once in forward and not again in
-    the recompute. Blocks must be in sequence chunks, and block inputs on the host.
+    """Number of the recomputed blocks, counted from the last, that keep what attention returned on
+    the host, beside their input: its kernel runs once in forward and not again in the recompute. It
+    needs sequence tiling, and block inputs on the host.
     """
     attention_bytes: int = 0
     """Number of bytes that these blocks keep for each token of what attention returned."""
     graphs: bool = False
-    """The kernels of a block are launched together, as a CUDA graph. All blocks must live on the
-    device, and block inputs must stay there.
+    """Whether the kernels of a block are launched together, as a CUDA graph. All blocks must live
+    on the device, and block inputs must stay there.
     """
     moments_after_weights: bool = False
-    """The host updates the weights of all its units first, and then their moments: the next forward
-    pass waits for weights alone. Moments must be in fp32, and gradients in planes of the host.
+    """Whether the host updates the weights of all its units first, and then their moments: the next
+    forward pass waits for weights alone. Moments must be in fp32, and gradients in planes of the
+    host.
     """
     device_updated_units: tuple[str, ...] = ()
-    """The optimizers of these units run on the device, on states that are streamed there. All other
-    units' optimizers run on the host.
+    """Units whose optimizers run on the device, on states that are streamed there. All other units'
+    optimizers run on the host.
     """
     update_buffers: int = 0
     """Number of chunks of states that are on the device at once; it is 0 where all optimizers run
     on the host.
     """
     update_chunks: int = 1
-    """The largest block is updated on the device in this many chunks. Small chunks take little
-    memory, but each is launched by itself.
+    """Number of chunks in which the largest block is updated on the device. Small chunks take
+    little memory, but each is launched by itself.
     """
     spare_buffers: int = 0
-    """This many of the update buffers, never all of them, use the memory of activations while no
+    """Number of update buffers, never all of them, that use the memory of activations while no
     activations are kept.
     """
     spare_blocks: int = 0
-    """The memory for the spare buffers comes from this many blocks, counted from the last. All of
-    them must keep their activations.
+    """Number of blocks, counted from the last, from whose activations the spare buffers take their
+    memory. All of them must keep their activations.
     """
 
     @property
@@ -292,15 +299,15 @@ class PlaneSizes:
     numel: Mapping[str, int]
     """Number of elements of each plane of a unit."""
     chunk_numel: int = 0
-    """An update buffer holds a chunk of this many elements; 0 stands for the largest block."""
+    """Elements of the chunk in an update buffer; 0 stands for the largest block."""
     ring_numel: int = 0
-    """A ring buffer of gradients holds this many elements; 0 stands for the largest block."""
+    """Elements of a ring buffer of gradients; 0 stands for the largest block."""
     buffer_bytes: int = 0
     """Bytes of an update buffer; 0 stands for 14 an element, as with bfloat16 weights and moments
     in fp32.
     """
     embed_chunk: int = 0
-    """The gradient of embed is accumulated for this many elements at a time where
+    """Number of elements for which the gradient of embed is accumulated at a time where
     `embed_and_head_in_kept_gradients` says so (`engine.planning.layout.embed_chunks`); 0 where that
     is not possible.
     """
@@ -311,11 +318,11 @@ class PlaneSizes:
     those.
     """
     frozen: tuple[str, ...] = ()
-    """No parameter of these units is trained."""
+    """Units of which no parameter is trained."""
     has_fp32_weights: bool = False
-    """Some weights stay in fp32 in a bf16 model, and so do their gradients."""
+    """Whether some weights stay in fp32 in a bf16 model, and so do their gradients."""
     rank: int = 0
-    """The plan is that of the rank with this number on its node."""
+    """Number on its node of the rank that the plan is for."""
 
 
 def forward_choices(choices: PlanChoices) -> PlanChoices:

@@ -33,7 +33,7 @@ from engine.planning.schedule.ops import Lane, Op
 
 
 VectorClock = dict[Lane, int]
-"""The key is a lane, and the value is the position of its latest op that has finished."""
+"""Position of the latest op that has finished on each lane."""
 
 
 def merge(clock: VectorClock, other: VectorClock) -> None:
@@ -55,7 +55,7 @@ class Draft:
     reads: Mapping[Buffer, Content]
     writes: Mapping[Buffer, Content]
     fields: Mapping[str, Any]
-    """The fields specific to the op's kind are given here by name."""
+    """Fields specific to the op's kind, by name."""
 
 
 def with_waits(drafts: Sequence[Draft]) -> tuple[Op, ...]:
@@ -90,7 +90,7 @@ class _History:
     """
 
     _lanes: list[Lane] = field(default_factory=list)
-    """The op at each position runs on this lane."""
+    """Lane of the op at each position."""
     _clocks: list[VectorClock] = field(default_factory=list)
     """The clock of the op at each position; once that op has finished, everything in its clock has
     too.
@@ -98,7 +98,7 @@ class _History:
     _latest: dict[Lane, int] = field(default_factory=dict)
     _writer: dict[Buffer, int] = field(default_factory=dict)
     _readers: dict[Buffer, list[int]] = field(default_factory=dict)
-    """These ops have read a buffer since it was last written."""
+    """Ops that have read a buffer since it was last written."""
 
     def add(self, draft: Draft) -> list[int]:
         """Adds `draft` as the next op, and returns the positions of the ops that it waits for."""

@@ -45,10 +45,10 @@ from engine.planning.schedule.shards import Shards, cut_between, largest_updated
 from engine.planning.schedule.step_buffers import SUMMARY, host_gradient
 
 Chunk = tuple[str, int]
-"""A chunk is named by its unit and its number within the unit."""
+"""Unit of a chunk, and its number within the unit."""
 
 LEAD = 2
-"""The states of this many chunks are sent from their buffers before the weights of the first chunk
+"""Number of chunks whose states are sent from their buffers before the weights of the first chunk
 that is then fetched into one of these buffers.
 """
 
@@ -63,10 +63,10 @@ class Places:
     """Where weights and accumulators are on the device when a step ends."""
 
     slots: dict[str, Buffer]
-    """These blocks are still in a slot, which is private or shared."""
+    """Blocks that are still in a slot, which is private or shared."""
     main_grads: dict[Buffer, tuple[str, ...]]
-    """The accumulators of these units may share their memory with update buffers. The buffers of
-    accumulators are given in the order in which they follow each other in memory.
+    """Units whose accumulators may share their memory with update buffers, by accumulator, in the
+    order in which these follow each other in memory.
     """
 
 
@@ -87,7 +87,7 @@ class DeviceUpdates:
         self._choices = choices
         self._drafts = drafts
         self._units = frozenset(choices.device_updated_units)
-        """The optimizers of these units run on the device."""
+        """Units whose optimizers run on the device."""
         embed_and_head = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD)}
         self._slots = (
             places.slots
@@ -111,13 +111,13 @@ class DeviceUpdates:
         self._own = self.buffers[choices.spare_buffers :]
         """The update buffers that exist throughout the run, that is, all but the spare ones."""
         self.spare_blocks = blocks[len(blocks) - choices.spare_blocks :] if self.spare else []
-        """The spare buffers reuse the memory of these blocks' activations."""
+        """Blocks of whose activations the spare buffers reuse the memory."""
         self._bounds = {
             unit: cut_between(*self._shards.bounds(sizes.numel[unit]), self.chunk_numel)
             for unit in choices.device_updated_units
         }
         self._slot_parts = {slot: len(self._bounds[unit]) for unit, slot in self.placed_units()}
-        """A slot in which a unit is updated has a part for each of its chunks."""
+        """Number of parts of each slot in which a unit is updated: one for each of its chunks."""
         self._chunks = self._chunks_in_order(blocks)
         self._buffer = dict(zip(self._chunks, self._buffers_in_turn()))
         # The gradients of these units are not overwritten in the staging buffers before the step
@@ -128,11 +128,11 @@ class DeviceUpdates:
         if choices.gradients_on_gpu:
             self._may_stay_staged = self._units
         self._staging: dict[str, Buffer] = {}
-        """The complete gradients of these units stay in this staging buffer."""
+        """Staging buffer in which the complete gradient of a unit stays, by unit."""
         self._main_grads_of: dict[Buffer, list[str]] = {}
-        """A buffer shares memory with the accumulators of these units."""
+        """Units whose accumulators share memory with each buffer."""
         self.main_grads = tuple(places.main_grads) if self._units else ()
-        """These accumulators are in the arena."""
+        """Accumulators in the arena."""
         self.arena = self._lay_over_main_grads(places.main_grads, sizes) if self._units else None
         # What was written so far.
         self._fetched: set[Chunk] = set()

@@ -24,8 +24,8 @@ from engine.planning.schedule.ops import Lane, OfMicroBatch, OpKind
 from engine.planning.schedule.rounds import Round, Uses
 
 DISK_RINGS = 3
-"""Block inputs pass through at most this many buffers on the host: one is filled while another is
-emptied, and one more lets either be late.
+"""Most buffers on the host through which block inputs pass: one is filled while another is emptied,
+and one more lets either be late.
 """
 
 
@@ -56,15 +56,15 @@ class DiskOffloadedBlockInputs:
         self._disk_offloaded = frozenset(
             (blocks[index], micro_batch) for index, micro_batch in places
         )
-        """These block inputs are on the disk, by block and micro-batch."""
+        """Block inputs on the disk, by block and micro-batch."""
         numbers = range(min(DISK_RINGS, choices.disk_offloaded_block_inputs))
         self.rings = tuple(Buffer(BufferKind.DISK_RING, number=number) for number in numbers)
-        """The block inputs pass through these buffers."""
+        """Buffers through which the block inputs pass."""
         self._turns = itertools.cycle(self.rings)
         self._waiting: Iterator[tuple[str, int]] = iter(())
-        """These block inputs are not read yet in this round, by block and micro-batch."""
+        """Block inputs that are not read yet in this round, by block and micro-batch."""
         self._read: deque[Buffer] = deque()
-        """Block inputs that are read and not fetched yet are in these buffers, in order."""
+        """Buffers with block inputs that are read and not fetched yet, in order."""
         self._round: Round | None = None
 
     def ring_out(self, block: str, micro_batch: int) -> Buffer | None:

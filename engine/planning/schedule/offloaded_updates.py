@@ -24,8 +24,8 @@ from engine.planning.schedule.shards import cut
 from engine.planning.schedule.step_buffers import CLIP, SUMMARY, StepBuffers, host_gradient
 
 STATE_RINGS = 8
-"""Chunks of moments pass through at most this many buffers on the host: some are being read, some
-written, and the others let the disk and the optimizer each be late.
+"""Most buffers on the host through which chunks of moments pass: some are being read, some written,
+and the others let the disk and the optimizer each be late.
 """
 
 
@@ -35,7 +35,7 @@ class _Chunk(NamedTuple):
     unit: str
     number: int
     bounds: tuple[int, int]
-    """It begins at the first of these elements of the unit and ends before the second."""
+    """Elements of the unit at which the chunk begins and before which it ends."""
     ring: Buffer
 
 
@@ -57,12 +57,12 @@ class DiskOffloadedUpdates:
         self._choices = choices
         self._drafts = drafts
         self.units = buffers.trained.only(disk_offloaded_of(blocks, choices))
-        """The moments of these units are on the disk and are updated, in forward order."""
+        """Units whose moments are on the disk and are updated, in forward order."""
         self.numel = 0
         """Most elements of a chunk."""
         self._chunks: list[_Chunk] = []
         self._written = 0
-        """The ops of this many chunks are written, from their update on."""
+        """Number of chunks whose ops are written, from their update on."""
         if self.units:
             largest = max(sizes.numel[unit] for unit in self.units)
             self.numel = min(sizes.disk_chunk_numel or largest, largest)

@@ -32,15 +32,15 @@ class Lane(Word):
 
 
 UPDATE_LANES = (Lane.STATES_IN, Lane.UPDATE, Lane.STATES_OUT, Lane.GRADIENTS_OUT)
-"""These lanes serve the optimizers: the first three those on the device, the last one those on the
+"""Lanes of the optimizers: the first three of those on the device, the last one of those on the
 host, to which it sends kept gradients. They have no ops in other plans.
 """
 DISK_LANES = (Lane.READ, Lane.WRITE)
-"""These lanes read moments and block inputs from the disk and write them. They have no ops in other
+"""Lanes that read moments and block inputs from the disk and write them. They have no ops in other
 plans.
 """
 RARE_LANES = (*UPDATE_LANES, Lane.COLLECTIVE, *DISK_LANES)
-"""These lanes have ops in some plans only. COLLECTIVE is that of plans for several ranks."""
+"""Lanes with ops in some plans only. COLLECTIVE is that of plans for several ranks."""
 
 
 class OpKind(Word):
@@ -86,10 +86,9 @@ class MainGrad(Word):
     """Where the gradients of all rounds are accumulated, and how often they are rounded."""
 
     VERTICAL = "vertical"
-    """There is one round, so each unit has one fp32 accumulator and one rounding."""
+    """One round, so that each unit has one fp32 accumulator and one rounding."""
     DEVICE = "device"
-    """The fp32 accumulators of all units stay on the device over the rounds and are rounded once.
-    """
+    """Accumulators of all units that stay on the device over the rounds and are rounded once."""
     SHARDS = "shards"
     """The same in shards: each round adds up the accumulators of all ranks, and a rank keeps its
     part.
@@ -102,15 +101,13 @@ class Keeps(Word):
     """A forward keeps this of its block for the backward."""
 
     NOTHING = "nothing"
-    """The pass has no backward, or the block is recomputed from the block before it."""
+    """Nothing: the pass has no backward, or the block is recomputed from the block before it."""
     BLOCK_INPUT = "input"
     ACTIVATIONS = "activations"
 
 
 Uses = tuple[tuple[Buffer, Content], ...]
-"""The type holds the buffers that an op reads or writes, each with the content that it expects or
-leaves there.
-"""
+"""Buffers that an op reads or writes, each with the content that it expects or leaves there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +120,15 @@ class Op:
     lane: ClassVar[Lane]
 
     index: int
-    """The op has this position in the plan."""
+    """Position of the op in the plan."""
     unit: str
     reads: Uses = ()
     writes: Uses = ()
     waits: tuple[int, ...] = ()
-    """These ops of this step, on other lanes, must have finished before the op starts."""
+    """Ops of this step, on other lanes, that must have finished before the op starts."""
     waits_previous: tuple[int, ...] = ()
-    """The op also starts only after these ops of the step before. Plans of consecutive steps are
-    equal, so indices into this plan can name them.
+    """Ops of the step before that must have finished too. Plans of consecutive steps are equal, so
+    indices into this plan can name them.
     """
 
     @property
@@ -157,7 +154,9 @@ class WithMainGrad(OfMicroBatch):
     slot: Buffer = field(kw_only=True)
     grad: Buffer | None = field(kw_only=True, default=None)
     first: bool = field(kw_only=True)
-    """The op writes the first gradient to `grad` rather than adding to the accumulator there."""
+    """Whether the op writes the first gradient to `grad` rather than adding to the accumulator
+    there.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +164,9 @@ class OfChunk(Op):
     """An op on one chunk of the planes of a unit whose optimizer runs on the device."""
 
     chunk: tuple[int, int] = field(kw_only=True)
-    """The chunk begins at the first of these elements of the planes and ends before the second."""
+    """Elements of the planes at which the chunk begins and before which it ends."""
     buffer: Buffer = field(kw_only=True)
-    """The chunk is fetched, updated and sent back in this update buffer."""
+    """Update buffer in which the chunk is fetched, updated and sent back."""
 
 
 # ---------------------------------------------------------------------- the kinds, lane by lane
@@ -269,7 +268,7 @@ class EmbedBackward(WithMainGrad):
 
     kind, lane = OpKind.EMBED_BACKWARD, Lane.COMPUTE
     chunk: tuple[int, int] | None = field(kw_only=True, default=None)
-    """The rows begin at the first of these elements of the unit and end before the second."""
+    """Elements of the unit at which the rows begin and before which they end."""
 
     @property
     def captures(self) -> bool:
@@ -285,11 +284,13 @@ class Reduce(Op):
     grad: Buffer = field(kw_only=True)
     staging: Buffer = field(kw_only=True)
     adds: bool = field(kw_only=True)
-    """The op adds the accumulator to that of the earlier rounds, which is in the staging buffer."""
+    """Whether the op adds the accumulator to that of the earlier rounds, which is in the staging
+    buffer.
+    """
     last: bool = field(kw_only=True)
-    """The op belongs to the last round, so it also computes the norm."""
+    """Whether the op belongs to the last round, so that it also computes the norm."""
     chunk: tuple[int, int] | None = field(kw_only=True, default=None)
-    """The accumulator is that of these elements of the unit, from the first up to the second."""
+    """Elements of the unit that the accumulator is for, from the first up to the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +323,7 @@ class UpdateInPlace(Op):
     kind, lane = OpKind.UPDATE_IN_PLACE, Lane.COMPUTE
     slot: Buffer = field(kw_only=True)
     staging: Buffer = field(kw_only=True)
-    """The rounded gradient is in this buffer."""
+    """Buffer with the rounded gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +353,7 @@ class OffloadKeptGradient(Op):
 
     kind, lane = OpKind.OFFLOAD_KEPT_GRADIENT, Lane.GRADIENTS_OUT
     chunk: tuple[int, int] = field(kw_only=True)
-    """It begins at the first of these elements of the unit and ends before the second."""
+    """Elements of the unit at which the chunk begins and before which it ends."""
     staging: Buffer = field(kw_only=True)
     ring: Buffer = field(kw_only=True)
 
@@ -369,9 +370,9 @@ class OfDiskChunk(Op):
     """An op on one chunk of a unit whose moments are on the disk."""
 
     chunk: tuple[int, int] = field(kw_only=True)
-    """It begins at the first of these elements of the unit and ends before the second."""
+    """Elements of the unit at which the chunk begins and before which it ends."""
     states: Buffer = field(kw_only=True)
-    """The moments of the chunk are in this buffer on the host while they are updated."""
+    """Buffer on the host in which the moments of the chunk are updated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +456,9 @@ class Update(Op):
     ring: Buffer | None = field(kw_only=True, default=None)
     states: Buffer | None = field(kw_only=True, default=None)
     after_weights: bool | None = field(kw_only=True, default=None)
-    """The moments stay as they are, and an `UpdateMoments` follows; None where they do not."""
+    """Whether the moments stay as they are, and an `UpdateMoments` follows; None where they do
+    not.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,10 +506,10 @@ class ReduceScatter(Op):
     kind, lane = OpKind.REDUCE_SCATTER, Lane.COLLECTIVE
     grad: Buffer = field(kw_only=True)
     staging: Buffer | None = field(kw_only=True, default=None)
-    """It is None in rounds before the last."""
+    """Staging buffer; None in rounds before the last."""
     total: Buffer | None = field(kw_only=True, default=None)
     first: bool | None = field(kw_only=True, default=None)
-    """There is no earlier round; None without `total`."""
+    """Whether there is no earlier round; None without `total`."""
 
 
 @dataclass(frozen=True, slots=True)

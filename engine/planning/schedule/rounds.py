@@ -20,12 +20,12 @@ class TrainedUnits:
         self._frozen = frozenset(frozen)
         units = (EMBED, *blocks, HEAD)
         self.frozen = tuple(unit for unit in units if unit in self._frozen)
-        """No parameter of these units is trained, in forward order."""
+        """Units of which no parameter is trained, in forward order."""
         first = next((at for at, unit in enumerate(units) if unit not in self._frozen), len(units))
         self.forward_only = units[:first]
-        """These units have no backward, since nothing is trained in them or below."""
+        """Units without a backward, since nothing is trained in them or below."""
         self.blocks_back = [block for block in blocks if block not in self.forward_only]
-        """These blocks have a backward, in forward order."""
+        """Blocks with a backward, in forward order."""
 
     def trains(self, unit: str) -> bool:
         """Returns whether a parameter of the unit is trained."""
@@ -61,9 +61,9 @@ class OffloadedBlockInputs:
     """How the input of one block come back from the host for its backward in one round."""
 
     waiting: Iterator[int]
-    """The block inputs of these micro-batches are not fetched yet."""
+    """Micro-batches whose block inputs are not fetched yet."""
     rings: dict[int, Buffer] = field(default_factory=dict)
-    """The block input of every other micro-batch is fetched to this ring buffer."""
+    """Ring buffer to which the block input of each other micro-batch is fetched."""
 
     def comes_in(self, micro_batch: int, ring: Buffer) -> None:
         self.rings[micro_batch] = ring

@@ -30,78 +30,76 @@ class StepPlan:
     nodes_per_replica: int = 1
     """Number of nodes over which the ranks of a replica are spread."""
     gradient_rings: tuple[Buffer, ...] = ()
-    """Chunks of kept gradients pass through these buffers on the host."""
+    """Buffers on the host through which chunks of kept gradients pass."""
     graphs: int = 0
-    """Forward and backward of blocks are replayed as CUDA graphs (`engine.runtime.device`), for so
-    many micro-batches that exist at once; 0 where each kernel is launched by itself.
+    """Number of micro-batches that exist at once for which forward and backward of blocks are
+    replayed as CUDA graphs (`engine.runtime.device`); 0 where each kernel is launched by itself.
     """
     state_rings: tuple[Buffer, ...] = ()
-    """Chunks of the moments that are on the disk are updated in these buffers on the host."""
+    """Buffers on the host in which chunks of the moments on the disk are updated."""
     disk_chunk_numel: int = 0
-    """Such a chunk has at most this many elements."""
+    """Most elements of such a chunk."""
     disk_rings: tuple[Buffer, ...] = ()
-    """Block inputs pass through these buffers on the host on their way to the disk and back."""
+    """Buffers on the host through which block inputs pass on their way to the disk and back."""
     compiled: bool = False
-    """The kernels of the blocks and of the loss are compiled; of the loss alone if there are
-    sequence chunks.
+    """Whether the kernels of the blocks and of the loss are compiled; with sequence tiling, of the
+    loss alone.
     """
     tile_tokens: int = 0
     """Number of tokens of a sequence chunk of parts of the blocks; it is 0 where they run on whole
     rows.
     """
     with_attention: tuple[str, ...] = ()
-    """These blocks keep what attention returned beside their input, on the host."""
+    """Blocks that keep what attention returned beside their input, on the host."""
     attention_bytes: int = 0
-    """Number of bytes that of that they keep for each token."""
+    """Bytes of it that they keep for each token."""
     device_updated_units: tuple[str, ...] = ()
-    """The optimizers of these units run on the device."""
+    """Units whose optimizers run on the device."""
     placed: tuple[tuple[str, Buffer], ...] = ()
-    """These units, with their slots, are updated on the device in the slot that still holds their
+    """Units, with their slots, that are updated on the device in the slot that still holds their
     weights when a step ends. Their weights are fetched before the first step and after every drain;
     from then on they are updated in the slot.
     """
     gpu_resident: tuple[tuple[str, Buffer], ...] = ()
-    """These units, with their slots, live on the device: the slot is their plane of weights. They
+    """Units, with their slots, that live on the device: the slot is their plane of weights. They
     are updated there, and no weights of theirs are ever fetched.
     """
     held: tuple[tuple[str, Buffer], ...] = ()
-    """These units, with their slots, are there when a pass without gradients begins, because an
+    """Units, with their slots, that are there when a pass without gradients begins, because an
     earlier pass on the same weights has left them.
     """
     update_buffers: tuple[Buffer, ...] = ()
     spare_buffers: tuple[Buffer, ...] = ()
-    """These update buffers use memory of activations, from `allocate_spare_buffers` to the next
+    """Update buffers that use memory of activations, from `allocate_spare_buffers` to the next
     step's `free_spare_buffers`.
     """
     chunk_numel: int = 0
-    """An update buffer holds this many elements of each plane."""
+    """Elements of each plane in an update buffer."""
     ring_numel: int = 0
-    """A ring buffer of gradients holds this many elements of a gradient."""
+    """Elements of a gradient in a ring buffer."""
     arena: tuple[tuple[Buffer, int], ...] = ()
-    """These fp32 accumulators are in the memory that they share with update buffers. Each begins at
-    this byte there (`engine.planning.schedule.arena`).
+    """Accumulators in the memory that they share with update buffers, each with the byte at which
+    it begins there (`engine.planning.schedule.arena`).
     """
     buffer_places: tuple[int, ...] = ()
-    """Each update buffer that is not spare begins at this byte of that memory."""
+    """Byte of that memory at which each update buffer that is not spare begins."""
     arena_bytes: int = 0
     without_main_grad: tuple[str, ...] = ()
-    """In each round, the accumulator of each of these units has one term, a gradient in bf16. It is
-    in the first half of the accumulator's memory, and ranks exchange it as it is.
+    """Units whose accumulator has one term in each round, a gradient in bf16. It is in the first
+    half of the accumulator's memory, and ranks exchange it as it is.
     """
     rounded_in_main_grads: tuple[str, ...] = ()
-    """The rounded gradients of these units take the second half of the memory of their
-    accumulators.
-    """
+    """Units whose rounded gradients take the second half of the memory of their accumulators."""
     embed_and_head_in_kept_gradients: bool = False
-    """The slot of embed and head, and the accumulator of the head, are in the memory of kept
-    gradients.
+    """Whether the slot of embed and head, and the accumulator of the head, are in the memory of
+    kept gradients.
     """
     frozen: tuple[str, ...] = ()
-    """These units are not trained: they have no gradient and no update."""
+    """Units that are not trained: they have no gradient and no update."""
     forward_only: tuple[str, ...] = ()
-    """These units, the first ones, have no backward, since nothing is trained in them or below."""
+    """First units, which have no backward, since nothing is trained in them or below."""
     embed_chunk: int = 0
-    """The norm of the gradient of embed is that of chunks of this many elements; 0 if it is taken
+    """Elements of the chunks of which the norm of the gradient of embed is that; 0 if it is taken
     as a whole.
     """
 

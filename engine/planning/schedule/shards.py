@@ -49,7 +49,7 @@ def largest_updated(blocks: Iterable[int], embed_and_head: Iterable[int]) -> int
 
 
 SHARD_ELEMENTS = 256
-"""A shard has a multiple of this many elements."""
+"""Number of which the elements of a shard are a multiple."""
 
 
 class Shards(NamedTuple):
@@ -96,4 +96,4 @@ class Shards(NamedTuple):
 
 
 WHOLE = Shards()
-"""One rank owns all planes whole."""
+"""The only rank, which owns all planes whole."""

@@ -19,7 +19,7 @@ from engine.planning.schedule.ops import Lane, Op
 from engine.planning.schedule.schedule import StepPlan
 
 STEPS = 4
-"""After this many consecutive steps, the time of a step no longer depends on the first."""
+"""Number of consecutive steps after which the time of a step no longer depends on the first."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Simulated:
     seconds: float
     """The time from the moment a step is applied to the moment the next one is applied."""
     busy: dict[Lane, float]
-    """Each lane is busy for this many seconds of the step."""
+    """Seconds of the step for which each lane is busy."""
     starts: tuple[float, ...]
-    """Each op begins this many seconds after the first op of its step, in plan order."""
+    """Seconds after the first op of its step at which each op begins, in plan order."""
     ends: tuple[float, ...]
 
     @property

@@ -25,7 +25,7 @@ CAUSES = (
     | {Lane.COLLECTIVE: "exchange"}
 )
 OTHER = "other"
-"""The cause of a wait that no op explains, such as launch overhead, is given as this."""
+"""Cause of a wait that no op explains, such as launch overhead."""
 
 
 @dataclass(frozen=True)

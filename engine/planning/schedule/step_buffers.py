@@ -21,20 +21,20 @@ from engine.planning.schedule.rounds import TrainedUnits
 
 LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)
 UNIT_MAIN_GRAD = Buffer(BufferKind.MAIN_GRAD, number=0)
-"""This buffer holds the accumulator of one unit at a time. Units are accumulated one after the
-other, on one lane, so no op waits for another unit's accumulator.
+"""Accumulator of one unit at a time. Units are accumulated one after the other, on one lane, so no
+op waits for another unit's accumulator.
 """
 SECOND_MAIN_GRAD = Buffer(BufferKind.MAIN_GRAD, number=1)
-"""Where two blocks are recomputed together, the sum of the second one is here. With several ranks,
-that of every second block is here, so that a backward need not wait until the accumulator before is
-added up over the ranks.
+"""Accumulator of the second of two blocks that are recomputed together. With several ranks, that of
+every second block, so that a backward need not wait until the accumulator before is added up over
+the ranks.
 """
 TOTALS = Buffer(BufferKind.TOTALS)
 BLOCK_STAGINGS = Buffer(BufferKind.STAGING, number=0), Buffer(BufferKind.STAGING, number=1)
 EMBED_AND_HEAD_STAGING = Buffer(BufferKind.STAGING, number=2)
 GRADIENT_RINGS = 3
-"""Kept gradients pass through this many buffers on the host: one is filled while the optimizer
-reads another, and one more lets either be late.
+"""Number of buffers on the host through which kept gradients pass: one is filled while the
+optimizer reads another, and one more lets either be late.
 """
 
 
@@ -51,33 +51,33 @@ class StepBuffers:
         self._tied = tied
         self._choices = choices
         self.gpu_resident = gpu_resident_of(blocks, choices)
-        """These units live on the device."""
+        """Units that live on the device."""
         resident = {*self.gpu_resident, *blocks[len(blocks) - choices.blocks_kept_in_slots :]}
         self._streamed = [block for block in blocks if block not in resident]
         self._resident = [block for block in blocks if block in resident]
         self.kept = frozenset(blocks[len(blocks) - choices.blocks_without_recompute :])
-        """These blocks keep their activations."""
+        """Blocks that keep their activations."""
         seconds = seconds_of_pairs(len(blocks), choices)
         self.second_of_pair = {blocks[at]: blocks[at - 1] for at in seconds}
-        """These blocks keep no input. Each is recomputed together with the block before it,
-        which it is mapped to.
+        """Blocks that keep no input. Each is recomputed together with the block before it, which it
+        is mapped to.
         """
         self._in_second_main_grad = {
             blocks[at] for at in blocks_with_second_main_grad(len(blocks), choices)
         }
         self.slots = block_slots(self._streamed, self._resident, choices.slots)
-        """Each block computes from this slot."""
+        """Slot from which each block computes."""
         # Gradients in fp32 do not fit into half of their accumulators.
         are_small = sizes.item_bytes == 2 and choices.main_grad == MainGrad.DEVICE
         # Several ranks round an accumulator elsewhere, of which they may own a shard alone.
         are_small = are_small and choices.world_size == 1
         trained = self.trained.only
         self.rounded_in_main_grads = tuple(trained(self.gpu_resident)) if are_small else ()
-        """The rounded gradients of these units are in the memory of their accumulators."""
+        """Units whose rounded gradients are in the memory of their accumulators."""
         if choices.gradients_in_main_grads:
             self.rounded_in_main_grads = tuple(trained((EMBED, *blocks, HEAD)))
         self.under_head: tuple[str, ...] = ()
-        """The accumulator of the head is in the memory of the kept gradients of these blocks."""
+        """Blocks in the memory of whose kept gradients the accumulator of the head is."""
         if choices.embed_and_head_in_kept_gradients:
             self.under_head = _first_blocks(blocks, sizes)
         self._ring_turn = {BufferKind.OFFLOAD_RING: 0, BufferKind.FETCH_RING: 0}

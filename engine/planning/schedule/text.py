@@ -67,7 +67,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
         ("slot", "grad", "staging", "total", "ring", "host", "buffer", "states"), read_buffer
     ),
 }
-"""Each function parses the text of the op field of that name."""
+"""Functions that parse the text of an op field, by its name."""
 
 OP_TYPES: dict[OpKind, type[Op]] = {
     op.kind: op
@@ -108,7 +108,7 @@ OP_TYPES: dict[OpKind, type[Op]] = {
         OffloadStates,
     )
 }
-"""Every kind of op has one class."""
+"""Class of each kind of op."""
 
 
 def to_text(plan: StepPlan) -> str:

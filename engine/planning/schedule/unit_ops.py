@@ -89,7 +89,7 @@ class UnitOps:
         self.shards = Shards(choices.ranks, sizes.rank)
         self._numel = sizes.numel
         self._embed_chunks: list[tuple[int, int] | None] = [None]
-        """The gradient of embed is accumulated in these chunks, or as a whole."""
+        """Chunks in which the gradient of embed is accumulated; one None for a whole."""
         if choices.embed_and_head_in_kept_gradients:
             self._embed_chunks = [*cut(sizes.numel[EMBED], sizes.embed_chunk)]
         places = Places(self.buffers.lasting_slots(), self.buffers.shared_main_grads())

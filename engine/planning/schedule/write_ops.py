@@ -35,20 +35,20 @@ from engine.planning.schedule.step_buffers import CLIP, LOSS, SUMMARY, TOTALS, h
 from engine.planning.schedule.unit_ops import UnitOps
 
 STEP = "step"
-"""An op that concerns the whole step has this name in place of a unit."""
+"""Name in place of a unit of an op that concerns the whole step."""
 
 
 class StepEnd(Enum):
     """A step ends with one of these ops."""
 
     LOSS = "loss"
-    """The pass has no gradients."""
+    """End of a pass without gradients."""
     LOSS_AGAIN = "loss again"
-    """The pass has no gradients either, and an earlier one has left weights in their slots."""
+    """The same after an earlier pass, which has left weights in their slots."""
     SUMMARY = "summary"
-    """The step is a dry run: no op writes weights or moments."""
+    """End of a dry run: no op writes weights or moments."""
     UPDATES = "updates"
-    """The step is a full training step."""
+    """End of a full training step."""
 
 
 class StepWriter(UnitOps):
@@ -70,9 +70,9 @@ class StepWriter(UnitOps):
         super().__init__(blocks, tied, choices, sizes, training)
         self._end = end
         self.gpu_resident = self.buffers.gpu_resident_slots()
-        """These units, with their slots, live on the device."""
+        """Units, with their slots, that live on the device."""
         self.held = self.buffers.own_slots() if end is StepEnd.LOSS_AGAIN else ()
-        """These units, with their slots, are there when the step begins."""
+        """Units, with their slots, that are there when the step begins."""
         there = {
             slot: unit
             for unit, slot in (*self.device.placed_units(), *self.gpu_resident, *self.held)
@@ -82,11 +82,11 @@ class StepWriter(UnitOps):
         passes = [*blocks, *reversed(back)] * choices.rounds
         self._uses = assign_slots(passes, self.buffers.slots, there)
         self._current = 0
-        """The block use that is written next has this index in `_uses`."""
+        """Index in `_uses` of the block use that is written next."""
         self._barrier_passed: set[str] = set()
-        """The ranks have met for these units in this step."""
+        """Units for which the ranks have passed the barrier in this step."""
         self._next_fetch = 0
-        """The prefetches of all uses before this index of `_uses` are written."""
+        """Index in `_uses` before which the prefetches of all uses are written."""
 
     # ------------------------------------------------------------------ the step
 

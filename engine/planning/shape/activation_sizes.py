@@ -12,8 +12,8 @@ counted separately.
 """
 
 MASK_ELEMENTS = 2**20
-"""For up to this many pairs of tokens in a micro-batch, attention in float32 on a GPU does use one
-mask, because a call for each document takes longer (measured for the starter, docs/performance.md).
+"""Most pairs of tokens in a micro-batch for which attention in float32 on a GPU does use one mask,
+because a call for each document takes longer (measured for the starter, docs/performance.md).
 """
 
 

@@ -44,7 +44,7 @@ class BlockSizes:
         self.numel = sum(numels)
         """Number of elements of the gradients of all blocks together."""
         self.main_grad_bytes = tuple(4 * numel for numel in reversed(numels))
-        """The fp32 accumulator of each block takes this many bytes, the last block first."""
+        """Bytes of the accumulator of each block, the last block first."""
 
     def slot_bytes(self, start: int, stop: int) -> int:
         """Returns the bytes of a slot that can hold each of the blocks from `start` to `stop`."""
@@ -82,15 +82,15 @@ class BlockBytes(NamedTuple):
     """
 
     activations: list[int]
-    """Autograd keeps so much of each block."""
+    """Bytes that autograd keeps of each block."""
     kept_by_last: list[int]
-    """It keeps so much of the last blocks together."""
+    """Bytes that it keeps of the last blocks together."""
     by_backward: list[int]
-    """No backward of one of the last blocks needs more than this in addition."""
+    """Most bytes that the backward of one of the last blocks needs in addition."""
     by_recompute: list[int]
-    """No recompute and backward of one of the first blocks needs more than this."""
+    """Most bytes that recompute and backward of one of the first blocks need."""
     by_pairs: list[int]
-    """No recompute and backward of one of the first pairs needs more than this."""
+    """Most bytes that recompute and backward of one of the first pairs need."""
 
     @classmethod
     def of(

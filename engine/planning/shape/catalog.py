@@ -34,11 +34,9 @@ class CatalogEntry:
     id: str
     """The Hugging Face hub id of the model whose configuration is `config`."""
     also: tuple[str, ...]
-    """Models with these ids have the same shape."""
+    """Ids of models with the same shape."""
     contexts: Mapping[str, int]
-    """Some of the models in `also` differ in the longest row. Their own max_position_embeddings are
-    listed here.
-    """
+    """The max_position_embeddings of those models in `also` that differ in the longest row."""
     title: str
     family: str
     published: str
@@ -46,17 +44,16 @@ class CatalogEntry:
     publisher rounds to 7B: of the whole checkpoint.
     """
     published_active: str | None
-    """In a mixture of experts, a token passes through this many parameters; None for dense
-    models.
-    """
+    """Parameters that a token passes through in a mixture of experts; None for dense models."""
     unread: int
-    """The checkpoint has so many more parameters that transformers does not read: those of a draft
-    model, or keys and values of layers that take them from another one. An export copies them.
+    """Number of further parameters of the checkpoint that transformers does not read: those of a
+    draft model, or keys and values of layers that take them from another one. An export copies
+    them.
     """
     source: str
-    """The configuration is published at this address."""
+    """Address at which the configuration is published."""
     config: Mapping[str, Any]
-    """The shape depends on these values, which are arguments of
+    """Values on which the shape depends, which are arguments of
     `transformers.AutoConfig.for_model`.
     """
     _shape: Mapping[str, Any] = field(repr=False)

@@ -29,10 +29,14 @@ from engine.planning.shape.read_ahead import read_ahead_numel
 from engine.planning.shape.unit_shape import UnitShape
 
 FP32_LOGIT_BYTES = 12
-"""At its peak the loss holds three fp32 numbers for each logit, whatever the model's dtype."""
+"""Bytes that the loss holds for each logit at its peak: three fp32 numbers, whatever the model's
+dtype.
+"""
 
 MOSTLY_FROZEN = 4
-"""A unit is mostly frozen if it has so many times as many elements that are not trained."""
+"""Ratio of elements that are not trained to those that are from which on a unit is mostly
+frozen.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,45 +47,45 @@ class ModelShape:
     source: str
     dtype: str
     attention: str
-    """The model was built with this implementation of attention."""
+    """Implementation of attention with which the model was built."""
     units: tuple[UnitShape, ...]
-    """The units are in forward order: embed, blocks, head."""
+    """Units in forward order: embed, blocks, head."""
     tied: bool
     packs: bool
-    """Several documents may share a row."""
+    """Whether several documents may share a row."""
     hidden_size: int
     vocab_size: int
     active_parameters: int
-    """A token goes through this many parameters."""
+    """Number of parameters that a token goes through."""
     work_parameters: int | None = None
-    """A model that is trained whole and in which a token goes through so many parameters needs as
-    many FLOPs for a step; None where this one is trained whole.
+    """Parameters per token of a model that is trained whole and needs as many FLOPs for a step;
+    None where this one is trained whole.
     """
     max_position_embeddings: int | None = None
     learned_positions: bool = False
     """Whether positions come from a table, so that rows cannot be longer than the table."""
     sliding_window: int | None = None
     mask_kinds: int = 1
-    """The blocks have this many different attention masks, such as sliding and full."""
+    """Number of different attention masks of the blocks, such as sliding and full."""
     logit_bytes: int = 16
-    """The loss takes this many device bytes for each logit at its peak."""
+    """Device bytes that the loss takes for each logit at its peak."""
     argument_numel: int = 0
-    """In addition to the hidden state, blocks receive this many elements per token, such as rotary
+    """Elements per token that blocks receive in addition to the hidden state, such as rotary
     embeddings. Rows that are not packed share them.
     """
     handed_numel: int = 0
-    """Blocks hand on this many elements per token of each row, gradients included."""
+    """Elements per token of each row that blocks pass to later blocks, gradients included."""
     optimizer: Optimizer = FP32_MOMENTS
-    """The host keeps the moments of this optimizer."""
+    """Optimizer whose moments the host keeps."""
     residual_streams: int = 1
-    """A block's input is as large as this many hidden states per token."""
+    """Number of hidden states per token that a block's input is as large as."""
     attention_heads: int = 1
     attention_width: int = 1
     """Number of features of all heads together: the mean of those of queries and of values."""
     untouched_numel: int = 0
-    """Parts that text does not reach have this many elements. They are copied into an export."""
+    """Elements of the parts that text does not reach. They are copied into an export."""
     stored_as: Method | None = None
-    """The checkpoint's weights are quantized so."""
+    """How the checkpoint's weights are quantized."""
 
     @property
     def compiled_logit_bytes(self) -> int:

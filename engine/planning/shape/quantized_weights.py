@@ -13,7 +13,7 @@ from typing import Any
 from engine.errors import ModelError
 
 FIELD = "quantization_config"
-"""A configuration says under this name how its weights are quantized."""
+"""Name under which a configuration says how its weights are quantized."""
 
 
 class Method(StrEnum):
@@ -37,7 +37,7 @@ class Quantized:
 
     method: Method
     block: tuple[int, int] | None = None
-    """A scale of fp8 is that of so many rows and columns of a weight; None where it is of all."""
+    """Rows and columns of a weight that share a scale of fp8; None where all do."""
 
 
 def quantized(config: Any) -> Quantized | None:

@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from engine.words import MIB
 
 _MERGED_TIMES = 3
-"""Of experts that are merged, parameters are in memory this many times at most."""
+"""Most copies in memory of the parameters of experts that are merged."""
 _MOST_ITEM_BYTES = 4
-"""A checkpoint is stored in fp32, bf16 or fp16. (Only the rare one in fp64 takes more.)"""
+"""Most bytes of a parameter in a checkpoint, which is stored in fp32, bf16 or fp16. (Only the rare
+one in fp64 takes more.)
+"""
 _BUFFER_BYTES = 32 * MIB
-"""Values that are not stored in bf16 pass through a buffer. With the pages of the file that lie
-around a tensor, it takes at most this much, and no more than the tensor.
+"""Most bytes of the buffer for values that are not stored in bf16, with the pages of the file that
+lie around a tensor. It is no larger than the tensor.
 """
 
 

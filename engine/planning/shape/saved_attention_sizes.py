@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 ALIGNMENT = 512
-"""Each tensor begins at a multiple of so many bytes, as those do that the device allocates."""
+"""Bytes at whose multiples tensors begin, as those do that the device allocates."""
 MORE_BYTES = 1 << 16
 """Bytes of the room more, for the gaps between tensors and for kernels that fill up their log-sums.
 Where it does not suffice for a tensor, attention is computed again.
@@ -16,7 +16,7 @@ Where it does not suffice for a tensor, attention is computed again.
 
 
 LOG_SUM_BYTES = 4
-"""A log-sum is in fp32, for each token and head."""
+"""Bytes of a log-sum, fp32, for each token and head."""
 
 
 class BoundarySizes(NamedTuple):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 LONG_ROW = 16_384
-"""Only rows that are longer than this may run in sequence chunks."""
+"""Length above which rows may run in sequence chunks."""
 SEQUENCE_CHUNKS = (16_384, 4_096)
-"""Sequence chunks of so many tokens are tried, in this order. On a GPU, matrix products of the
-smaller ones are a little slower, and gradient accumulators are added up more often.
+"""Tokens of the sequence chunks that are tried, in this order. On a GPU, matrix products of the
+smaller ones are a little slower, and gradients are added up more often.
 """
 
 
@@ -20,17 +20,17 @@ class TiledBlock:
     """
 
     kept: float
-    """Autograd keeps so many bytes for each token of a row."""
+    """Bytes that autograd keeps for each token of a row."""
     outside: float
-    """While no sequence chunk runs, a token takes at most so many bytes, the kept ones included."""
+    """Most bytes of a token while no sequence chunk runs, the kept ones included."""
     outside_fixed: float
-    """It takes so many more then, whatever the length of a row is."""
+    """Further bytes then, whatever the length of a row is."""
     inside: float
-    """While sequence chunks run, a token of the row takes at most so many bytes."""
+    """Most bytes of a token of the row while sequence chunks run."""
     of_chunk: float
-    """A token of the sequence chunk takes so many more then."""
+    """Further bytes then for each token of the sequence chunk."""
     inside_fixed: float
-    """It takes so many more then, whatever the lengths are, above all for gradient accumulators."""
+    """Further bytes then, whatever the lengths are, above all for gradient accumulators."""
     parameter_count: float
     """Number of parameters of the parts that run in sequence chunks."""
 
