@@ -207,8 +207,8 @@ def cell_words(found: Cell) -> dict[str, str]:
     tone, word = VERDICT_WORDS[found.verdict]
     if found.any_optimizer and found.verdict != FitStatus.DOES_NOT_FIT:
         word = f"{word}, {KINDS[found.optimizer]}"
-    ways = ", ".join(found.ways) if found.any_optimizer else ""
-    return {"tone": tone, "word": word, "speed": speed_words(found), "ways": ways}
+    savings = ", ".join(found.savings) if found.any_optimizer else ""
+    return {"tone": tone, "word": word, "speed": speed_words(found), "ways": savings}
 
 
 def speed_words(found: Cell) -> str:
@@ -244,7 +244,7 @@ def cell_detail(found: Cell) -> str:
         takes += f" {speed_text(found)}, {origin}."
     if found.step_seconds is not None:
         takes += f" A step takes about {in_seconds(found.step_seconds)}."
-    return " ".join([takes, *(WAY_SENTENCES[way] for way in found.ways)])
+    return " ".join([takes, *(WAY_SENTENCES[saving] for saving in found.savings)])
 
 
 def moments_words(found: Cell) -> str:

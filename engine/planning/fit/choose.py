@@ -98,14 +98,14 @@ def choose(job: Job, target: Target, coarse: bool = False) -> Chosen:
         if least < math.inf:
             worth = [each for each in planners if each.least_seconds <= WORTH_SIMULATING * least]
             found = [(planner, planner.best()) for planner in worth]
-            best = fastest_of([candidate for _, candidate in found])
-            planner = next(planner for planner, candidate in found if candidate is best)
+            best = fastest_of([timed for _, timed in found])
+            planner = next(planner for planner, timed in found if timed is best)
             kept_gradients = maker.with_kept_gradients(best)
             if kept_gradients is not None and kept_gradients.has_room:
-                candidate = kept_gradients.best()
-                gain = ALIKE if candidate.choices.gradients_in_main_grads else KEPT_GRADIENTS_GAIN
-                if candidate.seconds <= gain * best.seconds:
-                    planner, best = kept_gradients, candidate
+                other = kept_gradients.best()
+                gain = ALIKE if other.choices.gradients_in_main_grads else KEPT_GRADIENTS_GAIN
+                if other.seconds <= gain * best.seconds:
+                    planner, best = kept_gradients, other
             candidate = Candidate(best.size, best.choices)
             chosen = planner.chosen(candidate)
             if planner.is_in_ram(candidate):
