@@ -69,7 +69,7 @@ ADAPTER_CHANGES = (
     Change(
         "frozen-weights-not-verified",
         "engine/training/checkpoints/frozen_files.py",
-        "if chunk_checksum(piece.data) != checksum:",
+        "if chunk_checksum(chunk.data) != checksum:",
         "if not checksum:",
         "Damage in weights that are not trained is not found.",
         (FROZEN,),

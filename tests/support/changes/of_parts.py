@@ -37,7 +37,7 @@ PART_CHANGES = (
     Change(
         "frozen-weights-rounded-away-from-zero",
         "engine/runtime/host/host_states.py",
-        "content = piece.to(dtype).view(torch.uint8).numpy()",
+        "content = chunk.to(dtype).view(torch.uint8).numpy()",
         "content = (piece * (1 + 2**-9)).to(dtype).view(torch.uint8).numpy()",
         "A frozen weight is rounded otherwise than transformers rounds it.",
         (f"{RUNS}::test_weights_in_fp32_are_rounded_as_transformers_rounds_them",),

@@ -177,7 +177,7 @@ PLANS = (
     Change(
         "main-grads-and-states-in-one-place",
         UPDATES,
-        "if not set(self._sums_of.get(self._buffer[chunk], ())) <= set(finished):",
+        "if not set(self._main_grads_of.get(self._buffer[chunk], ())) <= set(finished):",
         "if not finished:",
         "States are fetched over sums that are not complete.",
         (GOLDEN, DEVICE_UPDATES),
@@ -235,8 +235,8 @@ PLANS = (
     Change(
         "slots-of-ranks-not-padded",
         "engine/planning/fit/buffer_sizes.py",
-        "    shape = shape.padded(choices.ranks)\n    sums = 4 * (_main_grad_numel",
-        "    sums = 4 * (_main_grad_numel",
+        "    shape = shape.padded(choices.ranks)\n    main_grads = 4 * (_main_grad_numel",
+        "    main_grads = 4 * (_main_grad_numel",
         "The report counts slots and sums without the padding of shards.",
         (f"{GPU_TESTS}::test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte",),
     ),

@@ -137,7 +137,7 @@ RANK_CHANGES = (
     Change(
         "first-micro-batch-of-every-rank-alike",
         "engine/runtime/step/streaming_engine.py",
-        "            first=share.first,\n",
+        "            first=shard.first,\n",
         "",
         "The rows of all ranks are masked alike by dropout.",
         (f"{RANKS}::test_so_they_have_with_dropout",),

@@ -125,8 +125,8 @@ STEPS = (
     Change(
         "mean-of-micro-batches",
         ENGINE,
-        "loss_scale=1.0 / (share.loss_weight or 1.0)",
-        "loss_scale=1.0 / max(1, int(share.batches[0].loss_tokens) * len(share.batches))",
+        "loss_scale=1.0 / (shard.loss_weight or 1.0)",
+        "loss_scale=1.0 / max(1, int(shard.batches[0].loss_tokens) * len(shard.batches))",
         "Tokens count as if every micro-batch had as many as the first.",
         (BF16, PARITY),
     ),
@@ -264,8 +264,8 @@ STEPS = (
     Change(
         "states-of-a-chunk-not-sent-back",
         "engine/runtime/step/optimizer_ops.py",
-        'if plane not in ("weight_high", "grad")]',
-        'if plane not in ("weight_high", "exp_avg_sq", "grad")]',
+        'if plane not in ("weight_high", "grad")\n',
+        'if plane not in ("weight_high", "exp_avg_sq", "grad")\n',
         "The second moments that the device has updated stay there.",
         ("tests/engine/runtime/test_device_updated_units.py",),
     ),

@@ -138,7 +138,7 @@ def needs_on(machine: str, shape: ModelShape | None = None, **changes) -> Requir
     )
 
 
-def test_a_host_has_planes_once_and_the_rest_once_for_each_rank():
+def test_a_node_has_planes_once_and_the_rest_once_for_each_rank():
     one = needs_on("2 x RTX 4090", engine__states="host", engine__gradients="host")
     two = needs_on("2 x RTX 4090", engine__gpus=2, engine__gradients="host")
     assert (one.ranks, two.ranks) == (1, 2)
