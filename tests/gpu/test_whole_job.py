@@ -57,9 +57,14 @@ def test_a_run_with_a_dry_run_equals_one_without_to_the_bit(
     assert (first.moment, last.moment) == ("dry_run", "end")
     peak = first.quantities["gpu_peak_bytes"]
     measured = last.quantities["gpu_peak_bytes"]["measured"]
-    # The optimizer, which the dry run leaves out, is all that may take more: on a stream of its own
-    # the allocator keeps its own segments, of 20 MiB each (two of them and a small one on an H200).
-    assert measured - 3 * 20 * MIB <= peak["measured"] <= measured <= peak["predicted"]
+    # The dry run leaves out the optimizer and the recording of CUDA graphs, and only these may take
+    # more. The allocator keeps segments of 20 MiB for each stream of its own. While blocks are
+    # recorded, forward and backward call cuBLAS in two threads, each of which keeps a workspace of
+    # 32 MiB (seen in the allocator's snapshot on an H100).
+    left_out = 3 * 20 * MIB + (2 * 32 * MIB if kernels == "compiled" else 0)
+    assert measured - left_out <= peak["measured"]
+    assert peak["measured"] <= measured
+    assert measured <= peak["predicted"]
     assert last.quantities["step_seconds"]["measured"] > 0
     monkeypatch.setattr("engine.training.loop.step_loop.LEAST_STEPS", 13)
     without = start_run(config, tmp_path / "runs")

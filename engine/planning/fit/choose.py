@@ -246,6 +246,10 @@ class _PlannerMaker:
             planners += group
         if found:
             return found
+        # Units that live on the GPU leave RAM free that no minimum of memory knows of.
+        filled = [each for each in planners if each.fits_in_filled_ram]
+        if filled:
+            return filled
         on_device = [each for each in planners if each.fits_on_device()] or planners
         most = max(each.free_after_block_inputs for each in on_device)
         return [each for each in on_device if each.free_after_block_inputs == most]

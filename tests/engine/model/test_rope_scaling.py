@@ -167,6 +167,7 @@ def test_models_that_cannot_be_scaled_are_refused_by_name(config, why):
         scaled(config(), model)
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_rows_are_as_long_as_the_factor_says(tmp_path, capsys):
     folder = make_model(tmp_path / "model")
     assert shape_of_run(settings(folder, "linear")).max_position_embeddings == 256

@@ -141,6 +141,7 @@ def test_the_report_itemises_what_the_host_states_allocate(tmp_path, dtype):
     states.close()
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_the_preview_shows_a_token_as_one_and_check_reads_it(tmp_path, capsys):
     config = with_tokens(tmp_path)
     read = read_model(config)

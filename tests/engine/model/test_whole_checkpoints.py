@@ -122,6 +122,7 @@ def test_a_length_of_its_own_is_in_the_configuration_of_the_text():
 # ---------------------------------------------------------------------- report and table
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_what_is_not_trained_is_on_the_disk_with_each_export_and_never_in_memory():
     shape = catalog_shape(VISION)
     report, alone = (estimate(CONFIG, MACHINE, s) for s in (shape, without_vision(shape)))

@@ -77,6 +77,7 @@ def test_safetensors_are_read_where_a_folder_has_both(poured, tmp_path):
     assert all(tensor.any() for name, tensor in ours.items() if "bias" not in name)
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_parameters_and_views_keep_their_values(poured, tmp_path):
     """Some publishers save parameters, or weights that are transposed in memory."""
     source = save_family(tmp_path / "source", "llama")

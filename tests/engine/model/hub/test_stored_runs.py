@@ -67,6 +67,7 @@ def test_a_run_of_pickled_weights_is_that_of_the_same_safetensors(tmp_path, file
     assert not list(second.glob("*.bin"))
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_untouched_weights_of_a_pickled_model_are_copied_bit_by_bit(tmp_path):
     source = make_multimodal(tmp_path / "model", "gemma3")
     before = pickle_weights(source, 2)

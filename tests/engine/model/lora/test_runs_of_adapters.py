@@ -197,6 +197,7 @@ def test_adapters_on_another_base_are_not_exported_alone(tmp_path, case):
         alone(whole, tmp_path / "out")
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_an_adapter_beside_random_weights_is_not_exported_alone(tmp_path, exported):
     start = {"model.start_from": str(exported), "model.init": "random", "train.steps": 1}
     run = train(tmp_path, "runs", **start)
@@ -204,6 +205,7 @@ def test_an_adapter_beside_random_weights_is_not_exported_alone(tmp_path, export
         alone(run, tmp_path / "out")
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_adapters_of_an_earlier_run_on_the_same_base_are_exported_alone(tmp_path, exported):
     first = train(tmp_path, "first", **{"model.start_from": str(exported), "train.steps": 1})
     start = {"model.start_from": str(first.folder.path), "model.init": "random", "train.steps": 1}
@@ -231,6 +233,7 @@ def test_adapters_of_an_earlier_run_keep_what_they_mean(tmp_path, place):
         assert ended.state == "failed" and words in ended.reason
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_a_whole_run_does_not_start_from_adapters(tmp_path):
     run = train(tmp_path, "first")
     start = {"model.start_from": str(run.folder.path), "train.steps": 1}
@@ -357,6 +360,7 @@ def test_a_check_says_how_many_parameters_are_trained(tmp_path, capsys):
     assert "of them trained" in capsys.readouterr().out.splitlines()[0]
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_chat_answers_with_the_adapters_and_without(tmp_path):
     run = train(tmp_path, "runs", **{"model.dtype": "float32"})
     config = run.folder.config

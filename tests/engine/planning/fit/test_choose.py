@@ -331,6 +331,7 @@ def test_a_continued_session_rounds_alike_whatever_memory_it_finds(either, gib):
     assert len(set(found)) > 1
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_an_optimizer_may_move_when_a_run_is_resumed():
     """A unit has the same bits wherever it is updated, whatever its moments are kept in."""
     shape = big_shape().with_optimizer("adamw_8bit")
@@ -384,6 +385,7 @@ def test_logits_stay_bounded(either):
     assert on_cpu * 152064 * 14 <= 256 << 20 or on_cpu == 128
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_on_the_cpu_a_small_model_stays_and_keeps_its_activations():
     tiny = shape_of(build_model(tiny_config("llama"), ModelConfig(source="tiny", dtype="float32")))
     settings = config(model__dtype="float32", train__batch_size=32)

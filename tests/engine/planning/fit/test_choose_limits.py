@@ -9,13 +9,16 @@ import pytest
 
 from engine.config.settings import ModelConfig
 from engine.errors import ConfigError
+from engine.machine.known_machines import named_machine
 from engine.model.build.build import build_model
 from engine.model.build.measure_shape import shape_of
 from engine.planning.fit.choose import choose, least_choices
 from engine.planning.fit.job import Job, Target
+from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.planner import Planner
+from engine.planning.fit.requirements import FitStatus, requirements_of
 from engine.planning.shape.activation_sizes import DOCUMENTS
-from engine.words import GIB
+from engine.words import GIB, MIB
 from tests.support.chosen import FAST, big_shape, config, on_gpu
 from tests.support.tiny import tiny_config
 
@@ -204,3 +207,29 @@ def test_a_way_that_fits_is_found_where_one_of_all_candidates_fits(monkeypatch):
         job = Job(big_shape().with_optimizer(optimizer), config(**changes), 1024)
         least_choices(job, Target("cuda", gib * GIB, ram * GIB))
     assert True in found and False in found and max(filled) > 1
+
+
+def test_the_ram_that_a_job_needs_is_enough():
+    """All units of a small job live on the GPU where RAM is plentiful, which takes the least of it.
+    With little more than that, another plan was chosen once, and refused.
+    """
+    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6}
+    model = ModelConfig(source="tiny", dtype="float32")
+    shape = shape_of(build_model(tiny_config("llama", **sizes), model))
+    asked = config(
+        train__batch_size=4,
+        engine__slots=2,
+        engine__activation_checkpointing="full",
+        engine__blocks_kept_in_slots=0,
+        engine__rounds=1,
+        engine__kernels="eager",
+    )
+    machine = named_machine("H100 SXM")
+    plenty = requirements_of(asked, machine, shape)
+    assert plenty.chosen.choices.gpu_resident_units == 8
+    need = plenty.parts[PartName.HOST].total
+    for free in (need + 16 * MIB, need + GIB // 4):
+        with_little = dataclasses.replace(machine, ram_available=free)
+        assert requirements_of(asked, with_little, shape).verdict() != FitStatus.DOES_NOT_FIT
+    too_little = dataclasses.replace(machine, ram_available=need - 16 * MIB)
+    assert requirements_of(asked, too_little, shape).verdict() == FitStatus.DOES_NOT_FIT

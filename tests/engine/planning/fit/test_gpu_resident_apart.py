@@ -106,6 +106,7 @@ def test_the_pool_says_how_many_of_which_blocks_live_where():
     assert here.to_dict()["count"] == blocks + 1
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_buffers_are_the_device_state_to_the_byte():
     model = build_model(
         tiny_config("llama", num_hidden_layers=4),

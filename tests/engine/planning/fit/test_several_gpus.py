@@ -202,6 +202,7 @@ def test_what_is_chosen_is_a_plan_for_every_rank(ranks, gib, rows):
         verify_plan(build_step_plan(blocks, False, choices, PlaneSizes(numel, rank=rank)))
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_ranks_take_micro_batches_of_any_size_as_one_gpu_does():
     """148 rows have no divisor near the 16 that keep a GPU busy; 37 leave activations less room."""
     chosen = chosen_for(2, 139, train__batch_size=296)
@@ -209,6 +210,7 @@ def test_ranks_take_micro_batches_of_any_size_as_one_gpu_does():
     assert chosen.choices.blocks_without_recompute == 28  # nothing is recomputed
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_shards_of_main_grads_are_kept_where_they_make_a_step_much_shorter():
     """Whole accumulators of 14.8 billion parameters take 55 GiB of each of four GPUs, and shards
     14.

@@ -286,6 +286,7 @@ def test_best_weights_that_cannot_be_read_leave_the_last(tmp_path):
     assert found.step == 36 and mine == theirs
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_the_best_weights_answer_and_are_trained_on_from(overfitted, tmp_path):
     source = best_of(tmp_path / "runs", overfitted.id, overfitted.folder.config, BEST, "Best")
     chat_engine = load(source)

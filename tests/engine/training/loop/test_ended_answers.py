@@ -115,6 +115,7 @@ def stops(folder) -> list[str]:
     return stops_in((folder / MODELFILE).read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_turns_of_a_base_model_end_by_themselves_in_every_answer(tmp_path):
     """In conversations of several turns; samples, Chat and exports of the checkpoint stop there."""
     countries = list(CAPITALS)
@@ -182,6 +183,7 @@ PROMPTED = [
 ]
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_answers_without_a_template_end_with_the_tokenizers_token(tmp_path):
     """It is not the token of the model's settings, and it also pads."""
     tokenizer = tokenizer_for("", eos="<|endoftext|>")
@@ -196,6 +198,7 @@ def test_answers_without_a_template_end_with_the_tokenizers_token(tmp_path):
     assert stops(found.folder) == ["<|endoftext|>"]
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_a_token_that_a_run_adds_ends_its_answers(tmp_path):
     tokenizer = tokenizer_for("<|im_start|>")
     tokenizer.chat_template = CHATML

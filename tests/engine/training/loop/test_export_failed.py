@@ -64,6 +64,7 @@ def test_a_whole_run_whose_export_fails_has_finished(unexported, runs):
     } == message(run.id, run.recorder.snapshot, ended)
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_list_page_and_terminal_say_so_until_it_is_exported(unexported, runs):
     run, ended = unexported()
     (listed,) = list_runs(runs)
@@ -123,6 +124,7 @@ def test_a_fault_of_the_program_in_the_export_fails_no_run(tmp_path, runs, monke
     assert len(traces) == 1 and "Traceback" in traces[0]
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_a_run_without_checkpoints_keeps_what_it_could_not_export(unexported, runs, tmp_path):
     run, ended = unexported(**KEEPS_NONE)
     assert ended.in_words == "finished, export failed"

@@ -371,6 +371,7 @@ def test_host_memory_that_runs_low_stops_with_a_checkpoint(
     resumes_to_the_end(capsys, runs, whole)
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(
     capsys, preset, runs, monkeypatch, whole
 ):
@@ -491,6 +492,7 @@ def test_a_device_that_is_too_small_while_the_engine_is_built_is_told_by_item(
     assert "The GPU ran out of memory" in failed(capsys, runs, preset, code=1)
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_an_update_that_fails_half_way_is_not_saved(capsys, preset, runs, monkeypatch, whole):
     with monkeypatch.context() as broken:
         real, calls = HostAdamW.update, []

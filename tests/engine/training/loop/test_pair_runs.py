@@ -62,6 +62,7 @@ def test_any_plan_gives_the_same_bits(tmp_path, objective):
         assert files_of(other)[8] == files_of(usual)[8], name
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_micro_batches_change_roundings_alone(tmp_path):
     whole = train(tmp_path, "whole", **{"train.micro_batch_size": 4})
     single = train(tmp_path, "single", **{"train.micro_batch_size": 1})

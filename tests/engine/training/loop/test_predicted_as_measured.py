@@ -86,6 +86,7 @@ def test_checkpoints_exports_and_ram_are_measured_as_predicted(tmp_path, kind):
     assert exported == pytest.approx(items["Export"], rel=0.001, abs=25_000)
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_the_end_line_of_adapters_compares_the_same_bytes(tmp_path):
     run = start_run(config_of(**KINDS["adapters"]), tmp_path)
     execute(run)
@@ -115,6 +116,7 @@ def test_a_stopped_and_a_resumed_run_compare_the_same_bytes(tmp_path):
     assert "loading_peak_bytes" not in quantities
 
 
+@pytest.mark.slow("a plain run has shorter tests of the same")
 def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path, monkeypatch):
     """Each of them takes an hour, by the clock that times a step."""
     measure, save, clock = Evaluator.measure_loss, Saver.save, time.perf_counter

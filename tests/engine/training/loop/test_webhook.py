@@ -111,12 +111,12 @@ def test_only_web_addresses_are_taken(address):
 @pytest.mark.parametrize(
     "address, told",
     [
-        ("http://me:secret@example.org/x", "the address has a user or a password before its node"),
+        ("http://me:secret@example.org/x", "the address has a user or a password before its host"),
         ("https://me@example.org/", "leave them out, and give an address that needs none"),
         ("http://example.org/a b", "the address has a space or a control character"),
         ("http://example.org/\n", "the address has a space or a control character"),
         ("http://example.org/ü", "letters beyond ASCII"),
-        ("http://a..b/", "names a node"),
+        ("http://a..b/", "names a host"),
     ],
 )
 def test_an_address_that_cannot_be_posted_to_is_refused_with_the_settings(address, told):
