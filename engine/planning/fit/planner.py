@@ -243,9 +243,9 @@ class Planner:
 
     @property
     def fits_in_filled_ram(self) -> bool:
-        """Tells whether a candidate fits if RAM is filled to the last."""
+        """Whether a candidate fits if RAM is filled to the last."""
         filled = self._free_host_bytes + FILLED_RESERVE_BYTES
-        return any(self.is_in_ram(way) for way in self._candidates(filled))
+        return any(self.is_in_ram(candidate) for candidate in self._candidates(filled))
 
     @functools.cached_property
     def _spacious(self) -> list[Candidate]:

@@ -24,7 +24,7 @@ from engine.runtime.device.compiled import CompiledBlock, CompiledFunction, set_
 from engine.runtime.step import cross_entropy as loss
 from engine.runtime.step.cross_entropy import LossChunks, LossTargets, TailGradients, chunked_loss
 from tests.support.compiled import needs_compiler
-from tests.support.device_updates import states, updated_on_device
+from tests.support.device_updates import states_of, updated_on_device
 from tests.support.packed_rows import packed_and_apart
 from tests.support.same_bits import BASE, assert_same_bits, planes_after
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -103,10 +103,10 @@ def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(monke
     monkeypatch.setattr(
         CompiledBlock, "__call__", lambda block, *given, **named: block._block(*given, **named)
     )
-    expected = states(planes_after(COMPILED, dtype="bfloat16", steps=1), "bfloat16")
-    first = states(planes_after(BASE, dtype="bfloat16", steps=0), "bfloat16")
+    expected = states_of(planes_after(COMPILED, dtype="bfloat16", steps=1), "bfloat16")
+    first = states_of(planes_after(BASE, dtype="bfloat16", steps=0), "bfloat16")
     for device_updates in (("embed", "block 0"), ("block 0", "block 1", "block 2", "head")):
-        found = states(
+        found = states_of(
             planes_after(
                 dataclasses.replace(updated_on_device(device_updates, 2), compiled=True),
                 dtype="bfloat16",
