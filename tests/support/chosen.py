@@ -13,7 +13,7 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.unit_shape import UnitShape
 from engine.words import GIB
 
-FAST = Rates(50e9, 50e9, 6e14, 5e14, 4e12, 4e9, 3e9, 45e9, 45e9, 3e14)
+FAST_RATES = Rates(50e9, 50e9, 6e14, 5e14, 4e12, 4e9, 3e9, 45e9, 45e9, 3e14)
 """A machine with a large GPU has these rates."""
 
 

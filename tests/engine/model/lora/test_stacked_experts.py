@@ -27,7 +27,7 @@ from engine.training.export.export import export_run
 from engine.training.weights.adapter_weights import initialize_adapters, stacks_of
 from engine.training.weights.open_for_sampling import open_checkpoint
 from engine.words import GIB
-from tests.support.chosen import FAST
+from tests.support.chosen import FAST_RATES
 from tests.support.chosen import config as job_config
 from tests.support.failing import command
 from tests.support.families import tiny_family_config
@@ -154,7 +154,7 @@ def test_what_they_take_is_counted():
     )
     assert kept[1] - kept[0] == pytest.approx(4 * experts, rel=0.02)
     assert needed[1] - needed[0] == 4 * (2 * experts + factors)
-    costs = [Cost(shape, FAST, MicroBatch(1, 32), False) for shape in (plain, adapted)]
+    costs = [Cost(shape, FAST_RATES, MicroBatch(1, 32), False) for shape in (plain, adapted)]
     assert costs[1].forward(one.name) > costs[0].forward(one.name)
     assert costs[1].backward(one.name) > costs[0].backward(one.name)
 

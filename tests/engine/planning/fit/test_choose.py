@@ -34,7 +34,7 @@ from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.simulate import simulate
 from engine.planning.schedule.verify_plan import verify_plan
 from engine.words import GIB
-from tests.support.chosen import FAST, big_shape, config, on_gpu
+from tests.support.chosen import FAST_RATES, big_shape, config, on_gpu
 from tests.support.tiny import tiny_config
 
 pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
@@ -140,7 +140,7 @@ def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
             )
 
 
-@pytest.mark.parametrize("rates", [TYPICAL["cuda"], FAST], ids=["typical", "quick"])
+@pytest.mark.parametrize("rates", [TYPICAL["cuda"], FAST_RATES], ids=["typical", "quick"])
 @pytest.mark.parametrize("gib", [24, 48, 139])
 def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
     """The closed form that compares is near the simulation, and nearest where it counts."""
@@ -167,7 +167,7 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
 
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_the_closed_form_counts_all_work_of_a_model_that_lives_on_the_device(rounds):
-    shape, rates, micro_batch = big_shape(), FAST, MicroBatch(4, 1024)
+    shape, rates, micro_batch = big_shape(), FAST_RATES, MicroBatch(4, 1024)
     choices = PlanChoices(
         micro_batches=rounds,
         rounds=rounds,

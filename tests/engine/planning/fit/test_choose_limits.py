@@ -19,7 +19,7 @@ from engine.planning.fit.planner import Planner
 from engine.planning.fit.requirements import FitStatus, requirements_of
 from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.words import GIB, MIB
-from tests.support.chosen import FAST, big_shape, config, on_gpu
+from tests.support.chosen import FAST_RATES, big_shape, config, on_gpu
 from tests.support.tiny import tiny_config
 
 pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
@@ -179,7 +179,7 @@ def test_block_inputs_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
 
     def block_inputs(ram: int) -> int:
         asked = config(train__batch_size=256, engine__gradients="host")
-        target = Target("cuda", 48 * GIB, ram * GIB, FAST)
+        target = Target("cuda", 48 * GIB, ram * GIB, FAST_RATES)
         return choose(Job(big_shape(), asked, 1024), target).offloaded_input_bytes
 
     assert block_inputs(125) <= 125 * GIB - big_shape().host_bytes

@@ -33,7 +33,7 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import DISK_LANES, OpKind
 from engine.tools.cli.pool_text import pool_as_text
 from engine.words import GIB
-from tests.support.chosen import FAST, big_shape, config
+from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.tiny import plain_model, streamed, tiny_config
 
 ENOUGH = 1 << 50
@@ -45,7 +45,7 @@ def chosen_with(ram: float, gpu: float = 23, disk: int = ENOUGH, **changes):
         config(**{"engine__disk": "/disk", "train__batch_size": 16} | changes),
         1024,
     )
-    return choose(job, Target("cuda", gpu * GIB, round(ram * GIB), FAST, disk), coarse=True)
+    return choose(job, Target("cuda", gpu * GIB, round(ram * GIB), FAST_RATES, disk), coarse=True)
 
 
 # ---------------------------------------------------------------------- plans
@@ -77,7 +77,7 @@ def test_a_disk_without_room_takes_nothing():
 
 def test_the_disk_works_from_the_norm_to_the_last_update():
     found = chosen_with(ram=61)
-    rates = with_disk(FAST, config(engine__disk="/disk"))
+    rates = with_disk(FAST_RATES, config(engine__disk="/disk"))
     micro_batch = MicroBatch(found.micro_batch_size, 1024)
     plan, timing = predicted_step(big_shape(), found.choices, rates, micro_batch, "cuda")
     begin = next(timing.ends[op.index] for op in plan.ops if op.kind == OpKind.CLIP)

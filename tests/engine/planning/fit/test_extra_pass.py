@@ -23,7 +23,7 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane, OpKind
 from engine.training.loop.planning import simulated_step
 from engine.words import GIB
-from tests.support.chosen import FAST, big_shape, config
+from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.sets import PLAN_SWEEP, slow_but
 
 pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
@@ -46,14 +46,14 @@ def test_a_step_takes_its_pass_and_itself_from_the_first_op_to_the_last(name):
         device = "cpu"
     one = MicroBatch(8, 1024)
     other = replace(one, has_pass=True)
-    plan, plain = predicted_step(big_shape(), choices, FAST, one, device)
-    same, timing = predicted_step(big_shape(), choices, FAST, other, device)
-    before = predicted_pass(big_shape(), choices, FAST, other, device)
+    plan, plain = predicted_step(big_shape(), choices, FAST_RATES, one, device)
+    same, timing = predicted_step(big_shape(), choices, FAST_RATES, other, device)
+    before = predicted_pass(big_shape(), choices, FAST_RATES, other, device)
     assert same == plan and before.seconds > 0
     last = max(timing.ends)
     assert timing.seconds == pytest.approx(before.seconds + last)
     assert last >= plain.seconds * (1 - 1e-9)
-    assert timing.seconds == predicted_seconds(big_shape(), choices, FAST, other, device)
+    assert timing.seconds == predicted_seconds(big_shape(), choices, FAST_RATES, other, device)
     for lane in Lane:
         assert timing.busy[lane] == pytest.approx(plain.busy[lane] + before.busy[lane])
     # A step that recomputes passes all matrices four times, and the pass once.
@@ -64,9 +64,9 @@ def test_a_pass_computes_what_a_forward_does():
     shape, one = big_shape(), MicroBatch(8, 1024)
     blocks = [unit.name for unit in shape.blocks]
     plan = build_forward_plan(blocks, shape.tied, PlanChoices(micro_batches=2))
-    seconds = op_seconds(plan, shape, FAST, one)
-    step, _ = predicted_step(shape, PlanChoices(micro_batches=2), FAST, one, "cuda")
-    of_step = op_seconds(step, shape, FAST, one)
+    seconds = op_seconds(plan, shape, FAST_RATES, one)
+    step, _ = predicted_step(shape, PlanChoices(micro_batches=2), FAST_RATES, one, "cuda")
+    of_step = op_seconds(step, shape, FAST_RATES, one)
     found, trained = (
         {(op.kind, op.unit): of(op) for op in each.ops}
         for each, of in ((plan, seconds), (step, of_step))

@@ -26,7 +26,7 @@ from engine.planning.schedule.choices import (
     gpu_resident_places,
 )
 from engine.planning.schedule.ops import Lane
-from tests.support.chosen import FAST, big_shape, config
+from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_states
 from tests.support.size_grid import BUFFER_GRID
 from tests.support.tiny import tiny_config
@@ -73,7 +73,7 @@ def test_a_frozen_base_is_fetched_while_blocks_compute(model, rows, ram):
 
     def seconds(choices: PlanChoices) -> tuple[float, float]:
         _, timing = predicted_step(
-            requirements.shape, choices, FAST, requirements.micro_batch, "cuda"
+            requirements.shape, choices, FAST_RATES, requirements.micro_batch, "cuda"
         )
         return timing.seconds, timing.busy[Lane.COMPUTE]
 

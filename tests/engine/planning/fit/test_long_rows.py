@@ -28,7 +28,7 @@ from engine.planning.shape.saved_attention_sizes import attention_room
 from engine.planning.shape.sequence_tiling import SEQUENCE_CHUNKS, TiledBlock, sequence_chunks_for
 from engine.planning.shape.serialize import pack, unpack
 from engine.words import GIB
-from tests.support.chosen import FAST, big_shape, config
+from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.sets import slow_but
 from tests.support.tiny import tiny_config
 
@@ -50,7 +50,7 @@ def with_tiling() -> ModelShape:
 
 def planned(shape: ModelShape, length: int, gib: float, ram: float = 240, **more):
     job = Job(shape, config(train__batch_size=1), length, **more)
-    return choose(job, Target("cuda", round(gib * GIB), round(ram * GIB), FAST))
+    return choose(job, Target("cuda", round(gib * GIB), round(ram * GIB), FAST_RATES))
 
 
 def items(chosen) -> dict[MemoryItem, int]:
@@ -119,15 +119,15 @@ def test_ram_that_is_free_keeps_what_attention_returned():
         assert items(chosen)[MemoryItem.BLOCK_INPUT_RINGS] == 2 * (hidden + room)
         assert chosen.gpu_bytes <= 140 * GIB
     seconds = [seconds_of(each) for each in found]
-    shorter = FAST.attention * (seconds[0] - seconds[2]) / (counts[2] - counts[0])
+    shorter = FAST_RATES.attention * (seconds[0] - seconds[2]) / (counts[2] - counts[0])
     assert shorter == pytest.approx(with_tiling().attention_flops(1, length), rel=0.1)
 
 
 def seconds_of(chosen) -> float:
     """The predicted seconds of a step, as they are simulated. The closed form is near them."""
     shape, rows = with_tiling(), MicroBatch(1, 524_288, tile_tokens=chosen.choices.tile_tokens)
-    seconds = predicted_seconds(shape, chosen.choices, FAST, rows, "cuda")
-    closed = step_seconds(Cost(shape, FAST, rows, True), chosen.choices, 0.0)
+    seconds = predicted_seconds(shape, chosen.choices, FAST_RATES, rows, "cuda")
+    closed = step_seconds(Cost(shape, FAST_RATES, rows, True), chosen.choices, 0.0)
     assert seconds == pytest.approx(closed, rel=0.05)
     return seconds
 
@@ -165,10 +165,10 @@ def test_a_resumed_run_keeps_its_tiling():
 
 def test_backward_computes_what_is_tiled_once_more():
     shape, tokens = with_tiling(), 131_072
-    whole = Cost(shape, FAST, MicroBatch(1, tokens), False)
-    tiled = Cost(shape, FAST, MicroBatch(1, tokens, tile_tokens=16_384), False)
+    whole = Cost(shape, FAST_RATES, MicroBatch(1, tokens), False)
+    tiled = Cost(shape, FAST_RATES, MicroBatch(1, tokens, tile_tokens=16_384), False)
     assert tiled.forward("block 0") == whole.forward("block 0")
-    again = 2 * TILED.parameter_count * tokens / FAST.matmul
+    again = 2 * TILED.parameter_count * tokens / FAST_RATES.matmul
     more = tiled.backward("block 0") - whole.backward("block 0")
     assert more == pytest.approx(again, rel=0.2)
 

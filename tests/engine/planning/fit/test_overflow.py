@@ -32,7 +32,7 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane, MainGrad
 from engine.planning.shape.model_shape import ModelShape
 from engine.words import GIB
-from tests.support.chosen import FAST, big_shape, config
+from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.tiny import plain_model, streamed, tiny_config
 
 ENOUGH = 1 << 50
@@ -54,7 +54,7 @@ def chosen_with(
     settings = {"train__batch_size": rows, "data__max_seq_len": length}
     job = Job(shape, config(engine__disk="/disk", **settings), length)
     gpu = 79 if length > 1024 else 23
-    return choose(job, Target("cuda", gpu * GIB, round(ram * GIB), FAST, disk), coarse=True)
+    return choose(job, Target("cuda", gpu * GIB, round(ram * GIB), FAST_RATES, disk), coarse=True)
 
 
 def ram_of(found: Chosen, length: int = 1024, shape: ModelShape = SMALL_MOMENTS) -> int:
@@ -102,7 +102,7 @@ def test_no_step_is_longer_than_with_moments_alone(monkeypatch, ram, rows, lengt
     far
     as the closed form can tell: `choose` simulates no plan here.
     """
-    rates = with_disk(FAST, config(engine__disk="/disk"))
+    rates = with_disk(FAST_RATES, config(engine__disk="/disk"))
 
     def seconds(found: Chosen) -> float:
         micro_batch = MicroBatch(found.micro_batch_size, length)
@@ -141,7 +141,7 @@ def test_a_disk_without_room_takes_nothing():
 
 def test_the_minimum_keeps_nothing_on_the_disk_that_is_on_the_device():
     job = Job(SMALL_MOMENTS, config(engine__disk="/disk", train__batch_size=512), 1024)
-    found = least_choices(job, Target("cuda", 23 * GIB, 70 * GIB, FAST, ENOUGH))
+    found = least_choices(job, Target("cuda", 23 * GIB, 70 * GIB, FAST_RATES, ENOUGH))
     assert any(each.choices.disk_offloaded_block_inputs for each in found)
     for each in found:
         assert each.choices.offloaded_block_inputs or not each.choices.disk_offloaded_block_inputs
@@ -152,7 +152,7 @@ def test_the_minimum_keeps_nothing_on_the_disk_that_is_on_the_device():
 @pytest.mark.parametrize("share", [0, 1, 2, 4])
 def test_the_closed_form_is_near_the_simulation(rounds, share, pairs):
     """The disk of a step at 1 GB/s is idle, half busy or what the step waits for."""
-    rates = with_disk(FAST, config(engine__disk="/disk"))
+    rates = with_disk(FAST_RATES, config(engine__disk="/disk"))
     micro_batch = MicroBatch(8, 8192)
     choices = PlanChoices(
         micro_batches=4,
@@ -174,7 +174,9 @@ def test_the_closed_form_is_near_the_simulation(rounds, share, pairs):
 
 
 def test_block_inputs_have_the_disk_alone_and_moments_share_it():
-    rates = replace(FAST, disk_read=1e9, disk_write=1e9, disk_read_alone=2e9, disk_write_alone=4e9)
+    rates = replace(
+        FAST_RATES, disk_read=1e9, disk_write=1e9, disk_read_alone=2e9, disk_write_alone=4e9
+    )
     cost = Cost(big_shape(), rates, MicroBatch(4, 1024), True)
     size = 4 * 1024 * 3584 * 2
     assert cost.block_inputs_on_disk(Lane.READ, 3) == 3 * size / 2e9

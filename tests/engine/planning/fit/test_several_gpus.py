@@ -47,7 +47,7 @@ from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.device_state import DeviceBuffers, DeviceState
 from engine.words import GIB
-from tests.support.chosen import FAST, big_shape, config
+from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.gpu_grid import GRID, NoShards, bytes_of
 from tests.support.ranks import on_ranks
 from tests.support.tiny import plain_model, streamed, tiny_config
@@ -180,7 +180,7 @@ def test_the_gpu_with_the_least_free_memory_is_the_limit():
 # ---------------------------------------------------------------------- plans
 
 
-def chosen_for(ranks: int, gib: float, rates: Rates = FAST, **changes) -> Chosen:
+def chosen_for(ranks: int, gib: float, rates: Rates = FAST_RATES, **changes) -> Chosen:
     job = Job(big_shape(), config(**changes), 1024, ranks=ranks)
     return choose(job, Target("cuda", round(gib * GIB), 400 * GIB, rates))
 
@@ -221,7 +221,7 @@ def test_shards_of_main_grads_are_kept_where_they_make_a_step_much_shorter():
     chosen = requirements.chosen
     assert chosen.choices.main_grad == MainGrad.SHARDS
     job = Job(shape, asked, 1024, chosen.rounding | {"main_grad": "device"}, ranks=4)
-    target = Target("cuda", requirements.machine.gpus[0].total, 500 * GIB, FAST)
+    target = Target("cuda", requirements.machine.gpus[0].total, 500 * GIB, FAST_RATES)
     whole = choose(job, target)
     assert whole.choices.main_grad == MainGrad.DEVICE
     sums = [
@@ -238,7 +238,7 @@ def test_a_session_of_several_ranks_is_continued_with_as_many():
     again = config(train__batch_size=32, engine__gpus="auto")
     assert numbers_of_ranks(again, 8, rounding) == (2,)
     job = Job(big_shape(), again, 1024, rounding, ranks=2)
-    assert choose(job, Target("cuda", 48 * GIB, 400 * GIB, FAST)).rounding == rounding
+    assert choose(job, Target("cuda", 48 * GIB, 400 * GIB, FAST_RATES)).rounding == rounding
 
 
 def test_settings_for_one_gpu_are_refused_for_several():
@@ -334,15 +334,15 @@ def test_a_rank_copies_and_updates_its_shards_and_receives_the_others():
 
 
 def test_ranks_share_the_cores_and_the_memory_of_their_host():
-    assert of_rank(FAST, 1) == FAST
-    two, eight = of_rank(FAST, 2), of_rank(FAST, 8)
-    assert two.adamw == FAST.adamw / 2 and two.h2d == FAST.h2d
-    memory = 26 * FAST.adamw_busy + FAST.h2d_busy + FAST.d2h_busy
-    assert eight.h2d == pytest.approx(memory / 8) and eight.h2d < FAST.h2d
+    assert of_rank(FAST_RATES, 1) == FAST_RATES
+    two, eight = of_rank(FAST_RATES, 2), of_rank(FAST_RATES, 8)
+    assert two.adamw == FAST_RATES.adamw / 2 and two.h2d == FAST_RATES.h2d
+    memory = 26 * FAST_RATES.adamw_busy + FAST_RATES.h2d_busy + FAST_RATES.d2h_busy
+    assert eight.h2d == pytest.approx(memory / 8) and eight.h2d < FAST_RATES.h2d
     for ranks, each in ((2, two), (8, eight)):
         at_once = ranks * (26 * each.adamw_busy + each.h2d_busy + each.d2h_busy)
         assert at_once <= 1.001 * memory
-        assert each.h2d_busy <= FAST.h2d_busy and each.matmul == FAST.matmul
+        assert each.h2d_busy <= FAST_RATES.h2d_busy and each.matmul == FAST_RATES.matmul
 
 
 def tokens_per_second(ranks: int, rates: Rates, rows: int) -> float:
@@ -356,14 +356,16 @@ def tokens_per_second(ranks: int, rates: Rates, rows: int) -> float:
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_two_gpus_train_nearly_twice_as_fast_at_large_steps():
     """7.6 billion parameters, 148 rows of 1,024 tokens a GPU: measured, 1.98 times one H200."""
-    one = tokens_per_second(1, FAST, 148)
-    two = {link: tokens_per_second(2, replace(FAST, link=link), 148) for link in (260e9, 8e9)}
+    one = tokens_per_second(1, FAST_RATES, 148)
+    two = {link: tokens_per_second(2, replace(FAST_RATES, link=link), 148) for link in (260e9, 8e9)}
     assert 1.93 < two[260e9] / one < 2
     assert 1.6 < two[8e9] / one < two[260e9] / one
 
 
 def test_a_slow_link_is_what_a_small_step_waits_for():
-    found = [tokens_per_second(2, replace(FAST, link=link), 16) for link in (260e9, 20e9, 8e9)]
+    found = [
+        tokens_per_second(2, replace(FAST_RATES, link=link), 16) for link in (260e9, 20e9, 8e9)
+    ]
     assert found == sorted(found, reverse=True) and found[0] > 1.5 * found[-1]
 
 

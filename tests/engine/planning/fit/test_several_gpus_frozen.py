@@ -29,7 +29,7 @@ from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.ops import OpKind
 from engine.planning.schedule.shards import Shards
 from engine.planning.shape.model_shape import ModelShape
-from tests.support.chosen import FAST, config
+from tests.support.chosen import FAST_RATES, config
 from tests.support.device_bytes import agreeing_plans, filled_states
 from tests.support.gpu_grid import GRID, NoShards, bytes_of
 from tests.support.tiny import tiny_config
@@ -89,9 +89,9 @@ def test_a_step_gathers_all_weights_and_scatters_the_gradients_of_adapters():
     requirements = needs_on(2, engine__states="host")
     shape, choices = requirements.shape, requirements.chosen.choices
     assert not choices.unsharded_reads and not choices.gpu_resident_units
-    plan, _ = predicted_step(shape, choices, FAST, requirements.micro_batch, "cuda")
+    plan, _ = predicted_step(shape, choices, FAST_RATES, requirements.micro_batch, "cuda")
     numels = {unit.name: (unit.numel, unit.weight_numel) for unit in shape.units}
-    times, shards = CollectiveTimes(plan, numels, shape.item_bytes, FAST), Shards(2)
+    times, shards = CollectiveTimes(plan, numels, shape.item_bytes, FAST_RATES), Shards(2)
     block = shape.blocks[3]
     gathered = shards.received(block.numel) + shards.received(block.frozen_numel)
     for op in plan.ops:

@@ -27,7 +27,7 @@ from engine.planning.schedule.ops import OpKind
 from engine.planning.schedule.text import from_text, to_text
 from engine.planning.schedule.verify_plan import verify_plan
 from engine.words import GIB
-from tests.support.chosen import FAST, big_shape, config
+from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_states
 from tests.support.gpu_grid import GRID, bytes_of
 from tests.support.tiny import tiny_config
@@ -35,7 +35,7 @@ from tests.support.tiny import tiny_config
 
 def chosen_on(nodes: int, ranks: int = 1, gib: float = 80, **changes) -> Chosen:
     job = Job(big_shape(), config(**changes), 1024, ranks=ranks, nodes=nodes)
-    return choose(job, Target("cuda", round(gib * GIB), 400 * GIB, FAST))
+    return choose(job, Target("cuda", round(gib * GIB), 400 * GIB, FAST_RATES))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -61,7 +61,7 @@ def test_what_is_chosen_is_a_plan_for_every_rank_of_every_node(ranks, gib):
 def test_a_session_is_continued_as_it_was():
     rounding = chosen_on(2, train__batch_size=32).rounding
     job = Job(big_shape(), config(train__batch_size=32), 1024, rounding, nodes=2)
-    assert choose(job, Target("cuda", 48 * GIB, 400 * GIB, FAST)).rounding == rounding
+    assert choose(job, Target("cuda", 48 * GIB, 400 * GIB, FAST_RATES)).rounding == rounding
 
 
 def test_each_node_holds_all_planes_and_computes_its_part_of_the_rows():
@@ -73,7 +73,7 @@ def test_each_node_holds_all_planes_and_computes_its_part_of_the_rows():
         engine__across_nodes="replicate",
     )
     one = requirements_of(asked, machine, big_shape())
-    two = requirements_of(asked, machine, big_shape(), SessionFacts(nodes=2, rates=FAST))
+    two = requirements_of(asked, machine, big_shape(), SessionFacts(nodes=2, rates=FAST_RATES))
     assert (one.nodes, two.nodes, one.ranks, two.ranks) == (1, 2, 2, 2)
     rows = [each.chosen.micro_batch_size * each.chosen.choices.micro_batches for each in (one, two)]
     assert rows == [32, 16]
@@ -88,8 +88,8 @@ def test_gradients_take_their_time_between_nodes():
     shape = big_shape()
     choices = chosen_on(2, train__batch_size=32).choices
     micro_batch = MicroBatch(1, 1024)
-    plan, timing = predicted_step(shape, choices, FAST, micro_batch, "cuda")
-    alone, _ = predicted_step(shape, choices.changed(replicas=1), FAST, micro_batch, "cuda")
+    plan, timing = predicted_step(shape, choices, FAST_RATES, micro_batch, "cuda")
+    alone, _ = predicted_step(shape, choices.changed(replicas=1), FAST_RATES, micro_batch, "cuda")
     assert OpKind.REDUCE_SCATTER not in {op.kind for op in alone.ops}
     seconds = {
         op.unit: timing.ends[op.index] - timing.starts[op.index]
@@ -99,10 +99,10 @@ def test_gradients_take_their_time_between_nodes():
     for unit in shape.units:
         size = 4 * unit.numel
         assert seconds[unit.name] == pytest.approx(size / ASSUMED_NETWORK, rel=0.01, abs=1e-4)
-    assert seconds_between_nodes(FAST, 1, 1e9) == 0
+    assert seconds_between_nodes(FAST_RATES, 1, 1e9) == 0
     # In a ring of very many nodes, each sends and receives all of it twice.
-    assert seconds_between_nodes(FAST, 1000, ASSUMED_NETWORK) == pytest.approx(2, rel=0.01)
-    measured = replace(FAST, network=2 * ASSUMED_NETWORK)
+    assert seconds_between_nodes(FAST_RATES, 1000, ASSUMED_NETWORK) == pytest.approx(2, rel=0.01)
+    measured = replace(FAST_RATES, network=2 * ASSUMED_NETWORK)
     assert seconds_between_nodes(measured, 1000, ASSUMED_NETWORK) == pytest.approx(1, rel=0.01)
 
 
@@ -115,7 +115,7 @@ def on_two(machine, rates, **changes) -> Requirements:
 def test_planes_that_are_divided_take_half_of_the_ram_of_two_nodes():
     machine = named_with_several("2 x RTX 4090", 512)
     copy, divide = (
-        on_two(machine, FAST, engine__across_nodes=way) for way in ("replicate", "shard")
+        on_two(machine, FAST_RATES, engine__across_nodes=way) for way in ("replicate", "shard")
     )
     choices = divide.chosen.choices
     assert (choices.ranks, choices.replicas, choices.nodes_per_replica) == (4, 1, 2)
@@ -135,7 +135,7 @@ def test_planes_that_are_divided_take_half_of_the_ram_of_two_nodes():
         nodes=2,
         nodes_per_replica=2,
     )
-    target = Target("cuda", 24 * GIB, 400 * GIB, FAST)
+    target = Target("cuda", 24 * GIB, 400 * GIB, FAST_RATES)
     again = choose(job, target)
     assert again.rounding == rounding
     numel = {unit.name: unit.numel for unit in big_shape().units}
@@ -148,14 +148,17 @@ def test_planes_that_are_divided_take_half_of_the_ram_of_two_nodes():
 
 def test_what_does_not_fit_on_one_node_is_divided_and_else_the_faster_way_is_taken():
     small = named_with_several("2 x RTX 4090", 72)
-    assert on_two(small, FAST, engine__across_nodes="replicate").verdict() == FitStatus.DOES_NOT_FIT
-    requirements = on_two(small, FAST)
+    assert (
+        on_two(small, FAST_RATES, engine__across_nodes="replicate").verdict()
+        == FitStatus.DOES_NOT_FIT
+    )
+    requirements = on_two(small, FAST_RATES)
     assert (
         requirements.chosen.choices.nodes_per_replica == 2
         and requirements.verdict() != FitStatus.DOES_NOT_FIT
     )
     large = named_with_several("2 x RTX 4090", 512)
-    slow, fast = replace(FAST, network=2e8), replace(FAST, link=1e11, network=1e11)
+    slow, fast = replace(FAST_RATES, network=2e8), replace(FAST_RATES, link=1e11, network=1e11)
     assert on_two(large, slow).chosen.choices.nodes_per_replica == 1
     # AdamW on each node then updates half of the model.
     assert on_two(large, fast).chosen.choices.nodes_per_replica == 2
@@ -163,7 +166,7 @@ def test_what_does_not_fit_on_one_node_is_divided_and_else_the_faster_way_is_tak
 
 def test_weights_and_gradients_that_are_divided_pass_the_network():
     shape, choices = big_shape(), chosen_on(1, 4, train__batch_size=64).choices
-    rates = replace(FAST, link=1e11, network=1e9)
+    rates = replace(FAST_RATES, link=1e11, network=1e9)
 
     def seconds(of: PlanChoices) -> dict[OpKind, float]:
         plan, timing = predicted_step(shape, of, rates, MicroBatch(1, 1024), "cuda")
@@ -182,7 +185,7 @@ def test_rows_that_nodes_cannot_share_are_refused():
     with pytest.raises(ConfigError, match="^train.micro_batch_size: 8 does not divide the 12 row"):
         chosen_on(2, 1, train__batch_size=24, train__micro_batch_size=8)
     with pytest.raises(
-        ConfigError, match="^engine.activation_checkpointing: .*, or start one process on one ho"
+        ConfigError, match="^engine.activation_checkpointing: .*, or start one process on one no"
     ):
         chosen_on(2, 1, train__batch_size=16, engine__activation_checkpointing="offload_pairs")
     assert replace(Job(big_shape(), config(train__batch_size=16), 8), nodes=4).rows == 4

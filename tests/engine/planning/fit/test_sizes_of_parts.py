@@ -32,7 +32,7 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.serialize import pack, unpack
 from engine.tools.bench.step_flops import step_flops
 from engine.words import GIB
-from tests.support.chosen import FAST, big_shape, config
+from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_states
 from tests.support.folders import make_model
 from tests.support.size_grid import BUFFER_GRID, DEVICE_UPDATE_GRID
@@ -188,13 +188,13 @@ def test_what_is_chosen_is_sound_and_fits(name, blocks, compiler):
     gib, ram, changes = JOBS[name]
     shape = with_last(big_shape(), blocks)
     job = Job(shape, config(train__batch_size=32, **changes), 1024)
-    chosen = choose(job, Target("cuda", round(gib * GIB), ram * GIB, FAST))
+    chosen = choose(job, Target("cuda", round(gib * GIB), ram * GIB, FAST_RATES))
     choices = chosen.choices
     assert chosen.gpu_bytes <= gib * GIB
     assert choices.blocks_without_recompute <= blocks and not choices.graphs
     assert not set(choices.device_updated_units) & set(shape.frozen_units)
     plan, timing = predicted_step(
-        shape, choices, FAST, MicroBatch(chosen.micro_batch_size, 1024), "cuda"
+        shape, choices, FAST_RATES, MicroBatch(chosen.micro_batch_size, 1024), "cuda"
     )
     verify_plan(plan)
     assert timing.seconds > 0
@@ -203,9 +203,9 @@ def test_what_is_chosen_is_sound_and_fits(name, blocks, compiler):
 def test_a_step_of_few_blocks_is_predicted_shorter(compiler):
     def seconds(shape: ModelShape) -> float:
         job = Job(shape, config(train__batch_size=32), 1024)
-        chosen = choose(job, Target("cuda", 80 * GIB, 200 * GIB, FAST))
+        chosen = choose(job, Target("cuda", 80 * GIB, 200 * GIB, FAST_RATES))
         micro_batch = MicroBatch(chosen.micro_batch_size, 1024)
-        return predicted_step(shape, chosen.choices, FAST, micro_batch, "cuda")[1].seconds
+        return predicted_step(shape, chosen.choices, FAST_RATES, micro_batch, "cuda")[1].seconds
 
     whole = seconds(big_shape())
     few, more = (seconds(with_last(big_shape(), blocks)) for blocks in (2, 14))
@@ -218,7 +218,7 @@ def test_pairs_of_blocks_are_refused():
         with_last(big_shape(), 2), config(engine__activation_checkpointing="offload_pairs"), 1024
     )
     with pytest.raises(ConfigError, match="offload_pairs is for models that are trained whole"):
-        choose(job, Target("cuda", 80 * GIB, 200 * GIB, FAST))
+        choose(job, Target("cuda", 80 * GIB, 200 * GIB, FAST_RATES))
 
 
 # ------------------------------------------------------------------ reports

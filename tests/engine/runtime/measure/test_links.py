@@ -10,7 +10,7 @@ from engine.machine.rates import stored_rates
 from engine.runtime.measure import links
 from engine.runtime.measure.links import link_rate
 from engine.training.loop import planning
-from tests.support.chosen import FAST
+from tests.support.chosen import FAST_RATES
 
 pytestmark = pytest.mark.computing
 
@@ -49,7 +49,7 @@ def test_a_plan_for_several_gpus_asks_for_the_link_once(monkeypatch, gpus, expec
         config=SimpleNamespace(engine=SimpleNamespace(gpus=gpus)), log=lambda *_: None
     )
     job = SimpleNamespace(backend=backend, network=0.0)
-    planning.store_rates(backend.device_name, FAST)
+    planning.store_rates(backend.device_name, FAST_RATES)
     for _ in range(2):
         found = planning._rates_of_machine(session, job, lambda: None)
         assert found.link == expected

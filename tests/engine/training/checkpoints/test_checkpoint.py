@@ -210,7 +210,7 @@ def test_when_none_is_left_the_reasons_are_given(two, new_states):
             find(root)
 
 
-@pytest.mark.parametrize("form", [1, 4, 6])
+@pytest.mark.parametrize("form", [1, 5, 7])
 def test_another_format_is_named_and_not_passed_over(two, new_states, form):
     """Going on from a checkpoint before it would delete what another version wrote."""
     root, _ = two
