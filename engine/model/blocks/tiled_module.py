@@ -18,7 +18,7 @@ _here = threading.local()
 
 
 def is_in_tile() -> bool:
-    """Tells whether this thread is running a module in tiles."""
+    """Returns whether this thread is running a module in tiles."""
     return getattr(_here, "depth", 0) > 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.words import MIB
+from engine.text import MIB
 
 _MERGED_TIMES = 3
 """Of experts that are merged, parameters are in memory this many times at most."""

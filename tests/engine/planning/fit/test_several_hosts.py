@@ -26,7 +26,7 @@ from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import OpKind
 from engine.planning.schedule.text import from_text, to_text
 from engine.planning.schedule.verify_plan import verify_plan
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.chosen import QUICK, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_store
 from tests.support.gpu_grid import GRID, bytes_of
@@ -140,13 +140,9 @@ def test_planes_that_are_divided_take_half_of_the_ram_of_two_hosts():
 
 def test_what_does_not_fit_on_one_host_is_divided_and_else_the_faster_way_is_taken():
     small = named_with_several("2 x RTX 4090", 72)
-    assert (
-        on_two(small, QUICK, engine__across_nodes="replicate").verdict() == FitStatus.DOES_NOT_FIT
-    )
+    assert on_two(small, QUICK, engine__across_nodes="replicate").status() == FitStatus.DOES_NOT_FIT
     requirements = on_two(small, QUICK)
-    assert (
-        requirements.chosen.choices.span == 2 and requirements.verdict() != FitStatus.DOES_NOT_FIT
-    )
+    assert requirements.chosen.choices.span == 2 and requirements.status() != FitStatus.DOES_NOT_FIT
     large = named_with_several("2 x RTX 4090", 512)
     slow, fast = replace(QUICK, network=2e8), replace(QUICK, link=1e11, network=1e11)
     assert on_two(large, slow).chosen.choices.span == 1
