@@ -61,13 +61,13 @@ def main(argv: list[str] | None = None) -> int:
 
         if not is_short_of_memory(error):
             raise
-        said = f"The host ran out of memory: {memory_text()}; {remedy()}."
-        print(f"ramstream: {said}", file=sys.stderr)
+        text = f"The host ran out of memory: {memory_text()}; {remedy()}."
+        print(f"ramstream: {text}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):  # the terminal may be closed
-            said = "Interrupted; nothing was under way that could be saved."
-            print(f"ramstream: {said}", file=sys.stderr)
+            text = "Interrupted; nothing was under way that could be saved."
+            print(f"ramstream: {text}", file=sys.stderr)
         return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
     except OutputError as error:
         if str(error):

@@ -5,13 +5,13 @@ These are its packages. Each imports from those listed after it, never from one 
 
     main         `serve`, which `launch.py` calls
     application  all routes and Gradio's pages, behind the guard
-    pages        a package for each page: what it answers, words, routes, scripts, style, templates
+    pages        a package for each page: what it answers, labels, routes, scripts, style, templates
     session      what the server owns: the run, the queue, detached runs, jobs, uploads
     shared       what several pages show: the line over a run, charts, nodes, base styles
     verdict      whether a run learns, whether its memory lasts, and what its time goes to
     form         settings as a form, and presets
     server       who may ask, and how it is served: guard, login, connections, files, Gradio
-    words        how numbers are written on the screen
+    labels       labels of states, and numbers as text
 
 Engine modules that load torch are imported inside functions, so that the page is served before
 torch is loaded. Those functions are in `app/session/engine_calls.py` and

@@ -34,7 +34,7 @@ from app.shared.theme import css_variables, make_theme
 from engine.errors import RamstreamError
 from engine.paths import named_folder
 from engine.runs.record import runs_root
-from engine.tools.cli.end_signals import EndSignals, tell
+from engine.tools.cli.end_signals import EndSignals, write_line
 
 LOGIN_KEY_FILE = ".login.key"
 WARM_UP_PAUSE = 5.0
@@ -107,7 +107,7 @@ def end(session: Session) -> None:
     """
     detached = stop_detached(session.runs_dir) if ends_with_this_process() else []
     for run_id in filter(None, (session.active_id, *(folder.id for folder in detached))):
-        tell(f"Stopping and saving {run_id}; press Ctrl-C again to leave at once.")
+        write_line(f"Stopping and saving {run_id}; press Ctrl-C again to leave at once.")
     session.stop()
     session.jobs.close()
     session.close()

@@ -15,6 +15,6 @@ pyproject.toml.
     machine    this computer and known ones: memory, GPUs, disks, rates; no torch
     config     settings, their limits and checks; no torch
 
-The single files (`errors`, `paths`, `words`, `files`, `safe_files`, `progress`, `helper_process`)
+The single files (`errors`, `paths`, `text`, `files`, `safe_files`, `progress`, `helper_process`)
 are for all of them.
 """

@@ -103,7 +103,7 @@ class DiskFullError(CheckpointError):
 
 class RankError(RamstreamError):
     """A process that computes a run together with others has failed, is lost or is silent. The
-    sentence names its rank, and the run cannot go on.
+    sentence names its rank, and the run cannot continue.
     """
 
 

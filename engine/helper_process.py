@@ -23,7 +23,7 @@ import orjson
 from engine.paths import PROGRAM_ROOT
 
 _PIPE_BYTES = 1 << 20
-"""A pipe holds at most so many bytes without special rights, and 64 KiB if nobody asks for more."""
+"""Bytes that a pipe holds at most without special rights; 64 KiB if nobody asks for more."""
 
 
 class HelperProcess:

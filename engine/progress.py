@@ -19,6 +19,6 @@ def no_progress(done: float, total: float, message: str = "") -> None:
     """Ignores the progress, for work that nobody follows."""
 
 
-def saying(progress: Progress, message: str) -> Progress:
+def labeled(progress: Progress, message: str) -> Progress:
     """Returns a `Progress` that calls `progress` with `message` instead of the work's own."""
     return lambda done, total, _="": progress(done, total, message)

@@ -68,7 +68,7 @@ class FileFault(RunError, OSError):
     """
 
     def __init__(self, path: str | os.PathLike[str], problem: str, code: int = errno.EINVAL):
-        """`problem` goes on after the file's name, such as "is a link"."""
+        """`problem` continues the sentence after the file's name, such as "is a link"."""
         self._sentence = f"{os.fspath(path)} {problem}."
         super().__init__(self._sentence)
         self.errno = code
@@ -185,10 +185,10 @@ def refuse_other_than_files(path: Path, within: Path) -> None:
                 _refuse_other_kinds(folder / name, status)
 
 
-# ---------------------------------------------------------------------- looking
+# ---------------------------------------------------------------------- names
 
 
-def look(path: Path, within: Path) -> os.stat_result | None:
+def lstat(path: Path, within: Path) -> os.stat_result | None:
     """Returns what the system knows of a name, of a link itself and not of where it leads, or None
     if there is no such name. Raises OSError, and FileFault where a folder above it is none.
     """
@@ -211,7 +211,7 @@ def is_folder(path: Path, within: Path) -> bool:
 
 def _is(is_kind: Callable[[int], bool], path: Path, within: Path) -> bool:
     try:
-        status = look(path, within)
+        status = lstat(path, within)
     except OSError:
         return False
     return status is not None and is_kind(status.st_mode)
@@ -221,7 +221,7 @@ def size_of(path: Path, within: Path) -> int:
     """Returns the size of a file in bytes, or 0 if there is none. Raises OSError, and FileFault for
     a name that is no regular file.
     """
-    status = look(path, within)
+    status = lstat(path, within)
     if status is None:
         return 0
     _refuse_other_kinds(path, status)
@@ -564,7 +564,7 @@ def set_aside(path: Path, within: Path) -> Path:
     while True:
         more = f"-{number}" if number > 1 else ""
         aside = path.with_name(f"{path.stem}.damaged{more}{path.suffix}")
-        if look(aside, within) is None:
+        if lstat(aside, within) is None:
             rename(path, aside, within)
             return aside
         number += 1

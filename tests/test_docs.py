@@ -30,7 +30,7 @@ from engine.data.batches.preview import preview
 from engine.machine.read_machine import read_machine
 from engine.paths import PROGRAM_ROOT
 from engine.planning.fit.model_table import columns, counts_text, rows_of
-from engine.words import GIB
+from engine.text import GIB
 from tests.support import references as reference
 
 DOCS = PROGRAM_ROOT / "docs"

@@ -33,11 +33,11 @@ from engine.runs.trackers import attached, feed
 from engine.runtime.device.block_graphs import MOST_SHAPES
 from engine.runtime.optimizer.host_threads import SHARE
 from engine.runtime.step.inference_passes import SWEEP_TOKENS
+from engine.text import GIB, MIB
 from engine.tools.bench import disk_bench
 from engine.training.export.export import FILE_BYTES
 from engine.training.export.serve_commands import _RANKS, _USUAL_RANK
 from engine.training.loop import evaluation, oom_recovery, step_loop
-from engine.words import GIB, MIB
 
 FAMILIES = (PROGRAM_ROOT / "docs" / "families.md").read_text(encoding="utf-8")
 TRAINED, REFUSED = (

@@ -360,7 +360,7 @@ def test_no_reason_outlives_what_it_is_for():
         ("def f(x):\n    return x._a\n", "x._a is private"),
         ("def f(x):\n    return x.__dict__\n", "x.__dict__ is private"),
         ("class C:\n    def f(self):\n        self.a.b = 1\n", "self.a.b is set"),
-        ("from engine.words import _a\n", "engine.words._a is private"),
+        ("from engine.text import _a\n", "engine.text._a is private"),
         ("KNOWN = {}\ndef f():\n    KNOWN[1] = 2\n", "KNOWN of the module is changed"),
         ("KNOWN: set = set()\ndef f():\n    KNOWN.add(1)\n", "KNOWN of the module is changed"),
         ("last = None\ndef f():\n    global last\n    last = 1\n", "last of the module is set"),

@@ -101,7 +101,7 @@ def _said(code: str) -> Iterator[str]:
 
 def _is_there(name: str) -> bool:
     """Whether it is a module, a folder, something that a module says, a file such as
-    `engine/words.py`, or a setting.
+    `engine/text.py`, or a setting.
     """
     parts = name.split(".")
     if parts[0] == "engine" and parts[1] in SETTINGS:
@@ -159,8 +159,8 @@ def test_the_readme_shows_every_package():
         ('"""See engine/leak.py."""\n', "engine/leak.py"),
         ("# as in `engine.planner`\n", "engine.planner"),
         (
-            "def f():\n    '''What `engine.words.nothing_of_that_name` does.'''\n",
-            "engine.words.nothing_of_that_name",
+            "def f():\n    '''What `engine.text.nothing_of_that_name` does.'''\n",
+            "engine.text.nothing_of_that_name",
         ),
         ('"""`python -m tests.nothing`"""\n', "tests.nothing"),
     ],
@@ -173,6 +173,6 @@ def test_an_offender_is_found(tmp_path, text, name):
 
 def test_a_dead_link_is_found(tmp_path):
     (tmp_path / "README.md").write_text(
-        "[settings](engine/config.py), [words](engine/words.py), [the tabs](#the-other-tabs)\n"
+        "[settings](engine/config.py), [words](engine/text.py), [the tabs](#the-other-tabs)\n"
     )
     assert wrong_names(tmp_path) == ["README.md names engine/config.py"]

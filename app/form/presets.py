@@ -126,8 +126,8 @@ class PresetShelf:
             path.parent.mkdir(parents=True, exist_ok=True)
             config.save(path)
             text = safe_files.read_text(path, path.parent)
-            words = f"# Saved from the form on {today.isoformat()}.\n{text}"
-            safe_files.write_whole(path, words, path.parent)
+            sentence = f"# Saved from the form on {today.isoformat()}.\n{text}"
+            safe_files.write_whole(path, sentence, path.parent)
         except OSError as error:
             raise RunError(f"The preset cannot be written to {path}: {error.strerror}.") from None
 

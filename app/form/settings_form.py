@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import yaml
 
-from app.form import adapter_words, preference_words, source_words
+from app.form import adapter_labels, preference_labels, source_labels
 from engine.config.help_texts import field_docs
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
@@ -47,7 +47,7 @@ SECTION_TITLES = {
 
 LABELS = {
     "name": "Run name",
-    **source_words.LABELS,
+    **source_labels.LABELS,
     "train.batch_size": "Batch size (rows)",
     "train.method": "What is trained",
     "train.part_names": "Parameters to train (one pattern a line)",
@@ -60,7 +60,7 @@ LABELS = {
     "train.neftune_alpha": "NEFTune: noise on embeddings (alpha)",
     "train.nonfinite": "A loss that is not finite",
     "train.patience": "End early after (evaluations)",
-    **preference_words.LABELS,
+    **preference_labels.LABELS,
     "engine.gpus": "GPUs that compute together",
     "engine.across_nodes": "Weights and moments of several nodes",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
@@ -81,12 +81,12 @@ LABELS = {
     "output.price_per_kwh": "Price of electricity (a kWh)",
     "output.webhook": "Web address to tell when the run ends",
     "output.trackers": "Trackers (one a line)",
-    **adapter_words.LABELS,
+    **adapter_labels.LABELS,
 }
 
 CHOICE_LABELS = {
-    **source_words.CHOICE_LABELS,
-    **preference_words.CHOICE_LABELS,
+    **source_labels.CHOICE_LABELS,
+    **preference_labels.CHOICE_LABELS,
     "train.optimizer": {
         "adamw": "AdamW, moments in fp32",
         "adamw_bf16": "AdamW, moments in bf16",
@@ -120,7 +120,7 @@ CHOICE_LABELS = {
     },
     "engine.states": {"host": "all of it in RAM"},
     "engine.kernels": {"compiled": "compiled by torch", "eager": "one by one"},
-    **adapter_words.CHOICE_LABELS,
+    **adapter_labels.CHOICE_LABELS,
 }
 
 PROMINENT = (
@@ -137,7 +137,7 @@ PROMINENT = (
 """Fields that are always visible; all others are folded away."""
 
 SHORT_HELP = {
-    **source_words.SHORT_HELP,
+    **source_labels.SHORT_HELP,
     "train.steps": "Give these or epochs.",
     "train.epochs": "Passes over the data.",
     "train.batch_size": "Per optimizer step.",
@@ -151,7 +151,7 @@ SHORT_HELP = {
     ),
     "train.part_names": "Full names, such as model.layers.*.mlp.* or lm_head.weight.",
     "train.last_blocks": "All parameters of so many blocks; final norm and head are named above.",
-    **preference_words.SHORT_HELP,
+    **preference_labels.SHORT_HELP,
     "train.learning_rate": "Peak, AdamW.",
     "train.decay_steps": "Of warmup_stable_decay, at the end; empty: a tenth of the run.",
     "train.min_learning_rate": "Reached by the end of the run.",
@@ -165,7 +165,7 @@ SHORT_HELP = {
     ),
     "engine.gradients": "On the GPU they take 2 bytes a parameter there instead of in RAM.",
     "engine.disk": "A folder on a local disk. Each step then writes there, which wears it.",
-    **adapter_words.SHORT_HELP,
+    **adapter_labels.SHORT_HELP,
 }
 
 
@@ -228,7 +228,7 @@ class Setting:
             return json.dumps(parts, ensure_ascii=False)
         if self.kind == "text" and self.optional:
             # A text that would be read as "no value" is put in quotes.
-            return json.dumps(value) if self._says_nothing(value) else _as_line(value)
+            return json.dumps(value) if self._means_empty(value) else _as_line(value)
         return _shortest(value) if isinstance(value, float) else str(value)
 
     def read(self, shown: Any) -> Any:
@@ -247,13 +247,13 @@ class Setting:
 
     def _read_text(self, text: str) -> Any:
         if self.optional:
-            return None if not text or self._says_nothing(text) else _of_line(text)
+            return None if not text or self._means_empty(text) else _of_line(text)
         if self.mixed and text.startswith("["):
             return _listed(text)
         return text
 
     def _read_number(self, text: str) -> Any:
-        if text and not self._says_nothing(text):
+        if text and not self._means_empty(text):
             return _number_or_text(text)
         if self.auto:
             return AUTO
@@ -261,7 +261,7 @@ class Setting:
             return None
         raise ConfigError(self.dotted, "this is empty; give a number.")
 
-    def _says_nothing(self, text: str) -> bool:
+    def _means_empty(self, text: str) -> bool:
         """Returns whether a text is one of the words for an empty box: `auto`, `none` or `null`."""
         return text.lower() in (self.empty_means, "null")
 

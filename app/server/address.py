@@ -1,4 +1,4 @@
-"""An address is checked before the server is built, so that a wrong one is told in one sentence,
+"""An address is checked before the server is built, so that a wrong one is refused in a sentence,
 which blames the host or the port.
 """
 

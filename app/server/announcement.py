@@ -32,15 +32,15 @@ def announce(login: Login | None, url: str, runs: Path, opens_browser: bool) -> 
         another = _command(runs)
         is_known = not login.has_password and own_programs_are_known()
         if login.has_password:
-            said = f"Open {link} to log in without the password; the link works once."
+            text = f"Open {link} to log in without the password; the link works once."
         elif is_known and not sys.stdout.isatty():
-            said = f"Other accounts need a link that works once: {another}"
+            text = f"Other accounts need a link that works once: {another}"
         elif is_known:
-            said = f"Other accounts open {link}, once; for more links: {another}"
+            text = f"Other accounts open {link}, once; for more links: {another}"
         else:
-            said = f"Open {link} to get in; the link works once. For more links: {another}"
+            text = f"Open {link} to get in; the link works once. For more links: {another}"
             opened = link
-        print(said, flush=True)
+        print(text, flush=True)
     if opens_browser:
         # The call may block until the browser has started, and the event loop must not block.
         threading.Thread(target=webbrowser.open, args=(opened,), daemon=True).start()

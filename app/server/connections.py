@@ -73,8 +73,9 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def end_stream(self) -> None:
-        """Ends an answer that has begun, as if its client had gone away. The page's streams go on
-        until then: a server that stops would wait for them, and print a traceback for each.
+        """Ends an answer that has begun, as if its client had gone away. The page's streams
+        continue until then: a server that stops would wait for them, and print a traceback for
+        each.
         """
         cycle = self.cycle
         if cycle is not None and cycle.response_started and not cycle.response_complete:

@@ -94,7 +94,7 @@ class _Failure:
     def __init__(self, scope: Scope, receive: Receive, send: Send):
         self.scope, self.receive, self.send = scope, receive, send
         self.status = 200
-        self.said = b""
+        self.body = b""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -102,11 +102,11 @@ class _Failure:
         if self.status < 400:
             await self.send(message)
         elif message["type"] == "http.response.body":
-            self.said += message.get("body", b"")
+            self.body += message.get("body", b"")
             if not message.get("more_body", False):
-                await self._tell()
+                await self._send_error()
 
-    async def _tell(self) -> None:
+    async def _send_error(self) -> None:
         sentence = self._sentence()
         status = self.status
         if sentence is None:
@@ -119,10 +119,10 @@ class _Failure:
     def _sentence(self) -> str | None:
         """Returns the problem that Gradio's answer names, or None where it names none."""
         try:
-            said = json.loads(self.said)
+            answer = json.loads(self.body)
         except ValueError:
             return None
-        if not isinstance(said, dict):
+        if not isinstance(answer, dict):
             return None
-        sentence = said.get("error") or said.get("detail")
+        sentence = answer.get("error") or answer.get("detail")
         return sentence if isinstance(sentence, str) else None

@@ -23,7 +23,7 @@ _READ = re.compile(
 _SENT = re.compile(r"/gradio_api/(queue/join|run/predict)")
 _OWN = ("/api/", "/ramstream/")
 LONGEST_PATH = 200
-GRADIO_WORDS = ("page", "deep_link")
+GRADIO_PARAMETERS = ("page", "deep_link")
 """Words of an address that Gradio reads. This app has no page of that kind, for which Gradio would
 fail.
 """
@@ -41,16 +41,16 @@ class OnlyNeeded:
         if scope["type"] == "http" and not is_needed(scope["method"], scope["path"]):
             await JSONResponse({"error": "There is no such page."}, 404)(scope, receive, send)
         elif scope["type"] == "http" and scope["path"] == "/":
-            await self.app(_without_gradio_words(scope), receive, send)
+            await self.app(_without_gradio_parameters(scope), receive, send)
         else:
             await self.app(scope, receive, send)
 
 
-def _without_gradio_words(scope: Scope) -> Scope:
+def _without_gradio_parameters(scope: Scope) -> Scope:
     """Returns the scope of a request without what only Gradio reads in its query."""
-    words = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    kept = [(name, value) for name, value in words if name not in GRADIO_WORDS]
-    if len(kept) == len(words):
+    parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    kept = [(name, value) for name, value in parameters if name not in GRADIO_PARAMETERS]
+    if len(kept) == len(parameters):
         return scope
     return {**scope, "query_string": urlencode(kept).encode("ascii")}
 

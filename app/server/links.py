@@ -47,8 +47,8 @@ class Links:
     def make(self, seconds: int | None = None) -> str:
         """Returns the token of a new link, which works for this long, or until the server ends."""
         end = 0 if seconds is None else int(time.time()) + seconds
-        said = f"{end}.{secrets.token_urlsafe(12)}"
-        return f"{said}.{self._signature(said)}"
+        text = f"{end}.{secrets.token_urlsafe(12)}"
+        return f"{text}.{self._signature(text)}"
 
     def redeem(self, token: str) -> bool:
         """Uses a token up. Returns whether it was one of this server, in time and not used before.
@@ -58,16 +58,16 @@ class Links:
         found = _TOKEN.fullmatch(token)
         if found is None:
             return False
-        end, said = int(found[1]), f"{found[1]}.{found[2]}"
-        if not hmac.compare_digest(found[3], self._signature(said)):
+        end, text = int(found[1]), f"{found[1]}.{found[2]}"
+        if not hmac.compare_digest(found[3], self._signature(text)):
             return False
-        if said in self._used or (end and time.time() >= end):
+        if text in self._used or (end and time.time() >= end):
             return False
-        self._used.add(said)
+        self._used.add(text)
         return True
 
-    def _signature(self, said: str) -> str:
-        return hmac.new(self._secret, said.encode("ascii"), "sha256").hexdigest()[:40]
+    def _signature(self, text: str) -> str:
+        return hmac.new(self._secret, text.encode("ascii"), "sha256").hexdigest()[:40]
 
 
 def command_for_others() -> str:
@@ -97,11 +97,11 @@ def _file(runs: Path, port: int) -> Path:
 
 def publish(links: Links, runs: Path, url: str, port: int) -> bool:
     """Writes the file of a server. Returns whether that was possible."""
-    said = Published(url, links.secret.hex())
+    published = Published(url, links.secret.hex())
     try:
         safe_files.write_whole(
             _file(runs, port),
-            msgspec.json.encode(said),
+            msgspec.json.encode(published),
             runs,
             durable=False,
             mode=safe_files.PRIVATE,
@@ -128,7 +128,11 @@ def new_link(runs: Path, port: int | None = None) -> str:
     ports = _ports(runs)
     if port is not None:
         ports = [each for each in ports if each == port]
-    found = [(each, said) for each in ports if (said := _read(runs, each)) and _answers(said.url)]
+    found = [
+        (each, published)
+        for each in ports
+        if (published := _read(runs, each)) and _answers(published.url)
+    ]
     if not found:
         at = "" if port is None else f" on port {port}"
         raise RamstreamError(
@@ -138,8 +142,8 @@ def new_link(runs: Path, port: int | None = None) -> str:
     if len(found) > 1:
         named = ", ".join(str(each) for each, _ in found)
         raise RamstreamError(f"Apps with this runs folder are on ports {named}; add --port.")
-    ((_, said),) = found
-    return f"{said.url}?token={Links(bytes.fromhex(said.secret)).make(LINK_SECONDS)}"
+    ((_, published),) = found
+    return f"{published.url}?token={Links(bytes.fromhex(published.secret)).make(LINK_SECONDS)}"
 
 
 def _ports(runs: Path) -> list[int]:
@@ -157,7 +161,7 @@ def _read(runs: Path, port: int) -> Published | None:
     """
     path = _file(runs, port)
     try:
-        status = safe_files.look(path, runs)
+        status = safe_files.lstat(path, runs)
         if status is None:
             return None
         if status.st_uid != os.geteuid() and os.geteuid() != 0:
@@ -167,12 +171,12 @@ def _read(runs: Path, port: int) -> Published | None:
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
             return None
-        said = safe_files.read_json(path, runs, Published, _MOST_BYTES)
-        bytes.fromhex(said.secret)
-        urlsplit(said.url).port  # noqa: B018  it raises ValueError for a damaged one
+        published = safe_files.read_json(path, runs, Published, _MOST_BYTES)
+        bytes.fromhex(published.secret)
+        urlsplit(published.url).port  # noqa: B018  it raises ValueError for a damaged one
     except (OSError, ValueError):
         return None
-    return said
+    return published
 
 
 def _answers(url: str) -> bool:

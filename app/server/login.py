@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from app.server.asgi import Scope
-from app.server.browser_words import browser_words
+from app.server.browser_name import browser_name
 from app.server.clients import client_of, header_values, port_of
 from app.server.cookies import cookie_values, login_cookie
 from app.server.links import Links, command_for_others
@@ -82,8 +82,8 @@ class Login:
 
     def _key(self, path: Path) -> tuple[bytes, str]:
         """Returns the key of the sessions, and what was wrong with its file, as a sentence for a
-        browser; the terminal is told too. Without a password, a folder in which none can be kept is
-        no reason not to start: a restart then ends the sessions.
+        browser; the terminal shows it, too. Without a password, a folder in which none can be kept
+        is no reason not to start: a restart then ends the sessions.
         """
         try:
             key, replaced = _read_or_create_key(path)
@@ -174,7 +174,7 @@ class Login:
         if before is not None:
             self.sessions.end(before.name)
         agents = header_values(scope, b"user-agent")
-        browser = browser_words(agents[0].decode("latin-1") if agents else "")
+        browser = browser_name(agents[0].decode("latin-1") if agents else "")
         token = self.sessions.begin(client_of(scope).address, browser)
         return _set_cookie(scope, token, SESSION_SECONDS)
 
@@ -295,7 +295,7 @@ def _read_or_create_key(path: Path) -> tuple[bytes, str]:
     replaced = ""
     try:
         with contextlib.suppress(FileNotFoundError):
-            status = safe_files.look(path, path.parent)
+            status = safe_files.lstat(path, path.parent)
             if status is not None and not _is_private(status):
                 replaced = "could be read or written by other accounts"
             elif status is not None:

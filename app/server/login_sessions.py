@@ -70,19 +70,19 @@ class LoginSession:
         self._record = replace(self._record, seen=now, address=address)
 
     def end(self) -> None:
-        """Ends the session for good, and tells who watches it."""
+        """Ends the session for good, and notifies those who watch it."""
         self._ended = True
-        for told in list(self._watchers):
-            told()
+        for notify in list(self._watchers):
+            notify()
 
     @contextlib.contextmanager
-    def watched(self, told: Callable[[], None]) -> Iterator[None]:
-        """Within this context, `told` is called when the session is ended."""
-        self._watchers.append(told)
+    def watched(self, notify: Callable[[], None]) -> Iterator[None]:
+        """Within this context, `notify` is called when the session is ended."""
+        self._watchers.append(notify)
         try:
             yield
         finally:
-            self._watchers.remove(told)
+            self._watchers.remove(notify)
 
 
 UNREADABLE = (
@@ -137,7 +137,7 @@ class LoginSessions:
 
     def find(self, token: str, now: float | None = None) -> LoginSession | None:
         """Returns the session that a token proves, or None if it is none or over."""
-        # The search is by the keyed hash: how long it takes tells nothing about any token.
+        # The search is by the keyed hash: its duration reveals nothing about any token.
         session = self._sessions.get(self._hash(token))
         return None if session is None or session.is_over(now) else session
 
@@ -183,7 +183,7 @@ class LoginSessions:
         return hmac.new(self._key, token.encode(), hashlib.sha256).hexdigest()
 
     def _keys_mark(self) -> str:
-        """Returns a mark of the key, which tells the sessions of this password from others."""
+        """Returns a mark of the key, which distinguishes the sessions of this password."""
         return self._hash("the key of this file")
 
     def _write(self, now: float) -> None:
@@ -241,7 +241,7 @@ def _read(path: Path, mark: str) -> list[Record]:
 
 
 def _set_aside(path: Path, error: OSError) -> None:
-    """Gives a damaged file another name, and tells it in the terminal."""
+    """Gives a damaged file another name, and reports it in the terminal."""
     aside = path
     with contextlib.suppress(OSError):
         aside = safe_files.set_aside(path, path.parent)

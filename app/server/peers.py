@@ -1,6 +1,6 @@
 """Which account of this machine has opened a connection over loopback.
 
-The kernel tells the account of every socket: over netlink (sock_diag(7)), which finds one by its
+The kernel reports the account of every socket: over netlink (sock_diag(7)), which finds one by its
 addresses, and in `/proc/net/tcp` and `/proc/net/tcp6`, of which a reading takes 5 to 10 ms since it
 walks all of the kernel's table. The tables are for systems without the first. The row of the
 client's side is looked up once for each connection, and is believed only if all of these hold:
@@ -85,7 +85,7 @@ class Peer:
 
 
 def peer_account(scope: Scope) -> Account:
-    """Returns whose program has sent a request, as far as its connection tells."""
+    """Returns whose program has sent a request, as far as its connection shows it."""
     peer = scope.get("state", {}).get(PEER_KEY)
     return peer.account if isinstance(peer, Peer) else Account.UNKNOWN
 
@@ -153,7 +153,7 @@ _ASKED = struct.Struct("=BBBxI")
 _ENDS = struct.Struct("!HH16s16s")
 _ANY_SOCKET = b"\0" * 4 + b"\xff" * 8
 """Any interface, with any cookie."""
-_TOLD = struct.Struct("=BBxx36s12x12xII")
+_ANSWER = struct.Struct("=BBxx36s12x12xII")
 """Family, state, both ends, account and inode (struct inet_diag_msg)."""
 _BY_FAMILY, _REQUEST = 20, 1
 _NETLINK_SOCK_DIAG = 4
@@ -172,14 +172,14 @@ def ask_kernel(client: Place, server: Place) -> set[Row]:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as line:
             line.settimeout(1)
             line.sendto(message, (0, 0))
-            told, (sender, _) = line.recvfrom(4096)
+            answer, (sender, _) = line.recvfrom(4096)
     except OSError:
         return set()
     if sender != 0:  # that is the kernel
         return set()
-    if len(told) < _HEADER.size + _TOLD.size or _HEADER.unpack_from(told)[1] != _BY_FAMILY:
+    if len(answer) < _HEADER.size + _ANSWER.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
         return set()
-    family, state, ends, account, inode = _TOLD.unpack_from(told, _HEADER.size)
+    family, state, ends, account, inode = _ANSWER.unpack_from(answer, _HEADER.size)
     # Where there is no such connection, the kernel names a socket that waits for one.
     if _ends(family, ends) != ((near, client[1]), (far, server[1])):
         return set()
@@ -236,8 +236,8 @@ def _written(packed: bytes, port: int) -> bytes:
     """Returns an end of a connection as the kernel writes it: words of 32 bits in the byte order of
     the machine, then the port.
     """
-    words = (packed[at : at + 4] for at in range(0, len(packed), 4))
-    address = "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
+    groups = (packed[at : at + 4] for at in range(0, len(packed), 4))
+    address = "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in groups)
     return f"{address}:{port:04X}".encode("ascii")
 
 

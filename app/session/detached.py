@@ -46,10 +46,10 @@ STDERR_FILE = "stderr.txt"
 LOGIN_VARIABLE = "RAMSTREAM_LOGIN"
 TAIL_BYTES = 16_384
 """Number of bytes at the end of a text file in which its last lines are searched for."""
-LINES_TOLD = 3
+LINES_SHOWN = 3
 START_PATIENCE = 60.0
 """Seconds that a command waits at most for a process that is starting."""
-START_LOOK = 0.1
+START_POLL_SECONDS = 0.1
 """Seconds between two checks whether a process has started."""
 SAME_START = 1.0
 """Seconds by which two readings of one process's start time differ at most. psutil counts from the
@@ -188,7 +188,7 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
     try:
         safe_files.write_whole(folder.path / PROCESS_FILE, json.dumps(identity), folder.root)
     except OSError:
-        # Without that file, no later server could tell that this process belongs to the run.
+        # Without that file, no later server could know that this process belongs to the run.
         process.kill()
         process.wait()
         raise
@@ -269,7 +269,7 @@ def _process_of(folder: RunFolder) -> _Process | None:
     it.
     """
     try:
-        status = safe_files.look(folder.path / PROCESS_FILE, folder.root)
+        status = safe_files.lstat(folder.path / PROCESS_FILE, folder.root)
         if status is None or status.st_uid != os.geteuid():
             return None
         return safe_files.read_json(folder.path / PROCESS_FILE, folder.root, _Process)
@@ -283,7 +283,7 @@ def request_when_started(folder: RunFolder, command: str | Change) -> None:
     """
     end = time.monotonic() + START_PATIENCE
     while not folder.is_running() and is_starting(folder) and time.monotonic() < end:
-        time.sleep(START_LOOK)
+        time.sleep(START_POLL_SECONDS)
     send_command(folder, command)
 
 
@@ -303,8 +303,8 @@ def why_it_ended(path: Path, code: int | None = None) -> str:
             how += ", as the system does when memory runs out"
     elif code:
         how += f", with exit code {code}"
-    said = f"Its last words: {' / '.join(lines[-LINES_TOLD:])}" if lines else "It said nothing."
-    return f"The process of the run {how}. {said}"
+    text = f"Its last words: {' / '.join(lines[-LINES_SHOWN:])}" if lines else "It said nothing."
+    return f"The process of the run {how}. {text}"
 
 
 def last_lines(path: Path, within: Path) -> list[str]:
@@ -330,7 +330,7 @@ def _boot_id() -> str:
 
 def _ticks(pid: int) -> int:
     """Returns how many clock ticks after the machine's boot a process began, or 0 if it has ended
-    or the system does not tell. Who sets the machine's clock does not change this number.
+    or the system does not report it. Who sets the machine's clock does not change this number.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -357,11 +357,11 @@ def _is_of(folder: RunFolder, pid: int) -> bool:
     """
     try:
         process = psutil.Process(pid)
-        words = process.cmdline()
+        arguments = process.cmdline()
         is_ours = process.uids().effective == os.geteuid()
     except psutil.Error:
         return False
-    return is_ours and all(word in words for word in train_command(folder)[1:])
+    return is_ours and all(word in arguments for word in train_command(folder)[1:])
 
 
 def _is_alive(folder: RunFolder) -> bool:
@@ -371,5 +371,5 @@ def _is_alive(folder: RunFolder) -> bool:
         return False
     if process.boot and process.ticks:
         return process.boot == _boot_id() and process.ticks == _ticks(process.pid)
-    # The system tells no more. A later process with the same id began at another time.
+    # The system reports no more. A later process with the same id began at another time.
     return process.started > 0 and abs(_started(process.pid) - process.started) < SAME_START

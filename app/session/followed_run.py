@@ -13,7 +13,7 @@ from engine import safe_files
 from engine.errors import RunError
 from engine.runs.record.events import Record, RunEnded
 from engine.runs.record.following import Follower, catch_up
-from engine.runs.record.recorder import lost_in_words
+from engine.runs.record.recorder import lost_text
 from engine.runs.record.run_folder import RunFolder
 from engine.runs.record.snapshot import RunSnapshot
 
@@ -129,7 +129,7 @@ class FollowedRun:
         if is_running or not vanished or self.snapshot.is_over:
             return
         self.is_lost = True
-        ended = RunEnded("failed", lost_in_words(self.folder.path), RunError.__name__)
+        ended = RunEnded("failed", lost_text(self.folder.path), RunError.__name__)
         snapshot = self.snapshot
         snapshot.apply(
             Record(self.folder.id, snapshot.last_seq + 1, snapshot.last_time or 0.0, ended)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.words import in_bytes, in_time
+from app.labels import in_bytes, in_time
 from engine.errors import RamstreamError, RunError
 
 KEPT_JOBS = 50
@@ -88,7 +88,7 @@ class Job:
         self.total = 0
         self._begun = time.monotonic()
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Changes the text of the current stage."""
         self.text = text
 
@@ -128,17 +128,17 @@ class Job:
         return spent * max(0.0, self.total - self.done) / self.done
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the job in the form that pages receive. `words` describes how much is done, and
+        """Returns the job in the form that pages receive. `amount` describes how much is done, and
         `left` how long the rest will take.
         """
         left = self.seconds_left()
         shown = {name: getattr(self, name) for name in SHOWN}
-        shown["words"] = self._words()
+        shown["amount"] = self._amount()
         shown["left"] = "" if left is None else f"about {in_time(max(1, left))} left"
         shown["cancelling"] = self.state == "working" and self.is_cancelled
         return shown
 
-    def _words(self) -> str:
+    def _amount(self) -> str:
         if not self.total:
             return ""
         if self.unit == BYTES:

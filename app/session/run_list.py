@@ -22,7 +22,13 @@ from app.shared.run_table import ORDERS, Asked, ListedRun, found_runs
 from engine import safe_files
 from engine.runs.record.following import EVENTS_FILE
 from engine.runs.record.run_folder import LOCK_FILE, RunFolder
-from engine.runs.summaries.listing import RunSummary, in_words, run_ids, summarize, unreadable
+from engine.runs.summaries.listing import (
+    RunSummary,
+    run_ids,
+    summarize,
+    unreadable,
+    unreadable_text,
+)
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, saved_steps
 
 NO_WEIGHTS = Weights(can_chat=False, saved=NOTHING_SAVED)
@@ -179,7 +185,10 @@ class RunList:
         except Exception as error:  # noqa: BLE001  whatever the fault is
             traceback.print_exc()
             folder = RunFolder(self._runs_dir / run_id)
-            state, run = _FolderState((), False, True), unreadable(folder, in_words(folder, error))
+            state, run = (
+                _FolderState((), False, True),
+                unreadable(folder, unreadable_text(folder, error)),
+            )
             return None if run is None else _Entry(folder, state, run, NO_WEIGHTS, False)
 
     def _entry(self, run_id: str, before: _Entry | None) -> _Entry | None:

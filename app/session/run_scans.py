@@ -93,7 +93,7 @@ class RunScans:
     def _state_of(self, run_id: str) -> tuple[int, int]:
         """Returns the size and the modification time of a run's record; zeros if there is none."""
         try:
-            stat = safe_files.look(RunFolder(self._runs_dir / run_id).events_path, self._runs_dir)
+            stat = safe_files.lstat(RunFolder(self._runs_dir / run_id).events_path, self._runs_dir)
         except OSError:
             return 0, 0
         return (0, 0) if stat is None else (stat.st_size, stat.st_mtime_ns)

@@ -35,7 +35,7 @@ from engine.runs.record.control import COMMANDS
 from engine.runs.record.run_folder import RunFolder, delete_run, find_run, open_run
 from engine.runs.summaries.about import About, read_about, write_about
 from engine.runs.summaries.listing import RunSummary, summarize
-from engine.tools.cli.end_signals import tell
+from engine.tools.cli.end_signals import write_line
 from engine.training.checkpoints.saved_on_disk import saved_steps
 
 KEPT_RUNS = 8
@@ -173,7 +173,7 @@ class Session:
         GPUs gets a process of its own. Raises as `start` does.
         """
         folder = open_run(self.runs_dir, run_id)
-        with contextlib.suppress(ConfigError):  # the run itself tells what is wrong
+        with contextlib.suppress(ConfigError):  # the run itself reports what is wrong
             if _has_several_gpus(folder.config):
                 return self._resume_detached(folder)
         return self._launch(lambda: self.engine.resume_run(self.runs_dir, run_id), run_id)
@@ -183,7 +183,7 @@ class Session:
             if self._goes_on(folder):  # another request was first
                 return folder.id
             self._refuse_second_run()
-            # What speaks against it is told here, and not recorded by the process as a failure.
+            # Reasons against it are reported here, and not recorded by the process as a failure.
             self.engine.resume_run(self.runs_dir, folder.id).close()
             self._free_memory()
             self._detached.resume(folder, self._has_ended)
@@ -244,7 +244,7 @@ class Session:
             # run.
             self._active = run
             self._worker = worker
-            run.follow(self._tell)
+            run.follow(self._report)
             if self._is_closing:  # a signal has come meanwhile
                 self._stop_active()
             try:
@@ -281,7 +281,7 @@ class Session:
     def _noted(self, run_id: str) -> Iterator[None]:
         """Returns a context in which the run is noted to be under way in this process."""
         followed = None
-        with contextlib.suppress(RunError):  # the run itself tells what is wrong
+        with contextlib.suppress(RunError):  # the run itself reports what is wrong
             followed = self.follow(run_id)
             followed.note_begin()
         try:
@@ -309,10 +309,10 @@ class Session:
             self._stopped = run
             run.stop(self._is_urgent)
 
-    def _tell(self, text: str) -> None:
-        """Tells the terminal what the log of the active run says, while the server ends."""
+    def _report(self, text: str) -> None:
+        """Writes a line of the active run's log to the terminal, while the server ends."""
         if self._is_closing:
-            tell(text)
+            write_line(text)
 
     def close(self) -> None:
         """Stops and saves the active run, and waits for it; queued runs stay queued."""

@@ -9,7 +9,7 @@ gave it.
 - The kernel releases the lock when that process dies. The next server removes what is left.
 - A file gets a name of letters and digits. The person's own name is a label that is only shown.
 - Others may have written the folder (`engine.safe_files`): what leads out of it, by a link or by a
-  name in ``.about.json``, is told as unreadable, and neither listed nor removed.
+  name in ``.about.json``, is reported as unreadable, and neither listed nor removed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from typing import BinaryIO
 
 import msgspec
 
-from app.words import in_bytes
+from app.labels import in_bytes
 from engine import safe_files
 from engine.data.sources.kinds import KINDS, is_data, stem_of, suffixes_of
 from engine.errors import RunError
 from engine.files import FULL, disk_free, disk_full_text
 from engine.safe_files import FileFault
-from engine.words import GIB
+from engine.text import GIB
 
 UPLOADS_FOLDER = ".uploads"
 """Name of the folder of uploads in the folder of runs, which cannot be that of a run."""
@@ -129,12 +129,12 @@ class Uploads:
         self._left: dict[str, str] = {}
         """Folders of killed servers that cannot be removed, and why."""
         # This lock guards the field below it. It may be taken under the other one.
-        self._looking = threading.Lock()
+        self._scanning = threading.Lock()
         self._seen: dict[str, _Seen] = {}
 
     def listed(self) -> list[Upload]:
         """Returns all complete uploads, newest first."""
-        found = [seen.upload for seen in self._look().values() if seen.upload is not None]
+        found = [seen.upload for seen in self._scan().values() if seen.upload is not None]
         return sorted(found, key=lambda upload: upload.uploaded, reverse=True)
 
     @property
@@ -142,12 +142,14 @@ class Uploads:
         """Which uploads cannot be read, and what of killed servers cannot be removed. The text is
         empty if there is no problem.
         """
-        faults = [seen.fault for seen in self._look().values() if seen.fault]
-        said = [why for name, why in self._left.items() if os.path.lexists(self._folder / name)]
+        faults = [seen.fault for seen in self._scan().values() if seen.fault]
+        sentences = [
+            why for name, why in self._left.items() if os.path.lexists(self._folder / name)
+        ]
         if faults:
             count = "1 upload" if len(faults) == 1 else f"{len(faults):,} uploads"
-            said.append(f"{count} cannot be read: {faults[0]}; look into {self._folder}.")
-        return " ".join(said)
+            sentences.append(f"{count} cannot be read: {faults[0]}; look into {self._folder}.")
+        return " ".join(sentences)
 
     def find(self, upload_id: str) -> Upload:
         """Returns a complete upload. Raises RefusedUpload if there is none with this id."""
@@ -214,7 +216,7 @@ class Uploads:
 
     def remove_leftovers(self) -> None:
         """Deletes what uploads of killed servers have left. What cannot be deleted stays, and is
-        told in the terminal and by `problem`.
+        reported in the terminal and by `problem`.
         """
         for name, status in self._entries().items():
             folder = self._folder / name
@@ -258,7 +260,7 @@ class Uploads:
                 "its path, or start the app with a higher --upload-limit.",
             )
         arriving = self._arriving.values()
-        kept = [seen.upload.bytes for seen in self._look().values() if seen.upload is not None]
+        kept = [seen.upload.bytes for seen in self._scan().values() if seen.upload is not None]
         if len(kept) + len(arriving) >= self.limits.most:
             raise RefusedUpload(
                 409,
@@ -285,11 +287,11 @@ class Uploads:
         except OSError:  # nothing was uploaded yet
             return {}
 
-    def _look(self) -> dict[str, _Seen]:
+    def _scan(self) -> dict[str, _Seen]:
         """Returns what is known of each folder named by an id. Only folders that changed are read:
         each check of an upload asks this.
         """
-        with self._looking:
+        with self._scanning:
             found = {}
             for name, status in self._entries().items():
                 if ID.fullmatch(name):
@@ -416,8 +418,8 @@ def label_of(name: str) -> str:
     long. Its suffixes are kept.
     """
     last = re.split(r"[/\\]", name)[-1]
-    words = "".join(map(_shown, last)).split()
-    label = unicodedata.normalize("NFC", " ".join(words))
+    parts = "".join(map(_shown, last)).split()
+    label = unicodedata.normalize("NFC", " ".join(parts))
     if not is_data(Path(label)):
         return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
     stem_length = len(label) - len("".join(suffixes_of(Path(label))))

@@ -57,7 +57,7 @@ export function followLinks(root, selector, go) {
     });
 }
 
-// Marks the links of the current place; `isCurrent(link)` tells which they are.
+// Marks the links of the current place; `isCurrent(link)` is true for these.
 export function markCurrent(links, isCurrent) {
     for (const link of links) {
         if (isCurrent(link)) link.setAttribute("aria-current", "page");

@@ -4,7 +4,7 @@
 import { el, isShown, send, setText } from "./dom.js";
 
 const FOLLOW_WAIT = 400;
-const LOOK_WAIT = 5000;
+const POLL_WAIT = 5000;
 const SHOWN_AFTER = 15000;
 const strips = new Set();
 
@@ -13,7 +13,7 @@ export class JobView {
     constructor(root) {
         this.root = root;
         this.title = el("strong");
-        this.said = el("span", { class: "rs-job-said" });
+        this.caption = el("span", { class: "rs-job-caption" });
         this.button = el("button", { type: "button", click: () => this.cancel() }, "Cancel");
         this.fill = el("i");
         this.bar = el(
@@ -24,7 +24,7 @@ export class JobView {
         this.over = el("p", { class: "rs-job-over", role: "status" });
         root.classList.add("rs-job");
         root.replaceChildren(
-            el("div", { class: "rs-job-row" }, el("p", {}, this.title, this.said), this.button),
+            el("div", { class: "rs-job-row" }, el("p", {}, this.title, this.caption), this.button),
             this.bar,
             this.over,
         );
@@ -43,8 +43,10 @@ export class JobView {
         this.root.dataset.job = job.id;
         this.root.dataset.state = job.state;
         setText(this.title, job.title);
-        const said = job.cancelling ? ["Cancelling", job.words] : [job.text, job.words, job.left];
-        setText(this.said, isWorking ? said.filter(Boolean).join(" · ") : "");
+        const caption = job.cancelling
+            ? ["Cancelling", job.amount]
+            : [job.text, job.amount, job.left];
+        setText(this.caption, isWorking ? caption.filter(Boolean).join(" · ") : "");
         this.button.hidden = !isWorking;
         this.button.disabled = job.cancelling;
         this.button.setAttribute("aria-label", `Cancel: ${job.title}`);
@@ -60,7 +62,7 @@ export class JobView {
         const share = isKnown ? Math.min(1, job.done / job.total) : 0;
         this.root.classList.toggle("rs-job-unknown", isWorking && !isKnown);
         this.bar.setAttribute("aria-label", `Progress: ${job.title}`);
-        this.bar.setAttribute("aria-valuetext", this.said.textContent || "under way");
+        this.bar.setAttribute("aria-valuetext", this.caption.textContent || "under way");
         if (isKnown) this.bar.setAttribute("aria-valuenow", Math.round(100 * share));
         else this.bar.removeAttribute("aria-valuenow");
         this.fill.style.width = isKnown ? `${100 * share}%` : "";
@@ -83,7 +85,7 @@ export class JobView {
         let isLost = false;
         while (job.state === "working") {
             this.show(job);
-            await pause(isLost || document.hidden ? LOOK_WAIT : FOLLOW_WAIT);
+            await pause(isLost || document.hidden ? POLL_WAIT : FOLLOW_WAIT);
             try {
                 job = await send(`/api/jobs/${job.id}`);
                 isLost = false;
@@ -104,11 +106,11 @@ export class JobStrip {
         this.list = root.querySelector(".rs-jobs");
         this.views = new Map();
         strips.add(this);
-        document.addEventListener("visibilitychange", () => this.look());
-        this.look();
+        document.addEventListener("visibilitychange", () => this.poll());
+        this.poll();
     }
 
-    async look() {
+    async poll() {
         clearTimeout(this.timer);
         try {
             if (!document.hidden) {
@@ -119,7 +121,7 @@ export class JobStrip {
             // The run bar reports that the server does not answer.
         }
         clearTimeout(this.timer);
-        this.timer = setTimeout(() => this.look(), LOOK_WAIT);
+        this.timer = setTimeout(() => this.poll(), POLL_WAIT);
     }
 
     // Shows a job until it is over. If it has a result, that is shown for a while longer.
@@ -172,7 +174,7 @@ export class JobStrip {
 
 // To be called when a job was just started, so that it is shown at once.
 export function noticeJobs() {
-    for (const strip of strips) strip.look();
+    for (const strip of strips) strip.poll();
 }
 
 // Waits, but ends early when the page becomes visible or hidden: a person who comes back to the

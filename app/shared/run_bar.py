@@ -10,17 +10,25 @@ from typing import Any
 
 import numpy as np
 
+from app.labels import (
+    STATE_LABELS,
+    STATE_TONES,
+    in_count,
+    in_share,
+    in_time,
+    state_label,
+    state_tone,
+)
 from app.verdict.findings import Verdict
 from app.verdict.judge import verdict
 from app.verdict.outcome import how_it_can_go_on, how_it_ended, how_its_export_failed
 from app.verdict.validation import memorizes
-from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time, state_tone, state_word
 from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.run_folder import shown_state
 from engine.runs.record.snapshot import OVER_STATES, RECENT_STEPS, Job, RunSnapshot
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 
-JOB_WORDS = {
+JOB_LABELS = {
     "download": "Downloading the model",
     "load_model": "Loading the model",
     "tokenize": "Reading the data",
@@ -33,7 +41,7 @@ JOB_WORDS = {
     "prompts": "Sample prompts",
     "dry_run": "Trying a step",
 }
-PENDING_WORDS = {
+PENDING_LABELS = {
     "stop": "Stop requested: finishing the step, then saving.",
     "discard": "Discard requested: finishing the step.",
     "pause": "Pause requested: finishing the step.",
@@ -41,7 +49,7 @@ PENDING_WORDS = {
     "save": "Save requested: finishing the step.",
     "change": "Change requested: made before the next step.",
 }
-PASSING_WORDS = {
+TRANSIENT_LABELS = {
     "preparing": "Getting ready.",
     "pausing": "Finishing the step, then pausing.",
     "stopping": "Finishing the step, then saving.",
@@ -97,7 +105,7 @@ class ShownRun:
         return "preparing" if self.is_starting else shown_state(recorded, self.is_running)
 
 
-def run_bar(snapshot: RunSnapshot, run: ShownRun, said: Verdict | None = None) -> dict[str, Any]:
+def run_bar(snapshot: RunSnapshot, run: ShownRun, judged: Verdict | None = None) -> dict[str, Any]:
     """Returns the texts and numbers of the bar, and the possible requests to the run. `said` is the
     verdict, where it is known already.
     """
@@ -112,13 +120,13 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, said: Verdict | None = None) -
     actions = ACTIONS_ON_A_FULL_DISK.get(lacks_space_for) or actions_in(state, run.saved)
     if run.is_lost:
         actions = ()
-    shown = STARTING if run.is_starting else sentence(snapshot, state, run.saved, said)
+    shown = STARTING if run.is_starting else sentence(snapshot, state, run.saved, judged)
     stop_saves = run.saves and lacks_space_for not in ("record", "stop")
     return {
         "run_id": run.run_id,
         "name": run.name,
         "state": state,
-        "word": state_word(state, snapshot.export_failed),
+        "word": state_label(state, snapshot.export_failed),
         "tone": tone,
         "progress": round(snapshot.progress, 4),
         "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
@@ -175,7 +183,7 @@ def _mark(snapshot: RunSnapshot, state: str, tone: str) -> str:
         return f"{100 * snapshot.progress:.0f} %"
     if state == "finished" and tone == "warn":
         return "!"
-    return MARKS.get(tone, STATE_WORDS[state])
+    return MARKS.get(tone, STATE_LABELS[state])
 
 
 def _time_left(snapshot: RunSnapshot, state: str) -> str:
@@ -191,20 +199,20 @@ def _pending(command: str | None, stop_saves: bool) -> str:
     """Returns what is said while a request waits to be taken; an empty text if none does."""
     if command == "stop" and not stop_saves:
         return "Stop requested: finishing the step."
-    return PENDING_WORDS[command] if command else ""
+    return PENDING_LABELS[command] if command else ""
 
 
 def sentence(
     snapshot: RunSnapshot,
     state: str,
     saved: SavedSteps = NOTHING_SAVED,
-    said: Verdict | None = None,
+    judged: Verdict | None = None,
 ) -> str:
     """Returns one sentence on how the run is doing, or how it ended. `saved` are its checkpoints
     on the disk. `said` is the verdict, where it is known already.
     """
     if state in OVER_STATES or state == "interrupted":
-        return _over_sentence(snapshot, state, saved, said)
+        return _over_sentence(snapshot, state, saved, judged)
     if snapshot.job is not None:
         return _job_sentence(snapshot.job)
     if state == "paused":
@@ -212,26 +220,26 @@ def sentence(
             return snapshot.reason
         return f"Paused at step {snapshot.step:,}: Resume continues at once."
     if state == "running":
-        return (said or verdict(snapshot, state)).headline.text
-    return snapshot.reason or PASSING_WORDS[state]
+        return (judged or verdict(snapshot, state)).main.text
+    return snapshot.reason or TRANSIENT_LABELS[state]
 
 
 def _over_sentence(
-    snapshot: RunSnapshot, state: str, saved: SavedSteps, said: Verdict | None
+    snapshot: RunSnapshot, state: str, saved: SavedSteps, judged: Verdict | None
 ) -> str:
-    if state == "finished" and said is not None and said.headline.is_alarm:
+    if state == "finished" and judged is not None and judged.main.is_alarm:
         # The line is no greener than the verdict.
-        return f"{said.headline.text} {how_its_export_failed(snapshot)}".rstrip()
+        return f"{judged.main.text} {how_its_export_failed(snapshot)}".rstrip()
     ended = how_it_ended(snapshot, state)
     # A recorded reason, which an interrupted run lacks, says by itself what can be done.
-    tells_all = snapshot.reason and state != "interrupted"
-    return ended if tells_all else f"{ended} {how_it_can_go_on(state, saved)}".rstrip()
+    has_whole_reason = snapshot.reason and state != "interrupted"
+    return ended if has_whole_reason else f"{ended} {how_it_can_go_on(state, saved)}".rstrip()
 
 
 def _job_sentence(job: Job) -> str:
-    words = JOB_WORDS.get(job.job, job.job.replace("_", " ").capitalize())
+    text = JOB_LABELS.get(job.job, job.job.replace("_", " ").capitalize())
     if job.total:
-        words += f" {in_share(job.done / job.total)}"
+        text += f" {in_share(job.done / job.total)}"
     if job.message:
-        words += f": {job.message[0].lower()}{job.message[1:].rstrip('.')}"
-    return f"{words}."
+        text += f": {job.message[0].lower()}{job.message[1:].rstrip('.')}"
+    return f"{text}."

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from app.labels import STATE_TONES, in_bytes, in_digits, in_time, state_label, state_tone
 from app.shared.run_bar import actions_in
-from app.words import STATE_TONES, in_bytes, in_digits, in_time, state_tone, state_word
 from engine.runs.record.before_training import Worse
 from engine.runs.summaries.listing import RunSummary
 from engine.runs.summaries.sparkline import NO_SPARKLINE, Sparkline
@@ -59,7 +59,7 @@ def recent_row(run: RunSummary, scan: RunScan = NOT_SCANNED) -> dict[str, Any]:
     return {
         "id": run.id,
         "name": run.name,
-        "word": state_word(run.state, run.export_failed),
+        "word": state_label(run.state, run.export_failed),
         "tone": _tone(run, scan),
         "progress": round(min(1.0, run.step / run.total_steps), 4) if run.total_steps else 0.0,
         "continues": _goes_on(run),
@@ -103,7 +103,7 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
         "name": run.name,
         "note": run.note,
         "state": run.state,
-        "word": state_word(run.state, run.export_failed),
+        "word": state_label(run.state, run.export_failed),
         # As on its page: a run that made its model worse or memorizes its rows is not green.
         "tone": _tone(run, scan),
         "steps": steps,

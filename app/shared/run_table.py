@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.labels import STATE_LABELS, state_label
 from app.shared.run_row import NO_WEIGHTS, NOT_SCANNED, RunScan, Weights
-from app.words import STATE_WORDS, state_word
 from engine.runs.summaries.listing import RunSummary
 
 SHOWN_AT_FIRST = 50
@@ -76,13 +76,13 @@ def found_runs(runs: Sequence[ListedRun], asked: Asked) -> list[ListedRun]:
     """Returns the runs that are asked for, in order. `runs` come with the newest first, and runs
     that are equal keep their order. The limit is not applied.
     """
-    words = asked.search.casefold().split()
+    parts = asked.search.casefold().split()
     found = [
         listed
         for listed in runs
         if asked.state in ("", listed.run.state)
         and (not asked.tag or asked.tag in listed.run.tags)
-        and _has_all(listed.run, words)
+        and _has_all(listed.run, parts)
     ]
     return _sorted(found, ORDERS.get(asked.sort, ORDERS["newest"]))
 
@@ -91,7 +91,7 @@ def _has_all(run: RunSummary, words: Sequence[str]) -> bool:
     if not words:
         return True
     parts = (run.name, run.id, run.note, *run.tags, run.model, run.data)
-    text = "\n".join((*parts, state_word(run.state, run.export_failed))).casefold()
+    text = "\n".join((*parts, state_label(run.state, run.export_failed))).casefold()
     return all(word in text for word in words)
 
 
@@ -117,7 +117,7 @@ def choices(runs: Sequence[ListedRun]) -> dict[str, Any]:
     return {
         "states": [
             {"value": state, "label": f"{word} ({states[state]:,})"}
-            for state, word in STATE_WORDS.items()
+            for state, word in STATE_LABELS.items()
             if states[state]
         ],
         "tags": [

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from app.labels import in_digits
 from app.verdict.findings import Finding, Offer
 from app.verdict.losses import NOISE_STEPS, Losses, median, noise, rough_noise
-from app.words import in_digits
 from engine.config.settings import TrainConfig
 from engine.runs.record.snapshot import RunSnapshot
-from engine.words import counted
+from engine.text import counted
 
 FEWEST_STEPS = 30
 """Number of steps before which no loss is said to diverge."""
@@ -62,7 +62,7 @@ class Divergence:
 def divergence(losses: Losses) -> Divergence | None:
     """Returns how far the training loss rose if it diverges or did so before, or else None.
 
-    The rule is applied to every step. It holds on until so many steps in a row as it asks for are
+    The rule is applied to every step. It holds until as many steps in a row as it asks for are
     back below the limit. After a resume or a change, it asks for steps since then, but the best
     loss of before still counts: the rows are the same.
     """
@@ -77,7 +77,7 @@ def divergence(losses: Losses) -> Divergence | None:
     known = (rows - LAST_STEPS - BASE_STEPS + 1) // LAST_STEPS  # windows before the last steps
     best = np.minimum.accumulate(medians)[known]
     floor = best + np.maximum(RISE_SHARE * np.abs(best), RISE)
-    # A median is above the floor only if the highest loss is, which is told faster.
+    # A median is above the floor only if the highest loss is, which is faster to check.
     is_above = _rolling(np.minimum, values)[starts] > best
     is_above &= _rolling(np.maximum, values)[starts] > floor
     for place in np.flatnonzero(is_above)[::-1].tolist():

@@ -1,5 +1,5 @@
-"""A `Verdict` is what is said first of a run: one headline, and further findings. Each `Finding`
-has its evidence and the name of the rule by which it was found.
+"""The verdict on a run: a main finding, and others. Each `Finding` has
+its evidence and the name of the rule by which it was found.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Rule = Literal[
     "too early",
     "memory",
 ]
-"""Rules by which a finding is made. The headline is chosen in their order."""
+"""Rules by which a finding is made. The main finding is chosen in their order."""
 Tone = Literal["good", "calm", "warn", "bad"]
 """Tones, each with a color in `base.css`. `warn` and `bad` are alarms."""
 
@@ -78,15 +78,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Headline of a run with the other findings."""
+    """The main finding on a run, and the others."""
 
-    headline: Finding
+    main: Finding
     also: tuple[Finding, ...] = ()
 
     @property
     def offer(self) -> Offer | None:
         """The first change that one of the findings offers; its label describes it."""
-        offers = (found.offer for found in (self.headline, *self.also))
+        offers = (found.offer for found in (self.main, *self.also))
         return next((offer for offer in offers if offer is not None), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,4 +95,4 @@ class Verdict:
         if self.offer is not None:
             offer = {"label": as_labeled(self.offer.label), "changes": self.offer.changes}
         also = [found.to_dict() for found in self.also]
-        return self.headline.to_dict() | {"offer": offer, "also": also}
+        return self.main.to_dict() | {"offer": offer, "also": also}

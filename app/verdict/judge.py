@@ -1,10 +1,10 @@
-"""The verdict over a run is put together here: the gravest finding is its headline, and the others
-stand under it. All functions are pure and take a snapshot.
+"""The verdict on a run: the gravest finding is its main one, and the others stand under it. All
+functions are pure and take a snapshot.
 
-- A run that has failed, or was stopped, says why it ended. What is wrong with its learning follows.
-- A finished run says what it reached, and what is wrong with that. It has no headline of memory or
-  speed.
-- An active run says what is most urgent, by `ORDER`. If nothing is, it says whether the run learns.
+- A run that has failed, or was stopped, shows why it ended, then what is wrong with its learning.
+- A finished run shows what it reached, and what is wrong with that. Its main finding is never one
+  of memory or speed.
+- An active run shows what is most urgent, by `ORDER`. If nothing is, whether it learns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 ORDER: tuple[Rule, ...] = get_args(Rule)
 """Rules in their order, the gravest first."""
 CALM_RULES = ("speed", "memory")
-"""Rules whose finding is a headline only as an alarm."""
+"""Rules whose finding is the main one only as an alarm."""
 ENDED_TONES: dict[str, Tone] = {
     "failed": "bad",
     "interrupted": "warn",
@@ -70,8 +70,8 @@ def verdict(
         ]
     else:
         found.append(_before_the_first_step(snapshot, state))
-    headline, *also = sorted(found, key=_rank)
-    return Verdict(headline, tuple(also))
+    main, *also = sorted(found, key=_rank)
+    return Verdict(main, tuple(also))
 
 
 def _rank(found: Finding) -> tuple[bool, bool, int]:
@@ -87,8 +87,8 @@ def _of_a_run_that_ended(
     if state != "failed":  # how fast it went is no matter where it failed
         found += _speed(snapshot, config)
     alarms = [each for each in found if each.is_alarm]
-    headline = Finding("ended", ENDED_TONES[state], ended, then)
-    return Verdict(headline, (*alarms, *of_grown_memory(snapshot)))
+    main = Finding("ended", ENDED_TONES[state], ended, then)
+    return Verdict(main, (*alarms, *of_grown_memory(snapshot)))
 
 
 def _of_a_finished_run(snapshot: RunSnapshot, config: TrainConfig | None) -> Verdict:
@@ -97,18 +97,16 @@ def _of_a_finished_run(snapshot: RunSnapshot, config: TrainConfig | None) -> Ver
         return Verdict(Finding("ended", "calm", what_it_reached(snapshot)))
     first, *others = judged
     if first.is_alarm:
-        headline = replace(first, text=what_it_reached(snapshot, BUT[first.rule]))
+        main = replace(first, text=what_it_reached(snapshot, BUT[first.rule]))
     else:
         # What it reached says more than that it learns, which is found last.
         *others, learns = judged
         went = validation(snapshot)
         is_worse = went is not None and went.is_above_best
         is_good = learns.rule == "doing well" and not others and not is_worse
-        headline = replace(
-            learns, tone="good" if is_good else "calm", text=what_it_reached(snapshot)
-        )
+        main = replace(learns, tone="good" if is_good else "calm", text=what_it_reached(snapshot))
     slow = [found for found in _speed(snapshot, config) if found.is_alarm]
-    return Verdict(headline, (*others, *of_grown_memory(snapshot), *slow))
+    return Verdict(main, (*others, *of_grown_memory(snapshot), *slow))
 
 
 def _speed(snapshot: RunSnapshot, config: TrainConfig | None) -> list[Finding]:

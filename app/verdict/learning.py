@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from app.labels import in_digits, in_share
 from app.verdict.findings import Finding, Offer
 from app.verdict.losses import NOISE_STEPS, Losses, block_error, median, median_error, noise
 from app.verdict.validation import Validation
-from app.words import in_digits, in_share
 from engine.config.settings import TrainConfig
 from engine.runs.record.snapshot import RunSnapshot
 

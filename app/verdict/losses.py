@@ -106,7 +106,7 @@ def median_error(spread: float, count: int) -> float:
 def block_error(losses: np.ndarray) -> float:
     """Returns the standard error of the mean level of losses[steps], from the medians of blocks.
 
-    Successive losses may be alike, so that their differences tell less than the noise; the medians
+    Successive losses may be alike, so that their differences show less than the noise; the medians
     of blocks of `BLOCK_STEPS` are nearly independent.
     """
     count = len(losses) // BLOCK_STEPS

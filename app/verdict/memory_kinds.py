@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from app.labels import in_bytes
 from app.verdict.memory_growth import MemoryGrowth, memory_growth
-from app.words import in_bytes
 from engine.runs.record.snapshot import RunSnapshot
 
 WARM_UP_STEPS = 20
@@ -91,7 +91,7 @@ def full_at(snapshot: RunSnapshot, kind: MemoryKind) -> int | None:
     return max(snapshot.step, int(snapshot.step + left / growth.per_step))
 
 
-def growth_words(found: MemoryGrowth) -> str:
+def growth_text(found: MemoryGrowth) -> str:
     """Returns words to follow the peak: that memory grows, or since when it has been steady."""
     if found.is_growing:
         return f", growing: {in_bytes(found.grown)} more since step {found.grows_since:,}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from app.labels import in_bytes, in_share, in_time
 from app.verdict.findings import Finding
 from app.verdict.memory_kinds import MemoryKind, full_at, memory_kinds
-from app.words import in_bytes, in_share, in_time
 from engine.runs.record.snapshot import RECENT_STEPS, RunSnapshot
-from engine.words import GIB
+from engine.text import GIB
 
 FEWEST_SAMPLES = 30
 """Least number of samples after the first steps."""

@@ -4,11 +4,11 @@ where it ended. All functions are pure.
 
 from __future__ import annotations
 
+from app.labels import in_digits, in_share, in_time
 from app.verdict.validation import validation
-from app.words import in_digits, in_share, in_time
 from engine.runs.record.snapshot import RunSnapshot
+from engine.text import counted
 from engine.training.checkpoints.saved_on_disk import SavedSteps
-from engine.words import counted
 
 
 def how_it_ended(snapshot: RunSnapshot, state: str) -> str:
@@ -18,12 +18,12 @@ def how_it_ended(snapshot: RunSnapshot, state: str) -> str:
         return f"The run was interrupted at {at}, when its program ended."
     if state == "finished":
         return f"{_how_it_finished(snapshot)} {how_its_export_failed(snapshot)}".rstrip()
-    words = {
+    texts = {
         "stopped": f"Stopped at {at}.",
         "discarded": f"Discarded at {at}.",
         "failed": f"The run failed at {at}.",
     }
-    return snapshot.reason or words[state]
+    return snapshot.reason or texts[state]
 
 
 def how_it_can_go_on(state: str, saved: SavedSteps) -> str:
@@ -65,14 +65,14 @@ def what_it_reached(snapshot: RunSnapshot, judged: str = "") -> str:
         parts[0] += f": the last loss is {in_digits(snapshot.loss)}"
     found = validation(snapshot)
     if found is not None:
-        words = f"validation loss {in_digits(found.first)} → {in_digits(found.last)}"
+        text = f"validation loss {in_digits(found.first)} → {in_digits(found.last)}"
         if len(found.losses) == 1:
-            words = f"validation loss {in_digits(found.last)}"
+            text = f"validation loss {in_digits(found.last)}"
         elif found.best_step and found.place != len(found.losses) - 1:
             by_loss = snapshot.best is None or snapshot.best.by == "loss"
             lowest = "best" if by_loss else "lowest"
-            words += f", {lowest} {in_digits(found.best)} at step {found.best_step:,}"
-        parts.append(words)
+            text += f", {lowest} {in_digits(found.best)} at step {found.best_step:,}"
+        parts.append(text)
     matched = _exact_match(snapshot)
     best = snapshot.best
     if best is not None and best.share is not None and best.step != snapshot.step:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from app.labels import in_share, in_step_time
 from app.verdict.findings import Finding, Offer, Tone
 from app.verdict.losses import median
-from app.verdict.step_shares import PART_WORDS, shares
-from app.words import in_share, in_step_time
+from app.verdict.step_shares import PART_LABELS, shares
 from engine.config.limits import LARGEST
 from engine.config.settings import AUTO, TrainConfig
 from engine.runs.record.snapshot import RunSnapshot
@@ -29,7 +29,7 @@ first time.
 """
 WAITING_SHARE = 0.1
 """Share of the time from which waits are worth an alarm."""
-TOLD_SHARE = 0.01
+SHOWN_SHARE = 0.01
 """Share of the time from which a further cause is named."""
 SLOWER = 0.25
 """Share by which a slow step takes longer than predicted from measured rates."""
@@ -72,9 +72,9 @@ def _judged(snapshot: RunSnapshot, config: TrainConfig | None, end: int) -> Find
     cause = max(waiting, key=waiting.__getitem__)
     case = CAUSES[cause](_Case(snapshot, config, waiting[cause]))
     others = [
-        f"{PART_WORDS[name]} {in_share(share)}"
+        f"{PART_LABELS[name]} {in_share(share)}"
         for name, share in sorted(waiting.items(), key=lambda item: -item[1])
-        if name != cause and share >= TOLD_SHARE
+        if name != cause and share >= SHOWN_SHARE
     ]
     also = f"; further waits: {', '.join(others)}" if others else ""
     limit = f"{evidence}; waits of {in_share(WAITING_SHARE)} of the time are worth a change."

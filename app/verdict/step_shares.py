@@ -9,7 +9,7 @@ import numpy as np
 from engine.runs.record.event_tables import EXPOSED_CAUSES, StepTable
 from engine.runs.record.snapshot import RECENT_STEPS, RunSnapshot
 
-PART_WORDS = {
+PART_LABELS = {
     "compute": "compute",
     "data": "putting rows together",
     "h2d": "weights coming in (H2D)",
@@ -23,7 +23,7 @@ PART_WORDS = {
 
 
 def step_parts(steps: StepTable, first: int = 0) -> dict[str, np.ndarray]:
-    """Returns seconds[steps] of each of `PART_WORDS` from row `first` on, which add up to the
+    """Returns seconds[steps] of each of `PART_LABELS` from row `first` on, which add up to the
     duration of the step. The disk and the other GPUs are among them only where a step waited for
     them. Causes that this version does not know are counted as `other`.
     """
@@ -38,11 +38,11 @@ def step_parts(steps: StepTable, first: int = 0) -> dict[str, np.ndarray]:
     parts["other"] = parts["other"] - data
     seconds = np.array(steps.seconds[first:])
     parts["compute"] = np.maximum(0.0, seconds - sum(parts.values()))
-    return {name: parts[name] for name in PART_WORDS if name in parts}
+    return {name: parts[name] for name in PART_LABELS if name in parts}
 
 
 def recent_shares(snapshot: RunSnapshot) -> dict[str, float]:
-    """Returns the share of each of `PART_WORDS` in the time of the latest steps, or nothing before
+    """Returns the share of each of `PART_LABELS` in the time of the latest steps, or nothing before
     the first step. A session's first step includes one-time work, so it counts only while it is
     the only step.
     """
@@ -53,8 +53,8 @@ def recent_shares(snapshot: RunSnapshot) -> dict[str, float]:
 
 
 def shares(steps: StepTable, first: int, kept: np.ndarray) -> dict[str, float]:
-    """Returns the share of each of `PART_WORDS` in the time of the kept[steps] from row `first` on,
-    or nothing if they took no time.
+    """Returns the share of each of `PART_LABELS` in the time of the kept[steps] from row `first`
+    on, or nothing if they took no time.
     """
     parts = step_parts(steps, first)
     seconds = float(np.array(steps.seconds[first:])[kept].sum())

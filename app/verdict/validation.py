@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from app.labels import in_digits, in_share
 from app.verdict.findings import Finding
 from app.verdict.losses import NOISE_STEPS, Losses, losses_of, median, median_error, noise
-from app.words import in_digits, in_share
 from engine.runs.record.before_training import Worse, evaluations, worse_than_before
 from engine.runs.record.evaluations import ERRORS, RISE, RISE_SHARE, TOKEN_SPREAD, paired_error
 from engine.runs.record.snapshot import RunSnapshot

@@ -57,18 +57,18 @@ class Change:
         except ConfigError as error:
             raise RunError(str(error)) from None
 
-    def in_words(self, before: TrainConfig, after: TrainConfig, total_steps: int) -> str:
+    def as_text(self, before: TrainConfig, after: TrainConfig, total_steps: int) -> str:
         """Describes the change in words. The old value shown for `train.steps` is `total_steps`,
         because the settings may have had epochs or neither.
         """
-        told = []
+        sentences = []
         for name in self.values:
             old, new = _value(before, name), _value(after, name)
             if name == "train.steps":
-                told.append(f"{name} {total_steps:,} → {new:,}")
+                sentences.append(f"{name} {total_steps:,} → {new:,}")
             else:
-                told.append(f"{name} {old:g} → {new:g}")
-        return ", ".join(told)
+                sentences.append(f"{name} {old:g} → {new:g}")
+        return ", ".join(sentences)
 
 
 def _value(config: TrainConfig, dotted: str) -> Any:

@@ -177,7 +177,7 @@ class DataConfig:
     """
 
     eval_fraction: float = 0.02
-    """This share of the examples is held out for evaluation; 0 holds none out."""
+    """Share of the examples that are for validation; 0 for none."""
 
     shuffle: bool = True
     """Examples are visited in a seeded random order, a new one each epoch. Without it, several

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from engine.config.limits import LARGEST, at_least, at_most
 from engine.errors import ConfigError
-from engine.words import GIB
+from engine.text import GIB
 
 AUTO: Final = "auto"
 Auto = Literal["auto"]

@@ -44,7 +44,7 @@ def positions_with(model: Scales, own: int) -> int:
 
 def refuse_longer_rows(model: Scales, length: int, own: int) -> None:
     """Raises ConfigError for rows of `length` tokens, where scaled embeddings are not meant for
-    them. own: so many positions the model has without them.
+    them. own: the positions of the model without them.
     """
     most = positions_with(model, own)
     if length <= most:

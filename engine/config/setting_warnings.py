@@ -139,7 +139,7 @@ def _of_another_method(train: OptimConfig) -> list[SettingWarning]:
 
 
 def warning_about_passes(passes: float, rows: int) -> str | None:
-    """Returns a sentence if so many passes over so few rows are doubtful."""
+    """Returns a sentence if this number of passes over so few rows is doubtful."""
     if passes <= MOST_PASSES or rows >= FEW_ROWS:
         return None
     which = "a single row" if rows == 1 else f"{rows:,} rows"

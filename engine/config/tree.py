@@ -176,7 +176,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-_IN_WORDS = {
+_TYPE_NAMES = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -188,15 +188,15 @@ _IN_WORDS = {
 
 def _describe(options: tuple[Any, ...]) -> str:
     """Describes the types of a setting in words."""
-    words: list[str] = []
+    parts: list[str] = []
     for option in options:
         if typing.get_origin(option) is Literal:
-            words.extend(str(choice) for choice in typing.get_args(option))
-        elif option in _IN_WORDS:
-            words.append(_IN_WORDS[option])
+            parts.extend(str(choice) for choice in typing.get_args(option))
+        elif option in _TYPE_NAMES:
+            parts.append(_TYPE_NAMES[option])
         else:
-            words.append("a list of {source, weight, split, format, columns}")
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+            parts.append("a list of {source, weight, split, format, columns}")
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " or " + parts[-1]
 
 
 # The loader in C is ten times as fast, and a list of a thousand runs reads as many configurations.

@@ -60,9 +60,9 @@ def usable_cores(root: Path = Path("/")) -> int:
     """
     cores = float(len(os.sched_getaffinity(0)))
     for folder in _cgroup_folders(root, "cpu"):
-        quota = _words(folder / "cpu.max")  # v2
+        quota = _fields(folder / "cpu.max")  # v2
         if not quota:
-            quota = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+            quota = _fields(folder / "cpu.cfs_quota_us") + _fields(folder / "cpu.cfs_period_us")
         if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
             cores = min(cores, int(quota[0]) / int(quota[1]))
     return max(1, math.ceil(cores))
@@ -98,8 +98,8 @@ def _limit_of(folder: Path) -> int:
 
 def _reclaimable(folder: Path) -> int:
     """Returns the bytes of a cgroup that the kernel can drop."""
-    words = _words(folder / "memory.stat")
-    values = dict(zip(words[::2], words[1::2]))
+    fields = _fields(folder / "memory.stat")
+    values = dict(zip(fields[::2], fields[1::2]))
     # In v1, values without the prefix leave out child cgroups.
     total = "total_" if "total_inactive_file" in values else ""
     names = (f"{total}inactive_file", f"{total}active_file", "slab_reclaimable")
@@ -171,11 +171,11 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _words(path: Path) -> list[str]:
+def _fields(path: Path) -> list[str]:
     return " ".join(_lines(path)).split()
 
 
 def _number(path: Path) -> int | None:
     """Returns the number that a file begins with, or None where it does not begin with a number."""
-    words = _words(path)
-    return int(words[0]) if words and words[0].isdigit() else None
+    fields = _fields(path)
+    return int(fields[0]) if fields and fields[0].isdigit() else None

@@ -46,7 +46,7 @@ class DiskRates:
 
     @property
     def origin(self) -> str:
-        """Returns in words where the rates are from."""
+        """In words where the rates are from."""
         if not self.written:
             return "assumed; launch.py bench --disk FOLDER measures it"
         return "measured" if self.is_drained else "measured briefly, before any cache was full"

@@ -22,7 +22,7 @@ from engine.machine.gpus import GpuInfo
 from engine.machine.rates import UPDATE_BYTES, Rates
 from engine.machine.read_machine import Machine
 from engine.paths import PROGRAM_ROOT
-from engine.words import GIB, MIB
+from engine.text import GIB, MIB
 
 FILE = PROGRAM_ROOT / "assets" / "machines.json"
 

@@ -66,7 +66,7 @@ def seconds_to_receive_across(rates: Rates, nodes: int, size: float) -> float:
 
 
 def reads_unsharded(rates: Rates | None, ranks: int) -> bool:
-    """Tells whether it is faster that each of several ranks copies whole units from RAM than that
+    """Returns whether it is faster that each of several ranks copies whole units from RAM than that
     it copies a shard and receives the others. It is where GPUs have no access to each other's
     memory: what they exchange then passes through RAM, too. rates: those of the machine; None on
     the CPU, where a copy within RAM is fastest.

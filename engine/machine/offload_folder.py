@@ -40,7 +40,7 @@ class Mount:
 
 
 def mount_of(folder: Path) -> Mount | None:
-    """Returns the mount that a folder is on; None where the system does not tell."""
+    """Returns the mount that a folder is on; None where the system does not report it."""
     try:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

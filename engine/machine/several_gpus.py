@@ -48,7 +48,7 @@ PEER_LINK = 20e9
 class Link:
     """A link joins the GPUs of one machine."""
 
-    words: str
+    text: str
     bandwidth: float
     """Bytes a second that each GPU receives, while it sends as many."""
 
@@ -82,7 +82,7 @@ class MultiGpu:
         link = link_of(self.card)
         note = (
             f"Each of the {self.gpus} GPUs is assumed to receive {link.bandwidth / 1e9:.0f} GB/s "
-            f"from the others, over {link.words}."
+            f"from the others, over {link.text}."
         )
         return replace(single, gpus=single.gpus * self.gpus, notes=(*single.notes, note))
 

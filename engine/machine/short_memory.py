@@ -1,8 +1,6 @@
-"""Memory that is too short for this process is told as such, with the limit that it met, wherever
-it shows itself: libraries wrap such errors into their own, and a limit of address space (`ulimit
--v`) also keeps libraries from being loaded and threads from being started.
-
-No torch.
+"""Memory that is too short for this process, reported with the limit that it met, wherever it
+shows: libraries wrap such errors into their own, and a limit of address space (`ulimit -v`) also
+keeps libraries from being loaded and threads from being started.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ import psutil
 
 from engine.errors import HostMemoryError
 from engine.machine.cgroups import cgroup_memory, sample_host_memory
-from engine.words import MIB, in_gib
+from engine.text import MIB, in_gib
 
-_WORDS = (
+_ERROR_TEXTS = (
     "can't allocate memory",
     "not enough memory",
     "cannot allocate memory",
@@ -26,7 +24,7 @@ _WORDS = (
     "out of memory interning",
     "std::bad_alloc",
 )
-"""An error of a library that has one of these words in its text is a lack of host memory."""
+"""Texts in a library's error that mean a lack of host memory."""
 
 
 class Work(Enum):
@@ -62,7 +60,7 @@ def is_short_of_memory(error: BaseException | None) -> bool:
             return True
         text = str(error).casefold()
         is_of_library = isinstance(error, RuntimeError | ImportError | SystemError | OSError)
-        if is_of_library and any(words in text for words in _WORDS):
+        if is_of_library and any(words in text for words in _ERROR_TEXTS):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -19,7 +19,7 @@ def opened(context, server, where=""):
     """A page that knows when it is reloaded."""
     page = context.new_page()
     page.goto(f"{server.address}/{where}")
-    page.wait_for_selector(".rs-verdict:not([data-tone=calm])", state="attached")
+    page.wait_for_selector(".rs-fit-panel:not([data-tone=calm])", state="attached")
     page.evaluate("window.isTheSame = true")
     return page
 

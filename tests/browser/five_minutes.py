@@ -48,8 +48,8 @@ def read_the_verdict(page: Page, _: Path) -> None:
     open_page(page, "new")
     box(page, "model.source").fill("Qwen/Qwen2.5-7B")
     box(page, "model.source").press("Enter")
-    expect(page.locator(".rs-verdict")).to_contain_text("GiB")
-    expect(page.locator(".rs-verdict")).to_contain_text("7.6")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("GiB")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("7.6")
     box(page, "model.source").fill("assets/starter-model")
     box(page, "model.source").press("Enter")
     expect(page.locator("#start")).to_be_enabled()
@@ -90,7 +90,7 @@ def take_it_home(page: Page, folder: Path) -> None:
     open_view(page, "export")
     page.locator("[data-part=export] input[name=folder]").fill(str(folder / "home"))
     page.locator("[data-part=export] button.rs-primary").click()
-    expect(page.locator("[data-field=export-said]")).to_contain_text("Exported the model")
+    expect(page.locator("[data-field=export-caption]")).to_contain_text("Exported the model")
     assert (folder / "home" / "config.json").exists() and run_of(page)
 
 

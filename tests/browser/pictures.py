@@ -47,7 +47,7 @@ def hardware(page: Page) -> None:
 
 def new(page: Page) -> None:
     open_page(page, "new")
-    page.wait_for_selector(".rs-verdict[data-tone=good]")
+    page.wait_for_selector(".rs-fit-panel[data-tone=good]")
     page.wait_for_selector(".rs-preview mark")
 
 

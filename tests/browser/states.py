@@ -151,7 +151,7 @@ def ask_to_pause(_page: Page, server: Server) -> None:
 def see_all_ranks(page: Page, _server: Server) -> None:
     page.get_by_label("Rank", exact=True).select_option("all")
     page.locator(".rs-timeline").scroll_into_view_if_needed()
-    expect(page.locator("[data-said=timeline]")).to_contain_text("on 2 ranks")
+    expect(page.locator("[data-caption=timeline]")).to_contain_text("on 2 ranks")
 
 
 FAILED = "The loss of step 81 is not a number: lower the learning rate and resume."

@@ -99,7 +99,7 @@ def test_a_run_is_made_by_keyboard_alone(context, server):
     page = context.new_page()
     press = page.keyboard.press
     page.goto(server.address)
-    page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
+    page.wait_for_selector(".rs-fit-panel:not([data-tone=calm])")
     state = page.locator(".rs-bar .rs-state")
 
     go(page, "#preset input")
@@ -177,7 +177,7 @@ def opened(browser, server):
     page = context.new_page()
     with folder.lock():
         page.goto(server.address)
-        page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
+        page.wait_for_selector(".rs-fit-panel:not([data-tone=calm])")
         page.wait_for_selector(".rs-preview li")
         page.evaluate(AXE)
         yield Opened(page, folder, recorder)

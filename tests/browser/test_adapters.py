@@ -33,7 +33,7 @@ def export(page, folder, form: str) -> None:
     page.locator("[data-part=export] input[name=folder]").fill(str(folder))
     page.locator("[data-part=export] select[name=form]").select_option(form)
     page.locator("[data-part=export] form button.rs-primary").click()
-    expect(page.locator("[data-field=export-said]")).to_contain_text(f"to {folder}.")
+    expect(page.locator("[data-field=export-caption]")).to_contain_text(f"to {folder}.")
 
 
 def test_adapters_from_the_form_to_both_exports(page, server, tmp_path):
@@ -48,7 +48,7 @@ def test_adapters_from_the_form_to_both_exports(page, server, tmp_path):
     expect(blocks).to_be_hidden()
     fill(page, "train.lora_rank", "8")
     fill(page, "train.steps", "12")
-    expect(page.locator(".rs-verdict")).to_contain_text("trained")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("trained")
     page.locator("#start:not([disabled])").click()
     expect(page).to_have_url(OPENED_RUN)
     expect(state(page)).to_have_text("Finished")

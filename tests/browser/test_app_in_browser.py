@@ -102,7 +102,7 @@ def test_the_whole_job(page, context, server):
     page.locator("[data-part=export] input").fill("exported")
     page.locator("[data-part=export] form button.rs-primary").click()
     said = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
-    expect(page.locator("[data-field=export-said]")).to_have_text(said)
+    expect(page.locator("[data-field=export-caption]")).to_have_text(said)
     open_view(page, "overview")
     card = page.locator("[data-part=result]")
     expect(card).to_contain_text("Finished 60 steps")
@@ -218,7 +218,7 @@ def test_zoom_is_linked_and_kept_while_points_arrive(page):
 
 @in_everything
 def test_the_verdict_follows_the_settings(page, server, tmp_path):
-    verdict = page.locator(".rs-verdict")
+    verdict = page.locator(".rs-fit-panel")
     expect(verdict.locator("h3")).to_have_text("It fits this machine.")
     expect(verdict.locator(".rs-fit")).to_have_count(2)
     fill(page, "train.batch_size", "-3")
@@ -324,7 +324,7 @@ def test_with_a_login_the_page_asks_first_and_then_works(browser, tmp_path):
         page.get_by_role("button", name="Log in").click()
         expect(page.locator(".rs-runs [data-part=empty]")).to_be_visible()
         open_page(page, "new")
-        expect(page.locator(".rs-verdict h3")).to_have_text("It fits this machine.")
+        expect(page.locator(".rs-fit-panel h3")).to_have_text("It fits this machine.")
         context.clear_cookies()
         expect(note(page)).to_contain_text("You are logged out.")
     finally:

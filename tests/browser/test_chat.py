@@ -111,12 +111,12 @@ def test_the_answers_to_sample_prompts_are_read_step_by_step(context, server, ru
     page.goto(address(server, run_id, "learning"))
     card = page.locator(".rs-prompts")
     expect(card.locator("tbody tr")).to_have_count(2)
-    expect(card.locator("[data-field=said]")).to_have_text("Step 30, 4 of 4")
+    expect(card.locator("[data-field=caption]")).to_have_text("Step 30, 4 of 4")
     expect(card.locator("thead th")).to_have_text(["Prompt", "Before training", "Step 30"])
     expect(card.locator("tbody tr").last.locator("td").first).to_have_text(f"say {HOSTILE}")
     card.get_by_label("Evaluation to show").focus()
     page.keyboard.press("ArrowLeft")
-    expect(card.locator("[data-field=said]")).to_have_text("Step 20, 3 of 4")
+    expect(card.locator("[data-field=caption]")).to_have_text("Step 20, 3 of 4")
     assert page.evaluate("window.hacked") is None
 
 

@@ -94,7 +94,7 @@ def test_the_link_logs_in_once(browser, guarded):
     first = browser.new_context()
     page = first.new_page()
     page.goto(link)
-    page.wait_for_selector(".rs-verdict")
+    page.wait_for_selector(".rs-fit-panel")
     assert page.url.startswith(guarded.address) and "token" not in page.url
     second = browser.new_context()
     page = second.new_page()
@@ -106,6 +106,6 @@ def test_the_link_logs_in_once(browser, guarded):
     page.get_by_label("User").fill("me")
     page.get_by_label("Password").fill("secret")
     page.get_by_role("button", name="Log in").click()
-    page.wait_for_selector(".rs-verdict")
+    page.wait_for_selector(".rs-fit-panel")
     for context in (first, second):
         context.close()

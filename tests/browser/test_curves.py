@@ -84,7 +84,7 @@ def test_every_curve_is_drawn_on_each_axis_and_a_zoom_outlives_updates(live, ser
         open_view(page, view)
         for name in names:
             page.wait_for_function(f"({DRAWN})('{name}') > 0")
-            expect(page.locator(f"[data-said={name}]")).not_to_be_empty()
+            expect(page.locator(f"[data-caption={name}]")).not_to_be_empty()
     units = page.evaluate("document.querySelector('[data-figure=norms]').data[0].y")
     assert units == ["embed", *(f"block.{k}" for k in range(4)), "head"]
     # Zoom one, and all follow, in other views too; what is recorded meanwhile does not undo it.
@@ -245,7 +245,7 @@ def test_a_diagnosis_opens_a_corrected_draft(live, server):
         ("model-source", CONFIG.model.source),
     ):
         expect(page.locator(f"#field-{field} :is(input, textarea)")).to_have_value(value)
-    page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
+    page.wait_for_selector(".rs-fit-panel:not([data-tone=calm])")
     expect(page.locator("#preset input")).to_have_value("")
     # A run whose settings do not load is told in the card.
     page = live(folder, "loss", "overview")

@@ -42,7 +42,7 @@ serve(Address(port=int(sys.argv[1])), runs_dir=sys.argv[2], open_browser=False)
 MEASURE = """
 (wanted) => {
   // From the last keystroke, paste or click to the frame in which the verdict says what is wanted.
-  const root = document.querySelector('.rs-verdict'), events = ['input', 'click'];
+  const root = document.querySelector('.rs-fit-panel'), events = ['input', 'click'];
   let began = null;
   window.followed = null;
   const begin = () => { began = performance.now(); };
@@ -109,7 +109,7 @@ def window(browser, server):
     context.on("weberror", lambda error: errors.append(str(error.error)))
     page = context.new_page()
     page.goto(server.address)
-    page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
+    page.wait_for_selector(".rs-fit-panel:not([data-tone=calm])")
     yield page
     context.close()
     assert not errors
@@ -127,7 +127,7 @@ def page(window):
     ):
         expect(box(page, field)).to_have_value(re.compile("."))
         paste(page, field, value)
-    expect(page.locator(".rs-verdict [data-field=size]")).to_have_text(
+    expect(page.locator(".rs-fit-panel [data-field=size]")).to_have_text(
         re.compile("7.62B.*up to 32,768 tokens")
     )
     expect(page.locator("[data-pool=disk] i")).not_to_have_count(0)
@@ -196,7 +196,7 @@ def test_the_verdict_follows_every_change_and_the_last_one_wins(page):
         )
     )
     page.wait_for_timeout(300)
-    expect(page.locator(".rs-verdict")).to_contain_text(f"up to {64 * length:,} tokens")
+    expect(page.locator(".rs-fit-panel")).to_contain_text(f"up to {64 * length:,} tokens")
     times.sort()
     middle, most = times[len(times) // 2], times[round(0.95 * len(times)) - 1]
     print(
@@ -206,7 +206,7 @@ def test_the_verdict_follows_every_change_and_the_last_one_wins(page):
 
 
 def test_the_pool_says_which_units_live_where_what_that_costs_and_what_more_would_save(page):
-    verdict = page.locator(".rs-verdict")
+    verdict = page.locator(".rs-fit-panel")
     lives = verdict.locator("[data-field=lives]")
     split = re.compile(
         r"^Embed and blocks 0 to (\d+) live on the GPU, blocks \d+ to 27 and head in"
@@ -217,16 +217,16 @@ def test_the_pool_says_which_units_live_where_what_that_costs_and_what_more_woul
     expect(labels[0].get_by_text(f"embed, blocks 0–{last}")).to_be_visible()
     expect(labels[1].get_by_text(f"blocks {int(last) + 1}–27, head")).to_be_visible()
     part = {name: page.locator(f".rs-fit:has([data-pool={name}])") for name in ("gpu", "host")}
-    expect(part["gpu"].locator("[data-said=cost]")).to_contain_text("these units are not moved")
-    expect(part["host"].locator("[data-said=cost]")).to_contain_text("copies over the bus")
+    expect(part["gpu"].locator("[data-caption=cost]")).to_contain_text("these units are not moved")
+    expect(part["host"].locator("[data-caption=cost]")).to_contain_text("copies over the bus")
     # What more would save takes longest; it is of the form as it was when it was asked for.
-    saves = part["gpu"].locator("[data-said=gain]:not([data-old])")
+    saves = part["gpu"].locator("[data-caption=gain]:not([data-old])")
     expect(saves).to_have_text(re.compile(r"^8 GiB more GPU memory would make a step about .* s"))
     # The border moves with the settings, and what was said of it is out of date at once.
     paste(page, "model.source", "Qwen/Qwen2.5-0.5B")
     expect(lives).to_have_text("The whole model lives on the GPU.")
     expect(labels[1]).to_have_count(0)
-    expect(part["gpu"].locator("[data-said=gain]")).to_have_attribute("data-old", "")
+    expect(part["gpu"].locator("[data-caption=gain]")).to_have_attribute("data-old", "")
     widths = page.locator("[data-pool=gpu]").evaluate(
         "bar => [...bar.children].map((each) => each.getBoundingClientRect().width)"
     )
@@ -249,14 +249,14 @@ def test_bars_are_drawn_with_the_items_that_are_listed_in_words(page):
     # What was unfolded stays so, while the bar follows.
     before = page.evaluate(DRAWN, "host")
     paste(page, "model.source", "Qwen/Qwen2.5-0.5B")
-    expect(page.locator(".rs-verdict")).to_contain_text("494M parameters")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("494M parameters")
     page.wait_for_function(
         "([draw, before]) => JSON.stringify(eval(draw)('host')) !== before",
         arg=[DRAWN, json.dumps(before)],
     )
     expect(page.locator(".rs-fit[open]")).to_have_count(3)  # parts follow one after the other
-    expect(page.locator(".rs-verdict dl")).to_contain_text("tokens/s")
-    expect(page.locator(".rs-verdict dl")).to_contain_text(
+    expect(page.locator(".rs-fit-panel dl")).to_contain_text("tokens/s")
+    expect(page.locator(".rs-fit-panel dl")).to_contain_text(
         "estimated from the card's specification"
     )
 
@@ -264,7 +264,7 @@ def test_bars_are_drawn_with_the_items_that_are_listed_in_words(page):
 def test_one_click_on_a_suggestion_makes_it_fit(page):
     # What RAM lacks of a smaller model finds room on the card.
     paste(page, "model.source", "mistralai/Mistral-Small-24B-Base-2501")
-    verdict = page.locator(".rs-verdict")
+    verdict = page.locator(".rs-fit-panel")
     expect(verdict.locator("h3")).to_have_text("It does not fit this machine.")
     expect(verdict.locator(".rs-fit", has_text=" short").first).to_be_visible()
     expect(page.locator("#start")).to_be_disabled()
@@ -288,11 +288,11 @@ def test_a_model_is_found_by_words_in_any_order(page):
     chosen = box(page, "model.source")
     expect(chosen).to_have_value("Qwen/Qwen2.5-14B")
     expect(options.first).to_be_hidden()
-    expect(page.locator(".rs-verdict")).to_contain_text("14.8B parameters")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("14.8B parameters")
     # What was filled in by script is what is started: it survives a reload.
     page.reload()
     expect(chosen).to_have_value("Qwen/Qwen2.5-14B")
-    expect(page.locator(".rs-verdict")).to_contain_text("14.8B parameters")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("14.8B parameters")
 
 
 def answered(page, asked):
@@ -341,17 +341,17 @@ def test_an_answer_that_comes_late_is_not_drawn(page):
     typed(page, "train.batch_size", "16")
     page.wait_for_timeout(500)
     paste(page, "train.batch_size", "24")
-    expect(page.locator(".rs-verdict")).to_contain_text("up to 24,576 tokens")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("up to 24,576 tokens")
     late[0].continue_()
     page.wait_for_timeout(500)
-    expect(page.locator(".rs-verdict")).to_contain_text("up to 24,576 tokens")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("up to 24,576 tokens")
 
 
 def test_a_server_that_does_not_answer_is_told_and_asked_again(page):
     page.route("**/api/check", lambda route: route.abort())
     paste(page, "train.batch_size", "16")
-    expect(page.locator(".rs-verdict h3")).to_have_text("This cannot be checked now.")
+    expect(page.locator(".rs-fit-panel h3")).to_have_text("This cannot be checked now.")
     expect(page.locator("#start")).to_be_disabled()
     page.unroute("**/api/check")
-    expect(page.locator(".rs-verdict")).to_contain_text("up to 16,384 tokens")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("up to 16,384 tokens")
     expect(page.locator("#start")).to_be_enabled()

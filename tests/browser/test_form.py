@@ -43,7 +43,7 @@ def test_own_data_and_another_batch_are_taken_as_they_are(page, server):
     )
     expect(box(page, "name")).to_have_value(re.compile(r"^starter-model on questions\.csv, \d+ "))
     fill(page, "train.learning_rate", "1000")
-    expect(page.locator(".rs-verdict")).to_contain_text("the loss would most likely diverge")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("the loss would most likely diverge")
     fill(page, "train.learning_rate", "fast")
     wrong = page.locator("#field-train-learning_rate .rs-field-error")
     expect(wrong).to_have_text("Learning rate: 'fast' is not a number.")
@@ -61,7 +61,7 @@ def test_words_find_a_model_and_a_smaller_one_that_fits(page):
     model.press("Enter")
     expect(model).to_have_value("Qwen/Qwen3-32B")
     expect(box(page, "model.dtype")).to_have_value("bfloat16, fp32 masters")
-    verdict = page.locator(".rs-verdict")
+    verdict = page.locator(".rs-fit-panel")
     expect(verdict).to_have_attribute("data-tone", "bad")
     expect(verdict).to_contain_text("what no longer fits: ")
     smaller = verdict.locator("[data-part=smaller] button").first

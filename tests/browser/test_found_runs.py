@@ -86,7 +86,7 @@ def test_runs_are_searched_for_filtered_and_sorted(runs_page, three):
     filtered(page, "sort").select_option("newest")
 
 
-def test_a_row_has_its_curve_its_held_out_loss_and_its_size_and_opens_the_run(runs_page, three):
+def test_a_row_has_its_curve_its_validation_loss_and_its_size_and_opens_the_run(runs_page, three):
     row = row_of(runs_page, three[0].id)
     expect(row.locator("svg polyline")).to_be_attached()
     expect(row.locator(".rs-number")).to_contain_text("validation")

@@ -140,7 +140,7 @@ def test_the_overview_needs_no_scrolling_and_the_line_over_a_run_stays(blank, se
     # So does the verdict beside a form that is longer than the window.
     page.set_viewport_size({"width": 1440, "height": 900})
     open_page(page, "new")
-    page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
+    page.wait_for_selector(".rs-fit-panel:not([data-tone=calm])")
     page.get_by_role("button", name="All other settings").click()
     page.wait_for_function("document.documentElement.scrollHeight > 1800")
     page.evaluate("window.scrollTo(0, 900)")
@@ -161,7 +161,7 @@ def test_a_page_where_nothing_moves_asks_for_no_frames(context, server):
     page = context.new_page()
     page.add_init_script(COUNTED)
     page.goto(f"{server.address}/?show=hardware")
-    page.wait_for_selector(".rs-verdict:not([data-tone=calm])", state="attached")
+    page.wait_for_selector(".rs-fit-panel:not([data-tone=calm])", state="attached")
     asked_for = -1
     for _ in range(60):  # the page is still being made, by Gradio and by us
         before, asked_for = asked_for, page.evaluate("window.frames_asked_for")

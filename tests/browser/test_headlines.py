@@ -9,7 +9,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from app.words import in_digits
+from app.labels import in_digits
 from engine.config.settings import TrainConfig
 from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.snapshot import RunSnapshot
@@ -136,7 +136,7 @@ def test_data_that_cannot_train_get_no_green_verdict_and_no_start(page, tmp_path
     ended = start_run(config, tmp_path / "runs").execute()
     assert ended.state == "failed"
     fill(page, "data.source", str(path))
-    verdict = page.locator(".rs-verdict")
+    verdict = page.locator(".rs-fit-panel")
     expect(verdict).to_have_attribute("data-tone", "bad")
     expect(verdict.locator("h3")).to_have_text("These data cannot be trained on.")
     # The reason is the one for which a run fails: its first words name the file or the rows.
@@ -158,7 +158,7 @@ def test_data_that_cannot_train_get_no_green_verdict_and_no_start(page, tmp_path
 def test_the_verdict_leads_to_a_setting_in_the_folded_section(page):
     open_other_settings(page)
     fill(page, "train.weight_decay", "-1")
-    verdict = page.locator(".rs-verdict")
+    verdict = page.locator(".rs-fit-panel")
     expect(verdict).to_contain_text("Weight decay: -1")
     page.get_by_role("button", name="All other settings").click()  # it is opened again by itself
     verdict.get_by_role("button", name="Go to this setting").click()
@@ -182,4 +182,4 @@ def test_a_column_mapping_ends_with_its_data(page, tmp_path):
     fill(page, "data.source", "assets/starter.jsonl")
     expect(page.locator(".rs-preview mark").nth(1)).to_have_text(re.compile("^[MDCLXVI]+<"))
     expect(page.locator("#start")).to_be_enabled()
-    expect(page.locator(".rs-verdict")).to_have_attribute("data-tone", "good")
+    expect(page.locator(".rs-fit-panel")).to_have_attribute("data-tone", "good")

@@ -106,7 +106,7 @@ def test_names_never_become_markup(page, context, server):
     fill(page, "data.source", str(source))
     expect(preview.locator("mark").nth(1)).to_contain_text("onerror")
     fill(page, "model.source", HOSTILE)
-    expect(page.locator(".rs-verdict")).to_contain_text("<img src=x")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("<img src=x")
     clean(page)
 
     # A run: every view, card, chart and hover label.
@@ -167,6 +167,6 @@ def test_names_never_become_markup(page, context, server):
     more_of(page, one.id).get_by_role("button", name="New run from this one").click()
     expect(page).to_have_url(NEW_FORM)  # the form of the page before has the same values
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(HOSTILE)
-    expect(page.locator(".rs-verdict")).to_contain_text("<img src=x")
+    expect(page.locator(".rs-fit-panel")).to_contain_text("<img src=x")
     clean(page)
     assert dialogs == []

@@ -59,7 +59,7 @@ def test_a_download_is_shown_stopped_and_gone_on_with(context, server, hub):
     page = context.new_page()
     page.goto(server.address)
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(NAME)
-    page.wait_for_selector(".rs-verdict[data-tone=good]")
+    page.wait_for_selector(".rs-fit-panel[data-tone=good]")
     page.locator("#start:not([disabled])").click()
     expect(page).to_have_url(OPENED_RUN)
     sentence, word = bar(page, "sentence"), bar(page, "word")

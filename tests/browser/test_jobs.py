@@ -91,7 +91,7 @@ def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(conte
     expect(card).to_contain_text(re.compile(r"Reading the checkpoint · .+ of .+iB · about .+ left"))
     expect(page.locator(".rs-jobs > li")).to_be_hidden()
     card.get_by_role("button", name="Cancel").press("Enter")
-    expect(page.locator("[data-field=export-said]")).to_have_text(
+    expect(page.locator("[data-field=export-caption]")).to_have_text(
         f"The export of {run_id} was cancelled."
     )
     expect(bar).to_be_hidden()

@@ -163,7 +163,7 @@ def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
     box.fill(text.replace("weight: 2", "weight: 3"))
     mapping.get_by_role("button", name="Use these columns").click()
     expect(box).to_have_value(text.replace("weight: 2", "weight: 3"))
-    expect(mapping.locator("[data-field=mapping-said]")).to_contain_text(
+    expect(mapping.locator("[data-field=mapping-caption]")).to_contain_text(
         "These names fit no known format"
     )
     mapping.get_by_role("button", name="Use these columns").click()

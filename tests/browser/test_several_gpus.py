@@ -88,7 +88,7 @@ def test_two_ranks_are_seen_stopped_and_resumed_by_one(blank, server, runs, tmp_
     page.wait_for_function(f"{DRAWN}?.length === {len(lanes)}")
     assert rows(page) == lanes
     choose(page, "all", ["0 Compute", "0 Exchange", "1 Compute", "1 Exchange"])
-    expect(page.locator("[data-said=timeline]")).to_contain_text("on 2 ranks")
+    expect(page.locator("[data-caption=timeline]")).to_contain_text("on 2 ranks")
     bars = page.locator(".rs-timeline canvas")
     expect(bars).to_have_attribute("data-bars", re.compile(r"[1-9]\d+"))
     choose(page, "1", lanes)

@@ -70,7 +70,7 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
     expect(page.get_by_role("button", name="Follow the latest")).to_have_attribute(
         "aria-pressed", "true"
     )
-    said = page.locator("[data-said=timeline]")
+    said = page.locator("[data-caption=timeline]")
     expect(said).to_contain_text(re.compile(r"^step 40, .*compute busy \d+ %, waiting "))
     expect(page.locator(".rs-phases")).to_contain_text("Forward 1/2")
     expect(page.locator(".rs-timeline .rs-legend")).to_contain_text(
@@ -115,7 +115,7 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
 
 def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, server, run):
     page = opened(context, server, run, "&step=15")
-    expect(page.locator("[data-said=timeline]")).to_contain_text("step 15,")
+    expect(page.locator("[data-caption=timeline]")).to_contain_text("step 15,")
     figure = page.get_by_role("group", name=re.compile("^Timeline of the step"))
     whole, all_of_it = page.evaluate(RANGE), page.get_by_role("button", name="Show the whole step")
     expect(all_of_it).to_be_hidden()
@@ -128,7 +128,7 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
     zoomed = page.evaluate(RANGE)
     assert zoomed[1] - zoomed[0] < 0.7 * (whole[1] - whole[0])
     page.get_by_role("button", name="Later sampled step").click()
-    expect(page.locator("[data-said=timeline]")).to_contain_text("step 20,")
+    expect(page.locator("[data-caption=timeline]")).to_contain_text("step 20,")
     assert page.evaluate(RANGE) == pytest.approx(zoomed)
 
     assert page.evaluate(f"{BARS}.predicted") == "4"

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
-from app.words import in_digits
+from app.labels import in_digits
 from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.snapshot import RunSnapshot
 from tests.browser.screen import OPENED_RUN, ask, bar, open_view, run_of, state, wait_for_points

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.progress import Progress, no_progress, saying
+from engine.progress import Progress, labeled, no_progress
 
 
 def test_work_that_says_nothing_is_told_under_a_name():
@@ -11,7 +11,7 @@ def test_work_that_says_nothing_is_told_under_a_name():
     def note(done: float, total: float, message: str = "") -> None:
         told.append((done, total, message))
 
-    progress: Progress = saying(note, "Reading")
+    progress: Progress = labeled(note, "Reading")
     progress(1, 2)
     progress(2, 2, "unheard")
     assert told == [(1, 2, "Reading"), (2, 2, "Reading")]

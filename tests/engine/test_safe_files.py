@@ -186,7 +186,7 @@ def test_errors_of_the_system_name_the_whole_path(run):
     with pytest.raises(FileNotFoundError) as told:
         safe_files.read_bytes(run / "best" / "none", run.parent)
     assert told.value.filename == str(run / "best" / "none")
-    assert safe_files.look(run / "best" / "none", run.parent) is None
+    assert safe_files.lstat(run / "best" / "none", run.parent) is None
     assert safe_files.size_of(run / "none", run.parent) == 0
 
 

@@ -31,8 +31,8 @@ from engine.runs.record.events import (
     StepFinished,
 )
 from engine.runs.record.following import EVENTS_FILE, replay
+from engine.text import GIB
 from engine.training.loop.run import start_run
-from engine.words import GIB
 from tests.support.folders import make_data, make_tokenizer
 from tests.support.soak import only_record
 

@@ -21,10 +21,10 @@ from engine.paths import PROGRAM_ROOT
 from engine.planning.shape.catalog import entry_of
 from engine.runs.record.events import FitReported
 from engine.runs.record.following import replay
+from engine.text import in_gib
 from engine.tools.cli.runs import prediction_check_of
 from engine.training.loop import planning
 from engine.training.loop.run import start_run
-from engine.words import in_gib
 from tests.support.trained_runs import execute
 
 RUNS = (

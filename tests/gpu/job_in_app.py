@@ -31,9 +31,9 @@ from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
 from engine.runs.record.events import CheckpointWritten, RunEnded, SettingsChanged, StepFinished
 from engine.runs.record.following import replay
+from engine.text import in_gib
 from engine.tools.cli.runs import prediction_check_of
 from engine.training.loop import planning
-from engine.words import in_gib
 from tests.gpu.forecasts import STARTER_TOKENS, folder_of
 from tests.gpu.watchers import start_app
 from tests.support.ports import free_port

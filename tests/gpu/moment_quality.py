@@ -62,7 +62,7 @@ class Result:
 
     name: str
     finished: bool = False
-    held_out: list[tuple[int, float]] = field(default_factory=list)
+    validation: list[tuple[int, float]] = field(default_factory=list)
     """Pairs of a step and the mean held-out loss after it."""
     training: list[float] = field(default_factory=list)
     """The mean loss of each MEANS steps."""
@@ -103,14 +103,14 @@ class Comparison:
         length, rows = given.length, given.rows
         device = training.device
         self._rows = torch.from_numpy(in_rows(tokens.training, length).copy()).to(device)
-        held_out = torch.from_numpy(in_rows(tokens.held_out, length).copy())
-        self._held_out = held_out[: len(held_out) // rows * rows].to(device)
+        validation = torch.from_numpy(in_rows(tokens.validation, length).copy())
+        self._validation = validation[: len(validation) // rows * rows].to(device)
         self.settings = asdict(optim) | {
             "shape": given.shape.stem,
             "rows": rows,
             "tokens_a_row": length,
             "training_tokens": len(self._rows) * length,
-            "held_out_tokens": self._held_out[:, 1:].numel(),
+            "validation_tokens": self._validation[:, 1:].numel(),
             "device": device_name(device),
             "torch": torch.__version__,
         }
@@ -159,7 +159,7 @@ class Comparison:
         result.moment_bytes = training.moment_bytes
         result.settings = self.settings | {"steps": steps}
         kept = torch.zeros(steps, 3, device=training.device)
-        result.held_out.append((0, training.evaluate(self._held_out)))
+        result.validation.append((0, training.evaluate(self._validation)))
         seconds = 0.0
         mark = time.perf_counter()
         for number in range(1, steps + 1):
@@ -172,12 +172,12 @@ class Comparison:
             synchronize(training.device)
             seconds += time.perf_counter() - mark
             result.milliseconds = 1e3 * seconds / number
-            result.held_out.append((number, training.evaluate(self._held_out)))
+            result.validation.append((number, training.evaluate(self._validation)))
             _add_up(result, kept[:number].cpu())
             result.finished = number == steps
             save(result)
             print(
-                f"{result.name}: step {number}, held out {result.held_out[-1][1]:.4f}, "
+                f"{result.name}: step {number}, validation loss {result.validation[-1][1]:.4f}, "
                 f"in training {result.training[-1]:.4f}, {result.milliseconds:.1f} ms a step",
                 flush=True,
             )
@@ -225,17 +225,17 @@ def table(results: dict[str, Result]) -> str:
     """
     runs = sorted(results.values(), key=lambda run: run.name)
     exact = [run for run in runs if run.name.startswith("adamw-") and run.finished]
-    steps = sorted({step for run in runs for step, _ in run.held_out})
+    steps = sorted({step for run in runs for step, _ in run.validation})
     lines = [
         "| moments | " + " | ".join(f"step {step}" for step in steps) + " | to the mean of fp32 |",
         "|" + "---|" * (len(steps) + 2),
     ]
-    last = [run.held_out[-1][1] for run in exact]
+    last = [run.validation[-1][1] for run in exact]
     mean = sum(last) / len(last) if last else float("nan")
     for run in runs:
-        losses = dict(run.held_out)
+        losses = dict(run.validation)
         cells = [f"{losses[step]:.4f}" if step in losses else "" for step in steps]
-        off = f"{run.held_out[-1][1] - mean:+.4f}" if run.finished else "not finished"
+        off = f"{run.validation[-1][1] - mean:+.4f}" if run.finished else "not finished"
         lines.append(f"| {run.name} | " + " | ".join(cells) + f" | {off} |")
     if len(last) > 1:
         lines.append(f"\nfp32: mean {mean:.4f}, from {min(last):.4f} to {max(last):.4f}")

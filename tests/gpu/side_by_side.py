@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.paths import PROGRAM_ROOT
-from engine.words import in_gib
+from engine.text import in_gib
 from tests.gpu.forecasts import folder_of
 
 LEAST_SECONDS = 60

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engine.planning.fit.requirements import FitStatus
+from engine.text import GIB, MIB
 from engine.training.loop import planning
 from engine.training.loop.run import start_run
-from engine.words import GIB, MIB
 from tests.support.edges import judged_under_a_limit
 from tests.support.folders import make_config, make_data, make_model
 
@@ -62,7 +62,7 @@ def test_a_run_completes_with_just_enough_gpu_memory_and_is_refused_with_a_mebib
         while high - low > 1:
             middle = (low + high) // 2
             capped = job.with_values({"engine.gpu_memory_gib": middle * MIB / GIB})
-            fits = estimate(capped, *rest).verdict != FitStatus.DOES_NOT_FIT
+            fits = estimate(capped, *rest).status != FitStatus.DOES_NOT_FIT
             low, high = (low, middle) if fits else (middle, high)
         enough = run(high)
         assert enough.state == "finished", enough.reason

@@ -21,8 +21,8 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.saved_attention_sizes import returned_bytes
 from engine.runtime.device.cuda_backend import CudaBackend
+from engine.text import GIB
 from engine.tools.bench.steps import Planes, RunSettings, random_rows, run_steps
-from engine.words import GIB
 from tests.support.attention_calls import AttentionCalls
 from tests.support.tiny import plain_model, random_batches, streamed
 

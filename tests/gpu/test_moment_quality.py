@@ -225,12 +225,12 @@ def test_the_command_trains_and_goes_on_in_another_call(tmp_path, monkeypatch, c
         moment_quality.main()
     results = moment_quality.load([tmp_path / "out.json"])
     assert set(results) == {"adamw-0", "adamw-1", "adamw_8bit_all-0"}
-    begun = {run.held_out[0][1] for run in results.values()}
+    begun = {run.validation[0][1] for run in results.values()}
     assert len(begun) == 1
     for run in results.values():
         assert run.finished and not run.not_applied
-        assert [step for step, _ in run.held_out] == [0, 8, 16]
-        assert run.held_out[-1][1] < run.held_out[0][1] - 0.1
+        assert [step for step, _ in run.validation] == [0, 8, 16]
+        assert run.validation[-1][1] < run.validation[0][1] - 0.1
     told = capsys.readouterr().out
     assert "| adamw_8bit_all-0 |" in told and told.count("adamw-1 took") == 1
 
@@ -240,4 +240,4 @@ def test_a_token_file_keeps_every_token(tmp_path):
     write_tokens(tmp_path / "t.npz", training, np.array([7, 131_072]))
     found = read_tokens(tmp_path / "t.npz")
     assert found.training.tolist() == training.tolist()
-    assert found.held_out.tolist() == [7, 131_072]
+    assert found.validation.tolist() == [7, 131_072]

@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from engine.runs.record.events import ForecastChecked, MemorySampled, RunStarted, StepFinished
 from engine.runtime.step.streaming_engine import StreamingEngine
+from engine.text import MIB
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.export.export import export_run
 from engine.training.loop.run import resume_run, start_run
-from engine.words import MIB
 from tests.support.asking import ask_run
 from tests.support.folders import WORDS, make_tokenizer
 from tests.support.gpu_configs import gpu_config

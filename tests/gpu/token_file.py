@@ -3,10 +3,11 @@
 
 Every `.txt` file under the folders is a document. Documents come in an order that depends on their
 paths alone, each followed by the end-of-text token, until there are enough for training
-(`--training`). Those after them are held out (`--held-out`). So no document is in both parts.
+(`--training`). Those after them are for validation (`--held-out`). So no document is in both parts.
 
 The file is a zip of numpy arrays that `numpy.load` reads: `low` (uint16, the lower bits of the
-tokens), `high` (uint8, the upper ones) and `held_out` (how many of the last tokens are held out).
+tokens), `high` (uint8, the upper ones) and `held_out` (how many of the last
+tokens are for validation).
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ class Tokens:
 
     training: np.ndarray
     """Tokens of documents that are trained on, int32 [n]."""
-    held_out: np.ndarray
+    validation: np.ndarray
     """Tokens of the other documents, int32 [n]."""
 
 
-def write_tokens(path: Path, training: np.ndarray, held_out: np.ndarray) -> None:
+def write_tokens(path: Path, training: np.ndarray, validation: np.ndarray) -> None:
     """Writes a token file. The tokens are integers below 2**24, each [n]."""
-    tokens = np.concatenate([training, held_out]).astype(np.uint32)
+    tokens = np.concatenate([training, validation]).astype(np.uint32)
     arrays = {
         "low": (tokens & 0xFFFF).astype(np.uint16),
         "high": (tokens >> 16).astype(np.uint8),
-        "held_out": np.array(len(held_out)),
+        "held_out": np.array(len(validation)),
     }
     # numpy's own compression takes a third more.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as held:
@@ -56,8 +57,8 @@ def read_tokens(path: Path) -> Tokens:
     """Returns the tokens of a file that `write_tokens` wrote."""
     with np.load(path) as held:
         tokens = held["high"].astype(np.int32) << 16 | held["low"].astype(np.int32)
-        first_held_out = len(tokens) - int(held["held_out"])
-    return Tokens(tokens[:first_held_out], tokens[first_held_out:])
+        first_validation = len(tokens) - int(held["held_out"])
+    return Tokens(tokens[:first_validation], tokens[first_validation:])
 
 
 def in_order(folders: list[Path]) -> list[Path]:
@@ -109,11 +110,12 @@ def main() -> None:
     given = parser.parse_args()
     documents = tokenized(given.tokenizer, in_order(given.folders))
     training = take(documents, given.training)
-    held_out = take(documents, given.held_out)
-    write_tokens(given.out, training, held_out)
+    validation = take(documents, given.held_out)
+    write_tokens(given.out, training, validation)
     print(
-        f"{len(training):,} tokens to train on and {len(held_out):,} held out, the largest is "
-        f"{max(training.max(), held_out.max()):,}; {given.out.stat().st_size / 1e6:.1f} MB"
+        f"{len(training):,} tokens to train on and {len(validation):,} for validation, "
+        f"the largest is {max(training.max(), validation.max()):,}; "
+        f"{given.out.stat().st_size / 1e6:.1f} MB"
     )
 
 

@@ -86,8 +86,8 @@ def test_a_published_model_goes_the_whole_way(tmp_path, name):
     assert {key: (each.shape, each.dtype) for key, each in before.items()} == {
         key: (each.shape, each.dtype) for key, each in after.items()
     }
-    held_out = prepare_data(config.read_data, tokenizer, config.train.seed).eval.row(0)
+    validation = prepare_data(config.read_data, tokenizer, config.train.seed).eval.row(0)
     with torch.no_grad():
-        logits = found.float()(input_ids=torch.tensor(held_out.input_ids)[None].long()).logits[0]
-    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(held_out.labels).long())
+        logits = found.float()(input_ids=torch.tensor(validation.input_ids)[None].long()).logits[0]
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(validation.labels).long())
     assert loss.item() == pytest.approx(events_of(run, EvalFinished)[-1].loss, rel=5e-3)

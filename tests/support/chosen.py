@@ -11,7 +11,7 @@ from engine.planning.fit.job import Job, Target
 from engine.planning.shape.activation_sizes import Activations
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.unit_shape import UnitShape
-from engine.words import GIB
+from engine.text import GIB
 
 FAST_RATES = Rates(50e9, 50e9, 6e14, 5e14, 4e12, 4e9, 3e9, 45e9, 45e9, 3e14)
 """A machine with a large GPU has these rates."""

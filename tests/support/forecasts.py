@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.words import GIB
+from engine.text import GIB
 
 
 def item(name: str, size: float) -> dict:

@@ -250,7 +250,7 @@ def alarms(made: Simulated, every: int = 1) -> dict[str, int]:
     found: dict[str, int] = {}
     for snapshot in followed(made, every):
         said = verdict(snapshot, "running")
-        for each in (said.headline, *said.also):
+        for each in (said.main, *said.also):
             if each.is_alarm:
                 found.setdefault(each.rule.removeprefix("possibly "), snapshot.step)
     return found

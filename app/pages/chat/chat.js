@@ -32,9 +32,9 @@ export class Chat {
         this.working = false;
         this.who = this.part("who").elements;
         this.how = this.part("how").elements;
-        this.message = this.part("say").elements.message;
+        this.message = this.part("message").elements.message;
         this.listen();
-        this.sayHow();
+        this.showHow();
     }
 
     part(name) {
@@ -46,10 +46,10 @@ export class Chat {
         for (const name of ["who", "how"]) on(name, "submit", (event) => event.preventDefault());
         on("who", "change", ({ target }) => {
             if (target.name === "run") this.showWeights();
-            this.tellWhom();
+            this.showChosen();
         });
-        on("how", "input", () => this.sayHow());
-        on("say", "submit", (event) => {
+        on("how", "input", () => this.showHow());
+        on("message", "submit", (event) => {
             event.preventDefault();
             this.sendMessage();
         });
@@ -101,7 +101,7 @@ export class Chat {
             this.choose({ run_id: asked });
             this.message.focus();
         }
-        this.tellWhom();
+        this.showChosen();
     }
 
     // A choice is kept when the list is rebuilt.
@@ -146,24 +146,24 @@ export class Chat {
     }
 
     // Shows what a person should know about these weights before they are loaded.
-    async tellWhom() {
+    async showChosen() {
         const choice = this.chosen();
         const asked = JSON.stringify(choice);
         if (asked === this.asked) return;
         this.asked = asked;
-        const said = field(this.root, "about");
+        const caption = field(this.root, "about");
         if (choice.folder === "") {
-            said.textContent = this.runs?.size ? "" : NO_WEIGHTS;
+            caption.textContent = this.runs?.size ? "" : NO_WEIGHTS;
             return;
         }
         try {
             const about = await send("/api/chat/about", { choice });
             if (asked !== this.asked) return;
-            said.textContent = this.aboutWeights(about, choice);
+            caption.textContent = this.aboutWeights(about, choice);
             this.part("system").hidden = !about.system;
         } catch (error) {
             if (asked !== this.asked) return;
-            setText(said, error.message);
+            setText(caption, error.message);
             this.asked = ""; // what is in the way may end: the next refresh asks again
         }
     }
@@ -177,7 +177,7 @@ export class Chat {
         return sentences.join(" ");
     }
 
-    sayHow() {
+    showHow() {
         const [tokens, temperature, top, seed] = NUMBERS.map((name) =>
             Number(this.how[name].value),
         );
@@ -205,7 +205,7 @@ export class Chat {
         if (await this.ask("send", body)) {
             this.message.value = "";
             this.asked = "";
-            this.tellWhom();
+            this.showChosen();
         }
         this.part("send").disabled = this.working;
     }
@@ -251,7 +251,7 @@ export class Chat {
         this.part("stop").hidden = !state.working;
         this.part("new").disabled = !count;
         this.part("unload").hidden = !state.loaded.length;
-        field(this.root, "memory").textContent = this.memoryWords(state);
+        field(this.root, "memory").textContent = this.memoryText(state);
     }
 
     // count: the number of turns in the whole chat; the state has those from `first` on. A log that
@@ -278,7 +278,7 @@ export class Chat {
         for (const side of sides) this.write(answers[side], turn.answers[side], side);
     }
 
-    memoryWords({ loaded, held }) {
+    memoryText({ loaded, held }) {
         if (!loaded.length) return "";
         if (!held) return "Nothing is copied: the paused run answers.";
         return `${held} of RAM in use, given back after ${this.minutes} idle minutes.`;
@@ -311,7 +311,7 @@ export class Chat {
     answer(side) {
         const weights = el("strong");
         const text = el("p", { class: "rs-chat-text" });
-        const said = el("span", { class: "rs-hint" });
+        const caption = el("span", { class: "rs-hint" });
         const copy = el(
             "button",
             { type: "button", class: "rs-small", click: () => copyText(copy, text) },
@@ -322,9 +322,9 @@ export class Chat {
             { class: "rs-chat-answer", "data-side": side },
             el("header", {}, weights),
             text,
-            el("footer", {}, said, copy),
+            el("footer", {}, caption, copy),
         );
-        return { node, weights, text, said, copy };
+        return { node, weights, text, caption, copy };
     }
 
     write(nodes, answer, side) {
@@ -337,7 +337,7 @@ export class Chat {
         };
         setText(nodes.weights, answer.weights);
         setText(nodes.text, answer.text || nothing[answer.state]);
-        setText(nodes.said, aboutAnswer(answer));
+        setText(nodes.caption, aboutAnswer(answer));
         nodes.node.dataset.state = answer.state;
         nodes.text.classList.toggle("rs-off", !answer.text && answer.state !== "failed");
         nodes.text.classList.toggle("rs-error", answer.state === "failed");
@@ -385,9 +385,9 @@ function isSameChoice(given, kept) {
 }
 
 function aboutAnswer({ tokens, rate, state }) {
-    const said = [];
-    if (tokens) said.push(tokens === 1 ? "1 token" : `${tokens.toLocaleString("en")} tokens`);
-    if (rate) said.push(rate);
-    if (state === "stopped") said.push("stopped");
-    return said.join(" · ");
+    const caption = [];
+    if (tokens) caption.push(tokens === 1 ? "1 token" : `${tokens.toLocaleString("en")} tokens`);
+    if (rate) caption.push(rate);
+    if (state === "stopped") caption.push("stopped");
+    return caption.join(" · ");
 }

@@ -18,13 +18,13 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from app.labels import in_bytes
 from app.pages.chat.loaded_weights import LoadedWeights
 from app.pages.chat.offered_weights import OfferedWeights
 from app.pages.chat.turns import CURRENT, Answer, Choice, Turn, history
 from app.session.engine_calls import ChatCalls
 from app.session.jobs import Cancelled, Job
 from app.session.session import Session
-from app.words import in_bytes
 from engine.errors import DataError, RamstreamError, RunError
 from engine.tools.chat.conversation import Message, Sampling, Source, take_turns
 
@@ -54,7 +54,7 @@ class Chat:
         self._note = ""
         self._error = ""
         self._server = time.time_ns() // 1_000_000
-        """Start of this server, which tells its versions from those of an earlier one."""
+        """Start of this server, which distinguishes its versions from those of an earlier one."""
         self._version = self._server
         """Number of the state, incremented by each change. It starts from the clock, so that
         versions of an earlier server are lower.
@@ -191,7 +191,7 @@ class Chat:
         except Cancelled:
             pass  # `job.check` below raises it again once the turn has ended
         except RamstreamError as error:
-            self._tell(error=str(error))
+            self._report(error=str(error))
         finally:
             self._end(question.turn)
             self._rest(IDLE_SECONDS)
@@ -213,7 +213,9 @@ class Chat:
             self._loaded.give_back_others({side: source})
             self._load(job, question, [side], paused)
             self._write(job, question, {side: heard[side]})
-        self._tell(note="Both do not fit in memory at once, so they answered one after the other.")
+        self._report(
+            note="Both do not fit in memory at once, so they answered one after the other."
+        )
 
     def _load(self, job: Job, question: _Question, sides: list[str], paused: Any) -> None:
         """Loads the weights of these sides into memory, unless they are already there."""
@@ -228,7 +230,7 @@ class Chat:
                 # A run that continues needs the machine for itself.
                 paused.when_over("chat", self.release)
             job.check()
-        self._tell(note="")
+        self._report(note="")
 
     def _borrow(self, question: _Question, side: str, paused: Any) -> None:
         if paused is None:
@@ -239,7 +241,7 @@ class Chat:
         self._loaded.borrow(side, question.sides[side], paused)
 
     def _load_side(self, job: Job, side: str, source: Source) -> None:
-        self._tell(note=f"Loading the weights: {source.label}")
+        self._report(note=f"Loading the weights: {source.label}")
         job.stage(f"Loading the weights: {source.label}")
         try:
             self._loaded.load(side, source, job.progress)
@@ -302,7 +304,7 @@ class Chat:
             self._error = ""
         self._begun = self._version
 
-    def _tell(self, note: str | None = None, error: str | None = None) -> None:
+    def _report(self, note: str | None = None, error: str | None = None) -> None:
         with self._changing():
             if note is not None:
                 self._note = note

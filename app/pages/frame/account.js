@@ -1,5 +1,5 @@
 // Who is logged in: the header's buttons to log out and to see all sessions, and to end others.
-// They are there for whoever has a session. The owner of a server without a password has none, and
+// They are for everyone who has a session. The owner of a server without a password has none, and
 // sees the list while others have one.
 
 import { el, field, send, setText } from "../../shared/dom.js";
@@ -72,8 +72,8 @@ export class Account {
     row({ name, began, seen, address, browser, is_own: isOwn }, now) {
         const seenFor = now - seen;
         const lastSeen = seenFor < JUST_NOW ? "seen just now" : `seen ${ago(seenFor)}`;
-        const said = [address, `logged in ${moment(began)}`, lastSeen].filter(Boolean);
-        const label = `End the session of ${browser}, ${said.join(", ")}`;
+        const caption = [address, `logged in ${moment(began)}`, lastSeen].filter(Boolean);
+        const label = `End the session of ${browser}, ${caption.join(", ")}`;
         const end = el(
             "button",
             { type: "button", "aria-label": label, click: () => this.ask("end", { name }) },
@@ -87,7 +87,7 @@ export class Account {
                 {},
                 el("strong", {}, browser),
                 isOwn ? el("span", { class: "rs-state", "data-tone": "good" }, "This browser") : "",
-                el("small", {}, said.join(" · ")),
+                el("small", {}, caption.join(" · ")),
             ),
             isOwn ? "" : end,
         );

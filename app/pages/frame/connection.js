@@ -1,6 +1,6 @@
 // Tracks whether the server answers, and reports what happened meanwhile once it answers again.
 
-const WORTH_TELLING = 3000; // shorter outages, in ms, are not reported
+const NOTABLE_OUTAGE = 3000; // shorter outages, in ms, are not reported
 const GOING_ON = ["preparing", "running", "pausing", "paused", "stopping", "saving"];
 
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
@@ -48,7 +48,7 @@ export class Connection {
     // Returns a sentence if there is something to report, else "".
     answered(server, bar) {
         const wasLost = this.isLost;
-        const told = wasLost || this.slept ? this.whatHappened(server, bar) : "";
+        const message = wasLost || this.slept ? this.whatHappened(server, bar) : "";
         this.isLost = false;
         this.slept = false;
         this.last = Date.now();
@@ -57,7 +57,7 @@ export class Connection {
             this.changed(false);
             for (const resolve of this.waiting.splice(0)) resolve();
         }
-        return told;
+        return message;
     }
 
     whatHappened(server, bar) {
@@ -67,7 +67,7 @@ export class Connection {
             const run = this.whatTheRunDid(bar, " The run");
             return `The server was started again after ${inTime(age)}.${run}`;
         }
-        if (age < WORTH_TELLING) return "";
+        if (age < NOTABLE_OUTAGE) return "";
         const then = this.isLost
             ? `Connected again after ${inTime(age)}`
             : `This page was asleep for ${inTime(age)}`;

@@ -121,7 +121,7 @@ class Answers {
                     return;
                 }
             } catch (error) {
-                // Gradio abandons a stream once it was told that the stream ends, which may be
+                // Gradio abandons a stream once the end of the stream was announced, which may be
                 // before the stream has ended.
                 if (isGivenUp(this.input, this.init) || left <= 0) {
                     stream.error(error);
@@ -156,8 +156,8 @@ class Answers {
 }
 
 async function eventId(answer) {
-    const said = await answer.json().catch(() => ({}));
-    return said.event_id;
+    const body = await answer.json().catch(() => ({}));
+    return body.event_id;
 }
 
 // A server that ends may announce it or just stop: both break the stream for requests that wait for

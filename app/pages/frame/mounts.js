@@ -32,7 +32,7 @@ const mounts = {
             opened: openRun,
         });
         const notify = place.element.querySelector('[data-part="notify"]');
-        new NotifySwitch(notify, (text) => places.bar.tell(text, "warn"));
+        new NotifySwitch(notify, (text) => places.bar.notify(text, "warn"));
         draw();
         wake();
     },

@@ -31,9 +31,9 @@ function choose(how) {
 export function announce(bar) {
     const rests = before?.run_id === bar.run_id && before.tone === "busy" && bar.tone !== "busy";
     before = { run_id: bar.run_id, tone: bar.tone };
-    const isWorthTelling = rests && (bar.state !== "paused" || bar.waits);
+    const isNotable = rests && (bar.state !== "paused" || bar.waits);
     const isAllowed = window.Notification?.permission === "granted";
-    if (!isWorthTelling || !wanted() || !document.hidden || !isAllowed) return;
+    if (!isNotable || !wanted() || !document.hidden || !isAllowed) return;
     const shown = new Notification(`${bar.name}: ${bar.word.toLowerCase()}`, {
         body: bar.sentence,
         tag: bar.run_id,
@@ -47,10 +47,10 @@ export function announce(bar) {
 // The switch for notifications. Switching it on asks for the browser's permission. It is hidden if
 // the browser has no notifications.
 export class NotifySwitch {
-    // tell(sentence) shows a sentence to the person.
-    constructor(button, tell) {
+    // notify(sentence) shows a sentence to the person.
+    constructor(button, notify) {
         this.button = button;
-        this.tell = tell;
+        this.notify = notify;
         if (!("Notification" in window)) return;
         button.hidden = false;
         button.title =
@@ -64,7 +64,7 @@ export class NotifySwitch {
         const on = !wanted() && (await Notification.requestPermission()) === "granted";
         choose(on ? "on" : "off");
         this.show();
-        if (Notification.permission === "denied") this.tell(DENIED);
+        if (Notification.permission === "denied") this.notify(DENIED);
     }
 
     show() {

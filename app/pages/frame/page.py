@@ -10,7 +10,7 @@ import gradio as gr
 
 from app.form.presets import STARTERS
 from app.pages.new.checker import Checker
-from app.pages.new.known_models import machine_words
+from app.pages.new.known_models import machine_text
 from app.pages.new.panels import train_panel
 from app.pages.new.train_events import PageParts, TrainEvents
 from app.session.session import Session
@@ -24,7 +24,7 @@ def build_page(session: Session, checker: Checker, has_folders: bool = False) ->
     Gradio provides the form. `app/pages/frame/main.js` draws the changing content, using our own
     routes.
     """
-    machine = machine_words(read_machine(session.runs_dir))
+    machine = machine_text(read_machine(session.runs_dir))
     # Each component reads this variable when it is made.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     with (

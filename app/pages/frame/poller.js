@@ -34,7 +34,7 @@ async function poll() {
         await readAll(turn);
         if (turn !== page.turn) return;
         page.failures = 0;
-        sayWhatHappened();
+        reportOutage();
     } catch (error) {
         if (turn !== page.turn) return;
         page.failures += 1;
@@ -73,10 +73,10 @@ function readChat() {
     page.openChat = null;
 }
 
-function sayWhatHappened() {
-    const told = connection.answered(page.server, page.run ? page.bar : null);
+function reportOutage() {
+    const message = connection.answered(page.server, page.run ? page.bar : null);
     const tone = page.bar?.state === "interrupted" ? "warn" : "good";
-    if (told) places.bar?.tell(told, tone);
+    if (message) places.bar?.notify(message, tone);
     else places.bar?.note("");
 }
 
@@ -92,7 +92,7 @@ function takeError(error) {
         return;
     }
     if (connection.isLost) {
-        sayHowOld();
+        showAge();
         return;
     }
     const loggedOut = error.status === 401;
@@ -196,7 +196,7 @@ export const connection = new Connection((isLost) => {
     serverAnswers(!isLost);
     if (!isLost) return;
     places.bar?.disable();
-    sayHowOld();
+    showAge();
     wake();
 });
 
@@ -206,13 +206,13 @@ const RECONNECTING =
     "Reconnecting: the server does not answer. " +
     "If only the connection is lost, the run goes on.";
 
-function sayHowOld() {
+function showAge() {
     const aside = `What is shown is ${inTime(connection.age)} old.`;
     places.bar?.note(RECONNECTING, { aside });
 }
 
 setInterval(() => {
-    if (connection.isLost) sayHowOld();
+    if (connection.isLost) showAge();
 }, TICK);
 
 everyTime(poll);

@@ -55,7 +55,7 @@ export class RunBar {
         const change = element.querySelector('[data-part="change"]');
         this.change = new ChangeDialog(change, (values) => this.post("change", values), wake);
         this.run = null;
-        this.toldUntil = 0;
+        this.shownUntil = 0;
         this.buttons = [...element.querySelectorAll("[data-command]")];
         this.more = element.querySelector('[data-part="more"]');
         this.more.addEventListener("click", () => this.showMore(!this.isMore));
@@ -115,7 +115,7 @@ export class RunBar {
         this.run = bar.run_id;
         this.shown = bar;
         this.root.dataset.tone = bar.tone;
-        // Other pages show only a run that goes on.
+        // Other pages show only a run that is under way.
         this.root.classList.toggle("rs-going", bar.tone === "busy" || bar.state === "paused");
         this.root.classList.toggle("rs-none", !bar.run_id);
         this.root.classList.toggle("rs-timed", bar.left !== "–");
@@ -219,7 +219,7 @@ export class RunBar {
     // Shows a note below the bar; "" removes it. `aside` changes constantly and is not read aloud.
     note(text, { loggedOut = false, aside = "", tone = "warn" } = {}) {
         const node = field(this.root, "note");
-        if (!text && performance.now() < this.toldUntil) return;
+        if (!text && performance.now() < this.shownUntil) return;
         node.hidden = !text;
         node.dataset.tone = tone;
         if (node.firstChild?.textContent !== text)
@@ -231,8 +231,8 @@ export class RunBar {
     }
 
     // Shows what happened, for long enough to read it.
-    tell(text, tone = "good") {
-        this.toldUntil = performance.now() + SHOWN;
+    notify(text, tone = "good") {
+        this.shownUntil = performance.now() + SHOWN;
         this.note(text, { tone });
     }
 
@@ -254,7 +254,7 @@ export class RunBar {
             await this.post("control", { command, seen: this.shown.state ?? "" });
             this.wake();
         } catch (error) {
-            this.tell(error.message, "warn");
+            this.notify(error.message, "warn");
             for (const button of this.buttons) button.disabled = false;
         }
     }
@@ -264,7 +264,7 @@ export class RunBar {
     }
 }
 
-// ---------------------------------------------------------------- changing what goes on
+// ---------------------------------------------------------------- changing what is shown
 
 // Requests a new learning rate or number of steps; the run applies them before its next step.
 class ChangeDialog {

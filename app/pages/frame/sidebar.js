@@ -1,12 +1,12 @@
-// The sidebar: the pages, and below Runs those that are going on, those that are queued, and the
+// The sidebar: the pages, and below Runs those under way, those that are queued, and the
 // latest ones.
 
 import { addressOf, followLinks, markCurrent } from "../../shared/address.js";
 import { el, field, send, setText } from "../../shared/dom.js";
 
-const READ_AGAIN = 60000; // ms until the list is read again; each poll tells which run goes on
+const READ_AGAIN = 60000; // ms until the list is read again; polls report the active run
 const SOON = 300; // ms after what changed it
-const LOOKED_AT = 2000; // ms until the server has looked at the records of new runs
+const READ_AFTER = 2000; // ms until the server has read the records of new runs
 
 export class Sidebar {
     // go(place) shows a place.
@@ -66,7 +66,7 @@ export class Sidebar {
     }
 
     show({ runs, queued, is_complete }) {
-        if (!is_complete) this.changed(LOOKED_AT);
+        if (!is_complete) this.changed(READ_AFTER);
         const text = JSON.stringify([runs, queued]);
         if (text !== this.shown) {
             this.shown = text;
@@ -94,11 +94,11 @@ export class Sidebar {
         if (!link) return;
         link.dataset.tone = bar.tone;
         setText(field(link, "run-name"), bar.name);
-        setText(field(link, "run-state"), stateWords(bar));
+        setText(field(link, "run-state"), stateLabel(bar));
     }
 }
 
-function stateWords({ word, tone, progress }) {
+function stateLabel({ word, tone, progress }) {
     return tone === "busy" && progress ? `${word} · ${Math.floor(100 * progress)} %` : word;
 }
 
@@ -112,7 +112,7 @@ function runEntry(run) {
             { href: addressOf(place), "data-run": run.id, "data-tone": run.tone },
             el("i", { class: "rs-dot", "aria-hidden": "true" }),
             el("span", { "data-field": "run-name" }, run.name),
-            el("small", { "data-field": "run-state" }, stateWords(run)),
+            el("small", { "data-field": "run-state" }, stateLabel(run)),
         ),
     );
 }

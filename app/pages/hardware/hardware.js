@@ -57,13 +57,13 @@ export class Hardware {
 
     // Does `work`; if it fails, the page shows the error.
     async tried(work) {
-        const said = field(this.root, "error");
+        const caption = field(this.root, "error");
         try {
             await work();
-            said.hidden = true;
+            caption.hidden = true;
         } catch (error) {
-            said.textContent = error.message;
-            said.hidden = false;
+            caption.textContent = error.message;
+            caption.hidden = false;
         }
     }
 
@@ -111,8 +111,8 @@ export class Hardware {
         this.part("facts").replaceChildren(...facts(machine.pairs));
         this.part("notes").replaceChildren(...machine.notes.map((note) => el("li", {}, note)));
         this.part("rates").replaceChildren(...facts(rates.pairs));
-        const kept = rates.at ? ` Kept since ${inWords(rates.at)}.` : "";
-        field(this.root, "origin").textContent = rates.said + kept;
+        const kept = rates.at ? ` Kept since ${durationText(rates.at)}.` : "";
+        field(this.root, "origin").textContent = rates.caption + kept;
         this.part("measure").disabled = Boolean(whyNot || job);
         const measured = field(this.root, "measured");
         if (whyNot) measured.textContent = whyNot;
@@ -126,9 +126,9 @@ export class Hardware {
     }
 
     async follow(job) {
-        const said = field(this.root, "measured");
+        const caption = field(this.root, "measured");
         this.following = true;
-        said.textContent = "";
+        caption.textContent = "";
         this.measuring.show(job);
         noticeJobs();
         try {
@@ -139,7 +139,7 @@ export class Hardware {
         }
         this.following = false;
         this.measuring.show(null); // the result is shown next to the button
-        said.textContent = this.result;
+        caption.textContent = this.result;
         this.outdated(true);
     }
 
@@ -172,9 +172,9 @@ export class Hardware {
     async load() {
         this.turn += 1;
         const { turn } = this;
-        const said = field(this.root, "settings-error");
+        const caption = field(this.root, "settings-error");
         const names = this.data.machines();
-        said.textContent = "";
+        caption.textContent = "";
         this.data.failed = false;
         this.table.draw();
         try {
@@ -188,7 +188,7 @@ export class Hardware {
             }
         } catch (error) {
             if (turn !== this.turn) return;
-            said.textContent = error.message;
+            caption.textContent = error.message;
             this.data.failed = true;
             this.table.draw();
         }
@@ -284,7 +284,7 @@ function facts(pairs) {
     return pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
 }
 
-function inWords(seconds) {
+function durationText(seconds) {
     const date = new Date(1000 * seconds);
     return date.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
 }

@@ -12,24 +12,24 @@ from dataclasses import replace
 from typing import Any
 
 from app.form.settings_form import describe_error
-from app.pages.hardware.hardware_words import (
+from app.labels import in_bytes
+from app.pages.hardware.hardware_text import (
     and_gpu_memory,
     cell_detail,
-    cell_words,
-    free_memory_words,
-    gpu_memory_words,
+    cell_labels,
+    free_memory_text,
+    gpu_memory_text,
     in_billions,
-    known_in_words,
+    known_machine_text,
     machine_facts,
-    moments_words,
-    rates_in_words,
+    moments_text,
+    rate_text,
+    rates_text,
     rounded_rate,
-    speed_words,
 )
 from app.pages.hardware.measuring import probe
 from app.session.jobs import Job
 from app.session.session import Session
-from app.words import in_bytes
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RunError
 from engine.machine.known_machines import KnownMachine, known_machine, known_rates, machines
@@ -91,7 +91,7 @@ def choices() -> dict[str, Any]:
         "most_rows": MOST_ROWS,
         "most_machines": MOST_MACHINES,
         "shown": [known.name for known in _supported() if known.name in SHOWN],
-        "machines": [known_in_words(known) for known in _supported()],
+        "machines": [known_machine_text(known) for known in _supported()],
         "models": [_model_choice(entry) for entry in catalog()],
     }
 
@@ -207,12 +207,12 @@ class Hardware:
                 "active": row.active_parameters,
                 "whole": row.whole_parameters,
             }
-            words = {"words": cell_words(row.cells[0]), "detail": cell_detail(row.cells[0])}
+            texts = {"labels": cell_labels(row.cells[0]), "detail": cell_detail(row.cells[0])}
             for cell in plain["cells"].values():
-                cells[plain["id"]] = cell | words
+                cells[plain["id"]] = cell | texts
         return {
             "name": name,
-            "memory": free_memory_words(column.machine),
+            "memory": free_memory_text(column.machine),
             "cells": cells,
             "counts": counts,
         }
@@ -258,11 +258,11 @@ class Hardware:
             return {"id": None, "sentence": sentence}
         entry, cell = found
         shape = _shape(entry, config)
-        tight = ", only just" if cell.verdict == FitStatus.TIGHT else ""
+        tight = ", only just" if cell.status == FitStatus.TIGHT else ""
         sentence = (
             f"{entry.title} ({_counted(shape, config)} parameters): {job} take "
             f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)} "
-            f"{moments_words(cell)}{tight}{_and_speed(cell)}."
+            f"{moments_text(cell)}{tight}{_and_speed(cell)}."
         )
         return {"id": entry.id, "sentence": sentence}
 
@@ -284,7 +284,7 @@ class Hardware:
             "title": entry.title,
             "parameters": _counted(shape, config),
             "source": entry.source,
-            "offers": [_offer_words(offer) for offer in found],
+            "offers": [_offer_texts(offer) for offer in found],
         }
 
     def _columns(self, names: Sequence[str]) -> tuple[Column, ...]:
@@ -361,10 +361,10 @@ def _rates(machine: Machine) -> dict[str, Any]:
     device = machine.gpus[0].name if machine.gpus else "CPU"
     measured = stored_rates(device)
     if measured is not None:
-        return rates_in_words(machine, measured, measured_at(device), None, None)
+        return rates_text(machine, measured, measured_at(device), None, None)
     estimated = known_rates(machine)
     known = known_machine(machine) if estimated is not None else None
-    return rates_in_words(machine, None, None, estimated, known)
+    return rates_text(machine, None, None, estimated, known)
 
 
 def _measured(machine: Machine) -> Rates | None:
@@ -406,14 +406,14 @@ def _and_speed(cell: Cell) -> str:
     return f", at about {rounded_rate(cell.tokens_per_second)} tokens/s{estimated}"
 
 
-def _offer_words(offer: FittingMachine) -> dict[str, Any]:
+def _offer_texts(offer: FittingMachine) -> dict[str, Any]:
     return {
         "name": offer.known.name,
         "ram": f"{offer.ram_gib:,} GiB",
-        "gpu": gpu_memory_words(offer.known),
-        "speed": speed_words(offer.cell),
-        "tight": offer.cell.verdict == FitStatus.TIGHT,
-        "moments": moments_words(offer.cell) if offer.cell.any_optimizer else "",
+        "gpu": gpu_memory_text(offer.known),
+        "speed": rate_text(offer.cell),
+        "tight": offer.cell.status == FitStatus.TIGHT,
+        "moments": moments_text(offer.cell) if offer.cell.any_optimizer else "",
         "note": offer.known.note,
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 from app.session.jobs import Job
 from engine.errors import FitError
 from engine.machine.rates import ONE_THREAD, store_rates
-from engine.words import counted
+from engine.text import counted
 
 PROBE_SECONDS = 0.25
 """Seconds for which each rate is measured. On a CPU there are about two dozen measurements, with
@@ -42,7 +42,7 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
     `job` gets the current part and its progress. `go_on` is called often, and raises an exception
     to end the measurement. Raises RamstreamError if there is not enough memory.
     """
-    job.say("Opening the device")
+    job.report("Opening the device")
     job.progress(0, len(PARTS) + 1)
     # This is imported here, since torch takes seconds to load and the page must not wait for it.
     from torch import OutOfMemoryError
@@ -50,18 +50,18 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
     from engine.runtime.device.open_backend import open_backend
     from engine.runtime.measure.machine_rates import measure, one_thread_rates
 
-    def say(part: str) -> None:
+    def report(part: str) -> None:
         go_on()
-        job.say(f"Measuring {part}")
+        job.report(f"Measuring {part}")
         job.progress(PARTS.index(part) + 1, len(PARTS) + 1)
 
     backend = open_backend("auto")
     try:
         asking = _Asking(backend, go_on)
-        found = measure(asking, PROBE_SECONDS, say, for_plans=True)
+        found = measure(asking, PROBE_SECONDS, report, for_plans=True)
         store_rates(backend.device_name, found.rates())
         if backend.device.type == "cpu":
-            job.say("Measuring one thread")
+            job.report("Measuring one thread")
             store_rates(ONE_THREAD, one_thread_rates(asking, PROBE_SECONDS))
     except OutOfMemoryError:
         raise FitError(

@@ -107,7 +107,7 @@ export class ModelTable {
         if (this.only === "all") return true;
         const { choices } = this.data;
         const machines = this.only === "here" ? [choices.here] : this.data.machines();
-        return machines.some((name) => RANKS[this.data.cell(name, id)?.words.tone] === 0);
+        return machines.some((name) => RANKS[this.data.cell(name, id)?.labels.tone] === 0);
     }
 
     // Among models of the same rank, the largest comes first.
@@ -125,7 +125,7 @@ export class ModelTable {
         if (by === "parameters") return this.data.parameters(id);
         const cell = this.data.cell(by, id);
         if (!cell) return NOT_COMPUTED;
-        return cell.tokens_per_second ?? RANKS[cell.words.tone];
+        return cell.tokens_per_second ?? RANKS[cell.labels.tone];
     }
 
     // Text is sorted from A, and sizes from the smallest model; machines are sorted from the
@@ -224,7 +224,7 @@ export class ModelTable {
     drawCell(model, machine) {
         const cell = this.data.cell(machine, model.id);
         if (!cell) return el("td", { class: "rs-cell", tabindex: -1 }, "…");
-        const { word, speed, ways, tone } = cell.words;
+        const { word, speed, ways, tone } = cell.labels;
         const waits = !speed && tone !== "bad" && !this.data.columns.get(machine).timed;
         const second = waits ? "…" : speed;
         const inner = [
@@ -235,14 +235,14 @@ export class ModelTable {
         const attributes = { class: "rs-cell", "data-tone": tone, "data-machine": machine };
         if (machine !== this.data.choices.here)
             return el("td", { ...attributes, tabindex: -1 }, ...inner);
-        const said = [word, speed, ways].filter(Boolean).join(", ");
+        const caption = [word, speed, ways].filter(Boolean).join(", ");
         const button = el(
             "button",
             {
                 type: "button",
                 tabindex: -1,
                 click: () => this.open(model.id),
-                "aria-label": `${said}: open ${model.title} in New`,
+                "aria-label": `${caption}: open ${model.title} in New`,
             },
             ...inner,
         );
@@ -268,7 +268,7 @@ export class ModelTable {
             const column = this.data.columns.get(name);
             if (!column) return [];
             const cells = Object.values(column.cells);
-            return [`${name} ${cells.filter(({ words }) => RANKS[words.tone] === 0).length}`];
+            return [`${name} ${cells.filter(({ labels }) => RANKS[labels.tone] === 0).length}`];
         });
         return counts.length ? ` Of all models, this many fit: ${counts.join(", ")}.` : "";
     }

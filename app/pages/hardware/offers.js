@@ -7,7 +7,7 @@ export class Offers {
         this.root = root;
         this.form = root.querySelector('[data-part="ask"]');
         this.table = root.querySelector('[data-part="offers"]');
-        this.said = field(root, "offered");
+        this.caption = field(root, "offered");
         this.asked = null; // the request whose answer is shown or awaited
     }
 
@@ -23,26 +23,26 @@ export class Offers {
     async ask(machines, settings) {
         const asked = { model: this.form.elements.model.value, settings };
         this.asked = asked;
-        this.say("Looking through the machines …");
+        this.report("Looking through the machines …");
         try {
             const found = await send("/api/hardware/offers", asked);
             if (asked === this.asked) this.show(found, machines);
         } catch (error) {
             if (asked !== this.asked) return;
             this.table.hidden = true;
-            this.say(error.message, "rs-error");
+            this.report(error.message, "rs-error");
         }
     }
 
-    say(text, style = "rs-hint") {
-        this.said.className = style;
-        this.said.textContent = text;
+    report(text, style = "rs-hint") {
+        this.caption.className = style;
+        this.caption.textContent = text;
     }
 
     show({ title, parameters, offers }, machines) {
         const count = offers.length;
         this.table.hidden = !count;
-        this.said.textContent = count
+        this.caption.textContent = count
             ? `${title}, ${parameters} parameters: ${count} known machines, least RAM first.`
             : `No known machine holds ${title} with these settings. ` +
               "Fewer or shorter rows take less.";

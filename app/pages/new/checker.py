@@ -17,14 +17,14 @@ from typing import Any
 from app.form.derived_defaults import default_values, derived_defaults, with_even_rows
 from app.form.presets import PresetShelf
 from app.form.settings_form import as_labeled, describe_error, read_config, settings
-from app.pages.new.data_figures import lengths_figure, lengths_words
+from app.pages.new.data_figures import lengths_figure, lengths_text
 from app.pages.new.draft import Draft
 from app.pages.new.faults import unforeseen
+from app.pages.new.fit_panel import Beside, fit_panel, shown_suggestions, unchecked
 from app.pages.new.gains import Gains
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
-from app.pages.new.verdict import Beside, shown_suggestions, unchecked, verdict_of
 from app.session.session import Session
-from app.shared.pool_words import gain_of
+from app.shared.pool_labels import gain_of
 from engine.config.data_settings import DataConfig
 from engine.config.preference_settings import OBJECTIVE
 from engine.config.setting_warnings import setting_warnings
@@ -104,19 +104,19 @@ class Checker:
     def check(
         self, preset: str | None, shown: dict[str, Any], keep: bool, timed: bool = False
     ) -> dict[str, Any]:
-        """Returns the verdict of a draft; `keep` makes it the session's draft. timed: as for
-        `verdict`.
+        """Returns the fit panel of a draft; `keep` makes it the session's draft. timed: as for
+        `fit_panel`.
         """
         # Nobody looks at the gains of the draft before, and this one should not wait for them.
         self._gains.give_up()
         if keep:
             self.draft.remember(preset, shown)
-        return self.verdict(shown, timed)
+        return self.fit_panel(shown, timed)
 
-    def verdict(self, shown: dict[str, Any], timed: bool = False) -> dict[str, Any]:
-        """Returns the verdict on component values by dotted name; see `app.pages.new.verdict`.
+    def fit_panel(self, shown: dict[str, Any], timed: bool = False) -> dict[str, Any]:
+        """Returns the fit panel on component values by dotted name; see `app.pages.new.fit_panel`.
         timed: it says how long a step takes with each suggestion, and which smaller models fit,
-        which may take as long again as the verdict.
+        which may take as long again as the fit panel.
         """
         shown, notes = with_even_rows(shown)
         try:
@@ -135,16 +135,16 @@ class Checker:
         remarks = [*notes, *(as_labeled(warning.text) for warning in setting_warnings(config))]
         if found is not None and found.warning:
             remarks.append(found.warning)
-        said = run_length_text(
+        text = run_length_text(
             config, found, report.time["run_seconds"], report.time["step_seconds"]
         )
         # These are asked outside the cached estimate: a package may be installed meanwhile.
         tracked = destinations(config.output.trackers, self._session.runs_dir)
-        lacks = timed and report.verdict == FitStatus.DOES_NOT_FIT
+        lacks = timed and report.status == FitStatus.DOES_NOT_FIT
         smaller = self._smaller(config, asked[1]) if lacks else ()
         costs = self._costs(*asked) if timed else None
-        beside = Beside(remarks, tracked, said, smaller, costs, self._lacks(config))
-        return verdict_of(report, self._session.why_not_start(), beside)
+        beside = Beside(remarks, tracked, text, smaller, costs, self._lacks(config))
+        return fit_panel(report, self._session.why_not_start(), beside)
 
     def gains(self, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns `gains`: what more of each part of memory would save (`gain_of`), by the part's
@@ -159,10 +159,10 @@ class Checker:
                 found = self._gains.find(config, asked[1]) if step else {}
                 if found is None:
                     return {"gains": None}
-                said = {name.value: gain_of(name, saved, step) for name, saved in found.items()}
-                _keep(self._gained, asked, said)
+                texts = {name.value: gain_of(name, saved, step) for name, saved in found.items()}
+                _keep(self._gained, asked, texts)
         except RamstreamError:
-            return {"gains": {}}  # the verdict says what is wrong
+            return {"gains": {}}  # the fit panel says what is wrong
         return {"gains": self._gained[asked]}
 
     def derived(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Checker:
         return {"changes": found.changes, "notes": list(found.notes)}
 
     def count_rows(self, shown: dict[str, Any]) -> None:
-        """Counts the rows of the form's data, of which later verdicts tell. It reads all of them,
+        """Counts the rows of the form's data, which later fit panels show. It reads all of them,
         and takes about a second for 100 MB; rows that cannot be read are not counted.
         """
         try:
@@ -185,7 +185,7 @@ class Checker:
                 # The count looked at the columns of all rows, which the next preview shows.
                 self._preview.cache_clear()
         except RamstreamError:
-            return  # the verdict and the preview say what is wrong
+            return  # the fit panel and the preview say what is wrong
 
     def _run_length(self, config: TrainConfig) -> RunLength | None:
         sample = self._samples.get((config.model.source, config.read_data))
@@ -251,8 +251,8 @@ class Checker:
 
     def _lacks(self, config: TrainConfig) -> str:
         """Returns a sentence on what a run needs and lacks now, or an empty text."""
-        looked_at, lacks = self._folder
-        if time.monotonic() - looked_at >= MACHINE_SECONDS:
+        surveyed, lacks = self._folder
+        if time.monotonic() - surveyed >= MACHINE_SECONDS:
             lacks = _refusal(lambda: runs_root.refuse_unusable(self._session.runs_dir.absolute()))
             self._folder = (time.monotonic(), lacks)
         engine = self._session.engine
@@ -288,7 +288,7 @@ class Checker:
 
     def _costs_now(self, config: TrainConfig, machine: Machine, rates: int) -> Costs | None:
         report = self._estimate(config, machine, rates)
-        if report.verdict == FitStatus.DOES_NOT_FIT:
+        if report.status == FitStatus.DOES_NOT_FIT:
             return None
         shape = shape_of_run(config)
         return costs_of(report.chosen, config, machine, shape)
@@ -310,7 +310,7 @@ class Checker:
             "columns": [[str(name), str(meaning)] for name, meaning in columns.items()],
             "rows": [_shortened(row) for row in found["rows"]],
             "lengths": lengths_figure(found),
-            "said": lengths_words(found),
+            "caption": lengths_text(found),
         }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.shared.charts.drawing import BLUE, GRAY, Figure, vertical_line
-from engine.words import counted
+from engine.text import counted
 
 LIMIT_COLOR = "--rs-text"
 """Name that the page replaces by the theme's color, for light or dark."""
@@ -32,7 +32,7 @@ def lengths_figure(preview: Mapping[str, Any]) -> Figure:
             "color": [_bar_color(low, longest) for low, _ in spans],
             "line": {"width": 0},
         },
-        "customdata": [_bar_words(low, high) for low, high in spans],
+        "customdata": [_bar_text(low, high) for low, high in spans],
         "hovertemplate": "%{customdata} tokens: %{y} examples<extra></extra>",
     }
     cut_line = {"color": LIMIT_COLOR, "width": 1, "dash": "dot"}
@@ -61,12 +61,12 @@ def _bar_color(low: int, longest: int) -> str:
     return GRAY if is_cut else BLUE
 
 
-def _bar_words(low: int, high: int) -> str:
+def _bar_text(low: int, high: int) -> str:
     """Returns the range of token counts that a bar covers, without `high`."""
     return f"{low:,}" if high - low == 1 else f"{low:,} to {high - 1:,}"
 
 
-def lengths_words(preview: Mapping[str, Any]) -> str:
+def lengths_text(preview: Mapping[str, Any]) -> str:
     """Returns a sentence about the lengths and, if rows are packed, how full they are. It is empty
     if there are no examples.
     """
@@ -74,24 +74,24 @@ def lengths_words(preview: Mapping[str, Any]) -> str:
     if not lengths:
         return ""
     if min(lengths) < max(lengths):
-        said = (
+        text = (
             f"Examples have {min(lengths):,} to {max(lengths):,} tokens, "
             f"with a median of {statistics.median(lengths):,.0f}"
         )
     else:
-        said = f"Every example has {lengths[0]:,} tokens"
+        text = f"Every example has {lengths[0]:,} tokens"
     rows = preview["packed_rows"]
     if rows is not None:
         verb = "fills" if len(lengths) == 1 else "fill"
-        said += (
+        text += (
             f"; packed, {counted(len(lengths), 'example')} {verb} {counted(rows, 'row')} of "
             f"{preview['max_seq_len']:,} tokens to {preview['percent_filled']:g} %"
         )
     cut = preview["rows_cut"]
     if cut:
         verb = "is" if cut == 1 else "are"
-        said += (
+        text += (
             f"; {counted(cut, 'example')} of more than {preview['max_seq_len']:,} tokens {verb} cut"
         )
     texts = preview.get("text_rows")
-    return f"{said}. {texts}" if texts else f"{said}."
+    return f"{text}. {texts}" if texts else f"{text}."

@@ -30,8 +30,8 @@ export class DataFiles {
         return this.root.querySelector(`[data-part="${name}"]`);
     }
 
-    say(text) {
-        field(this.root, "said").textContent = text;
+    report(text) {
+        field(this.root, "caption").textContent = text;
     }
 
     // Files may be dropped on the whole page. Otherwise the browser would open a file that misses a
@@ -65,11 +65,11 @@ export class DataFiles {
     async take(files) {
         if (!files.length) return;
         if (this.isSending) {
-            this.say("Files are being uploaded; add more when they have arrived.");
+            this.report("Files are being uploaded; add more when they have arrived.");
             return;
         }
         this.isSending = true;
-        this.say("");
+        this.report("");
         this.part("choose").disabled = true;
         const rows = files.map((file) => new SentFile(file));
         this.part("sending").replaceChildren(...rows.map(({ node }) => node));
@@ -89,7 +89,7 @@ export class DataFiles {
         const mix = paths.map((source) => ({ source }));
         const source = paths.length === 1 ? paths[0] : JSON.stringify(mix);
         give(this.place, { "data.source": source });
-        this.say(
+        this.report(
             paths.length === 1
                 ? `The data set is now ${nameOf(paths[0])}.`
                 : `The data set is now a mix of ${paths.length} files.`,
@@ -105,15 +105,15 @@ export class DataFiles {
 
     // Shows the list that `ask` answers with, or why it cannot.
     async tryStored(ask) {
-        let said = "";
+        let caption = "";
         try {
             const { uploads, problem } = await ask();
             this.part("uploads").replaceChildren(...uploads.map((each) => this.storedRow(each)));
-            said = problem || (uploads.length ? "" : "Nothing was uploaded yet.");
+            caption = problem || (uploads.length ? "" : "Nothing was uploaded yet.");
         } catch (error) {
-            said = error.message;
+            caption = error.message;
         }
-        field(this.root, "stored-said").textContent = said;
+        field(this.root, "stored-caption").textContent = caption;
     }
 
     storedRow(upload) {
@@ -152,13 +152,13 @@ class SentFile {
         this.file = file;
         this.stop = new AbortController();
         this.bar = el("progress", { max: 1, value: 0, "aria-label": `Upload of ${file.name}` });
-        this.said = el("small", {}, "waiting");
+        this.caption = el("small", {}, "waiting");
         const cancel = () => {
             this.stop.abort();
             this.end("cancelled");
         };
         this.button = el("button", { type: "button", click: cancel }, "Cancel");
-        const name = el("span", { class: "rs-data-files-name" }, file.name, this.said);
+        const name = el("span", { class: "rs-data-files-name" }, file.name, this.caption);
         this.node = el("li", {}, name, this.bar, this.button);
     }
 
@@ -178,14 +178,14 @@ class SentFile {
     draw(sent) {
         const { size } = this.file;
         this.bar.value = size ? sent / size : 1;
-        this.said.textContent =
+        this.caption.textContent =
             sent < size ? `${inBytes(sent)} of ${inBytes(size)}` : "waiting for the disk";
     }
 
     end(text, isError = false) {
-        this.said.textContent = text;
-        this.said.classList.toggle("rs-error", isError);
-        if (isError) this.said.setAttribute("role", "alert");
+        this.caption.textContent = text;
+        this.caption.classList.toggle("rs-error", isError);
+        if (isError) this.caption.setAttribute("role", "alert");
         this.bar.remove();
         this.button.remove();
     }

@@ -62,7 +62,7 @@ class Draft:
         """Returns the preset and the component values.
 
         It returns None if there is no draft, or if this version cannot show it. A file that cannot
-        be read is set aside, which `problem` tells.
+        be read is set aside, which `problem` reports.
         """
         with self._lock:
             last = self._last

@@ -1,4 +1,4 @@
-"""An error that nobody foresaw is told in a sentence, so that no page waits for ever."""
+"""Unforeseen errors as a sentence, so that no page waits for ever."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def unforeseen(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "Memory ran out while this was read; choose something smaller."
     traceback.print_exception(error, file=sys.stderr)
-    name, said = type(error).__name__, first_line(error)
-    what = name if said == name else f"{name}: {said}"
+    name, text = type(error).__name__, first_line(error)
+    what = name if text == name else f"{name}: {text}"
     return (
         f"The program failed at this by a fault of its own ({what}); the terminal in which it runs "
         "says where."

@@ -1,19 +1,19 @@
-// What is wrong with a setting stands at its box, and the verdict leads there. The box may be in
+// What is wrong with a setting stands at its box, and the fit panel leads there. The box may be in
 // the folded section, which is then opened.
 
 import { el } from "../../shared/dom.js";
 
 const FOLDED = ".rs-rest > button";
-const LOOK = 50; // ms until a box that Gradio is making is looked for again
-const LOOKS = 60;
+const RETRY = 50; // ms until a box that Gradio is making is looked for again
+const TRIES = 60;
 
 export class FieldLink {
     constructor(button) {
         this.button = button;
         this.field = null;
         this.opened = null; // the setting for which the section was opened
-        this.said = el("p", { class: "rs-field-error", id: "rs-field-error" });
-        button.addEventListener("click", () => this.look((box) => this.lead(box)));
+        this.caption = el("p", { class: "rs-field-error", id: "rs-field-error" });
+        button.addEventListener("click", () => this.find((box) => this.lead(box)));
     }
 
     // field: the id of the component that is wrong, or null; sentence: what is wrong with it.
@@ -21,8 +21,8 @@ export class FieldLink {
         this.button.hidden = !field;
         if (field !== this.field || !field) this.clear();
         this.field = field;
-        this.said.textContent = sentence;
-        if (field) this.look((box) => this.mark(box));
+        this.caption.textContent = sentence;
+        if (field) this.find((box) => this.mark(box));
     }
 
     clear() {
@@ -33,23 +33,23 @@ export class FieldLink {
                 box.removeAttribute("aria-describedby");
             }
         }
-        this.said.remove();
+        this.caption.remove();
     }
 
     // Calls `found` with the box of the setting once it is shown. Gradio makes the boxes of the
     // folded section when it is first opened.
-    look(found, looks = LOOKS) {
+    find(found, tries = TRIES) {
         const box = document.getElementById(this.field)?.querySelector("input, textarea");
         if (box?.offsetParent) {
             found(box);
             return;
         }
-        if (looks === LOOKS && isFolded()) document.querySelector(FOLDED)?.click();
+        if (tries === TRIES && isFolded()) document.querySelector(FOLDED)?.click();
         const { field } = this;
-        if (looks > 0) {
+        if (tries > 0) {
             setTimeout(() => {
-                if (this.field === field) this.look(found, looks - 1);
-            }, LOOK);
+                if (this.field === field) this.find(found, tries - 1);
+            }, RETRY);
         }
     }
 
@@ -57,8 +57,8 @@ export class FieldLink {
         const node = document.getElementById(this.field);
         node.classList.add("rs-wrong");
         box.setAttribute("aria-invalid", "true");
-        box.setAttribute("aria-describedby", this.said.id);
-        if (this.said.parentNode !== node) node.append(this.said);
+        box.setAttribute("aria-describedby", this.caption.id);
+        if (this.caption.parentNode !== node) node.append(this.caption);
     }
 
     lead(box) {

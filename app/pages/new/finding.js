@@ -1,4 +1,4 @@
-// What the preview found about the data joins the verdict next to Start: memory that suffices is no
+// What the preview found about the data joins the fit panel: memory that suffices is no
 // reason to start a run whose data cannot be trained on.
 
 const HEADLINES = {
@@ -21,20 +21,20 @@ export function findingOn(form, preview) {
 
 export const differ = (one, other) => JSON.stringify(one) !== JSON.stringify(other);
 
-// The server's verdict with a finding on the data, which may be null. A verdict that is bad already
+// The fit panel with a finding on the data, which may be null. A panel that is bad already
 // keeps its headline.
-export function withFinding(verdict, finding) {
-    if (!finding) return verdict;
+export function withFinding(fit, finding) {
+    if (!finding) return fit;
     const { text, blocks, headline = HEADLINES[blocks] } = finding;
-    const isBad = verdict.tone === "bad";
+    const isBad = fit.tone === "bad";
     const judged = {
-        ...verdict,
-        headline: isBad ? verdict.headline : headline,
+        ...fit,
+        headline: isBad ? fit.headline : headline,
         tone: blocks || isBad ? "bad" : "warn",
-        reasons: [...new Set([text, ...verdict.reasons])],
+        reasons: [...new Set([text, ...fit.reasons])],
     };
     if (!blocks) return judged;
-    const mayBegin = verdict.can_start || verdict.can_queue;
-    const why_not = mayBegin ? text : verdict.why_not;
+    const mayBegin = fit.can_start || fit.can_queue;
+    const why_not = mayBegin ? text : fit.why_not;
     return { ...judged, can_start: false, can_queue: false, why_not };
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from app.labels import GIB, in_bytes
 from app.shared.charts.drawing import (
     AMBER,
     BLUE,
@@ -22,7 +23,6 @@ from app.shared.charts.drawing import (
     rounded,
     vertical_line,
 )
-from app.words import GIB, in_bytes
 from engine.planning.fit.memory_items import MemoryItem
 from engine.planning.fit.requirements import Part
 

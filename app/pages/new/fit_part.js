@@ -9,8 +9,8 @@ export class FitPart {
     constructor({ name, label }) {
         this.text = el("span");
         this.pool = el("span", { class: "rs-pool-bar", role: "img", "data-pool": name });
-        this.cost = el("span", { class: "rs-pool-said", "data-said": "cost" });
-        this.gain = el("span", { class: "rs-pool-said", "data-said": "gain" });
+        this.cost = el("span", { class: "rs-pool-caption", "data-caption": "cost" });
+        this.gain = el("span", { class: "rs-pool-caption", "data-caption": "gain" });
         const plot = el("div", { class: "rs-fit-bar", role: "img", "data-fit": name });
         this.bar = new SmallFigure(plot);
         this.rows = el("tbody");
@@ -26,25 +26,25 @@ export class FitPart {
     }
 
     show(bar) {
-        this.bar.show(bar.figure, bar.said);
+        this.bar.show(bar.figure, bar.caption);
         this.root.dataset.tone = bar.tone;
         this.text.textContent = bar.text;
         this.note.textContent = bar.note;
         this.rows.replaceChildren(...bar.items.map(itemRow));
         this.pool.ariaLabel = bar.held;
         this.pool.replaceChildren(...bar.pool.segments.map(segment), ...limit(bar.pool));
-        say(this.cost, bar.cost);
+        setNote(this.cost, bar.cost);
     }
 
     // gain: what more of this memory would save; null where that is not known yet.
     showGain(gain) {
-        say(this.gain, gain?.text ?? null);
+        setNote(this.gain, gain?.text ?? null);
         if (gain) this.gain.toggleAttribute("data-saves", gain.saves);
     }
 }
 
 // The sentence before stays until the new one is known, so that nothing jumps.
-function say(place, text) {
+function setNote(place, text) {
     place.toggleAttribute("data-old", text === null);
     if (text !== null) place.textContent = text;
 }

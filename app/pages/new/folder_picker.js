@@ -16,21 +16,21 @@ export class FolderPicker {
         });
     }
 
-    say(text) {
-        field(this.root, "browse-said").textContent = text;
+    report(text) {
+        field(this.root, "browse-caption").textContent = text;
     }
 
     async attempt(work) {
         try {
             await work();
         } catch (error) {
-            this.say(error.message);
+            this.report(error.message);
         }
     }
 
     async showRoots() {
         const { folders } = await send("/api/folders");
-        this.say("");
+        this.report("");
         this.draw(folders.map((path, number) => this.folderRow(path, number, [])));
     }
 
@@ -39,7 +39,7 @@ export class FolderPicker {
         const below = encodeURIComponent(names.join("/"));
         const found = await send(`/api/folders/${number}?below=${below}`);
         const left = found.left_out ? ` ${found.left_out} more are not shown.` : "";
-        this.say(`${found.path}${left}`);
+        this.report(`${found.path}${left}`);
         const up = names.length
             ? () => this.show(number, names.slice(0, -1))
             : () => this.showRoots();

@@ -4,17 +4,17 @@ copies that Gradio's page makes of an answer, took longer than the answers thems
 In each body, `shown` has the value of every component of the form by dotted name.
 
 POST /api/check {preset, shown, keep, timed}
-    Answers with the verdict on the form, which is kept as the draft unless `keep` is false. If
-    `timed` is true, the verdict says how long a step takes with each suggestion, and what it costs
-    that units live where they do; the page asks for that once the verdict stands.
+    Answers with the fit panel on the form, which is kept as the draft unless `keep` is false. If
+    `timed` is true, the fit panel shows how long a step takes with each suggestion, and what it
+    costs that units live where they do; the page asks for that once the fit panel stands.
 POST /api/gains {shown}
     Answers with `gains`: what more of each memory would save of a step, as a `text`, and whether it
-    `saves` anything, by the name of the memory. They are null where a verdict was asked for
+    `saves` anything, by the name of the memory. They are null where a fit panel was asked for
     meanwhile. It takes seconds, and the page asks for it once nothing has changed for a while.
 POST /api/derived {before, after}
     Answers with the changes of other settings that follow from what a person changed.
 POST /api/rows {shown}
-    Counts the rows of the data, and answers when later verdicts tell of them.
+    Counts the rows of the data, and answers when later fit panels show them.
 GET /api/presets
     Answers with the component values of each preset.
 POST /api/presets {name, shown}
@@ -42,14 +42,14 @@ from engine.errors import ConfigError, RunError
 
 def form_routes(checker: Checker) -> list[Route]:
     """Returns the routes that answer the form, with `checker`, which all pages share."""
-    return [*_verdict_routes(checker), *_preset_routes(checker)]
+    return [*_check_routes(checker), *_preset_routes(checker)]
 
 
 def _post(path: str, handler: Handler) -> Route:
     return Route(path, answering_errors(handler), methods=["POST"])
 
 
-def _verdict_routes(checker: Checker) -> list[Route]:
+def _check_routes(checker: Checker) -> list[Route]:
     async def check(request: Request) -> Response:
         body = await json_body(request)
         preset = text_of(body, "preset") if body.get("preset") is not None else None

@@ -1,5 +1,5 @@
-"""A `Gains` finds what more GPU memory or RAM would save of a step of a draft. That takes seconds,
-so a process of its own does it: neither the verdict that is asked for next nor a run waits for it.
+"""What more GPU memory or RAM would save of a step of a draft. Finding it takes seconds, so a
+process of its own does it: neither the next fit panel nor a run waits for it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def answer() -> None:
     try:
         found = gains(config, machine, shape_of_run(config))
     except RamstreamError:
-        return  # the verdict says what is wrong
+        return  # the fit panel says what is wrong
     saved = {name.value: seconds for name, seconds in found.items()}
     output.write(orjson.dumps({"gains": saved}) + b"\n")
     output.flush()

@@ -16,7 +16,7 @@ export class Intro {
         this.root = element;
         this.starters = starters;
         this.hasRuns = null; // not known yet
-        this.verdict = null;
+        this.fit = null;
         this.form = null;
         this.data = null;
         field(element, "machine").textContent = machine;
@@ -38,7 +38,7 @@ export class Intro {
     }
 
     // A person who has a run needs no introduction.
-    tellRuns(hasRuns) {
+    reportRuns(hasRuns) {
         if (hasRuns === this.hasRuns) return;
         this.hasRuns = hasRuns;
         this.show();
@@ -66,9 +66,9 @@ export class Intro {
         this.part("line").hidden = open;
     }
 
-    // verdict: the server's verdict on the form; form: {preset, shown}.
-    judged(verdict, form) {
-        this.verdict = verdict;
+    // fit panel: the server's fit panel on the form; form: {preset, shown}.
+    judged(fit, form) {
+        this.fit = fit;
         this.form = form;
         this.draw();
     }
@@ -81,16 +81,16 @@ export class Intro {
     }
 
     draw() {
-        if (!this.verdict) return;
+        if (!this.fit) return;
         const model = this.value("model.source");
         const data = this.value("data.source");
         const isModelGood = model && !this.isWrong("model");
         const isDataGood = data && !this.isWrong("data") && !this.isUnread();
-        this.step("model", isModelGood, this.modelWords(model));
-        this.step("data", isDataGood, this.dataWords(data));
-        const isReady = this.verdict.can_start && !this.isUnread();
-        const whyNot = this.verdict.why_not || "Once model and data are chosen.";
-        this.step("start", isReady, isReady ? this.readyWords() : whyNot);
+        this.step("model", isModelGood, this.modelText(model));
+        this.step("data", isDataGood, this.dataText(data));
+        const isReady = this.fit.can_start && !this.isUnread();
+        const whyNot = this.fit.why_not || "Once model and data are chosen.";
+        this.step("start", isReady, isReady ? this.readyText() : whyNot);
     }
 
     value(name) {
@@ -98,20 +98,20 @@ export class Intro {
     }
 
     isWrong(section) {
-        return this.verdict.field?.startsWith(`field-${section}-`);
+        return this.fit.field?.startsWith(`field-${section}-`);
     }
 
     isUnread() {
         return this.data?.error || this.data?.finding?.blocks;
     }
 
-    modelWords(model) {
+    modelText(model) {
         if (!model) return "Name a folder or a model of the hub, or take a preset.";
         if (this.isWrong("model")) return "Something about the model is to be put right below.";
         return `Chosen: ${model}`;
     }
 
-    dataWords(data) {
+    dataText(data) {
         if (!data) return "Name a file, a folder or a data set of the hub.";
         if (this.data?.error) return "The data cannot be read yet; the preview below says why.";
         if (this.data?.mapping?.refused) return "Say which column is what, in the preview below.";
@@ -120,21 +120,21 @@ export class Intro {
         return `Chosen: ${data}`;
     }
 
-    readyWords() {
+    readyText() {
         const learns = this.starters[this.form.preset];
         const task = learns ? `: a tiny model learns ${learns}` : "";
-        const run = this.verdict.time.find(({ name, note }) => name === "The run" && !note);
+        const run = this.fit.time.find(({ name, note }) => name === "The run" && !note);
         const time = run ? ` ${capital(run.text.split(": ").pop())} on this machine.` : "";
         return `Ready${task}.${time}`;
     }
 
-    step(name, good, words) {
+    step(name, good, text) {
         const node = this.root.querySelector(`[data-step="${name}"]`);
-        const said = field(this.root, name);
+        const caption = field(this.root, name);
         node.dataset.done = Boolean(good);
         node.querySelector(".rs-intro-mark").textContent =
             good && name !== "start" ? "✓" : { model: 1, data: 2, start: 3 }[name];
-        setText(said, words);
+        setText(caption, text);
     }
 }
 
@@ -143,8 +143,8 @@ const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 function point(name) {
     let control = document.querySelector(CONTROLS[name]);
     if (control?.disabled) {
-        // The verdict above the button says why.
-        control = document.querySelector(".rs-verdict");
+        // The fit panel above the button says why.
+        control = document.querySelector(".rs-fit-panel");
         control.tabIndex = -1;
     }
     const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 
-from app.words import in_bytes
+from app.labels import in_bytes
 from engine.machine.read_machine import Machine
 from engine.planning.shape.catalog import catalog
-from engine.words import counted
+from engine.text import counted
 
 
-def machine_words(machine: Machine) -> str:
+def machine_text(machine: Machine) -> str:
     """Returns one line that describes a machine, without what changes while a page is open."""
     cores = counted(machine.cpu_cores, "CPU core")
     gpus = ", ".join(f"{gpu.name} ({in_bytes(gpu.total)})" for gpu in machine.gpus)
@@ -24,7 +24,7 @@ def machine_words(machine: Machine) -> str:
 def known_models() -> list[list[str]]:
     """Returns the hub id and the title of every model whose shape is bundled.
 
-    A verdict on such a model needs no request to the hub.
+    A fit panel on such a model needs no request to the hub.
     """
     named = [[entry.id, entry.title] for entry in catalog()]
     # An entry's title is that of its first model. Others of the same shape go by their id.

@@ -50,7 +50,7 @@ const STATES = {
 };
 const UNPRINTABLE = /[\u007f-\u009f\u2028\u2029\ufeff\ufffe\uffff]/g; // YAML refuses these
 const A_GUESS = "What is shown is a guess: choose, or use it as it is.";
-const SAID = {
+const REPORTS = {
     several:
         "The names of the columns fit more than one reading. This is the one that is taken; " +
         "choose another one if it is not what you mean.",
@@ -94,7 +94,7 @@ export class Mapping {
         this.root.dataset.state = state;
         const place = mix ? `in ${mix.name} (${mix.place + 1} of ${mix.sources.length}) ` : "";
         field(this.root, "mapping-state").textContent = `${place}${STATES[state]}`;
-        this.say(why ? `${why} ${A_GUESS}` : (SAID[state] ?? ""));
+        this.report(why ? `${why} ${A_GUESS}` : (REPORTS[state] ?? ""));
         this.part("use").hidden = state !== "guess";
         const hasNoneToClear = Boolean(mix) && !mix.sources[mix.place].columns;
         this.part("clear").hidden = state !== "named" || hasNoneToClear;
@@ -107,8 +107,8 @@ export class Mapping {
         else if (asks) this.root.open = true;
     }
 
-    say(text) {
-        field(this.root, "mapping-said").textContent = text;
+    report(text) {
+        field(this.root, "mapping-caption").textContent = text;
     }
 
     build(kind) {
@@ -222,7 +222,7 @@ export class Mapping {
             (role) => this.isNeeded(role) && this.chosen[role] === undefined,
         );
         if (missing) {
-            this.say(`Choose a column for: ${PARTS[missing]}.`);
+            this.report(`Choose a column for: ${PARTS[missing]}.`);
             return;
         }
         this.apply(this.changes(this.chosen));

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.form.adapter_words import method_of
+from app.form.adapter_labels import method_of
 from app.form.presets import Preset
 from app.form.settings_form import (
     CHOICE_LABELS,
@@ -18,8 +18,8 @@ from app.form.settings_form import (
     settings,
     shown_values,
 )
+from app.pages.new.fit_panel import SUGGESTIONS_SHOWN
 from app.pages.new.known_models import known_models
-from app.pages.new.verdict import SUGGESTIONS_SHOWN
 from app.shared.template import drawn
 
 DETACHED_HINT = (
@@ -43,7 +43,7 @@ class TrainPanel:
     files: gr.HTML
     """Where a person uploads files, and chooses among those of the server."""
     preview: gr.HTML
-    verdict: gr.HTML
+    fit: gr.HTML
     suggestions: list[gr.Button]
     start: gr.Button
     detached: gr.Button
@@ -54,8 +54,8 @@ class TrainPanel:
 
 
 def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainPanel:
-    """Lays out the form, filled with the first preset, on the left, and the verdict with the Start
-    button on the right. has_folders: there are folders of the server to browse for data.
+    """Lays out the form, filled with the first preset, on the left, and the fit panel with the
+    Start button on the right. has_folders: there are folders of the server to browse for data.
     """
     first = next(iter(presets.values()), None)
     values = shown_values(first.config) if first is not None and first.config is not None else {}
@@ -79,7 +79,7 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
             gr.Column(scale=4, min_width=320, elem_classes="rs-side"),
             gr.Column(elem_classes="rs-card"),
         ):
-            verdict = drawn("verdict", {"models": known_models()})
+            fit = drawn("fit_panel", {"models": known_models()})
             suggestions = [
                 gr.Button(visible=False, size="sm", elem_classes="rs-suggestion")
                 for _ in range(SUGGESTIONS_SHOWN)
@@ -100,7 +100,7 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
         fields=form.fields,
         files=files,
         preview=preview,
-        verdict=verdict,
+        fit=fit,
         suggestions=suggestions,
         start=start,
         detached=detached,
@@ -181,9 +181,9 @@ def component(setting: Setting, shown: Any = None) -> gr.components.Component:
         return gr.Checkbox(info=setting.help, **common)
     common["info"] = SHORT_HELP.get(setting.dotted, setting.help)
     if setting.kind == "choice":
-        words = CHOICE_LABELS.get(setting.dotted, {})
+        labels = CHOICE_LABELS.get(setting.dotted, {})
         return gr.Dropdown(
-            [(words.get(choice, choice), choice) for choice in setting.choices], **common
+            [(labels.get(choice, choice), choice) for choice in setting.choices], **common
         )
     if setting.kind == "lines":
         return gr.Textbox(lines=2, max_lines=8, placeholder="none", **common)

@@ -77,7 +77,7 @@ function applyColumns(place, changes) {
     const { source } = place;
     if (source !== typedSource()) {
         // Other data were typed meanwhile, and their preview has been requested.
-        place.mapping.say(OTHER_DATA);
+        place.mapping.report(OTHER_DATA);
         return;
     }
     place.mapped = { source, columns: columnsIn(changes) };
@@ -123,7 +123,7 @@ function clearRows(element, problem) {
 }
 
 function drawRows(element, preview) {
-    field(element, "understood").textContent = understoodWords(preview);
+    field(element, "understood").textContent = understoodText(preview);
     const share = `${preview.percent_trained} % of the tokens`;
     const notes = [`${share} of the first ${preview.rows_measured} rows`];
     if (preview.rows_skipped) notes.push(`${preview.rows_skipped} are skipped`);
@@ -135,7 +135,7 @@ function drawRows(element, preview) {
     );
 }
 
-function understoodWords({ mapping, format, format_detected: isDetected, columns }) {
+function understoodText({ mapping, format, format_detected: isDetected, columns }) {
     let how = isDetected ? "Recognized as" : "Read as";
     if (mapping?.state === "guess") how = "A guess:";
     const meanings = columns.map(([name, meaning]) => `${name} → ${meaning}`);
@@ -149,7 +149,7 @@ function rowNode({ skipped, pieces, where, tokens, trained_tokens: trained, cut 
 }
 
 // The text of a piece. The answers of a pair have a name and a color each, and an answer with a
-// weight of its own tells it.
+// weight of its own shows it.
 function pieceNodes({ text, trained, answer, weight }) {
     if (weight !== undefined) {
         return [el("b", { class: "rs-answer-name" }, `weight ${weight}`), el("mark", {}, text)];
@@ -164,9 +164,9 @@ function pieceNodes({ text, trained, answer, weight }) {
 // Shows the lengths of the examples; null removes the figure.
 function drawLengths(place, preview) {
     const root = place.element.querySelector(".rs-lengths");
-    root.hidden = !preview?.said;
+    root.hidden = !preview?.caption;
     if (root.hidden) return;
     place.lengths ??= new SmallFigure(root.querySelector(".rs-lengths-plot"));
-    place.lengths.show(preview.lengths, preview.said);
-    root.querySelector("p").textContent = preview.said;
+    place.lengths.show(preview.lengths, preview.caption);
+    root.querySelector("p").textContent = preview.caption;
 }

@@ -10,7 +10,7 @@ from typing import Any
 from engine.config.data_settings import DataConfig
 from engine.config.setting_warnings import warning_about_passes
 from engine.config.settings import TrainConfig
-from engine.words import counted, in_hours
+from engine.text import counted, in_hours
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RunLength:
 
 
 def run_length(config: TrainConfig, sample: Sample, rows: float | None) -> RunLength | None:
-    """Returns the length of a run. rows: the data have so many rows in all, if that is known.
+    """Returns the length of a run. rows: number of rows in the data, if that is known.
 
     The first rows stand for the others: how many are skipped, and how long their documents are.
     Returns None where the number of rows is not known, or no row can be trained on.

@@ -29,14 +29,14 @@ export async function sendFile(file, signal, progress) {
         });
     } catch (error) {
         if (error.status || signal.aborted) throw error;
-        // The server may have refused the rest of the file, which a browser does not tell. The same
+        // The server may have refused the rest of the file, which browsers do not report. The same
         // question then says why.
         await send("/api/uploads", asked, signal);
         throw error;
     }
 }
 
-// `fetch` does not tell how much of a body was sent, so this is an XMLHttpRequest.
+// `fetch` does not report how much of a body was sent, so this is an XMLHttpRequest.
 function put(address, { file, signal, progress }) {
     return new Promise((resolve, reject) => {
         const request = new XMLHttpRequest();

@@ -99,8 +99,8 @@ export class SettingsTools {
             click: () => this.fill({ [name]: this.changesBack()[name] }),
         });
         const value = back[name];
-        const said = value === true ? "on" : value === false ? "off" : value || "empty";
-        const text = `Back to ${String(said).length > 30 ? "the preset’s" : said}`;
+        const caption = value === true ? "on" : value === false ? "off" : value || "empty";
+        const text = `Back to ${String(caption).length > 30 ? "the preset’s" : caption}`;
         if (button.textContent !== text) button.textContent = text;
         if (!button.isConnected) node.append(button);
     }

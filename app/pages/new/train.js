@@ -1,5 +1,5 @@
-// Draws the places of New: the machine, the verdict next to Start, and the preview of the
-// data; and requests a verdict whenever the form has changed.
+// Draws the places of New: the machine, the fit panel next to Start, and the preview of the
+// data; and requests a fit panel whenever the form has changed.
 
 import { el, field, isShown, send } from "../../shared/dom.js";
 import { give } from "./changes.js";
@@ -12,9 +12,9 @@ import { drawPreview } from "./preview.js";
 import { SettingsTools } from "./settings_tools.js";
 import { isKnown, MODEL, Suggestions } from "./suggestions.js";
 
-// Times in ms until a verdict is requested, by the reason for the request.
+// Times in ms until a fit panel is requested, by the reason for the request.
 const TYPING_PAUSE = 80; // a letter was typed
-const TIMES_PAUSE = 250; // a verdict stands, and its suggestions have no times yet
+const TIMES_PAUSE = 250; // a fit panel stands, and its suggestions have no times yet
 const GAINS_PAUSE = 1500; // nothing has changed for a while, and gains take seconds to be found
 const AT_ONCE = 20; // something was chosen or pasted
 const TOGETHER = 5; // Gradio has handed the form over, which it may do again
@@ -31,7 +31,7 @@ const draw = {
     about: (place, value) => drawText(place, "about", value),
     why_not: (place, value) => drawText(place, "why_not", value),
     queued: (place, value) => drawText(place, "queued", value),
-    run_length: () => {}, // the verdict and derived defaults are written into it
+    run_length: () => {}, // the fit panel and derived defaults are written into it
     settings_tools: mountTools,
     preview: takePreview,
 };
@@ -45,13 +45,13 @@ export function leadToMachines(show) {
 
 export function mountTrain(place) {
     places[place.name] = place;
-    if (place.name === "verdict") {
+    if (place.name === "fit_panel") {
         mountVerdict(place);
         return;
     }
     if (place.name === "intro") {
         place.shown = new Intro(place.element, place.props.value);
-        if (hasRuns !== null) place.shown.tellRuns(hasRuns);
+        if (hasRuns !== null) place.shown.reportRuns(hasRuns);
         return;
     }
     const show = () => draw[place.name]?.(place, place.props.value ?? {});
@@ -69,13 +69,13 @@ function takePreview(place, preview) {
     place.read = preview;
     if (!preview.error) countRows();
     places.intro?.shown.read(preview);
-    const { verdict } = places;
-    if (!verdict?.said) return;
+    const { fit_panel: fit } = places;
+    if (!fit?.answer) return;
     // Otherwise nothing changes, and what Start has answered stays.
-    if (differ(verdict.finding, findingOn(verdict.form, preview))) judge(verdict);
+    if (differ(fit.finding, findingOn(fit.form, preview))) judge(fit);
     // Answers may arrive out of order, so the preview may be of an earlier form. A box in use
     // requests a new preview when it loses the focus.
-    place.older = isOf(verdict.form, preview) ? 0 : (place.older ?? 0) + 1;
+    place.older = isOf(fit.form, preview) ? 0 : (place.older ?? 0) + 1;
     const isTyped = document.activeElement?.matches(`.rs-train ${BOX}`);
     if (place.older && place.older <= TIMES_OLDER && !isTyped) place.trigger("submit");
 }
@@ -84,27 +84,27 @@ function takePreview(place, preview) {
 // first preview of the data is requested.
 // `again`: another page was shown meanwhile, in which rates may have been measured.
 export function trainShown(again = false) {
-    const { verdict, preview } = places;
-    if (again && verdict?.form) verdict.ask(AT_ONCE);
-    if (!verdict?.form || !preview || verdict.wasLookedAt || !isShown(verdict.element)) return;
-    verdict.wasLookedAt = true;
+    const { fit_panel: fit, preview } = places;
+    if (again && fit?.form) fit.ask(AT_ONCE);
+    if (!fit?.form || !preview || fit.wasExamined || !isShown(fit.element)) return;
+    fit.wasExamined = true;
     preview.trigger("submit");
 }
 
 // Is called with whether there is any run, as far as the server knows.
 export function runsFound(isAny) {
     hasRuns = isAny;
-    places.intro?.shown.tellRuns(hasRuns);
+    places.intro?.shown.reportRuns(hasRuns);
 }
 
 // Is called with whether the server answers. Text typed during an outage is checked, and thereby
 // stored, as soon as the server answers again.
 export function serverAnswers(isAnswering) {
-    const { verdict, why_not } = places;
+    const { fit_panel: fit, why_not } = places;
     document.getElementById("preset")?.toggleAttribute("inert", !isAnswering);
-    if (isAnswering) verdict?.ask(AT_ONCE);
-    else if (verdict && why_not) {
-        verdict.props.value = { ...verdict.props.value, can_start: false, can_queue: false };
+    if (isAnswering) fit?.ask(AT_ONCE);
+    else if (fit && why_not) {
+        fit.props.value = { ...fit.props.value, can_start: false, can_queue: false };
         draw.why_not(why_not, { why_not: AWAY });
     }
 }
@@ -131,7 +131,7 @@ function mountTools(place) {
     if (place.tools) return;
     place.tools = new SettingsTools(place, fill);
     // Gradio makes this place when the section is first opened, after the form was checked.
-    if (places.verdict?.form) place.tools.took(places.verdict.form);
+    if (places.fit_panel?.form) place.tools.took(places.fit_panel.form);
 }
 
 export function fill(changes) {
@@ -142,17 +142,17 @@ function writeRunLength(name, text) {
     if (places.run_length) field(places.run_length.element, name).textContent = text;
 }
 
-// Has the rows of the form's data counted, of which the verdict then tells. Reading them may take a
+// Has the rows of the form's data counted, which the fit panel then shows. Reading them may take a
 // while, and nothing waits for it.
 async function countRows() {
-    const { verdict } = places;
-    if (!verdict?.form) return;
-    const { shown } = verdict.form;
+    const { fit_panel: fit } = places;
+    if (!fit?.form) return;
+    const { shown } = fit.form;
     const answer = await send("/api/rows", { shown }).catch(() => null);
-    if (answer && verdict.form) verdict.ask(AT_ONCE);
+    if (answer && fit.form) fit.ask(AT_ONCE);
 }
 
-// Gives the place two functions that request a verdict after a pause; a later call restarts the
+// Gives the place two functions that request a fit panel after a pause; a later call restarts the
 // pause.
 function askAfterPauses(place) {
     let pause;
@@ -165,7 +165,7 @@ function askAfterPauses(place) {
             place.trigger("input");
         }, wait);
     };
-    // Requests a verdict with the text in a box, which is known here well before Gradio has
+    // Requests a fit panel with the text in a box, which is known here well before Gradio has
     // received it and passed on the form.
     place.askFor = (box, wait) => {
         if (!place.form) {
@@ -236,30 +236,30 @@ async function check(place, form) {
     // On a busy machine, Gradio takes a while to receive what was typed, or to show new values.
     place.behind = isBehind(form.shown) ? (place.behind ?? 0) + 1 : 0;
     if (place.behind && place.behind <= TIMES_BEHIND) place.ask(BEHIND);
-    let verdict;
+    let fit;
     try {
         const keep = Boolean(place.typed);
-        verdict = await send("/api/check", { ...form, keep }, signal);
+        fit = await send("/api/check", { ...form, keep }, signal);
     } catch (error) {
         if (error.unreachable && !signal.aborted) place.ask(RETRY);
-        verdict = { ...UNCHECKED, reasons: [error.message], why_not: error.message };
+        fit = { ...UNCHECKED, reasons: [error.message], why_not: error.message };
     }
     if (signal.aborted) return;
-    place.said = verdict;
+    place.answer = fit;
     judge(place);
-    if (verdict.to_be_timed) await askForTimes(place, form, signal);
+    if (fit.to_be_timed) await askForTimes(place, form, signal);
     if (!signal.aborted) askForGains(place, form, signal);
 }
 
-// Draws the verdict again, with the time of each suggestion, unless the form has changed
-// meanwhile. To predict these times takes longer than the verdict may take.
+// Draws the fit panel again, with the time of each suggestion, unless the form has changed
+// meanwhile. To predict these times takes longer than the fit panel may take.
 async function askForTimes(place, form, signal) {
     await new Promise((resolve) => setTimeout(resolve, TIMES_PAUSE));
     if (signal.aborted) return;
     const asked = { ...form, keep: false, timed: true };
-    const verdict = await send("/api/check", asked, signal).catch(() => null);
-    if (!verdict || signal.aborted) return; // the verdict stands without times
-    place.said = verdict;
+    const fit = await send("/api/check", asked, signal).catch(() => null);
+    if (!fit || signal.aborted) return; // the fit panel stands without times
+    place.answer = fit;
     judge(place);
 }
 
@@ -270,7 +270,7 @@ async function askForGains(place, { shown }, signal) {
     const show = (gains) => {
         for (const [name, part] of place.parts) part.showGain(gains && (gains[name] ?? NO_GAIN));
     };
-    if (!place.said.has_gains) {
+    if (!place.answer.has_gains) {
         show({});
         return;
     }
@@ -288,13 +288,13 @@ async function askForGains(place, { shown }, signal) {
     show(gains);
 }
 
-// Shows the server's verdict together with what the preview found about the data.
+// Shows the server's fit panel together with what the preview found about the data.
 function judge(place) {
     place.finding = findingOn(place.form, places.preview?.read);
-    const verdict = withFinding(place.said, place.finding);
-    drawVerdict(place, verdict);
-    offer(place, verdict);
-    places.intro?.shown.judged(verdict, place.form);
+    const fit = withFinding(place.answer, place.finding);
+    drawFit(place, fit);
+    offer(place, fit);
+    places.intro?.shown.judged(fit, place.form);
 }
 
 // Shows what can be started. Start and the suggestions are Gradio's, and follow these values; Start
@@ -316,7 +316,7 @@ function isBehind(shown) {
     });
 }
 
-// ---------------------------------------------------------------- the verdict
+// ---------------------------------------------------------------- the fit panel
 
 const UNCHECKED = {
     tone: "bad",
@@ -339,20 +339,18 @@ const UNCHECKED = {
     can_queue: false,
 };
 
-function drawVerdict(place, verdict) {
+function drawFit(place, fit) {
     const { element } = place;
-    element.querySelector(".rs-verdict").dataset.tone = verdict.tone;
+    element.querySelector(".rs-fit-panel").dataset.tone = fit.tone;
     for (const name of ["headline", "lives", "lives_more", "size", "help"])
-        field(element, name).textContent = verdict[name];
-    field(element, "reasons").replaceChildren(
-        ...verdict.reasons.map((reason) => el("li", {}, reason)),
-    );
-    drawParts(place, verdict.bars);
-    field(element, "legend").replaceChildren(...verdict.legend.map(legendRow));
-    field(element, "time").replaceChildren(...verdict.time.map(timeRow));
-    place.link.show(verdict.field, verdict.reasons[0]);
-    writeRunLength("length", verdict.run_length);
-    drawInstead(element, verdict);
+        field(element, name).textContent = fit[name];
+    field(element, "reasons").replaceChildren(...fit.reasons.map((reason) => el("li", {}, reason)));
+    drawParts(place, fit.bars);
+    field(element, "legend").replaceChildren(...fit.legend.map(legendRow));
+    field(element, "time").replaceChildren(...fit.time.map(timeRow));
+    place.link.show(fit.field, fit.reasons[0]);
+    writeRunLength("length", fit.run_length);
+    drawInstead(element, fit);
 }
 
 // Instead of a model that does not fit: smaller ones that do, and machines that would train it.

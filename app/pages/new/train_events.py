@@ -17,8 +17,8 @@ import gradio as gr
 from app.form.settings_form import as_labeled, shown_values
 from app.pages.new.checker import Checker
 from app.pages.new.faults import unforeseen
+from app.pages.new.fit_panel import SUGGESTIONS_SHOWN
 from app.pages.new.panels import TrainPanel
-from app.pages.new.verdict import SUGGESTIONS_SHOWN
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 
@@ -31,7 +31,7 @@ ASK = """(preset, ...values) => {
   (window.ramstreamForms ??= []).push({preset, \
 shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
 }"""
-# Shows what a verdict allows: Start, Start detached, Add to queue, and the suggestions.
+# Shows what a fit panel allows: Start, Start detached, Add to queue, and the suggestions.
 OFFER = """({can_start, can_queue, suggestions}) => [\
 ...[1, 2].map(() => ({__type__: 'update', interactive: can_start})),
   {__type__: 'update', visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
@@ -94,7 +94,7 @@ class TrainEvents:
 
     def connect(self, page: gr.Blocks) -> None:
         """Connects all events. It is called once, inside the page's context."""
-        self._ask_for_verdicts()
+        self._ask_for_checks()
         self._show_data()
         self._take_presets()
         self._take_choices()
@@ -104,12 +104,12 @@ class TrainEvents:
 
     # ------------------------------------------------------------------ which event asks for what
 
-    def _ask_for_verdicts(self) -> None:
-        # `train.js` handles text boxes: it triggers `verdict.input` when typing in one pauses.
+    def _ask_for_checks(self) -> None:
+        # `train.js` handles text boxes: it triggers `fit.input` when typing in one pauses.
         # Gradio's own events of a text box are not suitable: `.change` fires once per box while a
         # preset fills the form, and `.input` misses pasted text.
         chosen = [field.input for field in self._fields if not isinstance(field, gr.Textbox)]
-        gr.on([self._panel.verdict.input, self._bar.change, *chosen], **self._ask)
+        gr.on([self._panel.fit.input, self._bar.change, *chosen], **self._ask)
 
     def _show_data(self) -> None:
         fields = self._panel.fields
@@ -171,14 +171,14 @@ class TrainEvents:
         panel.queue.click(self.enqueue, self._inputs, panel.queued, **AT_ONCE)
 
     def _offer_suggestions(self) -> None:
-        """Enables the buttons that the verdict allows, and connects each suggestion to the form."""
+        """Enables the buttons that the fit panel allows; connects each suggestion to the form."""
         panel = self._panel
         offered = [panel.start, panel.detached, panel.queue, *panel.suggestions]
         offer = _filled_in(OFFER, {"SLOTS": list(range(SUGGESTIONS_SHOWN))})
-        panel.verdict.change(**in_page(offer, panel.verdict, offered))
+        panel.fit.change(**in_page(offer, panel.fit, offered))
         for number, button in enumerate(panel.suggestions):
             fill = _filled_in(APPLY, {"FIELDS": self._names, "NUMBER": number})
-            button.click(**in_page(fill, panel.verdict, [*self._fields])).then(**self._ask)
+            button.click(**in_page(fill, panel.fit, [*self._fields])).then(**self._ask)
 
     # ------------------------------------------------------------------ what an event answers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from app.words import in_digits
+from app.labels import in_digits
 from engine.runs.summaries.benchmark_results import BenchmarkResult, Benchmarks, latest
 
 MOST_ROWS = 200
@@ -16,10 +16,10 @@ _WHOSE = {"export": "exported", "best": "best", "last": "last"}
 def benchmark_table(benchmarks: Benchmarks) -> dict[str, Any]:
     """Returns the rows of the table, the newest evaluation first, and what is said of them."""
     results = sorted(latest(benchmarks.results), key=lambda one: one.time, reverse=True)
-    said = [benchmarks.problem] if benchmarks.problem else []
+    sentences = [benchmarks.problem] if benchmarks.problem else []
     if len(results) > MOST_ROWS:
-        said.append(f"The latest {MOST_ROWS} of {len(results):,} results are shown.")
-    return {"rows": [_row(one) for one in results[:MOST_ROWS]], "said": " ".join(said)}
+        sentences.append(f"The latest {MOST_ROWS} of {len(results):,} results are shown.")
+    return {"rows": [_row(one) for one in results[:MOST_ROWS]], "caption": " ".join(sentences)}
 
 
 def _row(one: BenchmarkResult) -> dict[str, str]:

@@ -1,4 +1,4 @@
-// Shows the verdict over a run: its headline, the other findings, and the evidence of each. It
+// Shows the verdict over a run: its main finding, the others, and the evidence of each. It
 // offers a change of the run's settings, which can be opened in the Train form.
 
 import { el, send, setText } from "../../shared/dom.js";
@@ -65,8 +65,8 @@ export class Diagnosis {
 }
 
 function findingItem({ text, tone, advice, evidence }) {
-    const said = `${text} ${advice}`.trimEnd();
-    if (!evidence) return el("li", { "data-tone": tone }, said);
+    const caption = `${text} ${advice}`.trimEnd();
+    if (!evidence) return el("li", { "data-tone": tone }, caption);
     const summary = el("summary", { "aria-label": `Why: ${text}` }, "Why");
-    return el("li", { "data-tone": tone }, said, el("details", {}, summary, evidence));
+    return el("li", { "data-tone": tone }, caption, el("details", {}, summary, evidence));
 }

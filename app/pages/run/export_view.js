@@ -27,7 +27,7 @@ export class ExportView {
         this.pushing.clear();
         field(this.root, "export-weights").textContent = "";
         field(this.root, "export-template").textContent = "";
-        this.showBenchmarks({ rows: [], said: "" });
+        this.showBenchmarks({ rows: [], caption: "" });
         this.root.querySelector('[data-part="export-rows"]').replaceChildren();
     }
 
@@ -42,14 +42,14 @@ export class ExportView {
             if (this.run === run_id) this.show(details.export);
         } catch (error) {
             this.version = null;
-            this.exporting.tell(error.message, true);
+            this.exporting.report(error.message, true);
         }
     }
 
-    show({ folder, can_export, has_adapters, said, rows, pushed, template, benchmarks }) {
+    show({ folder, can_export, has_adapters, caption, rows, pushed, template, benchmarks }) {
         this.exporting.form.elements.folder.value ||= folder; // what a person has typed stays
         this.pushing.form.elements.folder.value ||= pushed;
-        field(this.root, "export-weights").textContent = said;
+        field(this.root, "export-weights").textContent = caption;
         field(this.root, "export-template").textContent = template;
         this.exporting.form.hidden = !can_export;
         // Of another run, there is one form alone, and none is asked for.
@@ -61,12 +61,12 @@ export class ExportView {
         this.showBenchmarks(benchmarks);
     }
 
-    showBenchmarks({ rows, said }) {
+    showBenchmarks({ rows, caption }) {
         const card = this.root.querySelector('[data-part="benchmarks"]');
-        card.hidden = !rows.length && !said;
+        card.hidden = !rows.length && !caption;
         card.querySelector("table").hidden = !rows.length;
         card.querySelector("tbody").replaceChildren(...rows.map(benchmarkRow));
-        field(this.root, "benchmarks-said").textContent = said;
+        field(this.root, "benchmarks-caption").textContent = caption;
     }
 }
 
@@ -84,7 +84,7 @@ class ExportJob {
         this.run = null;
         this.done = () => {};
         this.form = root.querySelector(`[data-part="${name}"] form`);
-        this.said = field(root, `${name}-said`);
+        this.caption = field(root, `${name}-caption`);
         this.view = new JobView(root.querySelector(`[data-part="${progress}"]`));
         this.form.addEventListener("submit", (event) => {
             event.preventDefault();
@@ -97,7 +97,7 @@ class ExportJob {
         this.run = null;
         this.form.reset();
         this.form.hidden = true;
-        this.tell("");
+        this.report("");
         this.view.show(null);
     }
 
@@ -105,7 +105,7 @@ class ExportJob {
         const { run, form } = this;
         const button = form.querySelector(".rs-primary");
         button.disabled = true;
-        this.tell("");
+        this.report("");
         try {
             const wanted = Object.fromEntries(new FormData(form));
             const job = await this.begin(wanted);
@@ -113,18 +113,18 @@ class ExportJob {
             const over = await this.view.follow(job);
             if (over.state === "failed") throw new Error(over.error);
             if (run === this.run) {
-                this.tell(over.result);
+                this.report(over.result);
                 if (over.state === "done") this.done(wanted);
             }
         } catch (error) {
-            if (run === this.run) this.tell(error.message, true);
+            if (run === this.run) this.report(error.message, true);
         }
         this.view.show(null); // the result is shown in its place
         button.disabled = false;
     }
 
-    tell(text, isError = false) {
-        this.said.textContent = text;
-        this.said.classList.toggle("rs-error", isError);
+    report(text, isError = false) {
+        this.caption.textContent = text;
+        this.caption.classList.toggle("rs-error", isError);
     }
 }

@@ -22,12 +22,12 @@ export class LaneBars {
         this.node = node;
         this.canvas = el("canvas", { "aria-hidden": "true" });
         this.tip = el("div", { class: "rs-tip", hidden: "" });
-        this.said = el("p", { class: "rs-unseen", role: "status" });
+        this.caption = el("p", { class: "rs-unseen", role: "status" });
         // The bar that the keyboard has selected, by its row and the time of its middle.
         this.chosen = null;
         const frame = el("div", { class: "rs-lanes" });
         node.replaceWith(frame);
-        frame.append(this.canvas, node, this.tip, this.said);
+        frame.append(this.canvas, node, this.tip, this.caption);
         this.lanes = [];
         this.ghosts = [];
         node.addEventListener("pointermove", (event) => this.point(event));
@@ -155,8 +155,8 @@ export class LaneBars {
         const box = this.node.getBoundingClientRect();
         const left = clientX - box.left - MARGIN.left;
         const top = clientY - box.top - MARGIN.top;
-        const words = isDragged || !this.width ? null : this.at(left, top);
-        if (words) this.show(words, clientX, clientY);
+        const lines = isDragged || !this.width ? null : this.at(left, top);
+        if (lines) this.show(lines, clientX, clientY);
         else this.tip.hidden = true;
     }
 
@@ -218,20 +218,20 @@ export class LaneBars {
     }
 
     // Describes the selected bar, next to it and for screen readers.
-    tell() {
+    announce() {
         const bar = this.chosen && this.nearest(this.chosen.row, this.chosen.time);
         if (!bar) return;
-        const words = linesOf(bar);
+        const lines = linesOf(bar);
         const box = this.node.getBoundingClientRect();
         const x = ((middle(bar) - this.from) * this.width) / (this.to - this.from);
-        this.show(words, box.left + MARGIN.left + x, box.top + MARGIN.top + this.y(bar.lane.row));
-        this.said.textContent = words.join(", ");
+        this.show(lines, box.left + MARGIN.left + x, box.top + MARGIN.top + this.y(bar.lane.row));
+        this.caption.textContent = lines.join(", ");
     }
 
     forget() {
         this.chosen = null;
         this.tip.hidden = true;
-        this.said.textContent = "";
+        this.caption.textContent = "";
     }
 
     // The lines of text for a position on the canvas, in px, or null if nothing is there.
@@ -268,10 +268,10 @@ function linesOf({ lane, index }) {
         x: lane.x[index],
         base: lane.base[index],
     };
-    const said = lane.hovertemplate
+    const caption = lane.hovertemplate
         .replace("<extra></extra>", "")
         .replace(/%\{(\w+)(:[^}]*)?\}/g, (_, name) => written(values[name]));
-    return said.split("<br>").map(withoutEntities);
+    return caption.split("<br>").map(withoutEntities);
 }
 
 const written = (value) =>

@@ -1,4 +1,4 @@
-// The log of a run: everything that its record tells of evaluations, checkpoints, changes, states
+// The log of a run: everything that its record has on evaluations, checkpoints, changes, states
 // and messages, searchable.
 
 import { el, field, send, setText } from "../../shared/dom.js";

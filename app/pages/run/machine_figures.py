@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from app.labels import GIB
 from app.pages.run.step_time import PARTS
 from app.shared.charts.axes import (
     LIMIT_SHARE,
@@ -35,7 +36,6 @@ from app.shared.charts.drawing import (
     rounded,
 )
 from app.verdict.step_shares import step_parts
-from app.words import GIB
 from engine.runs.record.snapshot import RunSnapshot
 
 AREA_POINTS = 300

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from app.labels import in_bytes
 from app.pages.run.ranks import fullest_gpu
-from app.words import in_bytes
 from engine.runs.record.snapshot import RunSnapshot
-from engine.words import GIB
+from engine.text import GIB
 
 LEAST_FREE_SHARE, LEAST_FREE = 0.05, GIB
 """Share of the limit, and number of bytes, below which free memory is short."""
@@ -41,7 +41,7 @@ def _meter(snapshot: RunSnapshot, name: str, used: Any, limit: int) -> dict[str,
     now, most = int(used[-1]), int(np.max(used))
     free = max(0, limit - now)
     prediction_check = _prediction_check(snapshot, FORECASTS[name])
-    words = f"{in_bytes(now)} of {in_bytes(limit)}"
+    text = f"{in_bytes(now)} of {in_bytes(limit)}"
     notes = [f"{in_bytes(free)} free", f"at most {in_bytes(most)} so far"]
     if prediction_check:
         notes.append(f"{in_bytes(prediction_check)} predicted")
@@ -52,7 +52,7 @@ def _meter(snapshot: RunSnapshot, name: str, used: Any, limit: int) -> dict[str,
         "share": round(min(1.0, now / limit), 4),
         "most": round(min(1.0, most / limit), 4),
         "predicted": round(min(1.0, prediction_check / limit), 4) if prediction_check else None,
-        "text": words,
+        "text": text,
         "note": "; ".join(notes),
         "tone": "warn" if free < max(LEAST_FREE_SHARE * limit, LEAST_FREE) else "good",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.shared.pool_words import places_in_words
+from app.shared.pool_labels import places_text
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.pool import Units, listed, units_by_place
 from engine.planning.schedule.choices import PlanChoices
@@ -22,9 +22,9 @@ def places(snapshot: RunSnapshot) -> dict[str, Any] | None:
         return None
     units = units_by_place(count, _choices(snapshot.plan_choices, count))
     on_gpu = snapshot.device == "cuda"
-    said, more = places_in_words(units, on_gpu)
+    text, more = places_text(units, on_gpu)
     rows = [[each.words, _place(each), _updated(each, on_gpu)] for each in units]
-    return {"said": said, "more": more, "rows": rows}
+    return {"caption": text, "more": more, "rows": rows}
 
 
 MOST_OUTSIDE = 2

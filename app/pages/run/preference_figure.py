@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from app.labels import in_digits, in_share
 from app.shared.charts.axes import Axis, Line, curve, figure, places, two_rows
 from app.shared.charts.curve_points import downsample, smooth, smoothing_window
 from app.shared.charts.drawing import BLUE, GREEN, ORANGE, RED, VIOLET, Figure
-from app.words import in_digits, in_share
 from engine.runs.record.event_tables import EvalTable, StepTable
 from engine.runs.record.snapshot import RunSnapshot
 
@@ -63,7 +63,7 @@ def _smoothed(
     return curve(name, *downsample(x[known], mean), line)
 
 
-def preference_words(snapshot: RunSnapshot) -> str:
+def preference_summary(snapshot: RunSnapshot) -> str:
     """Returns a sentence for the figure, about validation pairs if there are any; it is empty for a
     run without pairs.
     """

@@ -33,7 +33,7 @@ export class SamplePrompts {
         field(this.card, "first").textContent = title(steps[0]);
         field(this.card, "chosen").textContent = chosen;
         this.at.setAttribute("aria-valuetext", chosen);
-        field(this.card, "said").textContent = isOnly
+        field(this.card, "caption").textContent = isOnly
             ? chosen
             : `${chosen}, ${at + 1} of ${steps.length}`;
         this.at.disabled = isOnly;

@@ -6,22 +6,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.labels import in_share
 from app.pages.run.spans import MAX_SPANS, Window, lanes_of, phases_of, within
-from app.pages.run.timeline_bars import LANE_WORDS, MAX_WAITS, lane_bars, wait_bars
+from app.pages.run.timeline_bars import LANE_LABELS, MAX_WAITS, lane_bars, wait_bars
 from app.pages.run.timeline_figure import (
     batches_of,
     busy_share,
-    count_words,
+    count_text,
     duration,
     layout_of,
     phase_lines,
     timeline_figure,
     timeline_legend,
     timeline_phases,
-    timeline_said,
+    timeline_text,
 )
 from app.shared.charts.drawing import Figure
-from app.words import in_share
 from engine.planning.schedule.ops import Lane
 from engine.runs.record.events import PlanSimulated, StepTimeline
 from engine.runs.record.timeline_index import of_rank, ranks_in
@@ -48,7 +48,7 @@ def timeline_part(
         return {
             **_figure_of_all(timeline, None),
             "phases": timeline_phases(first),
-            "said": _said_of_all(timeline),
+            "caption": _text_of_all(timeline),
             "legend": [_summed(entry) for entry in timeline_legend(shown)],
             **of_step,
         }
@@ -56,7 +56,7 @@ def timeline_part(
     return {
         **timeline_figure(own, simulated),
         "phases": timeline_phases(own),
-        "said": timeline_said(own),
+        "caption": timeline_text(own),
         "legend": timeline_legend(own, simulated),
         **of_step,
     }
@@ -99,7 +99,7 @@ def _figure_of_all(timeline: StepTimeline, window: Window | None) -> Figure:
         spans = within(own.spans, window)
         lanes = lanes_of(spans, MAX_SPANS // ranks, COMMON_LANES)
         for lane, bars in lanes.items():
-            rows.append(f"{rank} {LANE_WORDS[lane]}")
+            rows.append(f"{rank} {LANE_LABELS[lane]}")
             data.append(lane_bars(lane, bars, batches, rows[-1]))
         row = rows[-len(lanes)]
         data += wait_bars(within(own.waits, window), row, MAX_WAITS // ranks)
@@ -110,11 +110,11 @@ def _figure_of_all(timeline: StepTimeline, window: Window | None) -> Figure:
         "data": data,
         "layout": layout_of(rows, shown.spans, shown.waits, lines),
         "is_whole": drawn == whole,
-        "count": count_words(drawn, whole, window),
+        "count": count_text(drawn, whole, window),
     }
 
 
-def _said_of_all(timeline: StepTimeline) -> str:
+def _text_of_all(timeline: StepTimeline) -> str:
     """Returns one sentence for people who cannot or do not want to read the figure."""
     ranks = ranks_in(timeline)
     shares = [busy_share(of_rank(timeline, rank)) for rank in range(ranks)]

@@ -1,10 +1,10 @@
-"""The ranks of a run are told apart here, where it has several. Pure functions of a snapshot."""
+"""The ranks of a run, side by side, where it has several. Pure functions of a snapshot."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from app.words import in_bytes
+from app.labels import in_bytes
 from engine.runs.record.events import RankSample
 from engine.runs.record.snapshot import RunSnapshot
 
@@ -12,7 +12,7 @@ MOST_DRAWN = 64
 """Largest number of ranks that are drawn, since a damaged record may name any number."""
 
 
-def ranks_in_words(snapshot: RunSnapshot) -> str:
+def ranks_text(snapshot: RunSnapshot) -> str:
     """Returns how many ranks compute a run, as in "2 GPUs"; empty for one."""
     count = snapshot.rank_count
     if count == 1:
@@ -43,11 +43,11 @@ def rank_table(snapshot: RunSnapshot) -> dict[str, Any] | None:
         if has_power:
             row.append(f"{rank['power']:,.0f} W")
         rows.append(row)
-    said = (
-        f"{ranks_in_words(snapshot)} compute each step together: each takes its share of the rows, "
+    text = (
+        f"{ranks_text(snapshot)} compute each step together: each takes its share of the rows, "
         "and updates its share of the weights. Weights and states in RAM are there once."
     )
-    return {"said": said, "heads": heads, "rows": rows}
+    return {"caption": text, "heads": heads, "rows": rows}
 
 
 def fullest_gpu(snapshot: RunSnapshot) -> RankSample | None:

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from app.labels import STATE_LABELS, in_digits, in_share, in_time
 from app.pages.run.best import best_of
 from app.pages.run.preference_figure import ACCURACY, MARGIN
 from app.verdict.outcome import how_its_export_failed
 from app.verdict.validation import memorizes
-from app.words import STATE_WORDS, in_digits, in_share, in_time
 from engine.config.export_choice import ExportFrom
 from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.events import ExactMatchMeasured
 from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
 from engine.runs.record.validation import Best
+from engine.text import counted
 from engine.training.checkpoints.saved_on_disk import SavedSteps
-from engine.words import counted
 
 UNEVALUATED = (
     "No validation rows were evaluated, so nobody knows whether it learned more than its rows; "
@@ -65,7 +65,7 @@ def _title(snapshot: RunSnapshot, state: str) -> str:
     if state == "finished":
         return f"Finished {counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}"
     of = f" of {snapshot.total_steps:,}" if snapshot.total_steps else ""
-    return f"{STATE_WORDS[state]} at step {snapshot.step:,}{of}, after {in_time(snapshot.seconds)}"
+    return f"{STATE_LABELS[state]} at step {snapshot.step:,}{of}, after {in_time(snapshot.seconds)}"
 
 
 def _whose(step: int | None, saved: SavedSteps, exported: int | None) -> str:
@@ -79,8 +79,8 @@ def _of(snapshot: RunSnapshot, step: int | None, whose: str) -> str:
     """Returns whose numbers these are."""
     if step is None:
         return "No weights are left of this run."
-    said = f"All numbers are of the weights of step {step:,}, {whose}."
-    return said if len(snapshot.evals) else f"{said} {UNEVALUATED}"
+    text = f"All numbers are of the weights of step {step:,}, {whose}."
+    return text if len(snapshot.evals) else f"{text} {UNEVALUATED}"
 
 
 def _actions(

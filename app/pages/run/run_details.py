@@ -85,34 +85,34 @@ def _export(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]:
     rows = [{"label": label, "text": text} for label, text in typed]
     if saved is not None:
         runs = str(folder.path.resolve().parent)
-        words = shlex.join(["export", folder.id, target, "--runs-dir", runs])
+        command = shlex.join(["export", folder.id, target, "--runs-dir", runs])
         rows.append(
-            {"label": "Export it without a browser", "text": f"{program_command()} {words}"}
+            {"label": "Export it without a browser", "text": f"{program_command()} {command}"}
         )
     if saved is not None or has_export:
         rows.append({"label": "Measure it on benchmarks", "text": _eval_command(folder)})
     if saved is None:
-        said = "No checkpoint is saved, so there are no weights to export."
+        sentence = "No checkpoint is saved, so there are no weights to export."
     else:
         which = "best" if saved == there.best else "newest saved"
-        said = f"The {which} weights are those of step {saved:,}; an export takes these."
+        sentence = f"The {which} weights are those of step {saved:,}; an export takes these."
     if has_export:
-        said += (
+        sentence += (
             f" The run itself exported to {exported}, which only your account can read; for "
             "programs of other accounts, export to a folder elsewhere."
         )
     if fault:
-        said += f" The run's own export cannot be used: {fault}"
+        sentence += f" The run's own export cannot be used: {fault}"
     pushed = loaded if has_export else ""
     return {
         "folder": target,
         "can_export": saved is not None,
         "has_adapters": _has_adapters(folder),
-        "said": said,
+        "caption": sentence,
         "rows": rows,
         "pushed": pushed,
         "benchmarks": benchmark_table(read_benchmarks(folder.path)),
-        "template": _template_in_words(folder, is_adapter) if has_export else "",
+        "template": _template_text(folder, is_adapter) if has_export else "",
     }
 
 
@@ -126,8 +126,8 @@ def _has_adapters(folder: RunFolder) -> bool:
 def _eval_command(folder: RunFolder) -> str:
     """Returns the command that asks a first task; the person names others in its place."""
     runs = str(folder.path.resolve().parent)
-    words = shlex.join(["eval", folder.id, "--tasks", "arc_easy", "--runs-dir", runs])
-    return f"{program_command()} {words}"
+    command = shlex.join(["eval", folder.id, "--tasks", "arc_easy", "--runs-dir", runs])
+    return f"{program_command()} {command}"
 
 
 def _base_of(folder: RunFolder) -> str:
@@ -147,11 +147,11 @@ def _export_from(folder: RunFolder) -> ExportFrom:
 
 def _ollama_name(folder: RunFolder) -> str:
     """Returns a name for the model in Ollama, which takes small letters, digits and dashes."""
-    words = re.findall(r"[a-z0-9]+", _config_name(folder).lower())
-    return "-".join(words) or "my-model"
+    parts = re.findall(r"[a-z0-9]+", _config_name(folder).lower())
+    return "-".join(parts) or "my-model"
 
 
-def _template_in_words(folder: RunFolder, is_adapter: bool) -> str:
+def _template_text(folder: RunFolder, is_adapter: bool) -> str:
     """Returns what the Modelfile of a run's export says of its template."""
     try:
         content = safe_files.read_bytes(folder.export_path / MODELFILE, folder.root)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from app.labels import GIB, in_digits, in_share, in_step_time
 from app.pages.run.learning_figures import (
     accuracy_figure,
     loss_figure,
@@ -21,14 +22,13 @@ from app.pages.run.machine_figures import (
     tflops_figure,
     throughput_figure,
 )
-from app.pages.run.preference_figure import preference_figure, preference_words
+from app.pages.run.preference_figure import preference_figure, preference_summary
 from app.pages.run.step_time import PARTS
 from app.shared.charts.axes import Axis
 from app.shared.charts.drawing import Figure
-from app.verdict.memory_kinds import growth_words, memory_kinds
+from app.verdict.memory_kinds import growth_text, memory_kinds
 from app.verdict.memory_rules import in_danger
 from app.verdict.step_shares import recent_shares
-from app.words import GIB, in_digits, in_share, in_step_time
 from engine.runs.record.snapshot import RECENT_STEPS, RunSnapshot
 
 FIGURES: dict[str, Callable[[RunSnapshot, Axis], Figure]] = {
@@ -50,33 +50,33 @@ SHARE_SEEN = 0.005
 
 def summaries(snapshot: RunSnapshot) -> dict[str, str]:
     """Returns a sentence for each figure, for people who cannot or do not want to read it."""
-    said = {}
+    texts = {}
     if len(snapshot.steps):
-        said["loss"] = _loss_words(snapshot)
-        said["optimizer"] = _optimizer_words(snapshot)
-        said["tflops"] = _tflops_words(snapshot)
-        said["throughput"] = _throughput_words(snapshot)
-        said["step_time"] = _step_time_words(snapshot)
+        texts["loss"] = _loss_text(snapshot)
+        texts["optimizer"] = _optimizer_text(snapshot)
+        texts["tflops"] = _tflops_text(snapshot)
+        texts["throughput"] = _throughput_text(snapshot)
+        texts["step_time"] = _step_time_text(snapshot)
     asked = [match for match in snapshot.exact_matches if match.total]
     if asked:
-        said["accuracy"] = "; ".join(
+        texts["accuracy"] = "; ".join(
             f"{match.correct} of {match.total} at step {match.step:,}" for match in asked[-2:]
         )
-    pairs = preference_words(snapshot)
+    pairs = preference_summary(snapshot)
     if pairs:
-        said["preference"] = pairs
+        texts["preference"] = pairs
     memory = snapshot.memory
     if len(memory):
-        said["memory"] = _memory_words(snapshot)
+        texts["memory"] = _memory_text(snapshot)
     if len(memory) and any(memory.power):
         cards = f"the {len(snapshot.ranks)} cards" if snapshot.ranks else "the card"
-        said["power"] = (
+        texts["power"] = (
             f"{float(np.median(memory.power)):,.0f} W in the median sample, "
             f"{in_digits(memory.energy[-1])} Wh so far; {cards} alone"
         )
     if len(snapshot.norms):
-        said["norms"] = _norms_words(snapshot)
-    return said
+        texts["norms"] = _norms_text(snapshot)
+    return texts
 
 
 def alarms(snapshot: RunSnapshot) -> set[str]:
@@ -84,18 +84,18 @@ def alarms(snapshot: RunSnapshot) -> set[str]:
     return {"memory"} if in_danger(snapshot) else set()
 
 
-def _loss_words(snapshot: RunSnapshot) -> str:
+def _loss_text(snapshot: RunSnapshot) -> str:
     steps, evals = snapshot.steps, snapshot.evals
-    told = (
+    text = (
         f"{steps.loss[0]:.3g} at step {steps.step[0]:,}, {steps.loss[-1]:.3g} at step "
         f"{steps.step[-1]:,}"
     )
     if len(evals):
-        told += f"; validation {evals.loss[-1]:.3g} at step {evals.step[-1]:,}"
-    return told
+        text += f"; validation {evals.loss[-1]:.3g} at step {evals.step[-1]:,}"
+    return text
 
 
-def _optimizer_words(snapshot: RunSnapshot) -> str:
+def _optimizer_text(snapshot: RunSnapshot) -> str:
     steps = snapshot.steps
     norm = steps.grad_norm
     return (
@@ -104,34 +104,34 @@ def _optimizer_words(snapshot: RunSnapshot) -> str:
     )
 
 
-def _memory_words(snapshot: RunSnapshot) -> str:
+def _memory_text(snapshot: RunSnapshot) -> str:
     return "; ".join(
-        f"{kind.name} {kind.most / GIB:.2f} GiB at most{growth_words(kind.growth)}"
+        f"{kind.name} {kind.most / GIB:.2f} GiB at most{growth_text(kind.growth)}"
         for kind in memory_kinds(snapshot)
     )
 
 
-def _throughput_words(snapshot: RunSnapshot) -> str:
+def _throughput_text(snapshot: RunSnapshot) -> str:
     """Returns the measured values, together with the prediction of the plan's simulation and the
     limit of the machine, where these are known.
     """
     steps = snapshot.steps
-    told = f"{float(np.median(steps.tokens_per_second)):,.0f} tokens/s in the median step"
+    text = f"{float(np.median(steps.tokens_per_second)):,.0f} tokens/s in the median step"
     predicted = snapshot.plan_choices.get("predicted_seconds")
     if predicted:
         seconds = float(np.median(steps.seconds))
-        told += f"; a step takes {in_step_time(seconds)}, {in_step_time(predicted)} were predicted"
+        text += f"; a step takes {in_step_time(seconds)}, {in_step_time(predicted)} were predicted"
     if snapshot.ceiling_tflops:
         tflops = float(np.median(steps.tflops))
         ceiling = snapshot.ceiling_tflops
-        told += (
+        text += (
             f"; {in_digits(tflops)} TFLOPS, {in_share(tflops / ceiling)} of the "
             f"{in_digits(ceiling)} that large matrix products reach here"
         )
-    return told
+    return text
 
 
-def _tflops_words(snapshot: RunSnapshot) -> str:
+def _tflops_text(snapshot: RunSnapshot) -> str:
     tflops = float(np.median(snapshot.steps.tflops[-RECENT_STEPS:]))
     if not snapshot.ceiling_tflops:
         return f"{in_digits(tflops)} in the latest steps"
@@ -139,16 +139,16 @@ def _tflops_words(snapshot: RunSnapshot) -> str:
     return f"{in_digits(tflops)} in the latest steps, {share} of this machine’s ceiling"
 
 
-def _step_time_words(snapshot: RunSnapshot) -> str:
+def _step_time_text(snapshot: RunSnapshot) -> str:
     """Returns the parts of the latest steps whose shares are large enough to be seen."""
-    told = []
+    parts = []
     for name, share in recent_shares(snapshot).items():
         if share >= SHARE_SEEN:
-            told.append(f"{PARTS[name][0]} {in_share(share)}")
-    return f"of the latest steps: {', '.join(told)}" if told else ""
+            parts.append(f"{PARTS[name][0]} {in_share(share)}")
+    return f"of the latest steps: {', '.join(parts)}" if parts else ""
 
 
-def _norms_words(snapshot: RunSnapshot) -> str:
+def _norms_text(snapshot: RunSnapshot) -> str:
     norms = snapshot.norms
     latest = {unit: values[-1] for unit, values in norms.norms.items() if values[-1] > 0}
     if not latest:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from app.shared.run_bar import JOB_WORDS
-from app.words import STATE_WORDS, in_bytes, in_digits, in_share, in_short_time, state_word
+from app.labels import STATE_LABELS, in_bytes, in_digits, in_share, in_short_time, state_label
+from app.shared.run_bar import JOB_LABELS
 from engine.runs.record.events import (
     BestKept,
     CheckpointWritten,
@@ -34,7 +34,7 @@ from engine.runs.record.events import (
 )
 from engine.runs.record.lines import AddedLines, line_kind, parse_line
 from engine.runs.record.snapshot import LogEntry
-from engine.words import counted
+from engine.text import counted
 
 _STEP = re.compile(rb'"step": ?(\d+)')
 _HEAD = 300
@@ -92,8 +92,8 @@ class RunLog:
             self._add("message", self._time, text, "warning")
             return
         self._time = record.time
-        told = _told(record.event)
-        if told is None:
+        sentence = _entry_text(record.event)
+        if sentence is None:
             return
         if isinstance(record.event, RunStarted):
             self._step = record.event.resumed_step or 0
@@ -101,7 +101,7 @@ class RunLog:
             self._step = record.event.step
         # An export or an answer may belong to the best step, an earlier one: the run is not there.
         step = getattr(record.event, "step", None) or self._step
-        self._add(told[0], record.time, told[1], _level(record.event), step)
+        self._add(sentence[0], record.time, sentence[1], _level(record.event), step)
 
     def _add(self, kind: str, time: float, text: str, level: str, step: int | None = None) -> None:
         self._entries.append(_entry(kind, time, self._step if step is None else step, text, level))
@@ -130,9 +130,9 @@ def _level(event: Event) -> str:
     return "warning" if isinstance(event, (StepSkipped, PlannedAnew)) else "info"
 
 
-def _told(event: Event) -> tuple[str, str] | None:
+def _entry_text(event: Event) -> tuple[str, str] | None:
     """Returns the kind of an entry and its words, or None for an event that has none."""
-    for event_type, (kind, words) in _WORDS.items():
+    for event_type, (kind, words) in _ENTRIES.items():
         if isinstance(event, event_type):
             return kind, words(event)
     return None
@@ -181,7 +181,7 @@ def _plain(value: Any) -> str:
 
 
 def _state(event: StateChanged) -> str:
-    return _with_reason(STATE_WORDS[event.state], event.reason)
+    return _with_reason(STATE_LABELS[event.state], event.reason)
 
 
 def _with_reason(word: str, reason: str) -> str:
@@ -198,17 +198,17 @@ def _started(event: RunStarted) -> str:
 
 
 def _ended(event: RunEnded) -> str:
-    return _with_reason(state_word(event.state, event.export_failed), event.reason)
+    return _with_reason(state_label(event.state, event.export_failed), event.reason)
 
 
 def _planned_anew(event: PlannedAnew) -> str:
-    during = JOB_WORDS.get(event.during, event.during.replace("_", " "))
+    during = JOB_LABELS.get(event.during, event.during.replace("_", " "))
     where = f" ({during})" if during else ""
     changed = ", ".join(f"{name} {_plain(value)}" for name, value in event.after.items())
     return f"The GPU ran out of memory{where}: planned anew with {changed or 'less'}."
 
 
-_WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
+_ENTRIES: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     LogLine: ("message", lambda event: event.text),
     EvalFinished: ("evaluation", _evaluation),
     ExactMatchMeasured: ("evaluation", _exact),

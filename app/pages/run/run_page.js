@@ -97,11 +97,11 @@ export class RunPage {
         this.showOnly("empty");
     }
 
-    // The run of the address cannot be shown; `said` says why.
-    miss(said) {
+    // The run of the address cannot be shown; `caption` says why.
+    miss(caption) {
         this.clear();
         this.showOnly("gone");
-        setText(field(this.root, "gone"), said);
+        setText(field(this.root, "gone"), caption);
     }
 
     // The address names another step, or none.
@@ -171,26 +171,26 @@ export class RunPage {
         }
     }
 
-    // The line over the run says the headline already. The card is needed only for more than that.
+    // The line over the run shows the main finding already. The card is needed only for more.
     showDiagnosis({ diagnosis, bar, run_id, stage }) {
         this.diagnosis.show(diagnosis, run_id);
-        const says = diagnosis.advice || diagnosis.offer || diagnosis.also.length;
-        const isSaid = bar.sentence.startsWith(diagnosis.text);
-        this.part("diagnosis").classList.toggle("rs-said", isSaid && !says);
+        const hasMore = diagnosis.advice || diagnosis.offer || diagnosis.also.length;
+        const isRepeated = bar.sentence.startsWith(diagnosis.text);
+        this.part("diagnosis").classList.toggle("rs-repeated", isRepeated && !hasMore);
         // A phone says it once.
-        this.part("diagnosis").classList.toggle("rs-headed", isSaid);
-        this.root.classList.toggle("rs-says-headline", Boolean(stage?.actions.length));
+        this.part("diagnosis").classList.toggle("rs-headed", isRepeated);
+        this.root.classList.toggle("rs-has-stage-actions", Boolean(stage?.actions.length));
     }
 
     showFigure(name, part) {
         const node = this.charts.node(name);
-        const said = this.root.querySelector(`[data-said="${name}"]`);
+        const caption = this.root.querySelector(`[data-caption="${name}"]`);
         node.closest("figure").hidden = Boolean(part.is_absent);
         this.charts.set(name, part);
         if (part.scale) this.showScale(name, part.scale);
-        said.textContent = part.said;
-        said.dataset.tone = part.tone;
-        describe(node, part.said);
+        caption.textContent = part.caption;
+        caption.dataset.tone = part.tone;
+        describe(node, part.caption);
     }
 
     // The color scale of a map, as elements of the page: Plotly's own takes a third of the drawing
@@ -258,7 +258,7 @@ export class RunPage {
         const card = this.part("places");
         card.hidden = !places;
         if (!places) return;
-        field(card, "places-said").textContent = places.said;
+        field(card, "places-caption").textContent = places.caption;
         field(card, "places-more").textContent = places.more;
         card.querySelector("tbody").replaceChildren(...places.rows.map(placeRow));
     }
@@ -268,7 +268,7 @@ export class RunPage {
         card.hidden = !forecast;
         if (!forecast) return;
         card.querySelector("tbody").replaceChildren(...forecast.rows.map(forecastRow));
-        this.part("forecast-said").textContent = forecast.said;
+        this.part("forecast-caption").textContent = forecast.caption;
     }
 
     showAnswers(answers) {
@@ -314,8 +314,8 @@ function answerTone(text, expected) {
 }
 
 // For screen readers, the caption of a drawing is its description.
-function describe(node, said) {
+function describe(node, caption) {
     const title = node.closest("figure").querySelector("h3").textContent;
     node.setAttribute("role", "img");
-    node.setAttribute("aria-label", `${title}: ${said || "nothing to show"}.`);
+    node.setAttribute("aria-label", `${title}: ${caption || "nothing to show"}.`);
 }

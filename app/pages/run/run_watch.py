@@ -21,11 +21,11 @@ import orjson
 
 from app.pages.run.meters import meters
 from app.pages.run.rank_figure import timeline_part
-from app.pages.run.ranks import rank_table, ranks_in_words
+from app.pages.run.ranks import rank_table, ranks_text
 from app.pages.run.result import result
 from app.pages.run.run_figures import FIGURES, alarms, summaries
 from app.pages.run.run_log import RunLog
-from app.pages.run.run_words import details, prompt_answers, tiles
+from app.pages.run.run_overview import details, prompt_answers, tiles
 from app.pages.run.stage import stage
 from app.session.followed_run import FollowedRun
 from app.session.session import Session
@@ -39,8 +39,8 @@ from engine.errors import RamstreamError, first_line
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.record.timeline_index import TimelineIndex
 from engine.runs.summaries.about import read_about
+from engine.text import counted
 from engine.training.checkpoints.saved_on_disk import saved_steps
-from engine.words import counted
 
 T = TypeVar("T")
 
@@ -130,12 +130,12 @@ class Watch:
             self.run.is_lost,
             self.run.is_starting(),
         )
-        said = self._shown(
+        judged = self._shown(
             "the verdict", lambda of: verdict(of, run.state(of.state), run.saved, config)
         )
-        bar = self._shown("the line over the run", lambda of: run_bar(of, run, said))
+        bar = self._shown("the line over the run", lambda of: run_bar(of, run, judged))
         if self.run.is_lost:  # there is nothing to continue from
-            said = replace(said, headline=replace(said.headline, advice=""))
+            judged = replace(judged, main=replace(judged.main, advice=""))
         head = {
             "run_id": self.folder.id,
             "seq": snapshot.last_seq,
@@ -148,7 +148,7 @@ class Watch:
                 lambda of: result(of, bar["state"], run.saved, _export_from(config)),
             ),
             "evaluates": config is None or _evaluates(config) or bool(len(snapshot.evals)),
-            "diagnosis": said.to_dict(),
+            "diagnosis": judged.to_dict(),
         }
         remarks = self._remarks(is_running)
         return _serialized(head | {"bar": bar | {"note": about.note, "remarks": remarks}})[1:-1]
@@ -175,7 +175,7 @@ class Watch:
     def _remarks(self, is_running: bool) -> list[str]:
         """Returns sentences on what is special about this run or its record."""
         remarks = []
-        ranks = ranks_in_words(self.snapshot)
+        ranks = ranks_text(self.snapshot)
         if is_running and not self.run.is_active():
             it = f"{ranks} compute it together; it" if ranks else "It"
             remarks.append(
@@ -197,7 +197,7 @@ class Watch:
 
     def _keep_figures(self, is_over: bool) -> None:
         snapshot = self.snapshot
-        said = self._shown("the captions", summaries)
+        captions = self._shown("the captions", summaries)
         alarmed = self._shown("the alarms", alarms)
         curves = (
             is_over,
@@ -211,11 +211,11 @@ class Watch:
         norms = (is_over, snapshot.sessions, snapshot.norms.count)
         for axis in self._axes_in_use():
             for name in FIGURES:
-                words = {
-                    "said": said.get(name, ""),
+                texts = {
+                    "caption": captions.get(name, ""),
                     "tone": "warn" if name in alarmed else "",
                 }
-                build = functools.partial(_figure, name, snapshot, axis, _Told(words, is_over))
+                build = functools.partial(_figure, name, snapshot, axis, _Extras(texts, is_over))
                 self._keep(name, axis, norms if name == "norms" else curves, build)
 
     def _keep_timeline(self, is_over: bool) -> None:
@@ -325,10 +325,10 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Extras:
     """Caption of a figure."""
 
-    words: dict[str, str]
+    texts: dict[str, str]
     is_over: bool
     """Whether no further step will appear in the figure."""
 
@@ -342,12 +342,12 @@ def _evaluates(config: TrainConfig) -> bool:
     return bool(config.output.eval_every and config.data.eval_fraction)
 
 
-def _figure(name: str, snapshot: RunSnapshot, axis: Axis, told: _Told) -> dict[str, Any]:
+def _figure(name: str, snapshot: RunSnapshot, axis: Axis, extras: _Extras) -> dict[str, Any]:
     """Returns a figure with its description."""
     drawn = FIGURES[name](snapshot, axis)
-    if told.is_over and is_empty(drawn) and not drawn.get("is_absent"):
+    if extras.is_over and is_empty(drawn) and not drawn.get("is_absent"):
         write_empty(drawn["layout"], NO_SAMPLE if name == "norms" else NO_STEP)
-    return drawn | told.words
+    return drawn | extras.texts
 
 
 def _timeline(snapshot: RunSnapshot, is_over: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ export class SettingsView {
             event.preventDefault();
             this.describe();
         });
-        this.form.addEventListener("input", () => this.say(""));
+        this.form.addEventListener("input", () => this.report(""));
         const copy = root.querySelector('[data-copy="config"]');
         copy.addEventListener("click", () => copyText(copy, field(root, "config")));
         root.querySelector('[data-part="draft"]').addEventListener("click", ({ target }) =>
@@ -45,7 +45,7 @@ export class SettingsView {
             field(this.root, name).textContent = "";
         this.root.querySelector('[data-part="command-rows"]').replaceChildren();
         this.form.reset();
-        this.say("");
+        this.report("");
     }
 
     show(details) {
@@ -84,17 +84,17 @@ export class SettingsView {
                 note: note.value,
                 tags: tags.value.split(","),
             });
-            this.say("Saved.");
+            this.report("Saved.");
             this.changed();
         } catch (error) {
-            this.say(error.message, true);
+            this.report(error.message, true);
         }
     }
 
-    say(text, isError = false) {
-        const said = field(this.root, "describe-said");
-        said.textContent = text;
-        said.classList.toggle("rs-error", isError);
+    report(text, isError = false) {
+        const caption = field(this.root, "describe-caption");
+        caption.textContent = text;
+        caption.classList.toggle("rs-error", isError);
     }
 }
 

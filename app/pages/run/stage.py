@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.shared.run_bar import JOB_WORDS
+from app.labels import STATE_LABELS, STATE_TONES, in_bytes, in_count, in_digits
+from app.shared.run_bar import JOB_LABELS
 from app.verdict.outcome import how_it_can_go_on, how_it_ended
-from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits
 from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
+from engine.text import counted
 from engine.training.checkpoints.saved_on_disk import SavedSteps
-from engine.words import counted
 
 TITLES = {
     "preparing": "Getting ready",
@@ -42,7 +42,7 @@ def stage(snapshot: RunSnapshot, state: str, saved: SavedSteps) -> dict[str, Any
         return None
     is_over = state in OVER_STATES or state == "interrupted"
     return {
-        "title": f"{STATE_WORDS[state]} before the first step"
+        "title": f"{STATE_LABELS[state]} before the first step"
         if is_over
         else _title(snapshot, state),
         "text": _why(snapshot, state, saved) if is_over else _text(snapshot, state),
@@ -56,7 +56,7 @@ def stage(snapshot: RunSnapshot, state: str, saved: SavedSteps) -> dict[str, Any
 def _title(snapshot: RunSnapshot, state: str) -> str:
     if snapshot.job is None or state in ("paused", "pausing"):
         return TITLES[state]
-    return JOB_WORDS.get(snapshot.job.job, TITLES[state])
+    return JOB_LABELS.get(snapshot.job.job, TITLES[state])
 
 
 def _text(snapshot: RunSnapshot, state: str) -> str:

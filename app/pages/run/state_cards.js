@@ -145,7 +145,7 @@ export class RankTable {
     show(table) {
         this.root.hidden = !table;
         if (!table) return;
-        setText(field(this.root, "ranks-said"), table.said);
+        setText(field(this.root, "ranks-caption"), table.caption);
         const heads = table.heads.map((head) => el("th", { scope: "col" }, head));
         this.root.querySelector("thead").replaceChildren(el("tr", {}, ...heads));
         this.root.querySelector("tbody").replaceChildren(...table.rows.map(rankRow));

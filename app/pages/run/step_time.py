@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.shared.charts.drawing import AMBER, BLUE, GRAY, GREEN, OLIVE, ORANGE, PINK, TEAL
-from app.verdict.step_shares import PART_WORDS
+from app.verdict.step_shares import PART_LABELS
 
 _COLORS = {
     "compute": GREEN,
@@ -15,5 +15,5 @@ _COLORS = {
     "exchange": OLIVE,
     "other": GRAY,
 }
-PARTS = {name: (words, _COLORS[name]) for name, words in PART_WORDS.items()}
+PARTS = {name: (words, _COLORS[name]) for name, words in PART_LABELS.items()}
 """Label and color of each part; the color is that of the timeline."""

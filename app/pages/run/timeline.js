@@ -170,7 +170,7 @@ export class Timeline {
                 // The latest step may have moved on meanwhile: this one is nearer than the last.
                 if (run !== this.run || meant !== this.meant()) continue;
                 if (found.error) {
-                    this.say(found.error.message);
+                    this.report(found.error.message);
                     break;
                 }
                 this.take(found, query);
@@ -193,7 +193,7 @@ export class Timeline {
         if (part === this.taken) return;
         this.taken = part;
         this.ranks.offer(part.ranks);
-        this.say(part.said);
+        this.report(part.caption);
         this.node.style.setProperty("--rs-rows", part.layout.yaxis.categoryarray.length);
         this.part("legend").replaceChildren(...part.legend.map(legendEntry));
         this.phases.take(part.phases);
@@ -207,10 +207,10 @@ export class Timeline {
     }
 
     // The description is read aloud if a person chose the step, but not for each new sampled step.
-    say(text) {
-        const said = this.root.querySelector('[data-said="timeline"]');
-        said.setAttribute("aria-live", this.chosen === null ? "off" : "polite");
-        said.textContent = text;
+    report(text) {
+        const caption = this.root.querySelector('[data-caption="timeline"]');
+        caption.setAttribute("aria-live", this.chosen === null ? "off" : "polite");
+        caption.textContent = text;
     }
 
     // -------------------------------------------------------------- which step
@@ -226,9 +226,9 @@ export class Timeline {
         this.slider.max = Math.max(0, last);
         this.slider.value = at;
         const step = this.steps[at];
-        const words = step === undefined ? "" : `Step ${step.toLocaleString("en")}`;
-        if (words) this.slider.setAttribute("aria-valuetext", words);
-        this.part("number").textContent = words;
+        const text = step === undefined ? "" : `Step ${step.toLocaleString("en")}`;
+        if (text) this.slider.setAttribute("aria-valuetext", text);
+        this.part("number").textContent = text;
         this.part("earlier").disabled = at <= 0;
         this.part("later").disabled = at >= last;
         this.part("latest").setAttribute("aria-pressed", String(this.chosen === null));
@@ -409,7 +409,7 @@ export class Timeline {
             await this.setRange([center - half, center + half]);
         }
         this.showZoom();
-        this.bars.tell();
+        this.bars.announce();
     }
 
     press(event) {

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from app.labels import in_short_time
 from app.pages.run.spans import MergedSpan, longest
 from app.shared.charts.drawing import (
     AMBER,
@@ -24,7 +25,6 @@ from app.shared.charts.drawing import (
     escaped,
     rounded,
 )
-from app.words import in_short_time
 from engine.planning.schedule.ops import Lane, OpKind
 from engine.runs.record.events import Span, Wait
 
@@ -89,7 +89,7 @@ WAITS = {
 """
 
 OP_COLORS: dict[str, str] = {op: color for color, ops in OP_GROUPS.values() for op in ops}
-OP_WORDS: dict[str, str] = {
+OP_LABELS: dict[str, str] = {
     OpKind.PREFETCH: "weights in",
     OpKind.BARRIER: "until all GPUs have updated it",
     OpKind.ALL_GATHER: "weights from the other GPUs",
@@ -120,7 +120,7 @@ OP_WORDS: dict[str, str] = {
     OpKind.FREE_SPARE_BUFFERS: "memory of states for activations",
 }
 
-LANE_WORDS = {
+LANE_LABELS = {
     Lane.H2D: "H2D",
     Lane.STATES_IN: "States in",
     Lane.COMPUTE: "Compute",
@@ -135,7 +135,7 @@ LANE_WORDS = {
 }
 
 SECOND_TONE = 0.74
-"""Opacity of every second one of neighboring bars of the same op, so that neighbors can be told
+"""Opacity of every second one of neighboring bars of the same op, so that neighbors can be kept
 apart.
 """
 MAX_WAITS = 400
@@ -173,10 +173,10 @@ def lane_bars(lane: Lane, spans: list[MergedSpan], batches: int, row: str = "") 
             "opacity": _tones(spans),
             "line": {"width": 0},
         },
-        "customdata": [_span_words(span, batches) for span in spans],
+        "customdata": [_span_text(span, batches) for span in spans],
         "hovertemplate": "%{customdata}<br>%{x:.3~g} ms, from %{base:.4~g} ms<extra></extra>",
     }
-    return _bars_of(lane, row or LANE_WORDS[lane], spans) | look
+    return _bars_of(lane, row or LANE_LABELS[lane], spans) | look
 
 
 def _tones(spans: list[MergedSpan]) -> list[float]:
@@ -190,24 +190,24 @@ def _tones(spans: list[MergedSpan]) -> list[float]:
     return tones
 
 
-def _span_words(span: MergedSpan, batches: int) -> str:
+def _span_text(span: MergedSpan, batches: int) -> str:
     """Returns the text for a bar under the mouse pointer."""
-    what = escaped(OP_WORDS.get(span["op"], span["op"].replace("_", " ")))
+    what = escaped(OP_LABELS.get(span["op"], span["op"].replace("_", " ")))
     unit, last = span["unit"], span["last"]
     if span["count"] > 1:
         units = unit if unit == last else f"{unit} to {last}"
         return f"{escaped(units)}: {span['count']} ops, mostly {what}"
-    words = f"{escaped(unit)}: {what}"
+    text = f"{escaped(unit)}: {what}"
     number = span.get("micro_batch")
     if batches > 1 and number is not None:
-        words += f", micro-batch {number + 1} of {batches}"
+        text += f", micro-batch {number + 1} of {batches}"
     if "predicted" in span:
-        words += f"<br>{in_words(span['predicted'])} predicted"
-    return words
+        text += f"<br>{duration_text(span['predicted'])} predicted"
+    return text
 
 
 def wait_bars(
-    waits: list[Wait], row: str = LANE_WORDS[Lane.COMPUTE], limit: int = MAX_WAITS
+    waits: list[Wait], row: str = LANE_LABELS[Lane.COMPUTE], limit: int = MAX_WAITS
 ) -> list[dict[str, Any]]:
     """Returns a trace for each cause for which COMPUTE waited, with at most `limit` bars in all."""
     by_cause: dict[str, list[Wait]] = {cause: [] for cause in WAITS}
@@ -218,7 +218,7 @@ def wait_bars(
 
 
 def _bars_of_cause(cause: str, waits: list[Wait], row: str) -> dict[str, Any]:
-    color, words = WAITS[cause]
+    color, text = WAITS[cause]
     look = {
         "width": 0.72,
         "marker": {
@@ -227,7 +227,7 @@ def _bars_of_cause(cause: str, waits: list[Wait], row: str) -> dict[str, Any]:
             "pattern": {"shape": "/", "fgcolor": color, "size": 6, "solidity": 0.5},
         },
         "hovertemplate": (
-            f"Compute waits for {words}<br>%{{x:.3~g}} ms, from %{{base:.4~g}} ms<extra></extra>"
+            f"Compute waits for {text}<br>%{{x:.3~g}} ms, from %{{base:.4~g}} ms<extra></extra>"
         ),
     }
     return _bars_of(f"waiting: {cause}", row, waits) | look
@@ -242,9 +242,9 @@ def unknown_waits(gaps: list[tuple[float, float]]) -> dict[str, Any]:
         "marker": {"color": WAIT_COLOR, "line": {"width": 0}},
         "hovertemplate": "waiting for %{x:.3~g} ms<extra></extra>",
     }
-    return _bars("waiting", LANE_WORDS[Lane.COMPUTE], starts, ends) | look
+    return _bars("waiting", LANE_LABELS[Lane.COMPUTE], starts, ends) | look
 
 
-def in_words(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Returns the duration of part of a step, in milliseconds if it is less than a second."""
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else in_short_time(seconds)

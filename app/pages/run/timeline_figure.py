@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from app.labels import in_share
 from app.pages.run.spans import (
     Phase,
     TimedSpan,
@@ -23,11 +24,11 @@ from app.pages.run.spans import (
     within,
 )
 from app.pages.run.timeline_bars import (
-    LANE_WORDS,
+    LANE_LABELS,
     OP_GROUPS,
     WAIT_COLOR,
     WAITS,
-    in_words,
+    duration_text,
     lane_bars,
     unknown_waits,
     wait_bars,
@@ -42,7 +43,6 @@ from app.shared.charts.drawing import (
     vertical_line,
     write_empty,
 )
-from app.words import in_share
 from engine.planning.schedule.ops import Lane
 from engine.runs.record.events import PlanSimulated, Span, StepTimeline, Wait
 
@@ -88,7 +88,7 @@ def timeline_figure(
     shapes = phase_lines(phases_of(every))
     if every and simulated is not None:
         shapes = _ghost(simulated, list(lanes), window) + shapes
-    layout = layout_of([LANE_WORDS[lane] for lane in lanes], every, all_waits, shapes)
+    layout = layout_of([LANE_LABELS[lane] for lane in lanes], every, all_waits, shapes)
     if not every:
         write_empty(layout, "Appears with the first sampled step.")
     bars = sum(map(len, lanes.values()))
@@ -96,7 +96,7 @@ def timeline_figure(
         "data": data,
         "layout": layout,
         "is_whole": bars == len(spans),
-        "count": count_words(bars, len(spans), window),
+        "count": count_text(bars, len(spans), window),
     }
 
 
@@ -142,7 +142,7 @@ def batches_of(spans: Sequence[Span]) -> int:
     return 1 + max((number for number in numbers if number is not None), default=0)
 
 
-def count_words(bars: int, spans: int, window: Window | None) -> str:
+def count_text(bars: int, spans: int, window: Window | None) -> str:
     """Returns how many bars stand for how many spans, or nothing where that goes without saying."""
     if bars < spans:
         return f"Showing {bars:,} of {spans:,} spans; zoom in for all."
@@ -159,7 +159,7 @@ def timeline_phases(timeline: StepTimeline | None) -> list[dict[str, Any]]:
         return []
     return [
         {
-            "label": f"{phase.label}: {in_words(phase.end - phase.start)}",
+            "label": f"{phase.label}: {duration_text(phase.end - phase.start)}",
             "short": phase.short,
             "color": PHASE_COLORS[phase.name],
             "start": round(1000 * phase.start, 4),
@@ -182,8 +182,8 @@ def timeline_legend(
         _entry(label, color, "op") for label, (color, ops) in OP_GROUPS.items() if shown & set(ops)
     ]
     for cause, seconds in _waited(timeline).items():
-        color, words = WAITS.get(cause, WAITS["other"])
-        legend.append(_entry(f"Compute waits for {words}: {in_words(seconds)}", color, "wait"))
+        color, text = WAITS.get(cause, WAITS["other"])
+        legend.append(_entry(f"Compute waits for {text}: {duration_text(seconds)}", color, "wait"))
     if not timeline.waits:
         legend.append(_entry("Compute waits", WAIT_COLOR, "op"))
     if simulated is not None:
@@ -191,22 +191,22 @@ def timeline_legend(
     return legend
 
 
-def timeline_said(timeline: StepTimeline | None) -> str:
+def timeline_text(timeline: StepTimeline | None) -> str:
     """Returns one sentence for people who cannot or do not want to read the figure."""
     if timeline is None or not timeline.spans:
         return ""
     share = in_share(busy_share(timeline))
-    said = f"step {timeline.step:,}, {duration(timeline)}, compute busy {share}"
+    text = f"step {timeline.step:,}, {duration(timeline)}, compute busy {share}"
     waits = [
-        f"{in_words(seconds)} for {WAITS.get(cause, WAITS['other'])[1]}"
+        f"{duration_text(seconds)} for {WAITS.get(cause, WAITS['other'])[1]}"
         for cause, seconds in _waited(timeline).items()
     ]
-    return f"{said}, waiting {', '.join(waits)}" if waits else said
+    return f"{text}, waiting {', '.join(waits)}" if waits else text
 
 
 def duration(timeline: StepTimeline) -> str:
     """Returns in words how long a step took; it has spans."""
-    return in_words(max(span["end"] for span in timeline.spans))
+    return duration_text(max(span["end"] for span in timeline.spans))
 
 
 def busy_share(timeline: StepTimeline) -> float:

@@ -165,7 +165,7 @@ export class Comparison {
         for (const [name, figure] of Object.entries(answer.figures)) {
             this.charts.node(name).closest("figure").hidden = Boolean(figure.is_absent);
             this.charts.set(name, figure);
-            this.charts.node(name).setAttribute("aria-label", answer.said[name]);
+            this.charts.node(name).setAttribute("aria-label", answer.caption[name]);
         }
     }
 

@@ -66,7 +66,7 @@ class Records:
         snapshot.
         """
         try:
-            stat = safe_files.look(folder.events_path, folder.root)
+            stat = safe_files.lstat(folder.events_path, folder.root)
         except OSError:
             stat = None
         size, mtime = (0, 0) if stat is None else (stat.st_size, stat.st_mtime_ns)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from app.labels import GIB, STATE_TONES, state_label
 from app.pages.runs.key_figures import NOTHING_YET, is_same_data, key_figures, summaries
 from app.pages.runs.setting_differences import differing_settings
 from app.shared.charts.axes import places_of_steps, x_ticks
@@ -30,7 +31,6 @@ from app.shared.charts.drawing import (
     write_empty,
 )
 from app.shared.run_bar import shown_tone
-from app.words import GIB, STATE_TONES, state_word
 from engine.runs.record.event_tables import EventTable
 from engine.runs.record.snapshot import RunSnapshot
 
@@ -74,7 +74,7 @@ def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
             "id": run.id,
             "name": name,
             "color": color,
-            "word": state_word(run.state, run.snapshot.export_failed),
+            "word": state_label(run.state, run.snapshot.export_failed),
             "tone": shown_tone(run.snapshot, run.state),
         }
         for run, name, color in zip(runs, names, COLORS)
@@ -82,7 +82,7 @@ def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
     return {
         "runs": shown,
         "figures": {name: build(runs, names, axis) for name, build in FIGURES.items()},
-        "said": summaries(names, rows),
+        "caption": summaries(names, rows),
         "rows": rows,
         "settings": differing_settings(settings),
         "caution": "" if same_data else OTHER_DATA,

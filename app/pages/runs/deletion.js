@@ -2,7 +2,7 @@
 
 import { el, field, send } from "../../shared/dom.js";
 
-const NAMED = 12; // the dialog names at most so many runs
+const NAMED = 12; // number of runs that the dialog names, at most
 
 export class Deletion {
     // deleted(ids) is called with the runs that are gone.

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from app.labels import in_bytes, in_count, in_digits, in_share, in_step_time, in_time
 from app.shared.charts.curve_points import smoothing_window
-from app.words import in_bytes, in_count, in_digits, in_share, in_step_time, in_time
 from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.snapshot import RunSnapshot
 
@@ -23,7 +23,7 @@ class KeyFigure:
     name: str
     read: Callable[[RunSnapshot], float | None]
     """Returns the run's number, or None if it is not known."""
-    words: Callable[[float], str]
+    as_text: Callable[[float], str]
     better: Literal["least", "most", ""]
     """Which number is best, the least or the greatest; empty if neither is."""
     is_of_data: bool = False
@@ -40,7 +40,7 @@ class KeyFigure:
         known: list[float] = []
         for index, value in enumerate(values):
             if value is not None:
-                texts[index] = self.words(value)
+                texts[index] = self.as_text(value)
                 # The least bad of runs that have made their models worse is not the best.
                 if not self.is_of_data or worse_than_before(runs[index]) is None:
                     known.append(value)
@@ -73,8 +73,8 @@ def is_same_data(settings: Sequence[dict[str, Any]]) -> bool:
     """Returns whether runs have the same rows. `settings` are theirs by dotted name; if those of a
     run are not known, its rows may be others.
     """
-    told = [_of_data(of) for of in settings]
-    return all(told) and all(other == told[0] for other in told)
+    data = [_of_data(of) for of in settings]
+    return all(data) and all(other == data[0] for other in data)
 
 
 _SAME_ROWS = ("data.packing",)
@@ -121,7 +121,7 @@ def _tokens(snapshot: RunSnapshot) -> float | None:
 
 
 FINAL_LOSS = "Final loss (mean of the last steps)"
-HELD_OUT = "Validation loss, last"
+LAST_VALIDATION = "Validation loss, last"
 LOWEST = "Validation loss, lowest"
 ANSWERED = "Validation prompts answered exactly, last"
 RATE = "Learning rate, highest"
@@ -131,7 +131,9 @@ GPU_MEMORY = "GPU memory, peak"
 KEY_FIGURES = (
     KeyFigure("Steps", lambda run: float(run.step), lambda value: f"{value:,.0f}", ""),
     KeyFigure(FINAL_LOSS, _final_loss, in_digits, "least", is_of_data=True),
-    KeyFigure(HELD_OUT, lambda run: _last(run.evals.loss), in_digits, "least", is_of_data=True),
+    KeyFigure(
+        LAST_VALIDATION, lambda run: _last(run.evals.loss), in_digits, "least", is_of_data=True
+    ),
     KeyFigure(LOWEST, _lowest, in_digits, "least", is_of_data=True),
     KeyFigure(ANSWERED, _answered, in_share, "most", is_of_data=True),
     KeyFigure(RATE, lambda run: _most(run.steps.learning_rate), in_digits, ""),
@@ -146,7 +148,7 @@ KEY_FIGURES = (
     KeyFigure("Time at work", lambda run: run.seconds, in_time, ""),
 )
 SUMMARIZED = {
-    "loss": (FINAL_LOSS, HELD_OUT),
+    "loss": (FINAL_LOSS, LAST_VALIDATION),
     "accuracy": (ANSWERED,),
     "rate": (RATE,),
     "throughput": (THROUGHPUT,),
@@ -160,17 +162,17 @@ def summaries(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str,
     curves.
     """
     texts = {row["name"]: row["texts"] for row in rows}
-    said = {}
+    captions = {}
     for figure, wanted in SUMMARIZED.items():
         sentences = [
-            _key_figure_words(name, names, texts[name])
+            _key_figure_text(name, names, texts[name])
             for name in wanted
             if set(texts[name]) != {"–"}
         ]
-        said[figure] = " ".join(sentences) or NOTHING_YET
-    return said
+        captions[figure] = " ".join(sentences) or NOTHING_YET
+    return captions
 
 
-def _key_figure_words(name: str, runs: Sequence[str], texts: Sequence[str]) -> str:
-    told = [f"{run} {text}" for run, text in zip(runs, texts)]
-    return f"{name}: {', '.join(told)}."
+def _key_figure_text(name: str, runs: Sequence[str], texts: Sequence[str]) -> str:
+    parts = [f"{run} {text}" for run, text in zip(runs, texts)]
+    return f"{name}: {', '.join(parts)}."

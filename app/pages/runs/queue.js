@@ -57,7 +57,7 @@ export class QueueList {
             ? el("small", { class: "rs-queue-differs" }, row.differs)
             : null;
         const up = index ? button("Move up", "up") : null;
-        // A resumed run goes on in this program.
+        // A resumed run continues in this program.
         const hasBox = !row.problem && !row.resumes;
         return el(
             "li",

@@ -110,7 +110,7 @@ function actions(run, works) {
     );
 }
 
-function button(run, act, label, works, kind = "rs-small", said = `${label}: `) {
+function button(run, act, label, works, kind = "rs-small", caption = `${label}: `) {
     if (!run.actions.includes(act)) return null;
     return el(
         "button",
@@ -118,7 +118,7 @@ function button(run, act, label, works, kind = "rs-small", said = `${label}: `) 
             type: "button",
             class: kind,
             "data-act": act,
-            "aria-label": `${said}${run.name}`,
+            "aria-label": `${caption}${run.name}`,
             click: ({ target }) => works[act](run, target),
         },
         label,

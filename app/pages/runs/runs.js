@@ -8,7 +8,7 @@ import { QueueList } from "./queue.js";
 import { rowOf } from "./rows.js";
 
 const LIST_WAIT = 2000; // ms between reads of the list
-const FIRST = 50; // so many runs are listed at first, and so many more at each press
+const FIRST = 50; // number of runs listed at first, and added at each press
 const TYPING = 40; // ms after the last key before the search is sent
 const SOON = 400; // ms before the list is read again while the server still looks at its runs
 

@@ -14,10 +14,10 @@ export class SmallFigure {
         });
     }
 
-    // said: a description of the figure.
-    show(figure, said) {
+    // caption: a description of the figure.
+    show(figure, caption) {
         this.figure = figure;
-        this.node.setAttribute("aria-label", said);
+        this.node.setAttribute("aria-label", caption);
         this.draw();
     }
 

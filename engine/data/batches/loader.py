@@ -1,7 +1,7 @@
 """`prepare_data` makes rows to train on, rows to evaluate on, and a summary of a data set.
 
 - Each source becomes tokens in files (`tokenize.py`), split into documents to train on and
-  documents held out.
+  validation documents.
 - A mix takes a number of examples from each source that depends on its weight.
 - The documents are packed into rows (`packing.py`).
 - A fingerprint covers all of this, so that a resumed run can check that its data is still the same.
@@ -108,7 +108,7 @@ def prepare_data(
     an earlier run.
 
     - `tokenizer` is a fast tokenizer from transformers.
-    - `seed` decides the order of the rows, but not which examples are held out.
+    - `seed` decides the order of the rows, but not which examples are for validation.
     - `packing_problem` names the model and says why its documents cannot share rows. Unless it is
       empty, every row has one document, whatever the configuration says.
 
@@ -283,11 +283,11 @@ def _tokens_of(parts: list[_Chosen]) -> DocumentTokens:
     visits = Visits(which, np.concatenate(begins), starts)
     ids = visits.of([split.ids for split in splits])
     loss_mask = visits.of([split.loss_mask for split in splits])
-    told = [split.references[docs] for split, docs in zip(splits, chosen) if split.holds_pairs]
+    logps = [split.references[docs] for split, docs in zip(splits, chosen) if split.holds_pairs]
     weights: np.ndarray | Visited = splits[0].weights
     if any(len(split.weights) for split in splits):
         weights = visits.of([_weights_of(split) for split in splits])
-    references = np.concatenate([np.zeros(0), *told])
+    references = np.concatenate([np.zeros(0), *logps])
     return DocumentTokens(ids, loss_mask, starts, references, weights)
 
 

@@ -35,16 +35,16 @@ class PairRows(RowSet):
         self.packed = False
         self.sequences_per_row = 2
         self.objective = Objective()
-        told = documents.references.astype(np.float32).reshape(-1, 2)
-        self.references = np.ascontiguousarray(told[:, ::-1])
+        logps = documents.references.astype(np.float32).reshape(-1, 2)
+        self.references = np.ascontiguousarray(logps[:, ::-1])
         """The chosen and the rejected answer of pair i have `references[i]`, float32[pairs, 2]. It
-        is NaN where the data do not tell it, and `set_reference_logps` was not called.
+        is NaN where the data do not have it, and `set_reference_logps` was not called.
         """
 
     @property
     def given_references(self) -> tuple[np.ndarray, ...]:
-        told = self._documents.references
-        return () if np.isnan(told).all() else (told,)
+        logps = self._documents.references
+        return () if np.isnan(logps).all() else (logps,)
 
     @property
     def lacks_reference_logps(self) -> bool:
@@ -217,7 +217,7 @@ def _targets(objective: Objective, sequences: list[Row], length: int) -> PairTar
 
 
 def _of_whole_step(found: list[MicroBatch]) -> list[MicroBatch]:
-    """Returns the micro-batches of a step, which tell how many rows and labels all of them have."""
+    """Returns the micro-batches of a step, which know the rows and labels of all of them."""
     targets = [batch.pairs for batch in found if batch.pairs is not None]
     pairs = sum(each.pairs for each in targets)
     tokens = sum(each.chosen_tokens for each in targets)

@@ -45,22 +45,22 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
     Raises DataError if there are no rows to choose columns from.
     """
     opened: list[Opened] = []
-    looked_at: list[tuple[str, dict[str, Any]]] = []
+    surveyed: list[tuple[str, dict[str, Any]]] = []
     try:
         for part in read_parts(config, rows):
             survey = first_survey(part.config, part.source, [row for _, row, _ in part.rows])
             mapping = columns_to_choose(part.config, survey, part.source)
-            looked_at.append((part.source.name, mapping))
+            surveyed.append((part.source.name, mapping))
             columns = _mapped(part.config, part.source, survey, mapping)
             opened.append(Opened(part.source, columns, part.rows, part.has_more))
         shown = shown_rows(config, tokenizer, rows, opened)
-        return shown | {"mapping": _to_choose(config, looked_at)}
+        return shown | {"mapping": _to_choose(config, surveyed)}
     except DataError as error:
-        all_were_read = len(looked_at) == len(config.parts())
-        one_is_refused = any(mapping["refused"] for _, mapping in looked_at)
+        all_were_read = len(surveyed) == len(config.parts())
+        one_is_refused = any(mapping["refused"] for _, mapping in surveyed)
         if not all_were_read and not one_is_refused:
             raise  # a source cannot be opened, or has no rows
-        found: dict[str, Any] = {"error": str(error), "mapping": _to_choose(config, looked_at)}
+        found: dict[str, Any] = {"error": str(error), "mapping": _to_choose(config, surveyed)}
         # A name that is no valid Unicode cannot stand in a setting.
         if isinstance(error, UnknownFlags) and all(map(_is_unicode, error.names)):
             found["unused_flags"] = [*config.unused_flags, *error.names]
@@ -95,21 +95,21 @@ def _mapped(part: DataConfig, source: Source, survey: Survey, mapping: dict[str,
 
 
 def _to_choose(
-    config: DataConfig, looked_at: list[tuple[str, dict[str, Any]]]
+    config: DataConfig, surveyed: list[tuple[str, dict[str, Any]]]
 ) -> dict[str, Any] | None:
     """Chooses from the mappings of the sources, each with the source's name, the one to show to a
     person.
     """
     if isinstance(config.source, str):
-        return looked_at[0][1]
-    refused = [place for place, (_, mapping) in enumerate(looked_at) if mapping["refused"]]
+        return surveyed[0][1]
+    refused = [place for place, (_, mapping) in enumerate(surveyed) if mapping["refused"]]
     naming = [
-        place for place, part in enumerate(config.source[: len(looked_at)]) if part.columns.named()
+        place for place, part in enumerate(config.source[: len(surveyed)]) if part.columns.named()
     ]
     if not refused and not naming:
         return None
     place = (refused + naming)[0]
-    name, mapping = looked_at[place]
+    name, mapping = surveyed[place]
     mix = {
         "sources": [_plain(part) for part in config.source],
         "place": place,

@@ -21,7 +21,7 @@ from engine.data.tokens.encoded import Numbered, encode_rows
 from engine.data.tokens.render import NO_END
 from engine.data.tokens.rendered import RejectedExample, warning_sentences
 from engine.data.tokens.trained_ends import without_end, written_ends
-from engine.words import counted
+from engine.text import counted
 
 _BINS = 20
 
@@ -120,7 +120,7 @@ def shown_rows(
             is_waiting = isinstance(found, AcceptedExample) and not found.documents
             if len(shown) < most and not is_waiting:
                 shown.append(_shown_row(where, found, tokenizer))
-    told = encoder.renderer.take_warnings()
+    warnings = encoder.renderer.take_warnings()
     return {
         **_how_read(config, encoder, opened),
         "max_seq_len": config.max_seq_len,
@@ -132,9 +132,9 @@ def shown_rows(
         "text_rows": _text_rows(measured, config, opened),
         "untrainable": _untrainable(measured),
         "ends": list(written_ends(encoder, [part.columns.format for part in opened])),
-        "endless": without_end(encoder, [part.columns.format for part in opened], told[NO_END]),
+        "endless": without_end(encoder, [part.columns.format for part in opened], warnings[NO_END]),
         "has_more": any(part.has_more for part in opened),
-        "warnings": _warnings(config, told, [part.columns for part in opened]),
+        "warnings": _warnings(config, warnings, [part.columns for part in opened]),
     }
 
 
@@ -152,10 +152,10 @@ def _text_rows(measured: _Measured, config: DataConfig, opened: list[Opened]) ->
         return f"All of the text gives about {counted(in_all, 'row')} {long}."
     texts = counted(len(measured.text_rows), "text")
     verb = "gives" if len(measured.text_rows) == 1 else "give"
-    said = f"The first {texts} {verb} {counted(rows, 'row')} {long}"
+    text = f"The first {texts} {verb} {counted(rows, 'row')} {long}"
     if len(measured.text_rows) > 1:
-        said += f", the longest one {counted(max(measured.text_rows), 'row')}"
-    return f"{said}."
+        text += f", the longest one {counted(max(measured.text_rows), 'row')}"
+    return f"{text}."
 
 
 def _untrainable(measured: _Measured) -> str:
@@ -244,8 +244,8 @@ def _figures(measured: _Measured, config: DataConfig) -> dict[str, Any]:
     }
 
 
-def _warnings(config: DataConfig, told: Counter[str], maps: list[ColumnMap]) -> list[str]:
-    found = warning_sentences({text: told[text] for text in told if text != NO_END})
+def _warnings(config: DataConfig, counts: Counter[str], maps: list[ColumnMap]) -> list[str]:
+    found = warning_sentences({text: counts[text] for text in counts if text != NO_END})
     for part, columns in zip(config.parts(), maps):
         found += [*columns.notes, *notes_on(part[0])]
     return found

@@ -128,10 +128,10 @@ def _counts(part: Part) -> dict[str, Any]:
 def _warnings(
     config: DataConfig, parts: list[Part], encoder: Encoder, packing_problem: str
 ) -> list[str]:
-    told: Counter[str] = sum((part.tally.warnings for part in parts), Counter())
-    found = warning_sentences({text: told[text] for text in told if text != NO_END})
+    counts: Counter[str] = sum((part.tally.warnings for part in parts), Counter())
+    found = warning_sentences({text: counts[text] for text in counts if text != NO_END})
     formats = [part.tally.columns.format for part in parts]
-    found += filter(None, [without_end(encoder, formats, told[NO_END])])
+    found += filter(None, [without_end(encoder, formats, counts[NO_END])])
     for part in parts:
         found += _warnings_on(part, f" of {part.tally.name}" if len(parts) > 1 else "")
     if config.packing and packing_problem:

@@ -6,10 +6,10 @@ from typing import Any
 
 from engine.data.formats.example import Arguments
 from engine.data.formats.values import (
-    in_words,
     is_blank,
     parsed_json,
     parsed_list,
+    type_text,
     valid_text,
     valid_tree,
 )
@@ -34,7 +34,7 @@ def tool_calls(value: Any, place: str) -> list[Any]:
     calls = value if isinstance(value, list | tuple) else [value]
     if isinstance(value, str | bytes | bool | int | float):
         raise DataError(
-            f"The tool_calls of {place} are {in_words(value)}, not a list; write one object for "
+            f"The tool_calls of {place} are {type_text(value)}, not a list; write one object for "
             "each call."
         )
     return [_tool_call(valid_tree(call, place), place) for call in calls]
@@ -100,13 +100,13 @@ def spoken_calls(content: Any, place: str) -> tuple[str, list[Any]]:
     thoughts within <think> and </think> before them, with these tags. Raises DataError if it holds
     something else.
     """
-    thoughts, said = "", content
+    thoughts, parsed = "", content
     if isinstance(content, str):
-        said = parsed_json(content)
+        parsed = parsed_json(content)
         before, tag, behind = content.rpartition(_END_OF_THOUGHTS)
-        if said is None and tag:
-            thoughts, said = valid_text(before + tag), parsed_json(behind)
-    calls = said if isinstance(said, list | tuple) else [said]
+        if parsed is None and tag:
+            thoughts, parsed = valid_text(before + tag), parsed_json(behind)
+    calls = parsed if isinstance(parsed, list | tuple) else [parsed]
     calls = [parsed_list(call) for call in calls]
     if not calls or not all(isinstance(call, dict) and _has_name(call) for call in calls):
         raise DataError(
@@ -149,8 +149,8 @@ def read_tools(value: Any, place: str) -> list[Any] | None:
             f"{place} is not a list of function schemas; write one object for each tool."
         )
     # Bedrock marks by cachePoint what a server keeps.
-    said = [tool for tool in tools if set(tool) != {"cachePoint"}]
-    return [_tool(tool, place) for tool in valid_tree(said, place)] or None
+    described = [tool for tool in tools if set(tool) != {"cachePoint"}]
+    return [_tool(tool, place) for tool in valid_tree(described, place)] or None
 
 
 def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
     is_bare = is_named and tool.get("type", "function") in ("function", "custom")
     if "function" in tool or not is_bare:
         return tool
-    # `cache_control` of Anthropic tells a server what to keep.
+    # `cache_control` of Anthropic is for servers: what to cache.
     function = {key: value for key, value in tool.items() if key not in ("type", "cache_control")}
     if "input_schema" in function:
         if "parameters" in function:

@@ -14,11 +14,11 @@ from engine.data.formats.example import Message
 from engine.data.formats.flags import KNOWN, take_weight
 from engine.data.formats.roles import plain_name
 from engine.data.formats.values import (
-    in_words,
     is_blank,
     legible,
     parsed_list,
     shown,
+    type_text,
     valid_text,
     valid_tree,
 )
@@ -45,8 +45,8 @@ _BEDROCK = {
     "cachePoint": "cachePoint",
 }
 """The types of the parts that Bedrock writes without one, by the key that each has."""
-_NOT_SAID = ("cachePoint",)
-"""Types of parts that tell a server what to keep, and have no text."""
+_IGNORED_TYPES = ("cachePoint",)
+"""Types of parts without text, which mark what a server is to cache."""
 
 
 @dataclass
@@ -75,8 +75,8 @@ class Content:
         self.calls.extend(calls)
         self.results.extend(results)
 
-    def say(self, weight: float | None) -> None:
-        """Adds what the next part says of its weight."""
+    def add_weight(self, weight: float | None) -> None:
+        """Adds the weight of the next part, or None."""
         self.weights.append(weight)
 
 
@@ -89,11 +89,11 @@ def read_content(value: Any, key: str, place: str, is_answer: bool = True) -> Co
     if isinstance(value, str):
         return Content(valid_text(value))
     if not isinstance(value, list | tuple):
-        what = medium(value) or in_words(value)
+        what = medium(value) or type_text(value)
         raise DataError(f"The {key} of {place} is {what}, not text; write it as text.")
     found = Content()
     for part in value:
-        found.say(_add(found, part, f"the {key} of {place}", is_answer))
+        found.add_weight(_add(found, part, f"the {key} of {place}", is_answer))
     return found
 
 
@@ -118,7 +118,7 @@ def _add(found: Content, part: Any, place: str, is_answer: bool) -> float | None
     """Adds one part of a list to what was found before, and returns its weight in training."""
     if not isinstance(part, dict):
         raise DataError(
-            f"A part in {place} is {in_words(part)}; write it as {{type: text, text: ...}}."
+            f"A part in {place} is {type_text(part)}; write it as {{type: text, text: ...}}."
         )
     flags = {key: part[key] for key in part if isinstance(key, str) and plain_name(key) in KNOWN}
     weight = take_weight({k: v for k, v in flags.items() if v is not None}, is_answer, place)
@@ -137,7 +137,7 @@ def _add(found: Content, part: Any, place: str, is_answer: bool) -> float | None
         found.add(calls=[_call_of(part.get("toolUse", part), place)])
     elif kind == "tool_result":
         found.add(results=[_result_of(part.get("toolResult", part), place)])
-    elif kind not in _NOT_SAID:
+    elif kind not in _IGNORED_TYPES:
         raise DataError(
             f"A part in {place} has the type {shown(kind)}, which is not known; write it as "
             "{type: text, text: ...}."
@@ -159,7 +159,7 @@ def _kind(part: dict[str, Any], place: str) -> str:
                 "{type: text, text: ...}."
             )
     if not isinstance(kind, str):
-        raise DataError(f"A part in {place} has a type that is {in_words(kind)}; write text.")
+        raise DataError(f"A part in {place} has a type that is {type_text(kind)}; write text.")
     return kind
 
 
@@ -178,7 +178,7 @@ def _result_of(result: Any, place: str) -> Message:
     """Returns what a call gave, as Anthropic or Bedrock wrote it, in the form of OpenAI."""
     if not isinstance(result, dict):
         raise DataError(
-            f"A result in {place} is {in_words(result)}; write it as {{type: tool_result, "
+            f"A result in {place} is {type_text(result)}; write it as {{type: tool_result, "
             "tool_use_id, content}."
         )
     content = result.get("content")
@@ -219,7 +219,7 @@ def _text_of(part: dict[str, Any], kind: str, place: str) -> str:
     value = _value_of(part, kind)
     if not isinstance(value, str):
         raise DataError(
-            f"A part in {place} has no text but {in_words(value)}; write it as {{type: text, "
+            f"A part in {place} has no text but {type_text(value)}; write it as {{type: text, "
             "text: ...}."
         )
     return valid_text(value)

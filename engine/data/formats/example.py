@@ -129,7 +129,7 @@ class Preference:
     rejected: Conversation | Pair | None
     """Rejected answer, or None where the row has none."""
     reference: tuple[float, float] | None = None
-    """The row tells how likely the chosen and the rejected answer are for the model that answers
+    """The row has how likely the chosen and the rejected answer are for the model that answers
     are compared with: natural logarithms. None where it does not.
     """
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from engine.data.formats.roles import plain_name
-from engine.data.formats.values import in_words, is_blank, legible, parsed_list, shown
+from engine.data.formats.values import is_blank, legible, parsed_list, shown, type_text
 from engine.errors import DataError
 
 WEIGHTS = ("weight", "loss_weight", "loss_scale")
@@ -68,20 +68,20 @@ def take_weight(keys: dict[str, Any], is_answer: bool, place: str) -> float | No
                 f"The {key} of {place} trains a part of the turn, but only whole answers are "
                 "trained; divide the turn, or give the row as segments of {label, text}."
             )
-    said = {
+    by_key = {
         key: _weight(keys.pop(key), key, place)
         for names in (WEIGHTS, TRAINED, UNTRAINED)
         for key, name in plain.items()
         if name in names
     }
-    weights = {value for key, value in said.items() if plain[key] in WEIGHTS}
-    switches = {value for key, value in said.items() if plain[key] not in WEIGHTS}
+    weights = {value for key, value in by_key.items() if plain[key] in WEIGHTS}
+    switches = {value for key, value in by_key.items() if plain[key] not in WEIGHTS}
     are_equal = len(weights) <= 1 and len(switches) <= 1
     if not are_equal or (weights and switches and bool(*weights) != bool(*switches)):
         raise DataError(
-            f"The keys {' and '.join(said)} of {place} say different things; keep one of them."
+            f"The keys {' and '.join(by_key)} of {place} say different things; keep one of them."
         )
-    for key, weight in said.items():
+    for key, weight in by_key.items():
         asks = plain[key] not in UNTRAINED or plain[key] in MASKED
         if weight and asks and not is_answer:
             wanted = "true" if plain[key] in MASKED else "0"
@@ -115,7 +115,7 @@ def _weight(value: Any, key: str, place: str) -> float:
 # ---------------------------------------------------------------------- columns beside the turns
 
 
-def says_of_answers(column: str, value: Any) -> bool:
+def marks_answers(column: str, value: Any) -> bool:
     """Returns whether a column beside the turns says which answers of its row are trained."""
     name = plain_name(column)
     if name in LAST_ALONE:
@@ -134,20 +134,20 @@ def row_weights(
     answers = [place for place, is_one in enumerate(is_answer) if is_one]
     source = ""
     for column, value in row.items():
-        if not isinstance(column, str) or column in unused or not says_of_answers(column, value):
+        if not isinstance(column, str) or column in unused or not marks_answers(column, value):
             continue
         place = f"the column {legible(column)} in {where}"
         if plain_name(column) in LAST_ALONE:
-            said = {answer: float(answer == answers[-1]) for answer in answers}
+            weights = {answer: float(answer == answers[-1]) for answer in answers}
         else:
-            said = _by_turn(parsed_list(value), column, is_answer, answers, place)
-        if source and any(found[turn] != weight for turn, weight in said.items()):
+            weights = _by_turn(parsed_list(value), column, is_answer, answers, place)
+        if source and any(found[turn] != weight for turn, weight in weights.items()):
             raise DataError(
                 f"The columns {source} and {legible(column)} in {where} say different things of "
                 "what is trained; keep one of them."
             )
         source = legible(column)
-        for turn, weight in said.items():
+        for turn, weight in weights.items():
             found[turn] = weight
     return found
 
@@ -166,7 +166,7 @@ def _by_turn(
     found = {}
     for turn, value in zip(turns, values):
         if value is None:
-            raise DataError(f"{_begin(place)} has {in_words(value)} among its numbers; write 0.")
+            raise DataError(f"{_begin(place)} has {type_text(value)} among its numbers; write 0.")
         weight = _weight(value, column, f"{place} for turn {turn + 1}")
         if is_answer[turn]:
             found[turn] = weight

@@ -33,7 +33,7 @@ from engine.data.formats.refused import (
 from engine.data.formats.roles import own_roles
 from engine.data.formats.row_parts import Parts
 from engine.data.formats.survey import Survey, survey_of
-from engine.data.formats.turns import Said
+from engine.data.formats.turns import TurnSettings
 from engine.data.formats.unknown_flags import flags_error, refuse_unknown_flags
 from engine.data.formats.values import listed, without_nulls
 from engine.data.sources.json_files import Row
@@ -104,9 +104,9 @@ class ColumnMap:
         meanings = _MEANING | dict(FORMATS[self.format].meanings)
         if self.pairs:
             meanings |= {"chosen": "the better answer", "rejected": "the worse answer"}
-        said = {column: meanings[part] for part, column in self.columns.items()}
-        said |= dict.fromkeys(self.answer_flags, "says which answers are trained")
-        return said | ({self.label: "says whether the answer is good"} if self.label else {})
+        by_column = {column: meanings[part] for part, column in self.columns.items()}
+        by_column |= dict.fromkeys(self.answer_flags, "says which answers are trained")
+        return by_column | ({self.label: "says whether the answer is good"} if self.label else {})
 
     def known_columns(self) -> frozenset[str]:
         """Returns all columns, used or not."""
@@ -123,9 +123,9 @@ class ColumnMap:
         unread = {column: row[column] for column in row if column not in left_out}
         refuse_row(unread, self.columns.values(), self.format, where)
         read = made.read_pair if self.pairs and made.read_pair is not None else made.read
-        said = Said(self.roles, self._known_flags)
+        settings = TurnSettings(self.roles, self._known_flags)
         whole = {column: without_nulls(value) for column, value in row.items()}
-        example = read(Parts(whole, self.columns, where, made.needs, said, self.between))
+        example = read(Parts(whole, self.columns, where, made.needs, settings, self.between))
         if self.label is not None and isinstance(example, Conversation | Pair):
             example = Labeled(example, is_desirable(row, self.label, where))
         refuse_weights(example, where)
@@ -224,8 +224,8 @@ def map_columns(
     if pairs and made.read_pair is None:
         raise _no_pairs(name, names, source)
     used = {*found.values(), *([label] if label is not None else [])}
-    said = answer_flags(survey.flags(), {*used, *unused_flags}, name)
-    unused = [column for column in names if column not in used and column not in said]
+    flags = answer_flags(survey.flags(), {*used, *unused_flags}, name)
+    unused = [column for column in names if column not in used and column not in flags]
     note = (made.pair_note if pairs else made.note).format_map(found)
     if pairs and all(column in names for column in REFERENCES):
         unused = [column for column in unused if column not in REFERENCES]
@@ -243,7 +243,7 @@ def map_columns(
         classes(marks),
         pairs,
         label,
-        said,
+        flags,
         own_roles(roles),
         tuple(unused_flags),
         tuple(flag for flag in possible if flag not in unused_flags),

@@ -12,12 +12,12 @@ from engine.data.formats.flags import take_weight
 from engine.data.formats.format import SYSTEM, TOOLS, Format
 from engine.data.formats.roles import role_of
 from engine.data.formats.row_parts import Parts
-from engine.data.formats.turns import Said, Turn, conversation, with_system
+from engine.data.formats.turns import Turn, TurnSettings, conversation, with_system
 from engine.data.formats.values import (
-    in_words,
     is_blank,
     listed,
     parsed_list,
+    type_text,
     valid_text,
     valid_tree,
 )
@@ -31,19 +31,19 @@ def _read_gemini(parts: Parts) -> Example | None:
         return None
     if not isinstance(value, list | tuple):
         raise DataError(
-            f"The column {parts.place('messages')} is {in_words(value)}, not a list of turns; "
+            f"The column {parts.place('messages')} is {type_text(value)}, not a list of turns; "
             f"write {parts.needs}."
         )
     turns: list[Turn] = []
     for number, turn in enumerate(value):
         place = f"turn {number + 1} of {parts.place('messages')}"
-        made = _gemini_turns(turn, place, parts.said)
+        made = _gemini_turns(turn, place, parts.settings)
         turns += [replace(one, numbers=(number,)) for one in made]
     turns = with_system(parts.system(), parts.weighted(turns, len(value)))
     return conversation(turns, tools=_gemini_tools(parts))
 
 
-def _gemini_turns(turn: Any, place: str, said: Said) -> list[Turn]:
+def _gemini_turns(turn: Any, place: str, settings: TurnSettings) -> list[Turn]:
     """Returns the messages of a turn {role, parts}: one, and one for each result of a function.
     Without a role it is the user's.
     """
@@ -58,8 +58,8 @@ def _gemini_turns(turn: Any, place: str, said: Said) -> list[Turn]:
         raise DataError(
             f"There is no turn of user or model in {place}; write every turn as {{role, parts}}."
         )
-    role, _ = role_of(valid_text(name), place, said.roles)
-    for key in said.unused & set(keys):
+    role, _ = role_of(valid_text(name), place, settings.roles)
+    for key in settings.unused & set(keys):
         del keys[key]
     weight = take_weight(keys, role == "assistant", place)
     if keys:
@@ -83,7 +83,7 @@ def _gemini_turns(turn: Any, place: str, said: Said) -> list[Turn]:
 
 
 def _add_gemini(
-    part: Any, said: dict[str, str], calls: list[Any], results: list[Turn], place: str
+    part: Any, texts: dict[str, str], calls: list[Any], results: list[Turn], place: str
 ) -> None:
     """Adds one part of a turn to what it says, to its calls, or to the results of functions."""
     keys = {}
@@ -94,7 +94,7 @@ def _add_gemini(
         keys.pop(signature, None)
     kind, value = next(iter(keys.items()), (None, None))
     if kind == "text" and isinstance(value, str):
-        said["reasoning_content" if thought else "content"] += valid_text(value)
+        texts["reasoning_content" if thought else "content"] += valid_text(value)
     elif kind in ("functionCall", "function_call") and _is_named(value):
         arguments = valid_tree(value.get("args") or {}, place)
         function = {"name": valid_text(value["name"]), "arguments": arguments}

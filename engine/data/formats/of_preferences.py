@@ -13,7 +13,7 @@ from engine.data.formats.format import SYSTEM, TOOLS, TURNS, Format, Names, is_t
 from engine.data.formats.of_pairs import BETWEEN, PROMPT, joined_prompt
 from engine.data.formats.row_parts import Parts
 from engine.data.formats.turns import Turn, conversation, with_system
-from engine.data.formats.values import in_words, is_blank, parsed_list, shown
+from engine.data.formats.values import is_blank, parsed_list, shown, type_text
 from engine.errors import DataError
 
 REFERENCES = ("ref_chosen_logps", "ref_rejected_logps")
@@ -116,7 +116,7 @@ def _references(parts: Parts) -> tuple[float, float] | None:
         found.append(float(known))
         if not -math.inf < found[-1] <= 0:
             raise DataError(
-                f"The column {column} in {parts.where} is {in_words(value)} and no logarithm of a "
+                f"The column {column} in {parts.where} is {type_text(value)} and no logarithm of a "
                 "probability; give a number of 0 or less in both columns, or leave both out."
             )
     return found[0], found[1]
@@ -182,8 +182,8 @@ def _divided(
                 break
     if "prompt" in parts.columns and not is_blank(parts.optional("prompt")):
         asked = {turn.message["content"].strip() for turn in _prompt(parts)}
-        said = {turn.message["content"].strip() for turn in chosen}
-        if not asked <= said:
+        written = {turn.message["content"].strip() for turn in chosen}
+        if not asked <= written:
             raise DataError(
                 f"The column {parts.place('chosen')} is a conversation without the turns of the "
                 f"column {parts.columns['prompt']}; give the answers alone, or no prompt."

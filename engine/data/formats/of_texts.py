@@ -7,7 +7,7 @@ from typing import Any
 from engine.data.formats.example import Example, Segments, Text, Tokens
 from engine.data.formats.format import Format, is_text
 from engine.data.formats.row_parts import Parts
-from engine.data.formats.values import in_words, is_blank, valid_text
+from engine.data.formats.values import is_blank, type_text, valid_text
 from engine.errors import DataError
 
 _UNTRAINED = -100
@@ -37,7 +37,9 @@ def _read_segments(parts: Parts) -> Example | None:
     if is_blank(value):
         return None
     if not isinstance(value, list | tuple):
-        raise DataError(f"The column {parts.place('segments')} is {in_words(value)}; write a list.")
+        raise DataError(
+            f"The column {parts.place('segments')} is {type_text(value)}; write a list."
+        )
     found = []
     for number, segment in enumerate(value, 1):
         keys = segment if isinstance(segment, dict) else {}

@@ -10,7 +10,7 @@ from engine.data.formats.format import Format
 from engine.data.formats.roles import role_of
 from engine.data.formats.row_parts import Parts
 from engine.data.formats.turns import Turn, conversation
-from engine.data.formats.values import in_words, is_blank, valid_text
+from engine.data.formats.values import is_blank, type_text, valid_text
 from engine.errors import DataError
 
 _UNRANKED = 1 << 30
@@ -31,13 +31,13 @@ def _read_tree(parts: Parts) -> Example | None:
         place = f"reply {len(turns)} of {parts.place('tree')}"
         if not isinstance(turn, dict) or not isinstance(turn.get("text"), str):
             raise DataError(
-                f"There is no text in {place}, but {in_words(turn)}; write every turn as {{text, "
+                f"There is no text in {place}, but {type_text(turn)}; write every turn as {{text, "
                 "role, replies}."
             )
         role = turn.get("role")
         if not isinstance(role, str):
             raise DataError(f"There is no role prompter or assistant in {place}; add it.")
-        role, _ = role_of(valid_text(role), place, parts.said.roles)
+        role, _ = role_of(valid_text(role), place, parts.settings.roles)
         turns.append(Turn({"role": role, "content": valid_text(turn["text"])}))
         turn = _best(turn.get("replies"), place)
     while turns and turns[-1].message["role"] != "assistant":
@@ -50,7 +50,7 @@ def _best(replies: Any, place: str) -> Any:
     if is_blank(replies):
         return None
     if not isinstance(replies, list | tuple):
-        raise DataError(f"The replies of {place} are {in_words(replies)}; write a list.")
+        raise DataError(f"The replies of {place} are {type_text(replies)}; write a list.")
     kept: list[tuple[int, Any]] = []
     for reply in replies:
         keys = reply if isinstance(reply, dict) else {}

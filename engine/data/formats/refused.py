@@ -41,10 +41,10 @@ def refuse_row(row: Row, used: Collection[str], data_format: str, where: str) ->
         what = what or medium(value)
         if what:
             raise DataError(f"The column {legible(column)} in {where} holds {what}, {WITHOUT}.")
-        is_mark = name == _MARK or (name == LABEL and says_good_or_bad(value))
+        is_mark = name == _MARK or (name == LABEL and marks_desirable(value))
         if is_mark and data_format in WITH_ANSWERS:
             raise DataError(f"The column {column} in {where} {MARKS}, {_OR_KTO}.")
-        if flags.says_of_answers(column, value):
+        if flags.marks_answers(column, value):
             if data_format in WITH_TURNS:
                 continue
             raise DataError(
@@ -104,7 +104,7 @@ def answer_flags(
     return tuple(column for column in flags_found if column not in left_out)
 
 
-def says_good_or_bad(value: Any) -> bool:
+def marks_desirable(value: Any) -> bool:
     """Returns whether a value is a mark of an answer: 1 or 0, true or false, also as text."""
     value = _of_a_table(value)
     return isinstance(value, bool | int | float) and value in (0, 1)

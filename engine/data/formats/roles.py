@@ -62,8 +62,8 @@ def role_of(name: str, place: str, own: Mapping[str, str]) -> tuple[str, bool]:
 @functools.lru_cache(1 << 12)
 def plain_name(name: str) -> str:
     """Returns a name in small letters, with underscores between its words."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())
-    return re.sub(r"[\s-]+", "_", words).lower()
+    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())
+    return re.sub(r"[\s-]+", "_", text).lower()
 
 
 def own_roles(pairs: Any) -> dict[str, str]:

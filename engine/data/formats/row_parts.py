@@ -8,8 +8,8 @@ from typing import Any
 from engine.data.formats.calls import read_tools
 from engine.data.formats.content import read_system
 from engine.data.formats.flags import row_weights
-from engine.data.formats.turns import Said, Turn, as_turns, read_turns
-from engine.data.formats.values import in_words, is_blank, parsed_list, valid_text
+from engine.data.formats.turns import Turn, TurnSettings, as_turns, read_turns
+from engine.data.formats.values import is_blank, parsed_list, type_text, valid_text
 from engine.data.sources.json_files import Row
 from engine.data.sources.not_trained import WITHOUT, medium
 from engine.errors import DataError
@@ -28,7 +28,7 @@ class Parts:
     """The place of the row, in the words of an error."""
     needs: str
     """What rows of this format need, in words."""
-    said: Said = field(default_factory=Said)
+    settings: TurnSettings = field(default_factory=TurnSettings)
     """What the settings say of roles and flags."""
     between: str | None = None
     """Text between an instruction and its input, where another program names one."""
@@ -77,7 +77,8 @@ class Parts:
         if found:
             raise DataError(f"The column {column} in {self.where} holds {found}, {WITHOUT}.")
         raise DataError(
-            f"The column {column} in {self.where} is {in_words(value)}, not text; write it as text."
+            f"The column {column} in {self.where} is {type_text(value)}, not text; write it "
+            "as text."
         )
 
     def turns(self, part: str) -> list[Turn]:
@@ -90,10 +91,10 @@ class Parts:
         turns = as_turns(value)
         if turns is None:
             raise DataError(
-                f"The column {self.columns[part]} in {self.where} is {in_words(value)}, not a list "
-                f"of turns; write {self.needs}."
+                f"The column {self.columns[part]} in {self.where} is {type_text(value)}, not a "
+                f"list of turns; write {self.needs}."
             )
-        found = read_turns(turns, self.place(part), self.said)
+        found = read_turns(turns, self.place(part), self.settings)
         return self.weighted(found, len(turns)) if part == "messages" else found
 
     def weighted(self, turns: list[Turn], count: int) -> list[Turn]:
@@ -105,21 +106,21 @@ class Parts:
             for number in turn.numbers if turn.message["role"] == "assistant" else ():
                 is_answer[number] = True
         others = {name: self.row[name] for name in self.row if name not in self.columns.values()}
-        weights = row_weights(others, self.said.unused, is_answer, self.where)
+        weights = row_weights(others, self.settings.unused, is_answer, self.where)
         if not any(weight is not None for weight in weights):
             return turns
         return [self._weighted(turn, weights) for turn in turns]
 
     def _weighted(self, turn: Turn, weights: list[float | None]) -> Turn:
-        said = {weights[number] for number in turn.numbers} - {None}
-        if turn.message["role"] != "assistant" or not said:
+        given = {weights[number] for number in turn.numbers} - {None}
+        if turn.message["role"] != "assistant" or not given:
             return turn
-        if len(said) > 1 or (turn.says_weight and turn.weight not in said):
+        if len(given) > 1 or (turn.has_weight and turn.weight not in given):
             raise DataError(
                 f"Turn {turn.numbers[0] + 1} in {self.where} and a column beside the turns say "
                 "different things of what is trained; keep one of them."
             )
-        return replace(turn, weight=said.pop() or 0.0, says_weight=True)
+        return replace(turn, weight=given.pop() or 0.0, has_weight=True)
 
     def turns_or_text(self, part: str, role: str) -> list[Turn]:
         """Returns a part as turns; a text is one turn of `role`, and a blank text is none."""
@@ -147,7 +148,7 @@ class Parts:
         return found
 
     def tools(self) -> list[Any] | None:
-        """Returns the tools that the chat template is told of."""
+        """Returns the tools for the chat template."""
         if "tools" not in self.columns:
             return None
         return read_tools(self.optional("tools"), f"The column {self.place('tools')}")

@@ -17,12 +17,12 @@ from typing import Any
 
 import orjson
 
-from engine.data.formats.flags import ANSWER_FLAGS, says_of_answers
-from engine.data.formats.refused import LABEL, says_good_or_bad
+from engine.data.formats.flags import ANSWER_FLAGS, marks_answers
+from engine.data.formats.refused import LABEL, marks_desirable
 from engine.data.formats.roles import plain_name
 from engine.data.formats.turns import as_turns
 from engine.data.formats.unknown_flags import KeySurvey
-from engine.data.formats.values import in_words, is_blank, parsed_json
+from engine.data.formats.values import is_blank, parsed_json, type_text
 from engine.data.sources.json_files import Row
 from engine.errors import DataError
 
@@ -30,7 +30,7 @@ MOST_COLUMNS = 20_000
 """A data set with more columns has rows that name their columns after what they hold."""
 
 _KEYS = frozenset({"role", "from", "content", "value", "parts", "text", "label", "replies"})
-"""Formats are told apart by these keys of objects. Others do not matter."""
+"""Keys of objects by which formats are distinguished. Others do not matter."""
 _OTHER_KEY = "other"
 _TEXT = "text"
 _TEXT_KIND = '"text"'
@@ -70,11 +70,11 @@ class ColumnSurvey:
         if not self.example:
             self.example = example_of_value(value)
         if self.is_label:
-            self.marks += says_good_or_bad(value)
+            self.marks += marks_desirable(value)
 
     def notice_flag(self, name: str, value: Any) -> None:
         """Notices whether a value of the column `name` says which answers are trained."""
-        self.is_flag = self.is_flag or says_of_answers(name, value)
+        self.is_flag = self.is_flag or marks_answers(name, value)
 
     def join(self, other: ColumnSurvey) -> None:
         """Counts the values of another column of this name."""
@@ -195,7 +195,7 @@ def survey_of(rows: Survey | Iterable[Row]) -> Survey:
 def _kind(value: Any) -> str | None:
     """Returns the kind of a value, or None if it is blank."""
     if type(value) is str and value and value[0] not in "[{" and not value[0].isspace():
-        return _TEXT_KIND  # most values are such, so they are told first
+        return _TEXT_KIND  # most values are such, so they are tested first
     if type(value) is list and value and type(value[0]) is dict:
         return _kind_of_objects(tuple((key, type(item)) for key, item in value[0].items()))
     small = _small(value)
@@ -284,4 +284,4 @@ def _as_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
     except (ValueError, RecursionError):  # too deep, or a number of thousands of digits
-        return in_words(value)
+        return type_text(value)

@@ -22,9 +22,9 @@ from engine.data.formats.example import Conversation, Message
 from engine.data.formats.flags import KNOWN, take_weight
 from engine.data.formats.roles import plain_name, role_of
 from engine.data.formats.values import (
-    in_words,
     is_blank,
     parsed_list,
+    type_text,
     valid_text,
     valid_tree,
 )
@@ -37,7 +37,7 @@ _OTHER_TEXT_KEYS = ("text", "message")
 
 
 @dataclass(frozen=True)
-class Said:
+class TurnSettings:
     """What the settings say of roles and flags."""
 
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Turn:
     message: Message
     weight: float = 1.0
     """An answer of weight 0 is not trained."""
-    says_weight: bool = False
+    has_weight: bool = False
     """The turn itself says its weight."""
     is_call: bool = False
     """The turn holds nothing but calls, by its role."""
@@ -61,11 +61,11 @@ class Turn:
     """The turns of the row that it comes from, counted from 0."""
 
 
-def read_turns(turns: list[Any], place: str, said: Said) -> list[Turn]:
+def read_turns(turns: list[Any], place: str, settings: TurnSettings) -> list[Turn]:
     """Reads each turn of a list that is at `place`. Raises DataError."""
     found: list[Turn] = []
     for number, turn in enumerate(turns):
-        for made in _read(turn, number, f"turn {number + 1} of {place}", said):
+        for made in _read(turn, number, f"turn {number + 1} of {place}", settings):
             before = found[-1] if found else None
             if made.is_call and before is not None and _goes_on(before):
                 found[-1] = _joined(before, made, f"turn {number + 1} of {place}")
@@ -74,18 +74,18 @@ def read_turns(turns: list[Any], place: str, said: Said) -> list[Turn]:
     return found
 
 
-def _read(turn: Any, number: int, place: str, said: Said) -> list[Turn]:
+def _read(turn: Any, number: int, place: str, settings: TurnSettings) -> list[Turn]:
     """Reads the turn {role, content, ...} or {from, value, ...} with this number, from 0 on: one
     or, with what calls gave, several. Keys without a value are left out.
     """
     name, keys = _keys(turn, place)
-    role, is_call = role_of(name, place, said.roles)
+    role, is_call = role_of(name, place, settings.roles)
     value = _take_text(keys, place)
-    if said.unused and keys:
+    if settings.unused and keys:
         keys = {
             key: inner
             for key, inner in keys.items()
-            if key not in said.unused or plain_name(key) not in KNOWN
+            if key not in settings.unused or plain_name(key) not in KNOWN
         }
     if is_call:
         thoughts, calls = spoken_calls(value, place)
@@ -121,18 +121,18 @@ def _joined(turn: Turn, call: Turn, place: str) -> Turn:
     before, after = dict(turn.message), dict(call.message)
     text = before["content"] + after["content"]
     # ms-swift: of several calls, the first that says a weight says it for all.
-    is_said_once = turn.is_call and not call.says_weight
-    is_said_now = turn.is_call and not turn.says_weight and not before["content"]
-    weight = call.weight if is_said_now and call.says_weight else turn.weight
-    if not is_said_once and not is_said_now and turn.weight != call.weight:
+    only_turn_weighs = turn.is_call and not call.has_weight
+    only_call_weighs = turn.is_call and not turn.has_weight and not before["content"]
+    weight = call.weight if only_call_weighs and call.has_weight else turn.weight
+    if not only_turn_weighs and not only_call_weighs and turn.weight != call.weight:
         raise DataError(
             f"The calls in {place} belong to the answer before them, and both say different things "
             "of what is trained; only whole answers are trained, so write the same in both."
         )
     calls = [*before.pop("tool_calls", ()), *after.pop("tool_calls", ())]
     message = {**after, **before, "content": text, "tool_calls": calls}
-    says = turn.says_weight or call.says_weight
-    return Turn(message, weight, says, True, (*turn.numbers, *call.numbers))
+    has_weight = turn.has_weight or call.has_weight
+    return Turn(message, weight, has_weight, True, (*turn.numbers, *call.numbers))
 
 
 def as_turns(value: Any) -> list[Any] | None:
@@ -200,7 +200,7 @@ def _keys(turn: Any, place: str) -> tuple[str, dict[str, Any]]:
         raise DataError(f"There is no {role} in {place}; write every turn as {{{role}, {text}}}.")
     for key in keys:
         if not isinstance(key, str):
-            raise DataError(f"There is a key in {place} that is {in_words(key)}, not text.")
+            raise DataError(f"There is a key in {place} that is {type_text(key)}, not text.")
     name = valid_text(keys[role])
     del keys[role]
     return name, keys
@@ -241,17 +241,17 @@ def _turn(role: str, content: Content, keys: dict[str, Any], number: int, place:
 
 def _weight_of_all(weight: float | None, content: Content, place: str) -> float | None:
     """Returns the weight of a turn, which its parts may say in its place."""
-    said = {part for part in content.weights if part is not None}
-    if not said:
+    values = {part for part in content.weights if part is not None}
+    if not values:
         return weight
     if None in content.weights or weight is not None:
-        said.add(1.0 if weight is None else weight)
-    if len(said) > 1:
+        values.add(1.0 if weight is None else weight)
+    if len(values) > 1:
         raise DataError(
             f"The parts of {place} say different things of what is trained, but only whole answers "
             "are trained; divide the turn, or give the row as segments of {label, text}."
         )
-    return said.pop()
+    return values.pop()
 
 
 def _calls_of(keys: dict[str, Any], is_answer: bool, place: str) -> list[Any]:

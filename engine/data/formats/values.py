@@ -15,7 +15,7 @@ _LONGEST_NUMBER = 1024
 """Largest number of bits of a whole number. Python writes none of more than 4,300 digits."""
 _MOST_NAMES = 20
 _MOST_QUOTED = 60
-_WORDS = {
+_TYPE_NAMES = {
     bool: "true or false",
     int: "a number",
     float: "a number",
@@ -62,7 +62,7 @@ def valid_tree(value: Any, place: str, depth: int = 0) -> Any:
     if isinstance(value, dt.date | dt.time):
         return value.isoformat()
     if not isinstance(value, dict | list | tuple):
-        raise DataError(f"There is {in_words(value)} in {place}; write it as text.")
+        raise DataError(f"There is {type_text(value)} in {place}; write it as text.")
     if depth == _DEEPEST:
         raise DataError(
             f"There are more than {_DEEPEST} lists or objects within each other in {place}; write "
@@ -73,7 +73,7 @@ def valid_tree(value: Any, place: str, depth: int = 0) -> Any:
     found = {}
     for key, item in value.items():
         if not isinstance(key, str):
-            raise DataError(f"An object in {place} has a key that is {in_words(key)}, not text.")
+            raise DataError(f"An object in {place} has a key that is {type_text(key)}, not text.")
         found[valid_text(key)] = valid_tree(item, place, depth + 1)
     return found
 
@@ -119,11 +119,11 @@ def is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, list | tuple | dict | bytes) and not value)
 
 
-def in_words(value: Any) -> str:
+def type_text(value: Any) -> str:
     """Returns what a value is, in the words of an error."""
     if value is None:
         return "nothing"
-    return _WORDS.get(type(value), f"a value of the type {type(value).__name__}")
+    return _TYPE_NAMES.get(type(value), f"a value of the type {type(value).__name__}")
 
 
 def shown(value: Any) -> str:
@@ -133,7 +133,7 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float | str):
         text = json.dumps(value) if not isinstance(value, str) else repr(value)
         return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
-    return in_words(value)
+    return type_text(value)
 
 
 def legible(name: str) -> str:

@@ -190,7 +190,9 @@ def _rows(
     path: Path, batches: Iterator[Any], rows_of: Callable[[Any], list[Row]] = _pylist
 ) -> Iterator[tuple[int, Row]]:
     number = 0
-    with _telling(lambda: f"{path.name} cannot be read after row {number}", "write the file again"):
+    with _as_data_error(
+        lambda: f"{path.name} cannot be read after row {number}", "write the file again"
+    ):
         for batch in batches:
             batch.validate(full=True)  # wrong offsets of a damaged file would end the process
             rows = max(1, min(_ROWS_A_READ, _BYTES_A_READ // _largest_row(batch)))
@@ -218,11 +220,13 @@ def _largest_row(batch: Any) -> int:
 
 
 def _opening(path: Path, kind: str) -> contextlib.AbstractContextManager[None]:
-    return _telling(lambda: f"{path.name} cannot be read as {kind}", f"give a whole {kind} file")
+    return _as_data_error(
+        lambda: f"{path.name} cannot be read as {kind}", f"give a whole {kind} file"
+    )
 
 
 @contextlib.contextmanager
-def _telling(problem: Callable[[], str], remedy: str) -> Iterator[None]:
+def _as_data_error(problem: Callable[[], str], remedy: str) -> Iterator[None]:
     """Turns the errors of pyarrow into a DataError."""
     import pyarrow as pa
 

@@ -91,7 +91,7 @@ class _Sizes:
     def message(self, at: int) -> tuple[int, int] | None:
         """Looks at the message that begins at a place. Returns its ``MessageHeader``, and where the
         next one begins; None at the end of a stream and of a file that is cut short, which pyarrow
-        tells. Raises DataError where it is too large.
+        has. Raises DataError where it is too large.
         """
         head = self._read(8, at)
         begin = at + 4
@@ -173,7 +173,7 @@ class CheckedFile:
 
 
 def _footer(file: BinaryIO) -> _Table | None:
-    """Returns the ``Footer`` of a file; None where there is none, which pyarrow tells."""
+    """Returns the ``Footer`` of a file; None where there is none, which pyarrow reports."""
     tail = len(_MAGIC) + 4
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - tail))

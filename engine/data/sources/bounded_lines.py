@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.data.sources.open_text import open_text
-from engine.data.sources.reading import told
+from engine.data.sources.reading import errors_with_place
 from engine.errors import DataError
 
 LONGEST_LINE = 64 << 20
@@ -101,7 +101,7 @@ def not_utf8(number: int, name: str) -> DataError:
 def _pieces(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number of the line, piece): lines with their ends, divided after `_PIECE` bytes."""
     number = 1
-    with told(path.name, lambda: f"line {number - 1}"), open_text(path) as file:
+    with errors_with_place(path.name, lambda: f"line {number - 1}"), open_text(path) as file:
         while piece := file.readline(_PIECE):
             if b"\0" in piece:
                 raise _zeros(piece, number, path.name)
@@ -112,7 +112,7 @@ def _pieces(path: Path) -> Iterator[tuple[int, bytes]]:
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number of the line in which the block ends, block of bytes) of a plain text."""
     number = 1
-    with told(path.name, lambda: f"line {number - 1}"), open_text(path) as file:
+    with errors_with_place(path.name, lambda: f"line {number - 1}"), open_text(path) as file:
         while block := file.read(_PIECE):
             if b"\0" in block:
                 first = block.index(b"\0")

@@ -52,7 +52,7 @@ def is_saved_by_datasets(path: Path) -> bool:
     """Returns whether `datasets` saved the folder."""
     try:
         return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
-    except OSError:  # the folder may not be entered; the search for its files tells why
+    except OSError:  # the folder may not be entered; the search for its files reports why
         return False
 
 
@@ -97,19 +97,19 @@ def _choice(path: Path, config: DataConfig) -> _Choice:
         return _Choice(files_under(path, lambda _: True), [])
     found = _data_files(path)
     splits = _splits([file.relative_to(path) for file in found])
-    said = {split for split in splits if split}
-    if not said:
+    named = {split for split in splits if split}
+    if not named:
         return _Choice(found, [])
-    if None in splits and not any(split.startswith("train") for split in said):
+    if None in splits and not any(split.startswith("train") for split in named):
         # Next to test files, files without a split are training data.
         splits = [split or "train" for split in splits]
-        said.add("train")
+        named.add("train")
     wanted = _SPLITS.get(config.split.lower(), config.split)
     chosen = [file for file, split in zip(found, splits) if split == wanted]
     if not chosen:
         raise DataError(
             f"The folder {path} has no split {config.split}; its files are called after "
-            f"{', '.join(sorted(said))}, set data.split to one of these."
+            f"{', '.join(sorted(named))}, set data.split to one of these."
         )
     return _Choice(chosen, [file for file, split in zip(found, splits) if split is None])
 

@@ -1,7 +1,7 @@
 """Without a connection to the hub, `datasets` repeats a request for 23 seconds before it fails or
 uses its cache.
 
-So the connection is tried first, with one request. Where there is none, `datasets` is told to look
+So the connection is tried first, with one request. Where there is none, `datasets` is made to look
 only into its cache, and says at once whether the data set is there.
 """
 
@@ -117,13 +117,13 @@ def _request() -> str | None:
             constants.ENDPOINT, timeout=PATIENCE_SECONDS, follow_redirects=False
         )
     except Exception as error:  # noqa: BLE001  every error means that there is no connection
-        return _in_words(error)
+        return _failure_text(error)
     if answer.status_code >= 500:
         return f"it answered {answer.status_code}"
     return None
 
 
-def _in_words(error: BaseException) -> str:
+def _failure_text(error: BaseException) -> str:
     """Returns why a request failed, as a part of a sentence."""
     cause: BaseException | None = error
     while cause is not None:

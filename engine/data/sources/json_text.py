@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from engine.data.sources.bounded_lines import not_utf8
-from engine.data.sources.reading import told
+from engine.data.sources.reading import errors_with_place
 from engine.errors import DataError
 
 _CHUNK_BYTES = 1 << 20
@@ -158,7 +158,7 @@ class JsonText:
         left = self._piece[self.at :]
         self._piece = ""
         self.at = 0
-        with told(self._name, lambda: self.place(0)):
+        with errors_with_place(self._name, lambda: self.place(0)):
             raw = self._file.read(max(_CHUNK_BYTES, len(left)))
         self._ended = not raw
         try:

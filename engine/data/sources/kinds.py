@@ -106,10 +106,10 @@ def refuse_other_content(head: bytes, name: str, suffix: str) -> None:
     """
     for content in _CONTENTS:
         if head.startswith(content.magic) and suffix not in content.suffixes:
-            told = f"{name} is {content.kind}"
+            text = f"{name} is {content.kind}"
             if content.suffixes:
-                told += ", which its name does not say"
-            raise DataError(f"{told}; {content.remedy}.")
+                text += ", which its name does not say"
+            raise DataError(f"{text}; {content.remedy}.")
     if head[_TAR : _TAR + 5] == b"ustar":
         raise DataError(f"{name} is a tar archive; {_UNPACK}.")
     is_page = head.lstrip()[:20].lower().startswith(_PAGES)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from engine.errors import DataError
 from engine.machine.cgroups import sample_host_memory
-from engine.words import in_gib
+from engine.text import in_gib
 
 _ALWAYS_READ = 256 << 20
 """Largest number of bytes of a part that is read however little memory is available."""

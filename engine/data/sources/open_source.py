@@ -55,7 +55,7 @@ from engine.data.sources.kinds import (
     suffixes_of,
 )
 from engine.data.sources.open_text import damage_of, encoding_of, open_bytes
-from engine.data.sources.reading import told
+from engine.data.sources.reading import errors_with_place
 from engine.data.sources.registry import Registered, registered
 from engine.data.sources.registry_rows import BETWEEN
 from engine.data.sources.tables import DELIMITERS, delimiter_of, table_rows, usual_delimiter
@@ -221,7 +221,7 @@ def notes_on(config: DataConfig) -> list[str]:
 
 
 def _notes_on_files(path: Path, config: DataConfig) -> list[str]:
-    """Returns what is to be told of the files of a folder, of no more than the first few."""
+    """Returns what is to be reported on the files of a folder, of no more than the first few."""
     if is_saved_by_datasets(path):
         return []
     notes = [note for file in files_of(path, config) for note in _notes_on_file(file)]
@@ -261,7 +261,7 @@ def _file(path: Path, name: str, way: _Way) -> Source:
         )
     if path.stat().st_size == 0:
         raise DataError(f"{path.name} is empty; give a file with at least one row.")
-    with told(path.name, lambda: "its beginning"):
+    with errors_with_place(path.name, lambda: "its beginning"):
         source = _of_kind(path, name, way)
     return dataclasses.replace(source, read=partial(_sound_rows, source, path))
 
@@ -294,7 +294,7 @@ def _sound_rows(source: Source, path: Path) -> Iterator[tuple[int, Row]]:
     """
     number = 0
     try:
-        with told(path.name, lambda: f"{source.unit} {number}"):
+        with errors_with_place(path.name, lambda: f"{source.unit} {number}"):
             for number, row in source.read():
                 yield number, row
     except DataError:
@@ -331,7 +331,7 @@ def _text(path: Path, max_seq_len: int, streaming: bool) -> Source:
         return source
     try:
         lengths = lengths_of_passages(path, max_seq_len)
-    except DataError:  # an earlier row may be wrong too, and is told first
+    except DataError:  # an earlier row may be wrong too, and is reported first
         return _counted(source, path)
     read = partial(read, lengths)
     skim = lambda: itertools.islice(read(), 1)  # noqa: E731  all passages are alike
@@ -353,7 +353,7 @@ def _json(path: Path, counted: bool) -> Source:
         return source
     try:
         return dataclasses.replace(source, total=count_lines(path))
-    except DataError:  # an earlier row may be wrong too, and is told first
+    except DataError:  # an earlier row may be wrong too, and is reported first
         return _counted(source, path)
 
 

@@ -24,7 +24,7 @@ from engine.data.sources.kinds import (
     refuse_other_content,
     suffixes_of,
 )
-from engine.data.sources.reading import Damaged, reason, told
+from engine.data.sources.reading import Damaged, errors_with_place, reason
 from engine.errors import DataError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def open_bytes(path: Path, suffix: str) -> io.BufferedReader:
         raise DataError(
             f"{path} cannot be read ({reason(error)}); check its permissions."
         ) from None
-    with told(path.name, lambda: "its beginning"):
+    with errors_with_place(path.name, lambda: "its beginning"):
         refuse_other_content(file.peek(LONGEST_MAGIC)[:LONGEST_MAGIC], path.name, suffix)
     return file
 
@@ -99,7 +99,7 @@ def _opened(path: Path) -> tuple[io.BufferedReader, str, int]:
     """Returns the file, decompressed, with its encoding and the length of its byte order mark."""
     suffix, compression = suffixes_of(path)
     file = open_bytes(path, compression or suffix)
-    with told(path.name, lambda: "its beginning"):
+    with errors_with_place(path.name, lambda: "its beginning"):
         if compression:
             refuse_no_compression(file.peek(LONGEST_MAGIC), path.name, compression)
             file.close()

@@ -106,7 +106,7 @@ def _in_pages(pages: list[_Page], rows: int, values_a_row: int) -> int:
 
 
 def _pages(file: BinaryIO, column: Any) -> Iterator[_Page]:
-    """Yields the pages of a column. It ends where there is no header: pyarrow tells what is wrong
+    """Yields the pages of a column. It ends where there is no header: pyarrow reports what is wrong
     with such a file.
     """
     places = (column.dictionary_page_offset, column.data_page_offset)

@@ -17,7 +17,7 @@ class Damaged(Exception):
 
 
 @contextlib.contextmanager
-def told(name: str, place: Callable[[], str]) -> Iterator[None]:
+def errors_with_place(name: str, place: Callable[[], str]) -> Iterator[None]:
     """Turns the errors of reading the file `name` into DataErrors. `place` returns the place up to
     which the file was read, such as "line 3".
     """

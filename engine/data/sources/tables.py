@@ -13,14 +13,14 @@ from typing import Any
 
 from engine.data.sources.bounded_lines import LONGEST_LINE, text_lines
 from engine.data.sources.kinds import suffixes_of
-from engine.data.sources.reading import told
+from engine.data.sources.reading import errors_with_place
 from engine.data.sources.text_files import TURN_COLUMNS
 from engine.errors import DataError
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 """Characters that may stand between cells; each has its name in the plural."""
-_LINES_LOOKED_AT = 200
-_CHARACTERS_LOOKED_AT = 1 << 18
+_LINES_READ = 200
+_CHARACTERS_READ = 1 << 18
 _SEPARATOR_LINE = re.compile(r"\s*\"?sep=(.)\"?\s*")
 """Excel writes such a line before the header, and hides it."""
 
@@ -33,7 +33,7 @@ def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(LONGEST_LINE)  # for all tables of the process
     delimiter = delimiter_of(path)
     number = 0
-    with told(path.name, lambda: f"row {number}"):
+    with errors_with_place(path.name, lambda: f"row {number}"):
         lines = _LinesOfRows(path, delimiter)
         rows = csv.reader(lines, delimiter=delimiter, strict=True)
         header = [name.strip() for name in next(rows, [])]
@@ -79,7 +79,7 @@ class _LinesOfRows:
             if not begin:
                 self._first = number
             self._length += len(line)
-            if len(begin) < _LINES_LOOKED_AT:
+            if len(begin) < _LINES_READ:
                 begin.append(line)
             if self._length > LONGEST_LINE:
                 raise self._too_long()
@@ -102,13 +102,13 @@ def delimiter_of(path: Path) -> str:
     divides most rows into as many cells; if none does, the one that the file's name says.
     """
     usual = usual_delimiter(path)
-    looked_at = list(_first_lines(path))
-    separator = _SEPARATOR_LINE.fullmatch(looked_at[0]) if looked_at else None
+    first_lines = list(_first_lines(path))
+    separator = _SEPARATOR_LINE.fullmatch(first_lines[0]) if first_lines else None
     if separator is not None and separator[1] in DELIMITERS:
         return separator[1]
     best, most = usual, (0.0, False, 0)
     for delimiter in DELIMITERS:
-        rows = _parsed(looked_at, delimiter)
+        rows = _parsed(first_lines, delimiter)
         columns = len(rows[0]) if rows else 0
         if columns < 2:
             continue
@@ -137,10 +137,10 @@ def refuse_equal_names(header: list[str], file: str) -> None:
 
 def _first_lines(path: Path) -> Iterator[str]:
     characters = 0
-    for _, line in itertools.islice(text_lines(path), _LINES_LOOKED_AT):
+    for _, line in itertools.islice(text_lines(path), _LINES_READ):
         characters += len(line)
         yield line
-        if characters > _CHARACTERS_LOOKED_AT:
+        if characters > _CHARACTERS_READ:
             return
 
 

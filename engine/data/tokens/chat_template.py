@@ -190,6 +190,6 @@ def _joined(text: str, prompt: str, thought: str, way: Reasoning) -> str:
     begun = prompt.removesuffix(way.opening)
     if not text.startswith(begun):
         return text
-    said = text[len(begun) :]
-    between = "" if said.startswith("\n") else "\n\n"
-    return begun + way.opening + thought.strip("\n") + way.closing + between + said
+    written = text[len(begun) :]
+    between = "" if written.startswith("\n") else "\n\n"
+    return begun + way.opening + thought.strip("\n") + way.closing + between + written

@@ -142,7 +142,7 @@ def map_all(config: DataConfig, source: Source, survey: Survey) -> ColumnMap:
     said in a note. Raises DataError as `map_columns` does, and UnknownFlags for keys of any row
     that may be flags.
     """
-    # As in a preview, a row that cannot be read is told before what its columns lack.
+    # As in a preview, a row that cannot be read is reported before what its columns lack.
     first = list(itertools.islice(source.read(), ROWS_READ_FIRST))
     columns = columns_of(config, source, survey)
     columns.refuse_possible_flags(((row, source.where(n)) for n, row in first), source.name)
@@ -214,7 +214,7 @@ def _surveyed(source: Source, progress: Progress, until: float) -> Survey:
     except DataError:
         if not survey.rows:
             raise
-        # Reading the rows in order tells what is wrong with an earlier one.
+        # Reading the rows in order finds what is wrong with an earlier one.
         return dataclasses.replace(survey, is_whole=False)
     # A text is not read to its end.
     return survey if source.total is None else dataclasses.replace(survey, rows=source.total)

@@ -36,7 +36,7 @@ class Document:
     """
     reference: float | None = None
     """An answer of a pair has the logarithm of its probability for the model that it is compared
-    with, NaN where the row does not tell it. An answer with a mark has 1 if it is good, and 0 if
+    with, NaN where the row does not have it. An answer with a mark has 1 if it is good, and 0 if
     it is bad. It is None for any other document.
     """
     weights: np.ndarray | None = None

@@ -21,10 +21,10 @@ from engine.data.tokens.template_process import Chat
 
 USED_KEYS = frozenset(("role", "content", "tool_calls", *REASONING_KEYS))
 """Keys of a turn that are searched for by what they hold."""
-_NO_WORD = re.compile(r"[\W_]+")
+_NO_LETTER = re.compile(r"[\W_]+")
 _COPIED = 20
 """Number of characters from which an earlier turn is not found in an answer by chance."""
-_TOLD = 8
+_SHORTEST_DESCRIPTION = 8
 """Number of characters from which a description is not found in a template's own words by chance.
 """
 _COUNTED = 200
@@ -58,19 +58,19 @@ def dropped_by(
 ) -> DroppedTurns:
     """Returns what of `chat` is missing from `text`. `answer` is the place of the answer that ends
     the text, which `missing_of_answer` checks, or None. The text is without special tokens, as part
-    of their names might be taken for a turn. `writes_tools` tells whether the template has written
-    the tools, where the text alone does not show it.
+    of their names might be taken for a turn. `writes_tools` returns whether the template has
+    written the tools, where the text alone does not show it.
     """
     written = _Written(text)
-    said = [_said(message) for message in chat.messages]
+    contents = [_content_of(message) for message in chat.messages]
     found: list[str] = []
     roles: list[str] = []
     answers = 0
     for place, message in enumerate(chat.messages):
         if place == answer or (
-            written.holds(said[place]) and all(map(written.holds, _thoughts(message)))
+            written.holds(contents[place]) and all(map(written.holds, _thoughts(message)))
         ):
-            found.append(said[place])
+            found.append(contents[place])
         elif message["role"] == "assistant":
             answers += 1
         else:
@@ -80,8 +80,8 @@ def dropped_by(
             continue
         # A turn "yes" that was left out may still be found in an answer "yes, gladly", so the
         # places of short texts are counted.
-        times = text.count(said[place]) if 0 < len(said[place]) < _COUNTED else 0
-        if 0 < times < sum(other.count(said[place]) for other in found):
+        times = text.count(contents[place]) if 0 < len(contents[place]) < _COUNTED else 0
+        if 0 < times < sum(other.count(contents[place]) for other in found):
             roles.append(message["role"])
     return DroppedTurns(tuple(roles), answers, not _has_tools(written, chat, writes_tools))
 
@@ -96,8 +96,8 @@ def _has_tools(written: _Written, chat: Chat, writes_tools: Callable[[], bool]) 
     turns = _Written("\n".join(map(_all_of, chat.messages)))
     if not any(map(turns.holds, names)):
         return True
-    told = [text for text in _descriptions(chat.tools or []) if not turns.holds(text)]
-    return any(map(written.holds, told)) or writes_tools()
+    missing = [text for text in _descriptions(chat.tools or []) if not turns.holds(text)]
+    return any(map(written.holds, missing)) or writes_tools()
 
 
 def _thoughts(message: Message) -> Iterator[str]:
@@ -109,12 +109,12 @@ def _thoughts(message: Message) -> Iterator[str]:
 
 def _all_of(message: Message) -> str:
     """Returns all text of a turn: what is said, thought and called."""
-    parts = [_said(message), *_thoughts(message)]
+    parts = [_content_of(message), *_thoughts(message)]
     calls = message.get("tool_calls")
     return "\n".join([*parts, json.dumps(calls, ensure_ascii=False, default=str) if calls else ""])
 
 
-def _said(message: Message) -> str:
+def _content_of(message: Message) -> str:
     """Returns the text of a turn as templates often write it, without white space around it."""
     return str(message.get("content") or "").strip()
 
@@ -125,7 +125,7 @@ class _Written:
     def __init__(self, text: str):
         self._text = text
         self._bare: str | None = None
-        self._words: str | None = None
+        self._letters: str | None = None
 
     def holds(self, said: str) -> bool:
         """Returns whether the text has `said`, as it is or escaped, with any white space."""
@@ -133,10 +133,10 @@ class _Written:
             return True
         if any(self.has_letters_of(form) for form in _escaped(said)):
             return True
-        words = _NO_WORD.sub("", said)
-        if self._words is None:
-            self._words = _NO_WORD.sub("", self._text)
-        return bool(words) and words in self._words
+        letters = _NO_LETTER.sub("", said)
+        if self._letters is None:
+            self._letters = _NO_LETTER.sub("", self._text)
+        return bool(letters) and letters in self._letters
 
     def has_letters_of(self, said: str) -> bool:
         """Returns whether the text has the same characters as `said`, white space left out."""
@@ -183,7 +183,11 @@ def _descriptions(value: Any) -> Iterator[str]:
     """Yields every description in nested schemas that is long enough to be known by its text."""
     if isinstance(value, dict):
         for key, item in value.items():
-            if key == "description" and isinstance(item, str) and len(item.strip()) >= _TOLD:
+            if (
+                key == "description"
+                and isinstance(item, str)
+                and len(item.strip()) >= _SHORTEST_DESCRIPTION
+            ):
                 yield item
             else:
                 yield from _descriptions(item)
@@ -198,7 +202,7 @@ def missing_of_answer(answer: Message, written: str) -> tuple[str, str] | None:
     None if nothing is missing.
     """
     text = _Written(written)
-    content = _said(answer)
+    content = _content_of(answer)
     if content not in written and not text.has_letters_of(content):
         return (
             "the chat template leaves out part of the answer",
@@ -213,8 +217,8 @@ def missing_of_answer(answer: Message, written: str) -> tuple[str, str] | None:
             )
     for call in answer.get("tool_calls") or ():
         function = call.get("function", call)
-        said = [str(function.get("name") or ""), *_leaves(function.get("arguments"))]
-        if not all(map(text.holds, said)):
+        values = [str(function.get("name") or ""), *_leaves(function.get("arguments"))]
+        if not all(map(text.holds, values)):
             return (
                 "the chat template leaves out the tool calls of the answer",
                 "use a model whose chat template writes tool_calls",
@@ -235,7 +239,7 @@ def is_more_than_answer(chat: Chat, place: int, written: str, end_of_turn: str) 
     own = "".join(str(answer.get(key) or "") for key in ("content", *REASONING_KEYS))
     if len(written) < len(own) + _COPIED:
         return False
-    earlier = (_said(message) for message in chat.messages[:place])
+    earlier = (_content_of(message) for message in chat.messages[:place])
     return any(len(said) >= _COPIED and said in written and said not in own for said in earlier)
 
 

@@ -366,7 +366,7 @@ class ChatRenderer:
         return self._weighted(_Job(chat, answers, last not in answers, excluded, weights))
 
     def _weighted(self, job: _Job) -> _Job:
-        """Returns the job, and tells how many of its answers have a weight of their own."""
+        """Returns the job, and the number of its answers with a weight of their own."""
         if job.weights:
             self.warn(_WEIGHTED, len(job.weights))
         return job
@@ -620,7 +620,9 @@ def _first_answer(chat: Chat, context: int) -> int:
 
 
 def _refused(refusal: Refusal) -> RejectedExample:
-    return RejectedExample("the chat template refuses the conversation", refusal.words.rstrip("."))
+    return RejectedExample(
+        "the chat template refuses the conversation", refusal.message.rstrip(".")
+    )
 
 
 def _dropped_turn(dropped: DroppedTurns) -> RejectedExample:

@@ -7,7 +7,7 @@ gives them, and the first form in whose text nothing is missing is that of all c
 
 - Where the usual form is written, nothing changes.
 - Where no form helps, the usual one stays; a conversation is then refused, or what the template
-  leaves out of it is told.
+  leaves out of it is reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.data.tokens.template_process import Chat, Refusal
 
 _ASKED, _ANSWERED, _GIVEN, _THOUGHT = "Qu3sti0n", "Answ3r3d", "Syst3ms", "R3as0ns"
 _RESULT, _OTHER_RESULT = "R3sult1", "R3sult2"
-_SAID = (_ASKED, _ANSWERED, _GIVEN, _THOUGHT, _RESULT)
+_CONTENTS = (_ASKED, _ANSWERED, _GIVEN, _THOUGHT, _RESULT)
 _NAME, _OTHER_NAME, _KEY, _VALUE = "callname", "nextname", "argkey", "argvalue"
 _ARGUMENTS = {_KEY: _VALUE}
 _NO_ROLE = "stranger"
@@ -45,7 +45,7 @@ _OPENS = re.compile(r"(<[^<>/\s][^<>\s]*>|\[[^\[\]/\s]+\])\s*\Z")
 """Matches an opening tag at the end of a text."""
 _FILLS = ((), ("type",), ("type", "name"), ("type", "name", "id"))
 """What a template may need of calls that rows often lack: none first."""
-_SHOWN_PART = re.compile(rf"""(text|thinking)\\?['"]:\s*\\?['"]({"|".join(_SAID)})""")
+_SHOWN_PART = re.compile(rf"""(text|thinking)\\?['"]:\s*\\?['"]({"|".join(_CONTENTS)})""")
 
 Write = Callable[[list[Chat], bool], "list[str | Refusal]"]
 """Has a template write chats as they are. The second argument adds the beginning of an answer."""
@@ -182,8 +182,8 @@ class Habits:
             _turn("tool", _RESULT),
             _turn("assistant", _ANSWERED),
         ]
-        said = (_NAME, _KEY, _VALUE)
-        form = self._first(turns, forms, *said, _RESULT) or self._first(turns, forms, *said)
+        marks = (_NAME, _KEY, _VALUE)
+        form = self._first(turns, forms, *marks, _RESULT) or self._first(turns, forms, *marks)
         return contents if form is None else self._with_ids(form)
 
     def _with_ids(self, form: Form) -> Form:

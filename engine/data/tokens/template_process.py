@@ -51,7 +51,7 @@ class Chat:
 class Refusal:
     """A template refused a chat with these words."""
 
-    words: str
+    message: str
 
 
 MOST_SECONDS = 5.0
@@ -194,15 +194,15 @@ def serve() -> None:
     _limit_memory()
     signal.signal(signal.SIGPROF, _time_is_up)
     while (asked := _request(sys.stdin.buffer)) is not None:
-        _say(answers, b'{"taken":true}')
+        _send(answers, b'{"taken":true}')
         try:
             for texts in _written(chat_template_utils.render_jinja_template, asked):
-                _say(answers, orjson.dumps({"texts": texts}))
+                _send(answers, orjson.dumps({"texts": texts}))
         except _TimeIsUp:
-            _say(answers, b'{"limit":"time"}')
+            _send(answers, b'{"limit":"time"}')
             return
         except MemoryError:
-            _say(answers, b'{"limit":"memory"}')
+            _send(answers, b'{"limit":"memory"}')
             return
 
 
@@ -267,6 +267,6 @@ def _text(render: Any, asked: Asked, chat: Chat) -> Written:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _say(answers: BinaryIO, answer: bytes) -> None:
+def _send(answers: BinaryIO, answer: bytes) -> None:
     answers.write(answer + b"\n")
     answers.flush()

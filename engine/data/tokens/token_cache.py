@@ -130,7 +130,7 @@ class Split:
         root, arrays = folder.parent, {}
         for name, kind in (_TYPES | _MORE_TYPES).items():
             path = folder / f"{split}.{name}"
-            is_left_out = name in _MORE_TYPES and safe_files.look(path, root) is None
+            is_left_out = name in _MORE_TYPES and safe_files.lstat(path, root) is None
             arrays[name] = np.zeros(0, kind) if is_left_out else mapped(path, root, kind)
         return cls(**arrays)
 
@@ -175,7 +175,7 @@ def find(key: str, progress: Progress) -> StoredTokens | None:
     """
     folder = cache_folder() / key
     with contextlib.suppress(OSError):
-        if safe_files.look(folder, folder.parent) is None:
+        if safe_files.lstat(folder, folder.parent) is None:
             return None
     for found in _opened(folder):
         if isinstance(found, StoredTokens):
@@ -277,7 +277,7 @@ class TokenWriter:
         root = cache_folder()
         self._folder = root / f".{uuid.uuid4().hex}.partial"
         self._open = contextlib.ExitStack()
-        with self._told():
+        with self._write_errors():
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             _remove_leftovers(root)
             safe_files.make_folder(self._folder, root)
@@ -286,8 +286,8 @@ class TokenWriter:
             # The kernel holds the lock until this process ends, however it ends. A folder whose
             # lock is free is a leftover.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self.train = SplitWriter(self._folder, "train", self._open, self._told)
-            self.eval = SplitWriter(self._folder, "eval", self._open, self._told)
+            self.train = SplitWriter(self._folder, "train", self._open, self._write_errors)
+            self.eval = SplitWriter(self._folder, "eval", self._open, self._write_errors)
             self._prompts = WrittenFile(self._folder / _PROMPTS, root, self._open)
 
     def __enter__(self) -> TokenWriter:
@@ -305,7 +305,7 @@ class TokenWriter:
         token range of its answer, and the text of the question.
         """
         line = json.dumps({"document": document, "answer": answer, "asked": asked})
-        with self._told():
+        with self._write_errors():
             self._prompts.write(line.encode() + b"\n")
 
     def publish(self, key: str | None, tally: Tally) -> StoredTokens:
@@ -313,7 +313,7 @@ class TokenWriter:
         at the end of the `with` block, and their content stays mapped as long as the run needs it.
         """
         files = [self._prompts, *self.train.files, *self.eval.files]
-        with self._told():
+        with self._write_errors():
             for file in files:
                 file.close(synced=key is not None)
             made = StoredTokens(self._folder, tally, cached=False)
@@ -342,7 +342,7 @@ class TokenWriter:
         safe_files.sync_folder(root, root)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _write_errors(self) -> Iterator[None]:
         """Turns an OSError into a DataError for the user, and removes the files written so far."""
         try:
             yield
@@ -370,14 +370,14 @@ class SplitWriter:
     """Writes the documents of one side, "train" or "eval", row after row."""
 
     def __init__(
-        self, folder: Path, split: str, stack: contextlib.ExitStack, told: Callable[[], Any]
+        self, folder: Path, split: str, stack: contextlib.ExitStack, write_errors: Callable[[], Any]
     ):
         root = folder.parent
         self.files = [WrittenFile(folder / f"{split}.{name}", root, stack) for name in _TYPES]
         self._ids, self._loss_mask, self._starts, self._examples = self.files
         self._more: dict[str, WrittenFile] = {}
         self._make = lambda name: WrittenFile(folder / f"{split}.{name}", root, stack)
-        self._told = told
+        self._write_errors = write_errors
         self.examples = 0
         self.documents = 0
         self._tokens = 0
@@ -392,7 +392,7 @@ class SplitWriter:
         if not len(found.lengths):
             return
         counts = found.counts[found.counts > 0]
-        with self._told():
+        with self._write_errors():
             self._ids.write(found.ids)
             self._loss_mask.write(found.loss_mask)
             self._starts.write(self._tokens + np.cumsum(found.lengths))

@@ -36,7 +36,7 @@ from engine.data.tokens.workers import EncodingProcesses
 from engine.errors import DataError
 from engine.machine.cgroups import sample_host_memory, usable_cores
 from engine.paths import resolve_source
-from engine.progress import Progress, no_progress, saying
+from engine.progress import Progress, labeled, no_progress
 
 EVAL_SEED = 20_010_911
 """Seed that chooses the validation examples, not the run's, so that runs can be compared."""
@@ -93,7 +93,7 @@ def stored_tokens(
         content = _Content(identity, source.fingerprint is not None)
     key = key_of(content.identity, config, encoder.tokenizer) if content.whole else None
     if key is not None:
-        found = find(key, saying(execution.progress, "Checking the tokens in the cache"))
+        found = find(key, labeled(execution.progress, "Checking the tokens in the cache"))
         if found is not None:
             rows = found.tally.rows
             execution.progress(rows, rows, f"Tokens of {found.tally.name} read from the cache")
@@ -144,8 +144,8 @@ def _tokenize(
 
 
 def _validation_rows(total: int, fraction: float) -> np.ndarray:
-    """Returns bool[total], true for the rows to hold out. With two rows or more, at least one row
-    is held out, but never all.
+    """Returns bool[total], true for validation rows. With two rows or more, at least one row is for
+    validation, but never all.
     """
     validation = np.zeros(total, dtype=bool)
     if fraction > 0 and total >= 2:
@@ -284,8 +284,8 @@ class _Splits:
         self._writer.train.write(Documents.joined([documents]))
 
     def finish(self, must_hold_out: bool) -> None:
-        """Writes the last examples. `must_hold_out` says that an example must be held out if there
-        are at least two.
+        """Writes the last examples. must_hold_out: if there are at least two, one must be for
+        validation.
         """
         if self._last is None:  # every row meant to be trained on was skipped
             self._last, self._last_validation = self._last_validation, None
@@ -293,12 +293,12 @@ class _Splits:
         no_validation = not self._writer.eval.examples
         others_to_train = self._writer.train.examples > 0
         if must_hold_out and no_validation and others_to_train and self._last is not None:
-            self._hold_out(self._last)  # every row meant to be held out was skipped
+            self._hold_out(self._last)  # every row meant for validation was skipped
         else:
             self._train_on_last()
 
     def _marks(self, count: int) -> np.ndarray:
-        """Returns bool[count], true for those of the next `count` rows that are to be held out."""
+        """Returns bool[count], true for those of the next `count` rows that are for validation."""
         marks = np.zeros(count, dtype=bool)
         known = self._validation_rows[self._tally.rows : self._tally.rows + count]
         marks[: len(known)] = known

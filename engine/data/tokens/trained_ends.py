@@ -16,7 +16,7 @@ from engine.data.tokens.encode import Encoder
 from engine.data.tokens.render import NO_END
 from engine.data.tokens.token_cache import Split
 from engine.data.tokens.turn_ends import MARK
-from engine.words import counted
+from engine.text import counted
 
 ENDS = "answers_end_with"
 """The summary of a data set has them under this name."""
@@ -62,7 +62,7 @@ def without_end(encoder: Encoder, formats: Iterable[str], times: int) -> str:
 
 def seen_ends(split: Split, tokenizer: Any, max_seq_len: int) -> tuple[str, ...]:
     """Returns the special tokens behind which nothing more of an answer is trained, in the first
-    documents of `split`. Of documents that are trained throughout, nothing tells where an answer
+    documents of `split`. Of documents that are trained throughout, nothing marks where an answer
     ends.
     """
     documents = min(len(split.starts) - 1, _MOST_DOCUMENTS)

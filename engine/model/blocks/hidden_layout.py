@@ -28,7 +28,7 @@ class HiddenLayout:
     ) -> HiddenLayout | None:
         """Returns the form of states that have the shape `one` for a single row of tokens, and the
         shape `other` where `grown` is the number of rows and of tokens. Returns None where the
-        shapes do not tell: exactly two places must change, the first of them for the rows.
+        shapes do not show it: exactly two places must change, the first of them for the rows.
         """
         if len(one) != len(other):
             return None

@@ -82,7 +82,7 @@ def _only_input(
 
 
 def _is_position_wise(part: nn.Module, given: torch.Tensor) -> bool:
-    """Tells whether a module gives the same results on some tokens of `given` at a time, which is
+    """Returns whether a module gives the same results on some tokens of `given` at a time, which is
     [rows, tokens, ...], as on all of them.
     """
     parameters = [each for each in part.parameters() if each.requires_grad]
@@ -128,7 +128,7 @@ def _results(
 
 
 def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tells whether two results, of the same shape, differ by no more than rounding."""
+    """Returns whether two results, of the same shape, differ by no more than rounding."""
     return bool((one - other).norm() <= TOLERANCE * one.norm())
 
 
@@ -153,20 +153,20 @@ def tiled_parts(block: nn.Module, known: Collection[PositionWise]) -> list[str]:
     """
     found: list[str] = []
 
-    def look(part: nn.Module, name: str) -> None:
+    def search(part: nn.Module, name: str) -> None:
         if name and (name, class_tree(part)) in known:
             if _keeps_more_than_input(part) and not _is_random(part):
                 found.append(name)
             return
         for child, each in part.named_children():
-            look(each, f"{name}.{child}" if name else child)
+            search(each, f"{name}.{child}" if name else child)
 
-    look(block, "")
+    search(block, "")
     return found
 
 
 def _keeps_more_than_input(part: nn.Module) -> bool:
-    """Tells whether a module is more than one matrix product or one elementwise function."""
+    """Returns whether a module is more than one matrix product or one elementwise function."""
     own = list(part.parameters(recurse=False))
     if any(each.dim() > 1 for each in own):
         return False
@@ -174,7 +174,7 @@ def _keeps_more_than_input(part: nn.Module) -> bool:
 
 
 def _is_random(part: nn.Module) -> bool:
-    """Tells whether a module draws random numbers in training, which a second run would draw
+    """Returns whether a module draws random numbers in training, which a second run would draw
     anew.
     """
     for each in part.modules():

@@ -142,7 +142,7 @@ def _generator(device: torch.device) -> torch.Generator:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Tells whether the elements of `tensor`, of any shape, fill a part of memory without gaps."""
+    """Returns whether the elements of `tensor`, of any shape, are dense in memory."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:

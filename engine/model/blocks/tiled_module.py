@@ -20,7 +20,7 @@ _here = threading.local()
 
 
 def is_tiling() -> bool:
-    """Tells whether this thread is running a module in sequence chunks."""
+    """Returns whether this thread is running a module in sequence chunks."""
     return getattr(_here, "depth", 0) > 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.words import counted
+from engine.text import counted
 
 ADD_TOKENS = "data.add_tokens"
 
@@ -25,10 +25,10 @@ class Added:
 
     def notes(self, before: int) -> list[str]:
         """Returns in words what was done, for a model of which the weights have `before` rows."""
-        told = []
+        sentences = []
         if self.known:
             are = "a token" if len(self.known) == 1 else "tokens"
-            told.append(
+            sentences.append(
                 f"{ADD_TOKENS}: {', '.join(self.known)}: the tokenizer has {are} of this name, so "
                 "nothing is added."
             )
@@ -37,8 +37,8 @@ class Added:
             how = "They have rows in the embedding already, which are trained as they are."
             if grown > 0:
                 how = f"Embedding and head grow by {counted(grown, 'row')} to {self.vocabulary:,}."
-            told.append(f"The tokenizer got {', '.join(self.new)}. {how}")
-        return told
+            sentences.append(f"The tokenizer got {', '.join(self.new)}. {how}")
+        return sentences
 
 
 def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> Added:

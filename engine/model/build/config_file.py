@@ -35,7 +35,7 @@ _TYPES = {
 _FIELD = re.compile(r"Field '(?P<field>\w+)' expected (?P<type>\w+)")
 _VALUE = re.compile(r"(?:with value |\(value: )(.+?)(?: doesn't match|\)(?:;|$))")
 _VALIDATED = re.compile(r"(Class v|V)alidation error for (field|validator) '\w+':\n")
-_MOST_SHOWN, _MOST_TOLD = 60, 200
+_MOST_SHOWN, _LONGEST_REASON = 60, 200
 """Largest number of characters that are shown of a value, and of a library's reason."""
 
 
@@ -139,7 +139,7 @@ def why_refused(file: Path | None, error: Exception) -> str:
         return f"{name}{must} is {value}"
     # The second line begins with the name of the error's class.
     reason = text.splitlines()[1].partition(": ")[2].rstrip(". ")
-    return reason if len(reason) <= _MOST_TOLD else f"{reason[: _MOST_TOLD - 3]}..."
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}..."
 
 
 def _in_file(file: Path | None, field: str, text: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ The library is not thread-safe:
 - Building a model without weights swaps a method of `nn.Module`. So only one thread builds at a
   time.
 - Building a model in bf16 changes torch's default dtype for the whole process, including a run in
-  progress. So the library is told to build in fp32, and each tensor is given the real dtype.
+  progress. So the library builds in fp32, and each tensor is given the real dtype.
 """
 
 from __future__ import annotations
@@ -427,8 +427,8 @@ class _DefaultDtype(TorchFunctionMode):
     def _became_fractions(
         self, func: Any, made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Tells whether a function of tensors of whole numbers alone made fp32 without being asked
-        for it.
+        """Returns whether a function of tensors of whole numbers alone made fp32 without being
+        asked for it.
         """
         if not isinstance(made, torch.Tensor) or made.dtype != torch.float32:
             return False

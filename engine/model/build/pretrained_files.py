@@ -53,7 +53,7 @@ def load_config(source: str) -> Any:
 
 
 def with_vocabulary(config: Any, tokens: int) -> Any:
-    """Returns a copy of a configuration of transformers for a vocabulary of so many tokens."""
+    """Returns a copy of a configuration of transformers for a vocabulary of `tokens` tokens."""
     grown = copy.deepcopy(config)
     grown.get_text_config().vocab_size = tokens
     return grown

@@ -164,7 +164,7 @@ def _refuse_kept_from_training(module: nn.Module, names: list[str]) -> None:
 
 def _enter(module: nn.Module, skeleton: Skeleton, trial: Trial) -> Capture:
     """Tries all blocks, and returns the capture pass. Its hidden state is [1, 2, width]. If the
-    family gives its blocks a state of another shape, the skeleton is told its form.
+    family gives its blocks a state of another shape, the skeleton gets its form.
     """
     ids = torch.zeros(1, 2, dtype=torch.long)
     captured = skeleton.ask_blocks(ids, trial)

@@ -68,7 +68,7 @@ def note_of(model: ModelConfig, own: int) -> list[str]:
 
 def _why_not(config: Any) -> str:
     """Returns why the rotary embeddings of a model cannot be scaled, as the end of a sentence; an
-    empty text where its configuration tells nothing against it.
+    empty text where its configuration has nothing against it.
     """
     text = config.get_text_config()
     given = getattr(text, "rope_parameters", None) or {}
@@ -120,7 +120,7 @@ def _scaled(config: Any, kind: str, factor: float) -> Any:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Tells whether small models of two configurations turn positions differently."""
+    """Returns whether small models of two configurations turn positions differently."""
     pairs = zip(_frequencies(one), _frequencies(other), strict=True)
     return any(not torch.equal(before, after) for before, after in pairs)
 

@@ -22,7 +22,7 @@ from engine.helper_process import HelperProcess, ending
 from engine.model.hub.hub_cache import cached_config, cached_files, cached_weights, is_offline
 from engine.paths import resolve_source
 from engine.progress import Progress
-from engine.words import in_hours
+from engine.text import in_hours
 
 _PROGRAM = "from engine.model.hub.hub_download import serve; serve()"
 _VARIABLES = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -112,7 +112,7 @@ def _transfer(
             if pace is None:
                 check()
             else:
-                progress(pace.done, pace.total, pace.words())
+                progress(pace.done, pace.total, pace.text())
 
 
 def _reason(answer: dict[str, Any], process: HelperProcess, source: str) -> str | None:
@@ -161,7 +161,7 @@ class _Pace:
         while now - self._seen[0][0] > RATE_SECONDS:
             self._seen.popleft()
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Returns the state in words, such as `3 of 7 files, about 12 min left`."""
         return f"{self.files} of {self.of} files{self._left(time.monotonic())}"
 

@@ -50,8 +50,8 @@ def _cache_folder() -> Path:
 
 def is_offline() -> bool:
     """Returns whether huggingface_hub is set to offline mode."""
-    said = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
-    return said.upper() in ("1", "ON", "YES", "TRUE")
+    value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def cached_weights(source: str) -> Path | None:

@@ -34,7 +34,7 @@ from engine.helper_process import take_output
 from engine.model.hub.hub_cache import LISTED, weight_files
 from engine.model.hub.local_weights import CONFIG, about_gguf, is_gguf
 from engine.model.hub.model_files import read_small
-from engine.words import in_gib
+from engine.text import in_gib
 
 ANSWER_SECONDS = 10
 """Seconds within which the hub must list the files of a model."""
@@ -69,11 +69,11 @@ class Refused(Exception):
 class _Transfer:
     """Downloads the files of one model into the cache, and reports how many bytes are there."""
 
-    def __init__(self, source: str, say: Callable[[dict[str, Any]], None]):
+    def __init__(self, source: str, send: Callable[[dict[str, Any]], None]):
         from huggingface_hub import HfApi, constants
 
         self._source = source
-        self._say = say
+        self._send = send
         info = HfApi().model_info(source, files_metadata=True, timeout=ANSWER_SECONDS)
         self._commit = info.sha
         self._files = {file.rfilename: file for file in info.siblings or ()}
@@ -244,7 +244,7 @@ class _Transfer:
     def _report(self) -> None:
         with self._counting:
             come = dict(self._come)
-        self._say(
+        self._send(
             {
                 "done": sum(come.values()),
                 "total": sum(map(self._size, come)),
@@ -404,7 +404,7 @@ def serve() -> None:
     """Serves the request on standard input, and ends the process."""
     answers = take_output()
 
-    def say(answer: dict[str, Any]) -> None:
+    def send(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
 
@@ -422,9 +422,9 @@ def serve() -> None:
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
     transfer = None
     try:
-        transfer = _Transfer(asked["source"], say)
+        transfer = _Transfer(asked["source"], send)
         transfer.run(asked["weights"])
-        say({"finished": True})
+        send({"finished": True})
     except Exception as error:  # noqa: BLE001  every failure is reported in one sentence
-        say(answer_of(error, asked["source"], transfer is not None))
+        send(answer_of(error, asked["source"], transfer is not None))
     os._exit(0)  # do not wait for threads that are still downloading other files

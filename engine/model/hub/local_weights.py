@@ -25,7 +25,7 @@ from engine.model.hub.safetensors_header import (
 )
 from engine.model.lora.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.safe_files import FileFault
-from engine.words import counted
+from engine.text import counted
 
 _GGUF = ".gguf"
 _OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".npz")
@@ -204,7 +204,7 @@ def _what_is_wrong(file: Path, size: int, _time: int) -> str:
 
 
 def _wrong_of_pickled(opened: BinaryIO, begin: bytes) -> str:
-    """Returns what is wrong with a file of torch.save as far as its ends tell. Another form than an
+    """Returns what is wrong with a file of torch.save as far as its ends show. Another form than an
     archive has sentences of its own where it is opened (`engine.model.hub.torch_pickle`).
     """
     if begin.startswith(_ZIP) and not zipfile.is_zipfile(opened):

@@ -1,4 +1,4 @@
-"""Files of a model that are neither on this machine nor to be had are told before a run begins."""
+"""Files of a model that are neither on this machine nor to be had, found before a run begins."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The small files in a model's folder, which may come from a stranger: a pipe, a device, a folder
-or a file of gigabytes under the name of one is told before a library opens it.
+or a file of gigabytes under the name of one is found before a library opens it.
 
 Links are followed to where the model is, since the hub's cache consists of them, and no further.
 No torch is needed.
@@ -72,8 +72,8 @@ def refuse_unlike_files(path: Path | None) -> None:
             if file.name == GENERATION and file.exists():
                 read_object(file)
     except FileFault as fault:
-        said = str(fault).rstrip(".")
-        raise ModelError(f"model.source: {said}; get the files of the model again.") from None
+        text = str(fault).rstrip(".")
+        raise ModelError(f"model.source: {text}; get the files of the model again.") from None
     except OSError:
         pass  # reading it says what is wrong
 

@@ -1,5 +1,5 @@
 """Weights that `torch.save` wrote (`pytorch_model.bin`) are read as tensors alone. Such a file is
-a pickle, which may name any function and have it called. torch is told to refuse every name but
+a pickle, which may name any function and have it called. torch is made to refuse every name but
 those that tensors need, so nothing of the file ever runs.
 """
 

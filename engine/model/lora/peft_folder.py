@@ -64,7 +64,7 @@ def peft_key(full_name: str) -> str:
 
 
 def is_peft_folder(place: str | os.PathLike[str]) -> bool:
-    """Tells whether there is an adapter in a folder."""
+    """Returns whether there is an adapter in a folder."""
     return (Path(place).expanduser() / CONFIG).is_file()
 
 
@@ -126,10 +126,10 @@ class PeftFolder:
     def _compare(self, name: str, setting: str, here: float) -> None:
         there = self.settings.get(name, False)
         if not isinstance(there, (int, float)) or not math.isclose(there, here):
-            said, told = (str(value).lower() for value in (there, here))
+            adapter_value, own_value = (str(value).lower() for value in (there, here))
             raise ModelError(
-                f"model.start_from: {name} of the adapter in {self.path} is {said} and {setting} "
-                f"is {told}; set {setting} to {said}."
+                f"model.start_from: {name} of the adapter in {self.path} is {adapter_value} and "
+                f"{setting} is {own_value}; set {setting} to {adapter_value}."
             )
 
 

@@ -149,7 +149,7 @@ def _no_stack(modules: Modules, target: str) -> str:
 
 
 def _fits(name: str, target: str) -> bool:
-    """Tells whether a full name fits a target, which is a pattern if it has a *."""
+    """Returns whether a full name fits a target, which is a pattern if it has a *."""
     return fnmatchcase(name, target) if "*" in target else is_named(name, target)
 
 
@@ -160,12 +160,12 @@ def _examples(modules: Modules) -> str:
 
 
 def is_named(name: str, end: str) -> bool:
-    """Tells whether a full name is `end`, or ends with it after a dot."""
+    """Returns whether a full name is `end`, or ends with it after a dot."""
     return name == end or name.endswith(f".{end}")
 
 
 def _is_in_saved(name: str, saved: Sequence[str]) -> bool:
-    """Tells whether a module is one of those that are trained whole, or is within one."""
+    """Returns whether a module is one of those that are trained whole, or is within one."""
     parts = name.split(".")
     parents = [".".join(parts[:stop]) for stop in range(1, len(parts) + 1)]
     return any(is_named(each, end) for each in parents for end in saved)

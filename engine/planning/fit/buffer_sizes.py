@@ -26,7 +26,7 @@ from engine.planning.schedule.step_buffers import GRADIENT_RINGS
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.saved_attention_sizes import with_room
 from engine.planning.shape.unit_shape import UnitShape
-from engine.words import counted
+from engine.text import counted
 
 PLANE_NOTES = {
     "weight_high": "weights as the device sees them",

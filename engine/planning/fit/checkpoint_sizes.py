@@ -12,7 +12,7 @@ from engine.config.settings import TrainConfig
 from engine.planning.fit.memory_items import Item, MemoryItem
 from engine.planning.layout.layout import PLANE_ITEM_BYTES, checkpoint_planes
 from engine.planning.shape.model_shape import ModelShape
-from engine.words import MIB, in_gib
+from engine.text import MIB, in_gib
 
 STAGING_CHUNK_BYTES = 8 * MIB
 """Bytes of a chunk in which planes are copied; the end of a plane takes a whole chunk."""

@@ -63,7 +63,7 @@ from engine.planning.fit.planner import (
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.shape.sequence_tiling import sequence_chunks_for
-from engine.words import GIB
+from engine.text import GIB
 
 KEPT_GRADIENTS_GAIN = 0.92
 """Gradients that would take memory of their own on the device are kept on the GPU for speed alone

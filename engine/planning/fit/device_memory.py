@@ -29,7 +29,7 @@ from engine.planning.schedule.choices import (
 from engine.planning.shape.activation_sizes import Activations
 from engine.planning.shape.block_sizes import BlockBytes
 from engine.planning.shape.unit_shape import UnitShape
-from engine.words import GIB, MIB
+from engine.text import GIB, MIB
 
 COMFORTABLE = {"cuda": 0.95, "small": 0.97, "cpu": 0.88}
 """Fraction of a limit that automatic choices fill: of the memory of a GPU, of a small one, of RAM.

@@ -24,7 +24,7 @@ from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.memory_items import MemoryItem
 from engine.planning.fit.planner import Chosen
 from engine.planning.shape.model_shape import ModelShape
-from engine.words import counted, in_gib
+from engine.text import counted, in_gib
 
 _ENOUGH = 1 << 60
 """Bytes of disk that a machine which is only estimated is taken to have for what goes to the

@@ -105,4 +105,4 @@ def _fits(config: TrainConfig, shape: ModelShape, machine: Machine, any_optimize
         found = cell(config, shape, machine, timed=False, any_optimizer=any_optimizer)
     except ConfigError:
         return False
-    return found.verdict != FitStatus.DOES_NOT_FIT
+    return found.status != FitStatus.DOES_NOT_FIT

@@ -38,7 +38,7 @@ from engine.planning.layout.moments import KINDS
 from engine.planning.schedule.choices import PlanChoices, seconds_of_pairs
 from engine.planning.shape.catalog import CatalogEntry, catalog
 from engine.planning.shape.model_shape import ModelShape
-from engine.words import GIB, counted, in_gib, in_seconds
+from engine.text import GIB, counted, in_gib, in_seconds
 
 HERE = "This machine"
 SHOWN = ("RTX 4090", "RTX 5090", "A100 80GB", "H100 SXM", "H200")
@@ -92,7 +92,7 @@ class Cell:
     the model takes.
     """
 
-    verdict: FitStatus
+    status: FitStatus
     host_bytes: int
     gpu_bytes: int | None
     missing: str
@@ -237,7 +237,7 @@ def cell(
     # Only a cell that fits is timed, so those that are passed over take hardly any time.
     cells = (_cell(each, shape, machine, timed) for each in _of_each_optimizer(config))
     for found in cells:
-        if found.verdict != FitStatus.DOES_NOT_FIT:
+        if found.status != FitStatus.DOES_NOT_FIT:
             break
     return replace(found, any_optimizer=True)
 
@@ -251,15 +251,15 @@ def _of_each_optimizer(config: TrainConfig) -> tuple[TrainConfig, ...]:
 def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool) -> Cell:
     """Returns the cell with the optimizer of `config`."""
     least = minimum_requirements(config, machine, shape)
-    verdict = least.verdict(MEMORY)
+    status = least.status(MEMORY)
     parts = {name: part for name, part in least.parts.items() if name in MEMORY}
     missing = ", ".join(
         f"{_missing_gib(part.total - part.known_limit)} GiB of {PART_WORDS[name]}"
         for name, part in parts.items()
-        if part.verdict == FitStatus.DOES_NOT_FIT
+        if part.status == FitStatus.DOES_NOT_FIT
     )
     rate = seconds = choices = None
-    if timed and verdict != FitStatus.DOES_NOT_FIT:
+    if timed and status != FitStatus.DOES_NOT_FIT:
         requirements = requirements_of(config, machine, shape, coarse=True)
         choices = requirements.chosen.choices
         seconds = requirements.step_seconds or None
@@ -267,7 +267,7 @@ def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool)
             rate = config.train.batch_size * config.row_tokens / seconds
     gpu_bytes = parts[PartName.GPU].total if PartName.GPU in parts else None
     return Cell(
-        verdict=verdict,
+        status=status,
         host_bytes=parts[PartName.HOST].total,
         gpu_bytes=gpu_bytes,
         missing=missing,
@@ -327,7 +327,7 @@ def _csv_line(row: Row, column: Column, found: Cell) -> tuple[object, ...]:
         column.name,
         column.machine.ram_available,
         gpus[0].free if gpus else "",
-        found.verdict,
+        found.status,
         found.host_bytes,
         "" if found.gpu_bytes is None else found.gpu_bytes,
         found.missing,
@@ -347,7 +347,7 @@ def counts_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
     fitting = [0] * len(shown)
     for row in rows:
         for at, found in enumerate(row.cells):
-            fitting[at] += found.verdict != FitStatus.DOES_NOT_FIT
+            fitting[at] += found.status != FitStatus.DOES_NOT_FIT
     counts = ", ".join(f"{column.name} {count}" for column, count in zip(shown, fitting))
     return f"Of {counted(len(rows), 'model')}, this many fit: {counts}."
 
@@ -373,7 +373,7 @@ def _row_as_dict(row: Row, shown: Sequence[Column]) -> dict[str, Any]:
 
 def _cell_as_dict(found: Cell) -> dict[str, Any]:
     return {
-        "verdict": found.verdict.value,
+        "verdict": found.status.value,
         "host_bytes": found.host_bytes,
         "gpu_bytes": found.gpu_bytes,
         "missing": found.missing,
@@ -442,14 +442,14 @@ def cell_text(found: Cell) -> str:
     just, 8 bits, GPU gradients, pairs" (`LEGEND`).
     """
     way = ", ".join(("", KINDS[found.optimizer], *found.savings)) if found.any_optimizer else ""
-    if found.verdict == FitStatus.DOES_NOT_FIT:
+    if found.status == FitStatus.DOES_NOT_FIT:
         return f"{found.missing} more{way}"
     return speed_text(found) + way
 
 
 def speed_text(found: Cell) -> str:
     """Returns how fast a model that fits is, in words: "1,240 tokens/s, only just" or "fits"."""
-    mark = "" if found.verdict == FitStatus.FITS else ", only just"
+    mark = "" if found.status == FitStatus.FITS else ", only just"
     if found.tokens_per_second is None:
         return f"fits{mark}"
     return f"{float(f'{found.tokens_per_second:.3g}'):,.0f} tokens/s{mark}"

@@ -29,7 +29,7 @@ from engine.planning.fit.simulate_step import predicted_seconds
 from engine.planning.schedule.choices import PlanChoices, gpu_resident_blocks, recorded_passes
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.shape.saved_attention_sizes import returned_bytes
-from engine.words import GIB
+from engine.text import GIB
 
 SIMULATED = 3
 """Number of candidates whose plans are simulated."""

@@ -30,7 +30,7 @@ from engine.planning.schedule.ops import Lane, Op, OpKind
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.simulate import Simulated
 from engine.planning.shape.model_shape import ModelShape
-from engine.words import GIB
+from engine.text import GIB
 
 FURTHER_GIB = 8
 """GiB more for which the planner is asked, since single gibibytes may be too small for a block."""

@@ -39,7 +39,7 @@ from engine.planning.fit.suggestions import (
 )
 from engine.planning.shape.active_parameters import parameter_flops, planned_flops_formula
 from engine.planning.shape.model_shape import ModelShape
-from engine.words import GIB, in_gib
+from engine.text import GIB, in_gib
 
 WORDS = {
     FitStatus.FITS: "fits",
@@ -58,7 +58,7 @@ class FitReport:
     the CPU. Where several GPUs compute, it is the memory of each.
     """
 
-    verdict: FitStatus
+    status: FitStatus
     headline: str
     reasons: tuple[str, ...]
     suggestions: tuple[Suggestion, ...]
@@ -78,7 +78,7 @@ class FitReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that the record and the screen use."""
         return {
-            "verdict": self.verdict.value,
+            "verdict": self.status.value,
             "headline": self.headline,
             "reasons": list(self.reasons),
             "suggestions": [suggestion.to_dict() for suggestion in self.suggestions],
@@ -108,16 +108,16 @@ def estimate(
     requirements = requirements_of(
         config, machine, shape, facts, _lacks_memory(config, machine, shape, facts)
     )
-    verdict = requirements.verdict()
-    suggestions = suggestions_for(requirements, adapted) if verdict != FitStatus.FITS else ()
+    status = requirements.status()
+    suggestions = suggestions_for(requirements, adapted) if status != FitStatus.FITS else ()
     measured = (
         facts.rates is not None
         or requirements.device == "cpu"
         or measured_rates(config, machine) is not None
     )
     return FitReport(
-        verdict=verdict,
-        headline=_headline(requirements, verdict),
+        status=status,
+        headline=_headline(requirements, status),
         reasons=tuple(_reasons(requirements, bool(suggestions))),
         suggestions=suggestions,
         host=requirements.parts[PartName.HOST],
@@ -163,7 +163,7 @@ def with_times(
     """
     shape = _in_dtype(config, shape)
     memory = (report.host, report.gpu)
-    fits = not any(part and part.verdict == FitStatus.DOES_NOT_FIT for part in memory)
+    fits = not any(part and part.status == FitStatus.DOES_NOT_FIT for part in memory)
     now = report.time["step_seconds"] if fits else None
     before = report.chosen.choices if fits else None
     timed = []
@@ -193,7 +193,7 @@ def _lacks_memory(
     if facts.resident is not None:
         return False
     least = minimum_requirements(config, machine, shape, nodes=facts.nodes)
-    return least.verdict(MEMORY) == FitStatus.DOES_NOT_FIT
+    return least.status(MEMORY) == FitStatus.DOES_NOT_FIT
 
 
 def _time(requirements: Requirements, steps: int | None, measured: bool) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _time(requirements: Requirements, steps: int | None, measured: bool) -> dict
 # ---------------------------------------------------------------------- words
 
 
-def _headline(requirements: Requirements, verdict: FitStatus) -> str:
+def _headline(requirements: Requirements, status: FitStatus) -> str:
     taken = []
     for name, part in requirements.parts.items():
         limit = "" if part.limit is None else f" ({in_gib(part.limit)} free)"
@@ -235,7 +235,7 @@ def _headline(requirements: Requirements, verdict: FitStatus) -> str:
         if name == PartName.GPU and requirements.ranks > 1:
             words = f"memory on each of {requirements.ranks} GPUs"
         taken.append(f"{in_gib(part.total)} of {words}{limit}")
-    said = f"Needs {', '.join(taken[:-1])} and {taken[-1]}: {WORDS[verdict]}."
+    said = f"Needs {', '.join(taken[:-1])} and {taken[-1]}: {WORDS[status]}."
     if requirements.nodes == 1:
         return said
     return (
@@ -246,7 +246,7 @@ def _headline(requirements: Requirements, verdict: FitStatus) -> str:
 def _reasons(requirements: Requirements, helped: bool) -> list[str]:
     """Returns the reasons against the job, in sentences. helped: suggestions were found."""
     failing = [
-        name for name, part in requirements.parts.items() if part.verdict == FitStatus.DOES_NOT_FIT
+        name for name, part in requirements.parts.items() if part.status == FitStatus.DOES_NOT_FIT
     ]
     reasons = [_short_of(name, requirements.parts[name]) for name in failing]
     if failing and not helped:
@@ -258,7 +258,7 @@ def _reasons(requirements: Requirements, helped: bool) -> list[str]:
             "or a smaller model."
         )
     for name, part in requirements.parts.items():
-        if part.verdict == FitStatus.TIGHT:
+        if part.status == FitStatus.TIGHT:
             largest = max(part.items, key=lambda item: item.bytes)
             percent = 100 * part.total / part.known_limit
             reasons.append(

@@ -41,7 +41,7 @@ from engine.planning.layout.layout import WEIGHT_PLANES
 from engine.planning.schedule.buffers import Word
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.read_ahead import most_read_ahead_bytes
-from engine.words import MIB, in_gib
+from engine.text import MIB, in_gib
 
 TIGHT_SHARE = 0.9
 """Fraction of a limit above which the verdict is `tight`."""
@@ -144,7 +144,7 @@ class Part:
         return self.limit
 
     @property
-    def verdict(self) -> FitStatus:
+    def status(self) -> FitStatus:
         if self.limit is None:
             return FitStatus.FITS
         if self.total > self.limit:
@@ -199,7 +199,7 @@ class Requirements:
         disk = Part(written, limit)
         best = best_items(config, shape)
         with_best = replace(disk, items=(*written, *best))
-        self.keeps_best = bool(best) and with_best.verdict != FitStatus.DOES_NOT_FIT
+        self.keeps_best = bool(best) and with_best.status != FitStatus.DOES_NOT_FIT
         self.lacks_room_for_best = bool(best) and not self.keeps_best
         """Whether the best weights are not kept, since the disk has no room for them beside the
         rest.
@@ -219,11 +219,9 @@ class Requirements:
         part = self.parts[name]
         self.parts[name] = replace(part, least=min(part.total, least.parts[name].total))
 
-    def verdict(self, parts: Collection[PartName] | None = None) -> FitStatus:
+    def status(self, parts: Collection[PartName] | None = None) -> FitStatus:
         """Returns the worst verdict among these parts, by default among all."""
-        found = {
-            part.verdict for name, part in self.parts.items() if parts is None or name in parts
-        }
+        found = {part.status for name, part in self.parts.items() if parts is None or name in parts}
         for bad in (FitStatus.DOES_NOT_FIT, FitStatus.TIGHT):
             if bad in found:
                 return bad
@@ -379,7 +377,7 @@ def requirements_of(
     tight = [
         name
         for name in MEMORY
-        if name in requirements.parts and requirements.parts[name].verdict == FitStatus.TIGHT
+        if name in requirements.parts and requirements.parts[name].status == FitStatus.TIGHT
     ]
     if tight:
         # The planner fills the free memory, which is not a reason for a warning.
@@ -409,7 +407,7 @@ def minimum_requirements(
         found_choices += least_choices(each, target)
     facts = SessionFacts(checkpoints_before=checkpoints_before)
     found = [Requirements(config, machine, shape, minimum, facts) for minimum in found_choices]
-    return min(found, key=lambda requirements: tuple(FitStatus).index(requirements.verdict(MEMORY)))
+    return min(found, key=lambda requirements: tuple(FitStatus).index(requirements.status(MEMORY)))
 
 
 def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job, Target]]:
@@ -440,7 +438,7 @@ def _slowness(requirements: Requirements) -> tuple[bool, float, float]:
     """Orders the same job on several numbers of ranks: those that fit, the fastest first, and then
     all others, which take less RAM with fewer ranks, and with planes that are divided among nodes.
     """
-    if requirements.verdict(MEMORY) == FitStatus.DOES_NOT_FIT:
+    if requirements.status(MEMORY) == FitStatus.DOES_NOT_FIT:
         return True, requirements.ranks, 1 / requirements.chosen.choices.nodes_per_replica
     return (
         False,

@@ -15,7 +15,7 @@ from engine.planning.fit.exactness import Exactness
 from engine.planning.fit.memory_items import MEMORY, MemoryItem, PartName
 from engine.planning.fit.requirements import FitStatus, Requirements
 from engine.planning.layout.moments import KINDS
-from engine.words import counted
+from engine.text import counted
 
 SHORTEST_ROW, MOST_ROUNDS = 64, 8
 """Shortest rows and most rounds that suggestions propose."""
@@ -199,7 +199,7 @@ def groups_of_adapters(requirements: Requirements) -> list[list[Kind]]:
     and then each kind of change of the disk and of steps together with it.
     """
     config = requirements.config
-    if config.train.method != "full" or requirements.verdict(MEMORY) != FitStatus.DOES_NOT_FIT:
+    if config.train.method != "full" or requirements.status(MEMORY) != FitStatus.DOES_NOT_FIT:
         return []
     if config.data.add_tokens:  # their rows must be trained, and adapters leave them as they are
         return []

@@ -41,7 +41,7 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.shape.catalog import catalog_shape
 from engine.planning.shape.model_shape import ModelShape
-from engine.words import in_gib, in_seconds
+from engine.text import in_gib, in_seconds
 
 AdaptedShape = Callable[[ModelConfig, Adapters], ModelShape | None]
 """Returns the shape of a model with these adapters; None for a model whose adapters are unknown."""
@@ -171,10 +171,10 @@ class _Search:
         self._requirements = requirements
         self._adapted = adapted
         self._wanted: tuple[FitStatus, ...] = (FitStatus.FITS, FitStatus.TIGHT)
-        if requirements.verdict() == FitStatus.TIGHT:
+        if requirements.status() == FitStatus.TIGHT:
             self._wanted = (FitStatus.FITS,)
         self._bad = tuple(
-            name for name, part in requirements.parts.items() if part.verdict not in self._wanted
+            name for name, part in requirements.parts.items() if part.status not in self._wanted
         )
         self._partial: dict[PartName, Option] = {}
         """Smallest change that helps a part that does not fit but not all parts, by part."""
@@ -213,7 +213,7 @@ class _Search:
             result = self._tried(option.changes)
             if result is None:
                 continue
-            if result.verdict() in self._wanted:
+            if result.status() in self._wanted:
                 if self._is_planned(option.changes):
                     return [self._suggestion(option, result)]
                 continue
@@ -228,7 +228,7 @@ class _Search:
         better = [
             name
             for name in self._bad
-            if name not in self._partial and result.verdict((name,)) in self._wanted
+            if name not in self._partial and result.status((name,)) in self._wanted
         ]
         self._partial |= dict.fromkeys(better, option)
         return bool(better)
@@ -238,7 +238,7 @@ class _Search:
         options = {option.text: option for option in self._partial.values()}
         merged = all_together([*options.values()])
         result = self._tried(merged.changes)
-        if result is None or result.verdict() not in self._wanted:
+        if result is None or result.status() not in self._wanted:
             return []
         return [self._suggestion(merged, result)] if self._is_planned(merged.changes) else []
 
@@ -253,7 +253,7 @@ class _Search:
         if shape is None:
             return False
         planned = requirements_of(config, self._requirements.machine, shape, coarse=True)
-        return planned.verdict(MEMORY) in self._wanted
+        return planned.status(MEMORY) in self._wanted
 
     def _shape_of(self, config: TrainConfig) -> ModelShape | None:
         return _shape_of(config, self._requirements.config, self._requirements.shape, self._adapted)

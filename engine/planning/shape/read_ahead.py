@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.words import MIB
+from engine.text import MIB
 
 _MERGED_TIMES = 3
 """Most copies in memory of the parameters of experts that are merged."""

@@ -1,9 +1,9 @@
-"""It is judged here whether the weights of a run are worse than those with which it began. What is
-said of a run, in the app and in a terminal, begins with this. All functions are pure.
+"""Whether the weights of a run are worse than those with which it began. The verdict on a run, in
+the app and in a terminal, begins with this. All functions are pure.
 
 The state before training is known from the evaluation of step 0, and from the training loss of step
-1, which is computed before its update. An evaluation says more: it is of the same rows. The first
-loss is that of one batch, and is compared with care.
+1, which is computed before its update. An evaluation is the better evidence: it is of the same
+rows. The first loss is that of one batch, and is compared with care.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from engine.runs.record.evaluations import Evaluated, margin, of_the_same_rows
 from engine.runs.record.snapshot import RunSnapshot
 
 LAST_EVALS = 2
-"""Number of the latest evaluations that must be worse than that before training, of a run that goes
-on; of one that is over, the last one.
+"""Number of the latest evaluations that must be worse than that before training, of a run that
+continues; of one that is over, the last one.
 """
 LAST_STEPS = 10
-"""Without evaluations, so many of the latest losses must all be above the first one."""
+"""Without evaluations, number of the latest losses that must all be above the first one."""
 RISE_SHARE, RISE = 0.5, 0.5
-"""The median of these must be above the first loss by this share of it, and by this much,"""
+"""The median of these must be above the first loss by this fraction of it, and by this much,"""
 NOISES = 4.0
-"""and above it by so many times the noise. Noise counts as a share of the loss here: that of a loss
-that has exploded says nothing about how far the first batch may have been from the mean.
+"""and above it by this multiple of the noise. Noise counts as a fraction of the loss here: that of
+a loss that has exploded tells nothing of how far the first batch may have been from the mean.
 """
 NOISE_STEPS = 50
 MOST = 100.0
-"""This power of e is infinite for any loss."""
+"""Power of e that is infinite for any loss."""
 FEWEST_STEPS = 30
-"""A run that goes on is judged by its training loss after so many steps."""
+"""Number of steps from which a run that continues is judged by its training loss."""
 
 
 @dataclass(frozen=True)
 class Worse:
-    """Measures by which the weights are worse than before training."""
+    """A loss by which the weights are worse than before training."""
 
     of: Literal["validation", "training"]
-    """This loss says so."""
+    """The loss that is worse."""
     before: float
     now: float
     margin: float
-    """The loss is above that before training by more than this."""
+    """Amount by which a loss must be above that before training."""
 
-    def in_words(self) -> str:
+    def sentence(self) -> str:
         """Returns one sentence for a terminal and for a list."""
         since = "before training" if self.of == "validation" else "in the first step"
         return (
@@ -57,24 +57,24 @@ class Worse:
         )
 
 
-def worse_in_words(snapshot: RunSnapshot) -> str:
-    """Returns what is said at the end of a run that has made its model worse: one sentence or, if
+def worse_text(snapshot: RunSnapshot) -> str:
+    """Returns the end of the verdict on a run that has made its model worse: one sentence or, if
     better weights are kept, two. The text is empty for any other run.
     """
     worse, best = worse_than_before(snapshot, is_over=True), snapshot.best
     if worse is None:
         return ""
-    said = worse.in_words()
+    text = worse.sentence()
     if best is not None and best.kept and worse.of == "validation" and best.loss < worse.before:
-        said += f" The weights of step {best.step:,}, which are kept as the best, are better: "
-        said += f"{best.loss:.4f}."
-    return said
+        text += f" The weights of step {best.step:,}, which are kept as the best, are better: "
+        text += f"{best.loss:.4f}."
+    return text
 
 
 def worse_than_before(snapshot: RunSnapshot, is_over: bool | None = None) -> Worse | None:
     """Returns by what the latest weights of a run are worse than those before training, or None if
-    they are not, or if nobody can say. `is_over` is the snapshot's own unless it is given: a run
-    that ends asks before it says so.
+    they are not, or if it is unknown. `is_over` is the snapshot's own unless it is given: a run
+    that ends asks before it is recorded.
     """
     over = snapshot.is_over if is_over is None else is_over
     evals = evaluations(snapshot)
@@ -88,7 +88,7 @@ def worse_than_before(snapshot: RunSnapshot, is_over: bool | None = None) -> Wor
 
 
 def evaluations(snapshot: RunSnapshot) -> list[Evaluated]:
-    """Returns the evaluations of the rows that are held out now, in order."""
+    """Returns the evaluations of the present validation rows, in order."""
     table = snapshot.evals
     if not len(table):
         return []
@@ -121,7 +121,7 @@ def of_evaluations(evals: Sequence[Evaluated], is_over: bool) -> Worse | None:
 def of_training(first: float, latest: Sequence[float], count: int, is_over: bool) -> Worse | None:
     """Returns by how much the training loss is above that of the first step, if it is for certain.
 
-    latest: the losses of the last steps, up to `NOISE_STEPS`. count: so many steps were made.
+    latest: the losses of the last steps, up to `NOISE_STEPS`. count: number of steps so far.
     """
     fewest = LAST_STEPS + 1 if is_over else FEWEST_STEPS
     last = latest[-LAST_STEPS:]

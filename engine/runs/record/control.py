@@ -1,4 +1,4 @@
-"""Commands to a run are written to a small file in its folder and read between its steps.
+"""Commands to a run, which are written to a small file in its folder and read between its steps.
 
 This module does not import torch.
 """
@@ -19,7 +19,7 @@ from engine.runs.record.run_folder import RunFolder
 
 COMMANDS = ("stop", "discard", "pause", "resume", "save")
 _MOST_READ = 1 << 20
-"""At most so many bytes of requests are read at once; a request has some hundred."""
+"""Number of bytes of requests that are read at once, at most; a request has some hundred."""
 
 
 # ---------------------------------------------------------------------- sending
@@ -71,7 +71,7 @@ def _append_line(folder: RunFolder, line: bytes) -> None:
 
 
 class CommandReader:
-    """A `CommandReader` reads the commands sent since the run's lock was taken.
+    """Reads the commands sent since the run's lock was taken.
 
     Commands sent to an earlier process are ignored.
     """

@@ -1,5 +1,5 @@
-"""Two evaluations of the same validation rows are compared here: whether one is worse than the
-other by more than its noise. All functions are pure.
+"""Comparison of two evaluations of the same validation rows: whether one is worse than the other by
+more than its noise. All functions are pure.
 """
 
 from __future__ import annotations
@@ -9,38 +9,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 RISE_SHARE, RISE = 0.05, 0.03
-"""A loss that is worse is above the other one by this share of that, and by this much."""
+"""A loss that is worse is above the other one by this fraction of that, and by this much."""
 ERRORS = 3.0
-"""The rise must also exceed this many standard errors of the difference."""
+"""Number of standard errors of the difference that the rise must exceed."""
 FEWEST_ROWS = 8
-"""The standard error is taken from the rows if there are at least this many."""
+"""Number of rows from which the standard error is computed from the rows."""
 TOKEN_SPREAD = 1.0
-"""Without the losses of rows, the change of a token's loss is taken to spread by this much (nats)
-over the tokens; so is that of a pair, or of an answer with a mark, over these.
+"""Standard deviation, in nats, of the change of a token's loss over the tokens, where the losses of
+rows are unknown; so is that of a pair, or of an answer with a mark, over these.
 """
 
 
 @dataclass(frozen=True)
 class RowLosses:
-    """The `RowLosses` of one evaluation can be compared in pairs with those of another one of the
-    same run: entry i of both is about the same rows, if `tokens` are equal.
+    """Losses of the rows of one evaluation. They can be compared in pairs with those of another one
+    of the same run: entry i of both is about the same rows, if `tokens` are equal.
     """
 
     losses: tuple[float, ...]
-    """Each is the mean over the tokens of one row that have a loss, or of one group of rows."""
+    """Mean loss over the tokens of each row that have a loss, or of each group of rows."""
     tokens: tuple[int, ...]
     """Number of tokens of the row, or of the group, that have a loss."""
 
     @property
     def mean(self) -> float:
-        """Returns the mean over all tokens."""
+        """Mean over all tokens."""
         weighted = zip(self.losses, self.tokens)
         return sum(loss * count for loss, count in weighted) / max(1, sum(self.tokens))
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An `Evaluated` is one evaluation of validation rows."""
+    """One evaluation of validation rows."""
 
     step: int
     loss: float
@@ -55,7 +55,7 @@ class Evaluated:
 
 def paired_error(before: RowLosses | None, after: RowLosses | None) -> float | None:
     """Returns the standard error of the difference between two evaluations of the same rows, or
-    None where they do not tell it.
+    None where it is unknown.
 
     The rows vary much more among each other than between two evaluations, so their differences are
     taken row by row, each weighted by its tokens.
@@ -86,5 +86,5 @@ def margin(before: Evaluated, after: Evaluated) -> float:
 
 
 def of_the_same_rows(evaluations: Sequence[Evaluated]) -> list[Evaluated]:
-    """Returns the evaluations of the rows that are held out now, which the last one is of."""
+    """Returns the evaluations of the present validation rows, which the last one is of."""
     return [each for each in evaluations if each.tokens == evaluations[-1].tokens]

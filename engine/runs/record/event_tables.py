@@ -1,4 +1,4 @@
-"""A table holds the rows of one kind of event as arrays, one column for each field.
+"""Rows of one kind of event as arrays, one column for each field.
 
 The curves are drawn from these tables. Their size is bounded, however long a run is.
 
@@ -21,20 +21,20 @@ from typing import Any, ClassVar, Generic, TypeVar
 from engine.runs.record.events import EvalFinished, MemorySampled, StepFinished, UnitNorms
 
 EXPOSED_CAUSES = ("h2d", "d2h", "optimizer", "other")
-"""These causes always have a column; a record may contain others as well."""
+"""Causes that always have a column; a record may contain others as well."""
 
 ROWS = 32_768
-"""A table keeps at most this many rows. This must be a power of two."""
+"""Number of rows that a table keeps, at most. It must be a power of two."""
 MOST_UNITS = 4096
-"""Norms are kept for at most this many units, since a damaged record may contain any number of
+"""Number of units whose norms are kept, at most, since a damaged record may contain any number of
 them.
 """
 
 MOST_NAMES = 64
-"""Values by name are kept for at most this many names, for the same reason."""
+"""Number of names whose values are kept, at most, for the same reason."""
 
 StepEvent = StepFinished | MemorySampled | EvalFinished | UnitNorms
-"""These kinds of events have a table; each event of them belongs to a step."""
+"""Events that have a table; each belongs to a step."""
 E = TypeVar("E", bound=StepEvent)
 
 
@@ -65,7 +65,7 @@ def _append_named(
 
 @dataclass
 class EventTable(Generic[E]):
-    """An `EventTable` holds the rows of one kind of event, with one array for each field.
+    """The rows of one kind of event, with one array for each field.
 
     Each row also has its Unix `time` and its `number` in the run, counted from 0. Steps never
     decrease.
@@ -76,7 +76,7 @@ class EventTable(Generic[E]):
     """
 
     worked_out: ClassVar[tuple[str, ...]] = ()
-    """These columns are not fields of the event; the table computes them."""
+    """Columns that are not fields of the event; the table computes them."""
 
     step: array[int] = field(default_factory=_integers)
     time: array[float] = field(default_factory=_floats)
@@ -87,7 +87,7 @@ class EventTable(Generic[E]):
 
     @property
     def count(self) -> int:
-        """Returns how many rows the run has had, including rows that were thinned out."""
+        """Number of rows that the run has had, including rows that were thinned out."""
         return self.number[-1] + 1 if self.number else 0
 
     def append(self, time: float, event: E) -> None:
@@ -215,8 +215,8 @@ class MemoryTable(EventTable[MemorySampled]):
 
 @dataclass
 class EvalTable(EventTable[EvalFinished]):
-    """An `EvalTable` holds the losses of `EvalFinished`, the numbers of their tokens, and the
-    figures of pairs as a `StepTable` does.
+    """The losses of `EvalFinished`, the numbers of their tokens, and the figures of pairs as in a
+    `StepTable`.
     """
 
     worked_out = ("preference",)

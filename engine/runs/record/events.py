@@ -1,4 +1,4 @@
-"""The record of a run, ``runs/<id>/events.jsonl``, consists of the events defined in this module.
+"""The events of a run's record, ``runs/<id>/events.jsonl``.
 
 - Each event is one JSON line and never changes.
 - A line contains `kind`, `run_id`, `seq` (which continues across resumes), `time` (Unix seconds,
@@ -8,7 +8,6 @@
   calculations and drawings without further checks.
 - A field that a line lacks takes its default. A kind that this version does not know is kept as
   `Unknown`, so that a file of a newer version of the same format still opens.
-
 `engine.runs.record.recorder` explains when a line is written and what a torn line means.
 """
 
@@ -28,11 +27,11 @@ from msgspec import Meta, Struct, ValidationError, convert, field
 
 
 LARGEST_WHOLE = 1 << 53
-"""JavaScript represents integers exactly up to this limit, and sums of many of them fit into 64
-bits.
+"""Largest integer, since JavaScript represents integers exactly up to this limit, and sums of many
+of them fit into 64 bits.
 """
 LARGEST = sys.float_info.max
-"""A float in a record must not exceed this limit, so it is finite."""
+"""Largest float, so that it is finite."""
 
 Whole = Annotated[int, Meta(ge=-LARGEST_WHOLE, le=LARGEST_WHOLE)]
 # The bounds of a float reject NaN and the infinities, which Python's JSON parser accepts.
@@ -40,7 +39,9 @@ Number = (
     Annotated[int, Meta(ge=-1 << 63, le=(1 << 63) - 1)]
     | Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 )
-"""An integer stays an integer, so that a line does not change when it is read and written again."""
+"""A number in a record. An integer stays one, so that a line does not change when it is read and
+written again.
+"""
 
 
 _LONGEST = 10**11
@@ -48,16 +49,16 @@ Moment = (
     Annotated[int, Meta(ge=-_LONGEST, le=_LONGEST)]
     | Annotated[float, Meta(ge=-_LONGEST, le=_LONGEST)]
 )
-"""Seconds from the first op of a step; a drawing multiplies them."""
+"""Seconds from the first op of a step, which drawings multiply."""
 
 BestBy = Literal["loss", "exact_match"]
-"""The weights of a run are compared by this: by their validation loss, or by the share of
+"""Measure by which the weights of a run are compared: their validation loss, or the fraction of
 validation prompts that they answer exactly.
 """
 
 
 class Span(TypedDict):
-    """One op of a step ran from `start` to `end`, in seconds from the step's first op."""
+    """One op of a step, from `start` to `end`, in seconds from the step's first op."""
 
     unit: str
     op: str
@@ -66,31 +67,30 @@ class Span(TypedDict):
     start: Moment
     end: Moment
     rank: NotRequired[Whole]
-    """The op ran on this rank; it is left out for rank 0, which single GPUs are."""
+    """Rank that ran the op; left out for rank 0, the only one of a single GPU."""
 
 
 class Wait(TypedDict):
-    """The COMPUTE lane waited from `start` to `end`, for h2d, d2h, optimizer, disk, exchange (with
-    other ranks) or other.
+    """A wait of the COMPUTE lane from `start` to `end`, for h2d, d2h, optimizer, disk, exchange
+    (with other ranks) or other.
     """
 
     start: Moment
     end: Moment
     cause: NotRequired[str]
     rank: NotRequired[Whole]
-    """It was the lane of this rank; it is left out for rank 0."""
+    """Rank whose lane it was; left out for rank 0."""
 
 
 class Answer(TypedDict):
-    """An `Answer` is a run's answer to one of the fixed prompts."""
+    """A run's answer to one of the fixed prompts."""
 
     prompt: str
     answer: str
 
 
 class Comparison(TypedDict, total=False):
-    """The predicted and the measured value of one figure; an unknown value is
-    None.
+    """The predicted and the measured value of one figure; an unknown value is None.
 
     `error` is measured / predicted - 1.
     """
@@ -114,8 +114,7 @@ def _kind_of(class_name: str) -> str:
 
 
 class Event(Struct, frozen=True, gc=False, tag=_kind_of, tag_field="kind"):
-    """An `Event` records something that happened in a run; it is the base class of all kinds of
-    events.
+    """Something that happened in a run; the base class of all kinds of events.
 
     `kind` is the class name in snake case. `gc=False` excludes events from Python's garbage
     collector, which would otherwise traverse the hundreds of thousands of events of a long record
@@ -145,11 +144,11 @@ class Event(Struct, frozen=True, gc=False, tag=_kind_of, tag_field="kind"):
 
 
 class RankSample(TypedDict):
-    """A rank took so much memory, in bytes. `power` is that of its card in watts, 0 if unknown."""
+    """Memory of a rank, in bytes. `power` is that of its card in watts, 0 if unknown."""
 
     rank: Whole
     host: Whole
-    """The process has this for itself; what all ranks share is not in it."""
+    """Memory that the process has for itself, without what all ranks share."""
     gpu_allocated: Whole
     gpu_reserved: Whole
     gpu_peak: Whole
@@ -159,7 +158,7 @@ class RankSample(TypedDict):
 
 
 class MemorySampled(Event, frozen=True):
-    """Memory was measured after `step`; the figures are in bytes.
+    """A measurement of memory after `step`; the figures are in bytes.
 
     `gpu_driver` is the memory in use on the whole card, as the driver reports it. `host_total` is
     what all processes of this session together may use. `power` is the card's power in watts, or 0
@@ -180,7 +179,7 @@ class MemorySampled(Event, frozen=True):
     host_total: Whole = 0
     power: Number = 0.0
     ranks: list[RankSample] = []
-    """These are the figures of each rank; a record of one rank does not have them."""
+    """Figures of each rank; a record of one rank does not have them."""
 
     def fields(self) -> dict[str, Any]:
         values = super().fields()
@@ -198,27 +197,27 @@ class MemorySampled(Event, frozen=True):
 
 
 class BestKept(Event, frozen=True):
-    """The weights after `step` are on the disk, in `path` within the run folder, since no other
-    weights that are kept there were better in an evaluation.
+    """The weights after `step` were written to the disk, to `path` within the run folder, since no
+    other weights that are kept there were better in an evaluation.
 
     They take the place of those that were kept before (`output.keep_best`).
     """
 
     step: Whole = 0
     loss: Number = 0.0
-    """The validation rows had this loss after `step`."""
+    """Loss of the validation rows after `step`."""
     path: str = ""
     bytes: Whole = 0
     seconds: Number = 0.0
-    """They were whole this long after their writing began."""
+    """Seconds from the beginning of their writing until they were complete."""
     waited_seconds: Number = 0.0
-    """Training waited at most this long for them, as with a checkpoint."""
+    """Seconds at most that training waited for them, as with a checkpoint."""
     copied_bytes: Whole = 0
-    """So much was copied in RAM first, so that updates could go on."""
+    """Bytes that were copied in RAM first, so that updates could continue."""
     correct: Whole = 0
     total: Whole = 0
-    """So many of `total` validation prompts were answered exactly, where the run chooses by that;
-    if not, both are 0.
+    """Number of the `total` validation prompts that were answered exactly, where the run chooses by
+    that; if not, both are 0.
     """
 
 
@@ -238,9 +237,9 @@ class StepSkipped(Event, frozen=True):
 
     step: Whole = 0
     what: str = ""
-    """This number was not finite: the loss or the gradient norm."""
+    """Number that was not finite: the loss or the gradient norm."""
     rows: list[Whole] = []
-    """The step read these training rows. They are counted from 0 in the order of the data."""
+    """Training rows that the step read, counted from 0 in the order of the data."""
 
 
 class PlannedAnew(Event, frozen=True):
@@ -251,16 +250,16 @@ class PlannedAnew(Event, frozen=True):
     """
 
     step: Whole = 0
-    """The step is 0 if the dry run ran out of memory."""
+    """Step that was planned anew; 0 if the dry run ran out of memory."""
     attempt: Whole = 0
-    """This is how often the step, or what `during` names, ran out of memory."""
+    """Number of times that the step, or what `during` names, ran out of memory."""
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
-    """`before` and `after` hold the choices that differ, by name."""
+    """Choices that differ, by name, as `before` has them."""
     changes_rounding: bool = False
     """The order of sums differs from here on, or where an optimizer runs."""
     during: str = ""
-    """It is empty for a step. After `step`, or before training if that is 0, it is `evaluation`,
+    """Empty for a step. After `step`, or before training if that is 0, it is `evaluation`,
     `prompts` (the sample prompts) or `exact_match` (the validation prompts).
     """
 
@@ -269,10 +268,10 @@ class PlannedAnew(Event, frozen=True):
 
 
 EXPORT_FAILED = "export failed"
-"""These words follow the state of a run that has finished, where its model could not be written."""
+"""Text that follows the state of a run that has finished, where its model could not be written."""
 
 
-def state_in_words(state: str, export_failed: str) -> str:
+def state_text(state: str, export_failed: str) -> str:
     """Returns a run's state, or that of a run whose export failed, for other programs."""
     return f"{state}, {EXPORT_FAILED}" if export_failed else state
 
@@ -292,8 +291,8 @@ RunState = Literal[
     "failed",
     "discarded",
 ]
-"""A run is in one of these states. `interrupted` is never recorded: a reader infers it when the
-process that wrote an unfinished run is gone.
+"""State of a run. `interrupted` is never recorded: a reader infers it when the process that wrote
+an unfinished run is gone.
 """
 
 
@@ -307,27 +306,27 @@ class RunStarted(Event, frozen=True):
     total_steps: Whole = 0
     parameters: Whole = 0
     trained_parameters: Whole | None = None
-    """Number of them that are trained; None where all are."""
+    """Number of parameters that are trained; None where all are."""
     units: list[str] = []
     resumed_step: Whole | None = None
     program_version: str = ""
     flops_formula: str = ""
     ceiling_tflops: Number = 0.0
-    """Large matrix products reach this rate on the device, or on all devices of the run together
-    (TFLOP/s), as measured before the run. It is 0 if nothing was measured.
+    """Rate of large matrix products on the device, or on all devices of the run together, in
+    TFLOP/s, as measured before the run. It is 0 if nothing was measured.
     """
     best_by: BestBy = "loss"
-    """The best weights are chosen by this in the session (`output.keep_best`)."""
+    """Measure by which the best weights are chosen in the session (`output.keep_best`)."""
 
 
 class StateChanged(Event, frozen=True):
-    """The run entered `state`; `reason` is a sentence for the person, or empty."""
+    """The run entered `state`; `reason` is a sentence for the user, or empty."""
 
     state: RunState = "preparing"
     reason: str = ""
     lacks_space_for: str = field(name="room", default="")
-    """A paused run waits for disk space to write this: its `record`, a `checkpoint`, or the
-    checkpoint that it writes before it stops (`stop`). The run continues without a request once
+    """What a paused run waits to write until there is disk space: its `record`, a `checkpoint`, or
+    the checkpoint that it writes before it stops (`stop`). The run continues without a request once
     there is space; the event that restores the earlier state then contains `found`. In the record,
     this field is called `room`.
     """
@@ -345,8 +344,8 @@ class JobProgressed(Event, frozen=True):
 
 
 class DataPrepared(Event, frozen=True):
-    """The data set is ready. `summary` says what `engine.data` found: format, columns, rows,
-    tokens, trained tokens, cut and skipped rows.
+    """The data set is ready. `summary` has what `engine.data` found: format, columns, rows, tokens,
+    trained tokens, cut and skipped rows.
     """
 
     summary: dict[str, Any] = {}
@@ -386,8 +385,8 @@ class PlanSimulated(Event, frozen=True):
     """
 
     seconds: Number = 0.0
-    """A step takes this many seconds, from the moment when the previous step is applied to the
-    moment when it is applied itself.
+    """Seconds of a step, from the moment when the previous step is applied to the moment when it is
+    applied itself.
     """
     spans: list[Span] = []
 
@@ -413,32 +412,30 @@ class StepFinished(Event, frozen=True):
     grad_norm: Number = 0.0
     learning_rate: Number = 0.0
     tokens: Whole = 0
-    """The step read this many tokens, not counting padding."""
+    """Number of tokens that the step read, without padding."""
     loss_tokens: Whole = 0
-    """This many of the tokens contribute to the loss."""
+    """Number of tokens that contribute to the loss."""
     seconds: Number = 0.0
     tokens_per_second: Number = 0.0
     tflops: Number = 0.0
-    """The rate is model FLOPs (6 x parameters used per token x tokens, or less where parts of the
-    model are trained: `RunStarted.flops_formula`) / seconds / 1e12. Recompute and padding are not
+    """Model FLOPs (6 x parameters used per token x tokens, or less where only parts of the model
+    are trained: `RunStarted.flops_formula`) / seconds / 1e12. Recompute and padding are not
     counted.
     """
     exposed: dict[str, Number] = {}
-    """The COMPUTE lane waited this many seconds for each cause: h2d, d2h, optimizer, other and,
-    where they occur, disk (moments are there) and exchange (with other ranks; the lane is that of
-    rank 0).
+    """Seconds that the COMPUTE lane waited for each cause: h2d, d2h, optimizer, other and, where
+    they occur, disk (moments are there) and exchange (with other ranks; the lane is that of rank
+    0).
     """
     data_seconds: Number = 0.0
-    """This many of the seconds with cause `other` were spent assembling the step's rows."""
+    """Seconds with cause `other` that were spent assembling the step's rows."""
     preference: dict[str, Number] = {}
-    """A step of pairs has these figures, under the names of
-    `engine.runtime.step.preference_metrics`.
-    """
+    """Figures of a step of pairs, under the names of `engine.runtime.step.preference_metrics`."""
 
 
 class StepTimeline(Event, frozen=True):
-    """The ops of a step ran at these times. They are recorded for some steps only. Where several
-    ranks computed it, those of rank 0 come first, and its first op begins at 0.
+    """Times of the ops of a step. They are recorded for some steps only. Where several ranks
+    computed it, those of rank 0 come first, and its first op begins at 0.
     """
 
     step: Whole = 0
@@ -447,7 +444,7 @@ class StepTimeline(Event, frozen=True):
 
 
 class UnitNorms(Event, frozen=True):
-    """The gradients of the units had these norms in one step, before clipping.
+    """Norms of the units' gradients in one step, before clipping.
 
     They are in the order of `RunStarted.units`.
     """
@@ -471,11 +468,11 @@ class EvalFinished(Event, frozen=True):
     loss_tokens: Whole = 0
     seconds: Number = 0.0
     row_losses: list[Number] = []
-    """Each is the mean over the row's tokens that have a loss, in six digits; 0 without any."""
+    """Mean loss over each row's tokens that have a loss, in six digits; 0 without any."""
     row_tokens: list[Whole] = []
     """Number of tokens of the row that have a loss."""
     preference: dict[str, Number] = {}
-    """Validation pairs have these figures, as a step of pairs has; `loss` is theirs."""
+    """Figures of validation pairs, as in a step of pairs; `loss` is theirs."""
 
 
 class ExactMatchMeasured(Event, frozen=True):
@@ -488,8 +485,8 @@ class ExactMatchMeasured(Event, frozen=True):
     correct: Whole = 0
     total: Whole = 0
     samples: list[dict[str, str]] = []
-    """The first few answers are kept, each as ``{prompt, expected, answer}``. Where the expected
-    answer was chosen of a pair, ``rejected`` is the other one.
+    """The first few answers, each as ``{prompt, expected, answer}``. Where the expected answer is
+    the chosen one of a pair, ``rejected`` is the other one.
     """
 
 
@@ -500,27 +497,29 @@ class PromptsAnswered(Event, frozen=True):
 
     step: Whole = 0
     answers: list[Answer] = []
-    """The answers are in the order of the prompts in the setting."""
+    """Answers in the order of the prompts in the setting."""
 
 
 class CheckpointWritten(Event, frozen=True):
-    """A checkpoint of `step` is on the disk, in `path` within the run folder."""
+    """A checkpoint of `step` was written to the disk, to `path` within the run folder."""
 
     step: Whole = 0
     path: str = ""
     bytes: Whole = 0
     seconds: Number = 0.0
-    """It was whole this long after its writing began."""
+    """Seconds from the beginning of its writing until it was complete."""
     waited_seconds: Number = 0.0
-    """Training waited at most this long for it: updates were held back, or everything stood still.
-    While updates are held back, the device may compute.
+    """Seconds at most that training waited for it: updates were held back, or everything stood
+    still. While updates are held back, the device may compute.
     """
     copied_bytes: Whole = 0
-    """So much of it was copied in RAM first, so that updates could go on."""
+    """Bytes of it that were copied in RAM first, so that updates could continue."""
     due_step: Whole = 0
-    """It fell due after this step, and was postponed while another was written; 0 if it was not."""
+    """Step after which it fell due, if it was postponed while another was written; 0 if it was
+    not.
+    """
     holds: str = "full"
-    """`weights` says that it holds weights alone, from which a run is not resumed."""
+    """`weights` for a checkpoint of weights alone, from which a run is not resumed."""
 
 
 class ExportWritten(Event, frozen=True):
@@ -553,14 +552,14 @@ class SettingsChanged(Event, frozen=True):
 
 
 class LogLine(Event, frozen=True):
-    """The run has a message for the person; `level` is info, warning or error."""
+    """A message of the run; `level` is info, warning or error."""
 
     level: str = "info"
     text: str = ""
 
 
 class LineDamaged(LogLine, frozen=True):
-    """A reader returns this event in place of a line that is not a valid record."""
+    """Stands in place of a line that is not a valid record."""
 
 
 class RunEnded(Event, frozen=True):
@@ -572,18 +571,18 @@ class RunEnded(Event, frozen=True):
     state: RunState = "finished"
     reason: str = ""
     error_type: str = ""
-    """The name of the error that ended the run, or its export."""
+    """Name of the error that ended the run, or its export."""
     export_failed: str = ""
-    """The run has finished, but its model could not be written, for this reason: one sentence."""
+    """Reason, one sentence, why the model of a run that has finished could not be written."""
 
     @property
-    def in_words(self) -> str:
-        """Returns how the run ended, as `state_in_words` says it."""
-        return state_in_words(self.state, self.export_failed)
+    def state_text(self) -> str:
+        """The state as `state_text` returns it."""
+        return state_text(self.state, self.export_failed)
 
 
 class Unknown(Event, frozen=True):
-    """A line had a kind that this version does not know."""
+    """An event of a kind that this version does not know."""
 
     original_kind: str = ""
     values: dict[str, Any] = {}
@@ -618,19 +617,17 @@ EVENT_TYPES: dict[str, type[Event]] = {
         RunEnded,
     )
 }
-"""A line's `kind` selects its type of event from this table."""
+"""The type of event for each `kind` of line."""
 
 
 # ---------------------------------------------------------------------- an event as a line
 
 _LATEST = 10**11
-"""A Unix time must be below this limit, a few thousand years from now; a later one is a damaged
-number.
-"""
+"""Limit of a Unix time, a few thousand years from now; a later one is a damaged number."""
 
 
 class Envelope(Struct, frozen=True, gc=False):
-    """Every line begins with these values."""
+    """Values with which every line begins."""
 
     kind: str
     run_id: str

@@ -1,4 +1,4 @@
-"""A record is read from its start, from where a reader stopped, or from its end.
+"""Reading of a record from its start, from where a reader stopped, or from its end.
 
 The record may grow during that time. This module does not import torch.
 """
@@ -21,11 +21,11 @@ from engine.runs.record.snapshot import RunSnapshot
 
 EVENTS_FILE = "events.jsonl"
 _BLOCK_BYTES = 1 << 20
-"""A record is searched from its end in blocks of so many bytes."""
+"""Bytes of a block in which a record is searched from its end."""
 
 
 class _LineReader:
-    """A `_LineReader` turns the lines of one file into records, from the first line on.
+    """Turns the lines of one file into records, from the first line on.
 
     If a failing disk or an editor damaged a line, only that line is lost. A warning replaces it,
     with the time of the preceding record (0.0 for the first line).
@@ -91,7 +91,7 @@ def _last_in(file: BinaryIO, start: bytes) -> Record | None:
     while end > 0:
         begin = max(0, end - _BLOCK_BYTES)
         file.seek(begin)
-        # A line may begin at the end of this block and go on in the next one.
+        # A line may begin at the end of this block and continue in the next one.
         block = file.read(end - begin + len(wanted) - 1)
         if begin == 0:
             block = b"\n" + block
@@ -106,8 +106,8 @@ def _last_in(file: BinaryIO, start: bytes) -> Record | None:
 
 
 class Follower:
-    """A `Follower` reads what was added to a record since the last call, while another process or
-    thread writes the record.
+    """Reads what was added to a record since the last call, while another process or thread writes
+    the record.
 
     It returns the same records as `replay`.
     """
@@ -149,8 +149,8 @@ class Follower:
 def catch_up(snapshot: RunSnapshot, follower: Follower) -> None:
     """Applies the new records of a file to its snapshot.
 
-    If a fault in the program prevents a record from being applied, only that record is skipped, and
-    the log names it. Raises RunError when the file cannot be read.
+    If a fault in the program prevents a record from being applied, only that record is skipped,
+    which is logged. Raises RunError when the file cannot be read.
     """
     for record in follower.new_records():
         try:

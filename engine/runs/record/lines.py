@@ -1,7 +1,4 @@
-"""Lines of a run's record are decoded here, and records are encoded as lines.
-
-All readers of a record use this module.
-"""
+"""Lines of a run's record, decoded and encoded. All readers of a record use this module."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ _envelope = Decoder(Envelope).decode
 _event = Decoder(_ANY_EVENT).decode
 
 _HEAD = 80
-"""The kind of a line ends within this many bytes."""
+"""Number of bytes within which the kind of a line ends."""
 LONGEST_LINE = 1 << 26
-"""A line of more bytes is damaged; the timeline of a long step has some millions."""
+"""Number of bytes above which a line is damaged; the timeline of a long step has some millions."""
 _PASSED_OVER = 1 << 20
-"""Of a line that is too long, so many bytes are in memory at once."""
+"""Bytes of a line that is too long which are in memory at once."""
 
 
 # ---------------------------------------------------------------------- reading
@@ -102,18 +99,18 @@ def _loaded(line: bytes) -> Any:
 
 
 class AddedLines:
-    """An `AddedLines` reads a record that grows, each line once. One thread at a time may call."""
+    """A record that grows, each line of which is read once. One thread at a time may call."""
 
     def __init__(self, path: Path, forget: Callable[[], None]):
         """`forget` is called if the record at `path` is gone or was replaced by another one."""
         self._path = path
         self._forget = forget
         self._offset = 0
-        """The lines before this byte were read."""
+        """Offset in bytes up to which lines were read."""
 
     def read(self, take: Callable[[bytes, int], None]) -> None:
-        """Gives `take` each whole line that was added since the last call, and the offset of its
-        first byte. Raises RunError for a record that cannot be read.
+        """Calls `take` with each complete line that was added since the last call, and the offset
+        of its first byte. Raises RunError for a record that cannot be read.
         """
         try:
             with open_record(self._path) as file:
@@ -157,7 +154,7 @@ def encode_line(record: Record) -> bytes:
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
-    """Yields each float in a JSON value with a text that says where it is."""
+    """Yields each float in a JSON value with its place as text."""
     if isinstance(value, float):
         yield name, value
     elif isinstance(value, dict):

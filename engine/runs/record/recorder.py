@@ -1,5 +1,4 @@
-"""A `RunRecorder` is the only writer of a run's ``events.jsonl``. Its readers are in
-`engine.runs.record.following`.
+"""The only writer of a run's ``events.jsonl``. Its readers are in `engine.runs.record.following`.
 
 - One event becomes one line. The line is encoded, decoded as a reader would decode it, and only
   then written, so no line is written that a reader would treat as damaged.
@@ -14,9 +13,9 @@
   recorder moves the torn part to ``events.torn`` before it appends, so that every line of the
   record is complete. If the last line lacks only its line break, the line is kept and the break is
   added. Readers ignore a last line without a line break.
-- Before each line, the recorder looks whether the file is still where it was. A run whose folder
-  was deleted or renamed ends by that (`engine.runs.record.recorder`).
-- On a full disk, a run that called `wait_for_disk_space` waits for space, and the record says so:
+- Before each line, the recorder checks whether the file is still where it was. A run whose folder
+  was deleted or renamed ends by that.
+- On a full disk, a run that called `wait_for_disk_space` waits for space, which is recorded:
   `Reserve` holds the space for that line and for the run's last line.
 """
 
@@ -51,7 +50,7 @@ from engine.runs.record.reserve import (
     RECORD_BYTES,
     Reserve,
     has_disk_space,
-    wait_in_words,
+    wait_text,
 )
 from engine.runs.record.snapshot import RunSnapshot
 from engine.safe_files import FileFault
@@ -67,7 +66,8 @@ from engine.safe_files import FileFault
 def is_lost(path: Path, descriptor: int) -> bool:
     """Returns whether the open file `descriptor` is no longer the one at `path`.
 
-    This takes a few microseconds. A disk that does not answer tells nothing about that.
+    This takes a few microseconds. Of a disk that does not answer, it is unknown, which counts as
+    False.
     """
     try:
         return not os.path.samestat(path.stat(), os.fstat(descriptor))
@@ -77,7 +77,7 @@ def is_lost(path: Path, descriptor: int) -> bool:
         return error.errno == errno.ESTALE
 
 
-def lost_in_words(folder: Path) -> str:
+def lost_text(folder: Path) -> str:
     """Returns one sentence for a run whose folder vanished while it was running."""
     return (
         f"The run's folder {folder} is gone: it was deleted or renamed, or its disk was unmounted; "
@@ -89,18 +89,17 @@ def lost_in_words(folder: Path) -> str:
 
 
 TORN_FILE = "events.torn"
-"""A torn last line is moved into this file."""
+"""File to which a torn last line is moved."""
 SESSION_FILE = "session.json"
-"""A resumed run has this file. It holds the Unix `time` at which the latest session began, the
-`elapsed` of that moment, and `earlier_seconds`, the total length of the earlier sessions. Lists of
-runs read it instead of the whole record.
+"""File of a resumed run. It holds the Unix `time` at which the latest session began, the `elapsed`
+of that moment, and `earlier_seconds`, the total length of the earlier sessions. Lists of runs read
+it instead of the whole record.
 """
 _SCAN_BYTES = 1 << 16
 
 
 class RunRecorder:
-    """A `RunRecorder` appends events to ``<folder>/events.jsonl`` and keeps the snapshot built from
-    them.
+    """Appends events to ``<folder>/events.jsonl`` and keeps the snapshot built from them.
 
     An existing record is continued where it ended, and so is the count `seq`. At most one recorder
     may be open for a folder, which the run's lock ensures. Raises RunError when the file cannot be
@@ -114,7 +113,7 @@ class RunRecorder:
         self._endings: Callable[[], int] | None = None
         self._after_wait: Callable[[], None] | None = None
         self.gave_up = False
-        """This is True once a request has ended a wait for disk space."""
+        """True once a request has ended a wait for disk space."""
         self._opened: float | None = None
         self._elapsed_before = 0.0
         self._lack: _Lack | None = None
@@ -177,7 +176,7 @@ class RunRecorder:
 
         Raises RunError if the line cannot be written; the file then still ends with the line
         before. After `wait_for_disk_space`, if the disk lacks space, this method instead waits
-        until there is some, and the record says that the run is paused.
+        until there is some, and records that the run is paused.
         """
         looks, asked = 0, 0
         while True:
@@ -205,21 +204,21 @@ class RunRecorder:
 
     @property
     def is_lost(self) -> bool:
-        """Returns whether the record is no longer in the folder of the run."""
+        """Whether the record is no longer in the folder of the run."""
         descriptor = self._descriptor  # read once, since another thread may close it
         return descriptor is not None and is_lost(self.path, descriptor)
 
     def check(self) -> None:
         """Raises RunError if the record is no longer in the folder of the run."""
         if self.is_lost:
-            raise RunError(lost_in_words(self.path.parent))
+            raise RunError(lost_text(self.path.parent))
 
     def _take(self, event: Event) -> Record:
         """Writes `event`; after a wait for space, the lines that end the wait come before it.
 
         Raises OSError if there is no space.
         """
-        # In a folder that was moved, the last line tells why the run ended.
+        # In a folder that was moved, the last line has why the run ended.
         if not (isinstance(event, RunEnded) and event.state == "failed"):
             self.check()
         lack = self._lack
@@ -280,8 +279,8 @@ class RunRecorder:
     def _waits(self, error: OSError, event: Event, looks: int, asked: int) -> bool:
         """Returns whether the thread that could not write `event` must wait for space.
 
-        The record says once that the run waits. `looks` is how often the thread has checked for
-        space, and `asked` is how many requests to end the run there were at its first check.
+        The wait is recorded once. `looks` is the number of times that the thread has checked for
+        space, and `asked` the number of requests to end the run at its first check.
         """
         can_wait = error.errno in FULL and not isinstance(event, RunEnded)
         if not can_wait or self._endings is None:
@@ -299,10 +298,8 @@ class RunRecorder:
             # Another program may have taken the space that was just freed, so each check tries
             # again.
             with contextlib.suppress(OSError):
-                self._append(
-                    StateChanged("paused", wait_in_words(error, self.path.parent), "record")
-                )
-                self._lack.tell()
+                self._append(StateChanged("paused", wait_text(error, self.path.parent), "record"))
+                self._lack.mark_notified()
         return True
 
     def _asked(self) -> int:
@@ -313,8 +310,8 @@ class RunRecorder:
         """Calls `listener` with every record from now on, one at a time and in the order of `seq`.
 
         The calls come from emitting threads. A listener must return quickly, and it may emit. A
-        listener that raises an Exception is removed, and the record says so, since a broken
-        terminal or screen must not end a run.
+        listener that raises an Exception is removed, which is recorded, since a broken terminal or
+        screen must not end a run.
         """
         with self._lock:
             self._subscribers.append(listener)
@@ -392,10 +389,10 @@ class RunRecorder:
 
 @dataclass
 class _Lack:
-    """A `_Lack` describes a wait that began when the disk had no space for the record (`error`).
+    """A wait that began when the disk had no space for the record (`error`).
 
-    `state` is the state to restore. `is_notified` says whether the record already says that the run
-    waits. `since` is a time of `time.monotonic`.
+    `state` is the state to restore. is_notified: the wait is recorded. `since` is a time of
+    `time.monotonic`.
     """
 
     error: OSError
@@ -403,7 +400,7 @@ class _Lack:
     is_notified: bool = False
     since: float = field(default_factory=time.monotonic)
 
-    def tell(self) -> None:
+    def mark_notified(self) -> None:
         self.is_notified = True
 
 

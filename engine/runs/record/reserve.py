@@ -1,4 +1,4 @@
-"""An open record reserves some disk space for the lines that report a full disk.
+"""Disk space that an open record reserves for the lines that report a full disk.
 
 This module imports only the standard library.
 """
@@ -14,18 +14,15 @@ from engine import safe_files
 from engine.files import disk_full_text
 
 RECORD_BYTES = 16 << 20
-"""A run on a full disk waits until this many bytes are free, enough for some hours of its
-record.
-"""
+"""Free bytes for which a run on a full disk waits, enough for some hours of its record."""
 POLL_SECONDS = 0.5
-"""A record that waits for space checks the disk again every time this many seconds have passed."""
+"""Seconds between two checks of the disk by a record that waits for space."""
 RESERVE_FILE = "events.reserve"
 _RESERVE_BYTES = 1 << 16
 
 
 class Reserve:
-    """A `Reserve` keeps disk space allocated in the file ``events.reserve`` in the folder of a
-    record.
+    """Disk space in the file ``events.reserve`` in the folder of a record.
 
     On a full disk, half of the space is freed for the line that reports it, and for the requests
     that are then written to the run's control file. The rest is freed for the last line of the run.
@@ -59,8 +56,8 @@ def has_disk_space(folder: Path) -> bool:
     return shutil.disk_usage(folder).free >= RECORD_BYTES
 
 
-def wait_in_words(error: OSError, folder: Path) -> str:
-    """Returns one sentence that says why a run waits and what ends the wait."""
+def wait_text(error: OSError, folder: Path) -> str:
+    """Returns one sentence on why a run waits and what ends the wait."""
     return (
         f"{disk_full_text(error)}: the record of the run cannot be written in {folder}; free at "
         f"least {RECORD_BYTES >> 20} MiB of that disk and the run goes on by itself; stopped now, "

@@ -1,4 +1,4 @@
-"""A run has a folder ``<runs>/<id>/`` with ``config.yaml``, ``events.jsonl``, ``checkpoints/``,
+"""The folder of a run, ``<runs>/<id>/``, with ``config.yaml``, ``events.jsonl``, ``checkpoints/``,
 ``best/`` and ``export/``.
 
 - A run belongs to the process that holds the lock of its folder.
@@ -34,24 +34,24 @@ CONFIG_FILE = "config.yaml"
 CONTROL_FILE = "control.jsonl"
 LOCK_FILE = "lock"
 BEST_FOLDER = "best"
-"""The best weights of a run are kept in this folder of it, as a checkpoint of weights alone."""
+"""Folder of a run's best weights, a checkpoint of weights alone."""
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _LOCK_TRIES = 10
-"""After this many refusals by an owner of the lock, the run counts as in use."""
+"""Number of refusals by an owner of the lock after which the run counts as in use."""
 _LOCK_WAIT_SECONDS = 0.02
 _POLL_SECONDS = 0.001
-"""While other processes only check the lock, it is tried again after this many seconds, about as
-long as such a check holds it.
+"""Seconds between two tries while other processes only check the lock, about as long as such a
+check holds it.
 """
 _FORMAT_LINE = re.compile(r"^format: *(\d{1,9}) *$", re.MULTILINE)
 _SETTINGS_LINE = re.compile(r"^engine:", re.MULTILINE)
-"""A section that every version has written into the settings of a run."""
+"""Section that every version has written into the settings of a run."""
 _POLLS_SECONDS = 20.0
-"""Processes that only check the lock are waited for at most this many seconds."""
+"""Seconds at most to wait for processes that only check the lock."""
 
 
 class OtherFormat(RunError):
-    """The run was written in another format. Its files are neither read nor written."""
+    """Raised for a run of another format. Its files are neither read nor written."""
 
 
 class RunFolder:
@@ -63,7 +63,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.root = path.parent
-        """The folder of runs is the owner's; below it, no link is followed."""
+        """Folder of runs, which is the owner's; below it, no link is followed."""
         self.id = path.name
         self.events_path = path / EVENTS_FILE
         self.checkpoints_path = path / "checkpoints"
@@ -71,8 +71,8 @@ class RunFolder:
         self.export_path = path / "export"
         self.control_path = path / CONTROL_FILE
         self.control_start: int | None = None
-        """While this object holds the lock, this is the size in bytes of the control file when the
-        lock was taken. Earlier content was meant for an earlier process.
+        """Size in bytes of the control file when this object took the lock. Earlier content was
+        meant for an earlier process.
         """
 
     def __fspath__(self) -> str:
@@ -80,13 +80,13 @@ class RunFolder:
 
     @functools.cached_property
     def config(self) -> TrainConfig:
-        """Returns the run's configuration. Raises ConfigError when the file does not load."""
+        """The run's configuration. Raises ConfigError when the file does not load."""
         return TrainConfig.load(self.path / CONFIG_FILE, within=self.root)
 
     @property
     def format(self) -> int | None:
-        """The format of the run's settings and record; None if its settings are damaged or not
-        there. Runs before format 2 name none, and have 1.
+        """Format of the run's settings and record; None if its settings are damaged or not there.
+        Runs before format 2 name none, and have 1.
         """
         try:
             text = safe_files.read_text(self.path / CONFIG_FILE, self.root, MOST_BYTES)
@@ -111,7 +111,7 @@ class RunFolder:
 
     @property
     def has_export(self) -> bool:
-        """Returns whether a model or adapters stand in the run's own export."""
+        """Whether the run's own export holds a model or adapters."""
         files = (self.export_path / name for name in ("config.json", "adapter_config.json"))
         return any(safe_files.is_file(file, self.root) for file in files)
 
@@ -239,7 +239,7 @@ class RunFolder:
 
 
 _held: set[int] = set()
-"""This process holds the locks on these file descriptors."""
+"""File descriptors on which this process holds locks."""
 
 
 @functools.cache

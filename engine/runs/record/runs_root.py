@@ -1,4 +1,4 @@
-"""The folder of all runs is checked before a server starts, so that no run fails on it later."""
+"""Checks of the folder of all runs before a server starts, so that no run fails on it later."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from engine.errors import RunError
 from engine.files import FULL, disk_full_text
 
 _PROBE_BYTES = 64 << 10
-"""So much is written to see whether the disk takes anything: more than a file system keeps within
-an entry of a folder.
+"""Bytes that are written to see whether the disk takes anything: more than a file system keeps
+within an entry of a folder.
 """
 
 
 def refuse_unusable(runs: Path) -> None:
     """Raises RunError if runs cannot be kept in `runs`, an absolute path.
 
-    The folder need not exist, and is not made here; then its nearest existing parent is tried. The
-    test is a file that is written and removed.
+    The folder need not exist, and is not created here; then its nearest existing parent is tried.
+    The test is a file that is written and removed.
     """
     place = runs
     while not os.path.lexists(place):

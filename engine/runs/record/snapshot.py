@@ -1,5 +1,4 @@
-"""A `RunSnapshot` is the current state of a run, computed from its records, as plain data for the
-screens to draw.
+"""The current state of a run, computed from its records, as plain data for the screens to draw.
 
 `RunSnapshot.apply` folds the records into the snapshot one after the other:
 
@@ -7,13 +6,12 @@ screens to draw.
   kind only adds to the count of lines.
 - The fold is pure: the same records give the same snapshot, whether they arrive live, from a file,
   or from another process's file as it grows.
-- Each record is applied in amortised constant time, and the memory stays small: tables are thinned
+- Each record is applied in amortized constant time, and the memory stays small: tables are thinned
   out (`engine.runs.record.event_tables`), and the log and the answers keep only their latest
   entries. So a run of any length can be followed.
 - A session begins with the state `preparing` or, where that line is missing, with `RunStarted`. A
   resume from an earlier step removes the rows, answers and checkpoints of later steps.
-- An implausible step number (`engine.runs.record.snapshot`) is not shown, and the log says so.
-
+- An implausible step number (`engine.runs.record.snapshot`) is not shown but logged.
 Records must be applied by the thread that reads the snapshot: a table cannot grow while another
 array shares the memory of one of its columns.
 """
@@ -77,8 +75,8 @@ from engine.runs.record.validation import Best, ValidationScores
 
 
 AHEAD = 2
-"""The line of an event that belongs to a step may precede the step's own line by this many
-steps.
+"""Number of steps by which the line of an event that belongs to a step may precede the step's own
+line.
 """
 
 
@@ -94,11 +92,11 @@ class StepOrder:
     """
 
     last: int = 0
-    """The latest plausible step is kept here."""
+    """Latest plausible step."""
     line: int = 0
-    """The latest plausible step was read from the line with this number."""
+    """Number of the line from which it was read."""
     odd: int | None = None
-    """The previous step number is kept here if it was not plausible."""
+    """Previous step number, if it was not plausible."""
 
     def begin(self, step: int, line: int) -> None:
         """Begins a session at line `line`, which continues after `step`."""
@@ -153,7 +151,7 @@ class Job:
 
 @dataclass(frozen=True)
 class LogEntry:
-    """The run reported `text` when the wall clock told the Unix time `time`."""
+    """A line of the log: `text`, reported at the Unix time `time` of the wall clock."""
 
     time: float
     level: str
@@ -174,10 +172,10 @@ LOG_LINES = 500
 
 @dataclass
 class SnapshotFields:
-    """The `SnapshotFields` are everything that the records of a run tell about it.
+    """All that the records of a run contain about it.
 
-    Times are Unix seconds of a clock that ran on evenly since the first record
-    (`Record.elapsed`). Only the log has the times that the wall clock told.
+    Times are Unix seconds of a clock that ran on evenly since the first record (`Record.elapsed`).
+    Only the log has the times of the wall clock.
     """
 
     run_id: str = ""
@@ -187,46 +185,46 @@ class SnapshotFields:
     total_steps: int = 0
     parameters: int = 0
     trained_parameters: int | None = None
-    """Number of them that are trained; None where all are."""
+    """Number of parameters that are trained; None where all are."""
     units: list[str] = field(default_factory=list)
     program_version: str = ""
     flops_formula: str = ""
     ceiling_tflops: float = 0.0
-    """Large matrix products reach this rate on the device (TFLOP/s); it is 0 if nothing was
-    measured.
-    """
+    """Rate of large matrix products on the device, in TFLOP/s; 0 if nothing was measured."""
     resumed_step: int | None = None
-    """The latest session continued from this step; it is None if the session began at the start."""
+    """Step from which the latest session continued; None if the session began at the start."""
     sessions: int = 0
-    """The run was started this many times: once, plus once for each resume."""
+    """Number of sessions: one, plus one for each resume."""
     is_started: bool = False
-    """This is True once the latest session has recorded `RunStarted`: everything is prepared."""
+    """True once the latest session has recorded `RunStarted`: everything is prepared."""
 
     state: RunState = "preparing"
     reason: str = ""
     export_failed: str = ""
-    """The run has finished without an export, for this reason."""
+    """Reason why the run has finished without an export."""
     lacks_space_for: str = ""
-    """A paused run waits for disk space to write this; the values are those of `StateChanged`."""
+    """What a paused run waits to write until there is disk space; the values are those of
+    `StateChanged`.
+    """
     started_time: float | None = None
     session_time: float | None = None
-    """The latest session began at this time: with its change to `preparing`, or with its
+    """Time at which the latest session began: that of its change to `preparing`, or of its
     `RunStarted` if that comes first.
     """
     last_time: float | None = None
-    """The latest record has this time."""
+    """Time of the latest record."""
     clock_set_by: float = 0.0
-    """The wall clock is ahead of these times by so many seconds, since somebody has set it."""
+    """Seconds by which the wall clock is ahead of these times, since somebody has set it."""
     earlier_seconds: float = 0.0
-    """The sessions before the latest one took this many seconds in total."""
+    """Seconds that the sessions before the latest one took in total."""
     last_seq: int = 0
 
     steps: StepTable = field(default_factory=StepTable)
     memory: MemoryTable = field(default_factory=MemoryTable)
     energy: float = 0.0
-    """The cards of the run have used this many watt hours so far."""
+    """Watt hours that the cards of the run have used so far."""
     ranks: list[RankSample] = field(default_factory=list)
-    """The latest sample of memory has these figures of each rank; it is empty for one rank."""
+    """Figures of each rank in the latest sample of memory; empty for one rank."""
     norms: NormTable = field(default_factory=NormTable)
     evals: EvalTable = field(default_factory=EvalTable)
     validation: ValidationScores = field(default_factory=ValidationScores)
@@ -236,27 +234,27 @@ class SnapshotFields:
     exports: list[ExportWritten] = field(default_factory=list)
     job: Job | None = None
     timeline: StepTimeline | None = None
-    """The latest timeline of the record is kept here for display."""
+    """Latest timeline of the record, for display."""
     timeline_steps: list[int] = field(default_factory=list)
-    """These are the steps that have a timeline in the record."""
+    """Steps that have a timeline in the record."""
     data: dict[str, Any] = field(default_factory=dict)
     fit: dict[str, Any] = field(default_factory=dict)
     prediction_check: ForecastChecked | None = None
-    """The latest comparison of predictions and measurements is kept. A resume from an earlier step
-    does not remove it, since the measurements remain valid.
+    """Latest comparison of predictions and measurements. A resume from an earlier step does not
+    remove it, since the measurements remain valid.
     """
     plan_choices: dict[str, Any] = field(default_factory=dict)
     plan_grid: str = ""
     simulated: PlanSimulated | None = None
-    """The simulation of the latest session's plan is kept; it is None if no rates were known."""
+    """Simulation of the latest session's plan; None if no rates were known."""
     lines: int = 0
-    """The record has this many lines so far, including damaged ones."""
+    """Number of lines of the record so far, including damaged ones."""
     damaged_lines: int = 0
-    """This many of the lines could not be read or have an implausible step number."""
+    """Number of lines that could not be read or have an implausible step number."""
     order: StepOrder = field(default_factory=StepOrder)
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
     requests_taken: int = 0
-    """The run has taken up this many requests from people."""
+    """Number of requests that the run has taken."""
     changes: list[SettingsChanged] = field(default_factory=list)
     skipped: list[StepSkipped] = field(default_factory=list)
 
@@ -265,14 +263,14 @@ class SnapshotFields:
 
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")
-"""A run ends in one of these states."""
+"""States in which a run ends."""
 
-DAMAGED_TOLD = 20
-"""The log names at most this many damaged lines; further ones are only counted."""
+DAMAGED_SHOWN = 20
+"""Number of damaged lines that the log names, at most; further ones are only counted."""
 PROMPT_ANSWERS = 200
-"""The answers to the sample prompts are kept for this many evaluations, the latest ones."""
+"""Number of evaluations, the latest ones, for which the answers to the sample prompts are kept."""
 RECENT_STEPS = 20
-"""The remaining time is estimated from this many of the latest steps."""
+"""Number of the latest steps from which the remaining time is estimated."""
 
 E = TypeVar("E", ExactMatchMeasured, PromptsAnswered, CheckpointWritten, ExportWritten, StepSkipped)
 
@@ -289,14 +287,14 @@ class RunSnapshot(SnapshotFields):
 
     @property
     def step(self) -> int:
-        """Returns how many steps are over, applied or skipped."""
+        """Number of steps that are over, applied or skipped."""
         skipped = self.skipped[-1].step if self.skipped else 0
         applied = self.steps.step[-1] if self.steps.step else 0
         return max(self.resumed_step or 0, applied, skipped)
 
     @property
     def rank_count(self) -> int:
-        """Returns how many ranks compute the run by its latest plan."""
+        """Number of ranks that compute the run by its latest plan."""
         ranks = self.plan_choices.get("ranks")
         return ranks if isinstance(ranks, int) and ranks > 0 else 1
 
@@ -306,46 +304,45 @@ class RunSnapshot(SnapshotFields):
 
     @property
     def best(self) -> Best | None:
-        """Returns the best evaluation after a step, if any was better than that before the first
-        one, by what the run chooses by (`validation.by`).
+        """Best evaluation after a step, if any was better than that before the first one, by what
+        the run chooses by (`validation.by`).
         """
         return self.validation.best
 
     @property
     def eval_rows(self) -> dict[int, RowLosses]:
-        """Returns the losses of validation rows by step, of the newest evaluations, the best,
-        and the one before the first step.
+        """Losses of validation rows by step, of the newest evaluations, the best, and the one
+        before the first step.
         """
         return self.validation.rows
 
     @property
     def exported_step(self) -> int | None:
-        """Returns the step whose weights the run exported last, None if it has exported none."""
+        """Step whose weights the run exported last; None if it has exported none."""
         return self.exports[-1].step if self.exports else None
 
     @property
     def progress(self) -> float:
-        """Returns the fraction of the steps that have been applied, from 0 to 1."""
+        """Fraction of the steps that have been applied, from 0 to 1."""
         return min(1.0, self.step / self.total_steps) if self.total_steps else 0.0
 
     @property
     def elapsed(self) -> float:
-        """Returns how many seconds after its first record the run wrote its latest one."""
+        """Seconds from the run's first record to its latest one."""
         return max(0.0, (self.last_time or 0.0) - (self.started_time or 0.0))
 
     @property
     def seconds(self) -> float:
-        """Returns the run's working time in seconds, without the time between sessions."""
+        """Working time of the run in seconds, without the time between sessions."""
         if self.session_time is None or self.last_time is None:
             return self.earlier_seconds
         return self.earlier_seconds + max(0.0, self.last_time - self.session_time)
 
     @property
     def seconds_left(self) -> float | None:
-        """Returns the seconds that the remaining steps will take at the median pace of the latest
-        steps.
+        """Seconds that the remaining steps will take at the median pace of the latest steps.
 
-        Returns None before the first step and once the run is over.
+        None before the first step and once the run is over.
         """
         if self.is_over or not self.steps.seconds or not self.total_steps:
             return None
@@ -366,8 +363,8 @@ class RunSnapshot(SnapshotFields):
             time = self.started_time + record.elapsed
         fold = _FOLDS.get(type(record.event))
         if fold is not None:
-            told = isinstance(record.event, LogLine)
-            fold(self, record.time if told else time, record.event)
+            is_log = isinstance(record.event, LogLine)
+            fold(self, record.time if is_log else time, record.event)
         # These are set last, since a fold may still need the time of the previous record.
         self.run_id = record.run_id
         self.last_seq = record.seq
@@ -376,7 +373,7 @@ class RunSnapshot(SnapshotFields):
             self.clock_set_by = record.time - time
 
     def take_later_export(self) -> None:
-        """Takes note that a person has exported the run where its own export failed."""
+        """Adds an export that a person made where the run's own export had failed."""
         self.export_failed = ""
 
     def _begin_session(self, time: float) -> None:
@@ -537,9 +534,9 @@ class RunSnapshot(SnapshotFields):
         self.log.append(LogEntry(time, event.level, event.text))
 
     def _line_damaged(self, time: float, event: LogLine) -> None:
-        """Counts a damaged line and reports the first few in the log."""
+        """Counts a damaged line and logs the first few."""
         self.damaged_lines += 1
-        if self.damaged_lines <= DAMAGED_TOLD:
+        if self.damaged_lines <= DAMAGED_SHOWN:
             self._log_line(time, event)
 
     def _fits(self, table: EventTable, time: float, event: StepEvent) -> bool:
@@ -597,6 +594,4 @@ _FOLDS: dict[type[Event], Callable[[RunSnapshot, float, Any], None]] = {
     LineDamaged: RunSnapshot._line_damaged,
     RunEnded: RunSnapshot._run_ended,
 }
-"""Each kind of event is folded by one of these methods, which takes the record's time and the
-event.
-"""
+"""The method that folds each kind of event, which takes the record's time and the event."""

@@ -1,4 +1,4 @@
-"""A `TimelineIndex` finds the timelines of a record by step and reads them one at a time.
+"""The timelines of a record by step, which are read one at a time.
 
 A long record has hundreds of MB, nearly all of them spans. So the record is scanned once, line by
 line, and the spans are not parsed. This module does not import torch.
@@ -24,12 +24,12 @@ from engine.runs.record.lines import AddedLines, line_kind, next_line, open_reco
 
 
 def ranks_in(timeline: StepTimeline) -> int:
-    """Returns how many ranks a timeline tells of; 1 in records that name none."""
+    """Returns the number of ranks in a timeline; 1 in records that name none."""
     return 1 + max((span.get("rank", 0) for span in timeline.spans), default=0)
 
 
 def of_rank(timeline: StepTimeline, rank: int) -> StepTimeline:
-    """Returns the part of a timeline that is of one rank."""
+    """Returns the spans and waits of one rank in a timeline."""
     return StepTimeline(
         timeline.step,
         [span for span in timeline.spans if span.get("rank", 0) == rank],
@@ -43,14 +43,13 @@ def of_rank(timeline: StepTimeline, rank: int) -> StepTimeline:
 E = TypeVar("E", bound=Event)
 
 _HEAD_BYTES = 600
-"""The step of a timeline is within the first bytes of its line, at most this many."""
+"""Number of bytes within which the step of a timeline is in its line, at most."""
 _KEPT_EVENTS = 4
 _STEP = re.compile(rb'\{"kind": ?"step_timeline",[^{}\[\]]*"step": ?(\d+), ?"spans": ?\[')
 
 
 class TimelineIndex:
-    """A `TimelineIndex` keeps the steps of one record that have a timeline, and each timeline's
-    offset.
+    """The steps of one record that have a timeline, and each timeline's offset.
 
     Each call first scans what was added to the record since the last call. Any thread may call.
     """

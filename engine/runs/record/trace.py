@@ -1,4 +1,4 @@
-"""A step's timeline is written here as a file for ui.perfetto.dev and chrome://tracing.
+"""A step's timeline as a file for ui.perfetto.dev and chrome://tracing.
 
 The file is in Chromium's Trace Event Format, with one row for each lane and a process for each
 rank. This module does not import torch.
@@ -33,12 +33,12 @@ ROWS = (
     Lane.WRITE,
     Lane.COLLECTIVE,
 )
-"""The rows are in this order from top to bottom; each row is a thread of the trace, numbered from
-1. Rows of later versions come last, so that a record gives the same file.
+"""Rows from top to bottom; each row is a thread of the trace, numbered from 1. Rows of later
+versions come last, so that a record gives the same file.
 """
 MEASURED, PREDICTED = 1, 2
-"""The measured step on rank 0 and the predicted one are two processes of the trace, with these ids.
-Those of further ranks have the ids that follow.
+"""Ids of two processes of the trace: the measured step on rank 0, and the predicted one. Those of
+further ranks have the ids that follow.
 """
 
 

@@ -1,8 +1,8 @@
-"""A `ValidationScores` follows the evaluations of a run: which was the best, whether its weights
-are kept, and the losses of single rows.
+"""The evaluations of a run: which was the best, whether its weights are kept, and the losses of
+single rows.
 
-The best has the lowest validation loss or, where a run chooses by exact match, the highest share of
-validation prompts that are answered exactly; of equal shares the one with the lower loss. An
+The best has the lowest validation loss or, where a run chooses by exact match, the highest fraction
+of validation prompts that are answered exactly; of equal ones the one with the lower loss. An
 evaluation that did not measure what a run chooses by is not compared.
 
 The evaluation before the first step, of step 0, is what the others are compared with. The best is
@@ -20,8 +20,8 @@ from engine.runs.record.event_tables import EvalTable
 from engine.runs.record.events import BestBy, BestKept, EvalFinished, ExactMatchMeasured
 
 NEWEST_ROWS = 4
-"""The losses of rows are held for this many evaluations, the newest ones, for the best, and for the
-one before the first step.
+"""Number of evaluations, the newest ones, for which the losses of rows are held, beside the best,
+and the one before the first step.
 """
 
 
@@ -31,16 +31,16 @@ class Score:
 
     step: int
     loss: float
-    """The validation rows had this loss."""
+    """Loss of the validation rows."""
     correct: int = 0
     total: int = 0
-    """So many of `total` validation prompts were answered exactly; `total` is 0 if none was asked,
-    or if the run chooses by the loss.
+    """Number of the `total` validation prompts that were answered exactly; `total` is 0 if none was
+    asked, or if the run chooses by the loss.
     """
 
     @property
     def share(self) -> float | None:
-        """Returns the share of prompts that were answered exactly, or None if none was asked."""
+        """Fraction of prompts that were answered exactly, or None if none was asked."""
         return self.correct / self.total if self.total else None
 
     def is_better_than(self, other: Score | None, by: BestBy) -> bool:
@@ -50,14 +50,14 @@ class Score:
 
 @dataclass(frozen=True)
 class Best(Score):
-    """The `Best` weights of a run had the best score; of equal ones they are the first."""
+    """The weights of a run with the best score; of equal ones they are the first."""
 
     kept: bool = False
     """The weights of this step are on the disk (`output.keep_best`)."""
 
     @property
     def by(self) -> BestBy:
-        """Returns by what they are the best."""
+        """Measure by which they are the best."""
         return "exact_match" if self.total else "loss"
 
 
@@ -66,26 +66,26 @@ class ValidationScores:
     """Validation scores in a run's snapshot."""
 
     by: BestBy = "loss"
-    """The weights are compared by this."""
+    """Measure by which the weights are compared."""
     before: Score | None = None
-    """The weights before the first step had this score; None if they were not evaluated."""
+    """Score of the weights before the first step; None if they were not evaluated."""
     best: Best | None = None
-    """The best weights after a step, if any were better than those before the first one."""
+    """Best weights after a step, if any were better than those before the first one."""
     newest: Score | None = None
-    """The newest evaluation after a step that can be compared has this score."""
+    """Score of the newest evaluation after a step that can be compared."""
     since_best: int = 0
-    """So many evaluations came after the best one or, where there is none, after that before the
-    first step.
+    """Number of evaluations after the best one or, where there is none, after that before the first
+    step.
     """
     kept: Score | None = None
-    """This is the score of the best of those weights that could be kept. A newer best may have
-    found no room on the disk.
+    """Score of the best of those weights that could be kept. A newer best may have found no room on
+    the disk.
     """
     rows: dict[int, RowLosses] = field(default_factory=dict)
-    """The losses of rows are held by step, as far as the record has them, in the order of steps."""
+    """Losses of rows by step, as far as the record has them, in the order of steps."""
 
     def evaluated(self, event: EvalFinished) -> None:
-        """Takes the next evaluation."""
+        """Adds the next evaluation."""
         if self.by == "loss":
             self._compare(Score(event.step, event.loss))
         if event.row_losses:
@@ -95,8 +95,8 @@ class ValidationScores:
         self._hold_rows()
 
     def answered(self, event: ExactMatchMeasured, evals: EvalTable) -> None:
-        """Takes answers to validation prompts. `evals` has the evaluations so far: they are
-        compared with the loss of the newest, if that is of the same step.
+        """Adds answers to validation prompts. `evals` has the evaluations so far: they are compared
+        with the loss of the newest, if that is of the same step.
         """
         is_new = self.newest is None or event.step > self.newest.step
         is_evaluated = len(evals) and evals.step[-1] == event.step
@@ -106,14 +106,14 @@ class ValidationScores:
             self._hold_rows()
 
     def written(self, event: BestKept) -> None:
-        """Takes note of weights that are kept from now on, in place of earlier ones."""
+        """Adds weights that are kept from now on, in place of earlier ones."""
         self.kept = Score(event.step, event.loss, event.correct, event.total)
-        self._say_whether_kept()
+        self._mark_kept()
 
     def begin(
         self, by: BestBy, step: int, evals: EvalTable, answers: Sequence[ExactMatchMeasured]
     ) -> None:
-        """Compares anew for a session that goes on from `step`, and forgets what belongs to later
+        """Compares anew for a session that continues from `step`, and drops what belongs to later
         steps. `evals` and `answers` are those that are left.
         """
         self.by = by
@@ -139,13 +139,13 @@ class ValidationScores:
         if score.is_better_than(self.best or self.before, self.by):
             self.best = Best(score.step, score.loss, score.correct, score.total)
             self.since_best = 0
-            self._say_whether_kept()
+            self._mark_kept()
         else:
             self.since_best += 1
 
     def _hold_rows(self) -> None:
-        """Forgets the losses of rows of all evaluations but the newest, the best, the lowest, and
-        the one before the first step.
+        """Drops the losses of rows of all evaluations but the newest, the best, the lowest, and the
+        one before the first step.
         """
         held = {0, *list(self.rows)[-NEWEST_ROWS:]}
         if self.rows:  # the best by answers may not have the lowest loss
@@ -154,7 +154,7 @@ class ValidationScores:
             held.add(self.best.step)
         self.rows = {step: rows for step, rows in self.rows.items() if step in held}
 
-    def _say_whether_kept(self) -> None:
+    def _mark_kept(self) -> None:
         if self.best is not None:
             is_kept = self.kept is not None and self.kept.step == self.best.step
             self.best = replace(self.best, kept=is_kept)

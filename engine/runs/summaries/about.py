@@ -1,5 +1,4 @@
-"""The name, the note and the tags that a person gives to a run are kept in ``about.json`` in its
-folder.
+"""The name, the note and the tags that a person gives to a run, in ``about.json`` in its folder.
 
 They do not change the run's id or any setting.
 """
@@ -21,12 +20,12 @@ ABOUT_FILE = "about.json"
 NAME_LIMIT = 120
 NOTE_LIMIT = 4000
 TAG_LIMIT, MOST_TAGS = 40, 12
-"""A tag has at most this many characters, and a run at most this many tags."""
+"""Number of characters of a tag, and of tags of a run, at most."""
 
 
 @dataclass(frozen=True)
 class About:
-    """An `About` holds the name, the note and the tags that a person gave to a run.
+    """The name, the note and the tags that a person gave to a run.
 
     Each may be empty. Without a name, the run is shown under its configuration's name.
     """
@@ -37,7 +36,7 @@ class About:
 
 
 class _Written(msgspec.Struct):
-    """What the file has."""
+    """Content of the file."""
 
     name: str
     note: str

@@ -1,4 +1,4 @@
-"""The results of benchmarks are kept in ``benchmarks.jsonl`` in a run's folder, one result a line.
+"""The results of benchmarks, in ``benchmarks.jsonl`` in a run's folder, one result a line.
 
 They are measured when the run is over, by another process than the one that trained, so they are
 not in its record. A line is appended in one write and never changed.
@@ -21,7 +21,7 @@ from engine.errors import RunError
 
 RESULTS_FILE = "benchmarks.jsonl"
 LARGEST_FILE = 16 << 20
-"""A file of more bytes than this is not read: it has tens of thousands of results."""
+"""Bytes above which a file is not read: it has tens of thousands of results."""
 
 WhichWeights = Literal["export", "best", "last"]
 
@@ -32,39 +32,41 @@ class BenchmarkResult:
 
     task: str
     metric: str
-    """It is named as lm-evaluation-harness does, with the filter of the answers if there is one."""
+    """Name of the metric in lm-evaluation-harness, with the filter of the answers if there is
+    one.
+    """
     value: float | None
-    """It is None for a number that is not finite."""
+    """None for a number that is not finite."""
     error: float | None
-    """The standard error of the value is None where the harness estimates none."""
+    """Standard error of the value; None where the harness estimates none."""
     higher_is_better: bool | None
     shots: int | None
     """Number of solved examples before each question."""
     limit: int | None
-    """At most so many samples of the task were asked; None where all of them were."""
+    """Number of samples of the task that were asked, at most; None where all of them were."""
     samples: int | None
     """Number of samples."""
     weights: WhichWeights
     step: int | None
-    """The weights are those after this step. It is None if the record does not say so."""
+    """Step of the weights; None if the record does not have it."""
     dtype: str
-    """The weights were computed with in this dtype."""
+    """Dtype of the computation."""
     chat: bool
-    """The questions were written with the model's chat template if this is true."""
+    """The questions were written with the model's chat template."""
     time: float
-    """The evaluation ended then, in Unix seconds."""
+    """End of the evaluation, in Unix seconds."""
     harness: str
-    """This version of lm-evaluation-harness asked."""
+    """Version of lm-evaluation-harness."""
     task_version: str
 
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """`Benchmarks` are all results that can be read of a run, in the order of their evaluation."""
+    """All results of a run that can be read, in the order of their evaluation."""
 
     results: list[BenchmarkResult] = field(default_factory=list)
     problem: str = ""
-    """One sentence says what cannot be read; it is empty where nothing is wrong."""
+    """One sentence on what cannot be read; empty where nothing is wrong."""
 
 
 _decode = Decoder(BenchmarkResult).decode

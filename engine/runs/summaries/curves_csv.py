@@ -1,4 +1,4 @@
-"""The curves of a run are written as CSV here, with one row for each step.
+"""The curves of a run as CSV, with one row for each step.
 
 A row has what the step measured, and the evaluation and the answers after it, where there were any.
 Steps that a resume discarded have no row.
@@ -32,8 +32,8 @@ _OF_STEP = (
     "tflops",
 )
 COLUMNS = ("step", "unix_time", *_OF_STEP, "validation_loss", "answered_exactly", "prompts_asked")
-"""`seconds` is the time of the step; `unix_time` is when it was over, by the clock of the
-machine.
+"""Names of the columns. `seconds` is the time of the step; `unix_time` is when it was over, by the
+clock of the machine.
 """
 
 

@@ -30,7 +30,7 @@ from engine.runs.record.events import (
     RunStarted,
     StateChanged,
     StepFinished,
-    state_in_words,
+    state_text,
 )
 from engine.runs.record.following import EVENTS_FILE
 from engine.runs.record.lines import line_kind, open_record, parse_line
@@ -60,19 +60,15 @@ FILES = (
     ABOUT_FILE,
     RESULTS_FILE,
 )
-"""A run folder in which one of these is no file, but a link or a pipe, is not as a run writes it.
-"""
+"""Names of a run folder that must be regular files or folders, not links or pipes."""
 UNREADABLE = "unreadable"
 """The state of a run that cannot be read; its `reason` names the file."""
 _NAME_LINE = re.compile(r"^name: (.{1,400})$", re.MULTILINE)
 _TAIL_BYTES = 1 << 16
 _LONGEST = 1 << 21
-"""A line longer than this many bytes counts as damaged; the lines that a summary reads are far
-shorter.
-"""
+"""Bytes above which a line counts as damaged; the lines that a summary reads are far shorter."""
 _END_LIMIT = 1 << 22
-"""A summary reads at most this many bytes from either end of a record, and nearly always far fewer.
-"""
+"""Bytes at most that a summary reads from either end of a record; nearly always far fewer."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class RunSummary:
 
     `name`, `note` and `tags` were given by a person; without such a name, `name` is that of the
     configuration. `created` is in Unix seconds. `seconds` is the run's working time. A run that
-    cannot be read has the state `unreadable`, and `reason` says why.
+    cannot be read has the state `unreadable`, with the cause as `reason`.
     """
 
     id: str
@@ -99,13 +95,12 @@ class RunSummary:
     note: str = ""
     tags: tuple[str, ...] = ()
     export_failed: str = ""
-    """The run has finished, and its model could not be written for this reason, nor was it since.
-    """
+    """Reason why the model of a run that has finished could not be written, nor was it since."""
 
     @property
-    def in_words(self) -> str:
-        """Returns the state, or that of a run whose export failed."""
-        return state_in_words(self.state, self.export_failed)
+    def state_text(self) -> str:
+        """The state, or that of a run whose export failed."""
+        return state_text(self.state, self.export_failed)
 
 
 def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
@@ -138,21 +133,21 @@ def run_ids(runs: Path) -> list[str]:
 
 def summarize(folder: RunFolder) -> RunSummary | None:
     """Returns the summary of a run, or None if its folder is deleted during the call. It raises
-    nothing: a run that cannot be read is told as such, and hides no other one.
+    nothing: a run that cannot be read is listed as such, and hides no other one.
     """
     try:
         return _summary(folder)
     except OtherFormat as error:
         return _of_other_format(folder, str(error))
     except (RamstreamError, OSError) as error:
-        return unreadable(folder, in_words(folder, error))
+        return unreadable(folder, unreadable_text(folder, error))
     except Exception as error:  # noqa: BLE001  whatever is in that folder, the others are shown
         traceback.print_exc()
-        return unreadable(folder, in_words(folder, error))
+        return unreadable(folder, unreadable_text(folder, error))
 
 
-def in_words(folder: RunFolder, error: Exception) -> str:
-    """Returns one sentence that says why a run cannot be read."""
+def unreadable_text(folder: RunFolder, error: Exception) -> str:
+    """Returns one sentence on why a run cannot be read."""
     if isinstance(error, RamstreamError):
         return str(error)
     if isinstance(error, OSError):
@@ -180,7 +175,7 @@ def _of_other_format(folder: RunFolder, reason: str) -> RunSummary | None:
 def unreadable(folder: RunFolder, reason: str) -> RunSummary | None:
     """Returns the summary of a run that cannot be read, or None if its folder is gone."""
     try:
-        status = safe_files.look(folder.path, folder.root)
+        status = safe_files.lstat(folder.path, folder.root)
     except OSError:
         return None
     if status is None:
@@ -259,14 +254,14 @@ def _summary(folder: RunFolder) -> RunSummary:
 
 
 class _Session(msgspec.Struct, frozen=True):
-    """A `_Session` says when the latest session of a run began: the wall clock's `time`, and the
-    `elapsed` of the record.
+    """Begin of the latest session of a run: the wall clock's `time`, and the `elapsed` of the
+    record.
     """
 
     time: float
     elapsed: float | None = None
     earlier_seconds: float = 0.0
-    """The earlier sessions took this many seconds."""
+    """Seconds that the earlier sessions took."""
 
 
 def _session(folder: RunFolder, first: Record | None) -> _Session | None:
@@ -322,7 +317,7 @@ def _head(file: BinaryIO) -> tuple[Record | None, RunStarted]:
 
 
 class _RecordEnds:
-    """A `_RecordEnds` collects what a summary needs from the end of a record, read backwards."""
+    """What a summary needs from the end of a record, read backwards."""
 
     def __init__(self) -> None:
         self.state: str | None = None
@@ -338,7 +333,7 @@ class _RecordEnds:
         """Adds the line that precedes those added so far; returns True once no earlier line
         matters.
         """
-        wanted = line_kind(line) in _TELLING
+        wanted = line_kind(line) in _PARSED_KINDS
         if self.last is None or wanted:
             with contextlib.suppress(ValueError):
                 record = parse_line(line)
@@ -371,8 +366,8 @@ class _RecordEnds:
                     self.step = event.step
 
 
-_TELLING = (StateChanged.kind, RunEnded.kind, RunStarted.kind, StepFinished.kind)
-"""A summary parses lines of these kinds only."""
+_PARSED_KINDS = (StateChanged.kind, RunEnded.kind, RunStarted.kind, StepFinished.kind)
+"""Kinds of lines that a summary parses."""
 
 
 def _lines_backwards(file: BinaryIO) -> Iterator[bytes]:

@@ -1,9 +1,9 @@
-"""A `Sparkline` is what a list of runs shows of a run's curves: its loss as a small curve, the
-lowest validation loss, how many validation prompts were answered exactly, and whether the run has
-made its model worse.
+"""The curves of a run in a list of runs: its loss as a small curve, the lowest validation loss, the
+number of validation prompts that were answered exactly, and whether the run has made its model
+worse.
 
-A glance reads a record once and parses few of its lines, so that a list of a thousand runs can have
-one of each.
+A record is read once and few of its lines are parsed, so that a list of a thousand runs can have a
+sparkline for each.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from engine.runs.record.events import (
 from engine.runs.record.lines import line_kind, next_line, open_record, parse_line
 
 POINTS = 40
-"""The small curve has at most this many points."""
+"""Number of points of the small curve, at most."""
 _PARSED = 400
-"""At most this many lines of steps are parsed. They are spread evenly over the run."""
+"""Number of lines of steps that are parsed, at most. They are spread evenly over the run."""
 
 
 @dataclass(frozen=True)
 class Sparkline:
-    """A `Sparkline` has no curve and no numbers for a run that has made no step."""
+    """Curve and numbers of a run; a run that has made no step has none."""
 
     losses: tuple[float, ...] = ()
-    """These are means of the training loss over equal parts of the run, in order."""
+    """Means of the training loss over equal parts of the run, in order."""
     validation_loss: float | None = None
-    """This is the lowest validation loss after a step, or None without evaluations."""
+    """Lowest validation loss after a step, or None without evaluations."""
     correct: int = 0
     total: int = 0
-    """At the newest measurement after a step, `correct` of `total` validation prompts were answered
-    exactly. `total` is 0 if none was asked since training began.
+    """Number of the `total` validation prompts that were answered exactly at the newest measurement
+    after a step. `total` is 0 if none was asked since training began.
     """
     before: float | None = None
-    """This is the validation loss before training, or None if it was not evaluated."""
+    """Validation loss before training, or None if it was not evaluated."""
     worse: Worse | None = None
-    """By this the latest weights are worse than those before training."""
+    """How the latest weights are worse than those before training."""
     is_over: bool = False
-    """The record says that the run has ended."""
+    """The record has the end of the run."""
 
     @property
     def accuracy(self) -> float | None:
-        """Returns the share of validation prompts that were answered exactly, or None."""
+        """Fraction of validation prompts that were answered exactly, or None."""
         return self.correct / self.total if self.total else None
 
 
@@ -64,8 +64,8 @@ NO_SPARKLINE = Sparkline()
 
 
 def read_sparkline(path: Path) -> Sparkline:
-    """Returns the glance of the record in the file `path`; an empty one if there is no such file or
-    it cannot be read. Lines that are damaged or not complete are left out.
+    """Returns the sparkline of the record in the file `path`; an empty one if there is no such file
+    or it cannot be read. Lines that are damaged or not complete are left out.
     """
     reader = _Reader()
     try:
@@ -78,7 +78,7 @@ def read_sparkline(path: Path) -> Sparkline:
 
 
 class _Reader:
-    """A `_Reader` takes the lines of a record in order, and keeps few of those of the steps."""
+    """Takes the lines of a record in order, and keeps few of those of the steps."""
 
     def __init__(self) -> None:
         self._first = b""
@@ -91,7 +91,7 @@ class _Reader:
         self._stride = 1
 
     def add(self, line: bytes) -> None:
-        """Takes the next line."""
+        """Adds the next line."""
         kind = line_kind(line)
         if kind == StepFinished.kind:
             self._steps += 1
@@ -107,7 +107,7 @@ class _Reader:
                 self._go_back(line)
 
     def _go_back(self, started: bytes) -> None:
-        """Forgets the latest steps that a session does not go on from."""
+        """Drops the latest steps that a session does not continue from."""
         event = _event(started)
         resumed = (event.resumed_step or 0) if isinstance(event, RunStarted) else 0
         self._latest = deque(
@@ -130,7 +130,7 @@ class _Reader:
         self._stride *= 2
 
     def sparkline(self) -> Sparkline:
-        """Returns what the lines so far tell."""
+        """Returns the sparkline of the lines so far."""
         found = _Found()
         for line in self._kept:
             with contextlib.suppress(ValueError):
@@ -160,7 +160,7 @@ def _step(line: bytes) -> int:
 
 
 class _Found:
-    """What the lines of a record tell, without the steps that a resume discarded."""
+    """Content of the lines of a record, without the steps that a resume discarded."""
 
     def __init__(self) -> None:
         self._losses: dict[int, float] = {}
@@ -173,9 +173,9 @@ class _Found:
         if isinstance(event, RunStarted):
             resumed = -1 if event.resumed_step is None else event.resumed_step
             self._losses = {step: loss for step, loss in self._losses.items() if step <= resumed}
-            self._evals = {of: told for of, told in self._evals.items() if of <= resumed}
+            self._evals = {of: event for of, event in self._evals.items() if of <= resumed}
             self._is_over = False
-            self._answers = {of: told for of, told in self._answers.items() if of <= resumed}
+            self._answers = {of: event for of, event in self._answers.items() if of <= resumed}
         elif isinstance(event, StepFinished):
             self._losses[event.step] = event.loss
         elif isinstance(event, EvalFinished):
@@ -189,8 +189,10 @@ class _Found:
             self._is_over = True
 
     def sparkline(self, first: Event | None, latest: list[Event | None]) -> Sparkline:
-        """Returns what the lines tell. `first` is the first step, and `latest` are the latest."""
-        after_steps = [told.loss for step, told in self._evals.items() if step > 0]
+        """Returns the sparkline of these lines. `first` is the first step, and `latest` are the
+        latest.
+        """
+        after_steps = [event.loss for step, event in self._evals.items() if step > 0]
         before = self._evals.get(0)
         answered = [step for step in self._answers if step > 0]
         newest = self._answers[max(answered)] if answered else None
@@ -206,8 +208,10 @@ class _Found:
         )
 
     def _worse(self, first: Event | None, latest: list[StepFinished]) -> Worse | None:
-        """Returns what `engine.runs.record.before_training` says of the whole record."""
-        found = [self._evaluated(told) for _, told in sorted(self._evals.items())]
+        """Returns how the run is worse than before training, by
+        `engine.runs.record.before_training`, from the whole record.
+        """
+        found = [self._evaluated(event) for _, event in sorted(self._evals.items())]
         evals = of_the_same_rows(found) if found else []
         worse = of_evaluations(evals, self._is_over)
         made = latest[-1].step if latest else 0
@@ -217,12 +221,12 @@ class _Found:
             return None
         return of_training(first.loss, [step.loss for step in latest], made, self._is_over)
 
-    def _evaluated(self, told: EvalFinished) -> Evaluated:
-        rows = RowLosses(tuple(told.row_losses), tuple(told.row_tokens))
-        pairs = self._pairs if told.preference else None
-        counted = told.loss_tokens if pairs is None else pairs
+    def _evaluated(self, event: EvalFinished) -> Evaluated:
+        rows = RowLosses(tuple(event.row_losses), tuple(event.row_tokens))
+        pairs = self._pairs if event.preference else None
+        counted = event.loss_tokens if pairs is None else pairs
         return Evaluated(
-            told.step, told.loss, told.loss_tokens, counted, rows if rows.losses else None
+            event.step, event.loss, event.loss_tokens, counted, rows if rows.losses else None
         )
 
 

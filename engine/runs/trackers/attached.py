@@ -1,5 +1,5 @@
-"""`Attached` are the trackers of one session of a run, as its process sees them: a helper process
-that follows the record, and a thread that logs what went wrong there.
+"""The trackers of one session of a run, as its process sees them: a helper process that follows the
+record, and a thread that logs what went wrong there.
 
 No step waits for it. At the end of the session, it has some seconds to send the rest.
 """
@@ -21,26 +21,26 @@ from engine.runs.trackers.known_trackers import KINDS, destinations
 from engine.runs.trackers.worker import PROGRAM
 
 FINISH_SECONDS = 30.0
-"""Trackers may take the rest for this many seconds once a session ends."""
+"""Seconds at most that trackers may take for the rest once a session ends."""
 _POLL_SECONDS = 0.1
 
 
 class Attached:
-    """An `Attached` feeds the trackers `names` from the record of `recorder` until `finish` or
-    `close`. It raises nothing for a tracker that fails: the log says so, once for each.
+    """Feeds the trackers `names` from the record of `recorder` until `finish` or `close`. It raises
+    nothing for a tracker that fails: that is logged, once for each.
     """
 
     def __init__(self, folder: RunFolder, recorder: RunRecorder, names: tuple[str, ...]):
         self._run_id = folder.id
         self._recorder = recorder
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._helper: HelperProcess | None = None
         self._listener: threading.Thread | None = None
         self._closing = False
         for sentence in destinations(names, folder.path.parent):
             recorder.emit(LogLine("info", sentence))
         self._names = tuple(name for name in names if KINDS[name].is_installed)
-        self._told.update(name for name in names if name not in self._names)
+        self._warned.update(name for name in names if name not in self._names)
         if self._names:
             self._start(folder)
 
@@ -61,7 +61,7 @@ class Attached:
         if helper is None or listener is None:
             return
         ending = {"state": state, "seq": self._recorder.snapshot.last_seq}
-        with contextlib.suppress(OSError):  # the helper is gone, which the listener tells
+        with contextlib.suppress(OSError):  # the helper is gone, which the listener reports
             helper.send(orjson.dumps(ending) + b"\n")
         listener.join(FINISH_SECONDS)
         if listener.is_alive():
@@ -94,9 +94,9 @@ class Attached:
             self._warn(name, what)
 
     def _warn(self, name: str, what: str) -> None:
-        if name in self._told:
+        if name in self._warned:
             return
-        self._told.add(name)
+        self._warned.add(name)
         kind = KINDS[name]
         text = (
             f"{kind.title} (output.trackers) {what}. Training goes on and the record has "

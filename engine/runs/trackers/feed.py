@@ -1,9 +1,9 @@
-"""A `Feed` gives one tracker the curves of one run, in a thread of its own.
+"""The curves of one run for one tracker, sent by a thread of its own.
 
 - It reads the record, so it holds back no step, and needs no memory for what is not sent yet.
 - A tracker that raises is opened again after a while and asked what it has; the rest follows. So
   it is treated like one of a resumed run, and a failure leaves neither a gap nor a doubled step.
-- The first failure is told, once. So is a call that does not return.
+- The first failure is reported, once. So is a call that does not return.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from engine.runs.trackers.tracker import Rewinding, TrackedRun, Tracker
 T = TypeVar("T")
 
 POLL_SECONDS = 1.0
-"""The record is looked at each time this many seconds have passed."""
+"""Seconds between two reads of the record."""
 AGAIN_SECONDS = 60.0
-"""A tracker that failed is opened again after this many seconds."""
+"""Seconds after which a tracker that failed is opened again."""
 HANGS_SECONDS = 60.0
-"""A tracker that does not answer for this many seconds is told."""
+"""Seconds after which a tracker that does not answer is reported."""
 BATCH = 500
-"""A tracker gets so many points at once at most."""
+"""Number of points that a tracker gets at once, at most."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """A session has ended in `state`; the record up to `seq` is to be sent, or all there is."""
+    """The end of a session in `state`; the record up to `seq` is to be sent, or all there is."""
 
     state: str
     seq: int | None = None
@@ -44,9 +44,9 @@ class Ending:
 
 @dataclass(frozen=True)
 class Timing:
-    """The `Timing` of a feed is in seconds."""
+    """Times of a feed, in seconds."""
 
-    look: float = POLL_SECONDS
+    poll: float = POLL_SECONDS
     again: float = AGAIN_SECONDS
     hangs: float = HANGS_SECONDS
 
@@ -55,9 +55,9 @@ USUAL = Timing()
 
 
 class Feed:
-    """A `Feed` works until `end` is called and everything was sent, or sending failed once more.
+    """Feeds a tracker until `end` is called and everything was sent, or sending failed once more.
 
-    `open_tracker` imports and opens the tracker. `tell` takes what went wrong, such as "failed";
+    `open_tracker` imports and opens the tracker. `report` takes what went wrong, such as "failed";
     two threads call it.
     """
 
@@ -66,17 +66,17 @@ class Feed:
         run: TrackedRun,
         open_tracker: Callable[[TrackedRun], Tracker],
         noted: Noted,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         timing: Timing = USUAL,
     ):
         self._run = run
         self._open = open_tracker
-        self._tell = tell
+        self._report = report
         self._timing = timing
         self._noted = noted
         self._ending: Ending | None = None
         self._ended = threading.Event()
-        self._told = False
+        self._reported = False
         self._calling_since: float | None = None
         self._thread = threading.Thread(target=self._work, name="feed", daemon=True)
 
@@ -92,8 +92,8 @@ class Feed:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def look(self) -> None:
-        """Tells, once, if the tracker has not answered for too long."""
+    def check(self) -> None:
+        """Reports, once, that the tracker has not answered for too long."""
         since = self._calling_since  # read once, since the feed's thread changes it
         if since is not None and time.monotonic() - since > self._timing.hangs:
             self._warn(f"has not answered for {self._timing.hangs:,.0f} s")
@@ -127,11 +127,11 @@ class Feed:
             if ending is not None:
                 self._call(partial(tracker.close, ending.state))
                 return
-            self._ended.wait(self._timing.look)
+            self._ended.wait(self._timing.poll)
 
     def _what_it_has(self, tracker: Tracker) -> dict[str, int]:
-        """Returns the last step of each curve. A tracker that can tell is believed: a kill may
-        have come between sending and noting.
+        """Returns the last step of each curve. The tracker's own answer, where it gives one, counts
+        more than the ledger: a kill may have come between sending and noting.
         """
         noted = self._noted.last if tracker.run == self._noted.run else {}
         last = noted | dict(self._call(tracker.held))
@@ -186,7 +186,7 @@ class Feed:
             self._calling_since = None
 
     def _warn(self, what: str) -> None:
-        if self._told:
+        if self._reported:
             return
-        self._told = True
-        self._tell(what)
+        self._reported = True
+        self._report(what)

@@ -1,5 +1,5 @@
-"""`KINDS` says of each tracker what it needs and where curves then go. Nothing of the trackers'
-own packages is imported here: a form asks this at every keystroke.
+"""What each tracker needs and where curves then go. Nothing of the trackers' own packages is
+imported here: a form asks this at every keystroke.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 PROJECT = "ramstream"
-"""Runs are in this project, or experiment, where the tracker's own settings name no other."""
+"""Project, or experiment, of runs where the tracker's own settings name no other."""
 TENSORBOARD_FOLDER = "tensorboard"
-"""TensorBoard's files are in this folder of the run."""
+"""Folder of TensorBoard's files in the folder of the run."""
 STAYS = "They stay on this machine."
 LEAVES = "These data leave this machine."
 
 
 @dataclass(frozen=True)
 class Place:
-    """Curves go to a `Place`: in words, and whether data leave this machine for it."""
+    """A place to which curves go, as text, and whether data leave this machine for it."""
 
-    words: str
+    text: str
     leaves: bool = False
 
     @property
     def sentence(self) -> str:
-        return f"{self.words}. {LEAVES if self.leaves else STAYS}"
+        return f"{self.text}. {LEAVES if self.leaves else STAYS}"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A `Kind` describes a tracker, whose `name` stands in `output.trackers`."""
+    """A tracker, whose `name` stands in `output.trackers`."""
 
     name: str
     title: str
     module: str
-    """Python finds the tracker by this name."""
+    """Module by which Python finds the tracker."""
     place: Callable[[Mapping[str, str], Path], Place]
-    """It returns where the curves of a run go, from the environment and the folder of runs."""
+    """Returns where the curves of a run go, from the environment and the folder of runs."""
     remedy: str
-    """A person may do this where the tracker fails."""
+    """Advice for a tracker that fails."""
 
     @property
     def is_installed(self) -> bool:
@@ -58,15 +58,15 @@ class Kind:
 
 def destinations(names: tuple[str, ...], runs_dir: str | os.PathLike[str]) -> list[str]:
     """Returns a sentence for each tracker: where curves also go, or that it is not installed."""
-    told = []
+    sentences = []
     for name in names:
         kind = KINDS[name]
         if kind.is_installed:
             place = kind.place(os.environ, Path(runs_dir))
-            told.append(f"Curves also go to {kind.title}: {place.sentence}")
+            sentences.append(f"Curves also go to {kind.title}: {place.sentence}")
         else:
-            told.append(kind.not_installed)
-    return told
+            sentences.append(kind.not_installed)
+    return sentences
 
 
 def mlflow_address(variables: Mapping[str, str], runs_dir: Path) -> str:
@@ -102,7 +102,7 @@ def _wandb(variables: Mapping[str, str], _: Path) -> Place:
         return Place("the folder wandb of the run (wandb sync sends it later)")
     address = variables.get("WANDB_BASE_URL") or "https://api.wandb.ai"
     place = _server(address)
-    return Place(f"{place.words}, project {project}", place.leaves)
+    return Place(f"{place.text}, project {project}", place.leaves)
 
 
 def _mlflow(variables: Mapping[str, str], runs_dir: Path) -> Place:
@@ -158,4 +158,4 @@ KINDS: dict[str, Kind] = {
         ),
     )
 }
-"""These are the trackers by their names in `output.trackers`."""
+"""Trackers by their names in `output.trackers`."""

@@ -1,6 +1,6 @@
-"""A run's folder has a `Ledger` of what each tracker was given: the file ``trackers.json``.
+"""What each tracker was given of a run: the file ``trackers.json`` in its folder.
 
-A resumed run goes on with the same runs of the trackers by it, without a gap or a doubled step.
+With it, a resumed run continues the same runs of the trackers, without a gap or a doubled step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEDGER_FILE = "trackers.json"
 
 
 class Ledger:
-    """A `Ledger` is shared by the trackers of one run. A file that cannot be read counts as empty.
+    """The ledger of one run, which its trackers share. A file that cannot be read counts as empty.
 
     Any thread may use it.
     """
@@ -34,7 +34,7 @@ class Ledger:
             self._entries = {name: entry for name, entry in read.items() if _is_entry(entry)}
 
     def of(self, name: str) -> Noted:
-        """Returns the part of one tracker."""
+        """Returns the entry of one tracker."""
         return Noted(self, name)
 
     def entry(self, name: str) -> dict[str, Any]:
@@ -58,16 +58,16 @@ class Noted:
 
     @property
     def run(self) -> str:
-        """Returns the id by which the tracker knows the run, or an empty text."""
+        """Id by which the tracker knows the run, or an empty text."""
         return str(self.ledger.entry(self.name).get("run", ""))
 
     @property
     def last(self) -> dict[str, int]:
-        """Returns the last step that the tracker was given of each curve."""
+        """Last step that the tracker was given of each curve."""
         return dict(self.ledger.entry(self.name).get("last", {}))
 
     def write(self, run: str, where: str, last: Mapping[str, int]) -> None:
-        """Writes down what the tracker has now. Raises OSError if that is impossible."""
+        """Writes what the tracker has now. Raises OSError if that is impossible."""
         self.ledger.write(self.name, {"run": run, "where": where, "last": dict(last)})
 
 

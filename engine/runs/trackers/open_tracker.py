@@ -1,6 +1,4 @@
-"""`open_tracker` opens a tracker by its name. Only the packages of those that are opened are
-imported.
-"""
+"""Opening of a tracker by its name. Only the packages of those that are opened are imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`points_of` turns a record into the points of curves that a tracker shows."""
+"""A record as points of the curves that a tracker shows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CURVES = (
     HOST_GIB,
     GPU_GIB,
 )
-"""A run may have these curves."""
+"""Curves that a run may have."""
 _GIB = float(1 << 30)
 
 
@@ -44,7 +44,7 @@ class Point:
 
     step: int
     time: float
-    """It was recorded at this Unix time."""
+    """Unix time at which it was recorded."""
     values: Mapping[str, float]
 
 

@@ -1,4 +1,4 @@
-"""`ToMlflow` gives the curves to MLflow: to its server, or into a database beside the runs."""
+"""The curves in MLflow: on its server, or in a database beside the runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from engine.runs.trackers.points import CURVES, Point
 from engine.runs.trackers.tracker import TrackedRun
 
 STATES = {"finished": "FINISHED", "stopped": "KILLED", "discarded": "KILLED"}
-"""A run that ended in any other state is FAILED there."""
+"""States there by those of a run; any other state is FAILED."""
 METRICS_AT_ONCE = 900
 PARAMETERS_AT_ONCE = 90
-"""MLflow refuses more than 1,000 values and 100 parameters in one message."""
+"""Number of parameters in one message: MLflow refuses more than 1,000 values and 100 parameters."""
 LONGEST = 500
-"""A parameter has at most this many characters: every version takes so many."""
+"""Number of characters of a parameter, at most: every version takes as many."""
 
 
 class ToMlflow:
@@ -35,7 +35,7 @@ class ToMlflow:
             self.run = self._create(run)
 
     def _create(self, run: TrackedRun) -> str:
-        """Makes the run with its parameters; returns its id."""
+        """Creates the run with its parameters; returns its id."""
         name = project_of(os.environ, "MLFLOW_EXPERIMENT_NAME")
         found = self._client.get_experiment_by_name(name)
         experiment = self._client.create_experiment(name) if found is None else found.experiment_id

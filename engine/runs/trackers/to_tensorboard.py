@@ -1,8 +1,8 @@
-"""`ToTensorBoard` writes event files for TensorBoard, into the folder of the run.
+"""Event files for TensorBoard, in the folder of the run.
 
-Each session writes one file, from the start of the record, and deletes those before it. So the
-file always equals the record, whatever became of an earlier session. Where a run went back to a
-checkpoint, the file says so, and TensorBoard drops the steps that were trained again.
+Each session writes one file, from the start of the record, and deletes those before it. So the file
+always equals the record, whatever became of an earlier session. Where a run went back to a
+checkpoint, the file has a session start, and TensorBoard drops the steps that were trained again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VERSION = "brain.Event:2"
 
 
 class ToTensorBoard:
-    """A `ToTensorBoard` writes one event file. Raises OSError where that cannot be written."""
+    """One event file. Raises OSError where it cannot be written."""
 
     def __init__(self, run: TrackedRun):
         folder = run.folder / TENSORBOARD_FOLDER

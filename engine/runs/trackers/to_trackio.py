@@ -1,4 +1,4 @@
-"""`ToTrackio` gives the curves to Trackio, on this machine or where its own settings say."""
+"""The curves in Trackio, on this machine or where its own settings point."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class ToTrackio:
             self._last |= dict.fromkeys(point.values, point.step)
 
     def close(self, _: str) -> None:
-        """Raises OSError if Trackio, which tells no failure to write, has not stored everything."""
+        """Raises OSError if Trackio, which reports no failure to write, has not stored
+        everything.
+        """
         self._run.finish()
         if not self._is_local:
             return

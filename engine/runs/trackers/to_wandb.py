@@ -1,4 +1,4 @@
-"""`ToWandb` gives the curves to Weights & Biases, online or offline as its own settings say."""
+"""The curves in Weights & Biases, online or offline according to its own settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.runs.trackers.points import Point
 from engine.runs.trackers.tracker import TrackedRun
 
 STEP = "step"
-"""All curves are drawn over this value. Weights & Biases' own step cannot go back, as it must for
+"""Value over which all curves are drawn. Weights & Biases' own step cannot go back, as it must for
 answers that were asked of earlier weights.
 """
 

@@ -1,4 +1,4 @@
-"""`tracked_run` says what trackers learn of a run beside its curves."""
+"""What trackers get of a run beside its curves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.runs.record.run_folder import RunFolder
 from engine.runs.trackers.tracker import TrackedRun
 
 UNSENT = ("output.webhook", "output.sample_prompts")
-"""Trackers do not get these settings: an address that holds a secret, and a person's own texts."""
+"""Settings that trackers do not get: an address that holds a secret, and a person's own texts."""
 
 
 def tracked_run(folder: RunFolder) -> TrackedRun:

@@ -12,27 +12,27 @@ from engine.runs.trackers.points import Point
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker learns of a run besides its curves."""
+    """What a tracker gets of a run besides its curves."""
 
     id: str
     name: str
     folder: Path
     parameters: Mapping[str, str | int | float | bool]
-    """These are the run's settings by dotted name, without what may be secret."""
+    """Settings of the run by dotted name, without what may be secret."""
     known_as: str = ""
-    """The tracker gave the run this id in an earlier session, or it is empty."""
+    """Id that the tracker gave the run in an earlier session, or empty."""
 
 
 class Tracker(Protocol):
     """A tracker, open for one run. Its methods raise whatever its package raises."""
 
     run: str
-    """The tracker knows the run by this id."""
+    """Id by which the tracker knows the run."""
     where: str
-    """A person finds the curves at this address or in this folder."""
+    """Address or folder where a person finds the curves."""
 
     def held(self) -> Mapping[str, int]:
-        """Returns the last step that it has of each curve, as far as it can tell."""
+        """Returns the last step that it has of each curve, as far as it is known."""
         ...
 
     def log(self, points: Sequence[Point]) -> None:
@@ -40,13 +40,13 @@ class Tracker(Protocol):
         ...
 
     def close(self, state: str, /) -> None:
-        """Sends what is left. The run has ended in `state`, as `RunEnded.in_words` says it."""
+        """Sends what is left. The run has ended in `state`, a value of `RunEnded.state_text`."""
         ...
 
 
 @runtime_checkable
 class Rewinding(Tracker, Protocol):
-    """A `Rewinding` tracker takes the whole record at each opening, and values of steps that were
+    """A tracker that takes the whole record at each opening, where values of steps that were
     trained again replace the earlier ones. Any other tracker keeps the first value of a step, and
     is never given a second one.
     """

@@ -1,9 +1,10 @@
-"""The helper process of a session feeds its trackers. Its owner is `engine.runs.trackers.attached`.
+"""The helper process of a session, which feeds its trackers. Its owner is
+`engine.runs.trackers.attached`.
 
-The first line of its input names the run's folder and the trackers. The second line says how the
-session ended and up to which line the record is to be sent. Where the input ends without it, the
-owner is gone, and all that the record has is sent. Each line of the output is a JSON object: the
-`tracker`, and `what` went wrong.
+The first line of its input names the run's folder and the trackers. The second line has the state
+in which the session ended and up to which line the record is to be sent. Where the input ends
+without it, the owner is gone, and all that the record has is sent. Each line of the output is a
+JSON object: the `tracker`, and `what` went wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from engine.runs.trackers.tracked import tracked_run
 
 PROGRAM = "from engine.runs.trackers.worker import main; main()"
 ALONE_SECONDS = 60.0
-"""Without its owner, the helper ends after this many seconds."""
+"""Seconds after which the helper ends without its owner."""
 _POLL_SECONDS = 0.1
 
 
@@ -41,7 +42,7 @@ def main() -> None:
         ending.start()
         while any(feed.is_alive for feed in feeds):
             for feed in feeds:
-                feed.look()
+                feed.check()
             time.sleep(_POLL_SECONDS)
     output.flush()
     # What a tracker's package would still do at an exit was done when its run was closed.
@@ -54,13 +55,13 @@ def _start(asked: dict[str, Any], output: BinaryIO) -> list[Feed]:
     ledger = Ledger(folder.path)
     writing = threading.Lock()
 
-    def tell(name: str, what: str) -> None:
+    def report(name: str, what: str) -> None:
         with writing:
             output.write(orjson.dumps({"tracker": name, "what": what}) + b"\n")
             output.flush()
 
     feeds = [
-        Feed(run, partial(open_tracker, name), ledger.of(name), partial(tell, name))
+        Feed(run, partial(open_tracker, name), ledger.of(name), partial(report, name))
         for name in asked["trackers"]
     ]
     for feed in feeds:
@@ -70,11 +71,11 @@ def _start(asked: dict[str, Any], output: BinaryIO) -> list[Feed]:
 
 def _wait_for_end(feeds: list[Feed]) -> None:
     line = sys.stdin.buffer.readline()
-    told: dict[str, Any] = {"state": "interrupted", "seq": None}
+    ending: dict[str, Any] = {"state": "interrupted", "seq": None}
     if line:
-        told = orjson.loads(line)
+        ending = orjson.loads(line)
     for feed in feeds:
-        feed.end(Ending(told["state"], told["seq"]))
+        feed.end(Ending(ending["state"], ending["seq"]))
     if not line:
         time.sleep(ALONE_SECONDS)
         os._exit(1)

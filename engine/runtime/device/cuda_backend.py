@@ -50,7 +50,7 @@ from engine.errors import GpuMemoryError, RamstreamError
 from engine.planning.schedule.ops import DISK_LANES, UPDATE_LANES, Lane
 from engine.runtime.device.backend import Ticket
 from engine.runtime.device.graph_recorder import CudaRecorder
-from engine.words import GIB
+from engine.text import GIB
 
 SWITCH_SECONDS = 0.0005
 """A thread that waits for the interpreter's lock requests it after this many seconds."""

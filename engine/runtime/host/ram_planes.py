@@ -23,7 +23,7 @@ from engine.machine.cgroups import sample_host_memory
 from engine.progress import Progress
 from engine.runtime.host.mapped_memory import discard, map_memory, populate
 from engine.runtime.optimizer.host_threads import Workers, ranges
-from engine.words import GIB
+from engine.text import GIB
 
 Key = tuple[str, str]
 """A key is the unit and the name of a plane."""

@@ -24,7 +24,7 @@ from engine.runtime.device.backend import Backend
 from engine.runtime.host.disk_file import DiskFile
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.mapped_memory import map_memory, populate
-from engine.words import in_gib
+from engine.text import in_gib
 
 K = TypeVar("K", bound=Hashable)
 

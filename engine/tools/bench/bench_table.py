@@ -1,15 +1,15 @@
-"""The figures of `launch.py bench` are formatted here as tables for human readers."""
+"""The figures of `launch.py bench` as tables for human readers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from engine.tools.bench.steady import in_words
-from engine.words import GIB, billions, in_gib
+from engine.text import GIB, billions, in_gib
+from engine.tools.bench.steady import warm_up_text
 
 Row = tuple[str, str]
-"""A row of a table is a name and a value, both as text."""
+"""Name and value of a row, both as text."""
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -104,8 +104,8 @@ def _speed_rows(s: dict[str, Any]) -> list[Row]:
     if s["method"] != "full":
         formula = "2 x parameters passed forward, back and trained x tokens"
     rows = [
-        ("step, home to home", f"{_steps_in_words(s)}, {s['tokens_per_second']:,.0f} tokens/s"),
-        ("warm-up", in_words(s)),
+        ("step, home to home", f"{_steps_text(s)}, {s['tokens_per_second']:,.0f} tokens/s"),
+        ("warm-up", warm_up_text(s)),
     ]
     predicted = s["predicted_seconds"]
     if predicted is not None:
@@ -128,13 +128,13 @@ def _speed_rows(s: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def _steps_in_words(figures: dict[str, Any]) -> str:
-    """Returns the mean of the steps that count, and their spread."""
-    words = _seconds(figures["seconds"])
+def _steps_text(figures: dict[str, Any]) -> str:
+    """Returns the mean of the steps that count, and their spread, as text."""
+    text = _seconds(figures["seconds"])
     if figures["steps"] == 1:
-        return words
+        return text
     least, most = _seconds(figures["least_seconds"]), _seconds(figures["most_seconds"])
-    return f"{words} ({least} to {most} in {figures['steps']} steps)"
+    return f"{text} ({least} to {most} in {figures['steps']} steps)"
 
 
 def _wait_rows(s: dict[str, Any]) -> list[Row]:
@@ -173,12 +173,12 @@ def _adamw_rows(s: dict[str, Any]) -> list[Row]:
     for where, (rate, share, of_what) in rates.items():
         if not updated[where]:
             continue
-        words = f"{_percent(updated[where] / total)} of the parameters"
+        text = f"{_percent(updated[where] / total)} of the parameters"
         if rate is not None:
-            words += f", {rate / 1e9:,.2f} billion parameters/s"
+            text += f", {rate / 1e9:,.2f} billion parameters/s"
         if share is not None:
-            words += f", {_percent(share)} of {of_what}"
-        rows.append((f"AdamW on the {where}", words))
+            text += f", {_percent(share)} of {of_what}"
+        rows.append((f"AdamW on the {where}", text))
     return rows
 
 
@@ -272,7 +272,7 @@ def _resident(resident: dict[str, Any]) -> str:
 
 def _way_row(way: dict[str, Any]) -> Row:
     value = (
-        f"{_steps_in_words(way)}, {way['tflops']['parameters']:,.4g} TFLOPS, micro-batches "
+        f"{_steps_text(way)}, {way['tflops']['parameters']:,.4g} TFLOPS, micro-batches "
         f"of {way['micro_batch_size']} rows"
     )
     if not way["is_steady"]:
@@ -295,7 +295,7 @@ def _tflops(rate: float) -> str:
 
 
 def _gib(count: float) -> str:
-    """Returns a size with two digits behind the point, where that says something."""
+    """Returns a size with two digits behind the point, where these carry information."""
     return f"{count / GIB:,.2f} GiB" if count >= GIB / 10 else in_gib(count)
 
 

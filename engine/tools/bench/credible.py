@@ -1,5 +1,5 @@
-"""No figure of a bench is shown that cannot be true: a rate above what the machine reaches at its
-best, or a share of more than the whole. No torch.
+"""Figures of a bench that cannot be true are not shown: a rate above what the machine reaches at
+its best, or a fraction of more than the whole. No torch.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 TOLERANCE = 0.1
-"""What a machine reaches is measured before the steps, and may be off by this much."""
+"""Relative error of the rates that a machine reaches, which are measured before the steps."""
 
 
 def share_of(rate: float | None, best: float) -> float | None:
-    """Returns which share of the best that a machine reaches a rate is; None without a rate. A rate
-    that is a little above it has reached it, and one that is far above is returned as it is, for
+    """Returns a rate as a fraction of the best that a machine reaches; None without a rate. A rate
+    that is a little above it has reached it, and one that is far above is returned unchanged, for
     `without_doubtful` to refuse.
     """
     if rate is None:
@@ -23,10 +23,10 @@ def share_of(rate: float | None, best: float) -> float | None:
 
 
 def without_doubtful(figures: Mapping[str, Any], shares: Mapping[str, str]) -> dict[str, Any]:
-    """Returns `figures` with None for each share above 1 and for the figure that it is the share
-    of, and a sentence on each in `doubtful`.
+    """Returns `figures` with None for each fraction above 1 and for the figure that it belongs to,
+    and a sentence on each in `doubtful`.
 
-    shares: for the name of each share, that of its figure, or "" where there is none.
+    shares: for the name of each fraction, that of its figure, or "" where there is none.
     """
     found = dict(figures)
     doubtful = []

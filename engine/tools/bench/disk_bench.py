@@ -22,32 +22,32 @@ from engine.machine.disk_rates import DRAINED_BYTES, RATED_BYTES, DiskRates, sto
 from engine.machine.offload_folder import check_offload_folder
 from engine.runtime.host.disk_file import DiskFile
 from engine.runtime.host.mapped_memory import map_memory
-from engine.words import GIB, in_gib
+from engine.text import GIB, in_gib
 
 FILE_BYTES = 8 * GIB
-"""Pieces are written to a file of at most this size, again and again."""
+"""Bytes of the file to which chunks are written again and again, at most."""
 LEAST_BYTES = GIB
-"""The file has at least this many bytes."""
+"""Bytes of the file, at least."""
 CHUNK_BYTES = 32 << 20
 _COUNTED = 0.75
-"""What is moved after this share of the writing counts."""
+"""Fraction of the writing after which it counts."""
 _ALONE = 0.125
-"""So much of what is written at once is then written alone, and read alone."""
+"""Fraction of what is written at once that is then written alone, and read alone."""
 
 
 @dataclass
 class _Progress:
-    """How much was moved at which time, each in order."""
+    """Bytes moved at each time, in order."""
 
     moved: list[tuple[float, int]] = field(default_factory=list)
 
     def add(self, nbytes: int) -> None:
-        """Adds a piece that was moved now."""
+        """Adds a chunk that was moved now."""
         before = self.moved[-1][1] if self.moved else 0
         self.moved.append((time.perf_counter(), before + nbytes))
 
     def rate_since(self, begin: float) -> float:
-        """Returns the bytes a second from a moment on."""
+        """Returns the bytes per second from a moment on."""
         there = [(at, total) for at, total in self.moved if at >= begin]
         if len(there) < 2:
             raise RunError("The disk moved too little to be measured; try again.")
@@ -55,14 +55,14 @@ class _Progress:
         return (stop - start) / (last - first)
 
 
-def bench_disk(folder: str, as_json: bool, say: Callable[[str], None]) -> str:
+def bench_disk(folder: str, as_json: bool, report: Callable[[str], None]) -> str:
     """Measures the disk of a folder, keeps its rates, and returns them as text or JSON. Raises
     ConfigError for a folder that takes no moments, and RamstreamError where the disk fails.
     """
     place = check_offload_folder(folder)
     nbytes = DRAINED_BYTES * (1 + _ALONE)
     percent = 100 * nbytes / RATED_BYTES
-    say(
+    report(
         f"Writing {nbytes / 1e9:.0f} GB to {place} while reading, {percent:.2g} % of what a "
         f"drive rated for {RATED_BYTES / 1e12:.0f} TB lasts"
     )
@@ -97,7 +97,7 @@ def measured_disk(folder: Path, nbytes: int) -> DiskRates:
 
 
 def _alone(file: DiskFile, move: Callable[[DiskFile, memoryview, int], None], count: int) -> float:
-    """Returns the bytes a second at which pieces are moved while nothing else is."""
+    """Returns the bytes per second at which chunks are moved while nothing else is."""
     memory, progress = _piece(), _Progress()
     for number in range(count):
         move(file, memory, number * CHUNK_BYTES % file.nbytes)
@@ -106,7 +106,7 @@ def _alone(file: DiskFile, move: Callable[[DiskFile, memoryview, int], None], co
 
 
 def _piece() -> memoryview:
-    """Returns a piece of random bytes, since a drive might compress zeros."""
+    """Returns a chunk of random bytes, since a drive might compress zeros."""
     memory = memoryview(map_memory(CHUNK_BYTES))
     content = np.frombuffer(memory, np.uint8)
     content[:] = np.random.default_rng(0).integers(0, 256, CHUNK_BYTES, np.uint8)

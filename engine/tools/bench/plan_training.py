@@ -1,4 +1,4 @@
-"""A training of `launch.py bench` is planned as a run would be, and has random rows."""
+"""The plan of a training of `launch.py bench`, made as for a run, and its random rows."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from engine.tools.bench.steps import random_rows
 
 
 def plan_training(job: Job, target: Target, machine: Machine) -> Chosen:
-    """Returns the plan of a job on as many ranks as its settings ask for; with `auto`, on those
-    that are fastest. Raises ConfigError where the machine does not have so many, and FitError
+    """Returns the plan of a job on the number of ranks that its settings ask for; with `auto`, on
+    those that are fastest. Raises ConfigError where the machine does not have them, and FitError
     where none fits.
     """
     numbers = numbers_of_ranks(job.config, gpu_count(job.config, machine), {})
@@ -65,8 +65,8 @@ def planned_seconds(chosen: Chosen, job: Job, target: Target) -> float:
     return predicted_seconds(job.shape, chosen.choices, target.rates, rows, target.device)
 
 
-def told_seconds(chosen: Chosen, job: Job, target: Target) -> float | None:
-    """Returns the predicted time of a step as a run tells it; None on the CPU in bf16, where
+def reported_seconds(chosen: Chosen, job: Job, target: Target) -> float | None:
+    """Returns the predicted time of a step as a run reports it; None on the CPU in bf16, where
     products are not measured.
     """
     row_length = job.row_length
@@ -79,7 +79,7 @@ def told_seconds(chosen: Chosen, job: Job, target: Target) -> float | None:
 
 def predicted_host_bytes(chosen: Chosen, job: Job, machine: Machine, resident: int) -> int:
     """Returns the RAM of all processes of a training, as the fit report predicts it for a run.
-    resident: this one had so much before the planes were filled.
+    resident: bytes that this one had before the planes were filled.
     """
     device = device_of(job.config, machine)
     facts = SessionFacts(resident=Resident(resident, RUNTIME_GROWTH_BYTES[device]))

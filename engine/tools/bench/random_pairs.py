@@ -1,4 +1,4 @@
-"""Answers of random tokens are trained here by the objectives that compare answers."""
+"""Trainings on random answers, by the objectives that compare answers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from engine.training.loop.reference_logps import diverged_by, kl_estimate, seque
 def random_answers(
     objective: Objective, count: int, length: int, vocabulary: int, seed: int = 0
 ) -> PairRows | MarkedRows:
-    """Returns so many pairs of random answers or, for KTO, answers of which every second one is
-    marked as good. Every line has `length` tokens, and all but the first are of the answer.
+    """Returns `count` pairs of random answers or, for KTO, answers of which every second one is
+    marked as desirable. Every sequence has `length` tokens, and all but the first are of the
+    answer.
     """
     sequences = objective.sequences * count
     generator = np.random.default_rng(seed)
@@ -45,14 +46,14 @@ def random_answers(
 
 @dataclass
 class AnswersOfSteps:
-    """An `AnswersOfSteps` gives each step of a training the same answers."""
+    """The same answers for each step of a training."""
 
     rows: PairRows | MarkedRows
     size: int
-    """A micro-batch has so many rows."""
+    """Rows of a micro-batch."""
     reference_seconds: float | None = None
-    """What the answers are compared with was found in so many seconds, after kernels were compiled;
-    None where nothing was looked for.
+    """Seconds in which the reference log-probabilities were computed, after kernels were compiled;
+    None where none are needed.
     """
 
     def batches(self) -> list[MicroBatch]:
@@ -60,8 +61,8 @@ class AnswersOfSteps:
         return batches(self.rows, len(self.rows), self.size, 1)
 
     def compare(self, engine: StreamingEngine) -> None:
-        """Finds what the answers are compared with, as a run does before its first step. It is done
-        twice, and the second time counts.
+        """Computes the reference log-probabilities, as a run does before its first step. This is
+        done twice, and the second time counts.
         """
         if not self.rows.lacks_reference_logps:
             return
@@ -75,7 +76,7 @@ class AnswersOfSteps:
 
     def of_step(self, engine: StreamingEngine, found: list[MicroBatch]) -> list[MicroBatch]:
         """Returns the micro-batches `found` of a step that begins now. With KTO, all earlier steps
-        are applied first, and a pass tells how much likelier other answers have become.
+        are applied first, and a pass over KL completions gives the estimate of the divergence.
         """
         if not isinstance(self.rows, MarkedRows):
             return found
@@ -87,4 +88,4 @@ class AnswersOfSteps:
 
 
 def _go_on() -> None:
-    """Nothing ends a pass early."""
+    """Does nothing: a pass is never ended early."""

@@ -1,6 +1,6 @@
-"""A model of the same shape is trained here in the usual way for models that fit: weights,
-gradients and moments are all on the device, with plain transformers and torch's fused AdamW.
-Streaming is compared with this training, on the same device and in the same run.
+"""A training of the same shape in the usual way for models that fit: weights, gradients and moments
+are all on the device, with plain transformers and torch's fused AdamW. Streaming is compared with
+this training, on the same device and in the same run.
 """
 
 from __future__ import annotations
@@ -28,43 +28,39 @@ from engine.runtime.step.cross_entropy import LossChunks, cross_entropy
 from engine.tools.bench.steady import Steady, steady
 
 STATE_COPIES = 4
-"""Each parameter takes this many values, all in the model's dtype: a weight, a gradient and two
-moments.
-"""
+"""Values of each parameter, all in the model's dtype: a weight, a gradient and two moments."""
 LEAST_STEPS = 4
 
 
 @dataclass(frozen=True)
 class ResidentSettings:
-    """These are the settings of a training with all states on the device."""
+    """Settings of a training with all states on the device."""
 
     recompute: bool
     """Blocks are checkpointed."""
     sizes: Sequence[int]
-    """These micro-batch sizes, in rows, are tried in order of preference. A size for which the
-    device has too little memory is skipped.
+    """Micro-batch sizes to try, in rows, in order of preference. A size for which the device has
+    too little memory is skipped.
     """
     loss_chunk: int
-    """The logits of this many positions exist at once."""
+    """Positions whose logits exist at once."""
     seconds: float
-    """Steps are run for about this many seconds, or twice as many where no two steps in a row
-    agree.
-    """
+    """Seconds for which steps are run, or twice as many where no two steps in a row agree."""
     compiled: bool = False
-    """It uses the same compiled kernels as a compiled streamed step."""
+    """The training uses the same compiled kernels as a compiled streamed step."""
 
 
 @dataclass(frozen=True)
 class ResidentFigures:
-    """These figures were measured in a training with all states on the device."""
+    """Figures of a training with all states on the device."""
 
     recompute: bool
     """Blocks were checkpointed."""
     micro_batch_size: int
     counted: Steady
-    """The steps after those that warm up."""
+    """Steps after those that warm up."""
     peak: int | None
-    """At most this many device bytes were allocated at once; None on the CPU."""
+    """Device bytes that were allocated at once, at most; None on the CPU."""
 
     @property
     def seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""A training with all states on the device tries micro-batches of these sizes."""
+"""Micro-batch sizes for a training with all states on the device."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from engine.config.settings import TrainConfig
 from engine.planning.shape.model_shape import ModelShape
 
 RESIDENT_TOKENS = 65_536
-"""A micro-batch has at most this many tokens when all states are on the device; more tokens would
-not be faster.
+"""Tokens of a micro-batch at most when all states are on the device; more tokens would not be
+faster.
 """
 
 

@@ -1,4 +1,4 @@
-"""The figures of a step are computed here from the spans of its ops."""
+"""Figures of a step, from the spans of its ops."""
 
 from __future__ import annotations
 

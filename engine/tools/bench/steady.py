@@ -1,4 +1,4 @@
-"""The steps of a bench that count are found here: those after the warm-up. No torch."""
+"""The steps of a bench that count: those after the warm-up. No torch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from itertools import pairwise
 from typing import Any
 
 AGREEMENT = 0.03
-"""Two steps agree when the longer one takes at most this much more."""
+"""Fraction by which the longer one of two steps that agree may take more."""
 
 
 @dataclass(frozen=True)
 class Steady:
-    """The steps that count, and what they took."""
+    """The steps that count, and their times."""
 
     seconds: list[float]
     """Seconds of each step that counts."""
     warm_up: int
     """Number of steps before them that do not count."""
     is_steady: bool
-    """Whether two successive steps agreed, which ended the warm-up. If not, half of the steps are
-    taken for it.
+    """Whether two successive steps agreed, which ended the warm-up. If not, it is half of the
+    steps.
     """
 
     @property
@@ -62,7 +62,7 @@ def steady(seconds: Sequence[float]) -> Steady:
     return Steady(list(seconds[half:]), half, False)
 
 
-def in_words(figures: dict[str, Any]) -> str:
+def warm_up_text(figures: dict[str, Any]) -> str:
     """Returns a text on the warm-up, for what `Steady.to_dict` returned."""
     steps, warm_up = figures["steps"], figures["warm_up_steps"]
     limit = f"{100 * AGREEMENT:.0f} %"

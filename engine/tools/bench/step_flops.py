@@ -1,4 +1,4 @@
-"""The FLOPs of a step are counted here, in the ways in which the bench reports them. No torch."""
+"""The FLOPs of a step, in the ways in which the bench reports them. No torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def step_flops(
     recomputed: int,
     learned: MicroBatch | None = None,
 ) -> dict[str, float]:
-    """Returns the FLOPs of a step of `rows` full rows, counted in three ways. learned: these are
-    the micro-batches of a step that compares answers, of which each line is counted as a row.
+    """Returns the FLOPs of a step of `rows` full rows, counted in three ways. learned: the
+    micro-batches of a step that compares answers, of which each sequence is counted as a row.
 
     - `parameters` counts as `parameter_flops` does: where parts or adapters are trained, without
       the gradients of what is frozen.
@@ -49,7 +49,7 @@ def step_flops(
 
 
 def _of_comparing(shape: ModelShape, tokens: int, attention: float, learned: MicroBatch) -> float:
-    """Returns the FLOPs of what a step does beside its forward and backward to compare answers.
+    """Returns the FLOPs that comparing answers takes in a step, beside its forward and backward.
     attention: those of a block in forward.
     """
     found, embed = 0.0, shape.table_count

@@ -1,5 +1,5 @@
-"""A model with random weights is trained for some steps. The figures come from the spans of their
-ops and from the allocator.
+"""Some steps of a model with random weights. The figures come from the spans of their ops and from
+the allocator.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from engine.training.weights.adapter_weights import initialize_adapters
 from engine.training.weights.weights import initialize
 
 STEPS_KEPT = 256
-"""For this many last steps of a training, all spans are kept in memory until the training ends."""
+"""Number of the last steps of a training whose spans are kept in memory until the training ends."""
 
 RANDOM = ModelConfig(source="random", init="random")
-"""The weights of a model are random."""
+"""Settings of a model with random weights."""
 
 
 def random_rows(
@@ -74,10 +74,10 @@ def random_rows(
 
 @dataclass(frozen=True)
 class Trained:
-    """What of a model is trained, and where it is updated."""
+    """Which parameters of a model are trained, and where they are updated."""
 
     parts: Parts | Adapters | None = None
-    """These parts are trained, or these adapters; None for the whole model."""
+    """Trained parts, or adapters; None for the whole model."""
     is_shared: bool = False
     """Several ranks may compute on the planes."""
 
@@ -87,22 +87,20 @@ WHOLE = Trained()
 
 @dataclass
 class Planes:
-    """A `Planes` holds a model with random weights in host planes, and the optimizer that updates
-    them.
-    """
+    """A model with random weights in host planes, and the optimizer that updates them."""
 
     model: StreamedModel
     host_states: HostStates
     backend: Backend
     adamw: HostAdamW
     how: ModelConfig = RANDOM
-    """The model is built with these settings."""
+    """Settings with which the model is built."""
     memory: OwnedMemory | None = None
-    """The planes are in this memory, so that several ranks can share them; None where they are in
-    memory of this process alone.
+    """Memory of the planes, which several ranks can share; None where it belongs to this process
+    alone.
     """
     workers: WorkerGroup | None = None
-    """These ranks compute the next steps together with this process."""
+    """Ranks that compute the next steps together with this process."""
 
     @classmethod
     def open(
@@ -164,7 +162,7 @@ class Planes:
             self.adamw = HostAdamW(self.host_states, AdamWSettings(), threads)
 
     def _use_ranks(self, ranks: int) -> None:
-        """Has so many ranks compute the next steps. Raises RankError where one cannot."""
+        """Starts the ranks that compute the next steps. Raises RankError where one cannot."""
         if ranks == (1 if self.workers is None else self.workers.plan.ranks):
             return
         self._end_workers()
@@ -180,7 +178,7 @@ class Planes:
             share_states_in_ram(self.host_states, self.workers)
 
     def host_memory(self) -> int:
-        """Returns the bytes of RAM that all ranks hold, what they share counted once."""
+        """Returns the bytes of RAM that all ranks hold, with what they share counted once."""
         others = {} if self.workers is None else self.workers.host_memory()
         return sample_host_memory()[0] + sum(others.values())
 
@@ -213,7 +211,7 @@ class Planes:
 
 @dataclass
 class StepFigures:
-    """A step is measured from the end of the last update before it to the end of its own last
+    """Figures of a step, from the end of the last update before it to the end of its own last
     update.
     """
 
@@ -222,22 +220,22 @@ class StepFigures:
     grad_norm: float
     seconds: float
     tflops: float
-    """The rate is 6 x parameters that a token passes through x tokens / seconds."""
+    """6 x parameters that a token passes through x tokens / seconds / 1e12."""
     exposed: dict[str, float]
-    """COMPUTE waited for this many seconds, by cause."""
+    """Seconds for which COMPUTE waited, by cause."""
     overlap: dict[str, float]
-    """Each pair of lanes, and H2D, COMPUTE and D2H together, were busy at the same time for this
-    many seconds.
+    """Seconds in which each pair of lanes, and H2D, COMPUTE and D2H together, were busy at the same
+    time.
     """
     busy: dict[str, float]
-    """Each lane was busy for this many seconds."""
+    """Seconds in which each lane was busy."""
     by_kind: dict[str, float]
-    """The ops of each kind together took this many seconds."""
+    """Seconds that the ops of each kind took together."""
     gaps: list[tuple[str, float]]
-    """The longest waits of COMPUTE are listed: the op after the wait, and the seconds."""
+    """Longest waits of COMPUTE: the op after the wait, and the seconds."""
     retries: int
-    """The number of times since the process began that the allocator ran out of memory and had to
-    wait for the device.
+    """Number of times since the process began that the allocator ran out of memory and had to wait
+    for the device.
     """
     rates: dict[str, float | None]
     """GB/s of whole planes to and from the device, and billions of parameters that AdamW updated in
@@ -247,49 +245,47 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class RunFigures:
-    """These figures were measured over some consecutive steps."""
+    """Figures of some consecutive steps."""
 
     steps: list[StepFigures]
     timeline: list[dict[str, Any]]
-    """It holds the spans of the last step and of the one before it, in the form of a run record, in
-    seconds from the first of them.
+    """Spans of the last step and of the one before it, in the form of a run record, in seconds from
+    the first of them.
     """
     peak: int
-    """At most this many device bytes were allocated at once."""
+    """Device bytes that were allocated at once, at most."""
     reserved: int
-    """At most this many bytes were reserved from the driver, gaps included."""
+    """Bytes that were reserved from the driver, at most, gaps included."""
     fixed: int
-    """This many bytes are taken by the buffers that the plan keeps on the device."""
+    """Bytes of the buffers that the plan keeps on the device."""
     offloaded_block_inputs: int
     launches: list[float]
-    """In each step, the thread that launches the ops of COMPUTE took this many seconds of processor
-    time.
-    """
+    """Seconds of processor time, in each step, of the thread that launches the ops of COMPUTE."""
     seconds: list[float]
-    """Every step took so long, also those before the ones that `steps` has."""
+    """Seconds of every step, also of those before the ones that `steps` has."""
     updated: dict[str, int]
     """Number of parameters updated in a step on the `host` and on the `device`, by all ranks."""
     reference_seconds: float | None = None
-    """It is that of `AnswersOfSteps`."""
+    """As in `AnswersOfSteps`."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """These are the settings for some consecutive steps."""
+    """Settings of some consecutive steps."""
 
     choices: PlanChoices
     steps: int
-    """At least this many steps are run."""
+    """Number of steps, at least."""
     rate: float
     loss_chunk: int = 1024
     first: int = 1
-    """The first step has this number."""
+    """Number of the first step."""
     seconds: float = 0.0
-    """Steps are run until at least this many seconds have passed, and until twice as many where no
-    two steps in a row have agreed.
+    """Seconds that must have passed before steps end; twice as many where no two steps in a row
+    have agreed.
     """
     answers: AnswersOfSteps | None = None
-    """These answers are compared, in the micro-batches of every step; None where none are."""
+    """Answers that are compared, in the micro-batches of every step; None where none are."""
 
 
 def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettings) -> RunFigures:
@@ -337,9 +333,7 @@ def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettin
 
 @dataclass(frozen=True)
 class _TakenStep:
-    """A `_TakenStep` is a step with the seconds that it took, and the allocator's retries up to its
-    end.
-    """
+    """A step with its seconds, and the allocator's retries up to its end."""
 
     applied: AppliedStep
     seconds: float
@@ -416,7 +410,7 @@ UPDATED = {
     "host": (OpKind.UPDATE, OpKind.UPDATE_MOMENTS),
     "device": (OpKind.DEVICE_UPDATE, OpKind.UPDATE_IN_PLACE),
 }
-"""The ops of AdamW, by where it runs."""
+"""Ops of AdamW, by where it runs."""
 
 
 def updates_of(
@@ -440,8 +434,8 @@ def updates_of(
 
 
 def updated_by_place(spans: Sequence[Span], planes: Planes) -> dict[str, int]:
-    """Returns how many parameters the ops of a step update, by where AdamW runs: elements of their
-    planes, of which a few lie between parameters.
+    """Returns the number of parameters that the ops of a step update, by where AdamW runs: elements
+    of their planes, of which a few lie between parameters.
     """
     updated = {}
     for where, kinds in UPDATED.items():

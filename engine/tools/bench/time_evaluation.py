@@ -1,4 +1,4 @@
-"""An evaluation of random rows is timed, beside the time of its kernels alone."""
+"""The time of an evaluation of random rows, beside the time of its kernels alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.tools.bench.steps import Planes
 
 _REPEATS = 3
-"""Each way of an evaluation is timed this often, and the shortest time counts."""
+"""Number of times that each way of an evaluation is timed; the shortest time counts."""
 
 
 class _WatchedBackend:
-    """A `_WatchedBackend` is another backend that counts the fetches of weights, and skips them if
-    it is asked to.
-    """
+    """Another backend, whose fetches of weights are counted, and skipped if asked."""
 
     def __init__(self, backend: Any):
         self._backend = backend
@@ -51,24 +49,24 @@ class _WatchedBackend:
 
 @dataclass(frozen=True)
 class EvaluationFigures:
-    """These are the figures of one evaluation, in seconds after kernels were compiled."""
+    """Figures of one evaluation, in seconds after kernels were compiled."""
 
     rows: int
     micro_batches: int
     seconds: float
     floor_seconds: float
-    """The same kernels take this long on weights that are there: nothing is fetched."""
+    """Seconds of the same kernels on weights that are there: nothing is fetched."""
     fetches: int
     """Number of units fetched."""
     units: int
     apart_seconds: float
-    """It takes this long with a sweep for each micro-batch, as it was once done."""
+    """Seconds with a sweep for each micro-batch."""
     apart_fetches: int
     loss: float
 
     @property
     def of_floor(self) -> float:
-        """Returns how many times as long as its floor the evaluation takes."""
+        """Time of the evaluation as a multiple of its floor."""
         return self.seconds / self.floor_seconds
 
 

@@ -1,4 +1,4 @@
-"""A `ChatEngine` answers in a conversation with weights that are in memory.
+"""Answers in a conversation, from weights that are in memory.
 
 The weights come from the model with which a run began, a checkpoint, an exported folder or a paused
 run. Those of a paused run are neither copied nor changed.
@@ -17,7 +17,7 @@ from engine.config.settings import TrainConfig
 from engine.data.tokens.trained_ends import ends_of_run
 from engine.errors import FitError, GpuMemoryError
 from engine.model.hub.hub import fetch
-from engine.progress import Progress, no_progress, saying
+from engine.progress import Progress, labeled, no_progress
 from engine.runs.record.following import Follower, catch_up
 from engine.runs.record.run_folder import open_run
 from engine.runs.record.snapshot import RunSnapshot
@@ -35,7 +35,7 @@ from engine.training.weights.weights import initialize, load_pretrained
 class ChatEngine:
     """Holds weights in memory and answers one conversation at a time.
 
-    `call` runs each piece of work on the model, on the thread that owns the model.
+    `call` runs work on the model, on the thread that owns the model.
     """
 
     label: str
@@ -152,12 +152,12 @@ def _downloaded(source: Source, progress: Progress) -> Progress:
     fetch(model, True, downloading, lambda: progress(0, 0))
     if before is None:
         return progress
-    return saying(progress, f"Loading the weights: {source.label}")
+    return labeled(progress, f"Loading the weights: {source.label}")
 
 
 def _trained_ends(source: Source, tokenizer: Any) -> tuple[str, ...]:
-    """Returns the tokens that the run of some weights has trained to end an answer, as its record
-    says. Other weights are of no run.
+    """Returns the tokens that the run of some weights has trained to end an answer, according to
+    its record. Other weights are of no run.
     """
     if source.kind not in ("checkpoint", "best"):
         return ()

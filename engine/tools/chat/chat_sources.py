@@ -1,6 +1,4 @@
-"""The size of each source of weights is found here, and whether all of them fit in memory at
-once.
-"""
+"""The size of each source of weights, and whether all of them fit in memory at once."""
 
 from __future__ import annotations
 
@@ -19,19 +17,19 @@ from engine.paths import resolve_source
 from engine.planning.layout.layout import WEIGHT_PLANES
 from engine.runtime.device.cuda_backend import cuda_available
 from engine.runtime.device.open_backend import open_backend
+from engine.text import MIB, in_gib
 from engine.tools.chat.conversation import Source
 from engine.training.weights.weights import reading_bytes
-from engine.words import MIB, in_gib
 
 MARGIN_BYTES = 512 * MIB
-"""This many bytes of RAM and of GPU memory are left for everything else, such as the caches of the
+"""Bytes of RAM and of GPU memory that are left for everything else, such as the caches of the
 answers.
 """
 
 
 @dataclass(frozen=True)
 class Size:
-    """Number of bytes that the weights take.
+    """Bytes that the weights take.
 
     `host` is the size of the weight planes, `loading` is what is needed in addition while they are
     read, and `device` is the size of the buffers that an answer needs.

@@ -1,4 +1,4 @@
-"""A conversation is plain data: which weights answer, the messages, and how answers are sampled.
+"""A conversation as plain data: which weights answer, the messages, and how answers are sampled.
 
 This module does not import torch.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from engine.config.settings import TrainConfig
 
 Message = dict[str, str]
-"""A message has a `role` (system, user or assistant) and a `content`."""
+"""A message with a `role` (system, user or assistant) and a `content`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def best_of(
 
 @dataclass(frozen=True)
 class Sampling:
-    """An answer is sampled with these settings; temperature 0 always takes the most likely
+    """Settings with which an answer is sampled; temperature 0 always takes the most likely
     token.
     """
 

@@ -1,7 +1,4 @@
-"""A `PromptBuilder` turns a conversation into the tokens of a prompt.
-
-It uses the tokenizer's own chat template if there is one.
-"""
+"""Conversations as the tokens of a prompt, by the tokenizer's own chat template if there is one."""
 
 from __future__ import annotations
 
@@ -20,12 +17,11 @@ from engine.runtime.sampling.generate import end_tokens, longest_row
 from engine.tools.chat.conversation import Message
 
 _PROBE = "R7x9Q"
-"""No chat template contains this text."""
+"""Text that no chat template contains."""
 
 
 class PromptBuilder:
-    """A `PromptBuilder` has a model's tokenizer, its chat template and the tokens that end an
-    answer.
+    """A model's tokenizer, its chat template and the tokens that end an answer.
 
     `trained` are those that its run has trained to end one.
     """
@@ -51,9 +47,9 @@ class PromptBuilder:
 
     @cached_property
     def ends(self) -> set[int]:
-        """Returns the ids of the tokens that end an answer: those of the model, those that its run
-        has trained to, and those with which its chat template ends one. Raises DataError for a
-        template that exceeds its limits.
+        """Ids of the tokens that end an answer: those of the model, those that its run has trained
+        to, and those with which its chat template ends one. Raises DataError for a template that
+        exceeds its limits.
         """
         trained = [*self._trained, *self._encoder.renderer.ends.tokens]
         return end_tokens(self._hf_config, self.tokenizer, self._source, trained)
@@ -64,7 +60,7 @@ class PromptBuilder:
 
     @cached_property
     def takes_system(self) -> bool:
-        """Returns whether the chat template includes a system message in the prompt."""
+        """Whether the chat template includes a system message in the prompt."""
         if not self.has_template:
             return False
         with contextlib.suppress(DataError):
@@ -86,8 +82,8 @@ class PromptBuilder:
             else:
                 ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         else:
-            said = [message["content"] for message in messages if message["role"] != "system"]
-            ids = self._encoder.question("".join(said))
+            contents = [message["content"] for message in messages if message["role"] != "system"]
+            ids = self._encoder.question("".join(contents))
         if self.longest is not None and len(ids) >= self.longest:
             raise DataError(
                 f"The conversation has {len(ids):,} tokens and this model takes {self.longest:,} "
@@ -96,7 +92,7 @@ class PromptBuilder:
         return ids
 
     def _written(self, messages: list[Message]) -> str:
-        """Returns the conversation as the chat template writes it."""
+        """Returns the conversation as the chat template renders it."""
         template = self._encoder.renderer.template
         try:
             stood_in = [
@@ -111,8 +107,8 @@ class PromptBuilder:
         written = template.write([Chat(stood_in)], generation=True)[0]
         if isinstance(written, Refusal):
             raise DataError(
-                f"The model's chat template refuses this conversation ({written.words.rstrip('.')}"
-                "); begin a new chat or change the system message."
+                f"The model's chat template refuses this conversation "
+                f"({written.message.rstrip('.')}); begin a new chat or change the system message."
             )
         return written
 

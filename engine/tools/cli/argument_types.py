@@ -1,6 +1,6 @@
-"""Each of these functions reads one argument of the command line.
+"""Types of arguments of the command line. Each function reads one argument.
 
-An ArgumentTypeError says in words what is wrong with the text.
+An ArgumentTypeError is a sentence on what is wrong with the text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.config.limits import LARGEST
 from engine.config.settings import AUTO
 from engine.errors import RunError
 from engine.paths import named_folder, preset_file
-from engine.words import GIB
+from engine.text import GIB
 
 HIGHEST_PORT = 65_535
 LONGEST_SECONDS = 86_400
@@ -28,7 +28,7 @@ def port(text: str) -> int:
 
 
 def path(text: str) -> Path:
-    """Returns the path that a person wrote. Raises ArgumentTypeError for a text that is none."""
+    """Returns a path. Raises ArgumentTypeError for a text that is none."""
     if not text.strip():
         raise argparse.ArgumentTypeError("no path is given")
     try:

@@ -1,4 +1,4 @@
-"""The command line draws its progress with these bars."""
+"""Progress bars of the command line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 
 class SteadyBar(tqdm):
-    """A `SteadyBar` measures its rate and its remaining time on a clock that nobody sets, where
-    tqdm itself uses the wall clock.
+    """A bar that measures its rate and its remaining time on a clock that nobody sets, where tqdm
+    itself uses the wall clock.
     """
 
     def __init__(self, *args: Any, **options: Any):

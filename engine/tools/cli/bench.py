@@ -40,6 +40,7 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.open_backend import open_backend
 from engine.runtime.measure.machine_rates import PeakRates, measure, one_thread_rates
+from engine.text import GIB
 from engine.tools.bench.bench_table import as_text, streamed_as_text
 from engine.tools.bench.credible import share_of, without_doubtful
 from engine.tools.bench.plan_training import (
@@ -47,8 +48,8 @@ from engine.tools.bench.plan_training import (
     planned_rows,
     planned_seconds,
     predicted_host_bytes,
+    reported_seconds,
     rows_of_step,
-    told_seconds,
 )
 from engine.tools.bench.resident import (
     ResidentFigures,
@@ -71,26 +72,27 @@ from engine.tools.bench.steps import (
 )
 from engine.tools.bench.time_evaluation import time_evaluation
 from engine.training.loop.memory_watch import PeakMemory, resident_files
-from engine.words import GIB
 
 CEILING_SECONDS = {"cuda": 0.5, "cpu": 0.3}
-"""Each ceiling is measured for this many seconds, by device."""
+"""Seconds for which each ceiling is measured, by device."""
 _RANDOM = ("data.source=random tokens", "model.init=random")
-"""A training without a preset uses these settings."""
+"""Settings of a training without a preset."""
 LEAST_STEPS = 4
 LONG_STEP_SECONDS = 60
-"""Of steps that are predicted to be longer than this, half as many are run."""
+"""Predicted seconds of a step above which half as many steps are run."""
 SHARES = {
     "utilization": "",
     "exposed_share": "",
     "adamw_of_alone": "adamw_parameters_per_second",
     "device_adamw_of_memory": "device_adamw_parameters_per_second",
 }
-"""These figures are shares of what a machine reaches, or of the step, each with its own rate."""
+"""Figures that are fractions of what a machine reaches, or of the step, each with its own rate."""
 HIDDEN = 0.05
-"""Compute is named as the bound of a step whose waits take at most this fraction of its time."""
+"""Fraction of a step's time up to which its waits are ignored when compute is named as its
+bound.
+"""
 RESIDENT_SHARE = 0.95
-"""States and saved activations may take this fraction of the free device memory."""
+"""Fraction of the free device memory that states and saved activations may take."""
 ONLY_STREAMED = "adapters, parts of a model and preferences are measured streamed alone"
 BEFORE_STEPS = "the pass over other answers before each step"
 BOUNDS = {
@@ -103,13 +105,12 @@ BOUNDS = {
 }
 
 ON_CPU = {"h2d": "copies of weights within RAM", "d2h": "copies of gradients within RAM"}
-"""There is no bus on the CPU."""
+"""Causes under their names on the CPU, which has no bus."""
 
 
 @dataclass(frozen=True)
 class Trainings:
-    """The command line names the trainings to measure; there are none without a preset and
-    overrides.
+    """Trainings to measure, as the command line names them; none without a preset and overrides.
 
     Each text in `then` holds further overrides, with which the first training is measured once more
     on the planes of the same model.
@@ -149,32 +150,32 @@ def _of_planes(config: TrainConfig) -> tuple[Any, ...]:
     return config.model, config.train.parts, config.engine.device
 
 
-def _say(what: str) -> None:
-    """Prints to the error stream what begins now."""
+def _print_line(what: str) -> None:
+    """Prints to the error stream which measurement begins."""
     print(f"{what} ...", file=sys.stderr)
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """Each training runs for `seconds`, or for twice as many where no two steps in a row have
-    agreed, which ends the warm-up. The last step does not count, since no forward follows it.
+    """How trainings are measured. Each runs for `seconds`, or for twice as many where no two steps
+    in a row have agreed, which ends the warm-up. The last step does not count, since no forward
+    follows it.
 
-    A training has at least `steps` steps; where this is None, LEAST_STEPS or half as many. `say` is
-    called with a text for each measurement that begins. With `compare`, the model is also
-    trained with all states on the device. With `evaluation`, an evaluation of that many rows is
-    timed after each training.
+    A training has at least `steps` steps; where this is None, LEAST_STEPS or half as many. `report`
+    is called with a text for each measurement that begins. compare: the model is also trained with
+    all states on the device. evaluation: rows of an evaluation that is timed after each training.
     """
 
     seconds: float
     compare: bool = True
     evaluation: int = 0
-    say: Callable[[str], None] = _say
+    report: Callable[[str], None] = _print_line
     steps: int | None = None
 
 
 @dataclass(frozen=True)
 class _Bench:
-    """A `_Bench` holds what the trainings of one model share.
+    """What the trainings of one model share.
 
     `free` and `resident` are the bytes of RAM that were free, and that this process had, before the
     planes were filled.
@@ -217,16 +218,16 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
 
     There is one training for each configuration. All configurations must have the same model.
     """
-    say = how.say
-    # A model that cannot be read is told before the measurements, which take a minute.
+    report = how.report
+    # A model that cannot be read is refused before the measurements, which take a minute.
     model_configs = [configured(config.model) for config in configs[:1]]
     machine = read_machine()
     peak_rates = measure(
-        backend, CEILING_SECONDS[backend.device.type], lambda what: say(f"Measuring {what}")
+        backend, CEILING_SECONDS[backend.device.type], lambda what: report(f"Measuring {what}")
     )
     store_rates(backend.device_name, peak_rates.rates())
     if backend.device.type == "cpu":
-        say("Measuring one thread")
+        report("Measuring one thread")
         store_rates(ONE_THREAD, one_thread_rates(backend, CEILING_SECONDS["cpu"]))
     result: dict[str, Any] = {
         "machine": machine.to_dict() | {"device": backend.device_name},
@@ -237,7 +238,7 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
         return result
     resident, free = sample_host_memory()
     with errors_only():
-        say("Filling the planes with random weights")
+        report("Filling the planes with random weights")
         model = configs[0].model
         is_shared = any(config.engine.gpus != 1 for config in configs)
         trained = Trained(configs[0].train.parts, is_shared)
@@ -263,7 +264,7 @@ def _training(config: TrainConfig, bench: _Bench, is_last: bool) -> dict[str, An
     if not is_last or (bench.how.compare and is_plain):
         # What is trained next, with other settings or in memory, needs the device's memory.
         bench.planes.leave_device()
-    bench.how.say(streamed_as_text(streamed))
+    bench.how.report(streamed_as_text(streamed))
     why_not = "not asked for" if is_plain or not bench.how.compare else ONLY_STREAMED
     resident: dict[str, Any] = {"ways": [], "why_not": why_not}
     if bench.how.compare and is_plain:
@@ -276,7 +277,7 @@ def _training(config: TrainConfig, bench: _Bench, is_last: bool) -> dict[str, An
 def _refuse_what_does_not_fit(config: TrainConfig) -> None:
     # The disk is not considered, since a bench writes nothing to it.
     report = estimate(config, replace(read_machine(), disk_path=""), shape_of_run(config))
-    if report.verdict == FitStatus.DOES_NOT_FIT:
+    if report.status == FitStatus.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
 
 
@@ -305,7 +306,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
         answers, batches = rows_of_step(config, chosen, shape)
         of_pairs = ", two of each pair," if sequences == 2 else ""
-        bench.how.say(
+        bench.how.report(
             f"Training, streamed: {sequences * rows} rows of {length:,} tokens{of_pairs} a step, "
             "in "
             f"micro-batches of {sequences * chosen.micro_batch_size}"
@@ -329,7 +330,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
         if limit is not None:
             backend.limit_memory(backend.memory()["total"])
     figures = _as_figures(config, bench, chosen, run) | of_host
-    predicted = told_seconds(chosen, job, target)
+    predicted = reported_seconds(chosen, job, target)
     return figures | {"predicted_seconds": predicted, "evaluation": evaluated}, chosen
 
 
@@ -338,7 +339,7 @@ def _evaluated(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, 
     rows, size = bench.how.evaluation, chosen.micro_batch_size
     if not rows:
         return None
-    bench.how.say(f"Evaluating {rows} rows, in micro-batches of {size}")
+    bench.how.report(f"Evaluating {rows} rows, in micro-batches of {size}")
     sizes = [min(size, rows - start) for start in range(0, rows, size)]
     batches = random_rows(sizes, config.data.max_seq_len, bench.shape.vocab_size)
     figures = time_evaluation(bench.planes, batches, chosen)
@@ -431,7 +432,7 @@ def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, A
 
     Both use the largest micro-batch that fits.
     """
-    backend, shape, say = bench.backend, bench.shape, bench.how.say
+    backend, shape, report = bench.backend, bench.shape, bench.how.report
     rows, length = config.train.batch_size, config.data.max_seq_len
     on_device = bench.device == "cuda"
     gc.collect()
@@ -455,7 +456,9 @@ def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, A
         if on_device:
             left = RESIDENT_SHARE * free - needed
             sizes = resident_sizes(config, shape, left, recompute, compiled)
-        say(f"Training, all states on the device, {'with' if recompute else 'without'} recompute")
+        report(
+            f"Training, all states on the device, {'with' if recompute else 'without'} recompute"
+        )
         try:
             found.append(
                 train_resident(
@@ -471,7 +474,9 @@ def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, A
         except FitError as error:
             why_not = str(error)
             continue
-        say(f"{found[-1].seconds:,.2f} s a step, in micro-batches of {found[-1].micro_batch_size}")
+        report(
+            f"{found[-1].seconds:,.2f} s a step, in micro-batches of {found[-1].micro_batch_size}"
+        )
     flops = step_flops(shape, rows, length, 0)
     ways = []
     for way in found:

@@ -1,4 +1,4 @@
-"""The fit report of a preset or a model is printed by the command `launch.py check`.
+"""The command `launch.py check`: the fit report of a preset or a model.
 
 Without either, it prints what a machine can train; with ``--table``, it prints a table of models
 and machines.
@@ -45,17 +45,17 @@ from engine.planning.fit.requirements import FitStatus, SessionFacts
 from engine.planning.layout.moments import KINDS
 from engine.planning.shape.model_shape import ModelShape
 from engine.runs.trackers.known_trackers import destinations
+from engine.text import billions, in_gib
 from engine.tools.cli.check_data import checked_data
 from engine.tools.cli.check_nodes import check_nodes
 from engine.tools.cli.check_report import notes, report_as_text
 from engine.tools.cli.pool_text import pool_as_text
 from engine.training.weights.usable_start import refuse_unusable
-from engine.words import billions, in_gib
 
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """The command line names the job to check.
+    """The job to check, as the command line names it.
 
     A `model` without a preset is checked with the default settings; with a preset, it replaces the
     preset's model. `overrides` are settings such as ``train.steps=10``. An `optimizer` replaces
@@ -71,7 +71,7 @@ class CheckedJob:
 
     @property
     def any_optimizer(self) -> bool:
-        """Returns whether each cell of a table is about the first optimizer that fits."""
+        """Whether each cell of a table is about the first optimizer that fits."""
         return self.optimizer == BEST
 
     def config(self) -> TrainConfig:
@@ -103,7 +103,8 @@ class CheckedJob:
 
 @dataclass(frozen=True)
 class NamedMachine:
-    """The command line names the machine to check: a known one or, without a `name`, this one.
+    """The machine to check, as the command line names it: a known one or, without a `name`, this
+    one.
 
     Figures given in GiB replace those of the machine.
     """
@@ -113,17 +114,17 @@ class NamedMachine:
     gpu_gib: float | None = None
     disk_gib: float | None = None
     gpus: int | None = None
-    """A known machine is taken to have so many of its card. This machine has those that it has."""
+    """Number of cards of a known machine. This machine has those that it has."""
     nodes: int = 1
-    """The job is computed on so many nodes like the machine."""
+    """Number of nodes like the machine that compute the job."""
     network_gbits: float | None = None
-    """The network brings so many Gbit/s to each node; None stands for what was measured, or is
+    """Gbit/s that the network brings to each node; None stands for what was measured, or is
     assumed.
     """
 
     @property
     def facts(self) -> SessionFacts:
-        """Returns what is known of several nodes."""
+        """Number of nodes, and the rate of the network between them."""
         return SessionFacts(nodes=self.nodes, network=(self.network_gbits or 0.0) * 1e9 / 8)
 
     def machine(self, runs_dir: str | Path) -> Machine:
@@ -193,15 +194,15 @@ def check_table(
     yield (
         f"{as_text(rows, shown)}\n\n{counts_text(rows, shown)}\n{config.train.batch_size} x "
         f"{config.data.max_seq_len:,} tokens a step, {method_text(config)}, "
-        f"{config.model.dtype}, {_moments_in_words(config, job.any_optimizer)}; known machines have"
+        f"{config.model.dtype}, {_moments_text(config, job.any_optimizer)}; known machines have"
         " their typical RAM, and speeds of machines that were not measured come from the card's "
         "specification."
         f"{legend}"
     )
 
 
-def _moments_in_words(config: TrainConfig, any_optimizer: bool) -> str:
-    """Returns a text that says how the moments of a table are kept."""
+def _moments_text(config: TrainConfig, any_optimizer: bool) -> str:
+    """Returns a text on how the moments of a table are kept."""
     if not any_optimizer:
         return f"AdamW's moments in {KINDS[config.train.optimizer]}"
     *kinds, last = KINDS.values()
@@ -216,7 +217,7 @@ def what_it_trains(
     rows = [
         row
         for row in rows_of(config, (column,), any_optimizer=any_optimizer)
-        if row.cells[0].verdict != FitStatus.DOES_NOT_FIT
+        if row.cells[0].status != FitStatus.DOES_NOT_FIT
     ]
     rows.sort(key=lambda row: -row.parameters)
     if as_json:
@@ -255,7 +256,7 @@ def run_check(
     report = estimate(config, machine, shape, adapted=adapted_shape)
     report = with_times(report, config, machine, shape, adapted=adapted_shape)
     tracked = destinations(config.output.trackers, runs_dir)
-    fits = report.verdict != FitStatus.DOES_NOT_FIT
+    fits = report.status != FitStatus.DOES_NOT_FIT
     gained = gains(config, machine, shape) if fits else {}
     costs = costs_of(report.chosen, config, machine, shape) if fits else None
     if as_json:
@@ -271,9 +272,9 @@ def run_check(
         if doubted:
             doubted = ["", "Look at this", *doubted]
         pool = pool_as_text(report.pool, costs, gained) if fits else []
-        told = [*(["", *pool] if pool else []), *doubted, *about_data, *about_trackers, *offers]
-        text = "\n".join([report_as_text(report, machine), *told])
-    return text, 1 if report.verdict == FitStatus.DOES_NOT_FIT else 0
+        lines = [*(["", *pool] if pool else []), *doubted, *about_data, *about_trackers, *offers]
+        text = "\n".join([report_as_text(report, machine), *lines])
+    return text, 1 if report.status == FitStatus.DOES_NOT_FIT else 0
 
 
 def _offers(config: TrainConfig, shape: ModelShape, report: FitReport) -> list[str]:
@@ -282,7 +283,7 @@ def _offers(config: TrainConfig, shape: ModelShape, report: FitReport) -> list[s
     These are the machine with the least memory and the fastest one.
     """
     memories = [part for part in (report.host, report.gpu) if part is not None]
-    if not any(part.verdict == FitStatus.DOES_NOT_FIT for part in memories):
+    if not any(part.status == FitStatus.DOES_NOT_FIT for part in memories):
         return []
     offers = machines_for(config, shape, timed=False)
     if not offers:

@@ -1,5 +1,5 @@
-"""The command `launch.py check` also reads the first rows of the data: a job that fits, but has
-nothing to train on, is no job.
+"""The first rows of the data, which `launch.py check` also reads: a job that fits, but has nothing
+to train on, is no job.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def checked_data(config: TrainConfig) -> str:
         raise DataError(problem)
     if problem:
         return f"Data: {problem} Later rows were not read."
-    said = (
+    text = (
         f"Data: {found['percent_trained']} % of the tokens of the first {found['rows_measured']:,} "
         "rows are trained on."
     )
     if found["ends"]:
-        said += f" An answer ends with {' or '.join(found['ends'])}."
+        text += f" An answer ends with {' or '.join(found['ends'])}."
     warning = found["endless"] and f"\nWarning: {found['endless']}"
-    return f"{said} {found['text_rows']}".rstrip() + warning
+    return f"{text} {found['text_rows']}".rstrip() + warning

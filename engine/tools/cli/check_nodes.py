@@ -1,5 +1,5 @@
-"""`launch.py check --nodes N` says what each of several nodes like a machine takes of a job, and
-what passes between their GPUs and over the network in a step.
+"""`launch.py check --nodes N`: what each of several nodes like a machine takes of a job, and what
+is sent between their GPUs and over the network in a step.
 """
 
 from __future__ import annotations
@@ -22,34 +22,32 @@ from engine.planning.fit.requirements import FitStatus, Requirements, SessionFac
 from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.ops import Lane
 from engine.planning.shape.model_shape import ModelShape
+from engine.text import in_gb, in_seconds
 from engine.tools.cli.check_report import report_as_text
-from engine.words import in_gb, in_seconds
 
 
 @dataclass(frozen=True)
 class Between:
-    """A `Between` says what passes between the ranks in a step, in bytes, and what that takes, in
-    seconds.
-    """
+    """Traffic between the ranks in a step, in bytes, and what that takes, in seconds."""
 
     received_by_gpu: int
-    """Each GPU receives so much of those that have other shards of the same planes."""
+    """Bytes that each GPU receives of those that have other shards of the same planes."""
     received_by_node: float
-    """So much comes to each node over the network, and as much leaves it."""
+    """Bytes that come to each node over the network; as many leave it."""
     network: float
-    """A node receives so many bytes a second."""
+    """Bytes per second that a node receives."""
     collective_seconds: float
-    """The lane COLLECTIVE is busy for so long."""
+    """Seconds in which the lane COLLECTIVE is busy."""
     compute_waits: float
-    """The lane COMPUTE waits for so long, for whatever it is."""
+    """Seconds that the lane COMPUTE waits, for any cause."""
 
 
 def check_nodes(
     config: TrainConfig, machine: Machine, facts: SessionFacts, as_json: bool
 ) -> tuple[str, int]:
     """Returns the report as text or JSON, and the exit code: 1 when the job does not fit. facts:
-    how many nodes there are, and the rate of the network between them. Raises RamstreamError for
-    bad input.
+    the number of nodes, and the rate of the network between them. Raises RamstreamError for bad
+    input.
     """
     if facts.nodes < 2:
         raise ConfigError("--network-gbits", "one node has no network; add --nodes.")
@@ -58,21 +56,21 @@ def check_nodes(
     shape = shape.with_optimizer(config.train.optimizer)
     rates = rates_of(config, machine)
     between = None
-    if report.verdict != FitStatus.DOES_NOT_FIT and rates is not None:
+    if report.status != FitStatus.DOES_NOT_FIT and rates is not None:
         rates = replace(rates, network=facts.network or rates.network)
         between = _between(requirements_of(config, machine, shape, facts), shape, rates)
     if as_json:
-        told = {"machine": machine.to_dict(), "nodes": facts.nodes}
-        told["between"] = None if between is None else asdict(between)
-        text = json.dumps(report.to_dict() | told, indent=2)
+        found = {"machine": machine.to_dict(), "nodes": facts.nodes}
+        found["between"] = None if between is None else asdict(between)
+        text = json.dumps(report.to_dict() | found, indent=2)
     else:
-        lines = [] if between is None else _in_words(between, report.choices)
+        lines = [] if between is None else _between_text(between, report.choices)
         text = "\n".join([report_as_text(report, machine), *lines])
-    return text, 1 if report.verdict == FitStatus.DOES_NOT_FIT else 0
+    return text, 1 if report.status == FitStatus.DOES_NOT_FIT else 0
 
 
 def _between(requirements: Requirements, shape: ModelShape, rates: Rates) -> Between:
-    """Returns what passes between the ranks in a step of the plan that was found."""
+    """Returns the traffic between the ranks in a step of the plan that was found."""
     choices = requirements.chosen.choices
     plan, timing = predicted_step(
         shape, choices, rates, requirements.micro_batch, requirements.device
@@ -94,7 +92,7 @@ def _between(requirements: Requirements, shape: ModelShape, rates: Rates) -> Bet
     )
 
 
-def _in_words(between: Between, choices: dict[str, Any]) -> list[str]:
+def _between_text(between: Between, choices: dict[str, Any]) -> list[str]:
     whose = "of the others on its node"
     what = "gradients"
     if choices["nodes_per_replica"] > 1:

@@ -1,4 +1,4 @@
-"""A fit report is written here as text for people."""
+"""A fit report as text for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.planning.fit.buffer_sizes import buffers_text
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.report import FitReport
 from engine.planning.fit.requirements import Part
-from engine.words import billions, counted, in_gib, in_hours, in_percent, in_seconds
+from engine.text import billions, counted, in_gib, in_hours, in_percent, in_seconds
 
 TITLES = ((PartName.HOST, "RAM"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
 
@@ -19,7 +19,7 @@ TITLES = ((PartName.HOST, "RAM"), (PartName.GPU, "GPU memory"), (PartName.DISK, 
 def report_as_text(report: FitReport, machine: Machine) -> str:
     """Returns the report as text for people.
 
-    It contains the verdict, then what would help, every item, the plan, and the time.
+    It contains whether the job fits, then what would help, every item, the plan, and the time.
     """
     model = report.model
     active = ""
@@ -38,32 +38,32 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
         lines += ["", "What would help"]
         for suggestion in report.suggestions:
             changes = [f"--set {name}={_yaml(value)}" for name, value in suggestion.changes.items()]
-            said = suggestion.exactness_text
+            text = suggestion.exactness_text
             if suggestion.places:
-                said = f"{suggestion.places} {said}"
+                text = f"{suggestion.places} {text}"
             if suggestion.time_text:
-                said = f"{suggestion.time_text}. {said}"
-            lines += [f"  * {suggestion.text}", f"      {said}", "      " + " ".join(changes)]
+                text = f"{suggestion.time_text}. {text}"
+            lines += [f"  * {suggestion.text}", f"      {text}", "      " + " ".join(changes)]
     ranks = report.chosen.choices.ranks_per_node
     for name, title in TITLES:
         part = getattr(report, name)
         if part is not None:
-            words = (
+            sentence = (
                 f"{title} of each of {ranks} GPUs" if name == PartName.GPU and ranks > 1 else title
             )
-            lines += ["", *_part_as_text(words, part)]
+            lines += ["", *_part_as_text(sentence, part)]
     lines += ["", "Plan", *_plan_as_text(report.choices, model)]
     time = report.time
     lines.append(
         f"  {time['tokens_per_step']:,} tokens and {time['flops_per_step'] / 1e12:,.3g} TFLOP a "
         f"step ({time['formula']})"
     )
-    lines += _time_in_words(time)
+    lines += _time_text(time)
     if report.disk_offload is not None:
         lines += [
             "",
             "What goes to engine.disk",
-            *(f"  {said}" for said in report.disk_offload.sentences()),
+            *(f"  {text}" for text in report.disk_offload.sentences()),
         ]
     return "\n".join([*lines, *notes(machine)])
 
@@ -98,7 +98,7 @@ def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[
         where = f"{nodes} nodes, with {how} of weights and moments, of " if nodes > 1 else ""
         rows = f"  {where}{ranks} {device}, and on each of them\n{rows}"
     if choices.get("compiled") is not None:
-        rows += f", {kernels_in_words(choices)}"
+        rows += f", {kernels_text(choices)}"
     lines = [
         rows,
         f"  {choices.get('blocks_without_recompute', 0)} of {back} {which} keep their activations, "
@@ -114,14 +114,12 @@ def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[
         )
     if choices.get("device_updated_units") is not None:
         # The embedding and the head are units as well.
-        lines += [f"  {line}" for line in _updates_in_words(choices, blocks + 2, model)]
+        lines += [f"  {line}" for line in _updates_text(choices, blocks + 2, model)]
     return lines
 
 
-def _time_in_words(time: Mapping[str, Any]) -> list[str]:
-    """Returns lines that say how long a step and the run take, or no lines if no rates are
-    known.
-    """
+def _time_text(time: Mapping[str, Any]) -> list[str]:
+    """Returns lines on how long a step and the run take, or no lines if no rates are known."""
     seconds = time.get("step_seconds")
     if not seconds:
         return []
@@ -139,26 +137,24 @@ def _time_in_words(time: Mapping[str, Any]) -> list[str]:
 
 
 def block_inputs_text(choices: Mapping[str, Any]) -> str:
-    """Returns a text that says where block inputs are kept, and what attention returned."""
-    words = f"block inputs on the {'host' if choices['offloaded_block_inputs'] else 'device'}"
+    """Returns a text on where block inputs are kept, and the outputs of attention."""
+    text = f"block inputs on the {'host' if choices['offloaded_block_inputs'] else 'device'}"
     if choices.get("attention_blocks"):
-        words += f" with the attention of {counted(choices['attention_blocks'], 'block')}"
-    return words
+        text += f" with the attention of {counted(choices['attention_blocks'], 'block')}"
+    return text
 
 
-def kernels_in_words(choices: Mapping[str, Any]) -> str:
-    """Returns a text that says whether the blocks are compiled, and how they are launched."""
+def kernels_text(choices: Mapping[str, Any]) -> str:
+    """Returns a text on whether the blocks are compiled, and how they are launched."""
     kernels = "compiled kernels" if choices["compiled"] else "eager kernels"
     if choices.get("tile_tokens"):
         return f"{kernels}, but blocks in sequence chunks of {choices['tile_tokens']:,} tokens"
     return f"{kernels}, launched as CUDA graphs" if choices.get("graphs") else kernels
 
 
-def _updates_in_words(
-    choices: Mapping[str, Any], units: int, model: Mapping[str, Any]
-) -> list[str]:
-    """Returns a line that says where optimizers of units that live in RAM run, and none if the
-    whole model lives on the GPU. `units` counts the blocks, embedding and head.
+def _updates_text(choices: Mapping[str, Any], units: int, model: Mapping[str, Any]) -> list[str]:
+    """Returns a line on where optimizers of units that live in RAM run, and none if the whole model
+    lives on the GPU. `units` counts the blocks, embedding and head.
     """
     device_updated, gpu_resident = (
         len(choices["device_updated_units"]),

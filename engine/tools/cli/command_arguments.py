@@ -1,4 +1,4 @@
-"""These functions give commands of `launch.py` their arguments. They import no torch."""
+"""Arguments of the commands of `launch.py`. No torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Three signals ask the program to end: SIGINT (Ctrl-C), SIGTERM (`kill`, `docker stop`, systemd)
-and SIGHUP (the terminal was closed).
+"""The three signals that ask the program to end: SIGINT (Ctrl-C), SIGTERM (`kill`, `docker stop`,
+systemd) and SIGHUP (the terminal was closed).
 
 The first one asks, and what is under way is stopped and saved. A second one leaves at once. Not
-every further signal is a second request: a terminal that closes tells it up to three times, once by
+every further signal is a second request: a terminal that closes sends it up to three times, once by
 each of its shells and once by the system, and systemd sends SIGHUP right after SIGTERM.
 """
 
@@ -19,13 +19,13 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 SAME_REQUEST = 1.0
-"""A SIGTERM that comes less than this many seconds after the first signal belongs to it. A person
-who presses Ctrl-C twice may be quicker.
+"""Seconds after the first signal within which a SIGTERM belongs to it. A person who presses Ctrl-C
+twice may be quicker.
 """
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked a command to end that cleans up after itself; `number` is the signal's."""
+    """Raised by a signal in a command that cleans up after itself; `number` is the signal's."""
 
     def __init__(self, number: int):
         self.number = number
@@ -46,11 +46,11 @@ class EndSignals:
         self._ask = ask
         self._expect = expect
         self._pipe: tuple[int, int] | None = None
-        """The end of the pipe to that thread, and what Python wrote signals to before."""
+        """End of the pipe to that thread, and what Python wrote signals to before."""
         self._before: dict[int, Any] = {}
         self._since = 0.0
         self.first: int | None = None
-        """The number of the first signal that arrived, if any."""
+        """Number of the first signal that arrived, if any."""
 
     def __enter__(self) -> EndSignals:
         if threading.current_thread() is threading.main_thread():
@@ -115,7 +115,7 @@ def interrupt(number: int, _: bool) -> NoReturn:
     raise Interrupted(number)
 
 
-def tell(text: str) -> None:
+def write_line(text: str) -> None:
     """Writes a line to the error output, which may be closed. A signal handler may call this."""
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())

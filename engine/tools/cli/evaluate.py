@@ -1,4 +1,4 @@
-"""The command `launch.py eval` asks tasks of lm-evaluation-harness of a run's weights."""
+"""The command `launch.py eval`: benchmarks of lm-evaluation-harness on a run's weights."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def evaluate(
     if not asked.names:
         raise ConfigError("--tasks", "no task is named.")
     with _Bar() as bar:
-        results = evaluate_run(runs_dir, run_id, asked, of, bar.tell, _allows)
+        results = evaluate_run(runs_dir, run_id, asked, of, bar.show, _allows)
     if as_json:
         return json.dumps([asdict(one) for one in results], indent=1)
     return _table(results)
 
 
 def _allows(runs: str) -> bool:
-    """Asks a person at the terminal whether programs may run that a sentence tells of."""
+    """Asks a person at the terminal whether the programs that a sentence names may run."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     print(f"{runs} Run them? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -40,7 +40,7 @@ def _allows(runs: str) -> bool:
 
 
 class _Bar:
-    """A `_Bar` draws the progress of one piece of work after the other."""
+    """Draws the progress of one job after the other."""
 
     def __init__(self) -> None:
         self._bar: SteadyBar | None = None
@@ -52,7 +52,7 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def tell(self, done: float, total: float, message: str = "") -> None:
+    def show(self, done: float, total: float, message: str = "") -> None:
         if self._bar is None or message != self._message or done < self._bar.n:
             self._close()
             self._message = message
@@ -66,7 +66,7 @@ class _Bar:
 
 
 def _table(results: Sequence[BenchmarkResult]) -> str:
-    """Returns the results as lines of columns, below whose they are."""
+    """Returns the results as lines of columns, below a line on whose they are."""
     if not results:
         return "The tasks have no metrics."
     heads = ("task", "metric", "value", "error", "shots", "samples")

@@ -1,9 +1,8 @@
-"""`launch.py train` is here one of the processes that `torchrun` has started, on one node or
-several.
+"""`launch.py train` as one of the processes that `torchrun` has started, on one node or several.
 
-Rank 0 reads data, owns the run and decides. All others are its workers, and
-end with its exit code, so that torchrun starts all of them again after a failure
-(`--max-restarts`). A run that was started again goes on from its newest checkpoint.
+Rank 0 reads data, owns the run and decides. All others follow it, and end with its exit code, so
+that torchrun starts all of them again after a failure (`--max-restarts`). A run that was started
+again continues from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from engine.tools.cli.train import TrainCommand, asked_run, show_run
 from engine.training.loop.run import Run, resume_run
 
 REFUSED_CODE = 2
-"""A process that may not follow has this exit code, which stands for all bad input."""
+"""Exit code of a process that may not take part, which stands for all bad input."""
 OVER_FOR_GOOD = ("finished", "discarded")
-"""A run in one of these states does not go on. One that was stopped does: torchrun stops all
-processes and starts them again where a node comes.
+"""States of a run that is not continued. One that was stopped is: torchrun stops all processes and
+starts them again where a node joins.
 """
 BEGUN_FOLDER = ".torchrun"
-"""This folder beside the runs says which of them torchrun has begun."""
+"""Folder beside the runs with the runs that torchrun has begun."""
 
 
 def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
-    """Executes the run of the command as rank 0, or works for rank 0; returns the exit code. gpus:
-    as the command line asks for them. Raises RankError where the processes cannot compute a run
+    """Trains the run of the command as rank 0, or follows rank 0; returns the exit code. gpus: as
+    the command line asks for them. Raises RankError where the processes cannot compute a run
     together.
     """
     launched = read_launched()
@@ -53,11 +52,11 @@ def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
             "this node; leave --gpus out.",
         )
     command = command.with_overrides([f"engine.gpus={processes}"])
-    said, problem = _handshake_of(launched.place, command)
+    handshake, problem = _handshake_of(launched.place, command)
     if launched.place.rank > 0:
-        return _run_worker(launched, said)
+        return _run_worker(launched, handshake)
     try:
-        launched_group = LaunchedGroup(launched, said)
+        launched_group = LaunchedGroup(launched, handshake)
     except RamstreamError:
         if problem is not None:
             raise problem from None
@@ -74,14 +73,14 @@ def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
 
 
 def _run_worker(launched: Launched, said: Handshake) -> int:
-    """Works for rank 0, and ends this process. Returns an exit code if that refuses."""
+    """Follows rank 0, and ends this process. Returns an exit code if rank 0 refuses."""
     # torchrun passes signals on to every process. Rank 0 obeys them, and ends this one.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
         connection = connect_to_rank_zero(launched, said)
     except RamstreamError as error:
-        # Rank 0 tells it to whoever looks at its node.
+        # Rank 0 reports it on its node.
         if launched.place.is_first_on_node and launched.place.node_rank > 0:
             print(f"ramstream: {error}", file=sys.stderr, flush=True)
         return REFUSED_CODE
@@ -131,18 +130,18 @@ def _flatten(tree: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> Non
 
 
 class _Begun:
-    """A `_Begun` remembers which run the torchrun that has started this process has begun."""
+    """The run that the torchrun of this process has begun."""
 
     def __init__(self, runs_dir: Path, name: str):
         self._runs_dir = runs_dir
         agent = os.getppid()
-        told = f"{name} {agent} {_start_of(agent)}"
-        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+        written = f"{name} {agent} {_start_of(agent)}"
+        digest = hashlib.sha256(written.encode()).hexdigest()[:16]
         self._file = runs_dir / BEGUN_FOLDER / digest
 
     def again(self, command: TrainCommand) -> Run | None:
-        """Returns the run that an earlier attempt has begun, ready to go on; None where there is
-        none. Raises RunError where it cannot go on.
+        """Returns the run that an earlier attempt has begun, ready to continue; None where there is
+        none. Raises RunError where it cannot continue.
         """
         if not safe_files.is_file(self._file, self._runs_dir):
             return None
@@ -157,14 +156,16 @@ class _Begun:
             safe_files.write_whole(self._file, run.id, self._runs_dir, durable=False)
 
     def forget(self) -> None:
-        """Says that the run has ended as it should."""
+        """Forgets the run, which has ended as it should."""
         with contextlib.suppress(OSError):
             safe_files.remove(self._file, self._runs_dir)
             self._file.parent.rmdir()  # if no other run is noted there
 
 
 def _start_of(process: int) -> str:
-    """Returns when a process was started, in ticks of the system: its number may be used again."""
+    """Returns when a process was started, in ticks of the system, since its number may be used
+    again.
+    """
     try:
         text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,5 +1,5 @@
-"""`pool_as_text` writes the pool of memory for a terminal: which units live where, what that costs
-a step, and what more memory would save.
+"""The pool of memory for a terminal: which units live where, what that costs a step, and what more
+memory would save.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.pool import Held, Pool, Units, listed
 from engine.planning.fit.pool_times import Costs, cost_text, gains_text
 from engine.planning.fit.requirements import PART_WORDS
-from engine.words import in_gib
+from engine.text import in_gib
 
 _WITHIN = {PartName.GPU: "in", PartName.HOST: "in", PartName.DISK: "on"}
 
@@ -38,20 +38,20 @@ def _places(pool: Pool, units: Units) -> str:
         for share in part.shares:
             if share.units != units:
                 continue
-            words, within = f"{PART_WORDS[part.name]} {in_gib(share.bytes)}", _WITHIN[part.name]
+            text, within = f"{PART_WORDS[part.name]} {in_gib(share.bytes)}", _WITHIN[part.name]
             if share.held == Held.COPY:
-                words = f"a copy of the weights in {words}"
+                text = f"a copy of the weights in {text}"
             elif part.name != units.placement.weights:
-                words = f"{listed(units.placement.planes_in(part.name))} {within} {words}"
-            found.append((share.held, words))
+                text = f"{listed(units.placement.planes_in(part.name))} {within} {text}"
+            found.append((share.held, text))
     if units.placement.moments == PartName.DISK and not _tells_of_disk(pool, units):
         found.append((Held.MODEL, "moments on disk"))
     order = list(Held)
-    return ", ".join(words for _, words in sorted(found, key=lambda each: order.index(each[0])))
+    return ", ".join(text for _, text in sorted(found, key=lambda each: order.index(each[0])))
 
 
 def _tells_of_disk(pool: Pool, units: Units) -> bool:
-    """Tells whether the pool's disk is the one that has moments of the units."""
+    """Returns whether the pool's disk is the one that has moments of the units."""
     disks = [part for part in pool.parts if part.name == PartName.DISK]
     return any(share.units == units for part in disks for share in part.shares)
 

@@ -1,20 +1,20 @@
-"""The command `push` puts an exported model onto the Hugging Face hub."""
+"""The command `push`, which uploads an exported model to the Hugging Face hub."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from engine.text import in_gb
 from engine.training.export.push import push
-from engine.words import in_gb
 
 
 def push_folder(folder: Path, repository: str, public: bool) -> str:
-    """Pushes a folder, and returns a sentence that says where it is. Bytes that are done are
-    printed to the error stream. Raises RamstreamError if the hub refuses.
+    """Pushes a folder, and returns a sentence with its address. Bytes that are done are printed to
+    the error stream. Raises RamstreamError if the hub refuses.
     """
 
-    def say(done: float, total: float, message: str = "") -> None:
+    def report(done: float, total: float, message: str = "") -> None:
         print(f"{message} ({in_gb(done)} of {in_gb(total)})", file=sys.stderr)
 
-    return push(folder, repository, not public, say)
+    return push(folder, repository, not public, report)

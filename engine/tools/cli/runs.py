@@ -1,4 +1,6 @@
-"""`launch.py runs` lists the runs of a folder: each with its best weights, if it has kept any."""
+"""The command `launch.py runs`: the runs of a folder, each with its best weights, if it has kept
+any.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from engine.errors import RunError
 from engine.runs.record.events import ForecastChecked
 from engine.runs.record.following import EVENTS_FILE, last_of_kind
 from engine.runs.record.run_folder import RunFolder
-from engine.runs.summaries.listing import UNREADABLE, RunSummary, in_words, list_runs
+from engine.runs.summaries.listing import UNREADABLE, RunSummary, list_runs, unreadable_text
 from engine.runs.summaries.sparkline import NO_SPARKLINE, Sparkline, read_sparkline
 from engine.training.checkpoints.saved_on_disk import saved_best
 
@@ -29,7 +31,7 @@ def runs_as_text(runs_dir: Path, as_json: bool) -> str:
     """
     runs = list_runs(runs_dir)
     if as_json:
-        return json.dumps([_of_each(run, _told) for run in runs], indent=2, default=str)
+        return json.dumps([_of_each(run, _as_json) for run in runs], indent=2, default=str)
     if not runs:
         return f"There are no runs in {runs_dir} yet."
     titles = ("run", "state", "step", "loss", "best", "started", "name")
@@ -39,8 +41,8 @@ def runs_as_text(runs_dir: Path, as_json: bool) -> str:
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths)]
         lines.append("  ".join(cells).rstrip())
-    told = (run for run in runs if run.state == UNREADABLE or run.export_failed)
-    lines += [f"{run.id}: {run.reason}" for run in told]
+    explained = (run for run in runs if run.state == UNREADABLE or run.export_failed)
+    lines += [f"{run.id}: {run.reason}" for run in explained]
     return "\n".join(lines)
 
 
@@ -52,11 +54,11 @@ def _of_each(run: RunSummary, make: Callable[[RunSummary], T]) -> T:
         return make(run)
     except Exception as error:  # noqa: BLE001  whatever is in that folder
         traceback.print_exc()
-        reason = in_words(RunFolder(Path(run.path)), error)
+        reason = unreadable_text(RunFolder(Path(run.path)), error)
         return make(replace(run, state=UNREADABLE, reason=reason))
 
 
-def _told(run: RunSummary) -> dict[str, Any]:
+def _as_json(run: RunSummary) -> dict[str, Any]:
     """Returns the JSON of a run. One that is unreadable has its reason and nothing more."""
     if run.state == UNREADABLE:
         return asdict(run) | {"best": None, "worse_than_before_training": None, "forecast": {}}
@@ -78,10 +80,10 @@ def _row(run: RunSummary) -> tuple[str, ...]:
         started = datetime.fromtimestamp(run.created).strftime("%Y-%m-%d %H:%M")
     return (
         run.id,
-        run.in_words,
+        run.state_text,
         f"{run.step}/{run.total_steps}" if run.total_steps else "",
         "" if run.loss is None else f"{run.loss:.4f}",
-        "" if run.state == UNREADABLE else _best_in_words(_best(run, sparkline), sparkline),
+        "" if run.state == UNREADABLE else _best_text(_best(run, sparkline), sparkline),
         started,
         run.name,
     )
@@ -100,7 +102,7 @@ def _best(run: RunSummary, sparkline: Sparkline) -> dict[str, Any] | None:
     return asdict(score) | {"by": "exact_match" if score.total else "loss"}
 
 
-def _best_in_words(best: dict[str, Any] | None, sparkline: Sparkline) -> str:
+def _best_text(best: dict[str, Any] | None, sparkline: Sparkline) -> str:
     worse = sparkline.worse
     if best is None and worse is not None:
         return f"none: {worse.of} {worse.now:.4f}, before {worse.before:.4f}"
@@ -115,7 +117,7 @@ def _best_in_words(best: dict[str, Any] | None, sparkline: Sparkline) -> str:
 def _prediction_check(run: RunSummary) -> dict[str, Any]:
     """Returns the comparison of a run, or {} if its record has none or cannot be read.
 
-    In the latter case, the run's `reason` says so.
+    In the latter case, the cause is the run's `reason`.
     """
     try:
         return prediction_check_of(Path(run.path))

@@ -1,6 +1,5 @@
-"""A command can be started with closed streams, into a pipe that closes or onto a full disk.
-
-These functions keep its standard streams usable, so that it ends with a sentence all the same.
+"""A command can be started with closed streams, into a pipe that closes or onto a full disk. These
+functions keep its standard streams usable, so that it ends with a sentence all the same.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import sys
 
 
 class OutputError(Exception):
-    """An `OutputError` is raised when the answer of a command cannot be written. The text is a
-    sentence, or empty if the reader of a pipe, such as `head`, has closed it because it has enough.
+    """Raised when the answer of a command cannot be written. The text is a sentence, or empty if
+    the reader of a pipe, such as `head`, has closed it because it has enough.
     """
 
 

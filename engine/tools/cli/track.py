@@ -1,4 +1,4 @@
-"""The command `launch.py track` gives the curves of a run that is over to its trackers."""
+"""The command `launch.py track`, which sends the curves of a run that is over to its trackers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.1
 def track(runs_dir: str | os.PathLike[str], run_id: str, names: Sequence[str] = ()) -> int:
     """Sends what the trackers of a run do not have yet, and returns the exit code: 1 if one of them
     failed. `names` are the trackers; without them, those of the run's settings. Raises RunError for
-    a run that goes on or has no trackers, and ConfigError for settings that cannot be read.
+    a run that is under way or has no trackers, and ConfigError for settings that cannot be read.
     """
     folder = open_run(runs_dir, run_id)
     wanted = tuple(names) or folder.config.output.trackers
@@ -37,21 +37,21 @@ def track(runs_dir: str | os.PathLike[str], run_id: str, names: Sequence[str] = 
         show(sentence)
     failed: set[str] = {name for name in wanted if not KINDS[name].is_installed}
 
-    def tell(name: str, what: str) -> None:
+    def report(name: str, what: str) -> None:
         failed.add(name)
         print(f"{KINDS[name].title} {what}; {KINDS[name].remedy}.", file=sys.stderr)
 
     run, ledger = tracked_run(folder), Ledger(folder.path)
     feeds = [
-        Feed(run, partial(open_tracker, name), ledger.of(name), partial(tell, name))
+        Feed(run, partial(open_tracker, name), ledger.of(name), partial(report, name))
         for name in wanted
         if name not in failed
     ]
     for feed in feeds:
-        feed.end(Ending(summary.in_words))
+        feed.end(Ending(summary.state_text))
         feed.start()
     while any(feed.is_alive for feed in feeds):
         for feed in feeds:
-            feed.look()
+            feed.check()
         time.sleep(_POLL_SECONDS)
     return 1 if failed else 0

@@ -1,6 +1,5 @@
-"""A run in a terminal shows a progress bar, which is drawn from the run's own record.
-
-Ctrl-C makes the run stop and save.
+"""A run in a terminal: a progress bar, which is drawn from the run's own record. Ctrl-C makes the
+run stop and save.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ from engine.runs.record.events import (
     StepFinished,
 )
 from engine.runs.record.run_folder import open_run
+from engine.text import counted, in_gb, in_gib, in_percent, in_seconds
 from engine.tools.cli.bars import SteadyBar
-from engine.tools.cli.check_report import block_inputs_text, kernels_in_words
-from engine.tools.cli.end_signals import EndSignals, tell
+from engine.tools.cli.check_report import block_inputs_text, kernels_text
+from engine.tools.cli.end_signals import EndSignals, write_line
 from engine.training.checkpoints.saved_on_disk import saved_steps
 from engine.training.loop.run import Run, resume_run, start_run
 from engine.training.weights.usable_start import refuse_unusable
-from engine.words import counted, in_gb, in_gib, in_percent, in_seconds
 
 IN_BYTES = ("download", "load_model", "allocate", "checkpoint")
-"""The progress of these jobs is measured in bytes."""
+"""Jobs whose progress is measured in bytes."""
 BAD_INPUT = {error.__name__ for error in (ConfigError, DataError, ModelError, FitError)}
-"""These errors mean that the run was given bad input."""
+"""Errors for bad input to a run."""
 
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """A `TrainCommand` is what a person asks for: a run of `preset`, to go on with the run
-    `resume`, or a run that starts from the weights of the run `start_from`, whose settings it takes
-    if there is no preset.
+    """The run that the command line asks for: of `preset`, a resume of the run `resume`, or a run
+    that starts from the weights of the run `start_from`, whose settings it takes if there is no
+    preset.
     """
 
     preset: Path | None
@@ -67,13 +66,13 @@ class TrainCommand:
     start_from: str | None = None
 
     def with_overrides(self, more: Sequence[str]) -> TrainCommand:
-        """Returns the command with further settings, which count more than those before."""
+        """Returns the command with further settings, which override those before."""
         return replace(self, overrides=[*self.overrides, *more])
 
 
 def run_in_terminal(command: TrainCommand) -> int:
-    """Trains as the command says; returns the exit code, as `show_run` does. Raises ConfigError for
-    bad input, and DataError for a data file that does not exist.
+    """Trains the run of the command; returns the exit code, as `show_run` does. Raises ConfigError
+    for bad input, and DataError for a data file that does not exist.
     """
     return show_run(asked_run(command), command.runs_dir)
 
@@ -119,19 +118,21 @@ def show_run(run: Run, runs_dir: Path) -> int:
     finally:
         screen.close()
     if ended.state == "failed":
-        _say(f"ramstream: {ended.reason}", sys.stderr)
+        _print_line(f"ramstream: {ended.reason}", sys.stderr)
         if ended.error_type == DeviceError.__name__:
             _end_without_device()
         return 2 if ended.error_type in BAD_INPUT else 1
     if ended.export_failed:
-        _say(f"ramstream: {ended.reason}", sys.stderr)
-        _say(f"Export it with: {program_command()} export {run.id} FOLDER{_runs_option(runs_dir)}")
+        _print_line(f"ramstream: {ended.reason}", sys.stderr)
+        _print_line(
+            f"Export it with: {program_command()} export {run.id} FOLDER{_runs_option(runs_dir)}"
+        )
         if ended.error_type == DeviceError.__name__:
             _end_without_device()
         return 1
-    _say(ended.reason)
+    _print_line(ended.reason)
     if ended.state == "stopped":
-        _say(_how_it_goes_on(run, runs_dir))
+        _print_line(_how_it_goes_on(run, runs_dir))
     return 0
 
 
@@ -144,7 +145,9 @@ def _saves(run: Run) -> bool:
 
 
 def _how_it_goes_on(run: Run, runs_dir: Path) -> str:
-    """Returns a line with the command that goes on with a run that was stopped, or from it."""
+    """Returns a line with the command that continues a run that was stopped, or trains on from
+    it.
+    """
     saved = saved_steps(run.folder.checkpoints_path)
     what, option = "Resume it", "--resume"
     if saved.is_weights_alone:
@@ -184,7 +187,7 @@ def trained_on(
     return config.with_values(values).with_overrides(overrides)
 
 
-def _say(text: str, file: TextIO | None = None) -> None:
+def _print_line(text: str, file: TextIO | None = None) -> None:
     """Prints a line, even if nothing reads the pipe or terminal any more.
 
     The end of a run must not depend on its output being read.
@@ -204,7 +207,7 @@ STEP_IS_FINISHED = (
 
 
 class _Screen:
-    """A `_Screen` shows the records of a run as they arrive."""
+    """Shows the records of a run as they arrive."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -213,14 +216,14 @@ class _Screen:
         saving = " and saving" if _saves(run) else ""
         again = "press Ctrl-C again to leave at once"
         self._stopping = f"\nStopping after this step{saving}; {again}."
-        _say(f"Run {run.id} in {run.folder.path}")
+        _print_line(f"Run {run.id} in {run.folder.path}")
 
     def interrupt(self, _number: int, is_urgent: bool) -> None:
         """Queues a request when a signal arrives; a signal handler must not wait for locks."""
         self._run.stop(is_urgent)
-        tell(self._stopping)
+        write_line(self._stopping)
         if is_urgent and self._run.finishes_its_step:
-            tell(STEP_IS_FINISHED)
+            write_line(STEP_IS_FINISHED)
 
     def show(self, record: Record) -> None:
         """Shows one record; the recorder calls this."""
@@ -275,7 +278,7 @@ class _Screen:
         line = ""
         match event:
             case PlanBuilt():
-                line = f"Plan: {plan_in_words(event.choices)}"
+                line = f"Plan: {plan_text(event.choices)}"
             case ForecastChecked(moment="end"):
                 line = f"Measured, of what was predicted: {prediction_check_text(event.quantities)}"
             case EvalFinished():
@@ -321,7 +324,7 @@ class _Screen:
             bar = SteadyBar(
                 total=event.total,
                 initial=event.done,
-                desc=job_in_words(event),
+                desc=job_text(event),
                 unit="B" if event.job in IN_BYTES else "",
                 unit_scale=True,
                 leave=False,
@@ -329,7 +332,7 @@ class _Screen:
                 dynamic_ncols=True,
             )
             self._job = (event.job, bar)
-        bar.set_description(job_in_words(event), refresh=False)
+        bar.set_description(job_text(event), refresh=False)
         bar.update(event.done - bar.n)
         if event.done >= event.total:
             self._close_job()
@@ -348,7 +351,7 @@ class _Screen:
             self._bar.close()
 
 
-def job_in_words(event: JobProgressed) -> str:
+def job_text(event: JobProgressed) -> str:
     """Returns a text for a job: "Load model", "Download, 3 of 7 files", or the job's own
     message.
     """
@@ -364,7 +367,7 @@ _UPDATES = {
 }
 
 
-def plan_in_words(choices: dict[str, Any]) -> str:
+def plan_text(choices: dict[str, Any]) -> str:
     """Returns the choices of a plan in one line, leaving out those that are missing."""
     rows = counted(choices["micro_batch_size"], "row")
     parts = [f"{counted(choices['micro_batches'], 'micro-batch')} of {rows}"]
@@ -390,7 +393,7 @@ def plan_in_words(choices: dict[str, Any]) -> str:
     parts.append(block_inputs_text(choices))
     parts += [words for name, words in _UPDATES.items() if choices.get(name)]
     if choices.get("compiled") is not None:
-        parts.append(kernels_in_words(choices))
+        parts.append(kernels_text(choices))
     if choices.get("device_updated_units"):
         parts.append(f"{counted(len(choices['device_updated_units']), 'unit')} updated on the GPU")
     if choices.get("predicted_seconds"):
@@ -402,12 +405,12 @@ def prediction_check_text(quantities: Mapping[str, Comparison]) -> str:
     """Returns one line that compares the measurements of a run with the predictions."""
     parts = []
     for name, pair in quantities.items():
-        words = in_seconds if name.endswith("_seconds") else in_gib
+        as_text = in_seconds if name.endswith("_seconds") else in_gib
         measured, predicted, error = pair["measured"], pair["predicted"], pair["error"]
         if measured is None:
             continue
-        part = f"{QUANTITIES.get(name, name)} {words(measured)}"
+        part = f"{QUANTITIES.get(name, name)} {as_text(measured)}"
         if error is not None and predicted is not None:
-            part += f" of {words(predicted)} ({100 * error:+.1f} %)"
+            part += f" of {as_text(predicted)} ({100 * error:+.1f} %)"
         parts.append(part)
     return ", ".join(parts)

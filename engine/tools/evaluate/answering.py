@@ -1,4 +1,4 @@
-"""A task says how it wants its answers in words, and when an answer is over."""
+"""How a task wants its answers, and when an answer is over."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from engine.errors import DataError
 from engine.runtime.sampling.generate import Drawing
 
 DEFAULT_TOKENS = 256
-"""An answer has at most this many tokens where its task does not say."""
+"""Tokens of an answer at most, where its task does not set it."""
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Tasks give the length of an answer by one of these names; the first of them counts."""
+"""Names by which tasks give the length of an answer; the first of them counts."""
 _BYTES_TOO_MANY = 4
-"""The first token of a text that ends an answer may begin this many bytes before it."""
+"""Bytes by which the first token of a text that ends an answer may begin before it."""
 
 
 @dataclass(frozen=True)
 class WantedAnswers:
-    """`WantedAnswers` are what a task says of the answers to its questions."""
+    """What a task sets for the answers to its questions."""
 
     until: tuple[str, ...]
-    """An answer ends before the first of these texts."""
+    """Texts before the first of which an answer ends."""
     max_new_tokens: int
     drawing: Drawing
 
@@ -54,10 +54,10 @@ class WantedAnswers:
         )
 
     def is_over(self, decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], bool]:
-        """Returns a function that says whether new tokens hold a text that ends the answer.
+        """Returns a function that returns whether new tokens hold a text that ends the answer.
 
         `decode` returns the text of tokens, special ones included. Only the last tokens are
-        decoded, as it is asked after each token.
+        decoded, since it is called after each token.
         """
         longest = max((len(text.encode()) for text in self.until), default=0) + _BYTES_TOO_MANY
 

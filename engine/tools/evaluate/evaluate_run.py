@@ -1,4 +1,4 @@
-"""`evaluate_run` asks tasks of a run's weights, and keeps the results in the run's folder."""
+"""Benchmarks of a run's weights. The results are kept in the run's folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from engine import safe_files
 from engine.config.export_choice import ExportFrom
 from engine.errors import RunError
-from engine.progress import Progress, no_progress, saying
+from engine.progress import Progress, labeled, no_progress
 from engine.runs.record.following import Follower, catch_up
 from engine.runs.record.run_folder import RunFolder, open_run
 from engine.runs.record.snapshot import RunSnapshot
@@ -39,7 +39,7 @@ from engine.training.export.model_card import CARD, with_benchmarks
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The weights that are measured: where they are, and what is said of them."""
+    """The weights that are measured: where they are, and their description."""
 
     source: Source
     measured: MeasuredWeights
@@ -53,13 +53,13 @@ def evaluate_run(
     progress: Progress = no_progress,
     allows: Callable[[str], bool] = lambda _: False,
 ) -> list[BenchmarkResult]:
-    """Asks tasks of the best or the last weights of a run, as `of` says, and returns the results,
-    which are also kept in the run's folder. Without `of`, it asks the run's export or, where there
-    is none, the weights that an export would take. `allows` says whether tasks of a person's folder
-    may run programs of their own, which a sentence tells it.
+    """Runs tasks on the best or the last weights of a run, according to `of`, and returns the
+    results, which are also kept in the run's folder. Without `of`, it uses the run's export or,
+    where there is none, the weights that an export would take. `allows` gets a sentence on the
+    programs that tasks of a user's folder would run, and returns whether they may.
 
-    Raises RunError without lm-evaluation-harness, for a run that goes on and for one without
-    weights, DataError for tasks that cannot be asked, and FitError where memory is short.
+    Raises RunError without lm-evaluation-harness, for a run that is under way and for one without
+    weights, DataError for tasks that cannot be run, and FitError where memory is short.
     """
     refuse_without_harness()
     folder = open_run(runs_dir, run_id)
@@ -72,7 +72,7 @@ def evaluate_run(
 
         def loaded() -> ChatEngine:
             how_they_fit([chosen.source])
-            chat_engine = load(chosen.source, saying(progress, "Loading the weights"))
+            chat_engine = load(chosen.source, labeled(progress, "Loading the weights"))
             owned.callback(chat_engine.close)
             return chat_engine
 
@@ -110,7 +110,7 @@ def _chosen(folder: RunFolder, of: ExportFrom | None) -> _Chosen:
 
 def _add_to_card(folder: RunFolder, measured: MeasuredWeights) -> None:
     """Writes the results of the run's export into its model card, if it has one. What a person
-    wrote there stays. A card that cannot be written is left as it is.
+    wrote there stays. A card that cannot be written is left unchanged.
     """
     card = folder.export_path / CARD
     of_export = MeasuredWeights("export", measured.step, measured.dtype)

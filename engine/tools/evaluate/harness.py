@@ -1,4 +1,4 @@
-"""The harness (lm-evaluation-harness) reads the tasks, asks them, and counts the answers.
+"""lm-evaluation-harness, which reads the tasks, asks their questions, and counts the answers.
 
 The package `lm_eval` is imported inside functions: it is optional, and loads for seconds.
 """
@@ -21,9 +21,9 @@ from engine.progress import Progress
 from engine.runs.summaries.benchmark_results import BenchmarkResult, WhichWeights
 from engine.tools.chat.chat_engines import ChatEngine
 from engine.tools.evaluate.task_code import (
-    in_words,
     metrics_of_the_harness,
     programs_of,
+    programs_text,
     sandbox_templates,
 )
 
@@ -37,26 +37,26 @@ _NEAR = 3
 
 @dataclass(frozen=True)
 class AskedTasks:
-    """An `AskedTasks` says which tasks are asked, and how."""
+    """The tasks to run, and how."""
 
     names: tuple[str, ...]
     include: Path | None = None
-    """A person's own tasks are in this folder."""
+    """Folder with a user's own tasks."""
     limit: int | None = None
-    """At most so many samples of each task are asked; None asks all."""
+    """Number of samples of each task at most; None for all."""
     shots: int | None = None
     """Number of solved examples before each question; None leaves that to the task."""
     chat: bool = False
-    """The questions are written with the model's chat template if this is true."""
+    """The questions are written with the model's chat template."""
     most_tokens: int | None = None
-    """A row has at most so many tokens; None leaves that to the model."""
+    """Tokens of a row at most; None leaves that to the model."""
     allows_code: bool = False
     """The tasks may run programs of their own."""
 
 
 @dataclass(frozen=True)
 class MeasuredWeights:
-    """The tasks are asked of these weights of a run."""
+    """The weights of a run that are measured."""
 
     weights: WhichWeights
     step: int | None
@@ -73,8 +73,8 @@ def refuse_without_harness() -> None:
 
 
 def refuse_programs(asked: AskedTasks, allows: Callable[[str], bool]) -> AskedTasks:
-    """Returns what is asked, with the permission to run programs where its tasks need it. `allows`
-    is told in a sentence which they are, and returns whether they may run.
+    """Returns the tasks, with the permission to run programs where they need it. `allows` gets a
+    sentence with these programs, and returns whether they may run.
 
     Raises DataError where they may not.
     """
@@ -83,7 +83,7 @@ def refuse_programs(asked: AskedTasks, allows: Callable[[str], bool]) -> AskedTa
     programs = programs_of(asked.include, asked.names, metrics_of_the_harness())
     if not programs:
         return asked
-    runs = f"The tasks in {asked.include} run programs of their own: {in_words(programs)}"
+    runs = f"The tasks in {asked.include} run programs of their own: {programs_text(programs)}"
     if not allows(f"{runs}. They may do whatever you may do on this machine."):
         raise DataError(
             f"--include: {runs[0].lower()}{runs[1:]}; read them, then add "
@@ -93,7 +93,7 @@ def refuse_programs(asked: AskedTasks, allows: Callable[[str], bool]) -> AskedTa
 
 
 def open_tasks(asked: AskedTasks) -> TaskManager:
-    """Returns the harness's list of tasks, to which those of a person's folder are added.
+    """Returns the harness's list of tasks, to which those of a user's folder are added.
 
     Raises DataError for a folder that is none and for names that it does not know.
     """
@@ -115,7 +115,7 @@ def open_tasks(asked: AskedTasks) -> TaskManager:
 
 
 def _tasks_of(asked: AskedTasks) -> TaskManager:
-    """Returns the list of a person's tasks if all that are asked are there, or else of all tasks.
+    """Returns the list of a user's tasks if all that are asked for are there, or else of all tasks.
     The harness has 14,000 files of its own, whose reading takes five seconds.
     """
     from lm_eval.tasks import TaskManager
@@ -131,7 +131,7 @@ def _tasks_of(asked: AskedTasks) -> TaskManager:
 def ask(
     tasks: TaskManager, asked: AskedTasks, load: Callable[[], ChatEngine], progress: Progress
 ) -> dict[str, Any]:
-    """Asks all tasks, and returns what the harness found, as `results_of` reads it. `load` loads
+    """Runs all tasks, and returns what the harness found, as `results_of` reads it. `load` loads
     the weights once the tasks are read.
 
     Raises DataError for tasks that cannot be read, and the errors of `load` and of the engine.

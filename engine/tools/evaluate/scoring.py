@@ -1,4 +1,4 @@
-"""`score` tells how likely continuations are, with as few sweeps over the layers as possible.
+"""Log-likelihoods of continuations, with as few sweeps over the layers as possible.
 
 - Requests with the same tokens before the last share a row, such as the choices A to D of a
   question. Each adds only its labels.
@@ -27,9 +27,9 @@ class Continuation:
     """Tokens of a text, and those that may continue it."""
 
     context: Sequence[int]
-    """There is at least one token here."""
+    """Tokens before the continuation, at least one."""
     tokens: Sequence[int]
-    """An empty continuation is certain."""
+    """Tokens of the continuation; an empty one is certain."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Likelihood:
     """Likelihood of a continuation."""
 
     log: float
-    """It is the natural logarithm of the probability, summed over the tokens."""
+    """Natural logarithm of the probability, summed over the tokens."""
     is_greedy: bool
-    """It is true if each token is the likeliest one after those before it."""
+    """Each token is the likeliest one after those before it."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def score(
 ) -> list[Likelihood]:
     """Returns the likelihood of each continuation, in order.
 
-    A context whose row would have more than `longest` tokens loses its first ones. `progress` is
-    told the requests that are done. A micro-batch has at most `most_tokens` tokens, unless it is a
-    single row. Raises DataError for a continuation that is too long, and FitError if the GPU's
+    A context whose row would have more than `longest` tokens loses its first ones. `progress` gets
+    the number of requests that are done. A micro-batch has at most `most_tokens` tokens, unless it
+    is a single row. Raises DataError for a continuation that is too long, and FitError if the GPU's
     memory does not last for a single row.
     """
     rows = _rows(asked, longest)

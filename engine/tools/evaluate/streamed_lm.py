@@ -1,4 +1,4 @@
-"""A `StreamedLM` answers the requests of lm-evaluation-harness with weights that are streamed.
+"""The requests of lm-evaluation-harness, answered with weights that are streamed.
 
 This module imports `lm_eval`, which may not be installed.
 """
@@ -18,21 +18,21 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from engine.data.tokens.chat_template import ChatTemplate
 from engine.data.tokens.template_process import Chat, Refusal
 from engine.errors import DataError
-from engine.progress import Progress, saying
+from engine.progress import Progress, labeled
 from engine.runtime.sampling.generate import AnswerLimits
 from engine.tools.chat.chat_engines import ChatEngine
 from engine.tools.evaluate.answering import WantedAnswers
 from engine.tools.evaluate.scoring import Continuation, score
 
 LONGEST = 2048
-"""Rows have at most this many tokens where the model does not say, as in the harness itself."""
+"""Tokens of a row at most where the model does not set it, as in the harness itself."""
 
 
 class StreamedLM(TemplateLM):
-    """A `StreamedLM` is what the harness takes for a model.
+    """A model for the harness.
 
     The weights are loaded when the first request arrives, since a task that cannot be read must be
-    told before that. All requests of one kind arrive together, so that a sweep over the layers
+    reported before that. All requests of one kind arrive together, so that a sweep over the layers
     answers as many of them as possible.
     """
 
@@ -53,14 +53,14 @@ class StreamedLM(TemplateLM):
 
     @property
     def chat_engine(self) -> ChatEngine:
-        """Returns the loaded weights."""
+        """The loaded weights."""
         if self._chat_engine is None:
             self._chat_engine = self._load()
         return self._chat_engine
 
     @property
     def is_asked(self) -> bool:
-        """Returns whether the harness has read its tasks and uses the model."""
+        """Whether the harness has read its tasks and uses the model."""
         return self._chat_engine is not None
 
     @property
@@ -77,7 +77,7 @@ class StreamedLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """Returns the token that ends a text. Raises DataError if the tokenizer has none."""
+        """Token that ends a text. Raises DataError if the tokenizer has none."""
         token = self.tokenizer.eos_token_id
         if token is None:
             raise DataError("The tokenizer has no token that ends a text, so no task can be asked.")
@@ -85,13 +85,13 @@ class StreamedLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Returns the token before a text that has no context."""
+        """Token before a text that has no context."""
         token = self.tokenizer.bos_token_id
         return self.eot_token_id if token is None else token
 
     @property
     def max_length(self) -> int:
-        """Returns the most tokens of a row."""
+        """Number of tokens of a row, at most."""
         longest = self.chat_engine.prompt_builder.longest or LONGEST
         return min(longest, self._most_tokens or longest)
 
@@ -108,7 +108,7 @@ class StreamedLM(TemplateLM):
 
     @property
     def _begin(self) -> str:
-        """Returns the text of the token before a text."""
+        """Text of the token before a text."""
         return self.tokenizer.decode([self.prefix_token_id])
 
     # ------------------------------------------------------------------ likelihoods
@@ -132,7 +132,7 @@ class StreamedLM(TemplateLM):
             Continuation(context or [self.prefix_token_id], tokens) for context, tokens in pairs
         ]
         engine = self.chat_engine.sampler().engine
-        progress = saying(self._progress, "Scoring")
+        progress = labeled(self._progress, "Scoring")
         found = score(engine, asked, self.max_length, progress)
         return [(one.log, one.is_greedy) for one in found]
 
@@ -207,7 +207,7 @@ class StreamedLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Returns a question with its examples as the model's chat template writes them. Raises
+        """Returns a question with its examples as the model's chat template renders them. Raises
         DataError where there is no template, where it refuses them or where it exceeds its limits.
         """
         chat = Chat(list(chat_history))
@@ -218,6 +218,6 @@ class StreamedLM(TemplateLM):
         if isinstance(text, Refusal):
             raise DataError(
                 "The questions cannot be written with the model's chat template "
-                f"({text.words.rstrip('. ')}); leave --chat out."
+                f"({text.message.rstrip('. ')}); leave --chat out."
             )
         return text

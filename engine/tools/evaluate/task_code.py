@@ -21,7 +21,7 @@ FUNCTION = "!function"
 _MOST_BYTES = 4 << 20
 _MOST_SHOWN = 8
 _PICKLES = ("pandas",)
-"""Data sets that these readers of `datasets` read are pickles."""
+"""Readers of `datasets` whose data sets are pickles."""
 
 
 _Safe: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
@@ -43,7 +43,7 @@ class _Loader(_Safe):
 
 @dataclass
 class _TaskFile:
-    """What a task file says of itself."""
+    """What a task file contains."""
 
     path: Path
     names: set[str] = field(default_factory=set)
@@ -52,15 +52,15 @@ class _TaskFile:
     """Names of the tasks of a group."""
     includes: list[Path] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
-    """The programs that it runs, in words."""
+    """Descriptions of the programs that it runs."""
 
-    def look_at(self, tree: dict[Any, Any], metrics: Collection[str]) -> None:
-        """Adds what a task or a group says. The harness itself has the `metrics`."""
+    def add(self, tree: dict[Any, Any], metrics: Collection[str]) -> None:
+        """Adds the content of a task or a group. The harness itself has the `metrics`."""
         for key in ("task", "group", "tag"):
             value = tree.get(key)
             for each in value if isinstance(value, list) else [value]:
                 if isinstance(each, dict):  # a task within a group
-                    self.look_at(each, metrics)
+                    self.add(each, metrics)
                     self.needs |= {str(each[name]) for name in ("task", "group") if name in each}
                 elif each is not None:
                     in_group = key == "task" and isinstance(value, list)
@@ -73,8 +73,8 @@ class _TaskFile:
 
 
 def programs_of(folder: Path, names: Collection[str], metrics: Collection[str]) -> list[str]:
-    """Returns the programs that tasks run which are asked for by `names`, where a file in `folder`
-    says so, each in words. The harness itself has the `metrics`.
+    """Returns descriptions of the programs that the tasks `names` run, as far as files in `folder`
+    name them. The harness itself has the `metrics`.
 
     Raises DataError for a task file that cannot be read.
     """
@@ -100,7 +100,7 @@ def programs_of(folder: Path, names: Collection[str], metrics: Collection[str]) 
     return list(dict.fromkeys(found))
 
 
-def in_words(programs: Collection[str]) -> str:
+def programs_text(programs: Collection[str]) -> str:
     """Returns a few of the programs as the end of a sentence."""
     shown = ", ".join(list(programs)[:_MOST_SHOWN])
     more = len(programs) - _MOST_SHOWN
@@ -108,7 +108,7 @@ def in_words(programs: Collection[str]) -> str:
 
 
 def sandbox_templates() -> None:
-    """Has the harness render the texts of tasks in a sandbox, from here on in this process."""
+    """Makes the harness render the texts of tasks in a sandbox, from here on in this process."""
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils
 
@@ -141,7 +141,7 @@ def _read(path: Path, metrics: Collection[str]) -> _TaskFile:
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a safe loader
         file = _TaskFile(path)
         if isinstance(tree, dict):
-            file.look_at(tree, metrics)
+            file.add(tree, metrics)
         return file
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DataError(
@@ -163,7 +163,7 @@ def _programs_in(tree: dict[Any, Any], metrics: Collection[str]) -> Iterator[str
 
 
 def _functions_in(value: Any, seen: set[int] | None = None) -> Iterator[str]:
-    """Yields the functions that a value names. Aliases may lead round in a circle."""
+    """Yields the functions that a value names. Aliases may form a circle."""
     seen = set() if seen is None else seen
     if isinstance(value, _Named):
         yield str(value) or "a function"

@@ -334,7 +334,7 @@ def _write_buffers(folder: Path, buffers: Mapping[str, Tensor]) -> dict[str, Any
 
 def _move_into_place(root: Path, step: int, unfinished: Path) -> None:
     run, target = root.parent, root / f"step-{step}"
-    if safe_files.look(target, run) is not None:
+    if safe_files.lstat(target, run) is not None:
         # A folder that is not empty cannot be replaced in one rename. Between the two renames,
         # `folders_by_step` finds the old folder.
         safe_files.rename(target, root / f".step-{step}.old", run)

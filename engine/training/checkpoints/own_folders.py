@@ -33,7 +33,7 @@ def refuse_other_kind(folder: Path) -> None:
     is wrong where there is nothing.
     """
     try:
-        found = safe_files.look(folder, folder.parent)
+        found = safe_files.lstat(folder, folder.parent)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read ({error.strerror}).") from None
     if found is None or stat.S_ISDIR(found.st_mode):

@@ -274,7 +274,7 @@ def verified_manifest(path: Path) -> Manifest:
 
 def _verify_size(path: Path, entry: UnitFile | FrozenFile | BuffersFile) -> None:
     try:
-        found = safe_files.look(path / entry.file, run_of(path))
+        found = safe_files.lstat(path / entry.file, run_of(path))
     except OSError as error:
         raise CheckpointError(
             f"Checkpoint {path} is damaged: {entry.file} cannot be read ({error.strerror})."

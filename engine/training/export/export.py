@@ -1,5 +1,5 @@
-"""These functions write the trained model as a Hugging Face folder: safetensors, configuration,
-tokenizer and generation settings.
+"""The trained model as a Hugging Face folder: safetensors, configuration, tokenizer and generation
+settings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from engine.model.build.library import (
 )
 from engine.model.build.pretrained_files import ids_of_end, load_generation_config
 from engine.model.build.units import TORCH_DTYPES, StreamedModel
-from engine.progress import Progress, no_progress, saying
+from engine.progress import Progress, labeled, no_progress
 from engine.runs.record.following import Follower, catch_up
 from engine.runs.record.run_folder import open_run
 from engine.runs.record.snapshot import RunSnapshot
@@ -51,28 +51,28 @@ from engine.training.weights.multimodal_weights import Source
 from engine.training.weights.open_for_sampling import open_checkpoint
 
 FILE_BYTES = 2_000_000_000
-"""A weight file has at most some bytes more than this, but for one large tensor. While one is being
-written, the program does nothing else and cannot be interrupted.
+"""Size of a weight file at most, in bytes, but for a few bytes and for one large tensor. While a
+file is being written, the program does nothing else and cannot be interrupted.
 """
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model consists of its units, their weights in host planes, and its tokenizer."""
+    """A trained model: its units, their weights in host planes, and its tokenizer."""
 
     model: StreamedModel
     host_states: HostStates
     tokenizer: Any
     source: str
-    """The generation settings of this source are copied."""
+    """Source whose generation settings are copied."""
     dtype: str = "auto"
-    """The weights are written in this dtype; `auto` means the model's own."""
+    """Dtype of the written weights; `auto` is the model's own."""
     card: str = ""
-    """The folder gets this model card; an empty one is not written."""
+    """Model card of the folder; an empty one is not written."""
     adapters: Adapters | None = None
-    """They alone are written; None where the whole model is."""
+    """Adapters, which are then written alone; None where the whole model is."""
     ends: tuple[str, ...] = ()
-    """These tokens were trained to end an answer."""
+    """Ids of the tokens that were trained to end an answer."""
 
     @property
     def written_dtype(self) -> str:
@@ -80,7 +80,7 @@ class TrainedModel:
 
     @property
     def bytes(self) -> int:
-        """The weights take so many bytes in the folder."""
+        """Returns the bytes that the weights take in the folder."""
         item = TORCH_DTYPES[self.written_dtype].itemsize
         if self.adapters is not None:
             return self.model.trained_count * item
@@ -92,8 +92,8 @@ class TrainedModel:
 
     @cached_property
     def whole(self) -> Source | None:
-        """Returns the folder of a model that also reads images or sound, whose other parts are
-        copied; None for any other model, and where adapters alone are written.
+        """Folder of a model that also reads images or sound, whose other weights are copied; None
+        for any other model, and where adapters alone are written.
         """
         if not self.model.non_text or self.adapters is not None:
             return None
@@ -116,7 +116,7 @@ def export_run(
     # A pipe, a device and a link to itself are there too, and are none.
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise RunError(f"{target} is not an empty folder; name a new one for the export.")
-    reading = saying(progress, "Reading the checkpoint")
+    reading = labeled(progress, "Reading the checkpoint")
     checkpoint, weights = choice.checkpoint, choice.weights
     with open_checkpoint(runs_dir, run_id, checkpoint, reading, weights) as opened:
         config, dtype = opened.config, written_dtype(choice.dtype, opened.model.dtype)
@@ -239,8 +239,8 @@ def write_model(
 
 
 def _put_in_place(partial: Path, folder: Path, replaces: bool) -> None:
-    """Gives a whole export its name. A link, or anything else that is no folder, stays, and OSError
-    is raised.
+    """Gives a complete export its name. A link, or anything else that is no folder, stays, and
+    OSError is raised.
     """
     if safe_files.is_folder(folder, folder.parent):
         if replaces:
@@ -319,16 +319,16 @@ def _save_async(
     written: Callable[[float], None],
 ) -> None:
     """Writes the trained weights in the layout of `source`, and beside them what was not trained,
-    as it is there.
+    unchanged.
     """
     write_as_read(whole, source.conversions)
     share = 1 - source.non_text_bytes / trained.bytes
 
-    def told(of_trained: float) -> None:
+    def written_so_far(of_trained: float) -> None:
         written(share * of_trained)
 
     parts = parts_of(trained.model, trained.host_states, whole)
-    files = write_parts(whole, parts, folder, FILE_BYTES, told)
+    files = write_parts(whole, parts, folder, FILE_BYTES, written_so_far)
     source.refuse_other_layout(files.names)
     for file in source.write_non_text_weights(folder, FILE_BYTES):
         files.take(file)

@@ -31,7 +31,7 @@ def save_adapter(
     model: StreamedModel, states: HostStates, adapters: Adapters, written: tuple[str, str, Path]
 ) -> None:
     """Writes the adapter of a model. written: the base model, the dtype of the weights and the
-    folder, which is made.
+    folder, which is created.
     """
     source, dtype, folder = written
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,12 +66,12 @@ def save_adapter(
 
 
 def _target_parameters(model: StreamedModel, adapters: Adapters) -> list[str]:
-    """Returns what names stacked experts to PEFT, which knows no patterns."""
+    """Returns what PEFT calls the stacked experts by, since it knows no patterns."""
     given = adapters.target_parameters
     return stacks_of(model) if any("*" in name for name in given) else list(given)
 
 
 def _saved(modules: list[str], adapters: Adapters) -> list[str]:
-    """Returns the full names of the modules that are trained whole."""
+    """Returns the full names of the modules that are trained as a whole."""
     ends = adapters.save_modules
     return [name for name in modules if any(map(partial(is_named, name), ends))]

@@ -1,5 +1,5 @@
-"""An export in another dtype than the planes, or of units that live on the device, is written part
-by part, since a copy of the whole model would take more memory than training.
+"""Exports in another dtype than that of the planes, or of units that live on the device. They are
+written chunk by chunk, since a copy of the whole model would take more memory than training.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def parts_of(
     model: StreamedModel, states: HostStates, whole: Any
 ) -> Iterator[tuple[dict[str, Tensor], float]]:
     """Yields the weights and persistent buffers of a model by name, some units at a time, each with
-    the share of the parameters that are done with it.
+    the fraction of the parameters that is done with it.
 
     Adapters are merged into the weights of their layers, in fp32.
 
     The weights have the dtypes of `whole`, a transformers model on the meta device: they are those
-    that the model computes with, or in another dtype copies of the masters. Its buffers are taken
-    as they are.
+    that the model computes with, or in another dtype copies of the masters. Its buffers keep their
+    dtypes.
     """
     weights: dict[str, Tensor] = {}
     done = 0
@@ -63,11 +63,11 @@ def write_parts(
     written: Callable[[float], None],
 ) -> WeightFiles:
     """Writes the weights in `parts`, and the configuration of the transformers model `whole`, into
-    `folder`. `written` is called with the share that is done after each part. Returns the weight
-    files, each of at most `most_bytes`, which are not finished: others may join them.
+    `folder`. `written` is called with the fraction that is done after each chunk. Returns the
+    weight files, each of at most `most_bytes`, which are not finished: others may join them.
 
-    transformers writes each part as if it were a model, which undoes what reading has changed, such
-    as the stacking of experts. Everything that belongs together there is in one unit.
+    transformers writes each chunk as if it were a model, which undoes what reading has changed,
+    such as the stacking of experts. Everything that belongs together there is in one unit.
     """
     files = WeightFiles(folder, most_bytes)
     for number, (weights, share) in enumerate(parts):

@@ -1,5 +1,5 @@
-"""A model card says where an exported model comes from: it is the README.md of its folder, filled
-from the run. Folders of this machine are named by their last part alone.
+"""The model card, README.md of an exported folder, filled from the run. It shows where the model
+comes from. Folders of this machine are named by their last part alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.event_tables import EvalTable
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.benchmark_results import BenchmarkResult
-from engine.words import counted
+from engine.text import counted
 
 CARD = "README.md"
 _SHOWN = (
@@ -43,7 +43,7 @@ _SHOWN = (
     "train.neftune_alpha",
     "train.seed",
 )
-"""The card lists these settings."""
+"""Settings that the card lists."""
 _OF_ADAPTERS = (
     "train.lora_rank",
     "train.lora_alpha",
@@ -53,7 +53,7 @@ _OF_ADAPTERS = (
     "train.lora_save_modules",
     "train.lora_target_parameters",
 )
-"""It also lists these of a run that trained adapters."""
+"""Further settings for a run that trained adapters."""
 _OF_PREFERENCES = {
     "sft": (),
     "dpo": (
@@ -71,7 +71,7 @@ _OF_PREFERENCES = {
         "preference.undesirable_weight",
     ),
 }
-"""It also lists these of a run with that objective."""
+"""Further settings for a run with that objective."""
 _LEARNED_FROM = {
     "dpo": "pairs of a chosen and a rejected answer (DPO)",
     "orpo": "pairs of a chosen and a rejected answer (ORPO)",
@@ -81,7 +81,7 @@ _REWARDS = (
     ("rewards/margins", "Mean margin of the rewards", "{:.4f}"),
     ("rewards/accuracies", "Pairs with the chosen answer ahead", "{:.1%}"),
 )
-"""The results have these figures of preferences, under these names."""
+"""Figures of preferences among the results, with their labels and formats."""
 _BENCHMARKS = "## Benchmarks"
 _LOADING = """## How to load it
 
@@ -127,18 +127,18 @@ It is an adapter: `base_model_name_or_path` in adapter_config.json says where it
 
 @dataclass(frozen=True)
 class Exported:
-    """An `Exported` model has the weights after `step`, written in `dtype`."""
+    """An exported model: the weights after `step`, written in `dtype`."""
 
     step: int
     dtype: str
     benchmarks: Sequence[BenchmarkResult] = ()
-    """The benchmarks of these weights are listed; there need not be any."""
+    """Benchmarks of these weights; empty where there are none."""
     is_adapter: bool = False
-    """An adapter is written, without its base model."""
+    """An adapter was written, without its base model."""
     whole_class: str = ""
-    """A model that also reads images or sound is of this class in transformers."""
+    """Class in transformers of a model that also reads images or sound."""
     ends: Sequence[str] = ()
-    """These tokens were trained to end an answer."""
+    """Tokens that were trained to end an answer."""
 
 
 def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> str:
@@ -171,7 +171,9 @@ def _loading(exported: Exported) -> str:
 
 
 def _front(config: TrainConfig, is_adapter: bool) -> str:
-    """Returns what the hub reads of a card. It names models and data sets of the hub alone."""
+    """Returns the front matter of a card, which the hub reads. It names models and data sets of the
+    hub alone.
+    """
     library = "peft" if is_adapter else "transformers"
     front: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
     if _is_of_hub(config.model.source):
@@ -218,7 +220,7 @@ def _origin(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> s
 def _worse(snapshot: RunSnapshot, step: int) -> str:
     """Returns a warning if these are the last weights of a run that has made its model worse."""
     worse = worse_than_before(snapshot, is_over=True) if step == snapshot.step else None
-    return "" if worse is None else f"**{worse.in_words()}**"
+    return "" if worse is None else f"**{worse.sentence()}**"
 
 
 def _results(snapshot: RunSnapshot, step: int, objective: str) -> str:
@@ -279,13 +281,13 @@ def _benchmarks(results: Sequence[BenchmarkResult]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Returns a text in one line, without what ends a cell of a table."""
+    """Returns a text in one line, without characters that end a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def with_benchmarks(card: str, results: Sequence[BenchmarkResult]) -> str:
     """Returns a card with the table of these results, in the place of an earlier table or before
-    the section on data. The rest of the card stays as it is.
+    the section on data. The rest of the card is unchanged.
     """
     section = _benchmarks(results)
     kept = re.sub(rf"^{_BENCHMARKS}\n.*?(?=^## |\Z)", "", card, flags=re.MULTILINE | re.DOTALL)

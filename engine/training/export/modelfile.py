@@ -1,4 +1,4 @@
-"""A `Modelfile` tells Ollama how to run an exported folder."""
+"""The Modelfile of an exported folder, by which Ollama runs it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def modelfile(tokenizer: Any, ends: Sequence[str] = ()) -> str:
 
 def stops_in(text: str) -> list[str]:
     """Returns the stops of a Modelfile that `modelfile` has written. Raises ValueError for a line
-    that is none of its.
+    that it did not write.
     """
     lines = text.splitlines()
     found = [line.removeprefix(_STOP) for line in lines if line.startswith(_STOP)]
@@ -51,7 +51,9 @@ def stops_in(text: str) -> list[str]:
 
 
 def _template_ends(tokenizer: Any) -> list[str]:
-    """Returns what the chat template ends a turn with: tokens or, where there are none, a text."""
+    """Returns the ends of turns that the chat template writes: tokens or, where there are none, a
+    text.
+    """
     try:
         ends = ChatRenderer(tokenizer, Handling()).ends
     except RamstreamError:  # the template exceeds its limits

@@ -1,8 +1,9 @@
-"""A `ChatShape` is a chat template as the texts that stand before and after each turn.
+"""Chat templates as the texts before and after each turn.
 
 Ollama writes templates in Go, and models have theirs in Jinja. A template whose turns are put
-together in this simple way can be said in both; `shape_of` finds its texts in what it writes of a
-few conversations, and compares the tokens of both ways for others. Whatever differs has no shape.
+together in this simple way can be expressed in both; `shape_of` finds its texts in what it writes
+of a few conversations, and compares the tokens of both ways for others. A template that differs has
+no shape.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ _TEXTS = (
 
 
 class NoShape(Exception):
-    """A chat template cannot be said as a `ChatShape`; the message says why."""
+    """Raised for a chat template that no `ChatShape` can express, with the reason."""
 
 
 @dataclass(frozen=True)
 class ChatShape:
-    """A `ChatShape` writes turns one after the other, each between two texts."""
+    """A chat template that writes turns one after the other, each between two texts."""
 
     system_before: str
     system_after: str
     no_system: str
-    """This text stands at the start of a conversation without a system message."""
+    """Text at the start of a conversation without a system message."""
     user_before: str
     user_after: str
     answer_before: str
     answer_after: str
     generation: str
-    """An answer begins after this text."""
+    """Text before an answer."""
     takes_system: bool = True
 
     def written(self, messages: list[Message]) -> str:
@@ -61,7 +62,7 @@ class ChatShape:
 
     @property
     def in_go(self) -> str:
-        """Returns the template in the language of Ollama."""
+        """The template in the language of Ollama (Go)."""
         system = self.no_system
         if self.takes_system:
             system = (
@@ -102,7 +103,7 @@ class ChatShape:
 
 def shape_of(tokenizer: Any) -> ChatShape:
     """Returns the shape of a tokenizer's chat template, whose tokens were compared with those of
-    the template itself. Raises NoShape where they differ, or where a shape cannot say them.
+    the template itself. Raises NoShape where they differ, or where no shape can express them.
     """
     template = ChatTemplate(tokenizer)
     if not template.available:
@@ -194,12 +195,12 @@ def _turns(system: str | None, *texts: str) -> Chat:
 
 def _text(found: str | Refusal) -> str:
     if isinstance(found, Refusal):
-        raise NoShape(f"the chat template refuses a conversation ({found.words})")
+        raise NoShape(f"the chat template refuses a conversation ({found.message})")
     return found
 
 
 def _split(text: str, word: str) -> tuple[str, str]:
-    """Returns what is before and after a word that a template must write once."""
+    """Returns what is before and after a text that a template must write once."""
     if text.count(word) != 1:
         raise NoShape("the chat template leaves out a turn, or writes it twice")
     before, _, after = text.partition(word)

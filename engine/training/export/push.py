@@ -1,6 +1,6 @@
-"""`push` uploads an exported folder to the Hugging Face hub, one file after the other, and then
-makes them one commit. So the repository never shows a part of a model, and a push that was
-cancelled or cut off goes on quickly: the hub has the files that it has.
+"""Uploads of an exported folder to the Hugging Face hub: one file after the other, then one commit
+with all of them. So the repository never shows an incomplete model, and a push that was cancelled
+or cut off continues quickly: the hub keeps the files that it has.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def push(
 
 def _files_of(folder: Path) -> list[Path]:
     """Returns the files of an exported model. Raises RunError if the folder has none, and where it
-    has a link or a pipe: what somebody else linked there is not for the hub.
+    has a link or a pipe: a file that somebody else linked there must not reach the hub.
     """
     try:
         found = safe_files.entries(folder, folder)
@@ -91,7 +91,7 @@ def _files_of(folder: Path) -> list[Path]:
 
 @contextmanager
 def _refusals(repository: str) -> Iterator[None]:
-    """Turns what the hub or the connection answers into one sentence."""
+    """Turns the errors of the hub and of the connection into one sentence."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:

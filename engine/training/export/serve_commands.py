@@ -1,4 +1,4 @@
-"""`what_to_type` says how an exported folder is used by other programs."""
+"""Commands by which other programs use an exported folder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from engine.training.export.modelfile import MODELFILE, stops_in
 
 
 def what_to_type(folder: str | Path, name: str) -> list[tuple[str, str]]:
-    """Returns labels with what to type. `folder` was exported, and `name` is what Ollama is to call
-    the model.
-    """
+    """Returns labels with commands for the exported `folder`. name: of the model in Ollama."""
     path = Path(folder)
     quoted = shlex.quote(str(path))
     gguf = shlex.quote(f"{path.name}.gguf")
@@ -34,8 +32,8 @@ def what_to_type(folder: str | Path, name: str) -> list[tuple[str, str]]:
 
 
 def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str, str]]:
-    """Returns labels with what to type for a folder that holds an adapter alone, which belongs to
-    the model `base`. Servers call it `name`.
+    """Returns labels with commands for a folder that holds an adapter alone, which belongs to the
+    model `base`. Servers call it `name`.
     """
     path = str(Path(folder))
     settings, more, ends = "", "", ""
@@ -65,9 +63,9 @@ def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str,
 
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""vLLM's `--max-lora-rank` has one of these values, or 1 (vllm/config/lora.py)."""
+"""Values that vLLM's `--max-lora-rank` may have, beside 1 (vllm/config/lora.py)."""
 _USUAL_RANK = 16
-"""It is this one where nothing is said."""
+"""Default of `--max-lora-rank`."""
 _REFUSED = {
     "modules_to_save": "with modules that are trained whole, such as the embedding",
     "trainable_token_indices": "with tokens whose vectors are trained",
@@ -76,7 +74,7 @@ _REFUSED = {
     "alpha_pattern": "that is scaled otherwise in some layers",
     "target_parameters": "on stacked experts, but for some families and versions",
 }
-"""vLLM refuses adapters with these settings, or passes over the setting."""
+"""Settings of adapters that vLLM refuses or ignores."""
 
 
 def _adapter_config(folder: Path) -> dict[str, Any]:
@@ -93,7 +91,7 @@ def _rank(config: dict[str, Any]) -> int:
 
 
 def _rank_for_vllm(folder: Path) -> str:
-    """Returns the option for an adapter whose rank is higher than vLLM takes unasked."""
+    """Returns the option for an adapter whose rank is above vLLM's default."""
     rank = _rank(_adapter_config(folder))
     if rank <= _USUAL_RANK:
         return ""
@@ -119,7 +117,7 @@ def _refused_by_vllm(folder: Path) -> str:
 
 
 def _stops(folder: Path) -> str:
-    """Returns the options that end an answer where the Modelfile says, for a program that knows the
+    """Returns the options that end an answer where the Modelfile does, for a program that knows the
     end token of the tokenizer alone.
     """
     try:

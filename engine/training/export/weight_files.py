@@ -1,8 +1,8 @@
 """The weight files of an export: safetensors of a size that is easy to move, with an index where
 there are several.
 
-transformers writes a model part by part, where there is no memory for a copy of all of it.
-`WeightFiles` takes the files of these parts as they come, and joins their tensors to as few files
+transformers writes a model chunk by chunk, where there is no memory for a copy of all of it.
+`WeightFiles` takes the files of these chunks as they come, and joins their tensors to as few files
 as a folder needs.
 """
 
@@ -20,8 +20,8 @@ from engine.model.hub.hub_cache import INDEX, WEIGHTS
 from engine.model.hub.safetensors_header import SafetensorsEntry, read_safetensors_header
 
 SMALLEST = 1 / 20
-"""No file is smaller than this part of the most that one holds; a few more bytes are in the file
-beside it instead.
+"""Size of a file at least, as a fraction of the most that one holds; the file before it holds a few
+more bytes for that.
 """
 _HEADER_ALIGNMENT = 8
 _COPIED_BYTES = 8 << 20
@@ -33,10 +33,10 @@ class _Piece:
 
     name: str
     entry: SafetensorsEntry
-    """What a header says of it: `dtype`, `shape` and `data_offsets`."""
+    """Its entry in a header: `dtype`, `shape` and `data_offsets`."""
     file: Path
     start: int
-    """The byte of `file` at which its values begin."""
+    """Byte of `file` at which its values begin."""
     bytes: int
 
     @property
@@ -55,16 +55,17 @@ class WeightFiles:
         self._folder = folder
         self._most = most_bytes
         self._full: list[_Piece] = []
-        """These fill a file. It is written once the ones behind it are enough for another."""
+        """Tensors that fill a file. It is written once the ones behind it are enough for another.
+        """
         self._pending: list[_Piece] = []
         self._files: list[tuple[Path, list[_Piece]]] = []
         self._taken: dict[Path, int] = {}
-        """How many tensors each file had that was taken."""
+        """Number of tensors of each file that was taken."""
         self._copied: Counter[Path] = Counter()
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors that were taken."""
+        """Names of all tensors that were taken."""
         groups = [*(pieces for _, pieces in self._files), self._full, self._pending]
         return [piece.name for pieces in groups for piece in pieces]
 
@@ -89,8 +90,8 @@ class WeightFiles:
         self._full, self._pending = self._pending, []
 
     def finish(self) -> None:
-        """Writes what is left, gives the files the names that transformers expects, and writes
-        their index where there are several. Raises OSError.
+        """Writes what is left, renames the files as transformers expects them, and writes their
+        index where there are several. Raises OSError.
         """
         if _bytes(self._pending) < self._most * SMALLEST:
             self._pending, self._full = [*self._full, *self._pending], []

@@ -1,13 +1,12 @@
-"""`BestWeights` keeps the best weights so far, by validation loss or exact match, in the run's
-folder `best`.
+"""The best weights so far, by validation loss or exact match, in the run's folder `best`.
 
 They are a checkpoint of weights alone, written in the same way, beside training: whatever happens
-at whichever moment, the folder holds whole weights once it has held any. The new ones are written,
+at any moment, the folder holds complete weights once it has held any. The new ones are written,
 then named, and only then are the old ones deleted.
 
-What is kept here is worth less than the run. So it never pauses a run, and leaves the disk to the
-checkpoints and the export: where there is no room, or the disk refuses, the log says so once, and
-training goes on.
+They matter less than the run. So they never pause a run, and leave the disk to the checkpoints and
+the export: where there is no room, or the disk refuses, a warning is logged once, and training
+continues.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from engine.planning.fit import checkpoint_sizes
 from engine.planning.fit.checkpoint_sizes import export_bytes
 from engine.runs.record.events import BestKept
 from engine.runs.record.validation import Score
+from engine.text import in_gib
 from engine.training.checkpoints.async_writer import AsyncCheckpoint
 from engine.training.checkpoints.checkpoint import (
     CheckpointInfo,
@@ -35,7 +35,6 @@ from engine.training.checkpoints.checkpoint import (
 from engine.training.checkpoints.plane_snapshot import Ended, Snapshot
 from engine.training.loop.prepare import Prepared
 from engine.training.loop.session import Session
-from engine.words import in_gib
 
 _POLL_SECONDS = 0.1
 """Seconds between two checks for requests while waiting for the weights."""
@@ -43,7 +42,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """Weights are being written while steps go on."""
+    """Weights that are being written while steps continue."""
 
     step: int
     snapshot: Snapshot
@@ -51,9 +50,10 @@ class _UnderWay:
 
 
 class BestWeights:
-    """The `BestWeights` of one session of a run; only the training loop calls this.
+    """The best weights of one session of a run; only the training loop calls this.
 
-    An update that waits for them ends their writing where `gives_way` says so. Any thread calls it.
+    An update that waits for their writing ends it where `gives_way`, which any thread may call,
+    returns True.
     """
 
     def __init__(self, session: Session, prepared: Prepared, gives_way: Callable[[], bool]):
@@ -68,15 +68,15 @@ class BestWeights:
             "a checkpoint": shape.checkpoint_bytes(output.checkpoint),
             "the export": exported if output.export else 0,
         }
-        """The disk must have room for these, too, in bytes."""
+        """Bytes on the disk that are reserved for these, by name."""
         self._under_way: _UnderWay | None = None
-        self._told = False
+        self._warned = False
         if output.keeps_best and len(prepared.data.eval) and not self._is_on:
-            self._tell("The best weights are not kept: the disk has no room for them.")
+            self._warn_once("The best weights are not kept: the disk has no room for them.")
 
     @property
     def is_on(self) -> bool:
-        """Returns whether weights are kept in this session."""
+        """Whether weights are kept in this session."""
         return self._is_on
 
     def path_of(self, step: int) -> Path | None:
@@ -98,7 +98,10 @@ class BestWeights:
             return
         self.cancel()  # what is still being written is worse
         contents = Contents(
-            self._prepared.host_states, _told(score), self._prepared.buffers, holds="weights"
+            self._prepared.host_states,
+            _score_record(score),
+            self._prepared.buffers,
+            holds="weights",
         )
         if not self._has_room(step, contents, is_last):
             return
@@ -108,7 +111,7 @@ class BestWeights:
             self._begin(score, contents)
 
     def _has_room(self, step: int, contents: Contents, is_last: bool) -> bool:
-        """Returns whether there is room beside what the run must write; the log says if not."""
+        """Returns whether there is room beside what the run must write; if not, that is logged."""
         others = {
             what: size
             for what, size in self._others.items()
@@ -119,16 +122,16 @@ class BestWeights:
         if free >= needed + sum(others.values()):
             return True
         beside = f" beside {' and '.join(others)}" if others else ""
-        self._tell(
+        self._warn_once(
             f"The weights of step {step:,} are the best so far and are not kept: they need "
             f"{in_gib(needed)}{beside}, and {in_gib(free)} are free. Training goes on; free some "
             "disk space to keep the next that are better."
         )
         return False
 
-    def _tell(self, text: str) -> None:
-        if not self._told:
-            self._told = True
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
             self._session.log("warning", text)
 
     # ------------------------------------------------------------------ writing
@@ -150,14 +153,14 @@ class BestWeights:
             contents.host_states, contents.state, contents.buffers, snapshot, holds="weights"
         )
         write = partial(write_checkpoint, self._root, step, beside, 1)
-        told = partial(self._record_snapshot, score=score, snapshot=snapshot)
-        self._under_way = _UnderWay(step, snapshot, AsyncCheckpoint(snapshot, write, told))
+        record = partial(self._record_snapshot, score=score, snapshot=snapshot)
+        self._under_way = _UnderWay(step, snapshot, AsyncCheckpoint(snapshot, write, record))
 
     def _record_snapshot(self, info: CheckpointInfo, score: Score, snapshot: Snapshot) -> None:
         self._record(info, score, snapshot.waited_seconds, snapshot.copied_bytes)
 
     def _record(self, info: CheckpointInfo, score: Score, waited: float, copied: int) -> None:
-        """Records weights that are whole; their own thread may call this."""
+        """Records weights that are complete; their own thread may call this."""
         path = str(info.path.relative_to(self._session.folder.path))
         self._session.recorder.emit(
             BestKept(
@@ -167,7 +170,7 @@ class BestWeights:
                 seconds=info.seconds,
                 waited_seconds=waited,
                 copied_bytes=copied,
-                **_told(score),
+                **_score_record(score),
             )
         )
 
@@ -176,7 +179,7 @@ class BestWeights:
         if isinstance(error, DiskFullError):
             free = in_gib(disk_free(self._session.folder.path))
             reason = f"{in_gib(error.needed)} are needed, and {free} are free"
-        self._tell(
+        self._warn_once(
             f"The weights of step {step:,} are the best so far and could not be kept: {reason}. "
             "Training goes on; those that were kept before are untouched."
         )
@@ -184,7 +187,7 @@ class BestWeights:
     # ------------------------------------------------------------------ what is under way
 
     def poll(self) -> None:
-        """Takes note of weights that were written meanwhile."""
+        """Records weights that were written meanwhile."""
         if self._under_way is not None and self._under_way.writing.is_done:
             self._take_note()
 
@@ -222,6 +225,6 @@ class BestWeights:
             self._refused(done.step, error)
 
 
-def _told(score: Score) -> dict[str, Any]:
-    """Returns what the record and the weights' folder say of their score."""
+def _score_record(score: Score) -> dict[str, Any]:
+    """Returns the score as it is kept in the record and in the weights' folder."""
     return {"loss": score.loss, "correct": score.correct, "total": score.total}

@@ -1,4 +1,4 @@
-"""A run that lacks disk space for a checkpoint waits with the help of this module, and says why."""
+"""The wait of a run that lacks disk space for a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ import time
 
 from engine.errors import DiskFullError
 from engine.files import disk_free
-from engine.words import in_gib
+from engine.text import in_gib
 
 POLL_SECONDS = 2.0
-"""A waiting run checks the disk every time this many seconds have passed."""
+"""Seconds between two checks of the disk by a waiting run."""
 AGAIN_SECONDS = 30.0
-"""A run waits this many seconds before it tries again if the disk seems to have space but the
-checkpoint could not be written, because of a quota or because other programs write as well.
+"""Seconds until the next attempt if the disk seems to have space but the checkpoint could not be
+written, because of a quota or because other programs write as well.
 """
 
 
 class DiskSpaceWatch:
-    """A `DiskSpaceWatch` waits, from its creation on, for the space that `lacks` reports as
-    missing.
-    """
+    """A wait, from its creation on, for the space that `lacks` reports as missing."""
 
     def __init__(self, lacks: DiskFullError):
         self._lacks = lacks
-        self._began = self._looked = time.monotonic()
+        self._began = self._polled = time.monotonic()
         self._seemed_enough = lacks.free >= lacks.needed
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds since the watch was created."""
+        """Seconds since the watch was created."""
         return time.monotonic() - self._began
 
     @property
     def is_new(self) -> bool:
-        """Returns whether the wait began so recently that nobody can have noticed it yet."""
+        """Whether the wait began so recently that nobody can have noticed it yet."""
         return self.seconds < POLL_SECONDS
 
     def found(self) -> bool:
@@ -42,14 +40,14 @@ class DiskSpaceWatch:
         """
         if self._seemed_enough:
             return self.seconds >= AGAIN_SECONDS
-        if time.monotonic() - self._looked < POLL_SECONDS:
+        if time.monotonic() - self._polled < POLL_SECONDS:
             return False
-        self._looked = time.monotonic()
+        self._polled = time.monotonic()
         return disk_free(self._lacks.folder) >= self._lacks.needed
 
 
-def wait_in_words(lacks: DiskFullError, step: int, is_stopping: bool) -> str:
-    """Returns one sentence that says why a run waits and what ends the wait."""
+def wait_text(lacks: DiskFullError, step: int, is_stopping: bool) -> str:
+    """Returns one sentence on why a run waits and what ends the wait."""
     what = f"the checkpoint of step {step:,} needs {in_gib(lacks.needed)} in {lacks.folder}"
     if lacks.free >= lacks.needed:
         free = "which did not take it"

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator
 
 POLL_SECONDS = 0.2
-"""A request is noticed after so many seconds."""
+"""Seconds until a request is noticed, at most."""
 
 
 class EarlySave:
@@ -56,5 +56,5 @@ class EarlySave:
                 with self._lock:
                     try:
                         is_done = self._step > 0 and self._begin(self._step)
-                    except Exception:  # noqa: BLE001  the training loop tries again, and tells it
+                    except Exception:  # noqa: BLE001  the training loop tries again, and reports it
                         is_done = True

@@ -1,12 +1,12 @@
-"""`EarlyStopping` asks at the right moments what a run has learned, and acts on the answer.
+"""Evaluation at the right moments, and what follows from it.
 
 - Before the first step, the validation rows are evaluated, if they are evaluated during the run,
   and the validation and the fixed prompts are answered.
 - After an evaluation, the best weights are kept (`engine.training.loop.best_weights`), and the run
   ends early if its patience is over.
 - At the end, the weights that are exported are chosen: the best or the last. If they are the best,
-  the planes take them up, once all else is saved. Validation prompts are answered with the weights
-  that are exported, so that what is said of a run is true of what is exported.
+  they are loaded into the planes once all else is saved. Validation prompts are answered with the
+  exported weights, so that the results of a run are those of its export.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from engine.planning.layout.layout import WEIGHT_PLANES
 from engine.runs.record.events import ExportWritten
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.record.validation import Score, ValidationScores
+from engine.text import counted
 from engine.training.checkpoints.restore import load_checkpoint
 from engine.training.export.export import TrainedModel, adapters_alone, write_model
 from engine.training.export.model_card import Exported, model_card
@@ -32,13 +33,12 @@ from engine.training.loop.measurements import Measurements
 from engine.training.loop.oom_recovery import OomRecovery
 from engine.training.loop.prepare import Prepared
 from engine.training.loop.session import Session
-from engine.words import counted
 
 Poll = Callable[[], None]
 
 
 class EarlyStopping:
-    """An `EarlyStopping` belongs to one session of a run.
+    """Evaluations, early stopping and export of one session of a run.
 
     Every submitted step must be applied where its methods are called. They call `poll` often, to
     check for requests; if `poll` raises an exception, the work ends.
@@ -58,7 +58,7 @@ class EarlyStopping:
         self._evaluator = Evaluator(session, prepared, oom_recovery)
         self.best = BestWeights(session, prepared, gives_way)
         self.unexported: Unexported | None = None
-        """What the last export has come to, if it failed."""
+        """The last export, if it failed."""
         self._exported = 0
         output = session.config.output
         is_evaluated = output.eval_every or output.exact_match_samples
@@ -84,8 +84,8 @@ class EarlyStopping:
     # ------------------------------------------------------------------ during the run
 
     def before_first_step(self, poll: Poll) -> None:
-        """Evaluates the weights with which the run begins, and answers prompts with them. The log
-        says what the loss of steps has that validation losses lack.
+        """Evaluates the weights with which the run begins, and answers prompts with them. Logs what
+        the loss of steps has that validation losses lack.
         """
         self._report_losses()
         if self._session.config.output.eval_every:
@@ -128,7 +128,7 @@ class EarlyStopping:
         return patience > 0 and self._snapshot.validation.since_best >= patience
 
     def ended_early(self, step: int, total_steps: int) -> str:
-        """Returns why a run whose patience is over has ended after `step`, in one sentence."""
+        """Returns one sentence on why a run whose patience is over has ended after `step`."""
         validation = self._snapshot.validation
         were = counted(validation.since_best, "evaluation")
         were += " since was" if validation.since_best == 1 else " since were"
@@ -167,7 +167,7 @@ class EarlyStopping:
         """Fills the weight planes with the best weights, those of `step`. Returns False if that
         failed, and the planes hold the weights of step `last` again.
 
-        Raises CheckpointError if they are lost with that.
+        Raises CheckpointError if these are lost, too.
         """
         folder, best = self._session.folder, self.best.path_of(step)
         try:
@@ -189,8 +189,8 @@ class EarlyStopping:
         load_checkpoint(path, prepared.host_states, buffers, WEIGHT_PLANES)
 
     def export(self, config: TrainConfig) -> None:
-        """Writes the chosen weights as a model. What keeps it from that is told in the log and in
-        `unexported`, and fails no run whose steps are all done.
+        """Writes the chosen weights as a model. A failure is logged and kept in `unexported`; it
+        does not fail the run, whose steps are all done.
         """
         step, folder = self._exported, self._session.folder
         progress = self._session.progress("export")
@@ -237,7 +237,7 @@ class EarlyStopping:
 
 @dataclass(frozen=True)
 class Unexported:
-    """The weights of `step` were to be exported, which `failed`."""
+    """Weights of `step` whose export failed (`failed`)."""
 
     step: int
     failed: Failure
@@ -282,13 +282,13 @@ def _choice(snapshot: RunSnapshot, step: int, config: TrainConfig) -> _Choice:
 
 
 def _none_is_better(validation: ValidationScores) -> str:
-    """Returns a clause that says that no evaluation was better than that before training."""
+    """Returns a clause for the case that no evaluation was better than that before training."""
     before = validation.before
     assert before is not None  # the first one after it would be the best
-    return f"no evaluation was better than that before training ({_told(before)})"
+    return f"no evaluation was better than that before training ({_score_text(before)})"
 
 
-def _told(score: Score) -> str:
+def _score_text(score: Score) -> str:
     loss = f"validation loss {score.loss:.4f}"
     return f"{_in_short(score)}, {loss}" if score.total else loss
 
@@ -298,16 +298,16 @@ def _in_short(score: Score) -> str:
 
 
 def _compared(kept: Score, newest: Score) -> str:
-    """Returns a clause that says why the weights of `kept` are better than those of `newest`."""
+    """Returns a clause on why the weights of `kept` are better than those of `newest`."""
     if not kept.total:
         return (
             f"their validation loss is {kept.loss:.4f}, and that of step {newest.step:,}, the "
             f"last, is {newest.loss:.4f}"
         )
-    told = (
+    text = (
         f"they answer {kept.correct} of {kept.total} validation prompts exactly, and those of step "
         f"{newest.step:,}, the last, {newest.correct}"
     )
     if kept.share == newest.share:
-        told += f", at a validation loss of {kept.loss:.4f} and {newest.loss:.4f}"
-    return told
+        text += f", at a validation loss of {kept.loss:.4f} and {newest.loss:.4f}"
+    return text

@@ -1,4 +1,4 @@
-"""An `Evaluator` measures a run: its loss on validation rows, and its answers to prompts."""
+"""A run's loss on validation rows, and its answers to prompts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from engine.training.loop.session import Session
 
 
 class FixedPrompts:
-    """The prompts of `output.sample_prompts` are answered greedily at each evaluation.
+    """The prompts of `output.sample_prompts`, which are answered greedily at each evaluation.
 
     Each prompt has the same form as the training examples. An answer ends with one of the tokens in
     `ends`, or as the chat template ends it.
@@ -94,23 +94,23 @@ class FixedPrompts:
 Poll = Callable[[], None]
 
 SHOWN_SAMPLES = 8
-"""The record keeps this many answers to validation prompts."""
+"""Number of answers to validation prompts in the record, at most."""
 MOST_ROW_LOSSES = 512
-"""The record has this many losses of rows in an evaluation at most. Of more rows, consecutive ones
+"""Number of losses of rows in the record of an evaluation, at most. Of more rows, consecutive ones
 share a loss, always the same ones.
 """
 _SPARE_TOKENS = 4
-"""An answer may be this many tokens longer than the longest expected one."""
+"""Number of tokens by which an answer may be longer than the longest expected one."""
 
 
 class Evaluator:
-    """An `Evaluator` measures the current weights; every submitted step must be applied.
+    """Measures the current weights; every submitted step must be applied.
 
     Its methods call `poll` often, to check for requests; if `poll` raises an exception, the work
     ends. The evaluator does not store `poll`: a method of its owner would form a reference cycle,
     which would keep the memory of a finished run allocated.
 
-    If the GPU's memory does not last, what was begun is planned with less and repeated.
+    If the GPU's memory does not last, the evaluation is planned with less and repeated.
     """
 
     def __init__(self, session: Session, prepared: Prepared, oom_recovery: OomRecovery):
@@ -237,7 +237,7 @@ class Evaluator:
 
 
 def _sample(prompt: Prompt, answer: str) -> dict[str, str]:
-    """Returns what the record keeps of an answer to a validation prompt."""
+    """Returns an answer to a validation prompt in the form of the record."""
     sample = {
         "prompt": prompt.prompt_text,
         "expected": prompt.expected_text,

@@ -1,4 +1,4 @@
-"""Errors from the device or the system are explained here in one sentence for the person."""
+"""Errors of the device or the system as one sentence for the user."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from engine.errors import (
 )
 from engine.machine.short_memory import is_short_of_memory, memory_text, remedy
 from engine.planning.fit.memory_items import Item
+from engine.text import in_gib
 from engine.training.loop.oom_report import (
     GpuFigures,
     gpu_oom_report,
     gpu_shares,
     others_are_blamed,
 )
-from engine.words import in_gib
 
-_DEVICE_WORDS = ("CUDA error", "CUDA driver", "CUBLAS_STATUS", "cuDNN", "CUDNN_STATUS", "NVML")
+_DEVICE_ERRORS = ("CUDA error", "CUDA driver", "CUBLAS_STATUS", "cuDNN", "CUDNN_STATUS", "NVML")
 
 
 def explained(
     error: Exception, gpu_items: Iterable[Item] = (), is_least: bool = False
 ) -> RamstreamError | None:
-    """Returns the error that a person should read in place of `error`, or None for a fault in the
+    """Returns the error that a user should read in place of `error`, or None for a fault in the
     program.
 
     `gpu_items` are the plan's buffers on the device, used to explain a lack of device memory.
-    `is_least` says that no plan takes less.
+    is_least: no plan takes less.
     """
     if _is_of_gpu_memory(error):
         return _gpu_memory_error(error, tuple(gpu_items), is_least)
@@ -50,7 +50,7 @@ def explained(
             "resume the run."
         )
     text = " ".join(str(error).split())
-    if isinstance(error, RuntimeError) and any(word in text for word in _DEVICE_WORDS):
+    if isinstance(error, RuntimeError) and any(word in text for word in _DEVICE_ERRORS):
         # The first line says what happened; torch adds advice on debugging.
         return DeviceError(
             f"The GPU failed ({first_line(error)}); see with nvidia-smi whether it still answers, "
@@ -61,10 +61,10 @@ def explained(
 
 @dataclass(frozen=True)
 class MemoryNote:
-    """Memory that each item took when memory ran out.
+    """Memory of each item when memory ran out.
 
-    `host` says so in words for host memory. `others_before` is how many bytes other programs had on
-    the GPU when the plan was made.
+    `host` is the text for host memory. `others_before` is the number of bytes that other programs
+    had on the GPU when the plan was made.
     """
 
     host: str
@@ -86,7 +86,7 @@ def note_memory(error: BaseException, take: Callable[[], MemoryNote]) -> None:
 
 
 _NOTE = "memory_note"
-"""The note is kept in this attribute of the error."""
+"""Attribute of the error that holds the note."""
 _NAMED_ITEMS = 4
 
 
@@ -125,17 +125,19 @@ def _gpu_memory_error(error: Exception, items: tuple[Item, ...], is_least: bool)
 
 
 def _planned(items: Iterable[Item]) -> str:
-    """Returns what the plan takes and its largest items, as a clause that continues a sentence."""
+    """Returns a clause, which continues a sentence, on what the plan takes and its largest
+    items.
+    """
     largest = sorted(items, key=lambda item: -item.bytes)
     if not largest:
         return ""
     total = sum(item.bytes for item in largest)
     rest = sum(item.bytes for item in largest[_NAMED_ITEMS:])
-    named = ", ".join(_in_words(item) for item in largest[:_NAMED_ITEMS])
+    named = ", ".join(_item_text(item) for item in largest[:_NAMED_ITEMS])
     clause = f", where the plan takes {in_gib(total)}: {named}"
     return f"{clause} and {in_gib(rest)} for the rest" if rest else clause
 
 
-def _in_words(item: Item) -> str:
+def _item_text(item: Item) -> str:
     note = f" ({item.note})" if item.note else ""
     return f"{item.name} {in_gib(item.bytes)}{note}"

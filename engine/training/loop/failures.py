@@ -1,4 +1,4 @@
-"""What ended a run, or what the run can recover from.
+"""Failures that end a run, or that it can recover from.
 
 All causes take one path: numbers that are not finite, a lack of memory, a lost device, a failed
 kernel or compilation, and a fault in the program. `Trainer` saves the last good step for each of
@@ -26,7 +26,7 @@ from engine.training.loop.explain import explained
 
 
 class FailureKind(Enum):
-    """The kinds of failures differ in what the run can do about them."""
+    """Kinds of failures, by what the run can do about them."""
 
     NON_FINITE = auto()
     """A loss or a norm is not finite. The step can be skipped."""
@@ -49,9 +49,9 @@ _KINDS: tuple[tuple[type[RamstreamError], FailureKind], ...] = (
 
 @dataclass(frozen=True)
 class Failure:
-    """A `Failure` has a sentence for the person and the name of the error's type.
+    """A failure: a sentence for the user and the name of the error's type.
 
-    `trace` is the traceback for the log. It is empty if the sentence says everything.
+    `trace` is the traceback for the log. It is empty if the sentence is complete.
     """
 
     kind: FailureKind
@@ -60,7 +60,7 @@ class Failure:
     trace: str = ""
 
     def ended(self, kept: str = "") -> RunEnded:
-        """Returns the last event of a run. `kept` is a sentence about what is saved."""
+        """Returns the last event of a run. `kept` is a sentence on what is saved."""
         return RunEnded("failed", f"{self.sentence} {kept}".rstrip(), self.error_type)
 
 
@@ -71,20 +71,22 @@ def failure_of(error: Exception, gpu_items: Iterable[Item] = ()) -> Failure:
     """
     own = isinstance(error, RamstreamError) and not isinstance(error, GpuMemoryError)
     trace = "" if own else "".join(traceback.format_exception(error))
-    told = explained(error, gpu_items)
-    if told is None:
-        name, said = type(error).__name__, first_line(error)
-        what = name if said == name else f"{name}: {said}"
+    explanation = explained(error, gpu_items)
+    if explanation is None:
+        name, message = type(error).__name__, first_line(error)
+        what = name if message == name else f"{name}: {message}"
         sentence = (
             f"An error in the program ended the run ({what}); the log of the run has the details."
         )
         return Failure(FailureKind.OTHER, sentence, name, trace)
-    sentence = str(told)
-    if isinstance(told, HostMemoryError) and not sentence.endswith("."):
+    sentence = str(explanation)
+    if isinstance(explanation, HostMemoryError) and not sentence.endswith("."):
         # The memory watch gives the account alone.
         sentence += "; free some memory or lower train.micro_batch_size, and resume."
-    kind = next((kind for type_, kind in _KINDS if isinstance(told, type_)), FailureKind.OTHER)
-    return Failure(kind, sentence, type(told).__name__, trace)
+    kind = next(
+        (kind for type_, kind in _KINDS if isinstance(explanation, type_)), FailureKind.OTHER
+    )
+    return Failure(kind, sentence, type(explanation).__name__, trace)
 
 
 def forget_frames(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""The learning rate of each optimizer step follows the curves of transformers'
+"""The learning rate of each optimizer step, on the curves of transformers'
 ``get_*_schedule_with_warmup``.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import replace
 from engine.config.settings import OptimConfig
 
 DECAYING = 0.1
-"""With the schedule `warmup_stable_decay`, the rate falls over this share of the steps, as in
-MiniCPM (arXiv 2404.06395), unless the settings say over how many.
+"""Default share of the steps in which the rate falls with the schedule `warmup_stable_decay`, as in
+MiniCPM (arXiv 2404.06395).
 """
 
 
@@ -68,7 +68,7 @@ def _share_left(config: OptimConfig, before: int, total_steps: int) -> float:
 
 
 def _decay_steps(config: OptimConfig, total_steps: int) -> int:
-    """Returns over how many steps the rate falls at the end."""
+    """Returns the number of steps at the end in which the rate falls."""
     if config.decay_steps is not None:
         return config.decay_steps
     return max(1, round(DECAYING * total_steps))

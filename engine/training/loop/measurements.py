@@ -1,4 +1,4 @@
-"""A `Measurements` records each finished step.
+"""The record of each finished step.
 
 Every step records its figures and where its time went; some steps also record their spans, their
 norms and the memory in use.
@@ -33,25 +33,25 @@ from engine.runs.record.events import LogLine, MemorySampled, StepFinished, Step
 from engine.runtime.distributed.rank_samples import gpus_here, samples_of_ranks
 from engine.runtime.step.engine_settings import AppliedStep
 from engine.runtime.step.preference_metrics import PairSums
+from engine.text import in_gib
 from engine.training.loop.memory_watch import POLL_SECONDS, MemoryWatch, host_limit
 from engine.training.loop.prediction_check import PredictionCheck
 from engine.training.loop.prepare import Prepared
 from engine.training.loop.reference_logps import mismatched_reference_logps
 from engine.training.loop.session import Session
-from engine.words import in_gib
 
 TIMELINES_KEPT = 500
-"""A record holds at most this many timelines, since they take nearly all of its bytes."""
+"""Number of timelines in a record, at most, since they take nearly all of its bytes."""
 SPANS_KEPT = 2_000_000
-"""The timelines of a record hold about this many spans at most, some 200 MB. Plans of many ops have
-fewer timelines for it: one of 21,000 ops has 95.
+"""Number of spans in the timelines of a record, at most: some 200 MB. Plans of many ops have fewer
+timelines for it: one of 21,000 ops has 95.
 """
 
 
 @dataclass
 class _Submitted:
-    """A `_Submitted` is a step that is not applied yet. Its rows were assembled from `began` to
-    `ended`, on the clock used for spans.
+    """A step that is not applied yet. Its rows were assembled from `began` to `ended`, on the clock
+    used for spans.
     """
 
     tokens: int
@@ -59,11 +59,11 @@ class _Submitted:
     began: float
     ended: float
     pairs: list[PairTargets]
-    """A step of pairs has what their answers are compared with, by micro-batch."""
+    """Reference values of a step of pairs, by micro-batch."""
 
 
 class Measurements:
-    """A `Measurements` records the steps of one session.
+    """Records the steps of one session.
 
     `watch` and `prediction_check` are shared with the trainer.
     """
@@ -85,9 +85,9 @@ class Measurements:
         self._spans: list[Span] | None = None
         self._mark = 0.0
         self._memory_at = 0.0
-        self._compiling_told = False
-        self._problems_told: set[tuple[str, str]] = set()
-        self._limit_told = False
+        self._compiling_reported = False
+        self._problems_reported: set[tuple[str, str]] = set()
+        self._limit_reported = False
         self._timelines = len(session.recorder.snapshot.timeline_steps)
         gpus = gpus_here(prepared.backend.device.type, prepared.workers)
         self._gpus = [GpuSampler(gpu) for gpu in range(gpus)] if self._on_gpu else []
@@ -183,17 +183,17 @@ class Measurements:
             )
 
     def _report_mismatched_reference_logps(self, figures: dict[str, float]) -> None:
-        """Writes to the log if the data's references are of another model."""
+        """Logs a warning if the data's reference log-probabilities are of another model."""
         beta = self._session.config.preference.beta
         sentence = mismatched_reference_logps(self._prepared.data.train, figures, beta)
         if sentence is not None:
             self._session.log("warning", sentence)
 
     def report_compiling(self, where: str = "the first step") -> None:
-        """Writes to the log, once, how long compiling took in the first step or in the dry run."""
-        if self._compiling_told or not self._prepared.has_engine:
+        """Logs, once, how long compiling took in the first step or in the dry run."""
+        if self._compiling_reported or not self._prepared.has_engine:
             return
-        self._compiling_told = True
+        self._compiling_reported = True
         seconds, _ = self._prepared.engine.state.compiling
         if seconds:
             self._recorder.emit(
@@ -202,12 +202,12 @@ class Measurements:
         self.report_uncompiled(where)
 
     def report_uncompiled(self, where: str) -> None:
-        """Writes to the log, once, what runs uncompiled against the plan, and why. It may also be
-        found in a late step or in an evaluation, whose rows have another shape.
+        """Logs, once, what runs uncompiled against the plan, and why. This may also be found in a
+        late step or in an evaluation, whose rows have another shape.
         """
         unrecorded = self._prepared.engine.unrecorded
-        if unrecorded and ("graphs", unrecorded) not in self._problems_told:
-            self._problems_told.add(("graphs", unrecorded))
+        if unrecorded and ("graphs", unrecorded) not in self._problems_reported:
+            self._problems_reported.add(("graphs", unrecorded))
             self._recorder.emit(
                 LogLine(
                     "warning",
@@ -217,9 +217,9 @@ class Measurements:
                 )
             )
         for what, problem in self._prepared.engine.uncompiled:
-            if (what, problem) in self._problems_told:
+            if (what, problem) in self._problems_reported:
                 continue
-            self._problems_told.add((what, problem))
+            self._problems_reported.add((what, problem))
             self._recorder.emit(
                 LogLine(
                     "warning",
@@ -250,16 +250,16 @@ class Measurements:
         )
 
     def _has_room(self, spans: int) -> bool:
-        """Returns whether the record takes one more timeline of this many spans on each rank. The
-        first time it does not, the log says so.
+        """Returns whether the record takes one more timeline of this number of spans on each rank.
+        The first time it does not, that is logged.
         """
         workers = self._prepared.workers
         spans *= 1 if workers is None else workers.plan.ranks
         limit = min(TIMELINES_KEPT, max(1, SPANS_KEPT // max(1, spans)))
         if self._timelines < limit:
             return True
-        if not self._limit_told:
-            self._limit_told = True
+        if not self._limit_reported:
+            self._limit_reported = True
             self._recorder.emit(
                 LogLine(
                     "info",
@@ -308,7 +308,7 @@ class Measurements:
 
 
 def _figures_of_pairs(targets: list[PairTargets], applied: AppliedStep) -> dict[str, float]:
-    """Returns what the record says of a step of pairs; nothing of any other step."""
+    """Returns the figures of a step of pairs for the record; empty for any other step."""
     if not targets:
         return {}
     return PairSums.of(targets, np.array(applied.sequence_sums, dtype=np.float32)).metrics()
@@ -317,7 +317,7 @@ def _figures_of_pairs(targets: list[PairTargets], applied: AppliedStep) -> dict[
 def data_wait(
     spans: Sequence[Span], previous: Sequence[Span] | None, began: float, ended: float
 ) -> float:
-    """Returns how many seconds between `began` and `ended` fell after COMPUTE finished the previous
+    """Returns the seconds between `began` and `ended` that fell after COMPUTE finished the previous
     step and before it began this one.
     """
     compute = [span for span in spans if span.op.lane == Lane.COMPUTE]

@@ -1,7 +1,4 @@
-"""A `MemoryBreakdown` finds out which items take the memory of a run.
-
-A run that ends for a lack of memory reports the account in its message.
-"""
+"""The memory of a run by item. A run that ends for a lack of memory reports it in its message."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from engine.data.batches.loader import PreparedData
 from engine.errors import HostMemoryError
 from engine.machine.cgroups import sample_host_memory
 from engine.runtime.device.backend import Backend
+from engine.text import in_gib
 from engine.training.loop.explain import MemoryNote
 from engine.training.loop.memory_watch import MemoryWatch, RankMemory, host_limit, no_ranks
 from engine.training.loop.oom_report import (
@@ -23,12 +21,11 @@ from engine.training.loop.oom_report import (
     host_shares,
     others_on_host,
 )
-from engine.words import in_gib
 
 
 @dataclass
 class MemoryBreakdown:
-    """A `MemoryBreakdown` belongs to one run and is created when the run is planned.
+    """The breakdown of one run, created when the run is planned.
 
     The memory that other programs take at that moment is the baseline for later comparisons.
 
@@ -37,7 +34,7 @@ class MemoryBreakdown:
     - `buffers` returns the bytes of device buffers that live as long as the run. It is None before
       the engine exists; until then, everything on the device counts as buffers.
     - `loading` is True while weights are read (`HostFigures`).
-    - `of_ranks` tells of the other processes of the run.
+    - `of_ranks` returns the memory of the other processes of the run.
     """
 
     report: Mapping[str, Any]
@@ -73,7 +70,7 @@ class MemoryBreakdown:
         )
 
     def note(self) -> MemoryNote:
-        """Returns a note of how much each item takes now, for `note_memory`."""
+        """Returns a note of what each item takes now, for `note_memory`."""
         rss, available = sample_host_memory()
         rss += sum(self.of_ranks().values())
         return MemoryNote(self._of_the_host(rss, available), self._figures(), self._others_on_gpu)
@@ -81,8 +78,8 @@ class MemoryBreakdown:
     def watched(self, check: Callable[[], None], kept: str) -> Callable[[], None]:
         """Returns a function that calls `check` and also watches host memory.
 
-        The kernel may kill a process that loads weights, just like one that trains. `kept` says in
-        words what is kept when the run ends here. The function raises HostMemoryError.
+        The kernel may kill a process that loads weights, just like one that trains. `kept` is a
+        text on what is kept when the run ends here. The function raises HostMemoryError.
         """
         watch = MemoryWatch(self.ran_low, self.of_ranks)
 

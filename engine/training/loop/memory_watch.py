@@ -1,4 +1,4 @@
-"""Host memory is watched while a run is prepared and while it trains.
+"""Host memory while a run is prepared and while it trains.
 
 A `MemoryWatch` detects low memory before the kernel kills the process. A `PeakMemory` measures the
 peak.
@@ -18,31 +18,31 @@ from engine.machine.cgroups import cgroup_memory, sample_host_memory
 from engine.planning.fit.requirements import HOST_MARGIN_BYTES
 
 POLL_SECONDS = 0.5
-"""Memory is sampled after this many seconds, and must be low for this many seconds to end a run."""
+"""Seconds between two samples of memory; it must be low for as long to end a run."""
 THREAD_SECONDS = 0.5
-"""The watch's own thread takes a sample each time this many seconds have passed."""
+"""Seconds between two samples of the watch's own thread."""
 MARGIN_BYTES = HOST_MARGIN_BYTES // 2
-"""Memory is low when fewer bytes than this are free. It is half of the margin in the fit report, so
-that a small error in the report does not stop a run that the report accepted.
+"""Free bytes below which memory is low. It is half of the margin in the fit report, so that a small
+error in the report does not stop a run that the report accepted.
 """
 
 
 RankMemory = Callable[[], Mapping[int, int]]
-"""Such a function returns the bytes that each further process of a run has for itself, by rank. It
+"""A function that returns the bytes that each further process of a run has for itself, by rank. It
 may be called from any thread.
 """
 
 
 def no_ranks() -> Mapping[int, int]:
-    """Returns that a run has no further process."""
+    """Returns an empty dict, for a run without further processes."""
     return {}
 
 
 class MemoryWatch:
-    """A `MemoryWatch` judges samples of host memory.
+    """Judges samples of host memory.
 
-    `breakdown(rss, available)` returns the beginning of a sentence that says how much each item
-    takes. `of_ranks` tells of the other processes of the run.
+    `breakdown(rss, available)` returns the beginning of a sentence on what each item takes.
+    `of_ranks` returns the memory of the other processes of the run.
 
     Memory has run low when every sample for POLL_SECONDS found less than MARGIN_BYTES, or one
     sample found less than half of that; so another program's short peak does not end a run. Any
@@ -56,7 +56,7 @@ class MemoryWatch:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._looked_at = 0.0
+        self._polled_at = 0.0
         self._low_since: float | None = None
         self._problem: str | None = None
 
@@ -67,7 +67,7 @@ class MemoryWatch:
         with self._lock:
             rss, available = sample_host_memory()
             rss += sum(self._of_ranks().values())
-            now = self._looked_at = time.perf_counter()
+            now = self._polled_at = time.perf_counter()
             has_lasted = self._low_since is not None and now - self._low_since >= POLL_SECONDS
             if available < MARGIN_BYTES // 2 or (available < MARGIN_BYTES and has_lasted):
                 self._problem = self._problem or self._account(rss, available)
@@ -79,15 +79,15 @@ class MemoryWatch:
 
     @property
     def is_low(self) -> bool:
-        """Returns whether memory has run low, as far as samples were taken."""
+        """Whether memory has run low, as far as samples were taken."""
         return self._problem is not None
 
     def check(self) -> None:
-        """Raises HostMemoryError, which says how much each item takes, once memory has run low.
+        """Raises HostMemoryError, with what each item takes, once memory has run low.
 
         It takes a sample if none was taken for POLL_SECONDS.
         """
-        if time.perf_counter() - self._looked_at >= POLL_SECONDS:
+        if time.perf_counter() - self._polled_at >= POLL_SECONDS:
             self.poll()
         if self._problem is not None:
             raise HostMemoryError(self._problem)
@@ -113,8 +113,7 @@ def host_limit() -> int:
 
 
 class PeakMemory:
-    """A `PeakMemory` measures the peak of this process's resident bytes since the object was
-    created.
+    """The peak of this process's resident bytes since the object was created.
 
     The kernel keeps one peak value, so only one instance may be in use at a time. Writing 5 to
     ``/proc/self/clear_refs`` (proc(5)) resets it. If the system refuses that, the peak is the

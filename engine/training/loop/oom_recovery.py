@@ -1,10 +1,9 @@
 """A step for which the GPU's memory does not last is planned anew with less. So is an evaluation,
 which is then repeated.
 
-The first two attempts plan for a share of what the failed plan takes, or for what is free now if
+The first two attempts plan for a fraction of what the failed plan takes, or for what is free now if
 that is less. They keep the order of sums if they can: fewer blocks keep their activations or stay
-kept in slots, and block inputs go to the host. The third attempt takes the minimum-memory plan
-there is.
+kept in slots, and block inputs go to the host. The third attempt takes the minimum-memory plan.
 """
 
 from __future__ import annotations
@@ -26,44 +25,44 @@ from engine.planning.fit.job import Job, Target
 from engine.planning.fit.planner import Chosen
 from engine.runs.record.events import PlannedAnew
 from engine.runtime.device.backend import Backend
+from engine.text import in_gib
 from engine.training.loop.explain import explained, note_memory
 from engine.training.loop.failures import forget_frames
 from engine.training.loop.planning import Planned, simulated_step, typical_length
 from engine.training.loop.prepare import Prepared
 from engine.training.loop.session import Session
-from engine.words import in_gib
 
 SHARES = (0.8, 0.5)
-"""The first attempts plan for these shares of what the failed plan takes."""
+"""Fractions of what the failed plan takes, for which the first attempts plan."""
 MOST_ATTEMPTS = len(SHARES) + 1
-"""A step, or an evaluation, is planned anew at most this many times."""
+"""Number of times at most that a step, or an evaluation, is planned anew."""
 OUT_OF_MEMORY = (torch.OutOfMemoryError, GpuMemoryError)
-"""The GPU's memory does not last where one of these is raised."""
+"""Errors for which the GPU's memory does not last."""
 _LOOSE = (
     "train.micro_batch_size",
     "engine.activation_checkpointing",
     "engine.blocks_kept_in_slots",
     "engine.slots",
 )
-"""These settings are chosen anew, also where a person has set them."""
+"""Settings that are chosen anew, also where a person has set them."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A `Moment` says for what the GPU's memory did not last."""
+    """Where in a run the GPU's memory did not last."""
 
     step: int
-    """It is 0 in the dry run and before training."""
+    """Step under way; 0 in the dry run and before training."""
     during: str = ""
-    """It is as in `PlannedAnew`, and empty for a step and for the dry run."""
+    """As in `PlannedAnew`; empty for a step and for the dry run."""
 
     @property
     def after(self) -> int:
-        """Returns the step that the planes hold at this moment."""
+        """Step that the planes hold at this moment."""
         return self.step if self.during else max(0, self.step - 1)
 
-    def in_words(self) -> str:
-        """Returns a clause that says when this is."""
+    def when(self) -> str:
+        """Returns a clause for this moment, such as "before the updates of step 7"."""
         if not self.during:
             return f"before the updates of step {self.step:,}" if self.step else "in the dry run"
         when = f"after step {self.step:,}" if self.step else "before training"
@@ -79,10 +78,10 @@ _DURING = {
 
 
 class OomRecovery:
-    """An `OomRecovery` plans a prepared run anew with less, at most three times for one moment.
+    """Plans a prepared run anew with less, at most three times for one moment.
 
-    If that changes the order of sums, `take_rounding` gets the step after which it does so, and
-    the new `Chosen.rounding`.
+    If that changes the order of sums, `take_rounding` gets the step after which it does so, and the
+    new `Chosen.rounding`.
     """
 
     def __init__(
@@ -95,9 +94,9 @@ class OomRecovery:
         self._take_rounding = take_rounding
         self._prepared = prepared
         self._moment = Moment(0)
-        """This ran out of memory last."""
+        """Moment that ran out of memory last."""
         self._attempt = 0
-        """So often it was planned anew."""
+        """Number of times that it was planned anew."""
 
     def repeated(self, moment: Moment, work: Callable[[], None]) -> None:
         """Does `work`, which updates nothing, once every submitted step is applied. If the GPU's
@@ -207,7 +206,7 @@ def _values(chosen: Chosen) -> dict[str, Any]:
 
 
 def recovery_text(moment: Moment, before: Chosen, after: Chosen) -> str:
-    """Returns a sentence for the log about what is planned anew."""
+    """Returns a sentence for the log on what is planned anew."""
     parts = [f"{in_gib(after.gpu_bytes)} instead of {in_gib(before.gpu_bytes)}"]
     if after.micro_batch_size != before.micro_batch_size:
         parts.append(
@@ -224,7 +223,7 @@ def recovery_text(moment: Moment, before: Chosen, after: Chosen) -> str:
     sums = "No result changes by that."
     if after.rounding != before.rounding:
         sums = "Sums are rounded in another order from here on."
-    lack = f"The GPU ran out of memory {moment.in_words()}."
+    lack = f"The GPU ran out of memory {moment.when()}."
     less = f"planned anew with less ({', '.join(parts)})"
     if moment.during:
         return f"{lack} Steps are {less}, this is repeated, and the run goes on. {sums}"

@@ -1,5 +1,5 @@
-"""A shortage of memory is explained item by item: what was planned for each, what each took, and
-which took more.
+"""A shortage of memory item by item: what was planned for each, what each took, and which took
+more.
 
 Memory that a process cannot attribute to an item counts as the rest: its resident bytes minus those
 that it holds on purpose. Memory in use that is not ours belongs to other programs; it is measured
@@ -17,14 +17,14 @@ from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
 from engine.planning.fit.memory_items import Item, MemoryItem, PartName, items_of
 from engine.planning.fit.predictions import loading_peak
 from engine.planning.schedule.buffers import Word
-from engine.words import MIB, in_gib
+from engine.text import MIB, in_gib
 
 NOTABLE_BYTES = 16 * MIB
-"""An item that exceeds its plan by less than this many bytes is not blamed for the shortage."""
+"""Bytes above its plan from which an item is blamed for the shortage."""
 
 
 class ShareName(Word):
-    """The account of a shortage distinguishes these items, under these names."""
+    """Items of the report of a shortage."""
 
     # Of the host.
     PLANES = "planes"
@@ -41,7 +41,7 @@ class ShareName(Word):
 
     @property
     def alone(self) -> str:
-        """Returns the name to use in a sentence that does not list the other items."""
+        """Name to use in a sentence that does not list the other items."""
         if self == ShareName.REST:
             return "the rest of this process"
         if self == ShareName.OTHERS:
@@ -51,10 +51,10 @@ class ShareName(Word):
 
 @dataclass(frozen=True)
 class Share:
-    """A `Share` is one item of memory: what it was planned to take and what it takes, in bytes.
+    """One item of memory: what it was planned to take and what it takes, in bytes.
 
-    `ours` says whether it belongs to this process. For other programs, `planned` is what they took
-    when the plan was made.
+    ours: it belongs to this process. For other programs, `planned` is what they took when the plan
+    was made.
     """
 
     name: ShareName
@@ -73,9 +73,9 @@ class Share:
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """The figures of GPU memory, in bytes, were measured when an allocation failed.
+    """Figures of GPU memory, in bytes, when an allocation failed.
 
-    `peak` is the most that tensors took; `buffers` is the part of it that lives as long as the run.
+    `peak` is the most that tensors took; `buffers` is what of it lives as long as the run.
     `reserved` is what the allocator holds, of which `allocated` bytes are in tensors. `free` and
     `total` refer to the whole card.
     """
@@ -89,7 +89,7 @@ class GpuFigures:
 
     @property
     def others(self) -> int:
-        """Returns the bytes that other programs hold on the card.
+        """Bytes that other programs hold on the card.
 
         The driver does not distinguish our CUDA context from theirs, so its usual size is
         subtracted.
@@ -99,13 +99,12 @@ class GpuFigures:
 
 @dataclass(frozen=True)
 class HostFigures:
-    """The figures of host memory were measured, in bytes.
+    """Figures of host memory, in bytes.
 
     `held` is what planes, block_inputs, data and copies hold on purpose. `rss` is the resident
     memory of this process, with what other processes of the run have for themselves. `others` is
-    what other programs take, and `others_before` what they took when the plan was made. `loading`
-    says that weights are being read; once the planes take more than the weights alone, reading is
-    over.
+    what other programs take, and `others_before` what they took when the plan was made. loading:
+    weights are being read; once the planes take more than the weights alone, reading is over.
     """
 
     held: Mapping[ShareName, int]
@@ -151,8 +150,8 @@ def host_shares(report: Mapping[str, Any], figures: HostFigures) -> tuple[Share,
 
 
 def host_oom_report(shares: Sequence[Share], rss: int, processes: int = 1) -> str:
-    """Names the item that exceeded its plan, then lists all items, of a run of so many processes
-    that take `rss` bytes.
+    """Names the item that exceeded its plan, then lists all items, of a run of this number of
+    processes that take `rss` bytes.
     """
     ours = "; ".join(str(share) for share in shares if share.ours)
     others = "".join(f"; {share}" for share in shares if not share.ours)
@@ -198,7 +197,7 @@ def gpu_oom_report(shares: Sequence[Share]) -> str:
 
 
 def blamed(shares: Sequence[Share]) -> str:
-    """Returns a text that names the item furthest above its plan, or says that no item is above
+    """Returns a text that names the item furthest above its plan, or states that no item is above
     it.
     """
     worst = max(shares, key=lambda share: share.excess, default=None)

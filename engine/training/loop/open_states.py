@@ -1,5 +1,5 @@
-"""The host states of a run is opened here, with each plane in the place that the plan gives it. The
-log is told what is unusual about these places.
+"""The host states of a run, with each plane in the place that the plan gives it. What is unusual
+about these places is logged.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from engine.runtime.host.mapped_memory import shared_memory_has_huge_pages
 from engine.runtime.host.shared_memory import OwnedMemory
 from engine.runtime.optimizer.host_threads import default_threads
 from engine.runtime.step.streaming_engine import StreamingEngine
+from engine.text import GIB, in_gib
 from engine.training.loop.planning import TrainingJob
 from engine.training.loop.session import Session
-from engine.words import GIB, in_gib
 
 SMALL_PAGES = (
     "Memory that several processes share is in pages of 4 KiB on this machine, so its planes take "
@@ -33,8 +33,8 @@ def start_workers(
     session: Session, job: TrainingJob, ranks: int, allocated: contextlib.ExitStack
 ) -> WorkerGroup | None:
     """Starts the processes of this node that compute a run together with this one, or takes those
-    that torchrun has started, on all nodes; None where it computes alone. The worker group is
-    registered in `allocated`. Raises RankError where one of them cannot be started.
+    of torchrun, on all nodes; None where it computes alone. The worker group is registered in
+    `allocated`. Raises RankError where one of them cannot be started.
     """
     if ranks * session.nodes == 1:
         return None
@@ -56,8 +56,8 @@ def join_nodes(
     session: Session, job: TrainingJob, allocated: contextlib.ExitStack
 ) -> tuple[WorkerGroup | None, TrainingJob]:
     """Returns the worker group of a run on several nodes, as `start_workers` does, with the job and
-    what was measured of the network between them: plans are made with that. There is none where one
-    host computes. Raises RankError where they cannot reach each other.
+    what was measured of the network between them: plans are made with that. There is no group where
+    one node computes. Raises RankError where they cannot reach each other.
     """
     if session.launched_group is None or session.nodes == 1:
         return None, job
@@ -101,8 +101,8 @@ def open_host_states(
 
 
 def report_placement(session: Session, engine: StreamingEngine, states: HostStates) -> None:
-    """Tells in the log what is on the disk, and what it costs that the system refused to register
-    memory for transfers.
+    """Logs what is on the disk, and what it costs that the system refused to register memory for
+    transfers.
     """
     if states.disk_offloaded or engine.saved_block_inputs.file_bytes:
         _report_disk_offload(session, engine, states)

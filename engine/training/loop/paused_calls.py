@@ -1,4 +1,4 @@
-"""Other threads can use `PausedCalls` to have work done on a paused run.
+"""Work of other threads on a paused run.
 
 The run's own thread does the work while it waits. So there are no races, and the run then continues
 as if nothing had been done. This module does not import torch.
@@ -24,7 +24,7 @@ GOES_ON = "The run is not paused any more; pause it to chat with its weights."
 
 
 class PausedCalls:
-    """A `PausedCalls` is open while its run is paused.
+    """Calls that a paused run takes; open while it is paused.
 
     `opened` and `serve` are for the run's thread; the other methods are for any other thread.
     """
@@ -84,7 +84,7 @@ class PausedCalls:
                 act()
 
     def serve(self, prepared: Prepared, seconds: float) -> None:
-        """Does the next piece of work; returns after it, or after `seconds` without any."""
+        """Does the next call; returns after it, or after `seconds` without any."""
         try:
             work, answer = self._calls.get(timeout=seconds)
         except queue.Empty:

@@ -1,4 +1,4 @@
-"""The plan of a run is made here: it decides what fits and which choices are fastest.
+"""The plan of a run: what fits, and which choices are fastest.
 
 - The device's memory limit is set, so that no measurement takes more than the run is allowed.
 - The machine's rates are looked up, or measured once. On the CPU, no choice depends on them.
@@ -54,45 +54,45 @@ from engine.runtime.device.backend import Backend
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.measure.links import link_rate
 from engine.runtime.measure.machine_rates import measure
+from engine.text import counted
 from engine.training.checkpoints.checkpoint import folders_by_step
 from engine.training.loop.memory_breakdown import MemoryBreakdown, data_bytes
 from engine.training.loop.oom_report import ShareName
 from engine.training.loop.session import Session
-from engine.words import counted
 
 PROBE_SECONDS = 0.1
-"""Each rate is measured for this many seconds."""
+"""Seconds for which each rate is measured."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A `Planned` holds what was decided before anything was allocated."""
+    """Decisions made before anything is allocated."""
 
     chosen: Chosen
     predicted: dict[str, float]
-    """The fit report predicted these figures, by `engine.planning.fit.predictions.predictions`."""
+    """Figures that the fit report predicted (`engine.planning.fit.predictions.predictions`)."""
     simulated: PlanSimulated | None
-    """A step with these choices was simulated; this is None if no rates are known."""
+    """Simulated step with these choices; None if no rates are known."""
     breakdown: MemoryBreakdown
     job: Job
     target: Target
-    """The choices were made for this job on this target."""
+    """Target for which the choices were made."""
     copy_bytes: int = 0
-    """The fit report set aside this much RAM for copies of planes, for checkpoints."""
+    """Bytes of RAM that the fit report set aside for copies of planes, for checkpoints."""
     keeps_best: bool = False
     """The best weights are to be kept, and the disk has room for them."""
     ceiling: float | None = None
-    """Large matrix products reach this many FLOPs a second, as measured on the device."""
+    """FLOPs per second of large matrix products, as measured on the device."""
 
     @property
     def seconds(self) -> float | None:
-        """Returns the predicted seconds of a step."""
+        """Predicted seconds of a step."""
         return self.simulated.seconds if self.simulated is not None else None
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A `TrainingJob` holds what is to be trained and on which device, before it is planned.
+    """A job and its device, before it is planned.
 
     `rounding` holds the choices of a resumed run that affect rounding. It is empty for a new run.
     """
@@ -104,12 +104,12 @@ class TrainingJob:
     is_resumed: bool
     rounding: dict[str, Any]
     resumed_step: int = 0
-    """The newest checkpoint of a resumed run is of this step."""
+    """Step of the newest checkpoint of a resumed run."""
     network: float = 0.0
-    """A node receives this many bytes a second from the others, as was measured; 0 for one node."""
+    """Bytes per second that a node receives from the others, as measured; 0 for one node."""
     collective_bytes: int = 0
-    """Each GPU has so much less free memory since the ranks have met for that. It is part of what
-    the run takes.
+    """Bytes by which each GPU has less free memory since the ranks' collectives were set up. They
+    are part of what the run takes.
     """
 
 
@@ -166,16 +166,16 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     if isinstance(backend, CpuBackend):
         backend.share_work(product)
         matmul_rates = stored_cpu_rates(product)
-    told = report.to_dict()
+    as_dict = report.to_dict()
     breakdown = MemoryBreakdown(
-        told,
+        as_dict,
         backend,
         lambda: {ShareName.DATA: data_bytes(job.data)},
         loading=not job.is_resumed,
     )
     return Planned(
         chosen,
-        predictions(told, shape.checkpoint_bytes(config.output.checkpoint)),
+        predictions(as_dict, shape.checkpoint_bytes(config.output.checkpoint)),
         simulated_step(planned_job, chosen, target, typical_length(config, job.data, chosen)),
         breakdown,
         planned_job,
@@ -229,7 +229,7 @@ def typical_length(config: TrainConfig, data: PreparedData, chosen: Chosen) -> i
 
 def padding_note(config: TrainConfig, rows: RowSet, chosen: Chosen) -> str:
     """Returns a sentence on how much of a step is padding where rows have one document each, or an
-    empty text. Lines of pairs are not counted, since each pair is padded to its longer line.
+    empty text. Sequences of pairs are not counted, since each pair is padded to its longer one.
     """
     if rows.packed or rows.sequences_per_row > 1:
         return ""
@@ -252,8 +252,8 @@ def _judged(
 ) -> tuple[FitReport, dict[str, Any]]:
     """Makes and records the fit report. Returns it with the rounding that the planner must keep.
 
-    A resumed run that no longer fits with the plan that it had is planned anew, and the log says
-    so. Raises FitError if the job does not fit.
+    A resumed run that no longer fits with the plan that it had is planned anew, which is logged.
+    Raises FitError if the job does not fit.
     """
     resident = _resident(job.backend.device.type)
     config = session.config.with_values({"data.max_seq_len": sequence_length})
@@ -280,9 +280,9 @@ def _judged(
 
     rounding = _possible_rounding(session, job.rounding, machine)
     report = judged(rounding)
-    if report.verdict == FitStatus.DOES_NOT_FIT and rounding:
+    if report.status == FitStatus.DOES_NOT_FIT and rounding:
         anew = judged({})
-        if anew.verdict != FitStatus.DOES_NOT_FIT:
+        if anew.status != FitStatus.DOES_NOT_FIT:
             report, rounding = anew, {}
             session.log(
                 "warning",
@@ -290,7 +290,7 @@ def _judged(
                 "sums are rounded in another order from here on.",
             )
     session.recorder.emit(FitReported(report.to_dict()))
-    if report.verdict == FitStatus.DOES_NOT_FIT:
+    if report.status == FitStatus.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
     return report, rounding
 
@@ -299,7 +299,7 @@ def _possible_rounding(
     session: Session, rounding: dict[str, Any], machine: Machine
 ) -> dict[str, Any]:
     """Returns the rounding of the run's last session if this machine has as many GPUs as that took,
-    and as many nodes compute the run, else nothing, and the log says so.
+    and as many nodes compute the run; else nothing, which is logged.
     """
     nodes_per_replica = rounding.get("nodes_per_replica", 1)
     nodes = rounding.get("replicas", 1) * nodes_per_replica
@@ -353,7 +353,7 @@ def _machine_for(folder: RunFolder, checkpoint_bytes: int) -> Machine:
 def _limit_gpu_memory(job: TrainingJob, config: TrainConfig) -> int:
     """Limits how much memory the device's allocator may take.
 
-    Returns how many bytes this process may take in total, including its CUDA context.
+    Returns the bytes that this process may take in total, including its CUDA context.
     """
     # The peak and the limit hold for the whole process, so those of an earlier run are reset.
     backend = job.backend
@@ -375,7 +375,7 @@ def _as_event(plan: StepPlan, timing: Simulated) -> PlanSimulated:
 
 
 def _ceiling(rates: Rates | None, shape: ModelShape, device: str) -> float | None:
-    """Returns the FLOPs a second of large matrix products, or None if they were not measured.
+    """Returns the FLOPs per second of large matrix products, or None if they were not measured.
 
     They are measured in float32 on a CPU and in bfloat16 on a GPU; for a model with another data
     type the figure is meaningless.
@@ -423,13 +423,15 @@ def _rates_of_machine(
 
 
 _first_resident: dict[str, int] = {}
-"""The bytes of RAM that this program took when it first prepared a run are kept here by device. The
-growth since then is due to libraries, which need not be loaded again.
+"""Bytes of RAM that this program took when it first prepared a run, by device. The growth since
+then is due to libraries, which need not be loaded again.
 """
 
 
 def _resident(device: str) -> Resident:
-    """Returns how much memory this program takes now, and by how much it will still grow."""
+    """Returns the memory that this program takes now, and by how much it will still grow, in
+    bytes.
+    """
     now = sample_host_memory()[0]
     grown = max(0, now - _first_resident[device])
     return Resident(now, max(0, RUNTIME_GROWTH_BYTES[device] - grown))

@@ -1,4 +1,4 @@
-"""A `PredictionCheck` compares the predictions of the fit report with the measurements of a run.
+"""Predictions of the fit report against measurements of a run.
 
 The report's items are summed by kind, since not all are in memory at once: a margin is reserved but
 never used, and the loading peak exists only while weights are read. This module does not import
@@ -18,23 +18,22 @@ from engine.runs.record.events import Comparison, ForecastChecked
 from engine.training.loop.memory_watch import PeakMemory, RankMemory, no_ranks
 
 FIRST_STEPS = 2
-"""The median leaves out this many first steps of a session, in which blocks are compiled and memory
-is touched for the first time.
+"""Number of steps at the start of a session that the median leaves out: blocks are compiled in
+them, and memory is touched for the first time.
 """
 KNOWN_STEPS = FIRST_STEPS + 3
-"""The measured values are first recorded after this many steps."""
+"""Number of steps after which measured values are first recorded."""
 MEDIAN_STEPS = 1000
-"""The median is taken over this many of the latest steps."""
+"""Number of the latest steps over which the median is taken."""
 
 
 class PredictionCheck:
-    """A `PredictionCheck` collects the measured figures of one session of a run.
+    """Measured figures of one session of a run.
 
     It must be created when training begins, since host memory is measured from then on. `predicted`
     comes from `predictions`. `loading_peak` is in bytes, or None if nothing was loaded or measured.
-    `gpu` is the backend's `memory`, or None on the CPU. `of_ranks` tells of the other processes of
-    the run. Any thread may call the methods, one at a
-    time.
+    `gpu` is the backend's `memory`, or None on the CPU. `of_ranks` returns the memory of the other
+    processes of the run. Any thread may call the methods, one at a time.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class PredictionCheck:
         self._ranks_peak = 0
         self._steps = 0
         self._written: tuple[int, int] | None = None
-        """So many bytes were on the disk after so many steps."""
+        """Bytes that were on the disk after each step."""
         self._seconds: deque[float] = deque(maxlen=MEDIAN_STEPS)
 
     def step(self, seconds: float) -> bool:
@@ -65,7 +64,7 @@ class PredictionCheck:
         Returns True exactly once, when there are enough steps for a first comparison.
         """
         self._steps += 1
-        self._look_at_ranks()
+        self._sample_ranks()
         if self._steps > FIRST_STEPS:
             self._seconds.append(seconds)
         return self._steps == KNOWN_STEPS
@@ -77,9 +76,9 @@ class PredictionCheck:
         self._measured["checkpoint_bytes"] = nbytes
 
     def disk_offloaded(self, nbytes: int) -> None:
-        """Says that this many bytes were written to the disk so far. It is called after every step
-        from the first on. What was written until then is not counted, since a dry run writes
-        block inputs, too.
+        """Adds the bytes that were written to the disk so far. It is called after every step from
+        the first on. What was written until then is not counted, since a dry run writes block
+        inputs, too.
         """
         if self._written is None:
             self._written = nbytes, self._steps
@@ -91,7 +90,7 @@ class PredictionCheck:
         """Returns the current comparison; `seconds` are those of a step, used while there is no
         median.
         """
-        self._look_at_ranks()
+        self._sample_ranks()
         measured = self._measured | {"host_bytes": self._host.read() + self._ranks_peak}
         if self._seconds:
             seconds = statistics.median(self._seconds)
@@ -105,6 +104,6 @@ class PredictionCheck:
         quantities = cast(dict[str, Comparison], compared(self._predicted, measured))
         return ForecastChecked(step, moment, quantities)
 
-    def _look_at_ranks(self) -> None:
-        """Takes a sample of what the other processes of the run have for themselves."""
+    def _sample_ranks(self) -> None:
+        """Takes a sample of the memory that the other processes of the run have for themselves."""
         self._ranks_peak = max(self._ranks_peak, sum(self._of_ranks().values()))

@@ -1,4 +1,4 @@
-"""Everything between a configuration and the first step is prepared here.
+"""Everything between a configuration and the first step.
 
 - The model's settings and tokenizer are fetched and read, and the streamed model is built without
   weights. Weights are downloaded only once the first rows of the data set are known to be usable.
@@ -79,7 +79,7 @@ from engine.training.weights.usable_start import needs_own_weights, refuse_unusa
 
 @dataclass
 class Prepared:
-    """A `Prepared` holds everything that the trainer needs for its steps.
+    """Everything that the trainer needs for its steps.
 
     `loading_peak` is the peak of host memory in bytes while weights were read, or None if they came
     from a checkpoint.
@@ -92,30 +92,30 @@ class Prepared:
     host_states: HostStates
     adamw: HostAdamW
     config: TrainConfig
-    """These are the settings that the session began with."""
+    """Settings with which the session began."""
     planned: Planned
     copies: StagingBuffers
-    """Planes are copied to this memory while a checkpoint is written beside training."""
+    """Staging buffers, to which planes are copied while a checkpoint is written beside training."""
     total_steps: int
     workers: WorkerGroup | None = None
-    """Other processes compute the run together with this one; None where there are none."""
+    """Processes that compute the run together with this one; None where there are none."""
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    """A copy of the model's persistent buffers is kept on the host: they are never trained, and a
-    lost device does not give them back.
+    """A copy of the model's persistent buffers on the host: they are never trained, and a lost
+    device does not give them back.
     """
     loading_peak: int | None = None
     _engine: StreamingEngine | None = None
 
     @property
     def engine(self) -> StreamingEngine:
-        """Returns the engine of the current plan. Raises RuntimeError between two plans."""
+        """Engine of the current plan. Raises RuntimeError between two plans."""
         if self._engine is None:
             raise RuntimeError("there is no engine between two plans")
         return self._engine
 
     @property
     def has_engine(self) -> bool:
-        """Returns False between two plans, and after a device took no plan."""
+        """False between two plans, and after a device took no plan."""
         return self._engine is not None
 
     def drain(self) -> None:
@@ -157,7 +157,7 @@ class Prepared:
         return _plan_built(planned, self._engine)
 
     def _report_breakdown(self) -> None:
-        """Tells the account of memory what the run holds on purpose."""
+        """Passes what the run holds on purpose to the memory breakdown."""
         held = {ShareName.DATA: data_bytes(self.data), ShareName.COPIES: self.copies.nbytes}
         engine, states = self._engine, self.host_states
         buffers = 0
@@ -170,7 +170,7 @@ class Prepared:
 
     @property
     def step(self) -> int:
-        """The planes hold the state after this many optimizer steps."""
+        """Number of optimizer steps whose state the planes hold."""
         return self.host_states.held.step
 
     @property
@@ -183,7 +183,7 @@ class Prepared:
 
     @functools.cached_property
     def sampler(self) -> Sampler:
-        """Returns a sampler that uses the current weights; every submitted step must be applied."""
+        """A sampler that uses the current weights; every submitted step must be applied."""
         return Sampler(self.engine)
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class Prepared:
 def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepared:
     """Builds everything that a run needs.
 
-    `check` is called often; it raises an exception to give up early, for example when the run is
+    `check` is called often; it raises an exception to end early, for example when the run is
     stopped before the first step. Raises RamstreamError for what the user can fix: a model or data
     set that cannot be used, or a job that does not fit.
     """
@@ -219,7 +219,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     # A damaged checkpoint is found before anything is allocated.
     newest = newest_checkpoint(session.folder.checkpoints_path, True) if resume else None
     if newest is None:
-        refuse_unusable(config)  # what is missing is told at once
+        refuse_unusable(config)  # what is missing is reported at once
     download = session.progress("download", check)
     fetch(config.model.source, False, download, check)
     read = read_model(config)
@@ -277,7 +277,7 @@ def _build(
 ) -> Prepared:
     """Plans the job, then allocates and fills what the plan needs.
 
-    What is allocated is registered in `allocated`, which frees it if a later part fails.
+    What is allocated is registered in `allocated`, which frees it if a later stage fails.
     """
     config, model, data, backend = session.config, job.model, job.data, job.backend
     workers, job = join_nodes(session, job, allocated)
@@ -364,18 +364,18 @@ def _compare_with_checkpoint(
     refuse_other_data(
         session.config, session.folder.id, newest.state, newest.step, data.fingerprint
     )
-    told = changed_settings(
+    changes = changed_settings(
         session.config, session.folder.id, newest.state, newest.step, total_steps
     )
-    for sentence in told:
+    for sentence in changes:
         session.log("warning", sentence)
 
 
 def _plan_of_older(
     session: Session, job: TrainingJob, planned: Planned, loaded: CheckpointInfo
 ) -> Planned:
-    """Returns the plan of a run that goes on from an older checkpoint, since the newest, for which
-    `planned` was made, turned out to be damaged.
+    """Returns the plan of a run that continues from an older checkpoint, since the newest, for
+    which `planned` was made, turned out to be damaged.
 
     Raises RunError if the run cannot continue from there with these settings or this data.
     """

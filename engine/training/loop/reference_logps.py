@@ -1,8 +1,8 @@
-"""`References` finds how likely the answers of pairs are for the weights with which a run begins.
+"""Reference log-probabilities of the answers of pairs, from the weights with which a run begins.
 
-DPO compares with these numbers in every step. They are found in one pass over all pairs before the
-first step, unless the data tell them, and kept in the run's folder: a resumed run, whose weights
-are others, reads them from there.
+DPO compares with these numbers in every step. They are computed in one pass over all pairs before
+the first step, unless the data have them, and kept in the run's folder: a resumed run, whose
+weights are others, reads them from there.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from engine.training.loop.session import Session
 
 Poll = Callable[[], None]
 FILE = "reference.npz"
-"""A run's folder has its references in this file."""
+"""File of the reference log-probabilities in a run's folder."""
 _SHARE, _NATS = 0.01, 0.1
-"""References of the same weights that were computed elsewhere differ by no more than this share of
-a log-probability, and these nats, since bf16 rounds otherwise with other kernels.
+"""References of the same weights that were computed elsewhere differ by no more than this fraction
+of a log-probability, and these nats, since bf16 rounds otherwise with other kernels.
 """
 
-_PARTLY_TOLD = (
+_SOME_LACK = (
     "Some rows lack ref_chosen_logps and ref_rejected_logps, so the reference of all rows is "
     "computed before the first step."
 )
@@ -49,7 +49,7 @@ _PARTLY_TOLD = (
 def compute_reference_logps(
     session: Session, prepared: Prepared, oom_recovery: OomRecovery, poll: Poll
 ) -> None:
-    """Gives the pairs of a run what their answers are compared with, if its objective needs that.
+    """Fills in the reference log-probabilities of a run's pairs, if its objective needs them.
 
     `poll` is called often and may end the work with an exception. Raises CheckpointError where a
     run that has begun has lost its file, and DiskFullError where it cannot be written.
@@ -72,7 +72,7 @@ def compute_reference_logps(
             "the weights before the first step can tell; put it back, or start a new run."
         )
     if any(isinstance(side, PairRows) and side.given_references for side in pairs):
-        session.log("info", _PARTLY_TOLD)
+        session.log("info", _SOME_LACK)
     found: list[np.ndarray] = []
 
     def work() -> None:
@@ -91,7 +91,7 @@ def compute_reference_logps(
 
 
 def _read(path: Path, fingerprint: str, pairs: list[PairRows | MarkedRows]) -> bool:
-    """Gives the pairs what the file at `path` has. Returns False if it is not of these pairs."""
+    """Fills the pairs from the file at `path`. Returns False if it is not of these pairs."""
     unreadable = (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile)
     with (
         contextlib.suppress(*unreadable),
@@ -114,7 +114,7 @@ def _read(path: Path, fingerprint: str, pairs: list[PairRows | MarkedRows]) -> b
 
 
 def _are_of(found: np.ndarray, pairs: PairRows | MarkedRows) -> bool:
-    """Tells whether these can be the references of so many pairs."""
+    """Returns whether these can be the references of this number of pairs."""
     is_right = found.shape == (len(pairs), 2) and found.dtype == np.float32
     return is_right and bool(np.isfinite(found).all())
 
@@ -122,26 +122,26 @@ def _are_of(found: np.ndarray, pairs: PairRows | MarkedRows) -> bool:
 def _computed(
     session: Session, prepared: Prepared, pairs: list[PairRows | MarkedRows], poll: Poll
 ) -> list[np.ndarray]:
-    """Returns the references of each side, float32[pairs, 2], from one pass over all pairs."""
+    """Returns the references of each split, float32[pairs, 2], from one pass over all pairs."""
     progress = session.progress("reference")
     total, done = sum(len(rows) for side in pairs for rows in side.compared), 0
     longest = session.config.data.max_seq_len
     chosen = prepared.chosen
-    words = "Finding how likely the answers are before training"
-    progress(0, total, words)
+    text = "Finding how likely the answers are before training"
+    progress(0, total, text)
 
-    def told(batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
+    def reported(batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
         nonlocal done
         for sweep in batches:
             yield sweep
             done += sum(batch.pairs.pairs for batch in sweep)
-            progress(done, total, words)
+            progress(done, total, text)
 
     found = []
     sizes = chosen.micro_batch_size, chosen.pad_up_to(longest)
     for side in pairs:
         columns = [
-            sequence_logps(prepared.engine, rows, sizes, poll, told) for rows in side.compared
+            sequence_logps(prepared.engine, rows, sizes, poll, reported) for rows in side.compared
         ]
         found.append(np.concatenate(columns, axis=1))
     progress(total, total, "Done")
@@ -153,13 +153,14 @@ def sequence_logps(
     rows: RowSet,
     sizes: tuple[int, int],
     poll: Poll,
-    told: Callable[[Iterator[list[Any]]], Iterable[list[Any]]] = iter,
+    reported: Callable[[Iterator[list[Any]]], Iterable[list[Any]]] = iter,
 ) -> np.ndarray:
-    """Returns the log-probabilities of the answers of all rows, float32[rows, lines of a row], in
-    the order of the rows. sizes: a micro-batch has so many rows, and is padded up to that. `told`
-    passes the sweeps on and may tell of them. `poll` is as for `evaluated_pairs`.
+    """Returns the log-probabilities of the answers of all rows, float32[rows, sequences of a row],
+    in the order of the rows. sizes: the rows of a micro-batch, and what it is padded up to.
+    `reported` yields the sweeps again and may report their progress. `poll` is as for
+    `evaluated_pairs`.
     """
-    sums = evaluated_pairs(engine, told(sweeps(one_pass(rows, *sizes))), poll)
+    sums = evaluated_pairs(engine, reported(sweeps(one_pass(rows, *sizes))), poll)
     values = np.empty((len(rows), rows.sequences_per_row), dtype=np.float32)
     values[rows.order_of_evaluation()] = sums.answer.reshape(len(rows), -1)
     return values
@@ -186,9 +187,8 @@ def evaluated_pairs(
 def with_kl_estimate(
     prepared: Prepared, batches: list[MicroBatch], step: int, poll: Callable[[], None]
 ) -> list[MicroBatch]:
-    """Returns the micro-batches of a step of answers with marks, which tell how much likelier their
-    strangers have become. For this, all earlier steps are applied first. Other steps stay as they
-    are.
+    """Returns the micro-batches of a step of answers with marks, with the estimate of their KL
+    divergence. For this, all earlier steps are applied first. Other steps are unchanged.
     """
     rows = prepared.data.train
     if not isinstance(rows, MarkedRows):
@@ -203,14 +203,14 @@ def with_kl_estimate(
 
 
 def kl_estimate(engine: StreamingEngine, kl_completions: list[MicroBatch], poll: Poll) -> float:
-    """Returns how much likelier the strangers of a step have become. Every submitted step must be
+    """Returns the KL estimate of a step from its KL completions. Every submitted step must be
     applied. `poll` is as for `evaluated_pairs`.
     """
     return evaluated_pairs(engine, [kl_completions], poll).diverged()
 
 
 def diverged_by(batch: MicroBatch, divergence: float) -> MicroBatch:
-    """Returns a micro-batch of answers with marks that tells the divergence of its step."""
+    """Returns a micro-batch of answers with marks that has the KL estimate of its step."""
     assert batch.pairs is not None
     return replace(batch, pairs=replace(batch.pairs, divergence=divergence))
 
@@ -218,7 +218,7 @@ def diverged_by(batch: MicroBatch, divergence: float) -> MicroBatch:
 def mismatched_reference_logps(
     rows: RowSet, figures: Mapping[str, float], beta: float
 ) -> str | None:
-    """Returns a sentence if the data tell references that are not of the weights with which a run
+    """Returns a sentence if the references in the data are not of the weights with which a run
     begins. Before anything is learned, rewards are `beta` times the difference; `figures` are those
     of step 1, under TRL's names.
     """

@@ -1,11 +1,11 @@
-"""A checkpoint keeps, in addition to the planes, the state that a resume needs.
+"""The state that a checkpoint keeps for a resume, in addition to the planes.
 
 A resume compares its settings with those of the session that wrote the checkpoint:
 
-- What says how a step is computed, what it costs and what is written is taken as it is now, and
-  recorded. Where sums are then in another order, the record says so.
-- What makes another run of it is refused by name: other rows, another length, another precision.
-  Such a run can start from the weights of this one (`model.start_from`).
+- Settings of how a step is computed, what it costs and what is written are taken as they are now,
+  and recorded. Where sums are then in another order, that is recorded.
+- Settings that make another run of it are refused by name: other rows, another length, another
+  precision. Such a run can start from the weights of this one (`model.start_from`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from engine.config.rope_settings import ROPE_FACTOR, ROPE_SCALING
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import RunError
 from engine.paths import program_command
-from engine.words import counted
+from engine.text import counted
 
 ORDER = ("train.batch_size", "train.seed", "data.shuffle")
-"""These settings decide which rows a step reads. If they changed, some rows would be skipped and
+"""Settings that decide which rows a step reads. If they changed, some rows would be skipped and
 others read twice.
 """
 PLAN = ("train.micro_batch_size", "engine.rounds", "engine.gpus", "engine.kernels")
-"""These settings decide in which order sums are rounded."""
+"""Settings that decide in which order sums are rounded."""
 _CHANGED_BY = {
     "model.dtype": "the planes",
     "model.source": "the model",
@@ -53,11 +53,13 @@ _OF_ADAPTERS = (
     "train.lora_save_modules",
     "train.lora_target_parameters",
 )
-"""These settings decide which adapters a run trains, and what they mean."""
-_MOST_SAID = 200
-"""A value of a setting is quoted with at most this many characters."""
+"""Settings that decide which adapters a run trains, and what they mean."""
+_MOST_QUOTED = 200
+"""Number of characters of a setting's value that are quoted, at most."""
 _NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.start_from")
-"""The number of steps is compared as it is counted; the others mean nothing to a resume."""
+"""Settings that are not compared. The number of steps is compared as it is counted; the others mean
+nothing to a resume.
+"""
 
 
 def resume_state(
@@ -83,7 +85,7 @@ def resume_state(
 
 
 def kept_rounding(config: TrainConfig, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the choices that the planner must keep so that the run goes on bit for bit.
+    """Returns the choices that the planner must keep so that the run continues bit for bit.
 
     They are empty if a person has changed a setting of `PLAN`: the plan is then made anew.
     """
@@ -120,23 +122,23 @@ def refuse_other_data(
     if "data" not in state:
         raise RunError(
             f"The checkpoint of step {step:,} of run {run_id} does not say which rows it was "
-            f"trained on; {train_on_in_words(run_id)}."
+            f"trained on; {train_on_text(run_id)}."
         )
     if state["data"] == fingerprint:
         return
     before, now = _before(state), _settings(config)
     for name, value in now.items():
-        # The seed draws what is held out, and the objective says whether pairs are read.
+        # The seed draws the validation rows, and the objective says whether pairs are read.
         decides = name.startswith("data.") or name in ("train.seed", OBJECTIVE)
         if decides and name in before and before[name] != value:
             raise RunError(
-                f"{name} of run {run_id} was {_said(before[name])} up to step {step:,} and is "
-                f"{_said(value)} now, which makes other rows of the data; leave it as it was, or "
-                f"{train_on_in_words(run_id)}."
+                f"{name} of run {run_id} was {_quoted(before[name])} up to step {step:,} and is "
+                f"{_quoted(value)} now, which makes other rows of the data; leave it as it was, or "
+                f"{train_on_text(run_id)}."
             )
     raise RunError(
         f"The data of run {run_id} is no longer what it was trained on; restore "
-        f"{config.data.title}, or {train_on_in_words(run_id)}."
+        f"{config.data.title}, or {train_on_text(run_id)}."
     )
 
 
@@ -151,31 +153,31 @@ def changed_settings(
     before, now = _before(state), _settings(config)
     if before and _parts(before) != _parts(now):
         raise RunError(
-            f"Run {run_id} trained {_parts_in_words(before)} up to step {step:,} and is to train "
-            f"{_parts_in_words(now)} now; leave train.method and the settings of what is trained "
-            f"as they were, or {train_on_in_words(run_id)}."
+            f"Run {run_id} trained {_parts_text(before)} up to step {step:,} and is to train "
+            f"{_parts_text(now)} now; leave train.method and the settings of what is trained "
+            f"as they were, or {train_on_text(run_id)}."
         )
-    told = []
+    sentences = []
     for name, value in now.items():
         if name not in before or before[name] == value:
             continue
-        was, is_ = _said(before[name]), _said(value)
+        was, is_ = _quoted(before[name]), _quoted(value)
         # A model that was only moved has the same name in another place.
         is_other_model = name == "model.source" and Path(was).name != Path(is_).name
         if name in ORDER or (name in _CHANGED_BY and (name != "model.source" or is_other_model)):
             what = _CHANGED_BY.get(name, "the rows that its steps read")
             raise RunError(
                 f"{name} of run {run_id} was {was} up to step {step:,} and is {is_} now, which "
-                f"changes {what}; leave it as it was, or {train_on_in_words(run_id)}."
+                f"changes {what}; leave it as it was, or {train_on_text(run_id)}."
             )
-        told.append(f"{name} was {was} up to step {step:,} and is {is_} from here on.")
+        sentences.append(f"{name} was {was} up to step {step:,} and is {is_} from here on.")
         if name == "train.optimizer":
-            told.append(_CONVERTED[value])
+            sentences.append(_CONVERTED[value])
         if name == "output.keep_best" and value == "exact_match":
-            told.append(_COMPARED)
+            sentences.append(_COMPARED)
     anew = plan_changes(config, state)
     if anew:
-        told.append(
+        sentences.append(
             f"The step is planned anew, since {' and '.join(anew)} changed: sums are rounded in "
             f"another order from step {step + 1:,} on."
         )
@@ -185,19 +187,19 @@ def changed_settings(
             "settings ask for; raise train.steps in its config.yaml, or start a new run."
         )
     if state.get("total_steps", total_steps) != total_steps:
-        told.append(
+        sentences.append(
             f"The run was to have {state['total_steps']:,} steps and has {total_steps:,} now."
         )
-    return told
+    return sentences
 
 
 def _before(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the session that wrote a checkpoint; none where it keeps none."""
+    """Returns the settings of the session that wrote a checkpoint; empty where it keeps none."""
     return dict(state.get("settings") or {})
 
 
 def _parts(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns what is trained by these settings."""
+    """Returns the parameters that these settings train, in a comparable form."""
     method = settings.get("train.method", "full")
     if method == "full":
         return ()
@@ -206,16 +208,18 @@ def _parts(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     return sorted(settings["train.part_names"]), settings["train.last_blocks"]
 
 
-def _parts_in_words(settings: Mapping[str, Any]) -> str:
-    """Returns the same in words."""
+def _parts_text(settings: Mapping[str, Any]) -> str:
+    """Returns the parameters that these settings train, as text."""
     if not _parts(settings):
         return "the whole model"
     if settings["train.method"] == "lora":
-        said = [f"{name.removeprefix('train.')} {_said(value)}" for name, value in _parts(settings)]
-        return f"adapters with {', '.join(said)}"
+        sentences = [
+            f"{name.removeprefix('train.')} {_quoted(value)}" for name, value in _parts(settings)
+        ]
+        return f"adapters with {', '.join(sentences)}"
     names, blocks = _parts(settings)
-    words = [f"the last {counted(blocks, 'block')}"] if blocks else []
-    return " and ".join([*words, *names])
+    parts = [f"the last {counted(blocks, 'block')}"] if blocks else []
+    return " and ".join([*parts, *names])
 
 
 def lost_steps(saved: int, finished: int) -> str:
@@ -230,17 +234,17 @@ def lost_steps(saved: int, finished: int) -> str:
     )
 
 
-def train_on_in_words(run_id: str) -> str:
-    """Returns the part of a sentence that tells how a new run starts from these weights."""
+def train_on_text(run_id: str) -> str:
+    """Returns a clause on how a new run starts from these weights."""
     return (
         "train on from its weights in a new run (Train on in the app's Runs, or "
         f"{program_command()} train --from {run_id})"
     )
 
 
-def _said(value: Any) -> str:
-    said = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-    return textwrap.shorten(said, _MOST_SAID) if len(said) > _MOST_SAID else said
+def _quoted(value: Any) -> str:
+    text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    return textwrap.shorten(text, _MOST_QUOTED) if len(text) > _MOST_QUOTED else text
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A `Run` executes a run, from its folder to its last record.
+"""The execution of a run, from its folder to its last record.
 
 Both the command line and the app use it. `Run.execute` never raises when a run fails: the run's
 last record states the cause in one sentence.
@@ -38,26 +38,25 @@ from engine.training.checkpoints.own_folders import refuse_links
 from engine.training.checkpoints.saved_on_disk import saved_steps
 from engine.training.loop.paused_calls import PausedCalls
 from engine.training.loop.requests import Requests
-from engine.training.loop.resume import lost_steps, train_on_in_words
-from engine.training.loop.webhook import message, tell
+from engine.training.loop.resume import lost_steps, train_on_text
+from engine.training.loop.webhook import message, post
 
 if TYPE_CHECKING:
     from engine.runtime.distributed.launched_group import LaunchedGroup
 
 ENDINGS = ("stop", "discard")
-"""These requests end a run."""
+"""Requests that end a run."""
 
 
 class _GiveUp(Exception):
-    """A stop or discard was requested before the first step."""
+    """Raised for a stop or discard before the first step."""
 
     def __init__(self, command: str):
         self.command = command
 
 
 class Run:
-    """A `Run` is one run in this process, which owns the run's folder until `execute` (or `close`)
-    ends.
+    """One run in this process, which owns the run's folder until `execute` (or `close`) ends.
 
     `request` may be called from any thread while `execute` runs. `before` are settings that are put
     back if the run is refused with those that it has now. Raises RunError when another process owns
@@ -78,19 +77,19 @@ class Run:
             self._reader = CommandReader(folder)
             self._owned = owned.pop_all()
         self.paused = PausedCalls()
-        """Other threads use the weights through this while the run is paused."""
+        """Gives other threads the weights while the run is paused."""
         self._requests: queue.SimpleQueue[str | Change] = queue.SimpleQueue()
         self._chosen: Chosen | None = None
         self._trackers: Attached | None = None
         self._early: list[str | Change] = []
-        """These requests were read but not obeyed yet: they came while the run was being prepared,
+        """Requests that were read but not obeyed yet: they came while the run was being prepared,
         or while it waited for space.
         """
         self._asked_to_end: list[str | Change] = []
-        """All requests to end the run are kept here, obeyed or not."""
+        """All requests to end the run, obeyed or not."""
         self._is_urgent = False
         self._will_be_urgent = False
-        self._looking = threading.Lock()
+        self._polling = threading.Lock()
         self.recorder.wait_for_disk_space(self._count_endings)
 
     def compute_with(self, launched_group: LaunchedGroup) -> None:
@@ -101,8 +100,8 @@ class Run:
 
     @property
     def finishes_its_step(self) -> bool:
-        """Returns whether a step under way is finished even where a stop is urgent: processes of
-        other nodes hold a part of the planes, and compute until its end.
+        """Whether a step under way is finished even where a stop is urgent: processes of other
+        nodes hold shards of the planes, and compute until its end.
         """
         return self._launched_group is not None and self._launched_group.place.nodes > 1
 
@@ -117,28 +116,30 @@ class Run:
 
     def stop(self, is_urgent: bool) -> None:
         """Requests a stop; a signal handler may call this. If it `is_urgent`, the process may soon
-        be ended by force: the step under way is given up, and the one before it saved, unless the
+        be ended by force: the step under way is aborted, and the one before it saved, unless the
         run `finishes_its_step`.
         """
         self.request("stop")
-        # It is set after the request, so that whoever reads it finds the request.
+        # It is set after the request, so that any thread that reads it finds the request.
         self._is_urgent = self._is_urgent or is_urgent
 
     def expect_stop(self) -> None:
-        """Says that an urgent request to stop is on its way: the step that was finished last is
-        saved, even if an op goes on for long. Any thread may call it.
+        """Announces an urgent request to stop: the step that was finished last is saved, even while
+        an op takes long. Any thread may call it.
         """
         self._will_be_urgent = True
 
-    def follow(self, told: Callable[[str], None]) -> None:
-        """Calls `told` with each line of the log from now on, and why the run is in a state."""
+    def follow(self, report: Callable[[str], None]) -> None:
+        """Calls `report` with each line of the log from now on, and with the reason for each new
+        state.
+        """
 
         def report_record(record: Record) -> None:
             event = record.event
             if isinstance(event, LogLine) and event.level != "error":
-                told(event.text)
+                report(event.text)
             elif isinstance(event, StateChanged | RunEnded) and event.reason:
-                told(event.reason)
+                report(event.reason)
 
         self.recorder.subscribe(report_record)
 
@@ -149,30 +150,30 @@ class Run:
         with self._owned:
             ended = self._guarded()
             if self._trackers is not None:
-                self._trackers.finish(ended.in_words)
+                self._trackers.finish(ended.state_text)
             # From here on, nothing is lost if no further line can be recorded.
             self.recorder.wait_for_disk_space(None)
             try:
                 self.recorder.check()
-                self._tell(ended)
+                self._notify(ended)
                 self.recorder.emit(ended)
             except RunError as error:
                 return self._unrecorded(ended, error)
             return ended
 
     def _unrecorded(self, ended: RunEnded, error: RunError) -> RunEnded:
-        """Returns the last event of a run that could not be recorded, for the caller to tell."""
+        """Returns the last event of a run that could not be recorded, for the caller to report."""
         failed = RunEnded("failed", str(error), type(error).__name__)
         if not self.recorder.is_lost:
             # The record ends where it is.
             return ended if ended.state == "failed" else failed
-        # Whatever else went wrong went wrong by this. A folder that was renamed tells it, too.
+        # All other failures follow from this. The record of a renamed folder has it, too.
         with contextlib.suppress(RunError):
             self.recorder.emit(failed)
         return failed
 
-    def _tell(self, ended: RunEnded) -> None:
-        """Reports to the webhook, if there is one, how the run ended.
+    def _notify(self, ended: RunEnded) -> None:
+        """Notifies the webhook, if there is one, of how the run ended.
 
         This happens before the last record, so that the log contains a failure of the webhook.
         """
@@ -182,7 +183,7 @@ class Run:
             return  # the run ended for this very reason, and says so
         if not address:
             return
-        problem = tell(address, message(self.id, self.recorder.snapshot, ended))
+        problem = post(address, message(self.id, self.recorder.snapshot, ended))
         if problem is not None:
             # If there is no space for this line, there may still be space for the last one.
             with contextlib.suppress(RunError):
@@ -233,12 +234,12 @@ class Run:
         )
 
     def _failed(self, error: Exception) -> RunEnded:
-        """Returns the last event of a run that failed, with one sentence for the person.
+        """Returns the last event of a run that failed, with one sentence for the user.
 
         The traceback is logged if the program, the device or the system is at fault.
         """
         if isinstance(error, RamstreamError) and not isinstance(error, GpuMemoryError):
-            # A wrong preset is told without the import of torch.
+            # A wrong preset is reported without the import of torch.
             return RunEnded("failed", str(error), type(error).__name__)
         from engine.training.loop.failures import failure_of
 
@@ -312,8 +313,8 @@ class Run:
 
     def _next_commands(self) -> list[str | Change]:
         """Returns the requests that were not obeyed yet, for the training loop to obey."""
-        with self._looking:
-            self._look()
+        with self._polling:
+            self._poll()
             found, self._early = self._early, []
             return found
 
@@ -322,12 +323,12 @@ class Run:
 
         Any thread may call this; the requests are kept for the training loop.
         """
-        with self._looking:
-            self._look()
+        with self._polling:
+            self._poll()
             return len(self._asked_to_end)
 
-    def _look(self) -> None:
-        """Reads new requests from this process and from others; the caller holds `_looking`."""
+    def _poll(self) -> None:
+        """Reads new requests from this process and from others; the caller holds `_polling`."""
         found: list[str | Change] = []
         while not self._requests.empty():
             found.append(self._requests.get())
@@ -342,7 +343,7 @@ class Run:
             if command in ENDINGS:
                 self.recorder.emit(ControlReceived(command))
                 raise _GiveUp(command)
-        with self._looking:
+        with self._polling:
             self._early = found + self._early
 
 
@@ -391,7 +392,7 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequenc
     if saved_steps(folder.checkpoints_path).is_weights_alone:
         raise RunError(
             f"Run {run_id} kept weights alone (output.checkpoint: weights), so it cannot be "
-            f"resumed; {train_on_in_words(run_id)}."
+            f"resumed; {train_on_text(run_id)}."
         )
     changed = lasting_config(config.with_overrides(overrides)) if overrides else None
     has_record = safe_files.size_of(folder.events_path, folder.root) > 0

@@ -1,16 +1,15 @@
-"""A `Saver` writes the checkpoints of one run: periodic ones, the last one, and those at a stop or
-a failure.
+"""The checkpoints of one run: periodic ones, the last one, and those at a stop or a failure.
 
-There are two ways. While steps go on, `begin` writes the state of the step that was submitted last
-(`engine.training.checkpoints.async_writer`); updates of later steps wait for it as little as the
-RAM for copies allows. While training stands still, `save` writes and waits. Only one checkpoint is
-written at a time: one that falls due meanwhile is postponed to the first step at which the disk is
-free again.
+There are two ways. While steps continue, `begin` writes the state of the step that was submitted
+last (`engine.training.checkpoints.async_writer`); updates of later steps wait for it as little as
+the RAM for copies allows. While training stands still, `save` writes and waits. Only one checkpoint
+is written at a time: one that falls due meanwhile is postponed to the first step at which the disk
+is free again.
 
 A run with `output.checkpoint: none` writes none of these, so no step needs saving.
 
-A checkpoint beside training gives way where an update waits for it while somebody wants the run to
-end, or while host memory is low.
+A checkpoint beside training gives way where an update waits for it while the run is asked to end,
+or while host memory is low.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from typing import Any, Literal
 from engine.config.settings import TrainConfig
 from engine.planning.fit import checkpoint_sizes
 from engine.runs.record.events import CheckpointWritten
+from engine.text import in_gb, in_seconds
 from engine.training.checkpoints.async_writer import AsyncCheckpoint
 from engine.training.checkpoints.checkpoint import (
     CheckpointInfo,
@@ -40,15 +40,14 @@ from engine.training.loop.prediction_check import PredictionCheck
 from engine.training.loop.prepare import Prepared
 from engine.training.loop.resume import resume_state
 from engine.training.loop.session import Session
-from engine.words import in_gb, in_seconds
 
 _POLL_SECONDS = 0.1
-"""Whoever waits for a checkpoint checks for requests each time this many seconds have passed."""
+"""Seconds between two checks for requests while waiting for a checkpoint."""
 
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """A checkpoint is being written while steps go on."""
+    """A checkpoint that is being written while steps continue."""
 
     step: int
     snapshot: Snapshot
@@ -56,11 +55,11 @@ class _UnderWay:
 
 
 class Saver:
-    """A `Saver` belongs to one session of a run. Only the training loop calls it, but for
+    """Writes the checkpoints of one session of a run. Only the training loop calls it, but for
     `begin_early`, for which it lends what it holds (`engine.training.loop.early_save`).
 
-    `asks_to_end` tells whether somebody wants the run to end, or memory is low. Any thread calls
-    it.
+    `asks_to_end`, which any thread may call, returns whether the run is asked to end, or memory is
+    low.
     """
 
     def __init__(
@@ -85,11 +84,11 @@ class Saver:
                 "output.export is false; change one of them to keep its weights.",
             )
         self._due: int | None = None
-        """A checkpoint fell due after this step and is postponed."""
+        """Step after which a postponed checkpoint fell due."""
 
     @property
     def kept(self) -> EndMessage:
-        """Returns what of this run is on the disk."""
+        """What of this run is on the disk."""
         full = self._full_step
         if full != self._saved_step and not self._path(full).is_dir():
             full = 0  # newer checkpoints, of weights alone, have taken its place
@@ -98,25 +97,25 @@ class Saver:
 
     @property
     def while_stopping(self) -> str:
-        """Returns why a run that was stopped has not ended yet, where the usual reason is wrong."""
+        """Why a run that was stopped has not ended yet, where the usual reason is wrong."""
         return "Finishing the step." if self._kind == "none" else ""
 
-    def in_words(self, step: int, config: TrainConfig) -> str:
-        """Returns what has to be written of `step`, about how long that takes, and what a resume
-        would go on from until then; "" where nothing has to.
+    def saving_text(self, step: int, config: TrainConfig) -> str:
+        """Returns a text on what has to be written of `step`, about how long that takes, and from
+        where a resume would continue until then; "" where nothing has to be written.
         """
         if self.has(step):
             return ""
         contents = self._contents(config)
         size = contents.plane_bytes if self._saved_step else contents.most_bytes
-        told = f"Step {step:,} is being saved: {in_gb(size)}"
+        text = f"Step {step:,} is being saved: {in_gb(size)}"
         earlier = self._session.recorder.snapshot.checkpoints[-1:]
         rates = [each.bytes / each.seconds for each in earlier if each.seconds > 0]
         if rates and rates[0] > 0:
-            told += f", about {in_seconds(size / rates[0])} at the {in_gb(rates[0])}/s of the last"
-        return f"{told}. If the process is ended sooner, {self.kept.continues()}."
+            text += f", about {in_seconds(size / rates[0])} at the {in_gb(rates[0])}/s of the last"
+        return f"{text}. If the process is ended sooner, {self.kept.continues()}."
 
-    # ------------------------------------------------------------------ while steps go on
+    # ------------------------------------------------------------------ while steps continue
 
     def begin(self, step: int, config: TrainConfig) -> bool:
         """Begins to write the state after `step`, the last step that was submitted, or postpones
@@ -168,10 +167,10 @@ class Saver:
         return 0 if due is None or due == step else due
 
     def poll(self, step: int, config: TrainConfig) -> None:
-        """Takes note of a checkpoint that was written meanwhile, and begins one that was postponed.
+        """Records a checkpoint that was written meanwhile, and begins one that was postponed.
 
-        `step` is the last step that was submitted. Raises what the writing raised, DiskFullError
-        for example.
+        `step` is the last step that was submitted. Raises what the writing raised, such as
+        DiskFullError.
         """
         if self._under_way is not None and self._under_way.writing.is_done:
             self._take_note()
@@ -192,8 +191,8 @@ class Saver:
             replace(contents, snapshot=snapshot),
             keep,
         )
-        told = partial(self._record, snapshot=snapshot, due_step=due_step)
-        self._under_way = _UnderWay(step, snapshot, AsyncCheckpoint(snapshot, write, told))
+        record = partial(self._record, snapshot=snapshot, due_step=due_step)
+        self._under_way = _UnderWay(step, snapshot, AsyncCheckpoint(snapshot, write, record))
         return True
 
     def _write_snapshot(self, step: int, contents: Contents, keep: int) -> CheckpointInfo:
@@ -202,7 +201,7 @@ class Saver:
         return write_checkpoint(self._session.folder.checkpoints_path, step, contents, keep)
 
     def _record(self, info: CheckpointInfo, snapshot: Snapshot, due_step: int) -> None:
-        """Records a checkpoint that is whole; its own thread calls this."""
+        """Records a checkpoint that is complete; its own thread calls this."""
         self._session.recorder.emit(
             CheckpointWritten(
                 info.step,
@@ -217,7 +216,9 @@ class Saver:
         )
 
     def _take_note(self) -> None:
-        """Takes note of the checkpoint under way, which is done. Raises what its writing raised."""
+        """Takes over the result of the checkpoint under way, which is done. Raises what its writing
+        raised.
+        """
         assert self._under_way is not None
         done, self._under_way = self._under_way, None
         self._prepared.host_states.held.release(done.snapshot)
@@ -230,7 +231,7 @@ class Saver:
         self._is_saved(info)
 
     def take_rounding(self, step: int, rounding: Mapping[str, Any]) -> None:
-        """Makes the checkpoint of `step` say how later steps are rounded, since they were planned
+        """Writes into the checkpoint of `step` how later steps are rounded, since they were planned
         anew after it was begun. No lane may be working.
         """
         is_full = self._full_step == step
@@ -258,8 +259,8 @@ class Saver:
     def save(self, step: int, config: TrainConfig, poll: Callable[[], None] | None) -> None:
         """Writes the state after `step`, the last one, once every submitted step is applied.
 
-        No other checkpoint may be under way. `poll` is called often, and may raise to give the
-        checkpoint up. Raises what the writing raises, DiskFullError for example.
+        No other checkpoint may be under way. `poll` is called often, and may raise to cancel the
+        checkpoint. Raises what the writing raises, such as DiskFullError.
         """
         due_step = self._take_due(step)
         info = write_checkpoint(
@@ -309,7 +310,7 @@ class Saver:
                 poll()
 
     def cancel(self, but_of: int | None = None) -> None:
-        """Gives up the checkpoint that is under way, unless it is that of step `but_of`."""
+        """Cancels the checkpoint that is under way, unless it is that of step `but_of`."""
         self._due = None
         if self._under_way is not None and self._under_way.step != but_of:
             self._under_way.writing.cancel()
@@ -321,7 +322,7 @@ class Saver:
         """Brings the checkpoint under way to an end, after a failure.
 
         `step` is the last good one. Where the planes are whole, it is saved next, so an older one
-        is given up. Otherwise the checkpoint under way is the best there is.
+        is cancelled. Otherwise the checkpoint under way is the best there is.
         """
         if is_whole:
             self.cancel(but_of=step)
@@ -346,7 +347,7 @@ class Saver:
     # ------------------------------------------------------------------ inside
 
     def _is_saved(self, info: CheckpointInfo) -> None:
-        """Takes note of a checkpoint that is whole."""
+        """Sets the step of a checkpoint that is complete as the saved one."""
         self._saved_step = info.step
         if self._kind == "full":
             self._full_step = info.step

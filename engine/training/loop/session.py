@@ -1,4 +1,4 @@
-"""A `Session` is shared by everything that works for one run: its settings, folder and record."""
+"""One attempt at a run: its settings, folder and record, shared by everything that works for it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import RunFolder
 from engine.runtime.distributed.launched_group import LaunchedGroup
 
-_TELL_SECONDS = 0.5
+_REPORT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Session:
-    """A `Session` is one attempt at a run, from its start or resume until it ends.
+    """One attempt at a run, from its start or resume until it ends.
 
     `config` is the configuration with which it begins.
     """
@@ -26,13 +26,13 @@ class Session:
     folder: RunFolder
     recorder: RunRecorder
     launched_group: LaunchedGroup | None = None
-    """`torchrun` has started these processes, which compute the run together with this one; None
-    where this one starts others itself.
+    """Processes of `torchrun` that compute the run together with this one; None where this one
+    starts others itself.
     """
 
     @property
     def nodes(self) -> int:
-        """Returns how many nodes compute the run."""
+        """Number of nodes that compute the run."""
         return 1 if self.launched_group is None else self.launched_group.place.nodes
 
     def progress(self, job: str, check: Callable[[], None] | None = None) -> RecordedProgress:
@@ -45,10 +45,7 @@ class Session:
 
 
 class RecordedProgress:
-    """A `RecordedProgress` records the progress of one job.
-
-    It records at most twice a second, and always at the end of the job.
-    """
+    """Records the progress of one job, at most twice a second, and always at the end of the job."""
 
     def __init__(self, recorder: RunRecorder, job: str, check: Callable[[], None] | None = None):
         self._recorder = recorder
@@ -60,6 +57,6 @@ class RecordedProgress:
         if self._check is not None:
             self._check()
         now = time.monotonic()
-        if now - self._last >= _TELL_SECONDS or done >= total:
+        if now - self._last >= _REPORT_SECONDS or done >= total:
             self._last = now
             self._recorder.emit(JobProgressed(self._job, done, total, message))

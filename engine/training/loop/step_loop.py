@@ -1,14 +1,12 @@
-"""`Steps` submits the steps of a run, and gets over those that fail before their updates.
+"""Submits the steps of a run, and recovers from those that fail before their updates.
 
-- A step whose loss is not finite is skipped, if the settings say so
-  (`engine.training.loop.step_loop`).
+- A step whose loss is not finite is skipped, if the settings allow it.
 - A step for which the GPU's memory does not last is planned anew with less
   (`engine.training.loop.oom_recovery`), at most three times.
 - Every other failure is raised, and `Trainer` saves the last good step.
-
 A step that failed may come to light only when a later one is submitted, or when the engine is
-drained. In both cases the planes say which step they hold (`engine.runtime.host.plane_version`),
-and the run goes on from there.
+drained. In both cases the planes know which step they hold (`engine.runtime.host.plane_version`),
+and the run continues from there.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from engine.data.batches.rows import (
 )
 from engine.errors import NonFiniteError
 from engine.runs.record.events import StepSkipped
+from engine.text import counted, in_seconds
 from engine.training.loop.explain import note_memory
 from engine.training.loop.failures import Failure, FailureKind, failure_of
 from engine.training.loop.lr_schedule import fitting_warm_up, learning_rate
@@ -38,23 +37,22 @@ from engine.training.loop.prediction_check import PredictionCheck
 from engine.training.loop.prepare import Prepared
 from engine.training.loop.reference_logps import with_kl_estimate
 from engine.training.loop.session import Session
-from engine.words import counted, in_seconds
 
 # ---------------------------------------------------------------------- skipping
 
 # A step whose loss or gradient norm is not finite can be skipped (`train.nonfinite`).
 #
 # A skipped step counts as one of the run's steps: it has read its rows, and the schedule of the
-# learning rate goes on as if it had been applied. It changes no weight and no moment, and AdamW
+# learning rate continues as if it had been applied. It changes no weight and no moment, and AdamW
 # does not count it among its updates. torch's GradScaler does the same. The checkpoints keep the
 # list of skipped steps, so a resumed run counts alike.
 
 
 MOST_IN_A_ROW = 5
-"""After this many skipped steps in a row, the weights are at fault rather than the rows."""
+"""Number of skipped steps in a row after which the weights are at fault rather than the rows."""
 MOST_SKIPPED = 100
-"""A run skips at most this many steps."""
-_ROWS_TOLD = 8
+"""Number of steps that a run skips, at most."""
+_ROWS_SHOWN = 8
 
 
 def refuse_further(error: NonFiniteError, step: int, skipped: Sequence[int]) -> None:
@@ -85,12 +83,12 @@ def refuse_further(error: NonFiniteError, step: int, skipped: Sequence[int]) -> 
 
 
 def skipped_text(error: NonFiniteError, step: int, rows: Sequence[int], count: int) -> str:
-    """Returns a sentence for the log. `count` is how many steps are skipped by now."""
-    told = ", ".join(f"{row:,}" for row in rows[:_ROWS_TOLD])
-    more = f" and {len(rows) - _ROWS_TOLD:,} more" if len(rows) > _ROWS_TOLD else ""
+    """Returns a sentence for the log. `count` is the number of steps that are skipped by now."""
+    text = ", ".join(f"{row:,}" for row in rows[:_ROWS_SHOWN])
+    more = f" and {len(rows) - _ROWS_SHOWN:,} more" if len(rows) > _ROWS_SHOWN else ""
     return (
         f"Step {step:,} is skipped without an update, since its {error.what} is not a finite "
-        f"number. It read the training rows {told}{more}, counted from 0. That is "
+        f"number. It read the training rows {text}{more}, counted from 0. That is "
         f"{counted(count, 'skipped step')} of at most {MOST_SKIPPED}."
     )
 
@@ -106,7 +104,9 @@ def skipped_text(error: NonFiniteError, step: int, rows: Sequence[int], count: i
 
 
 LEAST_STEPS = 10
-"""Shorter runs have no dry run: it takes as long as a step, and they are over soon anyway."""
+"""Number of steps below which a run has no dry run: it takes as long as a step, and such runs are
+over soon anyway.
+"""
 
 
 def longest_batches(
@@ -133,14 +133,16 @@ def longest_batches(
 
 
 class StepAborted(Exception):
-    """A step is given up before its updates, since a request to stop cannot wait for its end."""
+    """Raised to abort a step before its updates, since a request to stop cannot wait for its
+    end.
+    """
 
 
 class Steps:
-    """The `Steps` of a prepared run; `measurements` records them. `check` is called often until the
-    updates of a step begin, and may raise to give the step up: HostMemoryError where host memory
-    does not last, or `StepAborted`. `oom_recovery` plans a step with less for which the GPU's does
-    not.
+    """The steps of a prepared run; `measurements` records them. `check` is called often until the
+    updates of a step begin, and may raise to abort the step: HostMemoryError where host memory does
+    not last, or `StepAborted`. `oom_recovery` plans a step with less for which the GPU's memory
+    does not.
     """
 
     def __init__(
@@ -162,7 +164,7 @@ class Steps:
 
     @property
     def done(self) -> int:
-        """Returns how many steps are submitted; after `finish_submitted`, all of them are over."""
+        """Number of submitted steps; after `finish_submitted`, all of them are over."""
         return self._done
 
     def change(self, config: TrainConfig) -> None:
@@ -171,7 +173,9 @@ class Steps:
         self._optim = self._fitting_warm_up()
 
     def _fitting_warm_up(self) -> OptimConfig:
-        """Returns the optimizer's settings; the log says if the warm-up had to be shortened."""
+        """Returns the optimizer's settings, with a warm-up that was shortened if it had to be,
+        which is logged.
+        """
         fitting, warning = fitting_warm_up(self._config.train, self._prepared.total_steps)
         if warning:
             self._session.log("warning", warning)
@@ -224,8 +228,8 @@ class Steps:
         return self._prepared.chosen.pad_up_to(self._config.data.max_seq_len)
 
     def advance(self) -> None:
-        """Submits the next step. If a step has failed and the run got over it, the planes hold step
-        `done` afterwards, which was skipped or is the one before that which failed.
+        """Submits the next step. If a step has failed and the run has recovered, the planes hold
+        step `done` afterwards, which was skipped or is the one before that which failed.
         """
         try:
             self._submit()
@@ -235,11 +239,11 @@ class Steps:
         self._recover(failed)
 
     def abort(self) -> None:
-        """Gives up the step that was being submitted, of which nothing is applied."""
+        """Aborts the step that was being submitted, of which nothing is applied."""
         self._measurements.forget(self._done + 1)
 
     def finish_submitted(self) -> None:
-        """Waits until every submitted step is over. Steps that fail are got over, if possible."""
+        """Waits until every submitted step is over. Recovers from steps that fail, if possible."""
         until = self._done
         while True:
             try:
@@ -295,7 +299,7 @@ class Steps:
         return failure
 
     def _recover(self, error: Exception) -> None:
-        """Makes the run go on after a step that failed. Raises `error` where it cannot."""
+        """Makes the run continue after a step that failed. Raises `error` where it cannot."""
         held = self._prepared.host_states.held
         if isinstance(error, NonFiniteError) and self._config.train.nonfinite == "skip":
             self.failure(error)

@@ -1,8 +1,8 @@
-"""A `Trainer` runs the training loop and obeys the requests to it.
+"""The training loop, and the requests to it.
 
 - Before the first step, a dry run uses the longest rows, and the weights with which the run begins
-  are measured: what answers of pairs are compared with (`engine.training.loop.reference_logps`),
-  too.
+  are evaluated; so are the reference log-probabilities of pairs
+  (`engine.training.loop.reference_logps`).
 - Before each step is submitted, the loop obeys the new requests: pause, save, or a change of
   settings. A stop, a discard or a lack of host memory ends the loop at once.
 - A step that fails before its updates is skipped or planned with less, where that helps. Else the
@@ -10,12 +10,12 @@
   which the GPU's memory does not last is planned with less and repeated
   (`engine.training.loop.oom_recovery`).
 - A stop by Ctrl-C or on the page finishes the step. One that may be followed by force (SIGTERM)
-  gives up the step that is being submitted, and saves the one before it, on the CPU even while a
-  long op keeps it from being given up (`engine.training.loop.early_save`). Ranks of several nodes
+  aborts the step that is being submitted, and saves the one before it, on the CPU even while a
+  long op keeps it from being aborted (`engine.training.loop.early_save`). Ranks of several nodes
   finish it.
 - A submitted step is executed while the loop submits the next one. The HOST lane records its
   `StepFinished` when it is applied.
-- A checkpoint that falls due is written while steps go on (`engine.training.loop.saving`).
+- A checkpoint that falls due is written while steps continue (`engine.training.loop.saving`).
 - The engine is drained, so that every submitted step is applied, before an evaluation, a pause and
   the last checkpoint.
 - After an evaluation, the best weights are kept, and the run ends early if its patience is over
@@ -23,7 +23,6 @@
 - At the end, the run is saved first, so that a failed or interrupted evaluation loses nothing.
 - If the disk is full when a checkpoint is written, the run is paused until there is space or a
   request ends the wait.
-
 The loop runs on one thread. `engine.training.loop.measurements` records the steps.
 """
 
@@ -40,7 +39,7 @@ from engine.errors import (
     RamstreamError,
     RunError,
 )
-from engine.runs.record.before_training import worse_in_words
+from engine.runs.record.before_training import worse_text
 from engine.runs.record.events import (
     ControlReceived,
     RunEnded,
@@ -49,7 +48,7 @@ from engine.runs.record.events import (
     StateChanged,
 )
 from engine.runtime.distributed.rank_samples import fullest_gpu
-from engine.training.loop.disk_space import DiskSpaceWatch, wait_in_words
+from engine.training.loop.disk_space import DiskSpaceWatch, wait_text
 from engine.training.loop.early_save import EarlySave
 from engine.training.loop.early_stopping import EarlyStopping
 from engine.training.loop.measurements import Measurements
@@ -65,19 +64,19 @@ from engine.training.loop.session import Session
 from engine.training.loop.step_loop import StepAborted, Steps
 
 _PAUSE_POLL_SECONDS = 0.1
-"""A paused run checks for requests each time this many seconds have passed."""
+"""Seconds between two checks for requests in a paused run."""
 
 
 class Discarded(Exception):
-    """A request to discard the run leaves the training loop as this exception."""
+    """Raised in the training loop for a request to discard the run."""
 
 
 class Stopped(Exception):
-    """A request to stop the run leaves the training loop as this exception."""
+    """Raised in the training loop for a request to stop the run."""
 
 
 class Trainer:
-    """A `Trainer` executes a prepared run to its end.
+    """Executes a prepared run to its end.
 
     `paused` lets other threads use the weights while the run is paused.
     """
@@ -91,7 +90,7 @@ class Trainer:
     ):
         recorder = session.recorder
         self.config = session.config
-        """These are the current settings; a change during the run replaces them."""
+        """Current settings; a change during the run replaces them."""
         self.folder = session.folder
         self.recorder = recorder
         self.prepared = prepared
@@ -117,9 +116,9 @@ class Trainer:
             session, prepared, oom_recovery, self._measurements, lambda: self._watch.is_low
         )
         self._waiting: list[str] = []
-        """These requests arrived during long work and are obeyed before the next step."""
+        """Requests that arrived during long work and are obeyed before the next step."""
         self._asked: list[Change] = []
-        """These changes are made before the next step."""
+        """Changes that are made before the next step."""
         self._steps = Steps(session, prepared, self._measurements, self._check_step, oom_recovery)
         self._has_given_up = False
 
@@ -135,8 +134,8 @@ class Trainer:
 
     @property
     def _computes_here(self) -> bool:
-        """Returns whether the thread of this loop computes every op of a step itself. Elsewhere it
-        submits them, and can give a step up at any time.
+        """Whether the thread of this loop computes every op of a step itself. Elsewhere it submits
+        them, and can abort a step at any time.
         """
         return self.prepared.backend.device.type == "cpu" and self.prepared.workers is None
 
@@ -176,10 +175,10 @@ class Trainer:
     def _to_the_end(self) -> RunEnded:
         output = self.config.output
         if self._steps.done == 0:
-            self._steps.dry_run(self._prediction_check, self._look)
-        compute_reference_logps(self._session, self.prepared, self._oom_recovery, self._look)
+            self._steps.dry_run(self._prediction_check, self._poll)
+        compute_reference_logps(self._session, self.prepared, self._oom_recovery, self._poll)
         if self._steps.done == 0:
-            self._early_stopping.before_first_step(self._look)
+            self._early_stopping.before_first_step(self._poll)
         # A session may have been killed after this evaluation, before its weights were kept.
         self._early_stopping.best.take(self._steps.done)
         self._state("running")
@@ -207,7 +206,7 @@ class Trainer:
         self._attend_to_checkpoint(step, to_its_end=True)
         self._save(step)
         self._evaluate(step, is_last=True)
-        self._early_stopping.at_the_end(step, self.config, self._look)
+        self._early_stopping.at_the_end(step, self.config, self._poll)
         unkept = self._keep_unexported(step)
         self._measurements.compare(step, "end")
         kept, unexported = self._saver.kept, self._early_stopping.unexported
@@ -220,9 +219,9 @@ class Trainer:
         if unexported is None:
             return RunEnded("finished", self._with_what_it_reached(ended))
         failed = unexported.failed
-        told = kept.when_unexported(ended, unexported.step, failed.sentence, unkept)
+        text = kept.when_unexported(ended, unexported.step, failed.sentence, unkept)
         return RunEnded(
-            "finished", self._with_what_it_reached(told), failed.error_type, failed.sentence
+            "finished", self._with_what_it_reached(text), failed.error_type, failed.sentence
         )
 
     def _keep_unexported(self, step: int) -> str:
@@ -245,7 +244,7 @@ class Trainer:
 
     @property
     def _is_at_end(self) -> bool:
-        """Returns whether no step follows."""
+        """Whether no step follows."""
         is_done = self._steps.done >= self.prepared.total_steps
         return is_done or self._early_stopping.is_spent(self.config)
 
@@ -266,16 +265,16 @@ class Trainer:
         return RunEnded("stopped", self._with_what_it_reached(ended))
 
     def _report_unwritten(self, step: int) -> None:
-        """Tells in the log what is about to be written of `step`, and about how long that takes:
-        whoever stops a run may end its process by force soon.
+        """Logs what is about to be written of `step`, and about how long that takes: who stops a
+        run may end its process by force soon.
         """
-        told = self._saver.in_words(step, self.config)
-        if told:
-            self._session.log("info", told)
+        text = self._saver.saving_text(step, self.config)
+        if text:
+            self._session.log("info", text)
 
     def _with_what_it_reached(self, ended: str) -> str:
         """Returns how the run ended, with a warning if it made the model worse."""
-        return f"{ended} {worse_in_words(self.recorder.snapshot)}".rstrip()
+        return f"{ended} {worse_text(self.recorder.snapshot)}".rstrip()
 
     # ------------------------------------------------------------------ failures
 
@@ -300,7 +299,7 @@ class Trainer:
                 self._write(held.step, "stopping", waits=False)
             except RamstreamError as unsaved:
                 problem = str(unsaved)
-        with contextlib.suppress(Exception):  # a lost device does not tell its memory
+        with contextlib.suppress(Exception):  # a lost device does not report its memory
             self._measurements.compare(held.step, "end")
         return failure.ended(self._saver.kept.after_failure(held, problem))
 
@@ -328,7 +327,7 @@ class Trainer:
     def _change(self, change: Change, step: int) -> None:
         """Makes a change that takes effect with the next step.
 
-        If the change cannot be made, the log says so, and the run continues unchanged.
+        If the change cannot be made, that is logged, and the run continues unchanged.
         """
         try:
             config = change.applied(self.config, step)
@@ -336,7 +335,7 @@ class Trainer:
         except RunError as error:
             self._session.log("warning", f"The change that was asked for was not made: {error}")
             return
-        told = change.in_words(self.config, config, self.prepared.total_steps)
+        text = change.as_text(self.config, config, self.prepared.total_steps)
         self.config = config
         if "train.steps" in change.values and config.train.steps is not None:
             self.prepared.change_total_steps(config.train.steps)
@@ -344,7 +343,7 @@ class Trainer:
         self.recorder.emit(
             SettingsChanged(step + 1, dict(change.values), self.prepared.total_steps)
         )
-        self._session.log("info", f"From step {step + 1:,} on: {told}.")
+        self._session.log("info", f"From step {step + 1:,} on: {text}.")
 
     def _commands(self) -> list[str]:
         """Returns the new requests that the caller must obey. A lack of memory ends the loop with
@@ -419,19 +418,19 @@ class Trainer:
         self._measurements.start_clock()
 
     def _save_async(self, step: int) -> None:
-        """Begins a checkpoint of `step`, which was submitted last, while steps go on."""
+        """Begins a checkpoint of `step`, which was submitted last, while steps continue."""
         if not self._saver.begin(step, self.config):
             self._save(step)
 
     def _attend_to_checkpoint(self, step: int, to_its_end: bool = False) -> None:
-        """Sees to the checkpoint that is written while steps go on, or waits for its end.
+        """Attends to the checkpoint that is written while steps continue, or waits for its end.
 
         If the disk had no space for it, training stands still until the last step is saved.
         """
         self._early_stopping.best.poll()
         try:
             if to_its_end:
-                self._saver.finish(self._look)
+                self._saver.finish(self._poll)
             else:
                 self._saver.poll(step, self.config)
         except DiskFullError as lacks:
@@ -448,7 +447,7 @@ class Trainer:
         """
         self._state(
             "paused",
-            wait_in_words(lacks, step, is_stopping),
+            wait_text(lacks, step, is_stopping),
             "stop" if is_stopping else "checkpoint",
         )
         space = DiskSpaceWatch(lacks)
@@ -479,10 +478,10 @@ class Trainer:
         """Evaluates the weights after `step`, once every submitted step is applied."""
         self._steps.finish_submitted()
         with self._early_save.lends(step):
-            self._early_stopping.evaluate(step, self._look, is_last)
+            self._early_stopping.evaluate(step, self._poll, is_last)
         self._measurements.start_clock()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Obeys stop and discard during long work; other requests wait for the next step."""
         self._waiting += self._commands()
         if "stop" in self._waiting:
@@ -498,7 +497,7 @@ class Trainer:
             self._waiting.append("stop")
 
     def _check_step(self) -> None:
-        """Gives up a step before its updates: where memory is low, and where a request to stop is
+        """Aborts a step before its updates: where memory is low, and where a request to stop is
         urgent.
         """
         self._watch.check()
@@ -510,9 +509,7 @@ class Trainer:
         return self._saver.begin_early(step, self.config)
 
     def _asks_to_end(self) -> bool:
-        """Returns whether somebody wants the run to end, or memory is low. Any thread may call
-        it.
-        """
+        """Returns whether the run is asked to end, or memory is low. Any thread may call it."""
         return self._watch.is_low or self._requests.count_endings() > 0
 
     def _state(self, state: RunState, reason: str = "", lacks_space_for: str = "") -> None:

@@ -1,6 +1,5 @@
-"""A webhook notifies another program that a run is over.
-
-It is a single POST of JSON to an address that the person gave.
+"""The notification of another program that a run is over: a single POST of JSON to an address of
+the user.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from engine.runs.record.events import RunEnded
 from engine.runs.record.snapshot import RunSnapshot
 
 SECONDS = 5.0
-"""The other program must answer within this many seconds."""
+"""Seconds within which the other program must answer."""
 
 
 def message(run_id: str, snapshot: RunSnapshot, ended: RunEnded) -> dict[str, object]:
     """Returns the content to post. Its `text` is a sentence, which chat services show."""
     name = snapshot.name or run_id
     return {
-        "text": f"{name} {ended.in_words}: {ended.reason}",
+        "text": f"{name} {ended.state_text}: {ended.reason}",
         "run": run_id,
         "name": name,
         "state": ended.state,
@@ -35,8 +34,8 @@ def message(run_id: str, snapshot: RunSnapshot, ended: RunEnded) -> dict[str, ob
     }
 
 
-def tell(address: str, content: dict[str, object]) -> str | None:
-    """Posts `content`; returns None, or one sentence that says why it could not be delivered.
+def post(address: str, content: dict[str, object]) -> str | None:
+    """Posts `content`; returns None, or one sentence on why it could not be delivered.
 
     Redirects are not followed, since the content is only for the given address.
     """

@@ -1,5 +1,5 @@
-"""Adapters begin with random weights, or with those of a folder that PEFT or an export has written.
-Merged, they are part of the weights of their layers.
+"""First weights of adapters, random or from a folder that PEFT or an export has written, and
+adapters merged into the weights of their layers.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def _adapters(model: StreamedModel) -> Iterator[tuple[Unit, ParameterSpec]]:
 
 
 def load_adapters(folder: PeftFolder, model: StreamedModel, states: HostStates) -> None:
-    """Takes the adapters in `folder`, and the modules that were trained whole beside them. Raises
-    ModelError where they are not those of this model and these settings.
+    """Loads the adapters in `folder`, and the modules that were trained as a whole beside them.
+    Raises ModelError where they are not those of this model and these settings.
     """
     wanted = {
         peft_key(spec.full_name): (unit.name, spec)
@@ -77,21 +77,21 @@ def load_adapters(folder: PeftFolder, model: StreamedModel, states: HostStates) 
 
 def _compare_stacks(folder: PeftFolder, model: StreamedModel) -> None:
     """Raises ModelError where adapters of stacked experts belong to other parameters: their names
-    say in which order PEFT took these, and not which they are.
+    show in which order PEFT took these, and not which they are.
     """
     there = folder.settings.get("target_parameters") or []
     own = stacks_of(model)
     fitting = [(name, target) for name in own for target in there if is_named(name, target)]
     if {name for name, _ in fitting} != set(own) or {name for _, name in fitting} != set(there):
-        said = json.dumps(sorted(there))
+        text = json.dumps(sorted(there))
         raise ModelError(
-            f"model.start_from: target_parameters of the adapter in {folder.path} is {said}, and "
-            f"other stacked experts are trained here; set {TARGET_PARAMETERS} to {said}."
+            f"model.start_from: target_parameters of the adapter in {folder.path} is {text}, and "
+            f"other stacked experts are trained here; set {TARGET_PARAMETERS} to {text}."
         )
 
 
 def stacks_of(model: StreamedModel) -> list[str]:
-    """Returns the full names of the parameters that have an adapter by themselves."""
+    """Returns the full names of the parameters that have adapters of their own."""
     found = []
     for unit in model.blocks:
         assert unit.block is not None  # every block has a module

@@ -24,24 +24,24 @@ from engine.training.weights.start_from import newest_weights
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """An `EarlierRun` has the weights that a new one begins with."""
+    """The run whose weights a new one begins with."""
 
     path: Path
-    """Its checkpoint is this folder."""
+    """Folder of its checkpoint."""
     adapters: Adapters | None
-    """It trained these adapters; None where it trained none, or nothing tells."""
+    """Adapters that it trained; None where it trained none, or this is unknown."""
     config: TrainConfig | None
-    """These are its settings; None where the checkpoint is in no run's folder."""
+    """Its settings; None where the checkpoint is in no run's folder."""
     tokens: tuple[str, ...] = ()
-    """It added these tokens to the tokenizer of its model."""
+    """Tokens that it added to the tokenizer of its model."""
     source: str = ""
-    """It trained the model of this name; an empty text where nothing tells."""
+    """Name of the model that it trained; empty where this is unknown."""
     rope_scaling: str = "none"
-    """It scaled the rotary embeddings so."""
+    """Its scaling of the rotary embeddings."""
 
     @classmethod
     def read(cls, place: str | os.PathLike[str]) -> EarlierRun:
-        """Reads what a checkpoint and its run tell. place: as in `newest_weights`. Raises
+        """Reads what is known of a checkpoint and its run. place: as in `newest_weights`. Raises
         ModelError where there is no checkpoint, or a damaged one.
         """
         path = newest_weights(place)
@@ -75,11 +75,11 @@ class EarlierRun:
         for name in ("rank", "alpha", "rslora"):
             there, here = getattr(self.adapters, name), getattr(adapters, name)
             if there != here:
-                said, told = (str(value).lower() for value in (there, here))
+                trained, own = (str(value).lower() for value in (there, here))
                 raise ModelError(
                     f"model.start_from: the adapters in {self.path} were trained with "
-                    f"train.lora_{name} {said}, and here it is {told}; set train.lora_{name} to "
-                    f"{said}."
+                    f"train.lora_{name} {trained}, and here it is {own}; set train.lora_{name} to "
+                    f"{trained}."
                 )
         there, here = self.adapters.target_parameters, adapters.target_parameters
         if there and here and set(there) != set(here):
@@ -89,10 +89,10 @@ class EarlierRun:
             )
 
     def is_of(self, source: str) -> bool:
-        """Tells whether the run trained the model of this name."""
+        """Returns whether the run trained the model of this name."""
         return lasting_source(self.source) == lasting_source(source)
 
-    def refuse_other_model(self, config: TrainConfig) -> None:
+    def refuse_missing_changes(self, config: TrainConfig) -> None:
         """Raises ModelError where these settings lack what the run added to the same model: tokens
         of its tokenizer, or longer rows.
         """
@@ -127,8 +127,8 @@ def _adapters(settings: Mapping[str, Any]) -> Adapters | None:
 
 
 def stands_beside_source(config: TrainConfig) -> bool:
-    """Tells whether what a run with adapters does not train is as in `model.source`, so that its
-    adapters fit the model of that name.
+    """Returns whether the untrained weights of a run with adapters are those of `model.source`, so
+    that its adapters fit the model of that name.
     """
     place = config.model.start_from
     if place is None or is_peft_folder(place):

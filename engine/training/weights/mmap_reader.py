@@ -1,6 +1,4 @@
-"""The files of a checkpoint are mapped into memory and read where a weight is taken. This file
-keeps count of what was read, and gives it back.
-"""
+"""Weights from mapped files of a checkpoint, whose pages are dropped once they were read."""
 
 from __future__ import annotations
 
@@ -14,22 +12,22 @@ import torch
 
 from engine.machine.cgroups import give_back_free_memory
 from engine.model.hub.dequantize import QuantizedTensor
-from engine.words import MIB
+from engine.text import MIB
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _LEAST_BYTES = 4 * MIB
-"""Pages are dropped once tensors of so many bytes were handed out."""
+"""Bytes of tensors after which pages are dropped."""
 _AROUND_BYTES = 2 * MIB
-"""The kernel maps pages of a file that lie around those that are looked at, up to so many bytes."""
+"""Bytes around a page that is read, within which the kernel maps further pages of the file."""
 _MAPS = Path("/proc/self/maps")
-"""It lists the ranges of addresses of this process (proc(5))."""
+"""File with the ranges of addresses of this process (proc(5))."""
 
 
 class MmapReader:
-    """A `MmapReader` hands out the tensors of mapped files, in the dtype in which they are
-    stored, and drops the pages of the files from this process once the tensors have been used.
+    """Reads the tensors of mapped files, in the dtype in which they are stored, and drops the pages
+    of the files from this process once the tensors have been used.
     """
 
     def __init__(self) -> None:
@@ -41,8 +39,8 @@ class MmapReader:
     def read(self, stored: Any) -> torch.Tensor:
         """Returns the tensor behind `stored`, which nobody has read, in its own shape. `stored` is
         a slice of safetensors, or a tensor that is a view of a file of torch.save. The result is a
-        view of the file too: its pages are read when they are looked at. Of a `QuantizedTensor`
-        weight the parts are so, and the result is in memory of its own.
+        view of the file too: its pages are read when they are accessed. Of a `QuantizedTensor`, the
+        parts of the weight are such views, and the result is in memory of its own.
         """
         parts = stored.parts if isinstance(stored, QuantizedTensor) else (stored,)
         views = [part[...].detach() for part in parts]
@@ -54,9 +52,9 @@ class MmapReader:
         return tensor
 
     def drop(self, address: int) -> None:
-        """Takes all tensors that were handed out since the last time, and what lies between them in
-        their files, out of this process's memory. The pages stay in the kernel's cache of files,
-        and come back if they are looked at again. So nobody may have changed them.
+        """Takes all tensors that were read since the last call, and what lies between them in their
+        files, out of this process's memory. The pages stay in the kernel's cache of files, and come
+        back if they are accessed again. So nobody may have changed them.
 
         address: where the weight was that was made of the latest tensors, and is freed.
         """
@@ -99,7 +97,7 @@ def _drop_pages(file: tuple[int, int], start: int, stop: int) -> None:
 
 def _ranges_of_files() -> list[tuple[int, int]]:
     """Returns the ranges of addresses, each from its first to after its last, in which this process
-    has mapped files. It is empty where the system does not tell them.
+    has mapped files. It is empty where the system does not list them.
     """
     found = []
     with contextlib.suppress(OSError):

@@ -26,15 +26,15 @@ from engine.model.hub.tensor_files import StoredTensor, files_with_weights, read
 from engine.paths import resolve_source
 
 _WEIGHTS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
-"""Files with these endings hold weights, or list them."""
+"""Endings of files that hold weights, or list them."""
 _WRITTEN_ANEW = ("readme.md", "modelfile")
 _WITH_DTYPE = ("dtype", "torch_dtype")
-"""A configuration names the dtype of its weights in one of these fields."""
+"""Fields of a configuration that may name the dtype of its weights."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A `Source` is a folder with a whole model that reads more than text."""
+    """A folder with a whole model that reads more than text."""
 
     folder: Path
     model: StreamedModel
@@ -71,7 +71,7 @@ class Source:
 
     @cached_property
     def _stored(self) -> dict[str, StoredTensor]:
-        """Returns the tensors of the files, by name."""
+        """Tensors of the files, by name."""
         found: dict[str, StoredTensor] = {}
         for file in files_with_weights(self.folder):
             found |= tensors_in(file)
@@ -83,31 +83,31 @@ class Source:
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
-        """Returns the names that the tensors have in the model, by those in the files."""
+        """Names of the tensors in the model, by those in the files."""
         return self._named[0]
 
     @property
     def conversions(self) -> list[Any]:
-        """Returns what the library changes of names and layout when it reads these files."""
+        """Changes of names and layout that the library makes when it reads these files."""
         return self._named[1]
 
     @cached_property
     def non_text(self) -> list[str]:
-        """Returns the names, in the files, of the tensors that belong to no unit. Those that the
-        model does not know are among them, such as the weights of a draft model.
+        """Names, in the files, of the tensors that belong to no unit. Those that the model does not
+        know are among them, such as the weights of a draft model.
         """
         own = self._trained | self.model.aliases.keys()
         return [name for name in self._stored if own.isdisjoint(self.names[name])]
 
     @property
     def _trained(self) -> set[str]:
-        """Returns the names, in the model, of what an export writes anew."""
+        """Names, in the model, of the tensors that an export writes anew."""
         specs = [spec for layout in self.model.layouts for spec in layout.parameters]
         return {spec.full_name for spec in specs} | self.model.persistent_buffers().keys()
 
     def refuse_other_layout(self, written: Collection[str]) -> None:
         """Raises RunError if `written`, the names of the tensors that were written anew, are not
-        those that the files of the source have for them.
+        the names that the files of the source have for them.
         """
         trained = self._trained
         wanted = {name for name in self._stored if not trained.isdisjoint(self.names[name])}
@@ -122,8 +122,8 @@ class Source:
         return sum(self._stored[name].bytes for name in self.non_text)
 
     def write_non_text_weights(self, folder: Path, file_bytes: int) -> Iterator[Path]:
-        """Writes the untouched tensors into files in `folder`, each of at most `file_bytes` or with
-        one tensor, and yields the files.
+        """Writes the weights of the non-text towers into files in `folder`, each of at most
+        `file_bytes` or with one tensor, and yields the files.
         """
         tensors: dict[str, torch.Tensor] = {}
         count = 0

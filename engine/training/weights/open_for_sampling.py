@@ -1,6 +1,5 @@
-"""These functions open the weights from a run's checkpoint for sampling or export.
-
-Only the weight planes are allocated, without moments and gradients.
+"""Weights of a run's checkpoint, opened for sampling or export. Only the weight planes are
+allocated, without moments and gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from engine.training.checkpoints.saved_on_disk import saved_steps
 
 
 class OpenedModel:
-    """An opened model has host planes for its weights, and a backend that it can run on."""
+    """An opened model: host planes for its weights, and a backend that it can run on."""
 
     def __init__(
         self,
@@ -54,12 +53,12 @@ class OpenedModel:
 
     @property
     def checkpoint(self) -> CheckpointInfo:
-        """The weights were loaded from this checkpoint."""
+        """Checkpoint from which the weights were loaded."""
         assert self._checkpoint is not None, "no checkpoint was loaded"
         return self._checkpoint
 
     def load(self, root: Path, path: Path | None, progress: Progress) -> None:
-        """Reads the weights from the checkpoint at `path`, or from the newest one that verifies if
+        """Loads the weights from the checkpoint at `path`, or from the newest one that verifies if
         `path` is None.
         """
         buffers = self.model.persistent_buffers()
@@ -100,7 +99,7 @@ def open_checkpoint(
     weights: str | None = "last",
 ) -> Iterator[OpenedModel]:
     """Opens the checkpoint of step `checkpoint` of a run. Without a step, it opens the newest that
-    verifies, or the best weights that the run has kept, as `ExportChoice.weights` says.
+    verifies, or the best weights that the run has kept, according to `ExportChoice.weights`.
 
     Raises RunError if the run has no such checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Weights of a smaller vocabulary get rows for the tokens that a user adds (`data.add_tokens`).
+"""Rows for the tokens that a user adds (`data.add_tokens`) to weights of a smaller vocabulary.
 
 The rules are those of `resize_token_embeddings` in transformers (`modeling_utils.py`, with its
 default `mean_resizing`, after https://nlp.stanford.edu/~johnhew/vocab-expansion.html): a new row is
@@ -9,7 +9,7 @@ probabilities of the other tokens hardly change.
 
 Transformers draws from torch's global generator. Here each parameter has a generator of its own,
 which depends on the seed of the run and on nothing else. Sums are made in fp32 as there, but over
-pieces of the rows, so that no second copy of all rows is in memory.
+chunks of the rows, so that no second copy of all rows is in memory.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _PIECE = 1 << 22  # elements that are summed at once
 
 @dataclass(frozen=True)
 class ResizedEmbeddings:
-    """A `ResizedEmbeddings` makes the weights of a vocabulary larger."""
+    """Adds rows to the weights of a vocabulary."""
 
     before: int
-    """The weights have rows for so many tokens."""
+    """Number of tokens that the weights have rows for."""
     after: int
-    """The model has rows for so many."""
+    """Number of tokens that the model has rows for."""
     seed: int
 
     def are_for(self, there: Sequence[int], here: tuple[int, ...]) -> bool:
-        """Tells whether a parameter has the shape `there` in the weights and the shape `here` in
+        """Returns whether a parameter has the shape `there` in the weights and the shape `here` in
         the model because of its vocabulary alone.
         """
         is_larger = self.before < self.after
         return is_larger and (*there,) == (self.before, *here[1:]) and here[:1] == (self.after,)
 
     def grown(self, old: torch.Tensor, unit: str) -> torch.Tensor:
-        """Returns old rows [before, width] of a unit, or an old bias [before], with the new ones
-        behind them, in the dtype of the old.
+        """Returns old rows [before, width] of a unit, or an old bias [before], followed by the new
+        ones, in the dtype of the old.
         """
         generator = torch.Generator().manual_seed(self.seed + (unit != EMBED))
         drawn = _bias if old.dim() == 1 else _rows
@@ -53,7 +53,7 @@ class ResizedEmbeddings:
 
 
 def _rows(old: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Returns so many new rows [count, width] in fp32, for old ones [before, width]."""
+    """Returns new rows [count, width] in fp32, for old ones [before, width]."""
     width = old.shape[1]
     pieces = old.split(max(1, _PIECE // width))
     mean = torch.zeros(width)
@@ -72,6 +72,6 @@ def _rows(old: torch.Tensor, count: int, generator: torch.Generator) -> torch.Te
 
 
 def _bias(old: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Returns so many new numbers [count] in fp32, for the old ones [before] of a bias."""
+    """Returns new numbers [count] in fp32, for the old ones [before] of a bias."""
     values = old.float()
     return values.mean() + _SCALE * values.std() * torch.randn(count, generator=generator)

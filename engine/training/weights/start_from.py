@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 def newest_weights(place: str | os.PathLike[str]) -> Path:
-    """Returns the folder of the checkpoint that `place` names: a checkpoint, a run, of which the
-    newest one counts or, where it has none, the best weights that it kept, or the folder with
-    these. Raises ModelError if there is none.
+    """Returns the folder of the checkpoint that `place` names: a checkpoint; a run, of which the
+    newest checkpoint counts or, where it has none, the best weights that it kept; or the folder
+    with these. Raises ModelError if there is none.
     """
     path = Path(place).expanduser()
     if path.is_symlink() or ".." in path.parts:
@@ -64,8 +64,8 @@ def load_start(
     rows: Callable[[int], ResizedEmbeddings] | None = None,
 ) -> CheckpointInfo:
     """Fills the weight planes of `states` and the model's `buffers` from the checkpoint at `place`.
-    rows: it returns the new rows of a model to which tokens are added, for a checkpoint that has so
-    many; None where none are.
+    rows: the new rows of a model to which tokens are added; they are returned for a checkpoint that
+    has them all, else None.
 
     Only the weight planes need to be allocated. Raises ModelError if there is no checkpoint, or if
     it is damaged or of another model.

@@ -1,4 +1,4 @@
-"""A new run begins with the weights of its model, of an earlier run, or of an adapter."""
+"""The first weights of a new run: those of its model, of an earlier run, or of an adapter."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from engine.training.weights.weights import initialize, load_pretrained
 
 
 def refuse_start(config: TrainConfig) -> None:
-    """Raises ModelError where there is nothing at `model.start_from`, or an adapter that is not of
-    these settings. Nothing is loaded.
+    """Raises ModelError where there is nothing at `model.start_from`, or an adapter that does not
+    fit these settings. Nothing is loaded.
     """
     place, parts = config.model.start_from or "", config.train.parts
     adapters = parts if isinstance(parts, Adapters) else None
@@ -31,7 +31,7 @@ def refuse_start(config: TrainConfig) -> None:
     else:
         earlier = EarlierRun.read(place)
         earlier.refuse_other(adapters)
-        earlier.refuse_other_model(config)
+        earlier.refuse_missing_changes(config)
     if config.exports_adapter and not stands_beside_source(config):
         raise ConfigError(
             "output.export_form",
@@ -41,7 +41,7 @@ def refuse_start(config: TrainConfig) -> None:
 
 
 def tokens_at_start(config: TrainConfig) -> tuple[str, ...]:
-    """Returns the tokens for which the earlier run added rows that a new one begins with."""
+    """Returns the added tokens whose rows a new run takes over from an earlier one."""
     place = config.model.start_from
     if place is None or is_peft_folder(place):
         return ()
@@ -55,9 +55,9 @@ def fill_start(
     states: HostStates,
     how: tuple[torch.device, Progress],
 ) -> list[str]:
-    """Fills the weight planes of a new run. Returns in words where weights come from that are not
-    the model's own, and what has no adapters. how: random weights are drawn on this device, and
-    this is told.
+    """Fills the weight planes of a new run. Returns sentences on weights that are not the model's
+    own, and on weights that have no adapters. how: the device on which random weights are drawn,
+    and the progress.
     """
     device, progress = how
     place, seed = config.model.start_from, config.train.seed
@@ -73,17 +73,17 @@ def fill_start(
         initialize(model, states, seed, device, progress)
     else:
         load_pretrained(model, config.model.source, states, progress, seed)
-    told = [*_dequantized(config, model), *_left_out(model)]
+    sentences = [*_dequantized(config, model), *_left_out(model)]
     initialize_adapters(model, states, seed)
     if place is None:
-        return told
+        return sentences
     folder = PeftFolder.read(place)
     load_adapters(folder, model, states)
-    return [f"The adapters are those of {folder.path}.", *told]
+    return [f"The adapters are those of {folder.path}.", *sentences]
 
 
 def _dequantized(config: TrainConfig, model: StreamedModel) -> list[str]:
-    """Says that the weights were dequantized, where they were."""
+    """Returns a sentence on weights that were dequantized, where they were."""
     if model.quantized is None or config.model.init == "random":
         return []
     return [
@@ -93,7 +93,7 @@ def _dequantized(config: TrainConfig, model: StreamedModel) -> list[str]:
 
 
 def _left_out(model: StreamedModel) -> list[str]:
-    """Says which weights of a model with adapters can have none."""
+    """Returns a sentence on the weights of a model with adapters that can have none."""
     specs = [spec for layout in model.layouts for spec in layout.parameters]
     is_stacked = any(spec.frozen and len(spec.shape) == 3 for spec in specs)
     if not is_stacked or not any(spec.adapter for spec in specs):

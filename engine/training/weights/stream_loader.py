@@ -1,11 +1,11 @@
-"""A `StreamingLoader` writes weights into the planes while transformers is still reading them, one
-tensor after another. So the whole model is never in memory beside its planes.
+"""Weights that are written into the planes while transformers is still reading them, one tensor
+after another. So the whole model is never in memory beside its planes.
 
 transformers gives no access to a tensor that it has read, but torch calls a hook for every
 parameter that a module is given. The hook of this file writes the parameter into its plane and
 frees its memory. Nothing is read before its turn: a tensor is a view of its file, in the dtype in
-which it is stored, and only experts that the library merges are copied on the way. What that takes
-at most is said by `engine.planning.shape.model_shape.read_ahead_numel`.
+which it is stored, and only experts that the library merges are copied on the way.
+`engine.planning.shape.model_shape.read_ahead_numel` bounds what that takes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from engine.training.weights.resize_embeddings import ResizedEmbeddings
 
 
 class StreamingLoader:
-    """A `StreamingLoader` writes the parameters of one model into the planes of `states`. rows: the
-    model has these beside those of the weights; None where it has no others.
+    """Writes the parameters of one model into the planes of `states`. rows: rows that the model has
+    beside those of the weights; None where it has no others.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class StreamingLoader:
             if not spec.adapter
         }
         self._owners: dict[int, tuple[nn.Module, str, nn.Module]] = {}
-        """These are the parent of each module, the module's name there, and the module itself, by
-        the module's id. A module that is kept leaves its id to no other.
+        """The parent of each module, the module's name there, and the module itself, by the
+        module's id. A module that is kept leaves its id to no other.
         """
 
     @contextmanager
     def while_reading(self, prepared: Prepared | None = None) -> Iterator[None]:
-        """While it is active, each parameter that this thread reads is written and freed. prepared:
-        it changes what is stored before the library reads it (`weights_read_by`).
+        """A context in which each parameter that this thread reads is written and freed. prepared:
+        changes what is stored before the library reads it (`weights_read_by`).
         """
         thread = threading.get_ident()
 
@@ -98,7 +98,7 @@ class StreamingLoader:
             self._reading.drop(address)
 
     def _grows(self, parameter: torch.Tensor, shape: tuple[int, ...]) -> bool:
-        """Tells whether a parameter gets new rows, and has `shape` with them."""
+        """Returns whether a parameter gets new rows, and has `shape` with them."""
         return self._rows is not None and self._rows.are_for(parameter.shape, shape)
 
     def _full_name(self, module: nn.Module, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether the weights with which a new run begins are on this machine, as far as their files tell.
+"""Whether the weights with which a new run begins are on this machine, as far as their files show.
 
 `check`, the form and a run ask this before anything is built, read or allocated. It needs no torch
 where a run begins with the weights of its model.
@@ -14,8 +14,8 @@ from engine.paths import resolve_source
 
 
 def needs_own_weights(config: TrainConfig) -> bool:
-    """Tells whether the run begins with the weights that `model.init` names: an adapter is no whole
-    model.
+    """Returns whether the run begins with the weights that `model.init` names: an adapter is no
+    whole model.
     """
     place = config.model.start_from
     return place is None or is_peft_folder(place)
@@ -31,7 +31,7 @@ def refuse_out_of_reach(config: TrainConfig, waits: bool = True) -> None:
 
 def refuse_unusable(config: TrainConfig) -> None:
     """Raises ModelError, in one sentence, for a model on this machine that lacks what a new run
-    begins with, and for a `model.start_from` with nothing in it or an adapter of other settings.
+    begins with, and for a `model.start_from` that is empty or an adapter of other settings.
     """
     source = config.model.source.strip()
     path = resolve_source(source)

@@ -1,5 +1,5 @@
-"""These functions fill the weight planes, from a pretrained checkpoint or with the random weights
-that the model's own initialization code draws.
+"""The weight planes, filled from a pretrained checkpoint or with the random weights that the
+model's own initialization code draws.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def load_pretrained(
 
     Weights in fp32 and fp16 fill both planes of the masters, so that no bit of them is lost. Beside
     the planes, host memory holds `reading_bytes`: one tensor at a time, or the experts of a block.
-    `progress` counts the bytes of what is read. seed: rows of tokens that the weights lack are
-    drawn with it. An exception from `progress` ends the loading.
-    Raises ModelError when weights are missing, have another shape, or come with pickled code.
+    `progress` counts the bytes that were read. seed: draws the rows of tokens that the weights
+    lack. An exception from `progress` ends the loading. Raises ModelError when weights are missing,
+    have another shape, or come with pickled code.
     """
     path = resolve_source(source) or cached_weights(source)
     refuse_no_weights(source, path)
@@ -87,25 +87,25 @@ def _is_safe(folder: Path | None) -> bool:
 
 @dataclass(frozen=True)
 class _Reading:
-    """A checkpoint is read in this way."""
+    """How a checkpoint is read."""
 
     path: str
-    """The library is given this folder or hub id."""
+    """Folder or hub id for the library."""
     dtype: torch.dtype
     is_safe: bool
     """The files are safetensors; otherwise `torch.save` wrote them."""
     size: int
-    """The weights have this many bytes in that dtype."""
+    """Bytes of the weights in that dtype."""
     progress: Progress
     rows: ResizedEmbeddings | None
-    """The model has these beside those of the weights."""
+    """Rows that the model has beside those of the weights."""
 
 
 def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> Any:
     """Reads a Hugging Face checkpoint into a transformers model."""
     refusal: list[Exception] = []
 
-    def told(share: float) -> None:
+    def report(share: float) -> None:
         try:
             reading.progress(round(share * reading.size), reading.size)
         except Exception as error:
@@ -120,7 +120,7 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
             tokens = reading.rows.before
         own["config"] = with_vocabulary(model.config, tokens)
     try:
-        with no_progress_bars(), errors_only(), reported_progress(told):
+        with no_progress_bars(), errors_only(), reported_progress(report):
             loaded, info = auto_class(model.config).from_pretrained(
                 reading.path,
                 dtype=reading.dtype,

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from app.server import browser_words
+from app.server import browser_name
 from app.server.login_sessions import MOST_SESSIONS, NOT_KEPT, WRITE_SECONDS, LoginSessions
 
 KEY = b"k" * 32
@@ -126,9 +126,9 @@ def test_who_watches_a_session_is_told_of_its_end_once(path):
         ("Mozilla/5.0 (Macintosh; Intel Mac OS X 15) Version/19 Safari/605", "Safari on macOS"),
         ("Mozilla/5.0 (Linux; Android 16; Mobile) Firefox/140.0", "Firefox on Android"),
         ("curl/8.0", "curl"),
-        ("<script>alert(1)</script>", browser_words.UNKNOWN),
-        ("", browser_words.UNKNOWN),
+        ("<script>alert(1)</script>", browser_name.UNKNOWN),
+        ("", browser_name.UNKNOWN),
     ],
 )
 def test_a_browser_is_told_in_words_of_ours(agent, words):
-    assert browser_words.browser_words(agent) == words
+    assert browser_name.browser_name(agent) == words

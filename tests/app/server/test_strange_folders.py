@@ -330,7 +330,7 @@ def test_a_modelfile_that_is_no_text_is_shown_as_far_as_it_is(session):
     (folder.export_path / "Modelfile").unlink()
     os.mkfifo(folder.export_path / "Modelfile")
     home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
-    assert "Modelfile is a pipe" in home["said"] and not home["pushed"]
+    assert "Modelfile is a pipe" in home["caption"] and not home["pushed"]
 
 
 # ---------------------------------------------------------------------- who may look (number 8)

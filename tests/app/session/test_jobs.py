@@ -41,9 +41,9 @@ def ask(jobs, method, path, body=None):
 
 def test_progress_in_words_and_the_time_that_is_left():
     job = Job(1, "The export of x", unit=BYTES)
-    assert (job.to_dict()["words"], job.to_dict()["left"]) == ("", "")
+    assert (job.to_dict()["amount"], job.to_dict()["left"]) == ("", "")
     job.progress(GIB, 4 * GIB, "Reading the checkpoint")
-    assert job.to_dict()["words"] == "1.00 GiB of 4.00 GiB" and job.to_dict()["left"] == "", (
+    assert job.to_dict()["amount"] == "1.00 GiB of 4.00 GiB" and job.to_dict()["left"] == "", (
         "it has only begun"
     )
     job._begun -= 20
@@ -54,7 +54,7 @@ def test_progress_in_words_and_the_time_that_is_left():
     )
     plain = Job(2, "The work")
     plain.progress(1, 3)
-    assert plain.to_dict()["words"] == "33 %"
+    assert plain.to_dict()["amount"] == "33 %"
 
 
 def test_jobs_are_listed_asked_for_and_cancelled_by_requests():
@@ -62,7 +62,7 @@ def test_jobs_are_listed_asked_for_and_cancelled_by_requests():
     job = jobs.start("The work", endless, about="run-1")
     wait_for(lambda: job.text)
     (listed,) = ask(jobs, "GET", "/api/jobs").json()["jobs"]
-    assert (listed["title"], listed["about"], listed["words"], listed["cancelling"]) == (
+    assert (listed["title"], listed["about"], listed["amount"], listed["cancelling"]) == (
         "The work",
         "run-1",
         "25 %",
@@ -227,7 +227,7 @@ def test_a_chat_that_is_cancelled_while_it_loads_keeps_no_weights(tmp_path):
     (folder.checkpoints_path / "step-10").mkdir(parents=True)
     chat = Chat(session, fake)
     chat.send(Choice(folder.id, "step-10"), "hello", True, "", Sampling(3))
-    wait_for(lambda: (chat.state()["job"] or {}).get("words") == "25 %")
+    wait_for(lambda: (chat.state()["job"] or {}).get("amount") == "25 %")
     state = chat.state()
     assert state["loaded"] and state["job"]["text"].startswith("Loading the weights: ")
     assert state["job_id"] == state["job"]["id"]

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
+from app.labels import in_digits
 from app.pages.run.run_figures import alarms, summaries
 from app.shared.run_bar import ShownRun, run_bar, sentence
 from app.verdict.findings import Finding, Offer, Verdict
 from app.verdict.judge import verdict
-from app.words import in_digits
 from engine.runs.record.events import (
     ExactMatchMeasured,
     PlanBuilt,
@@ -24,7 +24,7 @@ from tests.app.verdict.made_runs import CONFIG, OVERFIT, evaluated, falling, fol
 
 
 def rules(told):
-    return [told.headline.rule, *(found.rule for found in told.also)]
+    return [told.main.rule, *(found.rule for found in told.also)]
 
 
 def fitted(count=100, **exposed):
@@ -45,16 +45,16 @@ def matches(before, after, total=50):
 def test_a_finished_run_says_what_it_reached():
     good = fold(*steps(), *evaluated(2.0, 1.0, 0.5), *matches(1, 40), RunEnded("finished"))
     told = verdict(good, "finished", SavedSteps(100, 100), CONFIG)
-    assert (told.headline.tone, told.headline.advice, told.offer) == ("good", "", None)
+    assert (told.main.tone, told.main.advice, told.offer) == ("good", "", None)
     assert rules(told) == ["doing well"]
     last = in_digits(good.loss)
-    assert told.headline.text == (
+    assert told.main.text == (
         f"Finished 100 steps: the last loss is {last}; validation loss 2 → 0.5; exact match 2 % → "
         "80 %."
     )
     plain = verdict(fold(*steps(), RunEnded("finished")), "finished")
-    assert plain.headline.text == f"Finished 100 steps: the last loss is {last}."
-    empty = verdict(fold(RunEnded("finished")), "finished").headline
+    assert plain.main.text == f"Finished 100 steps: the last loss is {last}."
+    empty = verdict(fold(RunEnded("finished")), "finished").main
     assert (empty.text, empty.tone) == ("Finished 0 steps.", "calm")
 
 
@@ -62,29 +62,29 @@ def test_a_finished_run_that_overfits_says_so_first_and_where_it_was_best():
     told = verdict(
         fold(*fitted(), *OVERFIT, RunEnded("finished")), "finished", SavedSteps(100, 100), CONFIG
     )
-    assert (told.headline.rule, told.headline.tone) == ("possibly overfitting", "warn")
-    assert told.headline.text.startswith("Finished 100 steps, but it possibly overfits: ")
-    assert "validation loss 1.67 → 3.25, best 1.67 at step 20" in told.headline.text
-    assert "learns its rows by heart" in told.headline.advice
+    assert (told.main.rule, told.main.tone) == ("possibly overfitting", "warn")
+    assert told.main.text.startswith("Finished 100 steps, but it possibly overfits: ")
+    assert "validation loss 1.67 → 3.25, best 1.67 at step 20" in told.main.text
+    assert "learns its rows by heart" in told.main.advice
     # The line over the run is no greener than the card below it.
-    bar = sentence(fold(*fitted(), *OVERFIT, RunEnded("finished")), "finished", said=told)
-    assert bar == told.headline.text
+    bar = sentence(fold(*fitted(), *OVERFIT, RunEnded("finished")), "finished", judged=told)
+    assert bar == told.main.text
     alone = sentence(fold(*steps(), *evaluated(2.0, 1.0, 1.5), RunEnded("finished")), "finished")
     assert alone.endswith("validation loss 2 → 1.5, best 1 at step 66.")
-    assert "3 of 5 evaluations" in told.headline.evidence
+    assert "3 of 5 evaluations" in told.main.evidence
 
 
 def test_too_few_evaluations_make_no_alarm():
     risen = fold(*steps(), *evaluated(1.0, 2.0), RunEnded("finished"))
     told = verdict(risen, "finished")
-    assert not told.headline.is_alarm and rules(told) == ["doing well"]
-    assert "validation loss 1 → 2, best 1 at step 50" in told.headline.text
-    assert told.headline.tone == "calm"  # it ended above its best, by more than the noise
+    assert not told.main.is_alarm and rules(told) == ["doing well"]
+    assert "validation loss 1 → 2, best 1 at step 50" in told.main.text
+    assert told.main.tone == "calm"  # it ended above its best, by more than the noise
 
 
 def test_a_loss_that_falls_without_an_exact_answer_is_no_failure_and_not_green():
     told = verdict(fold(*steps(), *matches(0, 0), RunEnded("finished")), "finished")
-    assert told.headline.tone == "calm" and "exact match 0 % → 0 %" in told.headline.text
+    assert told.main.tone == "calm" and "exact match 0 % → 0 %" in told.main.text
     assert rules(told)[1] == "nothing exact" and not told.also[0].is_alarm
     few = verdict(fold(*steps(), *matches(0, 0, total=19), RunEnded("finished")), "finished")
     assert "nothing exact" not in rules(few)
@@ -94,7 +94,7 @@ def test_memory_and_speed_of_a_finished_run_are_remarks():
     events = [*steps(optimizer=0.3), *growing(limit=400), RunEnded("finished")]
     grown = fold(*events, device="cuda")
     told = verdict(grown, "finished", SavedSteps(100, 100), CONFIG)
-    assert told.headline.text.startswith("Finished 100 steps") and told.headline.tone == "good"
+    assert told.main.text.startswith("Finished 100 steps") and told.main.tone == "good"
     assert rules(told) == ["doing well", "memory", "speed"]
     assert told.also[0].text == (
         "Host memory grew by 30.0 GiB after step 31, to 70.0 GiB of 400 GiB."
@@ -111,7 +111,7 @@ def test_memory_and_speed_of_a_finished_run_are_remarks():
 def test_a_failed_run_says_why_and_what_can_be_done(saved, then):
     failed = fold(*steps(0), RunEnded("failed", "Line 4 of rows.jsonl is not valid JSON."))
     told = verdict(failed, "failed", SavedSteps(saved, saved), CONFIG)
-    found = told.headline
+    found = told.main
     assert (found.text, found.tone) == ("Line 4 of rows.jsonl is not valid JSON.", "bad")
     assert then in found.advice and told.also == () and "first step" not in str(told)
 
@@ -127,8 +127,8 @@ def test_a_failed_run_that_diverged_has_neither_a_green_headline_nor_one_of_the_
     ended = RunEnded("failed", "The loss of step 61 is not a finite number.")
     risen = steps(60, loss=lambda step: 5.0 if step < 40 else 10.0 ** (step - 39))
     told = verdict(fold(*risen, *growing(), ended), "failed", config=CONFIG)
-    assert (told.headline.rule, told.headline.tone) == ("ended", "bad")
-    assert told.headline.text == ended.reason
+    assert (told.main.rule, told.main.tone) == ("ended", "bad")
+    assert told.main.text == ended.reason
     assert told.also[0].rule == "diverging"
     assert told.offer.changes == {"train.learning_rate": 1e-4}
     assert all(found.tone != "good" for found in told.also) and "ompute" not in str(told)
@@ -138,7 +138,7 @@ def test_a_failed_run_that_diverged_has_neither_a_green_headline_nor_one_of_the_
 @pytest.mark.parametrize("made", [0, 3])
 def test_a_run_that_is_over_never_has_a_first_step_under_way(state, made):
     ended = [] if state == "interrupted" else [RunEnded(state)]
-    told = verdict(fold(*steps(made), *ended), state).headline
+    told = verdict(fold(*steps(made), *ended), state).main
     assert "under way" not in told.text and told.text.endswith(".") and told.tone != "good"
 
 
@@ -164,12 +164,12 @@ def test_resume_is_offered_only_where_something_is_saved(saved, begins_anew, the
 def test_weights_alone_are_not_resumed_but_trained_on_from():
     ended = RunEnded("failed", "The GPU was lost.")
     alone, older = SavedSteps(40, None), SavedSteps(40, 30)
-    told = verdict(fold(*steps(50), ended), "failed", alone, CONFIG).headline
+    told = verdict(fold(*steps(50), ended), "failed", alone, CONFIG).main
     assert (
         "new run from the weights of step 40; there is no full checkpoint" in told.advice
         and "Train on" in told.advice
     )
-    told = verdict(fold(*steps(50), ended), "failed", older, CONFIG).headline
+    told = verdict(fold(*steps(50), ended), "failed", older, CONFIG).main
     assert told.advice == "Resume goes on from the checkpoint of step 30."
     interrupted = fold(*steps(50))
     for saved, actions in ((alone, []), (older, ["resume"]), (NOTHING_SAVED, ["resume"])):
@@ -194,7 +194,7 @@ def test_a_run_without_checkpoints_offers_no_saving():
 
 def test_before_the_first_step():
     def said(snapshot, state):
-        return verdict(snapshot, state, config=CONFIG).headline.text
+        return verdict(snapshot, state, config=CONFIG).main.text
 
     assert said(RunSnapshot(), "preparing") == "Getting ready: the first step has not begun."
     assert said(RunSnapshot(state="running"), "running") == "The first step is under way."
@@ -219,7 +219,7 @@ def test_findings_stand_in_their_order():
     assert rules(told) == ["possibly overfitting", "memory in danger", "speed"]
     skipped = verdict(fold(*steps(50), StepSkipped(51, "loss", [3])), "running", config=CONFIG)
     assert rules(skipped)[:2] == ["skipped steps", "doing well"]
-    assert skipped.headline.text.startswith("1 step of the latest 100 changed no weight")
+    assert skipped.main.text.startswith("1 step of the latest 100 changed no weight")
 
 
 def test_calm_findings_of_memory_and_speed_stand_under_what_the_run_learns():
@@ -227,7 +227,7 @@ def test_calm_findings_of_memory_and_speed_stand_under_what_the_run_learns():
     told = verdict(snapshot, "running", config=CONFIG)
     assert rules(told) == ["doing well", "speed", "memory"] and not alarms(snapshot)
     assert told.also[1].text == "Host memory grows and lasts to the end: 70.0 GiB of 400 GiB now."
-    assert sentence(snapshot, "running") == told.headline.text
+    assert sentence(snapshot, "running") == told.main.text
 
 
 def test_a_full_disk_is_the_headline():
@@ -235,14 +235,14 @@ def test_a_full_disk_is_the_headline():
     diverged = steps(60, loss=lambda step: 1.0 if step < 40 else 90.0)
     told = verdict(fold(*diverged, full), "paused", config=CONFIG)
     assert rules(told)[:2] == ["disk", "diverging"]
-    assert told.headline.text == "The disk is full: free 3 GiB."
+    assert told.main.text == "The disk is full: free 3 GiB."
     before = verdict(fold(full), "paused", config=CONFIG)
-    assert before.headline.rule == "disk" and before.also[0].text == "No step was made yet."
+    assert before.main.rule == "disk" and before.also[0].text == "No step was made yet."
 
 
 def test_a_paused_run_says_whether_it_learns():
     told = verdict(fold(*steps(60), StateChanged("paused")), "paused")
-    assert told.headline.rule == "doing well"
+    assert told.main.rule == "doing well"
 
 
 # ------------------------------------------------------------------ what pages receive
@@ -271,7 +271,7 @@ def test_pages_receive_every_finding_with_its_evidence_and_the_first_offer():
             }
         ],
     }
-    assert Verdict(told.headline).to_dict()["offer"] is None
+    assert Verdict(told.main).to_dict()["offer"] is None
 
 
 def test_every_sentence_ends_and_every_alarm_has_its_evidence():
@@ -279,5 +279,5 @@ def test_every_sentence_ends_and_every_alarm_has_its_evidence():
     diverged = fold(*steps(60, loss=lambda step: 1.0 if step < 40 else 90.0), *growing())
     for snapshot in (nothing, diverged, fold(*steps(), *OVERFIT), fold(*steps(7))):
         told = verdict(snapshot, "running", config=CONFIG)
-        for found in (told.headline, *told.also):
+        for found in (told.main, *told.also):
             assert found.text.endswith(".") and (found.evidence.endswith(".") or not found.is_alarm)

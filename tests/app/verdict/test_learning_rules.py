@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from app.labels import in_digits
 from app.verdict.divergence import divergence, of_divergence, of_spikes, spikes
 from app.verdict.learning import learning, of_learning, of_low_rate
 from app.verdict.losses import block_error, losses_of, noise
@@ -18,7 +19,6 @@ from app.verdict.validation import (
     of_validation,
     validation,
 )
-from app.words import in_digits
 from engine.runs.record.evaluations import RowLosses, paired_error
 from engine.runs.record.events import (
     DataPrepared,

@@ -49,7 +49,7 @@ class Told:
 
     @property
     def rules(self) -> set[str]:
-        found = (self.verdict.headline, *self.verdict.also)
+        found = (self.verdict.main, *self.verdict.also)
         return {each.rule.removeprefix("possibly ") for each in found}
 
 
@@ -64,7 +64,7 @@ def told_of(which: str, made: Recorded) -> Told:
         if not is_due:
             continue
         said = verdict(snapshot, snapshot.state)
-        for found in (said.headline, *said.also):
+        for found in (said.main, *said.also):
             if found.is_alarm:
                 alarms.setdefault(found.rule, snapshot.step)
     return Told(verdict(snapshot, snapshot.state), snapshot, alarms)
@@ -82,7 +82,7 @@ def sign(made: Recorded, told: Told) -> int | None:
 def row(made: Recorded, told: Told) -> str:
     """Returns the row of a run in the table of the page."""
     alarms = ", ".join(f"{rule} at {step}" for rule, step in told.alarms.items()) or "–"
-    found = (told.verdict.headline, *told.verdict.also)
+    found = (told.verdict.main, *told.verdict.also)
     said = [each.rule for each in found if each.rule not in ("speed", "memory")]
     begun = sign(made, told)
     late = "–"
@@ -98,18 +98,18 @@ def test_a_real_run_is_judged_as_expected(which, made):
     told = told_of(which, made)
     expected = set((made.missed or made.expected).split("|"))
     if which == "ends":
-        assert told.verdict.headline.rule in expected
-        assert told.verdict.headline.tone == TONES[told.verdict.headline.rule]
+        assert told.verdict.main.rule in expected
+        assert told.verdict.main.tone == TONES[told.verdict.main.rule]
     if expected & set(HEALTHY):
         assert told.alarms == {} and told.rules & expected
     elif "memory" in expected:
         assert {"memory in danger", "memory ends soon"} & set(told.alarms)
     elif expected & {"ended"}:
-        assert told.verdict.headline.tone == "bad"
+        assert told.verdict.main.tone == "bad"
     else:
         assert told.rules & expected
     if expected <= {"diverging", "overfitting", "not learning"}:
-        assert told.verdict.headline.is_alarm and told.verdict.headline.evidence
+        assert told.verdict.main.is_alarm and told.verdict.main.evidence
     assert not {"memory in danger", "memory ends soon"} & told.rules  # each of them is over
     page = (PROGRAM_ROOT / "docs" / "verdict.md").read_text(encoding="utf-8")
     assert row(made, told) in page.splitlines()
@@ -121,7 +121,7 @@ def test_a_finished_run_never_has_a_headline_of_the_machine():
         snapshot = RunSnapshot()
         for record in records:
             snapshot.apply(record)
-        said = verdict(snapshot, snapshot.state).headline
+        said = verdict(snapshot, snapshot.state).main
         assert said.rule not in ("speed", "memory") and "emory" not in said.text
 
 

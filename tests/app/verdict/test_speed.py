@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from app.verdict.speed import CAUSES, FEWEST_STEPS, of_speed
-from app.verdict.step_shares import PART_WORDS
+from app.verdict.step_shares import PART_LABELS
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
 from engine.runs.record.events import (
@@ -171,7 +171,7 @@ def test_every_cause_has_a_sentence_and_offers_load(cause):
             CONFIG.with_values({"train.steps": None, "train.batch_size": 1 << 20}),
         ):
             found = of_speed(snapshot, config)
-            assert found.text.endswith(".") and found.advice.endswith(".") and cause in PART_WORDS
+            assert found.text.endswith(".") and found.advice.endswith(".") and cause in PART_LABELS
             assert found.evidence.endswith(".") and (config is not None or found.offer is None)
             if found.offer is not None:
                 config.with_values(found.offer.changes)
@@ -179,7 +179,7 @@ def test_every_cause_has_a_sentence_and_offers_load(cause):
 
 def test_what_is_said_of_a_run_needs_neither_gradio_nor_plotly():
     code = (
-        "import sys, app.pages.new.checker, app.verdict.judge, app.pages.run.run_words, "
+        "import sys, app.pages.new.checker, app.verdict.judge, app.pages.run.run_overview, "
         "app.pages.run.run_watch\nprint(sorted({'gradio', 'plotly', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -9,7 +9,7 @@ import json
 import plotly.graph_objects as go
 import pytest
 
-from app.pages.new.data_figures import lengths_figure, lengths_words
+from app.pages.new.data_figures import lengths_figure, lengths_text
 from engine.config.data_settings import DataConfig
 from engine.data.batches.preview import preview
 from tests.support.folders import make_tokenizer
@@ -43,19 +43,19 @@ def test_lengths_are_counted_and_rows_packed_as_a_run_packs_them(tmp_path, token
     assert (
         figure["data"][0]["y"] == histogram["counts"] and figure["layout"]["shapes"][0]["x0"] == 16
     )
-    said = lengths_words(found)
+    said = lengths_text(found)
     assert (
         f"{min(lengths)} to {max(lengths)} tokens, with a median of " in said
         and f"packed, 4 examples fill 3 rows of 16 tokens to {found['percent_filled']:g} %" in said
     )
-    assert "; 2 examples of more than 16 tokens are cut" in lengths_words(found | {"rows_cut": 2})
+    assert "; 2 examples of more than 16 tokens are cut" in lengths_text(found | {"rows_cut": 2})
     assert said.endswith("; 1 example of more than 16 tokens is cut.")
 
 
 def test_without_packing_or_differences_nothing_is_said_of_them(tmp_path, tokenizer):
     found = previewed(tmp_path, tokenizer, [4, 4], packing=False)
     assert found["packed_rows"] is None and not lengths_figure(found)["layout"]["shapes"]
-    assert lengths_words(found) == f"Every example has {found['lengths'][0]} tokens."
+    assert lengths_text(found) == f"Every example has {found['lengths'][0]} tokens."
 
 
 def test_no_example_is_no_figure_of_nothing():
@@ -66,4 +66,4 @@ def test_no_example_is_no_figure_of_nothing():
         "rows_cut": 0,
         "packed_rows": None,
     }
-    assert lengths_words(nothing) == "" and lengths_figure(nothing)["data"][0]["x"] == []
+    assert lengths_text(nothing) == "" and lengths_figure(nothing)["data"][0]["x"] == []

@@ -31,12 +31,12 @@ def former_fingerprint(config: DataConfig, tokenizer, seed: int) -> str:
     encoder = Encoder(tokenizer, Handling(config.train_on), config.max_seq_len)
     sides: tuple[list, list] = ([], [])
     for part, weight in config.parts():
-        train, held_out = former_documents(part, encoder)
+        train, validation = former_documents(part, encoder)
         passes, more = divmod(max(1, round(weight * len(train))), len(train))
         chosen = np.random.default_rng(SEED_OF_THE_SPLIT).permutation(len(train))[:more]
         visited = train * passes + [train[i] for i in sorted(chosen.tolist())]
         sides[0].extend(document for example in visited for document in example)
-        sides[1].extend(document for example in held_out for document in example)
+        sides[1].extend(document for example in validation for document in example)
     digest = hashlib.blake2b(digest_size=16)
     for documents in sides:
         lengths = np.array([len(document.ids) for document in documents], dtype=np.int64)
@@ -67,7 +67,7 @@ def former_documents(config: DataConfig, encoder: Encoder) -> tuple[list, list]:
     if config.eval_fraction > 0 and len(rows) >= 2:
         count = min(max(1, round(len(rows) * config.eval_fraction)), len(rows) - 1)
         held = set(np.random.default_rng(SEED_OF_THE_SPLIT).permutation(len(rows))[:count].tolist())
-    train, held_out = [], []
+    train, validation = [], []
     texts = TextRows(config) if columns.format == "text" else None
     for place, (number, row) in enumerate(rows):
         example = columns.example(row, source.where(number))
@@ -75,10 +75,10 @@ def former_documents(config: DataConfig, encoder: Encoder) -> tuple[list, list]:
         if texts is not None:
             found = texts.of_row(row, found)
         if not isinstance(found, RejectedExample):
-            (held_out if place in held else train).append(found.documents)
-    if config.eval_fraction > 0 and not held_out and len(train) > 1:
-        held_out.append(train.pop())
-    return train, held_out
+            (validation if place in held else train).append(found.documents)
+    if config.eval_fraction > 0 and not validation and len(train) > 1:
+        validation.append(train.pop())
+    return train, validation
 
 
 def former_pack(lengths: np.ndarray, max_seq_len: int, order: np.ndarray) -> list[list[int]]:
@@ -142,10 +142,10 @@ CASES = {
     "packed and shuffled": ("pairs", {}),
     "in order": ("pairs", {"shuffle": False}),
     "one a row": ("pairs", {"packing": False}),
-    "none held out": ("pairs", {"eval_fraction": 0.0}),
+    "none for validation": ("pairs", {"eval_fraction": 0.0}),
     "texts in parts": ("texts", {"max_seq_len": 32}),
     "conversations": ("turns", {"train_on": "all"}),
-    "the last is held out": ("last", {"eval_fraction": 0.01}),
+    "the last is for validation": ("last", {"eval_fraction": 0.01}),
     "a mix": ((("pairs", 0.3), ("texts", 2.5), ("turns", 1.0)), {"max_seq_len": 100}),
     "a mix in order": ((("texts", 3.0), ("pairs", 1.0)), {"shuffle": False, "packing": False}),
     "one with a weight": ((("texts", 0.01),), {}),

@@ -166,8 +166,8 @@ def test_answers_beyond_the_longest_row_are_counted_where_turns_are_trained_one_
     shown = preview(DataConfig(source=str(tmp_path / "data.jsonl"), max_seq_len=100), tokenizer)
     assert [row["cut"] for row in shown["rows"]] == [True, False, True] and shown["rows_cut"] == 2
     # The last question of such a row is not used: there is no answer to compare with.
-    held_out = prepared(tmp_path, tokenizer, rows[:1] * 2, max_seq_len=100, eval_fraction=0.5)
-    assert held_out.summary["eval_examples"] == 1 and held_out.eval_prompts(1) == []
+    validation = prepared(tmp_path, tokenizer, rows[:1] * 2, max_seq_len=100, eval_fraction=0.5)
+    assert validation.summary["eval_examples"] == 1 and validation.eval_prompts(1) == []
 
 
 def test_dropped_reasoning_of_the_answer_itself_is_refused(tmp_path):
@@ -343,7 +343,7 @@ def test_text_is_its_tokens_and_the_end_of_sequence_all_trained(tmp_path, bos):
     assert row.labels.tolist() == [*data.train.ids[1:].tolist(), -100]
 
 
-def test_held_out_prompts_end_where_the_answer_begins(tmp_path):
+def test_validation_prompts_end_where_the_answer_begins(tmp_path):
     tokenizer = made.byte_level_tokenizer(made.CHATML)
     rows = [
         {

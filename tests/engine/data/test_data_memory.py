@@ -96,6 +96,6 @@ def test_a_data_set_larger_than_memory_fits(tmp_path):
         disk_free=1 << 40,
     )
     report = estimate(config, machine, shape_from_source(config.model))
-    assert report.verdict == "fits"
+    assert report.status == "fits"
     (data,) = [item for item in report.host.items if item.name == "Tokenized data"]
     assert data.bytes < (50 << 30) / 10

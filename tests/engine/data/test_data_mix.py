@@ -1,5 +1,5 @@
-"""Several sources are mixed with weights: which rows an epoch visits, which are held out, and that
-the preset and the form describe the same mix.
+"""Several sources are mixed with weights: which rows an epoch visits, which are for validation, and
+that the preset and the form describe the same mix.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def asked(rows, tokenizer) -> Counter[str]:
 
 
 @pytest.mark.slow("a quicker test beside it shows most of what it shows")
-def test_weights_are_visits_an_epoch_and_held_out_rows_are_never_repeated(files, tokenizer):
+def test_weights_are_visits_an_epoch_and_validation_rows_are_never_repeated(files, tokenizer):
     mix = config(
         [{"source": files["a"], "weight": 0.5}, {"source": files["b"], "weight": 2.5}, files["c"]],
         eval_fraction=0.2,
     ).data
     data = prepare_data(mix, tokenizer, 1)
-    visits, held_out = asked(data.train, tokenizer), asked(data.eval, tokenizer)
+    visits, validation = asked(data.train, tokenizer), asked(data.eval, tokenizer)
     by_source = {
         name: Counter({text: n for text, n in visits.items() if text.startswith(name)})
         for name in "abh"
@@ -67,7 +67,7 @@ def test_weights_are_visits_an_epoch_and_held_out_rows_are_never_repeated(files,
     assert by_source["a"].total() == 8 and set(by_source["a"].values()) == {1}
     assert by_source["b"].total() == 20 and sorted(by_source["b"].values()) == [2] * 4 + [3] * 4
     assert visits["hello"] == 8
-    assert not set(held_out) & set(visits) - {"hello"} and set(held_out.values()) <= {1, 2}
+    assert not set(validation) & set(visits) - {"hello"} and set(validation.values()) <= {1, 2}
     assert [
         (
             part["train_examples"],

@@ -171,7 +171,7 @@ def test_steps_read_one_epoch_after_another(source, tokenizer):
         assert line[: len(ids)] == ids and set(line[len(ids) :]) <= {tokenizer.pad_token_id}
 
 
-def test_the_held_out_split_is_disjoint_exact_and_independent_of_the_seed(source, tokenizer):
+def test_the_validation_split_is_disjoint_exact_and_independent_of_the_seed(source, tokenizer):
     first, second = prepared(source, tokenizer, seed=1), prepared(source, tokenizer, seed=2)
     assert first.summary["eval_examples"] == 6 and first.summary["train_examples"] == 54
     assert first.eval_prompts(9) == second.eval_prompts(9)
@@ -186,18 +186,18 @@ def test_the_held_out_split_is_disjoint_exact_and_independent_of_the_seed(source
 
 
 @pytest.mark.parametrize(
-    ("rows", "fraction", "held_out"), [(1, 0.5, 0), (2, 0.01, 1), (2, 0.9, 1), (10, 0.0, 0)]
+    ("rows", "fraction", "validation"), [(1, 0.5, 0), (2, 0.01, 1), (2, 0.9, 1), (10, 0.0, 0)]
 )
-def test_small_sets_keep_a_row_on_either_side(tmp_path, tokenizer, rows, fraction, held_out):
+def test_small_sets_keep_a_row_on_either_side(tmp_path, tokenizer, rows, fraction, validation):
     path = tmp_path / "a.jsonl"
     path.write_text(
         "".join(json.dumps({"prompt": f"q{i}", "completion": "a"}) + "\n" for i in range(rows))
     )
     summary = prepared(path, tokenizer, eval_fraction=fraction).summary
-    assert (summary["train_examples"], summary["eval_examples"]) == (rows - held_out, held_out)
+    assert (summary["train_examples"], summary["eval_examples"]) == (rows - validation, validation)
 
 
-def test_a_held_out_row_is_found_even_when_the_chosen_one_is_skipped(tmp_path, tokenizer):
+def test_a_validation_row_is_found_even_when_the_chosen_one_is_skipped(tmp_path, tokenizer):
     for empty in range(3):
         path = tmp_path / "a.jsonl"
         rows = [{"prompt": f"q{i}", "completion": "" if i == empty else "a"} for i in range(3)]
@@ -210,7 +210,7 @@ def test_a_held_out_row_is_found_even_when_the_chosen_one_is_skipped(tmp_path, t
         )
 
 
-def test_the_only_usable_row_is_trained_even_when_it_was_chosen_to_be_held_out(tmp_path, tokenizer):
+def test_the_only_usable_row_is_trained_even_when_it_was_chosen_for_validation(tmp_path, tokenizer):
     for usable in range(3):
         path = tmp_path / f"{usable}.jsonl"
         rows = [{"prompt": "a", "completion": "b" if i == usable else ""} for i in range(3)]

@@ -14,7 +14,7 @@ from engine.config.data_settings import DataConfig
 from engine.data.batches.preview import preview
 from engine.data.formats.calls import read_tools
 from engine.data.formats.example import Conversation
-from engine.data.formats.turns import Said, conversation, read_turns
+from engine.data.formats.turns import TurnSettings, conversation, read_turns
 from engine.data.tokens.encode import Encoder
 from engine.data.tokens.rendered import Handling, RejectedExample
 from engine.tools.chat.prompt_builder import PromptBuilder
@@ -46,7 +46,9 @@ def called(arguments, **keys):
 
 
 def as_example(turns, tools=None):
-    return conversation(read_turns(turns, "messages", Said()), 0, read_tools(tools, "tools"))
+    return conversation(
+        read_turns(turns, "messages", TurnSettings()), 0, read_tools(tools, "tools")
+    )
 
 
 def encoded(tokenizer, turns, tools=None, **settings):

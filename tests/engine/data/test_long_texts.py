@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.pages.new.data_figures import lengths_words
+from app.pages.new.data_figures import lengths_text
 from engine.config.data_settings import DataConfig, DataSource
 from engine.data.batches.loader import prepare_data
 from engine.data.batches.preview import preview
@@ -94,7 +94,7 @@ def test_any_kind_of_file_and_packing_trains_the_same_tokens(tmp_path):
     assert sorted(labels_of(packed)) == sorted(wanted) and packed.longest == LIMIT
 
 
-def test_held_out_rows_and_rows_to_train_on_are_the_whole_text(tmp_path):
+def test_validation_rows_and_rows_to_train_on_are_the_whole_text(tmp_path):
     tokenizer = TOKENIZERS["bytes"]
     data = prepare_data(config(book(tmp_path), eval_fraction=0.3), tokenizer, 1)
     both = labels_of(data.train) + labels_of(data.eval)
@@ -149,7 +149,7 @@ def test_the_preview_says_how_many_rows_a_text_gives(tmp_path):
     rows = len(prepare_data(config(path), tokenizer, 1).train)
     shown = preview(config(path), tokenizer)
     assert shown["text_rows"] == f"The first 1 text gives {rows} rows of at most 16 tokens."
-    assert lengths_words(shown).endswith(shown["text_rows"])
+    assert lengths_text(shown).endswith(shown["text_rows"])
     assert shown["rows"][1]["documents"][0][0]["trained"] is False
     long = file_of(tmp_path / "long.txt", BOOK * 30)
     said = preview(config(long), tokenizer)["text_rows"]

@@ -14,7 +14,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 
 from engine.data.formats.calls import read_tools
-from engine.data.formats.turns import Said, conversation, read_turns
+from engine.data.formats.turns import TurnSettings, conversation, read_turns
 from engine.data.tokens.encode import AcceptedExample, Encoder
 from engine.data.tokens.rendered import Handling, RejectedExample
 from tests.support.references.trl_masks import COMMON, HARD, Asked, Message, of_trl
@@ -119,7 +119,11 @@ def told(family: str, name: str) -> tuple[str, Counter[str]]:
     messages, tools = (COMMON | HARD)[name]
     tokenizer = as_published(family)
     (found,) = encoder_of(family).encode(
-        [conversation(read_turns(messages, "messages", Said()), 0, read_tools(tools, "tools"))]
+        [
+            conversation(
+                read_turns(messages, "messages", TurnSettings()), 0, read_tools(tools, "tools")
+            )
+        ]
     )
     places = [
         place

@@ -117,7 +117,7 @@ def test_memory_beside_a_template_that_fills_it_stays_bounded(process):
 
 def test_recursion_is_a_refusal_of_the_chat(process):
     (found,) = written(process, RECURSES)
-    assert isinstance(found, Refusal) and "recursion" in found.words
+    assert isinstance(found, Refusal) and "recursion" in found.message
     assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
 
 

@@ -21,7 +21,7 @@ from engine.machine.several_gpus import (
     named_with_several,
     rates_with_link,
 )
-from engine.words import GIB
+from engine.text import GIB
 
 CONFIG = TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}})
 

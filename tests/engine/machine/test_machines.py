@@ -33,7 +33,7 @@ from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.job import Job, Target
 from engine.planning.fit.simulate_step import predicted_seconds
 from engine.runtime.optimizer import host_threads
-from engine.words import GIB, MIB
+from engine.text import GIB, MIB
 from tests.support.chosen import big_shape
 
 BY_NAME = {entry.name: entry for entry in machines()}

@@ -26,7 +26,7 @@ from engine.paths import PROGRAM_ROOT
 from engine.planning.fit.report import estimate
 from engine.planning.shape import shape_cache
 from engine.planning.shape.shape_cache import shape_key
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.folders import make_model
 from tests.support.imported import imported_by, packages_of
 from tests.support.tiny import tiny_config

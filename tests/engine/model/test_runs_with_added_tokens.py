@@ -23,10 +23,10 @@ from engine.model.build.shape_of_run import shape_of_run
 from engine.planning.fit.report import estimate
 from engine.runs.record.events import LogLine
 from engine.runtime.host.host_states import HostStates
+from engine.text import GIB
 from engine.tools.chat.prompt_builder import PromptBuilder
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop.run import resume_run, start_run
-from engine.words import GIB
 from tests.support.failing import command
 from tests.support.folders import make_config, make_model, make_tokenizer
 from tests.support.multimodal import make_multimodal

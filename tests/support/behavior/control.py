@@ -38,7 +38,7 @@ COUNTED = {
     "done",
     "total",
     "first",
-    "words",
+    "amount",
     "left",
     "steps",
     "loss",

@@ -360,7 +360,7 @@ DATA = (
         TOKENIZE,
         "np.random.default_rng(EVAL_SEED).permutation(total)[:count]",
         "np.random.default_rng(total).permutation(total)[:count]",
-        "Which rows are held out depends on something else than on the fixed seed.",
+        "Which rows are for validation depends on something else than on the fixed seed.",
         (ROW_TESTS, FINGERPRINT),
     ),
     Change(
@@ -368,7 +368,7 @@ DATA = (
         TOKENIZE,
         "now = ~validation",
         "now = ~validation | validation",
-        "Rows that are held out are trained as well.",
+        "Validation rows are trained as well.",
         (ROW_TESTS,),
     ),
     Change(
@@ -438,7 +438,7 @@ DATA = (
     Change(
         "tools-known-by-their-names",
         "engine/data/tokens/dropped_turns.py",
-        "return any(map(written.holds, told)) or writes_tools()",
+        "return any(map(written.holds, missing)) or writes_tools()",
         "return True",
         "Tools that a template leaves out are not told where an answer calls them.",
         (HABITS,),

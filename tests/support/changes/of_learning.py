@@ -6,7 +6,7 @@ from tests.support.changes.record import Change
 
 BEST_WEIGHTS = "engine/training/loop/best_weights.py"
 LEARNING = "engine/training/loop/early_stopping.py"
-HELD_OUT = "engine/runs/record/validation.py"
+VALIDATION = "engine/runs/record/validation.py"
 ROWS = "engine/runtime/step/per_document.py"
 BEST = "tests/engine/training/loop/test_best_weights.py"
 FOLD = "tests/engine/runs/record/test_validation.py"
@@ -55,7 +55,7 @@ LEARNED = (
     ),
     Change(
         "best-before-training",
-        HELD_OUT,
+        VALIDATION,
         "            self.before = score\n            return\n",
         "            self.before = score\n",
         "The weights with which a run began count as its best.",
@@ -63,7 +63,7 @@ LEARNED = (
     ),
     Change(
         "best-though-worse-than-before",
-        HELD_OUT,
+        VALIDATION,
         "score.is_better_than(self.best or self.before, self.by)",
         "score.is_better_than(self.best, self.by)",
         "Weights that are worse than those before training count as the best.",
@@ -71,7 +71,7 @@ LEARNED = (
     ),
     Change(
         "patience-counted-anew",
-        HELD_OUT,
+        VALIDATION,
         "                self._compare(Score(of, evals.loss[place], correct, total))\n",
         "                self._compare(Score(of, evals.loss[place], correct, total))\n"
         "        self.since_best = 0\n",
@@ -80,7 +80,7 @@ LEARNED = (
     ),
     Change(
         "equal-shares-by-the-later",
-        HELD_OUT,
+        VALIDATION,
         "return (1.0 if score.share is None else -score.share), score.loss",
         "return (1.0 if score.share is None else -score.share), -score.loss",
         "Of weights that answer as many prompts exactly, those with the higher loss are kept.",

@@ -19,7 +19,7 @@ PAIRS = (
         "    return -logsigmoid(margin)\n",
         "    return -logsigmoid(-margin)\n",
         "DPO prefers the rejected answers.",
-        (f"{RUNS}::test_held_out_pairs_are_evaluated",),
+        (f"{RUNS}::test_validation_pairs_are_evaluated",),
     ),
     Change(
         "pairs-without-the-loss-of-lines",
@@ -43,7 +43,7 @@ PAIRS = (
         "values[rows.order_of_evaluation()] = ",
         "values[:] = ",
         "Answers are compared with those of other pairs.",
-        (f"{RUNS}::test_held_out_pairs_are_evaluated",),
+        (f"{RUNS}::test_validation_pairs_are_evaluated",),
     ),
     Change(
         "pairs-with-references-of-trained-weights",

@@ -12,7 +12,7 @@ import pytest
 from app.pages.chat.chat import Chat, Choice
 from app.pages.chat.chat_routes import chat_routes
 from app.pages.chat.offered_weights import OfferedWeights
-from app.pages.run.run_words import prompt_answers
+from app.pages.run.run_overview import prompt_answers
 from app.session.engine_calls import EngineCalls
 from app.session.jobs import Jobs
 from app.session.session import Session

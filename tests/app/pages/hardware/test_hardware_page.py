@@ -17,7 +17,7 @@ from app.pages.frame.job_routes import job_routes
 from app.pages.hardware.hardware import Hardware, read_settings
 from app.pages.hardware.hardware_routes import hardware_routes
 from app.pages.hardware.measuring import PARTS, _Asking, probe
-from app.pages.new.known_models import machine_words
+from app.pages.new.known_models import machine_text
 from app.server.guard import Guard, GuardPolicy
 from app.session.session import Session
 from engine.config.settings import TrainConfig
@@ -31,7 +31,7 @@ from engine.planning.shape.catalog import catalog, entry_of
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
 from engine.runtime.measure import machine_rates
-from engine.words import in_seconds
+from engine.text import in_seconds
 from tests.support.synthetic_run import run_events
 
 GIB = 1 << 30
@@ -136,7 +136,9 @@ def test_this_machine_is_told_with_its_real_limits(tab):
 
 def test_rates_are_estimated_until_they_are_measured_and_speeds_follow_them(tab):
     before = tab.call("hardware").json()["rates"]
-    assert before["origin"] == "estimated" and "RTX 4090" in before["said"] and before["at"] is None
+    assert (
+        before["origin"] == "estimated" and "RTX 4090" in before["caption"] and before["at"] is None
+    )
     asked = {"machine": HERE, "timed": True}
     estimated = tab.call("hardware/column", asked).json()["cells"][LLAMA]
     known = next(known for known in machines() if known.name == "RTX 4090").rates()
@@ -154,7 +156,7 @@ def test_without_a_gpu_nothing_is_estimated_and_no_plan_depends_on_it(tmp_path):
     about = tab.call("hardware").json()
     assert (
         about["rates"]["origin"] == "unknown"
-        and "nothing is chosen by speed" in about["rates"]["said"]
+        and "nothing is chosen by speed" in about["rates"]["caption"]
     )
     assert dict(about["machine"]["pairs"])["GPU"].startswith("none")
     assert about["machine"]["notes"] == ["There is no NVIDIA GPU."]
@@ -181,7 +183,7 @@ def test_a_column_is_the_engine_s_table(tab):
         model: cell["host_bytes"] for model, cell in found["cells"].items()
     }
     words = {
-        cell["verdict"]: (cell["words"]["tone"], cell["words"]["word"])
+        cell["verdict"]: (cell["labels"]["tone"], cell["labels"]["word"])
         for cell in found["cells"].values()
     }
     assert words["fits"] == ("good", "fits") and words["does_not_fit"] == ("bad", "too large")
@@ -208,16 +210,16 @@ def test_the_table_is_about_the_moments_that_are_asked_for(tab):
         asked = {"machine": HERE, "timed": False, "settings": settings}
         return tab.call("hardware/column", asked).json()["cells"][model]
 
-    assert cell_of("adamw")["words"]["word"] == "too large"
+    assert cell_of("adamw")["labels"]["word"] == "too large"
     small = cell_of("adamw_8bit")
-    assert small["words"]["word"] in ("fits", "just fits")
+    assert small["labels"]["word"] in ("fits", "just fits")
     assert "with AdamW's moments in 8 bits" in small["detail"]
     best = cell_of("best")
     assert best["optimizer"] == "adamw_8bit" and best["host_bytes"] == small["host_bytes"]
-    assert best["words"]["word"] == small["words"]["word"] + ", 8 bits"
-    assert cell_of("best", "Qwen/Qwen3-0.6B")["words"]["word"] == "fits, fp32"
+    assert best["labels"]["word"] == small["labels"]["word"] + ", 8 bits"
+    assert cell_of("best", "Qwen/Qwen3-0.6B")["labels"]["word"] == "fits, fp32"
     too_large = cell_of("best", "meta-llama/Llama-2-70b-hf")
-    assert too_large["words"]["word"] == "too large" and "8 bits" in too_large["detail"]
+    assert too_large["labels"]["word"] == "too large" and "8 bits" in too_large["detail"]
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
@@ -410,5 +412,5 @@ def test_the_line_of_every_page_names_nothing_that_changes_while_it_is_open(tmp_
     """It is drawn once. What is free of RAM and disk stands in Hardware, which asks again."""
     machine = read_machine(tmp_path)
     later = replace(machine, disk_free=1, ram_available=1, disk_path="elsewhere")
-    assert machine_words(machine) == machine_words(later)
-    assert "of RAM" in machine_words(machine) and "free" not in machine_words(machine)
+    assert machine_text(machine) == machine_text(later)
+    assert "of RAM" in machine_text(machine) and "free" not in machine_text(machine)

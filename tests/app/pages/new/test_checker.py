@@ -19,9 +19,9 @@ from app.form.settings_form import as_labeled, read_config, shown_values
 from app.pages.new.checker import NO_TOKENIZER, Checker
 from app.pages.new.draft import DRAFT_FILE, Draft
 from app.pages.new.fit_figures import fit_figure
+from app.pages.new.fit_panel import LACKS
 from app.pages.new.form_routes import form_routes
 from app.pages.new.known_models import known_models
-from app.pages.new.verdict import LACKS
 from app.server.guard import Guard, GuardPolicy
 from app.session.engine_calls import EngineCalls
 from engine.config.settings import TrainConfig
@@ -36,7 +36,7 @@ from engine.model.build.shape_of_run import shape_of_run
 from engine.planning.fit.memory_items import Item, MemoryItem
 from engine.planning.fit.report import estimate
 from engine.planning.fit.requirements import Part
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.data_tokenizers import NO_END
 from tests.support.folders import make_data
 
@@ -88,7 +88,7 @@ def _estimate(config):
 
 
 def test_bars_and_items_add_up_to_what_the_report_says(checker):
-    verdict = checker.verdict(shown())
+    verdict = checker.fit_panel(shown())
     report = _estimate(checker.calls[0])
     assert [bar["name"] for bar in verdict["bars"]] == ["gpu", "host", "disk"]
     for bar in verdict["bars"]:
@@ -96,18 +96,20 @@ def test_bars_and_items_add_up_to_what_the_report_says(checker):
         segments = [trace for trace in bar["figure"]["data"] if trace.get("meta") != "free"]
         assert sum(trace["x"][0] for trace in segments) == pytest.approx(part.total / GIB, rel=1e-4)
         assert [trace["name"] for trace in segments] == [item["name"] for item in bar["items"]]
-        assert bar["text"] in bar["said"]
+        assert bar["text"] in bar["caption"]
 
 
 def test_gpu_memory_that_the_plan_fills_on_purpose_is_no_warning(checker):
     bar = next(
-        bar for bar in checker.verdict(shown(train__batch_size=64))["bars"] if bar["name"] == "gpu"
+        bar
+        for bar in checker.fit_panel(shown(train__batch_size=64))["bars"]
+        if bar["name"] == "gpu"
     )
     assert bar["tone"] == "good" and "would do" in bar["note"]
 
 
 def test_the_time_of_a_step_and_a_run_its_energy_and_cost(checker):
-    rows = {row["name"]: row for row in checker.verdict(shown(output__price_per_kwh=0.5))["time"]}
+    rows = {row["name"]: row for row in checker.fit_panel(shown(output__price_per_kwh=0.5))["time"]}
     time = _estimate(checker.calls[0]).time
     assert rows["A step"]["text"].startswith("about ") and "tokens/s" in rows["A step"]["text"]
     assert rows["A step"]["note"] == "estimated from the card's specification"
@@ -116,28 +118,28 @@ def test_the_time_of_a_step_and_a_run_its_energy_and_cost(checker):
     assert rows["Electricity"]["text"].endswith(
         "which cost " + (f"about {time['cost']:.2f}" if time["cost"] >= 0.01 else "less than 0.01")
     )
-    assert "price" in checker.verdict(shown())["time"][-1]["note"]
+    assert "price" in checker.fit_panel(shown())["time"][-1]["note"]
 
 
 def test_without_steps_or_a_card_the_time_is_said_to_be_unknown(checker):
-    epochs = checker.verdict(shown(train__steps=None, train__epochs=1.0))
+    epochs = checker.fit_panel(shown(train__steps=None, train__epochs=1.0))
     assert [row["name"] for row in epochs["time"]] == ["A step", "The run"]
-    cpu = checker.verdict(shown(engine__device="cpu"))
+    cpu = checker.fit_panel(shown(engine__device="cpu"))
     assert [row["text"] for row in cpu["time"]] == ["not known yet"]
 
 
 def test_a_suggestion_says_what_it_does_in_the_words_of_the_form_and_does_it(checker):
     too_much = shown(train__steps=20_000, output__checkpoint_every=10, output__keep_checkpoints=100)
-    verdict = checker.verdict(too_much)
+    verdict = checker.fit_panel(too_much)
     assert verdict["tone"] == "bad" and verdict["help"] and 1 <= len(verdict["suggestions"]) <= 3
     for suggestion in verdict["suggestions"]:
         assert not any(name in suggestion["text"] for name in too_much)
-        after = checker.verdict(too_much | suggestion["changes"])
+        after = checker.fit_panel(too_much | suggestion["changes"])
         assert after["can_start"] and after["tone"] != "bad"
 
 
 def test_what_does_not_fit_names_by_how_much_and_cannot_start(checker):
-    verdict = checker.verdict(shown(model__source="Qwen/Qwen2.5-14B"))
+    verdict = checker.fit_panel(shown(model__source="Qwen/Qwen2.5-14B"))
     host = verdict["bars"][1]
     assert (verdict["tone"], verdict["can_start"], host["tone"]) == ("bad", False, "bad")
     assert host["text"].endswith(" short") and verdict["time"] == []
@@ -151,29 +153,29 @@ def test_a_folder_that_cannot_take_moments_is_refused_at_its_field(
 ):
     folder = tmp_path / "moments"
     wanted = shown(engine__disk=str(folder))
-    elsewhere = checker.verdict(wanted)
+    elsewhere = checker.fit_panel(wanted)
     assert elsewhere["field"] is None, "another machine has folders of its own"
     machine = replace(app.pages.new.checker.read_machine("."), here=True)
     monkeypatch.setattr(app.pages.new.checker, "read_machine", lambda folder: replace(machine))
     checker._read = (0.0, None)
-    missing = checker.verdict(wanted)
+    missing = checker.fit_panel(wanted)
     assert (missing["field"], missing["can_start"]) == ("field-engine-disk", False)
     assert f"there is no folder {folder}" in missing["why_not"]
     assert checker.gains(wanted) == {"gains": {}}
     folder.mkdir()
     monkeypatch.setattr(offload_folder, "mount_of", lambda folder: Mount("/", kind, "some"))
-    refused = checker.verdict(wanted)
+    refused = checker.fit_panel(wanted)
     assert (refused["field"], refused["can_start"]) == ("field-engine-disk", False)
     assert said in refused["why_not"] and f"is on {kind}" in refused["why_not"]
     monkeypatch.setattr(offload_folder, "mount_of", lambda folder: Mount("/", "ext4", "some"))
-    assert checker.verdict(wanted)["field"] is None
+    assert checker.fit_panel(wanted)["field"] is None
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_the_verdict_tells_how_a_drive_of_moments_wears(checker):
     job = {"model__source": "Qwen/Qwen2.5-7B", "output__checkpoint": "none"}
-    assert not checker.verdict(shown(**job))["can_start"]
-    told = checker.verdict(shown(engine__disk="/disk", **job), timed=True)
+    assert not checker.fit_panel(shown(**job))["can_start"]
+    told = checker.fit_panel(shown(engine__disk="/disk", **job), timed=True)
     report = _estimate(checker.calls[-1])
     sentences = report.disk_offload.sentences()
     assert told["can_start"] and len(sentences) == 3
@@ -183,15 +185,15 @@ def test_the_verdict_tells_how_a_drive_of_moments_wears(checker):
     assert costs["disk"].startswith("A step, beside computing: reads and writes ")
     # This disk is that of the runs. It is another drive, so its limit says nothing of moments.
     assert "Moments on the disk" not in json.dumps(told["bars"][-1]["items"])
-    small = checker.verdict(shown(engine__disk="/disk"), timed=True)
+    small = checker.fit_panel(shown(engine__disk="/disk"), timed=True)
     assert not any("drive" in said for said in small["reasons"]), "nothing goes to the disk"
     assert small["bars"][-1]["cost"] == ""
 
 
 def test_the_same_draft_is_estimated_once(checker):
     for _ in range(3):
-        checker.verdict(shown())
-    checker.verdict(shown(train__batch_size=16))
+        checker.fit_panel(shown())
+    checker.fit_panel(shown(train__batch_size=16))
     assert len(checker.calls) == 2
 
 
@@ -286,13 +288,13 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
         model__source="HuggingFaceTB/SmolLM2-135M",
         data__source=str(make_data(tmp_path / "d.jsonl")),
     )
-    told = checker.verdict(given)
+    told = checker.fit_panel(given)
     assert (told["tone"], told["headline"]) == ("bad", LACKS)
     assert not told["can_start"] and not told["can_queue"]
     assert "is not on this machine, and there is no connection" in told["why_not"]
     assert told["reasons"][0] == told["why_not"]
     session.why_not_start = lambda: "One run at a time."
-    busy = checker.verdict(given)
+    busy = checker.fit_panel(given)
     assert not busy["can_queue"] and busy["why_not"] == told["why_not"]
     with pytest.raises(ModelError) as refused:
         checker.read_trainable(given)
@@ -310,7 +312,7 @@ def test_what_else_a_run_needs_closes_start_too(tmp_path, lacking):
     given = shown(
         model__source="assets/starter-model", data__source=str(make_data(tmp_path / "d.jsonl"))
     )
-    assert Checker(session).verdict(given)["can_start"]
+    assert Checker(session).fit_panel(given)["can_start"]
     if lacking == "folder":
         runs.write_text("a file", encoding="utf-8")
         said = "not a folder; name another one"
@@ -318,7 +320,7 @@ def test_what_else_a_run_needs_closes_start_too(tmp_path, lacking):
         given |= {"model.start_from": str(tmp_path / "nothing")}
         said = "nothing"
     checker = Checker(session)
-    told = checker.verdict(given)
+    told = checker.fit_panel(given)
     assert not told["can_start"] and said in told["why_not"]
     with pytest.raises(RamstreamError) as refused:
         checker.read_trainable(given)
@@ -330,7 +332,7 @@ def test_every_known_model_has_a_verdict_without_the_hub(checker):
     names = [name for name, _ in known_models()]
     assert len(names) == len(set(names)) > 50
     assert read_config(shown(model__source=names[-1])).model.source == names[-1]
-    assert checker.verdict(shown(model__source=names[-1]))["size"]
+    assert checker.fit_panel(shown(model__source=names[-1]))["size"]
 
 
 def test_the_limit_is_a_line_and_what_is_free_a_segment():
@@ -379,7 +381,7 @@ def test_the_page_is_sent_the_verdict_and_what_it_showed_is_kept(checker, tmp_pa
     answer = post(checker, {"preset": "starter.yaml", "shown": draft})
     assert (
         answer.status_code == 200
-        and answer.json() == checker.verdict(draft)
+        and answer.json() == checker.fit_panel(draft)
         and answer.json()["can_start"]
     )
     assert answer.headers["cache-control"] == "no-store"
@@ -472,7 +474,7 @@ def test_a_verdict_that_cannot_be_computed_says_so(checker, capsys):
         raise ZeroDivisionError("division by zero")
 
     checker._session.engine.estimate = failing
-    assert "ZeroDivisionError: division by zero" in json.dumps(checker.verdict(shown()))
+    assert "ZeroDivisionError: division by zero" in json.dumps(checker.fit_panel(shown()))
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -487,17 +489,17 @@ def test_who_ends_the_program_is_not_held_up(checker):
 
 
 def test_the_verdict_names_where_curves_go_before_start(checker, monkeypatch):
-    plain = checker.verdict(shown())
+    plain = checker.fit_panel(shown())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "wandb" or None)
     monkeypatch.setenv("WANDB_MODE", "online")
-    found = checker.verdict(shown(output__trackers=["wandb", "trackio"]))
+    found = checker.fit_panel(shown(output__trackers=["wandb", "trackio"]))
     told = found["reasons"][len(plain["reasons"]) :]
     assert told[0].startswith("Curves also go to Weights & Biases: api.wandb.ai")
     assert told[0].endswith("These data leave this machine.")
     assert told[1].startswith("Trackio is not installed") and "pip install" in told[1]
     assert found["can_start"] is plain["can_start"] is True
     wrong = shown() | {"output.trackers": "wandbb"}
-    assert checker.verdict(wrong)["field"] == "field-output-trackers"
+    assert checker.fit_panel(wrong)["field"] == "field-output-trackers"
 
 
 def test_what_is_wrong_with_other_settings_says_nothing_about_the_data(checker):
@@ -506,7 +508,7 @@ def test_what_is_wrong_with_other_settings_says_nothing_about_the_data(checker):
     wrong = {**shown(), "model.source": "assets/starter-model", "train.batch_size": "-3"}
     found = checker.preview(wrong)
     assert "error" not in found and found["finding"] is None and found["rows"]
-    assert "-3 is too small" in checker.verdict(wrong)["reasons"][0]
+    assert "-3 is too small" in checker.fit_panel(wrong)["reasons"][0]
 
 
 @pytest.mark.parametrize("name", ["tiny.gguf", "tiny", "sharded"])
@@ -527,7 +529,7 @@ def test_a_model_without_weights_that_load_is_refused_before_anything_is_estimat
         (model / "model.safetensors.index.json").write_text(json.dumps(index))
         told = "lacks model-00001-of-00002.safetensors of the 1 file that"
     values = shown(model__source=str(model))
-    found = checker.verdict(values)
+    found = checker.fit_panel(values)
     assert not found["can_start"] and checker.calls == []
     assert len(found["reasons"]) == 1 and told in found["reasons"][0]
     with pytest.raises(ModelError, match=re.escape(told)):
@@ -535,4 +537,4 @@ def test_a_model_without_weights_that_load_is_refused_before_anything_is_estimat
     # Random weights need none.
     with_config = model.is_dir()
     values = shown(model__source=str(model), model__init="random")
-    assert (told in checker.verdict(values)["reasons"][0]) is not with_config
+    assert (told in checker.fit_panel(values)["reasons"][0]) is not with_config

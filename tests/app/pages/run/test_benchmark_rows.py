@@ -25,7 +25,7 @@ def test_each_result_is_a_row():
         "62 at most, 0-shot",
         "exported, step 120, bfloat16",
     )
-    assert table["said"] == ""
+    assert table["caption"] == ""
 
 
 def test_what_is_not_known_is_left_out():
@@ -37,8 +37,8 @@ def test_what_is_not_known_is_left_out():
 
 
 def test_the_newest_are_shown_and_damage_is_told():
-    assert benchmark_table(Benchmarks()) == {"rows": [], "said": ""}
+    assert benchmark_table(Benchmarks()) == {"rows": [], "caption": ""}
     many = [measured(str(number), time=float(number)) for number in range(MOST_ROWS + 9)]
     table = benchmark_table(Benchmarks(many, "A line is damaged."))
     assert len(table["rows"]) == MOST_ROWS and table["rows"][0]["task"] == str(MOST_ROWS + 8)
-    assert table["said"] == "A line is damaged. The latest 200 of 209 results are shown."
+    assert table["caption"] == "A line is damaged. The latest 200 of 209 results are shown."

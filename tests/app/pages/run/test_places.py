@@ -27,7 +27,8 @@ def test_rows_say_what_lives_where_and_what_updates_it():
     )
     found = places(seen(choices.to_dict()))
     assert (
-        found["said"] == "Embed and blocks 0 to 1 live on the GPU, blocks 2 to 7 and head in RAM."
+        found["caption"]
+        == "Embed and blocks 0 to 1 live on the GPU, blocks 2 to 7 and head in RAM."
     )
     assert found["rows"] == [
         ["embed and blocks 0 to 1", "GPU", "GPU"],
@@ -41,7 +42,7 @@ def test_rows_say_what_lives_where_and_what_updates_it():
 
 def test_on_a_cpu_everything_is_in_ram():
     found = places(seen(PlanChoices().to_dict(), device="cpu"))
-    assert found["said"] == "The whole model lives in RAM, where blocks compute."
+    assert found["caption"] == "The whole model lives in RAM, where blocks compute."
     assert found["rows"] == [["the whole model", "RAM", "CPU"]]
 
 

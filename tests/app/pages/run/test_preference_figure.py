@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.pages.run.preference_figure import preference_figure, preference_words
+from app.pages.run.preference_figure import preference_figure, preference_summary
 from app.pages.run.result import result
 from engine.runs.record.events import EvalFinished, Record, RunEnded, RunStarted, StepFinished
 from engine.runs.record.snapshot import RunSnapshot
@@ -38,7 +38,7 @@ def test_a_run_of_pairs_is_drawn_and_told():
     by_name = {trace["name"]: trace for trace in drawn["data"]}
     assert by_name["margin, validation"]["y"] == [0, 0.4]
     assert by_name["ahead, validation"]["y"] == [0, 75]
-    assert preference_words(snapshot) == "validation: margin 0.4, chosen ahead in 75 % at step 2"
+    assert preference_summary(snapshot) == "validation: margin 0.4, chosen ahead in 75 % at step 2"
     card = result(snapshot, "finished", SavedSteps(2, 2))
     (row,) = [row for row in card["rows"] if "chosen answer ahead" in row["label"]]
     # Before training, all rewards are 0, which says nothing.
@@ -58,13 +58,13 @@ def test_steps_without_good_or_bad_answers_leave_the_curves_of_kto():
     margins = drawn["margin"]
     assert margins["x"] == list(range(2, 121, 3))
     assert None not in margins["y"] and margins["y"] == sorted(margins["y"])
-    assert preference_words(snapshot) == "margin 1.19 at step 119"
+    assert preference_summary(snapshot) == "margin 1.19 at step 119"
 
 
 def test_other_runs_have_no_such_figure():
     snapshot = snapshot_of(StepFinished(1, 0.69), EvalFinished(1, 0.5))
     assert preference_figure(snapshot, "step")["is_absent"]
-    assert preference_words(snapshot) == ""
+    assert preference_summary(snapshot) == ""
 
 
 def test_a_resume_drops_the_figures_of_later_steps():

@@ -13,7 +13,7 @@ from app.pages.run.step_time import PARTS
 from app.pages.run.timeline_bars import WAITS
 from app.pages.run.timeline_routes import timeline_routes
 from app.session.session import Session
-from app.verdict.step_shares import PART_WORDS, step_parts
+from app.verdict.step_shares import PART_LABELS, step_parts
 from engine.config.settings import TrainConfig
 from engine.planning.schedule.stalls import CAUSES
 from engine.runs.record.event_tables import StepTable
@@ -47,7 +47,7 @@ def test_one_rank_is_drawn_with_its_own_times_alone(step):
         labels = [entry["label"] for entry in part["legend"]]
         assert "Compute waits for the other GPUs: 3 ms" in labels
         assert "Between GPUs" in labels
-        assert "waiting 3 ms for the other GPUs" in part["said"]
+        assert "waiting 3 ms for the other GPUs" in part["caption"]
 
 
 def test_a_record_of_one_rank_is_drawn_as_ever():
@@ -75,7 +75,7 @@ def test_all_ranks_share_an_axis(step):
         assert waits["base"] == [begin] and waits["x"] == [3.0]
     labels = [entry["label"] for entry in part["legend"]]
     assert "Compute waits for the other GPUs: 6 ms on all ranks together" in labels
-    assert "on 2 ranks" in part["said"] and part["is_whole"] and not part["count"]
+    assert "on 2 ranks" in part["caption"] and part["is_whole"] and not part["count"]
 
 
 def test_many_ranks_have_as_many_bars_as_one_and_the_rest_in_a_stretch():
@@ -117,7 +117,7 @@ def test_the_routes_take_a_rank(tmp_path, step):
 
 def test_every_cause_of_a_wait_has_words_and_a_color():
     assert set(CAUSES.values()) | {"other"} == set(WAITS)
-    assert set(WAITS) <= set(PART_WORDS) == set(PARTS)
+    assert set(WAITS) <= set(PART_LABELS) == set(PARTS)
 
 
 def test_waits_for_other_ranks_are_a_part_of_the_step():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from app.pages.run.meters import meters
-from app.pages.run.ranks import MOST_DRAWN, rank_table, ranks_in_words
-from app.pages.run.run_words import tiles
+from app.pages.run.ranks import MOST_DRAWN, rank_table, ranks_text
+from app.pages.run.run_overview import tiles
 from engine.runs.record.events import MemorySampled, PlanBuilt, RunStarted, StepFinished
 from engine.runs.record.snapshot import RunSnapshot
 from tests.support.synthetic_run import GIB, records
@@ -63,7 +63,7 @@ def test_each_gpu_has_a_row():
     ]
     assert [row[0] for row in table["rows"]] == ["0", "1"]
     assert table["rows"][1][2:] == ["12.0 GiB of 80.0 GiB", "13.0 GiB", "650 W"]
-    assert table["said"].startswith("2 GPUs compute each step together")
+    assert table["caption"].startswith("2 GPUs compute each step together")
 
 
 def test_tiles_and_meters_tell_of_all_gpus_and_of_one():
@@ -82,14 +82,14 @@ def test_processes_on_a_cpu_have_no_gpu():
     table = rank_table(snapshot)
     assert table["heads"] == ["Rank", "Host memory of its own"]
     assert [len(row) for row in table["rows"]] == [2, 2]
-    assert ranks_in_words(snapshot) == "2 processes"
+    assert ranks_text(snapshot) == "2 processes"
     assert "a GPU" not in tile(snapshot, "TFLOPS")["note"]
     assert tile(snapshot, "Host memory")["note"] == "2 processes"
 
 
 def test_one_rank_is_told_as_ever():
     snapshot = snapshot_of(1)
-    assert rank_table(snapshot) is None and ranks_in_words(snapshot) == ""
+    assert rank_table(snapshot) is None and ranks_text(snapshot) == ""
     assert tile(snapshot, "TFLOPS")["note"] == "75 % of this machine's ceiling"
     assert tile(snapshot, "GPU memory")["note"] == "peak, of 80.0 GiB"
     assert "fullest" not in str(meters(snapshot))

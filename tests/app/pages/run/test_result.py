@@ -8,7 +8,7 @@ from app.pages.run.best import best_of
 from app.pages.run.learning_figures import accuracy_figure, loss_figure
 from app.pages.run.meters import meters
 from app.pages.run.result import result
-from app.pages.run.run_words import details
+from app.pages.run.run_overview import details
 from app.verdict.outcome import what_it_reached
 from engine.runs.record.events import (
     BestKept,

@@ -11,16 +11,16 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from app.labels import STATE_LABELS, STATE_TONES, in_bytes, in_count, in_digits, in_share, in_time
 from app.pages.run.learning_figures import MAP_CELLS, MAP_COLUMNS
 from app.pages.run.machine_figures import AREA_POINTS
 from app.pages.run.run_figures import FIGURES, alarms, summaries
-from app.pages.run.run_words import details, tiles
+from app.pages.run.run_overview import details, tiles
 from app.pages.run.step_time import PARTS
 from app.shared.charts.axes import AXES
 from app.shared.charts.curve_points import MAX_POINTS, downsample, smooth
 from app.shared.run_bar import ACTIONS, ShownRun, run_bar, sentence
 from app.verdict.step_shares import recent_shares
-from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time
 from engine.runs.record.events import (
     CheckpointWritten,
     JobProgressed,
@@ -285,7 +285,7 @@ def test_smoothing_is_the_mean_around_each_value():
 
 def test_every_state_has_words_a_tone_and_a_sentence(finished):
     for state in (*get_args(RunState), "interrupted", "unreadable"):
-        assert STATE_WORDS[state] and STATE_TONES[state]
+        assert STATE_LABELS[state] and STATE_TONES[state]
     for state in (*get_args(RunState), "interrupted"):
         assert sentence(finished, state).endswith(".") and sentence(RunSnapshot(), state).endswith(
             "."

@@ -136,8 +136,8 @@ def test_curves_are_given_as_csv(session):
     told = [row for row in rows if row["loss"]]
     assert [int(row["step"]) for row in told] == list(snapshot.steps.step)
     assert [float(row["loss"]) for row in told] == list(snapshot.steps.loss)
-    held_out = [float(row["validation_loss"]) for row in rows if row["validation_loss"]]
-    assert held_out == list(snapshot.evals.loss) and held_out
+    validation = [float(row["validation_loss"]) for row in rows if row["validation_loss"]]
+    assert validation == list(snapshot.evals.loss) and validation
     assert get(session, "/api/runs/none/curves.csv").status_code == 404
 
 
@@ -364,7 +364,7 @@ def test_export_has_the_benchmarks_of_the_weights(session):
     def home():
         return get(session, f"/api/runs/{folder.id}/details").json()["export"]
 
-    assert home()["benchmarks"] == {"rows": [], "said": ""}
+    assert home()["benchmarks"] == {"rows": [], "caption": ""}
     typed = {row["label"]: row["text"] for row in home()["rows"]}
     assert "Measure it on benchmarks" not in typed
     (folder.checkpoints_path / "step-3").mkdir(parents=True)
@@ -376,7 +376,7 @@ def test_export_has_the_benchmarks_of_the_weights(session):
     (folder.path / RESULTS_FILE).write_bytes(b"\xff\n{}\n")
     assert home()["benchmarks"] == {
         "rows": [],
-        "said": f"2 lines of {RESULTS_FILE} are damaged and left out.",
+        "caption": f"2 lines of {RESULTS_FILE} are damaged and left out.",
     }
 
 

@@ -18,7 +18,7 @@ from app.pages.run.timeline_figure import (
     timeline_figure,
     timeline_legend,
     timeline_phases,
-    timeline_said,
+    timeline_text,
 )
 from app.pages.run.timeline_routes import timeline_routes
 from app.session.session import Session
@@ -69,7 +69,10 @@ def test_nothing_sampled_is_said_in_place():
     part = timeline_part(None)
     go.Figure({name: part[name] for name in ("data", "layout")})
     assert (
-        part["step"] is None and part["legend"] == [] and part["said"] == "" and ghosts(part) == []
+        part["step"] is None
+        and part["legend"] == []
+        and part["caption"] == ""
+        and ghosts(part) == []
     )
     assert "first sampled step" in part["layout"]["annotations"][0]["text"]
 
@@ -259,7 +262,7 @@ def test_waits_are_drawn_by_cause_and_added_up_in_the_legend():
         "Compute waits for weights (H2D): 250 ms",
         "Compute waits for other work: 125 ms",
     ]
-    assert timeline_said(step) == (
+    assert timeline_text(step) == (
         "step 1, 4.00 s, compute busy 94 %, waiting 1.00 s for the optimizer, 250 ms for weights "
         "(H2D), 125 ms for other work"
     )

@@ -10,13 +10,13 @@ from itertools import pairwise
 import plotly.graph_objects as go
 import pytest
 
+from app.labels import in_step_time
 from app.pages.run.run_figures import summaries
-from app.pages.run.run_words import details
+from app.pages.run.run_overview import details
 from app.pages.run.spans import MAX_SPANS, lanes_of
-from app.pages.run.timeline_bars import LANE_WORDS, OP_COLORS, OP_GROUPS, OP_WORDS
-from app.pages.run.timeline_figure import timeline_figure, timeline_legend, timeline_said
+from app.pages.run.timeline_bars import LANE_LABELS, OP_COLORS, OP_GROUPS, OP_LABELS
+from app.pages.run.timeline_figure import timeline_figure, timeline_legend, timeline_text
 from app.shared.theme import DARK, LIGHT
-from app.words import in_step_time
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import DISK_LANES, Lane
@@ -72,7 +72,7 @@ def test_every_lane_with_spans_has_a_row(step):
     figure = timeline_figure(step)
     go.Figure(figure)
     json.dumps(figure, allow_nan=False)
-    assert set(ROWS) | ON_GPU | DISK | RANKS == set(Lane) == set(LANE_WORDS)
+    assert set(ROWS) | ON_GPU | DISK | RANKS == set(Lane) == set(LANE_LABELS)
     assert [trace["name"] for trace in figure["data"]] == [*ROWS, "waiting"]
     assert (
         figure["layout"]["yaxis"]["categoryarray"] == ROW_WORDS[::-1]
@@ -179,7 +179,7 @@ def test_ops_are_named_in_words(step):
         "optimizer states out",
     }
     assert said[Lane.HOST][-1] == "step: everything updated is on the host"
-    assert {*STATES_OPS, "device_update", "optimizer_step"} <= set(OP_WORDS)
+    assert {*STATES_OPS, "device_update", "optimizer_step"} <= set(OP_LABELS)
 
 
 def test_the_sentence_counts_compute_alone():
@@ -189,7 +189,7 @@ def test_the_sentence_counts_compute_alone():
         span("a", "device_update", Lane.UPDATE, 6, 7),
         span("a", "offload_states", Lane.STATES_OUT, 7, 8),
     ]
-    assert timeline_said(StepTimeline(step=9, spans=spans)) == "step 9, 8.00 s, compute busy 75 %"
+    assert timeline_text(StepTimeline(step=9, spans=spans)) == "step 9, 8.00 s, compute busy 75 %"
 
 
 # ------------------------------------------------------------------ merging

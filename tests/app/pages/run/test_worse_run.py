@@ -59,7 +59,7 @@ def test_it_is_red_and_never_said_to_learn_at_any_evaluation():
         found.apply(record)
         if len(found.steps) and found.step % 30 == 0:
             told = verdict(found, "running")
-            assert told.headline.tone == "bad"
+            assert told.main.tone == "bad"
             assert all(each.tone != "good" or each.rule == "speed" for each in told.also)
             assert "It learns" not in str(told)
 
@@ -79,11 +79,11 @@ def test_its_bar_and_its_card_are_red(snapshot):
     assert "diverged" in bar["sentence"] and "best" not in bar["sentence"]
     card = result(snapshot, "finished", SavedSteps(150, 150))
     assert card["tone"] == "bad" and card["title"].endswith(": worse than before training")
-    held_out = next(row for row in card["rows"] if row["label"] == "Validation loss")
+    validation = next(row for row in card["rows"] if row["label"] == "Validation loss")
     alone = result(snapshot, "finished", SavedSteps())
     assert alone["tone"] == "bad" and not alone["rows"]
-    assert (held_out["from"], held_out["since"]) == ("6.073", "before training")
-    assert held_out["note"] == "no lower than before training"
+    assert (validation["from"], validation["since"]) == ("6.073", "before training")
+    assert validation["note"] == "no lower than before training"
 
 
 def test_a_run_that_memorizes_its_rows_is_amber():

@@ -23,10 +23,10 @@ from engine.planning.fit.device_memory import DeviceMemory, Sizer
 from engine.planning.fit.job import Job
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.sampling.generate import AnswerLimits, Sampler
+from engine.text import GIB
 from engine.training.export.export import export_run
 from engine.training.weights.adapter_weights import initialize_adapters, stacks_of
 from engine.training.weights.open_for_sampling import open_checkpoint
-from engine.words import GIB
 from tests.support.chosen import FAST_RATES
 from tests.support.chosen import config as job_config
 from tests.support.failing import command

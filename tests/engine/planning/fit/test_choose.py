@@ -33,7 +33,7 @@ from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.simulate import simulate
 from engine.planning.schedule.verify_plan import verify_plan
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config, on_gpu
 from tests.support.tiny import tiny_config
 

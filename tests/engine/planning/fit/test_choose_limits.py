@@ -18,7 +18,7 @@ from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.planner import Planner
 from engine.planning.fit.requirements import FitStatus, requirements_of
 from engine.planning.shape.activation_sizes import DOCUMENTS
-from engine.words import GIB, MIB
+from engine.text import GIB, MIB
 from tests.support.chosen import FAST_RATES, big_shape, config, on_gpu
 from tests.support.tiny import tiny_config
 
@@ -230,6 +230,6 @@ def test_the_ram_that_a_job_needs_is_enough():
     need = plenty.parts[PartName.HOST].total
     for free in (need + 16 * MIB, need + GIB // 4):
         with_little = dataclasses.replace(machine, ram_available=free)
-        assert requirements_of(asked, with_little, shape).verdict() != FitStatus.DOES_NOT_FIT
+        assert requirements_of(asked, with_little, shape).status() != FitStatus.DOES_NOT_FIT
     too_little = dataclasses.replace(machine, ram_available=need - 16 * MIB)
-    assert requirements_of(asked, too_little, shape).verdict() == FitStatus.DOES_NOT_FIT
+    assert requirements_of(asked, too_little, shape).status() == FitStatus.DOES_NOT_FIT

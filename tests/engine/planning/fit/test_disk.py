@@ -12,7 +12,7 @@ from engine.planning.fit.checkpoint_sizes import RECORD_BYTES, checkpoints_at_on
 from engine.planning.fit.memory_items import MemoryItem
 from engine.planning.fit.report import FitReport, estimate
 from engine.planning.fit.requirements import FitStatus, SessionFacts
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.chosen import big_shape, config
 
 SHAPE = big_shape()
@@ -100,14 +100,14 @@ def test_copies_hold_no_more_than_the_kind_writes():
 def test_a_small_disk_has_a_suggestion_that_loses_little(disk, changes):
     disk += 2 * RECORD_BYTES
     asked, report = reported(disk)
-    assert report.verdict == FitStatus.DOES_NOT_FIT
+    assert report.status == FitStatus.DOES_NOT_FIT
     assert not any("No change of settings" in reason for reason in report.reasons)
     assert report.suggestions[0].changes == changes, [r.text for r in report.suggestions]
     for suggestion in report.suggestions:
         after = estimate(
             asked.with_values(suggestion.changes), replace(MACHINE, disk_free=disk), SHAPE
         )
-        assert after.verdict != FitStatus.DOES_NOT_FIT and after.disk.total <= disk
+        assert after.status != FitStatus.DOES_NOT_FIT and after.disk.total <= disk
 
 
 def test_a_run_without_an_export_gets_one_in_place_of_checkpoints():
@@ -127,9 +127,9 @@ def test_the_checkpoint_of_an_earlier_session_counts():
     """A disk for one checkpoint does not hold the next one beside that of the session before."""
     disk = FULL + EXPORT + GIB
     values = {"output__checkpoint_every": 0}
-    assert reported(disk, **values)[1].verdict != FitStatus.DOES_NOT_FIT
+    assert reported(disk, **values)[1].status != FitStatus.DOES_NOT_FIT
     _, resumed = reported(disk, before=1, **values)
-    assert resumed.verdict == FitStatus.DOES_NOT_FIT
+    assert resumed.status == FitStatus.DOES_NOT_FIT
     assert resumed.suggestions[0].changes["output.checkpoint"] == "weights"
 
 
@@ -155,12 +155,12 @@ def test_a_disk_without_room_for_the_best_weights_only_costs_these():
     rest = 3 * FULL + EXPORT + RECORD_BYTES
     _, report = reported(rest + 2 * WEIGHTS - 1, output__eval_every=10)
     assert MemoryItem.BEST not in disk_items(report) and report.disk.total == rest
-    assert report.verdict != FitStatus.DOES_NOT_FIT
+    assert report.status != FitStatus.DOES_NOT_FIT
     said = [reason for reason in report.reasons if "no room for the best weights" in reason]
     assert len(said) == 1 and "the weights of the last step are exported" in said[0]
     _, whole = reported(rest + 2 * WEIGHTS, output__eval_every=10)
     assert whole.disk.total == rest + 2 * WEIGHTS
     # It fits only just, so the report offers to leave them out.
     offered = [suggestion.changes for suggestion in whole.suggestions]
-    assert {"output.keep_best": "none"} in offered or whole.verdict == FitStatus.FITS
+    assert {"output.keep_best": "none"} in offered or whole.status == FitStatus.FITS
     assert not any("best weights (" in reason for reason in whole.reasons)

@@ -31,8 +31,8 @@ from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.layout import disk_chunks
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import DISK_LANES, OpKind
+from engine.text import GIB
 from engine.tools.cli.pool_text import pool_as_text
-from engine.words import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.tiny import plain_model, streamed, tiny_config
 
@@ -131,13 +131,13 @@ def report_of(**changes):
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_a_report_tells_what_is_on_the_disk_and_what_it_costs():
     without = report_of()
-    assert without.verdict == FitStatus.DOES_NOT_FIT and without.disk_offload is None
+    assert without.status == FitStatus.DOES_NOT_FIT and without.disk_offload is None
     offered = without.suggestions[-1]
     assert offered.changes == {"engine.disk": "FOLDER"}
     assert "of moments on the disk, written in each step" in offered.text
     assert "% of a drive's rated life in this run" in offered.text
     report = report_of(**offered_changes(offered))
-    assert report.verdict != FitStatus.DOES_NOT_FIT
+    assert report.status != FitStatus.DOES_NOT_FIT
     found = report.disk_offload
     assert found is not None and found.run_bytes == 1000 * found.step_bytes
     assert found.rated_share == pytest.approx(found.run_bytes / 600e12)

@@ -21,8 +21,8 @@ from engine.planning.fit.simulate_step import (
 from engine.planning.schedule.build import build_forward_plan
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane, OpKind
+from engine.text import GIB
 from engine.training.loop.planning import simulated_step
-from engine.words import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.sets import PLAN_SWEEP, slow_but
 

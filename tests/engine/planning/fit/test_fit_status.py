@@ -24,4 +24,4 @@ ITEMS = (Item(MemoryItem.RUNTIME, 60), Item(MemoryItem.GRAD, 40))
     ],
 )
 def test_a_part_fits_is_tight_or_does_not_fit(limit, least, verdict):
-    assert Part(ITEMS, limit, least).verdict == verdict
+    assert Part(ITEMS, limit, least).status == verdict

@@ -12,7 +12,7 @@ from engine.planning.fit.report import estimate
 from engine.planning.fit.requirements import FitStatus, SessionFacts, requirements_of
 from engine.planning.shape.catalog import catalog, entry_of
 from engine.planning.shape.read_ahead import most_read_ahead_bytes, read_ahead_numel
-from engine.words import GIB, in_gib
+from engine.text import GIB, in_gib
 
 CONFIG = TrainConfig.from_dict({"name": "t", "model": {"source": "m"}, "data": {"source": "d"}})
 LARGEST_AT_64_GB = (
@@ -62,4 +62,4 @@ def test_the_item_is_what_loading_takes_beyond_training():
 def test_models_of_8b_train_on_a_desktop_with_64_gb(model):
     shape = entry_of(model).shape()
     found = cell(CONFIG, shape, named_machine("RTX 4090"), timed=False, any_optimizer=True)
-    assert found.verdict != FitStatus.DOES_NOT_FIT and found.optimizer == "adamw_8bit"
+    assert found.status != FitStatus.DOES_NOT_FIT and found.optimizer == "adamw_8bit"

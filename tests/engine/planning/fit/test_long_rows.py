@@ -27,7 +27,7 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.saved_attention_sizes import attention_room
 from engine.planning.shape.sequence_tiling import SEQUENCE_CHUNKS, TiledBlock, sequence_chunks_for
 from engine.planning.shape.serialize import pack, unpack
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.sets import slow_but
 from tests.support.tiny import tiny_config

@@ -16,8 +16,8 @@ from engine.planning.fit.predictions import predictions
 from engine.planning.fit.report import _breaking, estimate
 from engine.planning.fit.requirements import TRACKERS_BYTES, Part, SessionFacts
 from engine.planning.layout.layout import PLANE_ITEM_BYTES, PLANES, WEIGHT_PLANES
+from engine.text import GIB
 from engine.training.loop.oom_report import GpuFigures, HostFigures, gpu_shares, host_shares
-from engine.words import GIB
 from tests.support.chosen import big_shape, config
 
 HOST = (

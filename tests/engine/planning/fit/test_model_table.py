@@ -29,7 +29,7 @@ from engine.planning.fit.model_table import (
 from engine.planning.fit.report import estimate
 from engine.planning.fit.requirements import FitStatus
 from engine.planning.shape.catalog import catalog, entry_of
-from engine.words import GIB
+from engine.text import GIB
 
 LLAMA = entry_of("meta-llama/Llama-3.1-8B")
 CONFIG = TrainConfig.from_dict(
@@ -56,12 +56,12 @@ def cell_with(ram_gib: int, optimizer: str | None = None) -> Cell:
 def test_any_optimizer_is_the_first_that_fits(ram_gib, optimizer):
     found = cell_with(ram_gib)
     alone = [cell_with(ram_gib, name) for name in OPTIMIZERS]
-    fitting = [each for each in alone if each.verdict != FitStatus.DOES_NOT_FIT]
+    fitting = [each for each in alone if each.status != FitStatus.DOES_NOT_FIT]
     assert [each.optimizer for each in fitting[:1]] == ([optimizer] if optimizer else [])
     expected = fitting[0] if fitting else alone[-1]
-    assert (found.optimizer, found.verdict, found.host_bytes, found.missing) == (
+    assert (found.optimizer, found.status, found.host_bytes, found.missing) == (
         expected.optimizer,
-        expected.verdict,
+        expected.status,
         expected.host_bytes,
         expected.missing,
     )
@@ -125,7 +125,7 @@ def test_a_table_counts_the_models_that_fit_on_each_machine():
     fitting = [0, 0, 0]
     for row in rows:
         for at, found in enumerate(row.cells):
-            fitting[at] += found.verdict != FitStatus.DOES_NOT_FIT
+            fitting[at] += found.status != FitStatus.DOES_NOT_FIT
     here, small, large = fitting
     assert counts_text(rows, shown) == (
         f"Of 3 models, this many fit: {HERE} {here}, RTX 4090 {small}, H200 {large}."
@@ -151,7 +151,7 @@ def test_smaller_moments_make_larger_models_and_smaller_machines_fit():
     _, plain = largest_model(CONFIG, machine)
     entry, found = largest_model(CONFIG, machine, any_optimizer=True)
     assert found.optimizer != "adamw" and plain.optimizer == "adamw"
-    assert cell(CONFIG, entry.shape("bfloat16"), machine).verdict == FitStatus.DOES_NOT_FIT
+    assert cell(CONFIG, entry.shape("bfloat16"), machine).status == FitStatus.DOES_NOT_FIT
     shape = LLAMA.shape("bfloat16")
     plain_ram = {
         offer.known.name: offer.ram_gib for offer in machines_for(CONFIG, shape, timed=False)
@@ -171,12 +171,12 @@ def test_smaller_models_that_fit_are_of_the_same_kind_first():
     assert max(sizes) < shape.parameter_count
     for entry in found:
         kept = cell(CONFIG, entry.shape(), machine, timed=False)
-        assert kept.verdict != FitStatus.DOES_NOT_FIT
+        assert kept.status != FitStatus.DOES_NOT_FIT
     # No larger one of the same kind would fit.
     same = [each.shape() for each in catalog() if each.shape().model_type == "qwen2"]
     between = [each for each in same if sizes[0] < each.parameter_count < shape.parameter_count]
     for other in between:
-        assert cell(CONFIG, other, machine, timed=False).verdict == FitStatus.DOES_NOT_FIT
+        assert cell(CONFIG, other, machine, timed=False).status == FitStatus.DOES_NOT_FIT
 
 
 # ---------------------------------------------------------------------- adapters
@@ -193,7 +193,7 @@ def test_a_table_of_adapters_has_what_a_report_of_each_says():
     shape = LLAMA.shape(adapters=config.train.parts)
     report = estimate(config, machine, shape)
     (found,) = llama.cells
-    assert found.verdict == report.verdict != FitStatus.DOES_NOT_FIT
+    assert found.status == report.status != FitStatus.DOES_NOT_FIT
     assert found.step_seconds == pytest.approx(report.time["step_seconds"], rel=0.1)
     tokens = config.train.batch_size * config.data.max_seq_len
     assert found.tokens_per_second == pytest.approx(tokens / found.step_seconds)
@@ -201,7 +201,7 @@ def test_a_table_of_adapters_has_what_a_report_of_each_says():
     assert llama.parameters == llama.active_parameters == LLAMA.shape().parameter_count
     assert llama.trained_parameters == report.model["trained_parameters"] == 41_943_040
     whole = next(rows_of(CONFIG, shown, [LLAMA], timed=False))
-    assert whole.cells[0].verdict == FitStatus.DOES_NOT_FIT
+    assert whole.cells[0].status == FitStatus.DOES_NOT_FIT
     assert whole.trained_parameters == whole.parameters == llama.parameters
     said = as_details([llama, other]).splitlines()
     assert said[0].split("  ")[0] == "model" and " GiB" in said[1] and " s " in said[1]

@@ -20,7 +20,7 @@ from engine.planning.schedule.ops import Lane, MainGrad
 from engine.planning.schedule.simulate import Simulated
 from engine.planning.shape.catalog import entry_of
 from engine.planning.shape.model_shape import ModelShape
-from engine.words import GIB
+from engine.text import GIB
 
 MEASURED = Rates(
     h2d=52e9,

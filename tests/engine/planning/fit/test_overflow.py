@@ -31,7 +31,7 @@ from engine.planning.layout import disk_chunks
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane, MainGrad
 from engine.planning.shape.model_shape import ModelShape
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.tiny import plain_model, streamed, tiny_config
 
@@ -230,11 +230,11 @@ def report_of(**changes):
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_a_report_offers_and_tells_what_is_on_the_disk():
     without, report = report_of(), report_of(engine__disk="/disk")
-    assert without.verdict == FitStatus.DOES_NOT_FIT and without.disk_offload is None
+    assert without.status == FitStatus.DOES_NOT_FIT and without.disk_offload is None
     offered = without.suggestions[-1]
     assert offered.changes == {"engine.disk": "FOLDER"}
     assert "of block inputs on the disk, written in each step" in offered.text
-    assert report.verdict != FitStatus.DOES_NOT_FIT
+    assert report.status != FitStatus.DOES_NOT_FIT
     (kind,) = report.disk_offload.kinds
     assert kind.kind == MemoryItem.DISK_OFFLOADED_BLOCK_INPUTS
     assert (

@@ -32,7 +32,7 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
 from engine.planning.shape.catalog import entry_of
 from engine.planning.shape.model_shape import ModelShape
-from engine.words import GIB
+from engine.text import GIB
 
 pytestmark = pytest.mark.computing
 

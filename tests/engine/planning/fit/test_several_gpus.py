@@ -46,7 +46,7 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.device_state import DeviceBuffers, DeviceState
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.gpu_grid import GRID, NoShards, bytes_of
 from tests.support.ranks import on_ranks

@@ -26,7 +26,7 @@ from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import OpKind
 from engine.planning.schedule.text import from_text, to_text
 from engine.planning.schedule.verify_plan import verify_plan
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_states
 from tests.support.gpu_grid import GRID, bytes_of
@@ -149,13 +149,13 @@ def test_planes_that_are_divided_take_half_of_the_ram_of_two_nodes():
 def test_what_does_not_fit_on_one_node_is_divided_and_else_the_faster_way_is_taken():
     small = named_with_several("2 x RTX 4090", 72)
     assert (
-        on_two(small, FAST_RATES, engine__across_nodes="replicate").verdict()
+        on_two(small, FAST_RATES, engine__across_nodes="replicate").status()
         == FitStatus.DOES_NOT_FIT
     )
     requirements = on_two(small, FAST_RATES)
     assert (
         requirements.chosen.choices.nodes_per_replica == 2
-        and requirements.verdict() != FitStatus.DOES_NOT_FIT
+        and requirements.status() != FitStatus.DOES_NOT_FIT
     )
     large = named_with_several("2 x RTX 4090", 512)
     slow, fast = replace(FAST_RATES, network=2e8), replace(FAST_RATES, link=1e11, network=1e11)

@@ -32,7 +32,7 @@ from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.device_state import DeviceBuffers, DeviceState
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.chosen import big_shape
 from tests.support.folders import make_config, make_model
 from tests.support.size_grid import BUFFER_GRID, DEVICE_UPDATE_GRID

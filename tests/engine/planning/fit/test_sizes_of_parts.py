@@ -30,8 +30,8 @@ from engine.planning.schedule.verify_plan import verify_plan
 from engine.planning.shape.active_parameters import parameter_flops
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.serialize import pack, unpack
+from engine.text import GIB
 from engine.tools.bench.step_flops import step_flops
-from engine.words import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_states
 from tests.support.folders import make_model

@@ -18,7 +18,7 @@ from engine.planning.fit.requirements import FitStatus
 from engine.planning.fit.suggestions import Suggestion
 from engine.planning.shape.catalog import entry_of
 from engine.planning.shape.model_shape import ModelShape
-from engine.words import GIB
+from engine.text import GIB
 
 pytestmark = pytest.mark.computing
 
@@ -73,14 +73,14 @@ def test_a_job_that_lacks_ram_is_offered_the_most_exact_moments_that_fit(
 ):
     config = job(dtype=dtype)
     report = short_of(config, lacking)
-    assert report.verdict == FitStatus.DOES_NOT_FIT
+    assert report.status == FitStatus.DOES_NOT_FIT
     (suggestion,) = of_moments(report)
     assert suggestion.changes == {"train.optimizer": optimizer}
     said, outcome = suggestion.text.split(": ")
     assert said == f"Keep AdamW's moments in {words}" and outcome.endswith(" RAM")
     assert suggestion.exactness == (Exactness.ROUNDED_MOMENTS,)
     after = with_ram(config.with_values(suggestion.changes), report.host.limit)
-    assert after.verdict != FitStatus.DOES_NOT_FIT
+    assert after.status != FitStatus.DOES_NOT_FIT
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
@@ -127,7 +127,7 @@ def test_where_disk_and_ram_are_short_smaller_moments_are_combined_with_what_hel
     assert suggestion.changes["train.optimizer"] == "adamw_bf16"
     assert suggestion.changes["output.checkpoint"] == "none"
     assert (
-        estimate(config.with_values(suggestion.changes), machine, shape).verdict
+        estimate(config.with_values(suggestion.changes), machine, shape).status
         != FitStatus.DOES_NOT_FIT
     )
 
@@ -152,12 +152,12 @@ def test_gradients_are_kept_on_the_gpu_where_ram_is_short_and_only_there():
     assert not enough.choices["gradients_on_gpu"]
     planes = {item.kind.value: item.bytes for item in enough.host.items}
     short = with_ram(asked, enough.host.total - 5 * GIB)
-    assert short.choices["gradients_on_gpu"] and short.verdict != FitStatus.DOES_NOT_FIT
+    assert short.choices["gradients_on_gpu"] and short.status != FitStatus.DOES_NOT_FIT
     assert "grad" not in {item.kind.value for item in short.host.items}
     on_gpu = {item.kind.value: item.bytes for item in short.gpu.items}["Gradients kept on the GPU"]
     assert on_gpu == planes["grad"]
     on_host = with_ram(job(), enough.host.total - 5 * GIB)
-    assert on_host.verdict == FitStatus.DOES_NOT_FIT
+    assert on_host.status == FitStatus.DOES_NOT_FIT
     first = on_host.suggestions[0]
     assert first.changes == {"engine.gradients": "gpu"}
     assert first.exactness == (Exactness.SAME_BITS,)
@@ -229,7 +229,7 @@ def report_of(name: str) -> tuple[FitReport, TrainConfig, Machine, ModelShape]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_suggestion_fits_as_promised_and_its_seconds_are_the_report_s(name):
     report, config, machine, shape = report_of(name)
-    assert report.verdict != FitStatus.FITS and report.suggestions
+    assert report.status != FitStatus.FITS and report.suggestions
     assert all(suggestion.seconds is None for suggestion in report.suggestions)
     # What goes to the disk changes no result, but wears the drive, so it comes last.
     others = [each for each in report.suggestions if "engine.disk" not in each.changes]
@@ -238,12 +238,12 @@ def test_a_suggestion_fits_as_promised_and_its_seconds_are_the_report_s(name):
     assert costs == sorted(costs)
     timed = with_times(report, config, machine, shape)
     coarse = with_times(report, config, machine, shape, coarse=True)
-    fits = report.verdict == FitStatus.TIGHT
+    fits = report.status == FitStatus.TIGHT
     for suggestion, soon in zip(timed.suggestions, coarse.suggestions):
         changed = config.with_values(suggestion.changes)
         then = entry_of(config.model.source).shape(adapters=changed.train.parts)
         after = estimate(changed, machine, then)
-        assert after.verdict == FitStatus.FITS if fits else after.verdict != FitStatus.DOES_NOT_FIT
+        assert after.status == FitStatus.FITS if fits else after.status != FitStatus.DOES_NOT_FIT
         assert suggestion.seconds == after.time["step_seconds"]
         assert soon.seconds == pytest.approx(suggestion.seconds, rel=0.11)
         assert suggestion.instead_of == (report.time["step_seconds"] if fits else None)
@@ -322,14 +322,14 @@ def test_where_all_weights_cannot_be_trained_adapters_are_offered_with_their_fig
         {"train.lora_rank": 8, "engine.activation_checkpointing": "offload_pairs"}
     )
     report = with_ram(config, 32 * GIB)
-    assert report.verdict == FitStatus.DOES_NOT_FIT
+    assert report.status == FitStatus.DOES_NOT_FIT
     (suggestion,) = of_adapters(report)
     assert suggestion.changes == {"train.method": "lora", "engine.activation_checkpointing": "auto"}
     assert suggestion.exactness == (Exactness.ADAPTERS_ALONE,)
     changed = config.with_values(suggestion.changes)
     shape = entry_of(MODEL).shape(adapters=changed.train.parts)
     after = estimate(changed, replace(MACHINE, ram_available=32 * GIB), shape)
-    assert after.verdict != FitStatus.DOES_NOT_FIT
+    assert after.status != FitStatus.DOES_NOT_FIT
     assert suggestion.text.startswith("Train adapters (LoRA) of rank 8 instead of all weights: ")
     assert suggestion.text.endswith(" of 32.0 GiB RAM")
     # What it takes at most is the weights and little more.
@@ -347,7 +347,7 @@ def test_adapters_are_offered_on_any_gpus_and_only_where_they_fit_and_help():
     trained = job().with_values({"train.method": "lora"})
     shape = entry_of(MODEL).shape(adapters=trained.train.parts)
     lacking = estimate(trained, replace(MACHINE, ram_available=8 * GIB), shape)
-    assert lacking.verdict == FitStatus.DOES_NOT_FIT and not of_adapters(lacking)
+    assert lacking.status == FitStatus.DOES_NOT_FIT and not of_adapters(lacking)
 
 
 def test_adapters_are_offered_with_shorter_rows_where_they_alone_would_not_do():
@@ -366,4 +366,4 @@ def test_a_model_of_which_nothing_is_known_is_offered_no_adapters():
     shape = entry_of(MODEL).shape()
     config = job().with_values({"model.source": "nobody/knows-this"})
     report = estimate(config, replace(MACHINE, ram_available=32 * GIB), shape)
-    assert report.verdict == FitStatus.DOES_NOT_FIT and not of_adapters(report)
+    assert report.status == FitStatus.DOES_NOT_FIT and not of_adapters(report)

@@ -14,7 +14,7 @@ from engine.planning.fit.device_memory import DeviceMemory, Sizer
 from engine.planning.fit.job import Job
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import MainGrad
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.chosen import big_shape, config
 
 pytestmark = pytest.mark.computing

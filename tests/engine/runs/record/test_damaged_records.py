@@ -12,15 +12,15 @@ from dataclasses import replace
 
 import pytest
 
+from app.pages.run.run_overview import details
 from app.pages.run.run_watch import Watch
-from app.pages.run.run_words import details
 from app.session.followed_run import FollowedRun
 from app.shared.run_row import run_row
 from engine.runs.record.events import LogLine, RunStarted, StepFinished
 from engine.runs.record.following import Follower, replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import RunFolder
-from engine.runs.record.snapshot import DAMAGED_TOLD, RunSnapshot
+from engine.runs.record.snapshot import DAMAGED_SHOWN, RunSnapshot
 from engine.runs.summaries.listing import summarize
 from engine.tools.cli.runs import runs_as_text
 from engine.training.loop.run import start_run
@@ -232,7 +232,7 @@ def test_a_thousand_damaged_lines_leave_space_in_the_log(written):
     assert snapshot.damaged_lines == 1000 and dict(details(snapshot)["facts"])["Record"].startswith(
         "1,000 lines"
     )
-    assert sum("damaged" in entry.text for entry in snapshot.log) == DAMAGED_TOLD
+    assert sum("damaged" in entry.text for entry in snapshot.log) == DAMAGED_SHOWN
 
 
 def test_what_a_newer_version_wrote_is_no_damage(written):

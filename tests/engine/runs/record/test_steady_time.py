@@ -74,7 +74,7 @@ def test_a_clock_that_is_set_in_mid_run_changes_no_duration(tmp_path, monkeypatc
     (run,) = list_runs(tmp_path)
     assert run.seconds == pytest.approx(30) and run_row(run)["at_work"] == "30 s"
     assert how_it_ended(again, "finished") == "Finished 4 steps in 30 s."
-    assert verdict(again, "finished").headline.text.startswith("Finished 4 steps")
+    assert verdict(again, "finished").main.text.startswith("Finished 4 steps")
 
 
 @pytest.mark.parametrize("set_by", SETTINGS)

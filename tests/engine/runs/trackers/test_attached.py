@@ -117,7 +117,7 @@ def test_a_wrong_name_is_refused(tmp_path, given, words):
 )
 def test_the_destination_is_named_without_secrets(tmp_path, name, variables, words, leaves):
     place = KINDS[name].place(variables, tmp_path)
-    assert words in place.words and place.leaves is leaves
+    assert words in place.text and place.leaves is leaves
     assert "secret" not in place.sentence and "write_token" not in place.sentence
     assert place.sentence.endswith(LEAVES if leaves else STAYS)
 

@@ -29,7 +29,7 @@ from tests.support.tracked_records import (
     tracked,
 )
 
-QUICK = Timing(look=0.01, again=0.02, hangs=0.05)
+QUICK = Timing(poll=0.01, again=0.02, hangs=0.05)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_at_the_end_a_tracker_that_fails_is_tried_once_more_and_then_left(folder
         tries.append(run)
         raise ImportError("no such package")
 
-    told = fed(folder, open_tracker, timing=Timing(look=0.01, again=3600, hangs=3600))
+    told = fed(folder, open_tracker, timing=Timing(poll=0.01, again=3600, hangs=3600))
     assert told == ["failed (ImportError: no such package)"] and 1 <= len(tries) <= 2
 
 
@@ -189,9 +189,9 @@ def test_a_call_that_does_not_return_is_told_once(folder):
     feed.start()
     deadline = time.monotonic() + 20
     while not told and time.monotonic() < deadline:
-        feed.look()
+        feed.check()
         time.sleep(0.01)
-    feed.look()
+    feed.check()
     answer.set()
     feed.end(Ending("finished"))
     while feed.is_alive and time.monotonic() < deadline:

@@ -12,9 +12,9 @@ from engine.model.build.shape_of_run import shape_of_run
 from engine.paths import PROGRAM_ROOT
 from engine.planning.fit.report import estimate
 from engine.planning.schedule.choices import PlanChoices
+from engine.text import counted, in_seconds
 from engine.tools.cli.check_report import report_as_text
-from engine.tools.cli.train import plan_in_words
-from engine.words import counted, in_seconds
+from engine.tools.cli.train import plan_text
 
 MACHINE = named_machine("H200", 128)
 OLD = {
@@ -41,7 +41,7 @@ NEW = OLD | {
 
 
 def test_the_plan_in_a_line():
-    assert plan_in_words(NEW) == (
+    assert plan_text(NEW) == (
         "4 micro-batches of 37 rows, 4 rounds, 11 blocks kept in slots, 20 blocks with activations "
         "kept, block inputs on the device, compiled kernels, 3 units updated on the GPU, 11.5 s a "
         "step predicted"
@@ -50,7 +50,7 @@ def test_the_plan_in_a_line():
 
 def test_what_a_plan_does_not_name_is_left_out():
     assert (
-        plan_in_words(OLD)
+        plan_text(OLD)
         == "1 micro-batch of 8 rows, 0 blocks kept in slots, block inputs on the host"
     )
     empty = OLD | {
@@ -60,20 +60,18 @@ def test_what_a_plan_does_not_name_is_left_out():
         "device_updated_units": [],
         "predicted_seconds": None,
     }
-    assert plan_in_words(empty) == (
+    assert plan_text(empty) == (
         "1 micro-batch of 8 rows, 1 round, 0 blocks kept in slots, 1 block with activations "
         "kept, block inputs on the host, eager kernels"
     )
-    assert plan_in_words(OLD | {"compiled": None, "device_updated_units": None}) == plan_in_words(
-        OLD
-    )
+    assert plan_text(OLD | {"compiled": None, "device_updated_units": None}) == plan_text(OLD)
 
 
 def test_what_the_planner_gives_is_what_is_said():
     choices = PlanChoices(
         device_updated_units=("embed",), update_buffers=2, compiled=True
     ).to_dict() | {"micro_batch_size": 2}
-    said = plan_in_words(choices)
+    said = plan_text(choices)
     assert "compiled kernels, 1 unit updated on the GPU" in said and "predicted" not in said
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import launch
 from engine.paths import PROGRAM_ROOT
-from engine.words import GIB
+from engine.text import GIB
 from tests.support.bad_commands import bad
 
 ASKED = ("check", "--model", "Qwen/Qwen2.5-7B", "--set", "data.max_seq_len=1024")

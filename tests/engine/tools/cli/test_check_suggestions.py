@@ -9,7 +9,7 @@ import pytest
 
 import launch
 from engine.planning.shape.catalog import entry_of
-from engine.words import in_seconds
+from engine.text import in_seconds
 from tests.support.bad_commands import bad
 
 

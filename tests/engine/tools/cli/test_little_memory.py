@@ -17,8 +17,8 @@ from engine.machine import short_memory
 from engine.machine.short_memory import Work, is_short_of_memory, refuse_little_memory
 from engine.model.build import pretrained_files
 from engine.paths import PROGRAM_ROOT
+from engine.text import MIB
 from engine.training.loop.explain import explained
-from engine.words import MIB
 from tests.support.folders import make_config, make_model
 from tests.support.ports import free_port
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import DataError
-from engine.tools.evaluate.task_code import in_words, programs_of
+from engine.tools.evaluate.task_code import programs_of, programs_text
 
 KNOWN = {"acc", "exact_match"}
 
@@ -97,5 +97,5 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path, text):
 
 
 def test_many_programs_are_told_by_their_first():
-    assert in_words(["a", "b"]) == "a, b"
-    assert in_words([str(number) for number in range(10)]).endswith("6, 7 and 2 more")
+    assert programs_text(["a", "b"]) == "a, b"
+    assert programs_text([str(number) for number in range(10)]).endswith("6, 7 and 2 more")

@@ -19,9 +19,9 @@ from engine.model.build.measure_shape import shape_of
 from engine.model.build.pretrained_files import load_config
 from engine.paths import PROGRAM_ROOT
 from engine.planning.shape.read_ahead import most_read_ahead_bytes
+from engine.text import MIB
 from engine.training.weights.mmap_reader import MmapReader
 from engine.training.weights.weights import reading_bytes
-from engine.words import MIB
 from tests.support.folders import make_model
 from tests.support.pickled_folders import pickle_weights
 from tests.support.quantized_folders import quantize_to_fp8, quantize_to_mxfp4

@@ -44,7 +44,7 @@ def test_a_run_completes_with_just_enough_ram_and_is_refused_with_a_mebibyte_les
     while high - low > 1:
         middle = (low + high) // 2
         fits = (
-            estimate(job, replace(machine, ram_available=middle * MIB), *rest).verdict
+            estimate(job, replace(machine, ram_available=middle * MIB), *rest).status
             != FitStatus.DOES_NOT_FIT
         )
         low, high = (low, middle) if fits else (middle, high)

@@ -223,4 +223,4 @@ def test_every_moment_is_told_in_words():
         Moment(7, "prompts"): "while the sample prompts were answered after step 7",
         Moment(7, "evaluation"): "in the evaluation after step 7",
     }
-    assert {moment: moment.in_words() for moment in told} == told
+    assert {moment: moment.when() for moment in told} == told

@@ -88,7 +88,7 @@ def test_list_page_and_terminal_say_so_until_it_is_exported(unexported, runs):
     target = run_details(run.folder)["export"]["folder"]
     export_run(runs, run.id, target)
     (again,) = list_runs(runs)
-    assert again.in_words == "finished" and run_row(again)["word"] == "Finished"
+    assert again.state_text == "finished" and run_row(again)["word"] == "Finished"
     assert head_of(Session(runs), run.id)["bar"]["word"] == "Finished"
     assert run_details(run.folder)["export"]["folder"] == f"exports/{run.id}"
 
@@ -119,7 +119,7 @@ def test_a_fault_of_the_program_in_the_export_fails_no_run(tmp_path, runs, monke
     monkeypatch.setattr(engine.training.loop.early_stopping, "write_model", lambda *_: {}["gone"])
     run = start_run(make_config(tmp_path, **{"output.export": True}), runs)
     ended = execute(run)
-    assert ended.in_words == "finished, export failed" and "KeyError" in ended.export_failed
+    assert ended.state_text == "finished, export failed" and "KeyError" in ended.export_failed
     traces = [line.text for line in events_of(run, LogLine) if line.level == "error"]
     assert len(traces) == 1 and "Traceback" in traces[0]
 
@@ -127,7 +127,7 @@ def test_a_fault_of_the_program_in_the_export_fails_no_run(tmp_path, runs, monke
 @pytest.mark.slow("a plain run has shorter tests of the same")
 def test_a_run_without_checkpoints_keeps_what_it_could_not_export(unexported, runs, tmp_path):
     run, ended = unexported(**KEEPS_NONE)
-    assert ended.in_words == "finished, export failed"
+    assert ended.state_text == "finished, export failed"
     assert ended.reason.startswith("Finished all 8 steps. But the export failed: ")
     assert saved_steps(run.folder.checkpoints_path).newest == 8
     export_run(runs, run.id, tmp_path / "home")
@@ -180,5 +180,5 @@ def test_where_nothing_can_be_kept_that_is_said(unexported, monkeypatch):
 
     monkeypatch.setattr(engine.training.loop.early_stopping, "write_model", block)
     _, ended = unexported(**KEEPS_NONE)
-    assert ended.in_words == "finished, export failed"
+    assert ended.state_text == "finished, export failed"
     assert WHY in ended.reason and "Nothing is kept of the run: " in ended.reason

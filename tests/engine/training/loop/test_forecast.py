@@ -9,7 +9,7 @@ import json
 import pytest
 
 import launch
-from app.pages.run.run_words import details
+from app.pages.run.run_overview import details
 from engine.config.settings import TrainConfig
 from engine.machine.gpus import GpuInfo
 from engine.machine.read_machine import Machine
@@ -21,12 +21,12 @@ from engine.runs.record.following import last_of_kind
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
 from engine.runs.record.snapshot import RunSnapshot
+from engine.text import GIB
 from engine.tools.cli.runs import prediction_check_of
 from engine.tools.cli.train import prediction_check_text
 from engine.training.loop import planning
 from engine.training.loop.prediction_check import PredictionCheck
 from engine.training.loop.run import start_run
-from engine.words import GIB
 from tests.support.folders import make_config
 from tests.support.forecasts import REPORT, item
 from tests.support.synthetic_run import records, run_events
@@ -210,7 +210,7 @@ def test_both_are_said_in_words():
         "Step": ("+13.6 %", "warn"),
         "Checkpoint": ("0.0 %", ""),
     }
-    assert "whole session" in shown["said"]
+    assert "whole session" in shown["caption"]
     assert (
         prediction_check_text(
             {

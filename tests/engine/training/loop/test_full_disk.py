@@ -32,8 +32,8 @@ from engine.runs.record.reserve import RECORD_BYTES, RESERVE_FILE
 from engine.runs.record.run_folder import RunFolder
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.listing import list_runs
+from engine.text import MIB
 from engine.training.loop.run import start_run
-from engine.words import MIB
 from tests.support.disks import small_file_system
 from tests.support.failing import (
     at_event,

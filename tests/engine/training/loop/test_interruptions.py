@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 import engine.training.loop.memory_watch
 import engine.training.loop.planning
+from app.labels import in_time
 from app.verdict.outcome import how_it_ended
-from app.words import in_time
 from engine.paths import PROGRAM_ROOT
 from engine.runs.record.events import (
     CheckpointWritten,
@@ -44,9 +44,9 @@ from engine.runtime.host.host_adamw import HostAdamW
 from engine.runtime.host.plane_version import PlaneVersion
 from engine.runtime.step.copy_ops import BlockOps
 from engine.runtime.step.streaming_engine import StreamingEngine
+from engine.text import MIB
 from engine.training.checkpoints.plane_snapshot import Snapshot
 from engine.training.loop.run import start_run
-from engine.words import MIB
 from tests.support.clocks import DAYS_40, WallClock
 from tests.support.failing import (
     at_event,

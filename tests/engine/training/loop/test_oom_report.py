@@ -15,6 +15,7 @@ from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
 from engine.planning.fit.memory_items import Item, MemoryItem
 from engine.runs.record.events import JobProgressed
 from engine.runtime.device.cpu_backend import CpuBackend
+from engine.text import GIB, MIB
 from engine.training.loop.explain import MemoryNote, explained, note_memory
 from engine.training.loop.memory_watch import MemoryWatch, PeakMemory
 from engine.training.loop.oom_report import (
@@ -28,7 +29,6 @@ from engine.training.loop.oom_report import (
     host_shares,
 )
 from engine.training.loop.run import start_run
-from engine.words import GIB, MIB
 from tests.support.failing import at_event, failed
 from tests.support.folders import make_config
 from tests.support.forecasts import REPORT

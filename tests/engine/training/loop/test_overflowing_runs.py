@@ -17,9 +17,9 @@ from engine.planning.layout import disk_chunks
 from engine.planning.layout.disk_chunks import PAGE
 from engine.planning.schedule.offloaded_activations import DISK_RINGS
 from engine.runs.record.events import FitReported, ForecastChecked, LogLine, PlanBuilt, RunEnded
+from engine.text import GIB
 from engine.training.loop import planning
 from engine.training.loop.run import Run, resume_run
-from engine.words import GIB
 from tests.support.disk_offloading import train
 from tests.support.gpu_resident_runs import Written
 from tests.support.trained_runs import events_of, execute, files_of

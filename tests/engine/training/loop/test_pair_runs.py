@@ -154,7 +154,7 @@ def test_references_of_some_rows_are_computed_for_all_and_told(tmp_path):
     assert len(said) == 1 and "Some rows lack ref_chosen_logps" in said[0]
 
 
-def test_held_out_pairs_are_evaluated(tmp_path):
+def test_validation_pairs_are_evaluated(tmp_path):
     run = train(tmp_path, "runs", **{"train.steps": 12, "output.eval_every": 4})
     evals = events_of(run, EvalFinished)
     assert [each.step for each in evals] == [0, 4, 8, 12]

@@ -100,7 +100,7 @@ def test_the_starter_is_small(starter):
     assert tokens < 450_000 and max(data.train.row_lengths) <= 128
 
 
-def test_the_held_out_questions_are_enough_and_new(starter):
+def test_the_validation_questions_are_enough_and_new(starter):
     config, tokenizer, data = starter
     prompts = data.eval_prompts(config.output.exact_match_samples)
     assert len(prompts) == config.output.exact_match_samples

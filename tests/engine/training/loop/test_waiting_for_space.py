@@ -11,7 +11,7 @@ import engine.training.loop.planning
 from app.shared.run_bar import ShownRun, run_bar
 from engine.errors import DiskFullError
 from engine.runs.record.snapshot import RunSnapshot
-from engine.training.loop.disk_space import DiskSpaceWatch, wait_in_words
+from engine.training.loop.disk_space import DiskSpaceWatch, wait_text
 
 
 def test_where_there_seems_to_be_space_it_is_tried_less_often(monkeypatch, tmp_path):
@@ -20,9 +20,7 @@ def test_where_there_seems_to_be_space_it_is_tried_less_often(monkeypatch, tmp_p
     assert not watch.found()
     monkeypatch.setattr(engine.training.loop.disk_space, "AGAIN_SECONDS", 0.0)
     assert watch.found()
-    assert "which did not take it; free some disk space" in wait_in_words(
-        lacks, 6, is_stopping=False
-    )
+    assert "which did not take it; free some disk space" in wait_text(lacks, 6, is_stopping=False)
 
 
 def test_a_bar_offers_what_such_a_run_can_take():

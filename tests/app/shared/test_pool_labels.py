@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from app.shared.pool_words import (
+from app.shared.pool_labels import (
     FREE,
-    bar_in_words,
     cost_in_a_sentence,
     gain_of,
+    held_text,
     legend,
-    places_in_words,
+    places_text,
     pool_bar,
 )
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.pool import Held, Pool, PoolPart, Share, units_by_place
 from engine.planning.fit.pool_times import Cost, Costs, Work
 from engine.planning.schedule.choices import PlanChoices
-from engine.words import GIB
+from engine.text import GIB
 
 SPLIT = units_by_place(30, PlanChoices(gpu_resident_units=14, blocks_kept_in_slots=2))
 IN_RAM = units_by_place(30, PlanChoices())
@@ -81,7 +81,7 @@ def test_planes_that_live_elsewhere_than_the_rest_are_named():
     (gradients, _) = pool_bar(part)["segments"]
     assert gradients["label"] == "gradients"
     assert gradients["text"] == "the whole model: gradients: 14.0 GiB"
-    assert bar_in_words(part) == "the whole model: gradients: 14.0 GiB; free: 6.00 GiB"
+    assert held_text(part) == "the whole model: gradients: 14.0 GiB; free: 6.00 GiB"
 
 
 def test_the_legend_has_what_occurs():
@@ -89,32 +89,32 @@ def test_the_legend_has_what_occurs():
 
 
 def test_places_in_sentences():
-    assert places_in_words(SPLIT, on_gpu=True) == (
+    assert places_text(SPLIT, on_gpu=True) == (
         "Embed and blocks 0 to 12 live on the GPU, blocks 13 to 27 and head in RAM.",
         "These pass through the GPU unit by unit in each step. The weights of blocks 26 to 27 stay "
         "there from forward to backward.",
     )
-    assert places_in_words(IN_RAM, on_gpu=True) == (
+    assert places_text(IN_RAM, on_gpu=True) == (
         "The whole model lives in RAM.",
         "It passes through the GPU unit by unit in each step.",
     )
     whole = units_by_place(30, PlanChoices(gpu_resident_units=30))
-    assert places_in_words(whole, on_gpu=True)[0] == "The whole model lives on the GPU."
-    cpu = places_in_words(IN_RAM, on_gpu=False)
+    assert places_text(whole, on_gpu=True)[0] == "The whole model lives on the GPU."
+    cpu = places_text(IN_RAM, on_gpu=False)
     assert cpu == ("The whole model lives in RAM, where blocks compute.", "")
     apart = units_by_place(30, PlanChoices(gpu_resident_units=8, gpu_resident_apart=True))
-    assert places_in_words(apart, on_gpu=True)[0] == (
+    assert places_text(apart, on_gpu=True)[0] == (
         "Embed and 7 of blocks 3 to 27 live on the GPU, 21 of blocks 0 to 26 and head in RAM."
     )
     embed = units_by_place(30, PlanChoices(gpu_resident_units=1, gradients_on_gpu=True))
-    said, more = places_in_words(embed, on_gpu=True)
+    said, more = places_text(embed, on_gpu=True)
     assert said == "Embed lives on the GPU, blocks 0 to 27 and head in RAM."
     assert more.endswith("Gradients wait on the GPU until they are applied.")
 
 
 @pytest.mark.parametrize("units", [SPLIT, IN_RAM])
 def test_of_a_job_that_does_not_fit_nothing_lives_anywhere(units):
-    said, _ = places_in_words(units, on_gpu=True, fits=False)
+    said, _ = places_text(units, on_gpu=True, fits=False)
     assert "would live" in said and "lives" not in said
 
 
@@ -122,7 +122,7 @@ def test_moments_on_the_disk_are_told_of():
     """The disk is the third part. Units whose moments live there need nothing else."""
     (every,) = IN_RAM
     on_disk = replace(every, placement=replace(every.placement, moments=PartName.DISK))
-    said, more = places_in_words([on_disk], on_gpu=True)
+    said, more = places_text([on_disk], on_gpu=True)
     assert said == "The whole model lives in RAM, except for moments that are on the disk."
     assert more.endswith("The moments of the whole model live on the disk.")
     part = PoolPart(PartName.DISK, None, (Share(Held.MODEL, 57 * GIB, on_disk),))

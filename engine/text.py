@@ -1,4 +1,4 @@
-"""Units of memory are defined here, and sizes, times and counts are formatted as text."""
+"""Sizes, times and counts as text, and the units of memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def in_gb(count: float) -> str:
 
 def in_percent(part: float, whole: float) -> str:
     """Returns which share of the whole a part is, such as "17 %": "under 1 %" and "over 99 %" where
-    rounding would tell nothing from something, or something from all.
+    rounding would turn something into nothing, or into all.
     """
     share = 100 * part / whole
     if 0 < share < 1:
@@ -66,7 +66,7 @@ def in_percent(part: float, whole: float) -> str:
 
 
 def billions(count: int) -> str:
-    """Returns a number of parameters in words, such as "7.62 billion" or "860,000"."""
+    """Returns a number of parameters as text, such as "7.62 billion" or "860,000"."""
     if count < 1e6:
         return f"{count:,}"
     return f"{count / 1e9:,.2f} billion" if count >= 1e8 else f"{count / 1e6:,.2f} million"

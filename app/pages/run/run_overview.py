@@ -6,23 +6,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.labels import in_bytes, in_count, in_digits, in_share, in_short_time, in_step_time
 from app.pages.run.places import places
 from app.pages.run.ranks import fullest_gpu
 from app.shared.run_bar import recent_median
-from app.words import in_bytes, in_count, in_digits, in_share, in_short_time, in_step_time
 from engine.planning.fit.predictions import QUANTITIES
 from engine.runs.record.events import CheckpointWritten, Comparison, PromptsAnswered
 from engine.runs.record.snapshot import RunSnapshot
-from engine.words import counted
+from engine.text import counted
 
 EXCESS_SHOWN = 0.05
 """Share by which a measured value must exceed its prediction to be marked."""
 SAMPLES_SHOWN = 5
-SAMPLES_LOOKED_AT = 20
+SAMPLES_READ = 20
 """Number of latest samples of which one must have a value for power to be shown."""
 UNITS_NAMED = 4
 """Largest number of units in a list that names them; a longer one is shown as their number."""
-MOMENT_WORDS = {
+MOMENT_LABELS = {
     "dry_run": "Measured in a dry run of one step, before the first.",
     "running": "Measured in the first steps; again when the run ends.",
     "end": "Measured over the whole session.",
@@ -38,7 +38,7 @@ def tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
     memory = snapshot.memory
     if len(memory) and memory.gpu_total[-1]:
         shown.append(_gpu_tile(snapshot))
-    if any(memory.power[-SAMPLES_LOOKED_AT:]):
+    if any(memory.power[-SAMPLES_READ:]):
         energy = f"{in_digits(memory.energy[-1])} Wh so far"
         shown.append(_tile("Power", f"{memory.power[-1]:,.0f} W", energy))
     return shown
@@ -192,17 +192,17 @@ def _prediction_check(snapshot: RunSnapshot) -> dict[str, Any] | None:
     rows = [
         _forecast_row(name, pair) for name, pair in snapshot.prediction_check.quantities.items()
     ]
-    return {"rows": rows, "said": MOMENT_WORDS.get(snapshot.prediction_check.moment, "")}
+    return {"rows": rows, "caption": MOMENT_LABELS.get(snapshot.prediction_check.moment, "")}
 
 
 def _forecast_row(name: str, pair: Comparison) -> dict[str, str]:
     predicted, measured, error = pair.get("predicted"), pair.get("measured"), pair.get("error")
-    words = in_step_time if name.endswith("_seconds") else in_bytes
+    as_text = in_step_time if name.endswith("_seconds") else in_bytes
     is_excess = error is not None and error > EXCESS_SHOWN
     return {
         "name": QUANTITIES.get(name, name.replace("_", " ").capitalize()),
-        "predicted": "–" if predicted is None else words(predicted),
-        "measured": "–" if measured is None else words(measured),
+        "predicted": "–" if predicted is None else as_text(predicted),
+        "measured": "–" if measured is None else as_text(measured),
         "error": "–" if error is None else _signed(100 * error),
         "tone": "warn" if is_excess else "",
     }

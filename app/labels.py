@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from engine.runs.record.events import EXPORT_FAILED
-from engine.words import GIB
+from engine.text import GIB
 
-STATE_WORDS = {
+STATE_LABELS = {
     "preparing": "Preparing",
     "running": "Running",
     "pausing": "Pausing",
@@ -38,16 +38,16 @@ STATE_TONES = {
 """Tone of each state; `base.css` has a color for each tone."""
 
 
-def state_word(state: str, export_failed: str = "") -> str:
+def state_label(state: str, export_failed: str = "") -> str:
     """Returns the word of a state. `export_failed` says why a run that has finished has no export,
     if that is so.
     """
-    word = STATE_WORDS[state]
+    word = STATE_LABELS[state]
     return f"{word}, {EXPORT_FAILED}" if export_failed else word
 
 
 def state_tone(state: str, export_failed: str = "") -> str:
-    """Returns the tone of a state, as `state_word` names it."""
+    """Returns the tone of a state, as `state_label` names it."""
     return "warn" if export_failed else STATE_TONES[state]
 
 
@@ -73,8 +73,8 @@ def in_time(seconds: float) -> str:
     ):
         if seconds >= size:
             rest = seconds % size // smaller_size
-            words = f"{seconds // size} {name}"
-            return f"{words} {rest} {smaller}" if rest else words
+            text = f"{seconds // size} {name}"
+            return f"{text} {rest} {smaller}" if rest else text
     return f"{seconds} s"
 
 

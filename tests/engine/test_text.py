@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.words import billions, in_gb, in_gib, in_hours, in_percent
+from engine.text import billions, in_gb, in_gib, in_hours, in_percent
 
 GIB = 1 << 30
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from app.words import in_bytes
+from app.labels import in_bytes
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.pool import Held, Pool, PoolPart, Share, Units, listed, together_text
 from engine.planning.fit.pool_times import LEAST_SHARE, Costs, Work, gain_text, roughly
 
-HELD_WORDS = {
+HELD_LABELS = {
     Held.MODEL: "the model",
     Held.COPY: "its weights, kept through a step",
     Held.STEP: "a step’s work",
@@ -35,10 +35,10 @@ class Segment:
     bytes: int
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """What it is, as in "embed and blocks 0 to 10: weights, moments and gradients"."""
         if not self.units:
-            return HELD_WORDS[self.held]
+            return HELD_LABELS[self.held]
         which = together_text(self.units)
         if self.held == Held.COPY:
             return f"{which}: weights, kept through a step"
@@ -76,16 +76,16 @@ def _kind(name: PartName, share: Share) -> tuple[Held, tuple[str, ...]]:
 
 
 def _drawn(name: PartName, segment: Segment, whole: int) -> dict[str, Any]:
-    share, words, label = segment.bytes / whole, segment.words, ""
+    share, text, label = segment.bytes / whole, segment.text, ""
     if segment.held == Held.MODEL and segment.units:
         planes = segment.units[0].placement.planes_in(name)
-        words = f"{words}: {listed(planes)}"
+        text = f"{text}: {listed(planes)}"
         label = _label(segment.units, planes)
     return {
         "held": segment.held.value,
         "share": round(share, 4),
         "label": label,
-        "text": f"{words}: {in_bytes(segment.bytes)}",
+        "text": f"{text}: {in_bytes(segment.bytes)}",
     }
 
 
@@ -98,7 +98,7 @@ def _label(units: Sequence[Units], planes: Sequence[str]) -> str:
     return together_text(units).replace(" and ", ", ").replace(" to ", "–")
 
 
-def bar_in_words(part: PoolPart) -> str:
+def held_text(part: PoolPart) -> str:
     """Returns the bar of a part in words, for those who cannot see it."""
     return "; ".join(segment["text"] for segment in pool_bar(part)["segments"])
 
@@ -106,14 +106,14 @@ def bar_in_words(part: PoolPart) -> str:
 def legend(pool: Pool) -> list[dict[str, str]]:
     """Returns what the colors of the bars stand for, those that occur."""
     there = {share.held for part in pool.parts for share in part.shares}
-    found = [{"held": held.value, "text": HELD_WORDS[held]} for held in Held if held in there]
+    found = [{"held": held.value, "text": HELD_LABELS[held]} for held in Held if held in there]
     return [*found, {"held": FREE, "text": FREE}]
 
 
 # ---------------------------------------------------------------------- sentences
 
 
-def places_in_words(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> tuple[str, str]:
+def places_text(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> tuple[str, str]:
     """Returns a sentence that says where units live, and further ones. on_gpu: blocks compute on a
     GPU. fits: the job fits, so that units do live there.
     """
@@ -146,13 +146,13 @@ def places_in_words(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> 
     return lives, " ".join(more)
 
 
-def _capital(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}"
+def _capital(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def cost_in_a_sentence(pool: Pool, name: PartName, costs: Costs) -> str:
     """Returns what it costs a step that units live in a part, or their moments on the disk; an
-    empty text where none do. What the disk costs is told of the disk alone.
+    empty text where none do. What the disk costs is shown for the disk alone.
     """
     units = [each for each in pool.living_in(name) if _settles(each, name)]
     if not units:
@@ -174,7 +174,7 @@ def cost_in_a_sentence(pool: Pool, name: PartName, costs: Costs) -> str:
 
 
 def _settles(units: Units, name: PartName) -> bool:
-    """Tells whether a part is the one whose cost is told of the units: that of their weights, and
+    """Returns whether a part is the one that shows the units' cost: that of their weights, and
     the disk for their moments.
     """
     place = units.placement
@@ -182,18 +182,18 @@ def _settles(units: Units, name: PartName) -> bool:
 
 
 def _beside_computing(works: Sequence[tuple[str, float]], waited: float, step: float) -> str:
-    """Returns a sentence about work in seconds, for which the GPU waits so many; an empty text
+    """Returns a sentence on work in seconds, of which the GPU waits `waited`; an empty text
     where it is hardly anything.
     """
-    told = [
-        f"{words} {roughly(seconds)}" for words, seconds in works if seconds > LEAST_SHARE * step
+    sentences = [
+        f"{text} {roughly(seconds)}" for text, seconds in works if seconds > LEAST_SHARE * step
     ]
-    if not told:
+    if not sentences:
         return ""
     ending = "the GPU does not wait for that"
     if waited > LEAST_SHARE * step:
         ending = f"the GPU waits {roughly(waited)} for that ({100 * waited / step:.2g} %)"
-    return f"A step, beside computing: {listed(told)}; {ending}."
+    return f"A step, beside computing: {listed(sentences)}; {ending}."
 
 
 def gain_of(name: PartName, saved: float, step_seconds: float) -> dict[str, Any]:

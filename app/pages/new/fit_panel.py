@@ -1,6 +1,6 @@
-"""These functions turn the estimate of a draft into the words and figures of its verdict.
+"""Texts and figures of the fit panel, from the estimate of a draft.
 
-A verdict is plain data for `train.js`.
+A fit panel is plain data for `train.js`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.form.settings_form import as_labeled, settings
+from app.labels import in_bytes, in_count
 from app.pages.new.fit_figures import fit_figure, item_color
-from app.shared.pool_words import (
-    bar_in_words,
+from app.shared.pool_labels import (
     cost_in_a_sentence,
+    held_text,
     legend,
-    places_in_words,
+    places_text,
     pool_bar,
 )
-from app.words import in_bytes, in_count
 from engine.planning.fit.memory_items import Item, PartName
 from engine.planning.fit.pool import PoolPart
 from engine.planning.fit.pool_times import Costs
@@ -26,14 +26,14 @@ from engine.planning.fit.report import HOST_WATTS, FitReport
 from engine.planning.fit.requirements import FitStatus, Part
 from engine.planning.fit.suggestion_options import METHOD
 from engine.planning.fit.suggestions import Suggestion
-from engine.words import counted, in_hours, in_seconds
+from engine.text import counted, in_hours, in_seconds
 
-VERDICTS = {
+HEADLINES = {
     FitStatus.FITS: ("good", "It fits this machine."),
     FitStatus.TIGHT: ("warn", "It fits, but only just."),
     FitStatus.DOES_NOT_FIT: ("bad", "It does not fit this machine."),
 }
-"""Tone and headline of each verdict."""
+"""Tone and headline for each status."""
 LACKS = "It would fit, but it lacks something that it needs."
 HELP = {
     FitStatus.FITS: "",
@@ -57,9 +57,9 @@ def shown_suggestions(suggestions: Sequence[Suggestion]) -> tuple[Suggestion, ..
 
 
 def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[str, Any]:
-    """Returns the verdict on a draft that has no estimate; `sentence` says why.
+    """Returns the fit panel on a draft that has no estimate; `sentence` says why.
 
-    `field` is the id of the component with the invalid value. The keys are those of `verdict_of`.
+    `field` is the id of the component with the invalid value. The keys are those of `fit_panel`.
     """
     return {
         "tone": "bad",
@@ -87,7 +87,7 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
 
 @dataclass(frozen=True)
 class Beside:
-    """Parts of the verdict besides the estimate."""
+    """Parts of the fit panel besides the estimate."""
 
     remarks: Sequence[str] = ()
     """Sentences that a person should read before a start."""
@@ -98,23 +98,23 @@ class Beside:
     smaller: Sequence[str] = ()
     """Ids of models that would fit instead."""
     costs: Costs | None = None
-    """Costs of where units live, in a verdict that is timed."""
+    """Costs of where units live, in a fit panel that is timed."""
     lacks: str = ""
     """What the run needs and lacks now, memory apart."""
 
 
-def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:
-    """Returns the verdict on a draft whose estimate is `report`.
+def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:
+    """Returns the fit panel on a draft whose estimate is `report`.
 
     `busy` says why nothing can be started now, or is None. `suggestions` are texts with the
-    component values that each changes, and `help` is shown above them. `to_be_timed` tells whether
-    a verdict with their times, with costs, and with smaller models would say more. `has_gains`
-    tells whether more memory might save time. `why_not` says why Start is disabled.
+    component values that each changes, and `help` is shown above them. `to_be_timed`: whether
+    a fit panel with their times, with costs, and with smaller models would say more. `has_gains`
+    shows whether more memory might save time. `why_not` is why Start is disabled.
     """
-    tone, headline = VERDICTS[report.verdict]
-    if beside.remarks and report.verdict == FitStatus.FITS:
+    tone, headline = HEADLINES[report.status]
+    if beside.remarks and report.status == FitStatus.FITS:
         tone, headline = "warn", "It fits this machine, but look at this:"
-    fits = report.verdict != FitStatus.DOES_NOT_FIT
+    fits = report.status != FitStatus.DOES_NOT_FIT
     why_not = busy if fits else "It would not fit, so it cannot be started."
     if beside.lacks:
         why_not = beside.lacks
@@ -124,7 +124,7 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
     on_gpu = report.choices["device"] != "cpu"
     has_times = bool(report.time["step_seconds"])
     has_costs = fits and has_times and on_gpu
-    lives, more = places_in_words(report.pool.units, on_gpu, fits)
+    lives, more = places_text(report.pool.units, on_gpu, fits)
     # A drive wears: a person should know by how much before a start.
     on_disk = report.disk_offload.sentences() if fits and report.disk_offload is not None else ()
     is_timed = all(suggestion.seconds is not None for suggestion in shown)
@@ -147,8 +147,8 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
         "time": _time_rows(report) if fits else [],
         "suggestions": suggestions,
         "to_be_timed": (has_times and not is_timed) or not fits,
-        "help": HELP[report.verdict] if suggestions else "",
-        "size": _size_words(report),
+        "help": HELP[report.status] if suggestions else "",
+        "size": _size_text(report),
         "run_length": beside.run_length,
         "smaller": list(beside.smaller),
         # Of a model that does not fit, the page offers to look for machines that train it.
@@ -167,13 +167,13 @@ def _suggestion(suggestion: Suggestion) -> dict[str, Any]:
     the job then takes, the second one how long a step takes, which units move and what happens to
     results.
     """
-    said = suggestion.exactness_text
+    text = suggestion.exactness_text
     if suggestion.places:
-        said = f"{suggestion.places} {said}"
+        text = f"{suggestion.places} {text}"
     if suggestion.time_text:
-        said = f"{_capital(suggestion.time_text)}. {said}"
+        text = f"{_capital(suggestion.time_text)}. {text}"
     return {
-        "text": f"{as_labeled(suggestion.text)}\n{said}",
+        "text": f"{as_labeled(suggestion.text)}\n{text}",
         "changes": _as_shown(suggestion.changes),
         "exactness": [kind.value for kind in suggestion.exactness],
         "seconds": suggestion.seconds,
@@ -193,7 +193,7 @@ def _as_shown(changes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _size_words(report: FitReport) -> str:
+def _size_text(report: FitReport) -> str:
     model = report.model
     trained = ""
     if model["trained_parameters"] != model["parameters"]:
@@ -285,18 +285,18 @@ def _bar(label: str, pooled: PoolPart, part: Part) -> dict[str, Any]:
     """Returns one bar, for GPU memory, RAM or disk: what it holds of the pool, the same in words,
     and its items with a figure of them.
     """
-    text = _part_words(part)
+    text = _part_text(part)
     largest = max(part.items, key=lambda item: item.bytes)
     return {
         "name": pooled.name.value,
         "label": label,
         "text": text,
-        "tone": VERDICTS[part.verdict][0],
+        "tone": HEADLINES[part.status][0],
         "pool": pool_bar(pooled),
-        "held": f"{label}: {bar_in_words(pooled)}.",
+        "held": f"{label}: {held_text(pooled)}.",
         "items": [_item(item) for item in part.items if item.bytes],
         "note": _part_note(part),
-        "said": f"{label}: {text}, most of it {largest.words} ({in_bytes(largest.bytes)}).",
+        "caption": f"{label}: {text}, most of it {largest.words} ({in_bytes(largest.bytes)}).",
         "figure": fit_figure(part),
     }
 
@@ -310,18 +310,18 @@ def _item(item: Item) -> dict[str, Any]:
     }
 
 
-def _part_words(part: Part) -> str:
+def _part_text(part: Part) -> str:
     total, limit = part.total, part.limit
     if limit is None:
         return f"{in_bytes(total)}, free space not known"
-    words = f"{in_bytes(total)} of {in_bytes(limit)} free"
+    text = f"{in_bytes(total)} of {in_bytes(limit)} free"
     if total > limit:
-        words += f": {in_bytes(total - limit)} short"
-    return words
+        text += f": {in_bytes(total - limit)} short"
+    return text
 
 
 def _part_note(part: Part) -> str:
     """Returns a note that explains a full bar when a plan of less memory would fit as well."""
-    if part.least is None or part.verdict != FitStatus.FITS:
+    if part.least is None or part.status != FitStatus.FITS:
         return ""
     return f"The plan fills free memory to be faster; {in_bytes(part.least)} would do."

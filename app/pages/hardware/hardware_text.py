@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.words import GIB, in_bytes
+from app.labels import GIB, in_bytes
 from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import KnownMachine
 from engine.machine.rates import UPDATE_BYTES, Rates
@@ -14,9 +14,9 @@ from engine.machine.read_machine import Machine
 from engine.planning.fit.model_table import KEPT_ON_GPU, PAIRS, Cell, speed_text
 from engine.planning.fit.requirements import FitStatus
 from engine.planning.layout.moments import KINDS
-from engine.words import counted, in_seconds
+from engine.text import counted, in_seconds
 
-VERDICT_WORDS = {
+STATUS_LABELS = {
     FitStatus.FITS: ("good", "fits"),
     FitStatus.TIGHT: ("warn", "just fits"),
     FitStatus.DOES_NOT_FIT: ("bad", "too large"),
@@ -54,11 +54,11 @@ def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
     """Returns `pairs` of a name and a text, and `notes`, which are sentences."""
     pairs = [
         ["Processor", f"{machine.cpu_name}, {counted(machine.cpu_cores, 'core')} usable"],
-        ["RAM", _ram_in_words(machine)],
+        ["RAM", _ram_text(machine)],
     ]
     for gpu in machine.gpus:
         name = f"GPU {gpu.index}" if len(machine.gpus) > 1 else "GPU"
-        pairs.append([name, _gpu_in_words(gpu)])
+        pairs.append([name, _gpu_text(gpu)])
     if not machine.gpus:
         pairs.append(["GPU", "none: blocks compute on the CPU"])
     pairs.append(["Disk", f"{in_bytes(machine.disk_free)} free in {machine.disk_path}"])
@@ -75,7 +75,7 @@ def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
     return {"pairs": pairs, "notes": notes}
 
 
-def _ram_in_words(machine: Machine) -> str:
+def _ram_text(machine: Machine) -> str:
     is_limited = machine.ram_limit < machine.ram_total
     limit = "a limit of its control group" if is_limited else "all that is built in"
     used = max(0, machine.ram_limit - machine.ram_available)
@@ -85,22 +85,22 @@ def _ram_in_words(machine: Machine) -> str:
     )
 
 
-def _gpu_in_words(gpu: GpuInfo) -> str:
-    words = [f"{gpu.name}, {in_bytes(gpu.free)} free of {in_bytes(gpu.total)}"]
+def _gpu_text(gpu: GpuInfo) -> str:
+    parts = [f"{gpu.name}, {in_bytes(gpu.free)} free of {in_bytes(gpu.total)}"]
     if gpu.driver:
-        words.append(f"driver {gpu.driver}")
+        parts.append(f"driver {gpu.driver}")
     now = _bus(gpu.pcie_generation, gpu.pcie_width)
     most = _bus(gpu.pcie_generation_max, gpu.pcie_width_max)
     if now or most:
-        words.append(f"{now or most} now, {most or now} at most")
-    return "; ".join(words)
+        parts.append(f"{now or most} now, {most or now} at most")
+    return "; ".join(parts)
 
 
 def _bus(generation: int | None, width: int | None) -> str:
     return f"PCIe {generation}.0 x{width}" if generation and width else ""
 
 
-def rates_in_words(
+def rates_text(
     machine: Machine,
     measured: Rates | None,
     measured_at: float | None,
@@ -115,21 +115,21 @@ def rates_in_words(
     if measured is not None:
         return {
             "origin": "measured",
-            "said": MEASURED if has_gpu else MEASURED_ON_CPU,
+            "caption": MEASURED if has_gpu else MEASURED_ON_CPU,
             "at": measured_at,
             "pairs": _rate_pairs(measured, has_gpu),
         }
     if estimated is not None and known is not None:
         return {
             "origin": "estimated",
-            "said": f"Estimated from the specification of the {known.name}. The first run, or "
+            "caption": f"Estimated from the specification of the {known.name}. The first run, or "
             "Measure, replaces them by measured ones.",
             "at": None,
             "pairs": _rate_pairs(estimated, True),
         }
     return {
         "origin": "unknown",
-        "said": UNKNOWN if has_gpu else UNKNOWN_ON_CPU,
+        "caption": UNKNOWN if has_gpu else UNKNOWN_ON_CPU,
         "at": None,
         "pairs": [],
     }
@@ -161,10 +161,10 @@ def _rate_pairs(rates: Rates, has_gpu: bool) -> list[list[str]]:
     ]
 
 
-def known_in_words(known: KnownMachine) -> dict[str, Any]:
+def known_machine_text(known: KnownMachine) -> dict[str, Any]:
     """Returns a known machine with its figures, each with its sources."""
     values = {
-        "memory_mib": gpu_memory_words(known),
+        "memory_mib": gpu_memory_text(known),
         "memory_bandwidth": f"{known.memory_bandwidth / 1e9:,.4g} GB/s",
         "bf16_flops": f"{known.bf16_flops / 1e12:,.4g} TFLOPS",
         "link": f"{known.link}, {known.link_bandwidth / 1e9:,.3g} GB/s one way",
@@ -188,30 +188,30 @@ def known_in_words(known: KnownMachine) -> dict[str, Any]:
     }
 
 
-def gpu_memory_words(known: KnownMachine) -> str:
+def gpu_memory_text(known: KnownMachine) -> str:
     """Returns the GPU memory of a known machine in words."""
     return "shared with RAM" if known.unified else f"{known.memory_mib / 1024:,.4g} GiB"
 
 
-def free_memory_words(machine: Machine) -> str:
+def free_memory_text(machine: Machine) -> str:
     """Returns the free RAM and GPU memory, for the head of a column."""
     card = f", {machine.gpus[0].free / GIB:,.0f} GPU" if machine.gpus else ", no GPU"
     return f"{machine.ram_available / GIB:,.0f} GiB RAM{card}"
 
 
-def cell_words(found: Cell) -> dict[str, str]:
+def cell_labels(found: Cell) -> dict[str, str]:
     """Returns the verdict as a word, with its tone, and the speed. Where the cell is about any
     optimizer, the word says how the first that fits keeps its moments, as in "fits, bf16", and
     `ways` what else its plan does to take less RAM, as in "GPU gradients, pairs".
     """
-    tone, word = VERDICT_WORDS[found.verdict]
-    if found.any_optimizer and found.verdict != FitStatus.DOES_NOT_FIT:
+    tone, word = STATUS_LABELS[found.status]
+    if found.any_optimizer and found.status != FitStatus.DOES_NOT_FIT:
         word = f"{word}, {KINDS[found.optimizer]}"
     savings = ", ".join(found.savings) if found.any_optimizer else ""
-    return {"tone": tone, "word": word, "speed": speed_words(found), "ways": savings}
+    return {"tone": tone, "word": word, "speed": rate_text(found), "ways": savings}
 
 
-def speed_words(found: Cell) -> str:
+def rate_text(found: Cell) -> str:
     """Returns the tokens per second that are estimated for a cell, or an empty text if unknown."""
     if found.tokens_per_second is None:
         return ""
@@ -235,7 +235,7 @@ def cell_detail(found: Cell) -> str:
     """Returns a few sentences about one cell."""
     takes = (
         f"Takes {in_bytes(found.host_bytes)} of RAM{and_gpu_memory(found)} at least, "
-        f"{moments_words(found)}."
+        f"{moments_text(found)}."
     )
     if found.missing:
         return f"{takes} Missing: {found.missing}."
@@ -247,7 +247,7 @@ def cell_detail(found: Cell) -> str:
     return " ".join([takes, *(WAY_SENTENCES[saving] for saving in found.savings)])
 
 
-def moments_words(found: Cell) -> str:
+def moments_text(found: Cell) -> str:
     """Returns how the moments of a cell are kept, as a text to follow what it takes."""
     return f"with AdamW's moments in {KINDS[found.optimizer]}"
 

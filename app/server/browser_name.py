@@ -22,7 +22,7 @@ _SYSTEMS = (
 UNKNOWN = "Another program"
 
 
-def browser_words(agent: str) -> str:
+def browser_name(agent: str) -> str:
     """Returns the browser and the system that a User-Agent header names."""
     browser = next((name for mark, name in _BROWSERS if mark in agent), None)
     system = next((name for mark, name in _SYSTEMS if mark in agent), None)
