@@ -30,11 +30,6 @@ from tests.support.cached_data import assert_same, kept, prepared, write
 from tests.support.imported import imported_by, packages_of
 
 
-@pytest.fixture
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
-
-
 def sources(tmp_path):
     import datasets
     import pyarrow as pa

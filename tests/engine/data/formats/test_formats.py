@@ -15,7 +15,6 @@ from engine.data.formats.formats import map_columns
 from engine.data.sources import hub_connection
 from engine.data.sources.open_source import open_source
 from engine.errors import DataError
-from tests.support import data_tokenizers as made
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "an hello"}]
 SHAREGPT = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "an hello"}]
@@ -38,11 +37,6 @@ SAME = {
     "prompt_completion of messages": {"prompt": CHAT[:1], "completion": CHAT[1:]},
     "question and answer": {"question": "hello", "answer": "an hello", "id": 7},
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
 
 
 def config(path, **changes) -> DataConfig:

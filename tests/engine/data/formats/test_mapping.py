@@ -15,18 +15,12 @@ from engine.data.batches.loader import prepare_data
 from engine.data.batches.preview import preview
 from engine.data.formats.choose_columns import guessed
 from engine.errors import ConfigError, DataError
-from tests.support import data_tokenizers as made
 
 ODD = [
     {"nr": "1", "Frage": "hello", "Wohin": "an hello"},
     {"nr": "2", "Frage": "he", "Wohin": "an he"},
 ]
 NAMED = DataColumns(prompt="Frage", completion="Wohin")
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
 
 
 def write(path, rows):
