@@ -30,6 +30,7 @@ from tests.browser.screen import (
     state,
 )
 from tests.support.browser import ROOT, WAIT_MILLISECONDS
+from tests.support.folded import fold
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)
@@ -44,10 +45,7 @@ MISSING = ("missing.jsonl", None)
 
 def snapshot_of(server, run_id) -> RunSnapshot:
     """Reads the run's own record."""
-    snapshot = RunSnapshot()
-    for record in replay(server.runs / run_id / EVENTS_FILE):
-        snapshot.apply(record)
-    return snapshot
+    return fold(replay(server.runs / run_id / EVENTS_FILE))
 
 
 def card(page):

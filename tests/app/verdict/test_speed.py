@@ -19,7 +19,7 @@ from engine.runs.record.events import (
     StateChanged,
     StepFinished,
 )
-from engine.runs.record.snapshot import RunSnapshot
+from tests.support import folded
 from tests.support.synthetic_run import records
 
 CONFIG = TrainConfig.from_dict(
@@ -28,12 +28,9 @@ CONFIG = TrainConfig.from_dict(
 
 
 def fold(*events, device="cuda", total=100):
-    snapshot = RunSnapshot()
-    for record in records(
-        [RunStarted(device=device, total_steps=total), StateChanged("running"), *events]
-    ):
-        snapshot.apply(record)
-    return snapshot
+    return folded.fold(
+        records([RunStarted(device=device, total_steps=total), StateChanged("running"), *events])
+    )
 
 
 def steps(count=30, data=0.0, seconds=1.0, **exposed):

@@ -33,14 +33,12 @@ from engine.runs.record.events import (
 )
 from engine.runs.record.snapshot import RunSnapshot
 from engine.training.checkpoints.saved_on_disk import SavedSteps
+from tests.support import folded
 from tests.support.synthetic_run import GIB, records, run_events
 
 
 def fold(events):
-    snapshot = RunSnapshot()
-    for record in records(events):
-        snapshot.apply(record)
-    return snapshot
+    return folded.fold(records(events))
 
 
 @pytest.fixture(scope="module")

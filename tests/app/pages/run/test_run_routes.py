@@ -22,9 +22,9 @@ from engine.runs.record.events import StateChanged
 from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import open_run
-from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.about import write_about
 from engine.runs.summaries.benchmark_results import RESULTS_FILE, append_benchmarks
+from tests.support.folded import fold
 from tests.support.measured import SEVERAL
 from tests.support.routes import wait_for
 from tests.support.sessions import CONFIG, at_once, finished_run, get, post
@@ -130,9 +130,7 @@ def test_curves_are_given_as_csv(session):
     assert answer.headers["content-type"].startswith("text/csv")
     assert f"{folder.id}-curves.csv" in answer.headers["content-disposition"]
     rows = list(csv.DictReader(io.StringIO(answer.text)))
-    snapshot = RunSnapshot()
-    for record in replay(folder.events_path):
-        snapshot.apply(record)
+    snapshot = fold(replay(folder.events_path))
     told = [row for row in rows if row["loss"]]
     assert [int(row["step"]) for row in told] == list(snapshot.steps.step)
     assert [float(row["loss"]) for row in told] == list(snapshot.steps.loss)

@@ -17,14 +17,12 @@ from engine.runs.record.events import (
 )
 from engine.runs.record.snapshot import RunSnapshot
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
+from tests.support.folded import fold
 from tests.support.synthetic_run import records
 
 
 def snapshot_of(*events) -> RunSnapshot:
-    snapshot = RunSnapshot()
-    for record in records(list(events)):
-        snapshot.apply(record)
-    return snapshot
+    return fold(records(list(events)))
 
 
 PREPARING = StateChanged("preparing")

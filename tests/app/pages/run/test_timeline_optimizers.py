@@ -24,7 +24,7 @@ from engine.planning.schedule.schedule import Span
 from engine.planning.schedule.simulate import simulate
 from engine.planning.schedule.stalls import as_records
 from engine.runs.record.events import PlanBuilt, RunStarted, StepFinished, StepTimeline
-from engine.runs.record.snapshot import RunSnapshot
+from tests.support import folded
 from tests.support.synthetic_run import records, span
 
 ROWS = [Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, Lane.UPDATE, Lane.D2H, Lane.STATES_OUT, Lane.HOST]
@@ -39,10 +39,7 @@ STATES_OPS = ("fetch_states", "fetch_gradient", "offload_weights", "offload_stat
 
 
 def fold(*events):
-    snapshot = RunSnapshot()
-    for record in records([RunStarted(), *events]):
-        snapshot.apply(record)
-    return snapshot
+    return folded.fold(records([RunStarted(), *events]))
 
 
 def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2, **others):

@@ -23,16 +23,14 @@ from app.pages.runs.setting_differences import (
 from engine.config.settings import TrainConfig
 from engine.runs.record.events import ExactMatchMeasured
 from engine.runs.record.snapshot import RunSnapshot
+from tests.support import folded
 from tests.support.synthetic_run import records, run_events
 
 CONFIG = TrainConfig.from_dict({"name": "Run", "model": {"source": "m"}, "data": {"source": "d"}})
 
 
 def fold(events):
-    snapshot = RunSnapshot()
-    for record in records(events):
-        snapshot.apply(record)
-    return snapshot
+    return folded.fold(records(events))
 
 
 def compared(name="Run", steps=60, settings=None, state="finished", **events):
