@@ -21,6 +21,7 @@ from engine.runs.record.snapshot import RunSnapshot
 from engine.tools.chat import chat_engines
 from engine.tools.chat.conversation import base_of
 from tests.support.fake_hub import NAME, FakeHub, GivenUp, serve
+from tests.support.folded import fold
 from tests.support.folders import make_config, make_data
 
 # ------------------------------------------------------------------ who uses it
@@ -85,10 +86,7 @@ def train(tmp_path, variables, *given):
 
 
 def folded(folder):
-    snapshot = RunSnapshot()
-    for record in replay(folder / "events.jsonl"):
-        snapshot.apply(record)
-    return snapshot
+    return fold(replay(folder / "events.jsonl"))
 
 
 def downloads(events):

@@ -142,6 +142,7 @@ def test_unchanged_settings_say_nothing(stopped_run, runs):
         ("data.packing", "false", "other rows"),
         ("train.batch_size", 8, "the rows that its steps read"),
         ("train.seed", 3, "other rows"),
+        ("data.shuffle", "false", "other rows"),
         ("model.dtype", "bfloat16", "the planes"),
     ],
 )

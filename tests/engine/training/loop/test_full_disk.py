@@ -30,7 +30,6 @@ from engine.runs.record.events import (
 from engine.runs.record.following import replay
 from engine.runs.record.reserve import RECORD_BYTES, RESERVE_FILE
 from engine.runs.record.run_folder import RunFolder
-from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.listing import list_runs
 from engine.text import MIB
 from engine.training.loop.run import start_run
@@ -47,6 +46,7 @@ from tests.support.failing import (
     resumes_to_the_end,
     whole_checkpoints,
 )
+from tests.support.folded import fold
 from tests.support.folders import make_config
 from tests.support.trained_runs import execute
 
@@ -179,13 +179,6 @@ def went_on(folder: RunFolder, whole, reason: str, lacks: str) -> None:
         snapshot.state,
         snapshot.lacks_space_for,
     ) == (1, 0, "finished", "")
-
-
-def fold(records) -> RunSnapshot:
-    snapshot = RunSnapshot()
-    for record in records:
-        snapshot.apply(record)
-    return snapshot
 
 
 # ---------------------------------------------------------------------- a checkpoint
