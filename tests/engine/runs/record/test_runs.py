@@ -293,7 +293,8 @@ def test_torn_and_foreign_lines_are_passed_over(tmp_path):
     with folder.lock():
         reader = CommandReader(folder)
         folder.control_path.write_bytes(
-            b'garbage\n\n[1]\n{"command": "explode"}\n{"command": ["stop"]}\n{"time": 1}\n{"comm'
+            b'garbage\n\n[1]\n{"command": "explode"}\n{"command": ["stop"]}\n{"time": 1}\n'
+            b'\xff\xfe\x00\n"stop"\nnull\n{"command": {"stop": 1}}\n' + b"[" * 100_000 + b'\n{"comm'
         )
         assert reader.read_new() == []
         with open(folder.control_path, "ab") as file:

@@ -23,11 +23,11 @@ from engine.runs.record.events import (
 from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run, delete_run, open_run
-from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries import listing as run_list
 from engine.runs.summaries.about import NAME_LIMIT, NOTE_LIMIT, About, read_about, write_about
 from engine.runs.summaries.listing import list_runs
 from tests.support.clocks import Clocks
+from tests.support.folded import fold
 from tests.support.random_runs import random_run
 from tests.support.run_folders import CONFIG, named, record
 
@@ -101,9 +101,7 @@ def test_the_two_ends_tell_what_the_whole_record_tells(tmp_path, monkeypatch, se
     recorder.close()
     with open(folder.events_path, "ab") as file:
         file.write(b'{"kind":"step_finished","run_id":"r","se')  # being written
-    snapshot = RunSnapshot()
-    for line in replay(folder.events_path):
-        snapshot.apply(line)
+    snapshot = fold(replay(folder.events_path))
     with folder.lock():
         (run,) = list_runs(tmp_path)
     assert (run.state, run.reason, run.step, run.loss, run.total_steps) == (
