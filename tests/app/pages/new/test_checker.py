@@ -435,14 +435,6 @@ def test_a_wrong_request_is_refused_in_a_sentence_and_nothing_is_kept(
     assert not checker.calls and not (tmp_path / DRAFT_FILE).exists()
 
 
-def test_the_guard_stands_before_the_route(checker):
-    body = {"shown": shown()}
-    assert post(checker, body, origin="http://evil.example").status_code == 403
-    assert post(checker, body, host="evil.example").status_code == 400
-    assert post(checker, body, **{"content-type": "text/plain"}).status_code == 415
-    assert not checker.calls
-
-
 class Panic(BaseException):
     """Stands for the panic of a library in Rust, which is no Exception."""
 

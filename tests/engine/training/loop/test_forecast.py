@@ -20,12 +20,12 @@ from engine.runs.record.events import FitReported, ForecastChecked, LogLine, Pla
 from engine.runs.record.following import last_of_kind
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
+from engine.text import GIB
 from engine.tools.cli.runs import prediction_check_of
 from engine.tools.cli.train import prediction_check_text
 from engine.training.loop import planning
 from engine.training.loop.prediction_check import PredictionCheck
 from engine.training.loop.run import start_run
-from engine.text import GIB
 from tests.support.folded import fold
 from tests.support.folders import make_config
 from tests.support.forecasts import REPORT, item
