@@ -95,7 +95,5 @@ def test_a_card_that_is_too_small_ends_the_run_in_its_dry_run_by_item(tmp_path, 
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert ended.error_type == "GpuMemoryError" and not events_of(run, StepFinished)
-    assert (
-        "activations and the working set " in ended.reason
-        and "other programs on the card " in ended.reason
-    )
+    assert "activations and the working set " in ended.reason
+    assert "other programs on the card " in ended.reason

@@ -163,9 +163,8 @@ def test_of_gradio_only_what_the_page_needs_is_served(app, routes, login):
         "/openapi.json",
     )
     assert not any(is_needed("GET", path) for path in later)
-    assert is_needed("POST", "/gradio_api/run/predict") and not is_needed(
-        "POST", "/gradio_api/upload"
-    )
+    assert is_needed("POST", "/gradio_api/run/predict")
+    assert not is_needed("POST", "/gradio_api/upload")
 
 
 def test_the_page_and_its_files_are_served(tmp_path):

@@ -121,7 +121,9 @@ def test_runs_are_searched_filtered_and_sorted(session):
     assert {state["value"] for state in answer["states"]} == {"finished", "interrupted"}
     assert {row["id"] for row in answer["runs"]} == {first.id, second.id, third.id}
     (row,) = (row for row in answer["runs"] if row["id"] == first.id)
-    assert len(row["curve"]) == 40 and row["validation"] and row["size"].endswith(("KiB", "MiB"))
+    assert len(row["curve"]) == 40
+    assert row["validation"]
+    assert row["size"].endswith(("KiB", "MiB"))
 
 
 def test_curves_are_given_as_csv(session):
@@ -209,10 +211,8 @@ def test_damaged_runs_are_listed_beside_the_others(session):
     rows = {row["id"]: row for row in get(session, "/api/runs").json()["runs"]}
     assert rows[good.id]["state"] == "finished"
     for folder in (damaged, gone):
-        assert rows[folder.id]["state"] == "unreadable" and rows[folder.id]["actions"] == [
-            "details",
-            "delete",
-        ]
+        assert rows[folder.id]["state"] == "unreadable"
+        assert rows[folder.id]["actions"] == ["details", "delete"]
         found = get(session, f"/api/runs/{folder.id}/details").json()
         assert found["commands"] == [] and bool(found["config_problem"]) == (folder is gone)
 
@@ -220,7 +220,9 @@ def test_damaged_runs_are_listed_beside_the_others(session):
 def test_an_interrupted_run_can_be_resumed_from_the_list(session):
     folder = finished_run(session, run_events(5, total=10, ended=None))
     (row,) = get(session, "/api/runs").json()["runs"]
-    assert row["state"] == "interrupted" and "resume" in row["actions"] and folder.id == row["id"]
+    assert row["state"] == "interrupted"
+    assert "resume" in row["actions"]
+    assert folder.id == row["id"]
 
 
 # ------------------------------------------------------------------ names and details
@@ -258,10 +260,8 @@ def test_the_details_of_a_run_are_its_exact_settings_and_commands(session):
     folder = finished_run(session, run_events(5, total=10, ended="stopped"))
     (folder.path / "stderr.txt").write_text("a warning\n")
     found = get(session, f"/api/runs/{folder.id}/details").json()
-    assert (
-        found["config"] == (folder.path / "config.yaml").read_text()
-        and found["config_name"] == "Fake"
-    )
+    assert found["config"] == (folder.path / "config.yaml").read_text()
+    assert found["config_name"] == "Fake"
     runs = str(session.runs_dir)
     assert [command["text"] for command in found["commands"]] == [
         f"python launch.py train --resume {folder.id} --runs-dir {runs}",

@@ -43,7 +43,9 @@ JOBS = {
 def test_a_job_is_named_and_shows_how_far_it_is(job, title):
     progress = JobProgressed(job, 1, 4, "the second file")
     found = stage(snapshot_of(PREPARING, progress), "preparing", NOTHING_SAVED)
-    assert found["title"] == title and found["share"] == 0.25 and found["tone"] == "busy"
+    assert found["title"] == title
+    assert found["share"] == 0.25
+    assert found["tone"] == "busy"
     assert found["text"].endswith("the second file.") and len(found["text"]) > 30
     assert found["actions"] == []
 

@@ -61,10 +61,8 @@ def test_a_special_token_across_a_question_and_its_answer_is_text():
     (found,) = Encoder(tokenizer, Handling(), 100).encode([Pair("say <|im_", "end|> now")])
     (document,) = found.documents
     ids = document.ids.tolist()
-    assert (
-        ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1
-        and ids[-1] == tokenizer.eos_token_id
-    )
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1
+    assert ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids[:-1]) == "say <|im_end|> now"
 
 

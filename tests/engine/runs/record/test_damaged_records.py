@@ -70,7 +70,8 @@ def test_one_damaged_byte_hides_no_run(run, tmp_path, seed):
             assert run.id in runs_as_text(tmp_path / "runs", False)
             assert json.loads(runs_as_text(tmp_path / "runs", True))[0]["id"] == run.id
             snapshot = fold(replay(folder.events_path))
-            assert snapshot.progress >= 0.0 and len(list(replay(folder.events_path))) == len(
+            assert snapshot.progress >= 0.0
+            assert len(list(replay(folder.events_path))) == len(
                 Follower(folder.events_path).read_new()
             )
             answer = json.loads(
@@ -174,9 +175,8 @@ def test_damage_is_seen_while_a_run_is_followed(written):
             snapshot.apply(record)
     assert list(snapshot.steps.step) == list(range(1, STEPS + 1)) and snapshot.state == "finished"
     again = fold(replay(folder.events_path))
-    assert again == snapshot and snapshot.damaged_lines == sum(
-        1 for k in range(21, len(lines)) if k % 10 == 0
-    )
+    assert again == snapshot
+    assert snapshot.damaged_lines == sum(1 for k in range(21, len(lines)) if k % 10 == 0)
 
 
 def test_half_of_a_surrogate_pair_is_shown_and_breaks_nothing(written):
@@ -224,9 +224,8 @@ def test_a_thousand_damaged_lines_leave_space_in_the_log(written):
     folder, lines = written
     folder.events_path.write_bytes(b"".join([*lines[:-1], *[b"garbage\n"] * 1000, lines[-1]]))
     snapshot = fold(replay(folder.events_path))
-    assert snapshot.damaged_lines == 1000 and dict(details(snapshot)["facts"])["Record"].startswith(
-        "1,000 lines"
-    )
+    assert snapshot.damaged_lines == 1000
+    assert dict(details(snapshot)["facts"])["Record"].startswith("1,000 lines")
     assert sum("damaged" in entry.text for entry in snapshot.log) == DAMAGED_SHOWN
 
 

@@ -85,7 +85,8 @@ def test_a_record_that_waits_within_the_wait_of_a_checkpoint_goes_back_to_that(d
         "checkpoint",
         "record",
         "checkpoint",
-    ] and states[-1] == waiting
+    ]
+    assert states[-1] == waiting
     assert (recorder.snapshot.state, recorder.snapshot.lacks_space_for) == ("paused", "checkpoint")
 
 

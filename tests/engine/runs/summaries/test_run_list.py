@@ -111,9 +111,8 @@ def test_the_two_ends_tell_what_the_whole_record_tells(tmp_path, monkeypatch, se
         snapshot.loss,
         snapshot.total_steps,
     )
-    assert run.created == snapshot.started_time and run.seconds == pytest.approx(
-        snapshot.seconds, abs=0.05
-    )
+    assert run.created == snapshot.started_time
+    assert run.seconds == pytest.approx(snapshot.seconds, abs=0.05)
 
 
 def test_steps_that_two_resumes_took_back_are_not_told(tmp_path):
@@ -183,7 +182,9 @@ def test_broken_folders_are_listed_with_the_reason(tmp_path):
     assert listed[good.id].state == "finished"
     for folder, says in broken.values():
         run = listed[folder.id]
-        assert run.state == "unreadable" and re.search(says, run.reason) and "\n" not in run.reason
+        assert run.state == "unreadable"
+        assert re.search(says, run.reason)
+        assert "\n" not in run.reason
         delete_run(tmp_path, folder.id)
     assert [run.id for run in list_runs(tmp_path)] == [good.id]
 

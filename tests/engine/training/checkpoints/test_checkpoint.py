@@ -59,7 +59,9 @@ def test_every_bit_comes_back(tmp_path, new_store, dtype):
     # A piece has a checksum of 32 digits, and a plane begins at a whole page.
     checksums = 40 * sum(-(-len(plane) // staging.CHUNK_BYTES) for plane in content(store).values())
     assert planes < written < planes + 10_000 + checksums + PAGE * len(content(store))
-    assert told == sorted(told) and told[-1] == (planes, planes) and len(told) > 40
+    assert told == sorted(told)
+    assert told[-1] == (planes, planes)
+    assert len(told) > 40
     assert names(root) == ["step-10"]
 
     other, told = new_store(dtype, seed=2), []
@@ -112,10 +114,8 @@ def test_buffers_come_back_and_are_checked(tmp_path, new_store):
 
 def test_there_may_be_none(tmp_path, new_store):
     for root in (tmp_path, tmp_path / "none"):
-        assert (
-            newest_checkpoint(root) is None
-            and load_newest_checkpoint(root, new_store(), {}) is None
-        )
+        assert newest_checkpoint(root) is None
+        assert load_newest_checkpoint(root, new_store(), {}) is None
     with pytest.raises(CheckpointError, match="step-4 has no manifest.json"):
         load_checkpoint(tmp_path / "step-4", new_store(), {})
 
@@ -141,8 +141,12 @@ def test_state_must_be_json(tmp_path, new_store):
 
 def falls_back(root, held, store, says: str) -> None:
     info = load_newest_checkpoint(root, store, {})
-    assert info.step == 1 and info.state == {"step": 1} and content(store) == held[1]
-    assert len(info.skipped) == 1 and "step-2" in info.skipped[0] and says in info.skipped[0]
+    assert info.step == 1
+    assert info.state == {"step": 1}
+    assert content(store) == held[1]
+    assert len(info.skipped) == 1
+    assert "step-2" in info.skipped[0]
+    assert says in info.skipped[0]
     with pytest.raises(CheckpointError, match="step-2"):
         load_checkpoint(root / "step-2", store, {})
 

@@ -101,7 +101,9 @@ def test_the_best_weights_are_those_of_their_step_to_the_bit(
     run = started(tmp_path, **values)
     assert execute(run).state == "finished"
     best = run.recorder.snapshot.best
-    assert best is not None and best.kept and best.step < 36
+    assert best is not None
+    assert best.kept
+    assert best.step < 36
     assert kept_steps(run) == [f"step-{best.step}"]
     kept = events_of(run, BestKept)
     assert kept[-1].step == best.step and kept[-1].path == f"best/step-{best.step}"

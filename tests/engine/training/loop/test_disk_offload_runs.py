@@ -45,7 +45,9 @@ def test_a_run_writes_what_a_run_with_moments_in_ram_writes(
     offload_to_disk(count, monkeypatch)
     run = train(tmp_path, "disk-offload", **values)
     assert events_of(run, PlanBuilt)[0].choices["disk_offloaded_units"] == count
-    assert Written.by(run) == expected and expected.files and expected.exported
+    assert Written.by(run) == expected
+    assert expected.files
+    assert expected.exported
     assert list((tmp_path / "disk").iterdir()) == []
 
 

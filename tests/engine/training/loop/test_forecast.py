@@ -46,11 +46,9 @@ def test_a_report_is_summed_by_the_names_of_its_items():
     }
     more = [*REPORT["host"]["items"][:-1], item("Loading peak", 5)]
     found = predictions(REPORT | {"host": {"items": more}})
-    assert (
-        found["loading_peak_bytes"] == 23.5 * GIB
-        and found["host_bytes"] == 18.5 * GIB
-        and "checkpoint_bytes" not in found
-    )
+    assert found["loading_peak_bytes"] == 23.5 * GIB
+    assert found["host_bytes"] == 18.5 * GIB
+    assert "checkpoint_bytes" not in found
     drawn = predictions(REPORT | {"host": {"items": REPORT["host"]["items"][:-1]}})
     assert drawn["loading_peak_bytes"] == 5.5 * GIB, "no copy of weights that are drawn"
     assert predictions({}) == {} and "gpu_peak_bytes" not in predictions(REPORT | {"gpu": None})
@@ -111,10 +109,8 @@ def test_a_run_records_both_and_runs_as_json_has_the_errors(tmp_path, capsys):
     report = events_of(run, FitReported)[0].report
     quantities = checked[-1].quantities
     # No rates are measured on the CPU, so the time of a step is not predicted there.
-    assert (
-        quantities["step_seconds"]["predicted"] is None
-        and quantities["step_seconds"]["measured"] > 0
-    )
+    assert quantities["step_seconds"]["predicted"] is None
+    assert quantities["step_seconds"]["measured"] > 0
     assert "gpu_peak_bytes" not in quantities
     assert quantities["host_bytes"]["predicted"] == predictions(report)["host_bytes"]
     for name in ("loading_peak_bytes", "host_bytes"):

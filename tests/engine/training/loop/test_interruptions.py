@@ -110,7 +110,9 @@ def test_a_signal_while_a_resumed_run_loads_loses_nothing(
     with monkeypatch.context() as interrupted:
         at_event(interrupted, MOMENTS[moment], lambda: signal.raise_signal(signal.SIGINT))
         code, out, _ = command(capsys, "--runs-dir", runs, "train", "--resume", stopped_run.id)
-    assert code == 0 and told in out and whole_checkpoints(stopped_run.folder.path) >= 6
+    assert code == 0
+    assert told in out
+    assert whole_checkpoints(stopped_run.folder.path) >= 6
     resumes_to_the_end(capsys, runs, whole)
 
 
@@ -141,11 +143,9 @@ launch.main(sys.argv[1:])
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         timeout=120,
     )
-    assert (
-        done.returncode == 130
-        and "Traceback" not in done.stderr
-        and "again to leave at once" in done.stderr
-    )
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert "again to leave at once" in done.stderr
     run = list_runs(runs)[0]
     assert run.state == "interrupted" and whole_checkpoints(Path(run.path)) == 3
     resumes_to_the_end(capsys, runs, whole)
@@ -319,10 +319,8 @@ def test_host_memory_that_runs_low_stops_with_a_checkpoint(
     with monkeypatch.context() as low:
         low_from(low, 4, *left)
         sentence = failed(capsys, runs, preset, code=1)
-    assert (
-        "other programs took " in sentence
-        and "more than when the plan was made (this process takes 3.0 GiB: planes " in sentence
-    )
+    assert "other programs took " in sentence
+    assert "more than when the plan was made (this process takes 3.0 GiB: planes " in sentence
     saved = whole_checkpoints(Path(list_runs(runs)[0].path))
     assert saved >= 4 and f"step {saved} is saved" in sentence
     resumes_to_the_end(capsys, runs, whole)
