@@ -112,7 +112,9 @@ def test_a_step_is_saved_while_a_long_op_of_the_next_goes_on(capsys, tmp_path, p
     """
     runs, said = ended_app(tmp_path, LONG_OP, signal.SIGTERM, program=program)
     (run,) = list_runs(runs)
-    assert run.state == "stopped" and run.step == 4 and "saved at step 4" in said + run.reason
+    assert run.state == "stopped"
+    assert run.step == 4
+    assert "saved at step 4" in said + run.reason
     whole = start_run(make_config(tmp_path), tmp_path / "whole")
     execute(whole)
     resumes_to_the_end(capsys, runs, whole)
@@ -182,7 +184,9 @@ def test_the_first_process_of_a_container_stops_and_saves_detached_runs(tmp_path
     moment = "beside a detached run"
     runs, said = ended_app(tmp_path, moment, signal.SIGTERM, container, **DETACHED)
     (run,) = list_runs(runs)
-    assert run.state == "stopped" and run.step >= 3 and f"Stopping and saving {run.id}" in said
+    assert run.state == "stopped"
+    assert run.step >= 3
+    assert f"Stopping and saving {run.id}" in said
     assert whole_checkpoints(Path(run.path)) == run.step
 
 

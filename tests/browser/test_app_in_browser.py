@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from playwright.sync_api import expect
-from safetensors.numpy import save_file
 
 from tests.browser.screen import (
     POINTS,
     address,
     ask,
     bar,
-    fill,
     more_of,
-    note,
     open_page,
     open_run,
     open_view,
@@ -31,9 +26,8 @@ from tests.browser.screen import (
     state,
     wait_for_points,
 )
-from tests.support.browser import ROOT, WAIT_MILLISECONDS, Server
+from tests.support.browser import ROOT, WAIT_MILLISECONDS
 from tests.support.exported_answers import transformers_answer
-from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
@@ -190,75 +184,6 @@ def test_a_run_of_another_process_is_followed_and_controlled(page, server):
 
 
 @in_everything
-def test_zoom_is_linked_and_kept_while_points_arrive(page):
-    start_short_run(page, "Zoomed", steps=300)
-    wait_for_points(page, least=8)
-    open_view(page, "learning")
-    box = page.locator("[data-figure=loss]").bounding_box()
-    page.mouse.move(box["x"] + 120, box["y"] + 120)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 300, box["y"] + 124, steps=6)
-    page.mouse.up()
-    expect(page.locator("[data-part=reset]")).to_be_visible()
-    ranges = (
-        "['loss', 'optimizer'].map(name => "
-        "document.querySelector(`[data-figure=${name}]`)._fullLayout.xaxis.range)"
-    )
-    page.wait_for_function(f"new Set({ranges}.map(String)).size === 1")
-    zoomed = page.evaluate(ranges)
-    seen = page.evaluate(f"({POINTS})('loss')")
-    wait_for_points(page, least=seen + 5)
-    assert page.evaluate(ranges) == zoomed
-    page.locator("[data-part=reset]").click()
-    page.wait_for_function(f"{ranges}[0][0] === 0")
-    press(page, "discard")
-    page.locator("dialog button[value=discard]").click()
-    expect(state(page)).to_have_text("Discarded")
-
-
-@in_everything
-def test_the_verdict_follows_the_settings(page, server, tmp_path):
-    verdict = page.locator(".rs-fit-panel")
-    expect(verdict.locator("h3")).to_have_text("It fits this machine.")
-    expect(verdict.locator(".rs-fit")).to_have_count(2)
-    fill(page, "train.batch_size", "-3")
-    expect(verdict).to_contain_text("Batch size (rows): -3 is too small")
-    expect(page.locator("#start")).to_be_disabled()
-    expect(page.locator("#field-train-batch_size")).to_have_class(re.compile("rs-wrong"))
-    fill(page, "train.batch_size", "8")
-    expect(page.locator("#start")).to_be_enabled()
-    expect(page.locator("#field-train-batch_size")).not_to_have_class(re.compile("rs-wrong"))
-    # A model that no workstation holds.
-    config = json.loads((ROOT / "assets/starter-model/config.json").read_text())
-    layers = 400
-    config |= {
-        "hidden_size": 16384,
-        "intermediate_size": 65536,
-        "num_hidden_layers": layers,
-        "vocab_size": 128_000,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_window_layers": layers,
-    }
-    config.pop("layer_types", None)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file({"weight": np.zeros(1)}, tmp_path / "model.safetensors")  # a verdict wants some
-    fill(page, "model.source", str(tmp_path))
-    expect(verdict.locator("h3")).to_have_text("It does not fit this machine.")
-    expect(page.locator("#start")).to_be_disabled()
-    expect(page.locator(".rs-why-not")).to_contain_text("cannot be started")
-    assert verdict.locator(".rs-fit[data-tone=bad]").count() >= 1
-
-
-@in_everything
-def test_the_preview_says_what_is_wrong_with_a_file(page, tmp_path):
-    (tmp_path / "broken.jsonl").write_text('{"messages": [\n')
-    fill(page, "data.source", str(tmp_path / "broken.jsonl"))
-    expect(page.locator(".rs-preview-head.rs-error")).to_contain_text("broken.jsonl")
-
-
-@in_everything
 def test_the_forecast_is_readable_at_both_widths(blank, server):
     folder = recorded_run(server, 60)
     blank.goto(address(server, folder.id, "machine"))
@@ -270,23 +195,6 @@ def test_the_forecast_is_readable_at_both_widths(blank, server):
         assert card.locator(".rs-scroll").evaluate(
             "node => node.scrollWidth <= node.clientWidth"
         ), "no column is hidden"
-
-
-@in_everything
-def test_charts_follow_a_window_that_becomes_narrow(browser, server):
-    folder = recorded_run(server, 20)
-    context = browser.new_context(viewport={"width": 1440, "height": 5000})
-    page = context.new_page()
-    page.goto(address(server, folder.id, "machine"))
-    page.wait_for_selector("[data-figure=timeline] .main-svg", timeout=WAIT_MILLISECONDS)
-    page.set_viewport_size({"width": 800, "height": 5000})
-    page.wait_for_function(
-        "document.documentElement.scrollWidth <= 800 && [...document.querySelectorAll('.rs-plot')]"
-        ".filter(node => node.offsetParent)"
-        ".every(node => node.querySelector('.main-svg')?.clientWidth === node.clientWidth)",
-        timeout=WAIT_MILLISECONDS,
-    )
-    context.close()
 
 
 @in_everything
@@ -304,29 +212,3 @@ def test_an_unknown_and_a_deleted_run_are_told_and_lead_on(blank, server):
     shutil.rmtree(folder.path)
     expect(gone).to_contain_text(f"There is no run {folder.id}")
     expect(page.locator("[data-figure=loss]")).to_be_hidden()
-
-
-@in_everything
-def test_with_a_login_the_page_asks_first_and_then_works(browser, tmp_path):
-    server = Server(tmp_path, free_port(), {"RAMSTREAM_LOGIN": "ada:open sesame"})
-    server.start()
-    context = browser.new_context()
-    context.set_default_timeout(WAIT_MILLISECONDS)
-    try:
-        page = context.new_page()
-        page.goto(f"{server.address}/?show=runs")
-        page.get_by_label("User").fill("ada")
-        page.get_by_label("Password").fill("wrong")
-        page.get_by_role("button", name="Log in").click()
-        expect(page.get_by_role("alert")).to_contain_text("wrong")
-        page.get_by_label("User").fill("ada")
-        page.get_by_label("Password").fill("open sesame")
-        page.get_by_role("button", name="Log in").click()
-        expect(page.locator(".rs-runs [data-part=empty]")).to_be_visible()
-        open_page(page, "new")
-        expect(page.locator(".rs-fit-panel h3")).to_have_text("It fits this machine.")
-        context.clear_cookies()
-        expect(note(page)).to_contain_text("You are logged out.")
-    finally:
-        context.close()
-        server.end()

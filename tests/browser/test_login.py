@@ -104,6 +104,11 @@ def open_sessions(page):
 def test_a_login_beside_foreign_cookies_its_sessions_and_logging_out(browser, window, servers):
     server = servers[0]
     page = window.new_page()
+    page.goto(server.address)
+    page.get_by_label("User").fill("ada")
+    page.get_by_label("Password").fill("wrong")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("wrong")
     log_in(page, server)
     elsewhere = browser.new_context(user_agent="Mozilla/5.0 (iPhone) Safari/600")
     elsewhere.set_default_timeout(WAIT_MILLISECONDS)

@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.runs.record.following import EVENTS_FILE, replay
-from engine.runs.record.snapshot import RunSnapshot
 from tests.browser.screen import OPENED_RUN, bar, open_view, run_of, state, wait_for_points
 from tests.support.browser import WAIT_MILLISECONDS
+from tests.support.folded import fold
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)
@@ -39,9 +39,7 @@ def test_the_preference_starter_learns_to_be_polite(blank, server):
     expect(state(page)).to_have_text("Finished", timeout=4 * WAIT_MILLISECONDS)
 
     # What the record says, the page says.
-    told = RunSnapshot()
-    for record in replay(server.runs / run_id / EVENTS_FILE):
-        told.apply(record)
+    told = fold(replay(server.runs / run_id / EVENTS_FILE))
     before, after = told.exact_matches
     assert before.correct == 0 and after.correct >= 0.9 * after.total
     card = page.locator("[data-part=result]")

@@ -151,7 +151,9 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
         expect(tip).to_be_visible()
         told.append(bar.text_content())
     first, second, again, below, above = told
-    assert first == again != second and below not in told[:3] and above != below
+    assert first == again != second
+    assert below not in told[:3]
+    assert above != below
     page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
     expect(bar).to_be_empty()

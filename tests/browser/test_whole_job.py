@@ -10,10 +10,10 @@ from playwright.sync_api import expect
 from app.form.settings_form import shown_values
 from app.labels import in_digits
 from engine.runs.record.following import EVENTS_FILE, replay
-from engine.runs.record.snapshot import RunSnapshot
 from tests.browser.screen import OPENED_RUN, ask, bar, open_view, run_of, state, wait_for_points
 from tests.support.browser import WAIT_MILLISECONDS, answer
 from tests.support.exported_answers import transformers_answer
+from tests.support.folded import fold
 from tests.support.overfitting import by_heart
 from tests.support.sets import BROWSER_FLOWS
 
@@ -36,9 +36,7 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     expect(state(page)).to_have_text("Finished")
 
     # The record alone says which step was best.
-    told = RunSnapshot()
-    for record in replay(server.runs / run_id / EVENTS_FILE):
-        told.apply(record)
+    told = fold(replay(server.runs / run_id / EVENTS_FILE))
     losses = dict(zip(told.evals.step, told.evals.loss))
     best = min((step for step in losses if step), key=losses.__getitem__)
     assert best < 60 and told.exported_step == best

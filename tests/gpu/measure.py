@@ -16,20 +16,6 @@ from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.tools.bench.steps import Planes, RunSettings, random_rows, run_steps
 
 
-def qwen_7b():
-    """The shape of Qwen2.5 7B: 7.6 billion parameters, untied, biases on query, key and value."""
-    return CONFIG_MAPPING["qwen2"](
-        vocab_size=152064,
-        hidden_size=3584,
-        intermediate_size=18944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        max_position_embeddings=32768,
-        tie_word_embeddings=False,
-    )
-
-
 def llama(depth: int, width: int, vocabulary: int = 512):
     """A llama of any depth, all of whose other sizes follow from its width."""
     return CONFIG_MAPPING["llama"](

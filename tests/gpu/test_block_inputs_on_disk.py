@@ -4,13 +4,10 @@ in any plan, whichever lane is late. Each test also runs without a GPU (`tests.s
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 
 import pytest
 
-from engine.errors import DiskOffloadError
 from engine.planning.layout import disk_chunks
 from engine.planning.schedule.ops import DISK_LANES, Lane
 from tests.support.block_inputs_on_disk import (
@@ -18,13 +15,10 @@ from tests.support.block_inputs_on_disk import (
     ON_HOST,
     PLAN_FAMILIES,
     planes_after,
-    run_of,
     with_block_inputs_on_disk,
 )
-from tests.support.gpu_resident_units import kept_planes
 from tests.support.lanes import find_missing_waits
 from tests.support.same_bits import assert_same_bits
-from tests.support.tiny import random_batches
 
 pytestmark = [
     pytest.mark.computing,
@@ -77,25 +71,3 @@ def test_a_missing_wait_is_found(lanes, careless, slow, tmp_path):
         assert_same_bits(planes_after(EACH, tmp_path, backend=backend), expected)
 
     find_missing_waits(train_and_compare)
-
-
-@pytest.mark.parametrize("call", ["preadv", "pwritev"])
-def test_an_error_of_the_disk_ends_the_steps(lanes, call, tmp_path, monkeypatch):
-    run = run_of(EACH, tmp_path, backend=lanes())
-    run.engine.train_step(1, random_batches(3, seed=1), 1e-2)
-    run.engine.drain()
-    before = kept_planes(run)
-
-    def refused(*_):
-        raise OSError(5, os.strerror(5))
-
-    monkeypatch.setattr(os, call, refused)
-    with pytest.raises(DiskOffloadError, match="^Block inputs that engine.disk keeps"):
-        for step in (2, 3, 4):
-            run.engine.train_step(step, random_batches(3, seed=step), 1e-2)
-        run.engine.drain()
-    with contextlib.suppress(DiskOffloadError):  # the lanes must have ended
-        run.engine.drain()
-    assert not run.host_states.held.is_mixed and run.host_states.held.step == 1
-    assert_same_bits(kept_planes(run), before)
-    run.close()

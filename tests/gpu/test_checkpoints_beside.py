@@ -95,7 +95,10 @@ def test_each_is_that_of_a_run_that_stood_still(
     (built,) = events_of(run, PlanBuilt)
     assert tuple(built.choices["device_updated_units"]) == device_updates
     beside = files_of(run)
-    assert set(beside) <= set(still) and 1 in beside and 24 in beside and len(beside) > 2
+    assert set(beside) <= set(still)
+    assert 1 in beside
+    assert 24 in beside
+    assert len(beside) > 2
     for step, files in beside.items():
         assert files == still[step], step
     first = events_of(run, CheckpointWritten)[0]

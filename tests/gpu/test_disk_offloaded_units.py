@@ -41,14 +41,6 @@ def test_the_bits_are_those_of_moments_in_ram(lanes, plan_family, tmp_path):
         assert_same_bits(planes_after(choices, tmp_path, backend=lanes()), expected)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
-def test_small_moments_have_the_same_bits(lanes, optimizer, tmp_path):
-    expected = planes_after(BASE, tmp_path, backend=lanes(), optimizer=optimizer)
-    choices = dataclasses.replace(BASE, disk_offloaded_units=3, gradients_on_gpu=True)
-    ours = planes_after(choices, tmp_path, backend=lanes(), optimizer=optimizer)
-    assert_same_bits(ours, expected)
-
-
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["plane", "gradients on the GPU"])
 @pytest.mark.parametrize("late", LATE, ids=str)
 def test_delays_change_nothing(lanes, late, on_gpu, tmp_path):

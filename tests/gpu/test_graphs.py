@@ -14,7 +14,6 @@ from engine.config.adapters import Adapters
 from engine.runtime.device.cuda_backend import CudaBackend, cuda_available
 from engine.training.weights.adapter_weights import initialize_adapters
 from tests.support.block_graphs import PLAN_FAMILIES, WHOLE
-from tests.support.gpu_resident_units import kept_planes
 from tests.support.same_bits import assert_same_bits
 from tests.support.tiny import VOCAB, Batch, plain_model, streamed, tiny_config
 
@@ -71,7 +70,7 @@ def planes_after(choices, graphs, family="qwen3", shapes=((2, 32),), documents=0
         run.engine.train_step(step, batches, 1e-2)
         run.engine.drain()
         reserved.append(backend.memory()["reserved"])
-    planes = kept_planes(run)
+    planes = run.kept_planes()
     problem = run.engine.unrecorded
     run.close()
     backend.close()

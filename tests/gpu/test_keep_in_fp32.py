@@ -39,11 +39,7 @@ def planes_after(choices: PlanChoices, family: str) -> list[torch.Tensor]:
                 if spec.keep_in_fp32:
                     master = run.host_states.master(unit.name, spec.name)
                     assert torch.equal(parameter.cpu(), master), spec.full_name
-    planes = [
-        run.host_states.tensor(unit.name, plane).clone()
-        for unit in run.model.units
-        for plane in run.host_states.planes
-    ]
+    planes = run.kept_planes()
     run.close()
     return planes
 

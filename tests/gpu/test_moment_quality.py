@@ -14,9 +14,6 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.settings import OptimConfig
-from engine.planning.layout.moments import MOMENTS, MomentKind
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
-from engine.training.loop.lr_schedule import learning_rate
 from tests.gpu import moment_quality
 from tests.gpu.in_memory import InMemoryTraining, Moments, TrainingSettings
 from tests.gpu.token_file import read_tokens, write_tokens
@@ -98,106 +95,6 @@ def test_gradients_are_those_of_plain_transformers(make):
     norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
     assert float(training.norms[:-1].sum().sqrt()) == pytest.approx(float(norm), rel=1e-5)
     assert training.evaluate(ids) == pytest.approx(loss, rel=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_steps_are_those_of_torch_s_adamw(make, dtype):
-    """Torch updates fp32 masters with the same gradients."""
-    training = make(dtype)
-    masters = {unit: each.masters() for unit, each in training.states.items()}
-    decayed = []
-    others = []
-    for unit, states in training.states.items():
-        split = states.layout.decay_numel
-        masters[unit].requires_grad_()
-        parts = masters[unit].detach().split([split, masters[unit].numel() - split])
-        decayed.append(parts[0].requires_grad_())
-        others.append(parts[1].requires_grad_())
-    adamw = torch.optim.AdamW(
-        [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
-        weight_decay=OPTIM.weight_decay,
-    )
-    begun = {unit: plane.detach().clone() for unit, plane in masters.items()}
-    for number in range(1, 4):
-        training.step(number, rows(number))
-        for first, second, states in zip(decayed, others, training.states.values()):
-            split = states.layout.decay_numel
-            first.grad = states.grad[:split].float()
-            second.grad = states.grad[split:].float()
-        torch.nn.utils.clip_grad_norm_([*decayed, *others], 1.0)
-        for group in adamw.param_groups:
-            group["lr"] = learning_rate(OPTIM, number, STEPS)
-        adamw.step()
-    for unit, states in training.states.items():
-        moved = (masters[unit] - begun[unit]).abs().max()
-        assert moved > 1e-3
-        assert (states.masters() - masters[unit]).abs().max() < 1e-3 * moved, unit
-
-
-@pytest.mark.parametrize("name", moment_quality.KINDS)
-def test_steps_are_those_of_the_engine_s_host(make, name):
-    """The host updates its own planes with the same gradients."""
-    kind = moment_quality.KINDS[name]
-    training = make(kind=kind)
-    states = training._store
-    states.allocate_states(optimizer=kind.optimizer)
-    adamw = HostAdamW(states, AdamWSettings(weight_decay=OPTIM.weight_decay))
-    begun = {unit: each.masters() for unit, each in training.states.items()}
-    for number in range(1, 3):
-        training.step(number, rows(number))
-        for unit, states in training.states.items():
-            states.tensor(unit, "grad").copy_(states.grad)
-            rate = learning_rate(OPTIM, number, STEPS)
-            adamw.update(unit, number, rate, float(training.clip[0]))
-    adamw.close()
-    for unit, states in training.states.items():
-        if unit == "embed" and not kind.exact_embed:
-            continue  # the engine has no such moments
-        high, low = (states.tensor(unit, plane) for plane in ("weight_high", "weight_low"))
-        bits = (high.view(torch.int16).int() << 16) + low.int()
-        moved = (states.masters() - begun[unit]).abs().max()
-        assert moved > 1e-3
-        assert (states.masters() - bits.view(torch.float32)).abs().max() < 1e-3 * moved, unit
-        for plane in MOMENTS:
-            ours, theirs = states.moments[plane], states.tensor(unit, plane)
-            assert ours.shape == theirs.shape
-            for range_ in kind.layout(states.layout).moment_ranges(kind.optimizer):
-                # Of fp32 moments there is no row of bytes where all are so.
-                part = slice(range_.place, range_.place + range_.bytes)
-                found, expected = (each.view(torch.uint8)[part] for each in (ours, theirs))
-                if range_.kind == MomentKind.FP32:
-                    numbers = expected.view(torch.float32)
-                    error = (found.view(torch.float32) - numbers).abs().max()
-                    assert error < 1e-5 * numbers.abs().max(), (unit, plane)
-                    continue
-                # A moment that differs in its last bit may be rounded to the next code.
-                same = (found == expected).float().mean()
-                assert same > 0.99, (unit, plane, float(same))
-
-
-def test_the_embedding_s_moments_are_in_8_bits_only_without_the_exception(make):
-    sizes, kinds = {}, {}
-    for name, kind in moment_quality.KINDS.items():
-        training = make(kind=kind)
-        sizes[name] = training.moment_bytes
-        layout = kind.layout(training.states["embed"].layout)
-        kinds[name] = {range_.kind for range_ in layout.moment_ranges(kind.optimizer)}
-    assert sizes["adamw"] > sizes["adamw_bf16"] > sizes["adamw_8bit"] > sizes["adamw_8bit_all"]
-    assert kinds["adamw_8bit"] == {MomentKind.BF16}
-    assert kinds["adamw_8bit_all"] == {MomentKind.CODES}
-
-
-def test_runs_begin_alike_and_repeat_to_the_bit(make):
-    training = make()
-
-    def trained() -> list[torch.Tensor]:
-        training.begin(Moments("adamw_bf16"), OPTIM, STEPS, seed=3)
-        for number in range(1, 4):
-            training.step(number, rows(number))
-        return [states.masters() for states in training.states.values()]
-
-    for first, again in zip(trained(), trained()):
-        assert torch.equal(first, again)
 
 
 def test_each_epoch_has_all_rows():

@@ -77,10 +77,8 @@ def test_a_cache_that_runs_out_of_device_memory_costs_no_answer(monkeypatch):
     try:
         # What the free memory allows is heeded; and where it promised too much, the rows go on
         # without a cache.
-        assert (
-            run.sampler.generate([prompt], AnswerLimits(3, set())) == expected
-            and min(shapes) == 2000
-        )
+        assert run.sampler.generate([prompt], AnswerLimits(3, set())) == expected
+        assert min(shapes) == 2000
         shapes.clear()
         monkeypatch.setattr(backend, "free_memory", lambda: 1 << 40)
         assert run.sampler.generate([prompt], AnswerLimits(3, set())) == expected

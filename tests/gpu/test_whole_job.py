@@ -6,16 +6,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from engine.runs.record.events import ForecastChecked, MemorySampled, RunStarted, StepFinished
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.text import MIB
 from engine.training.checkpoints.restore import newest_checkpoint
-from engine.training.export.export import export_run
 from engine.training.loop.run import resume_run, start_run
-from tests.support.asking import ask_run
-from tests.support.folders import WORDS, make_tokenizer
 from tests.support.gpu_configs import gpu_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
@@ -99,27 +95,5 @@ def test_a_card_that_is_too_small_ends_the_run_in_its_dry_run_by_item(tmp_path, 
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert ended.error_type == "GpuMemoryError" and not events_of(run, StepFinished)
-    assert (
-        "activations and the working set " in ended.reason
-        and "other programs on the card " in ended.reason
-    )
-
-
-def test_the_exported_folder_answers_as_our_own_sampling(tmp_path):
-    config = gpu_config(tmp_path, "float32", **{"train.steps": 40, "output.eval_every": 0})
-    run = start_run(config, tmp_path / "runs")
-    assert execute(run).state == "finished", run.recorder.snapshot.reason
-    export_run(tmp_path / "runs", run.id, tmp_path / "home")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "home").cuda().eval()
-    tokenizer = make_tokenizer()
-    for word in range(5):
-        prompt = f"say after {WORDS[word]}"
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}],
-            add_generation_prompt=True,
-            return_dict=True,
-            return_tensors="pt",
-        )["input_ids"].cuda()
-        out = loaded.generate(ids, max_new_tokens=6, do_sample=False)
-        theirs = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True).strip()
-        assert ask_run(tmp_path / "runs", run.id, prompt, max_new_tokens=6) == theirs
+    assert "activations and the working set " in ended.reason
+    assert "other programs on the card " in ended.reason

@@ -14,7 +14,7 @@ def bad(capsys, *arguments: str) -> str:
     captured = capsys.readouterr()
     assert code == 2, captured
     sentence = captured.err.strip()
-    assert (
-        sentence.startswith("ramstream: ") and "\n" not in sentence and "Traceback" not in sentence
-    )
+    assert sentence.startswith("ramstream: ")
+    assert "\n" not in sentence
+    assert "Traceback" not in sentence
     return sentence

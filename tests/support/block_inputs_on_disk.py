@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 from engine.planning.schedule.ops import MainGrad
-from tests.support.gpu_resident_units import kept_planes
 from tests.support.same_bits import BASE, DelayedBackend
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
@@ -39,12 +38,7 @@ def planes_after(choices, folder: Path | None, late=(), steps=3, **how):
         how["backend"] = DelayedBackend(late)
     run = run_of(choices, folder, **how)
     run.engine.dry_run(random_batches(choices.micro_batches, seed=9))
-    for step in range(1, steps + 1):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
-    planes = kept_planes(run)
-    run.close()
-    return planes
+    return run.planes_after(choices.micro_batches, steps)
 
 
 def with_block_inputs_on_disk(base, plan_family: str):

@@ -40,7 +40,5 @@ def assert_same(one, two):
         for name in ("ids", "loss_mask", "starts"):
             assert getattr(ours, name)[:].tolist() == getattr(theirs, name)[:].tolist()
         assert ours.rows.documents.tolist() == theirs.rows.documents.tolist()
-        assert (
-            ours.row_lengths.tolist() == theirs.row_lengths.tolist()
-            and ours.loss_tokens == theirs.loss_tokens
-        )
+        assert ours.row_lengths.tolist() == theirs.row_lengths.tolist()
+        assert ours.loss_tokens == theirs.loss_tokens

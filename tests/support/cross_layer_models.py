@@ -7,7 +7,7 @@ import torch
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.backend import Backend
 from tests.support.families import tiny_family_config
-from tests.support.tiny import plain_model, random_batches, streamed
+from tests.support.tiny import plain_model, streamed
 
 HANDING = ("gemma4_text", "zaya", "gemma3n_text", "glm_moe_dsa", "hy_v4")
 BASE = PlanChoices(micro_batches=2)
@@ -24,13 +24,4 @@ def planes_after(
 ) -> list[torch.Tensor]:
     plain = plain_model(tiny_family_config(family))
     run = streamed(plain, choices, backend=backend, dtype="bfloat16")
-    for step in (1, 2):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
-    planes = [
-        run.host_states.tensor(unit.name, plane).clone()
-        for unit in run.model.units
-        for plane in run.host_states.planes
-    ]
-    run.close()
-    return planes
+    return run.planes_after(choices.micro_batches)

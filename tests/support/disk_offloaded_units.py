@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.gpu_resident_units import kept_planes
 from tests.support.same_bits import DelayedBackend
-from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.tiny import plain_model, streamed, tiny_config
 
 
 def run_of(choices, folder: Path, **how):
@@ -19,11 +18,6 @@ def planes_after(choices, folder: Path, late=(), steps=2, dtype="bfloat16", **ho
     if late:
         how["backend"] = DelayedBackend(late)
     run = run_of(choices, folder, dtype=dtype, **how)
-    for step in range(1, steps + 1):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
     units = [unit.name for unit in run.model.units]
     assert run.host_states.disk_offloaded == set(units[len(units) - choices.disk_offloaded_units :])
-    planes = kept_planes(run)
-    run.close()
-    return planes
+    return run.planes_after(choices.micro_batches, steps)

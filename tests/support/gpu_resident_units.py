@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from tests.support.same_bits import DelayedBackend
-from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.tiny import plain_model, streamed, tiny_config
 
 UNITS = 5
 """The model has an embedding, three blocks and a head."""
@@ -34,23 +32,5 @@ def planes_after(choices, late=(), steps=2, dtype="bfloat16", tied=False, **how)
     run = streamed(
         plain, choices, backend=backend, dtype=dtype, max_grad_norm=0.5, optimizer=optimizer
     )
-    for step in range(1, steps + 1):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
     assert run.host_states.gpu_resident == {unit for unit, _ in run.engine.plan.gpu_resident}
-    planes = kept_planes(run)
-    run.close()
-    return planes
-
-
-def kept_planes(run) -> list[torch.Tensor]:
-    """Copies of the planes of weights and moments, wherever they are."""
-    states = run.host_states
-    return [
-        torch.from_numpy(
-            states.content(unit.name, plane, 0, states.nbytes(unit.name, plane))
-        ).clone()
-        for unit in run.model.units
-        for plane in states.planes
-        if plane != "grad"
-    ]
+    return run.planes_after(choices.micro_batches, steps)

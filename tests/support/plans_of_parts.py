@@ -6,7 +6,7 @@ import torch
 
 from engine.config.trained_parts import Parts
 from engine.planning.schedule.choices import PlanChoices
-from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.tiny import plain_model, streamed, tiny_config
 
 BASE = PlanChoices(micro_batches=2)
 PARTS = {
@@ -24,17 +24,4 @@ def planes_after(choices: PlanChoices, parts: Parts, backend=None, **how) -> lis
     run = streamed(
         plain, choices, backend=backend, dtype=dtype, parts=parts, max_grad_norm=0.5, **how
     )
-    for step in (1, 2):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
-    planes = [
-        torch.from_numpy(
-            run.host_states.content(unit.name, plane, 0, run.host_states.nbytes(unit.name, plane))
-        )
-        for unit in run.model.units
-        for plane in run.host_states.planes
-        if plane != "grad"
-    ]
-    planes = [plane.clone() for plane in planes]
-    run.close()
-    return planes
+    return run.planes_after(choices.micro_batches)

@@ -7,7 +7,7 @@ import torch
 from engine.config.adapters import Adapters
 from engine.planning.schedule.choices import PlanChoices
 from engine.training.weights.adapter_weights import initialize_adapters
-from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.tiny import plain_model, streamed, tiny_config
 
 BASE = PlanChoices(micro_batches=2)
 
@@ -19,17 +19,4 @@ def planes_after(
     plain = plain_model(tiny_config("qwen3"))
     run = streamed(plain, choices, dtype=dtype, parts=adapters, backend=backend)
     initialize_adapters(run.model, run.host_states, seed=7)
-    for step in (1, 2, 3):
-        run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
-    run.engine.drain()
-    planes = [
-        torch.from_numpy(
-            run.host_states.content(unit.name, plane, 0, run.host_states.nbytes(unit.name, plane))
-        )
-        for unit in run.model.units
-        for plane in run.host_states.planes
-        if plane != "grad"
-    ]
-    planes = [plane.clone() for plane in planes]
-    run.close()
-    return planes
+    return run.planes_after(2, steps=3)

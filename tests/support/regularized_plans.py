@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from engine.config.regularization import Regularization
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import EmbedBackward
@@ -18,12 +20,8 @@ def planes_after(
     plain = plain_model(tiny_config("qwen3", vocab_size=vocabulary, tie_word_embeddings=False))
     how = dict(backend=backend, dtype=dtype, parts=parts, regularization=regularization)
     run = streamed(plain, choices, **how)
-    for step in (1, 2):
-        batches = random_batches(choices.micro_batches, seed=step, vocabulary=vocabulary)
-        run.engine.train_step(step, batches, 1e-2)
-    run.engine.drain()
     in_chunks = [op.chunk for op in run.engine.plan.ops if isinstance(op, EmbedBackward)]
     assert any(in_chunks) == choices.embed_and_head_in_kept_gradients
-    planes = run.planes()
-    run.close()
-    return planes
+    return run.planes_after(
+        choices.micro_batches, made=partial(random_batches, vocabulary=vocabulary)
+    )

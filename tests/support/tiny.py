@@ -5,6 +5,7 @@ with.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -208,6 +209,31 @@ class Streamed:
             for plane in self.host_states.planes
             if plane != "grad" and self.host_states.tensor(unit.name, plane).numel()
         ]
+
+    def kept_planes(self) -> list[torch.Tensor]:
+        """Returns the bytes of the planes of weights and moments, wherever they are."""
+        store = self.store
+        return [
+            torch.from_numpy(
+                store.content(unit.name, plane, 0, store.nbytes(unit.name, plane))
+            ).clone()
+            for unit in self.model.units
+            for plane in store.planes
+            if plane != "grad"
+        ]
+
+    def planes_after(
+        self, micro_batches: int, steps: int = 2, made: Callable[..., list[Batch]] = random_batches
+    ) -> list[torch.Tensor]:
+        """Trains steps that are submitted without draining between them, and closes. Returns
+        `kept_planes`.
+        """
+        for step in range(1, steps + 1):
+            self.engine.train_step(step, made(micro_batches, seed=step), 1e-2)
+        self.engine.drain()
+        planes = self.kept_planes()
+        self.close()
+        return planes
 
     def close(self) -> None:
         self.engine.drain()

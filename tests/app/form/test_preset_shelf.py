@@ -71,7 +71,9 @@ def test_an_own_preset_that_was_broken_by_hand_says_so(shelf, config):
     saved = shelf.save("Mine", config, TODAY)
     (shelf.own_folder / "mine.yaml").write_text("train: [", encoding="utf-8")
     broken = shelf.get(saved.file)
-    assert broken.config is None and "cannot be used" in broken.name and broken.about
+    assert broken.config is None
+    assert "cannot be used" in broken.name
+    assert broken.about
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link", "dangling link", "large", "denied"])
@@ -95,9 +97,9 @@ def test_what_is_no_preset_keeps_no_other_from_the_list(shelf, config, tmp_path,
         listed = shelf.listed()
     assert listed[good.file] == good
     odd = listed[OWN + "odd.yaml"]
-    assert (
-        odd.config is None and odd.name == "odd.yaml (cannot be used)" and "odd.yaml" in odd.about
-    )
+    assert odd.config is None
+    assert odd.name == "odd.yaml (cannot be used)"
+    assert "odd.yaml" in odd.about
     with pytest.raises(RunError, match="There is a preset named Odd"):
         shelf.save("Odd", config, TODAY)
     if kind != "folder":

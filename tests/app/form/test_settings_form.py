@@ -22,9 +22,6 @@ from app.pages.new.panels import component
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 
-BASE = {"model.source": "m", "data.source": "d.jsonl"}
-
-
 DPO = {"train.objective": "dpo"}
 KTO = {"train.objective": "kto"}
 READ_WITH = {

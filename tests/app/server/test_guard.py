@@ -92,21 +92,6 @@ def test_a_wildcard_bind_accepts_addresses_but_no_foreign_name(tmp_path):
     assert call(app, headers={"host": "rebound.example:7860"}).status_code == 400
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"origin": "http://127.0.0.1:9999"},
-        {"origin": "http://localhost:7860"},
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
-    ],
-)
-def test_posts_of_other_origins_are_refused(headers):
-    assert call(make_app(), "POST", "/api/runs", headers | JSON, b"{}").status_code == 403
-
-
 def test_reads_of_other_origins_are_refused_but_links_work():
     app = make_app()
     assert call(app, headers={"origin": "http://evil.example"}).status_code == 403
@@ -128,46 +113,6 @@ def test_own_posts_pass_with_their_body():
         "method": "POST",
         "size": 8,
     }
-
-
-@pytest.mark.parametrize("path", ["/api/runs", "/gradio_api/component_server"])
-@pytest.mark.parametrize(
-    "kind",
-    ["text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", ""],
-)
-def test_only_json_is_accepted(path, kind):
-    assert call(make_app(), "POST", path, {"content-type": kind}, b"{}").status_code == 415
-
-
-def test_large_bodies_are_refused_declared_or_not():
-    app = make_app(max_body_bytes=100)
-    assert call(app, "POST", "/api/runs", JSON, b"x" * 101).status_code == 413
-
-    async def chunks():
-        for _ in range(3):
-            yield b"x" * 50
-
-    assert call(app, "POST", "/api/runs", JSON, chunks()).status_code == 413
-    assert call(app, "POST", "/api/runs", JSON, b"x" * 100).status_code == 200
-
-
-def test_a_body_that_never_arrives_is_given_up():
-    sent = []
-
-    async def send(message):
-        sent.append(message)
-
-    async def receive():
-        await asyncio.sleep(60)
-
-    headers = [
-        (b"host", b"localhost"),
-        (b"content-type", b"application/json"),
-        (b"content-length", b"5"),
-    ]
-    scope = {"type": "http", "method": "POST", "path": "/api/runs", "headers": headers}
-    asyncio.run(make_app(body_timeout_seconds=0.05)(scope, receive, send))
-    assert sent[0]["status"] == 408
 
 
 def test_no_web_socket_is_served():
@@ -197,16 +142,6 @@ def make_login(tmp_path, password="open sesame"):
     return Login("ada", password, tmp_path / "login.key")
 
 
-def test_without_the_cookie_nothing_answers(tmp_path):
-    app = make_app(login=make_login(tmp_path))
-    for path in ("/api/runs", "/gradio_api/component_server", "/"):
-        assert call(app, path=path).status_code == 401
-        assert call(app, "POST", path, JSON, b"{}").status_code == 401
-    page = call(app, path="/?run=r1", headers={"accept": "text/html"})
-    assert page.status_code == 303
-    assert page.headers["location"] == "/login?next=/%3Frun%3Dr1"
-
-
 def test_the_form_gives_a_cookie_that_opens_every_route(tmp_path):
     app = make_app(login=make_login(tmp_path))
     form = {"content-type": "application/x-www-form-urlencoded"}
@@ -215,9 +150,8 @@ def test_the_form_gives_a_cookie_that_opens_every_route(tmp_path):
     assert wrong.status_code == 401 and "set-cookie" not in wrong.headers
     right = call(app, "POST", "/login", form, "user=ada&password=open+sesame&next=/?run=r1")
     assert right.status_code == 303 and right.headers["location"] == "/?run=r1"
-    assert (
-        "HttpOnly" in right.headers["set-cookie"] and "SameSite=lax" in right.headers["set-cookie"]
-    )
+    assert "HttpOnly" in right.headers["set-cookie"]
+    assert "SameSite=lax" in right.headers["set-cookie"]
     cookie = right.headers["set-cookie"].split(";")[0]
     assert call(app, path="/api/runs", headers={"cookie": cookie}).status_code == 200
 
@@ -291,7 +225,9 @@ def test_the_link_logs_in_once(tmp_path):
     answer = call(app, path=link)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     cookie = answer.headers["set-cookie"]
-    assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Secure" not in cookie
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    assert "Secure" not in cookie
     assert (
         call(app, path="/api/runs", headers={"cookie": cookie.partition(";")[0]}).status_code == 200
     )
@@ -383,7 +319,9 @@ def test_the_owners_account_is_no_way_in_for_pages_of_other_sites(without_passwo
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
         ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": "http://localhost:7860"}, 403),
         ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 403),
         ({"content-type": "text/plain"}, 415),
         ({"content-type": "application/x-www-form-urlencoded"}, 415),
     ):

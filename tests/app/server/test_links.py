@@ -241,9 +241,13 @@ def test_the_link_is_printed_where_its_owner_reads_or_nobody_gets_in_without(sta
     login = Login.without_password(tmp_path / "key")
     link = f"{url(7860)}?token={login.link_token}"
     text, opened = started(login)
-    assert link in text and "launch.py link" in text and opened == [url(7860)]
+    assert link in text
+    assert "launch.py link" in text
+    assert opened == [url(7860)]
     text, opened = started(login, is_terminal=False)
-    assert "token" not in text and "launch.py link" in text and opened == [url(7860)]
+    assert "token" not in text
+    assert "launch.py link" in text
+    assert opened == [url(7860)]
     text, opened = started(login, is_terminal=False, runs=tmp_path / "my runs")
     assert f"link --runs-dir '{tmp_path}/my runs'" in text
     text, opened = started(login, is_known=False, is_terminal=False)

@@ -113,7 +113,9 @@ def test_who_watches_a_session_is_told_of_its_end_once(path):
     told = []
     with one.watched(lambda: told.append("one")), other.watched(lambda: told.append("other")):
         sessions.end(one.name)
-        assert told == ["one"] and one.is_over() and not other.is_over()
+        assert told == ["one"]
+        assert one.is_over()
+        assert not other.is_over()
     sessions.end(other.name)
     assert told == ["one"], "nobody listens any more"
 

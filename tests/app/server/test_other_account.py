@@ -120,7 +120,9 @@ def test_a_link_lets_one_browser_in_once_and_a_restart_keeps_it(other, port, log
     status, headers, _ = other.ask(port, link)
     assert "set-cookie" not in headers and headers["location"] == "/login?link_used=1"
     status, _, page = other.ask(port, headers["location"], headers=PAGE)
-    assert status == 401 and "was already used" in page and "launch.py link" in page
+    assert status == 401
+    assert "was already used" in page
+    assert "launch.py link" in page
 
     # The keys and sessions of a server are in its files.
     key = next(iter(login.sessions.all())) and login.sessions._path.parent / "key"

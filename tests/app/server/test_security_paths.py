@@ -135,34 +135,6 @@ def test_files_of_the_page_are_those_in_assets(ask):
             assert answer.status_code in (403, 404) and len(answer.content) < 100, answer.text[:100]
 
 
-def test_gradio_takes_no_file(ask, folder):
-    """The values of Gradio's events may name files, which it would copy to a place from which they
-    can be fetched, or addresses to fetch.
-    """
-    secret = str(folder / "secret" / "secret.txt")
-    files = [
-        {"path": secret, "meta": {"_type": "gradio.FileData"}},
-        {"path": secret, "url": "http://127.0.0.1:9/x", "meta": {"_type": "gradio.FileData"}},
-    ]
-    body = {"fn_index": 1, "session_hash": "abc"}
-    paths = (
-        "upload",
-        "component_server",
-        "call/x",
-        "api/predict",
-        "process_recording",
-        "vibe-edit",
-        "stream/x",
-    )
-    requests = [
-        ("POST", f"/gradio_api/{path}", json.dumps(body | {"data": [file] * 70}).encode())
-        for file in files
-        for path in paths
-    ]
-    for answer in ask(requests):
-        assert answer.status_code == 404
-
-
 # ---------------------------------------------------------------------- what a person gives as a pa
 
 

@@ -205,7 +205,8 @@ def test_a_fault_in_a_function_of_the_page_is_told_in_a_sentence(app, calls, mon
             return await client.post(CALLS[1], json=calls["open_page"])
 
     answer = asyncio.run(fail())
-    assert answer.status_code == 500 and answer.json() == {
+    assert answer.status_code == 500
+    assert answer.json() == {
         "error": (
             "The program failed at this by a fault of its own; the terminal in which it runs says "
             "where."

@@ -27,7 +27,6 @@ from tests.support.clocks import Clocks
 from tests.support.disks import small_file_system
 from tests.support.over_sockets import Answer, ask, enter, heard, opened, post, serving
 from tests.support.routes import wait_for
-from tests.support.served import served
 
 ONE = "0123456789abcdef"
 ROWS = b"a;b\n1;2\n" * 40_000
@@ -233,20 +232,6 @@ def test_slow_uploads_keep_no_page_waiting(session, uploads, monkeypatch):
             assert ask(port, "/api/uploads").status == 200
 
 
-@pytest.mark.slow("300 connections for some seconds")
-def test_300_slow_uploads_keep_no_page_of_the_app_waiting(tmp_path, monkeypatch):
-    limits = dataclasses.replace(UploadLimits(), idle_seconds=600)
-    given = property(lambda _: limits, lambda *_: None)
-    monkeypatch.setattr(Uploads, "limits", given, raising=False)
-    with serving(served(tmp_path).app) as port, contextlib.ExitStack() as stack:
-        for number in range(300):
-            line = stack.enter_context(opened(port))
-            line.sendall(head(port, f"{number:016x}", 1000) + b"x")
-        for _ in range(10):
-            for path in ("/", "/api/runs", "/api/uploads"):
-                assert ask(port, path).status == 200
-
-
 def test_an_id_is_used_once(port, uploads):
     with began(port, uploads) as line:
         assert put(port, ONE, b"x").status == 409
@@ -294,22 +279,6 @@ def test_a_full_disk_is_told_and_keeps_nothing(session, tmp_path):
             answer = heard(line)
         assert answer.status == 507 and "disk" in sentence(answer)
         assert nothing_is_left(uploads)
-
-
-@pytest.mark.parametrize(
-    ("header", "status"),
-    [
-        ("Origin: http://evil.example", 403),
-        ("Origin: null", 403),
-        ("Sec-Fetch-Site: cross-site", 403),
-        ("Host: evil.example", 400),
-        ("Content-Type: text/plain", 415),
-        ("Content-Type: multipart/form-data; boundary=x", 415),
-    ],
-)
-def test_what_a_foreign_page_sends_is_refused(port, uploads, header, status):
-    assert put(port, ONE, b"a,b", "a.csv", header).status == status
-    assert nothing_is_left(uploads)
 
 
 def test_without_a_login_nothing_is_received(session, uploads, login):

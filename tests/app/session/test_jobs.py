@@ -234,7 +234,10 @@ def test_a_chat_that_is_cancelled_while_it_loads_keeps_no_weights(tmp_path):
     assert ask(session.jobs, "POST", f"/api/jobs/{state['job_id']}/cancel", {}).status_code == 200
     wait_for(lambda: not chat.state()["working"])
     state = chat.state()
-    assert not fake.loaded and not state["loaded"] and state["job"] is None and not state["error"]
+    assert not fake.loaded
+    assert not state["loaded"]
+    assert state["job"] is None
+    assert not state["error"]
     assert {answer["state"] for answer in state["turns"][0]["answers"].values()} == {"stopped"}
     assert session.jobs.find(1).state == "cancelled"
     session.close()

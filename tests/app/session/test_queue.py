@@ -181,11 +181,9 @@ def test_after_a_restart_the_queue_goes_on_behind_a_run_that_went_on_all_the_whi
     queue.set_detached(queue.listed()[1].id, True)
     queue.close()
     again = Elsewhere(place).queue(tmp_path)
-    assert (
-        not again.is_held
-        and again.behind == "away"
-        and [queued.detached for queued in again.listed()] == [False, True]
-    )
+    assert not again.is_held
+    assert again.behind == "away"
+    assert [queued.detached for queued in again.listed()] == [False, True]
     place.end(again)
     wait_for(lambda: place.started == ["a"] and again.behind is None)
     place.end(again)
@@ -248,9 +246,9 @@ def test_nothing_is_held_once_everything_of_before_is_removed(tmp_path, queue, p
 def test_a_damaged_file_is_put_aside_and_told(tmp_path, place, content):
     (tmp_path / QUEUE_FILE).write_text(content)
     queue = RunQueue(tmp_path, place.start, place.why_not)
-    assert (
-        names(queue) == [] and not queue.is_held and "cannot be read (it is not " in queue.problem
-    )
+    assert names(queue) == []
+    assert not queue.is_held
+    assert "cannot be read (it is not " in queue.problem
     assert (tmp_path / DAMAGED_FILE).read_text() == content
     queue.add(named("a"))
     assert [
@@ -288,7 +286,9 @@ def test_a_slow_start_holds_up_nobody_and_is_waited_for_at_the_end(tmp_path):
     closing.start()
     may_go_on.set()
     closing.join(30)
-    assert not closing.is_alive() and place.started == ["a"] and names(queue) == ["b"]
+    assert not closing.is_alive()
+    assert place.started == ["a"]
+    assert names(queue) == ["b"]
 
 
 def test_a_look_that_fails_is_told_and_tried_again(tmp_path, monkeypatch, capsys):

@@ -89,7 +89,9 @@ def test_a_server_that_ends_starts_nothing_while_it_waits_for_its_jobs(session, 
 
     session.jobs.start("The work", work)
     end(session)
-    assert waited.is_set() and len(engine.runs) == 1 and len(session.queue.listed()) == 1
+    assert waited.is_set()
+    assert len(engine.runs) == 1
+    assert len(session.queue.listed()) == 1
     session.queue.go_on()
     assert session.active_id is None
 
@@ -182,11 +184,9 @@ def test_the_end_of_a_pause_does_not_bring_back_what_another_has_stopped(session
     answer = post(
         session, f"/api/runs/{folder.id}/control", {"command": "resume", "seen": "paused"}
     )
-    assert (
-        answer.status_code == 409
-        and "no longer paused" in answer.json()["error"]
-        and not engine.runs
-    )
+    assert answer.status_code == 409
+    assert "no longer paused" in answer.json()["error"]
+    assert not engine.runs
 
 
 def test_a_stop_stays_shown_while_another_asks_for_a_pause(session):

@@ -113,7 +113,9 @@ def test_a_failed_run_says_why_and_what_can_be_done(saved, then):
     told = verdict(failed, "failed", SavedSteps(saved, saved), CONFIG)
     found = told.main
     assert (found.text, found.tone) == ("Line 4 of rows.jsonl is not valid JSON.", "bad")
-    assert then in found.advice and told.also == () and "first step" not in str(told)
+    assert then in found.advice
+    assert told.also == ()
+    assert "first step" not in str(told)
 
 
 def test_the_speed_of_a_stopped_run_is_a_remark_and_of_a_failed_one_no_matter():
@@ -139,7 +141,9 @@ def test_a_failed_run_that_diverged_has_neither_a_green_headline_nor_one_of_the_
 def test_a_run_that_is_over_never_has_a_first_step_under_way(state, made):
     ended = [] if state == "interrupted" else [RunEnded(state)]
     told = verdict(fold(*steps(made), *ended), state).main
-    assert "under way" not in told.text and told.text.endswith(".") and told.tone != "good"
+    assert "under way" not in told.text
+    assert told.text.endswith(".")
+    assert told.tone != "good"
 
 
 @pytest.mark.parametrize(
@@ -165,10 +169,8 @@ def test_weights_alone_are_not_resumed_but_trained_on_from():
     ended = RunEnded("failed", "The GPU was lost.")
     alone, older = SavedSteps(40, None), SavedSteps(40, 30)
     told = verdict(fold(*steps(50), ended), "failed", alone, CONFIG).main
-    assert (
-        "new run from the weights of step 40; there is no full checkpoint" in told.advice
-        and "Train on" in told.advice
-    )
+    assert "new run from the weights of step 40; there is no full checkpoint" in told.advice
+    assert "Train on" in told.advice
     told = verdict(fold(*steps(50), ended), "failed", older, CONFIG).main
     assert told.advice == "Resume goes on from the checkpoint of step 30."
     interrupted = fold(*steps(50))
@@ -182,7 +184,9 @@ def test_weights_alone_are_not_resumed_but_trained_on_from():
 def test_a_run_without_checkpoints_offers_no_saving():
     running = fold(*steps(5))
     bar = run_bar(running, ShownRun("run-1", "x", True, saves=False))
-    assert "stop" in bar["actions"] and "save" not in bar["actions"] and not bar["stop_saves"]
+    assert "stop" in bar["actions"]
+    assert "save" not in bar["actions"]
+    assert not bar["stop_saves"]
     asked = run_bar(running, ShownRun("run-1", "x", True, pending="stop", saves=False))
     assert asked["sentence"] == "Stop requested: finishing the step." and not asked["actions"]
     asked = run_bar(running, ShownRun("run-1", "x", True, pending="stop"))

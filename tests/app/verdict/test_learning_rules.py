@@ -340,9 +340,8 @@ def judged(count, loss, total=300, extra=()):
 def test_a_run_that_learns_says_from_where_to_where():
     found = judged(100, falling)
     assert (found.rule, found.tone) == ("doing well", "good")
-    assert (
-        found.text.startswith("It learns: training loss 1.") and "first 20 steps" in found.evidence
-    )
+    assert found.text.startswith("It learns: training loss 1.")
+    assert "first 20 steps" in found.evidence
     found = judged(100, falling, extra=evaluated(2.0, 1.5, 1.0))
     assert found.text == "It learns: validation loss 2 → 1, its lowest so far."
     found = judged(100, falling, extra=evaluated(2.0, 1.0, 1.1))

@@ -43,7 +43,9 @@ def test_memory_that_grows_to_its_limit_is_in_danger_and_the_step_is_told():
 def test_growth_that_lasts_to_the_end_is_calm():
     snapshot = fold(*steps(60), *growing(), total=85)
     (found,) = of_memory(snapshot)
-    assert found.tone == "calm" and "lasts to the end" in found.text and not in_danger(snapshot)
+    assert found.tone == "calm"
+    assert "lasts to the end" in found.text
+    assert not in_danger(snapshot)
 
 
 def test_a_starter_that_warms_up_is_no_finding():

@@ -17,6 +17,7 @@ from app.verdict.validation import validation
 from engine.paths import PROGRAM_ROOT
 from engine.runs.record.events import EvalFinished, StepFinished
 from engine.runs.record.snapshot import RunSnapshot
+from tests.support.folded import fold
 from tests.support.recorded_runs import read
 from tests.support.runs_to_record import SETS, Recorded
 
@@ -118,9 +119,7 @@ def test_a_real_run_is_judged_as_expected(which, made):
 def test_a_finished_run_never_has_a_headline_of_the_machine():
     for which, made in RUNS:
         records = read(which, made.name)
-        snapshot = RunSnapshot()
-        for record in records:
-            snapshot.apply(record)
+        snapshot = fold(records)
         said = verdict(snapshot, snapshot.state).main
         assert said.rule not in ("speed", "memory") and "emory" not in said.text
 

@@ -19,7 +19,7 @@ from engine.runs.record.events import (
     StateChanged,
     StepFinished,
 )
-from engine.runs.record.snapshot import RunSnapshot
+from tests.support import folded
 from tests.support.synthetic_run import records
 
 CONFIG = TrainConfig.from_dict(
@@ -28,12 +28,9 @@ CONFIG = TrainConfig.from_dict(
 
 
 def fold(*events, device="cuda", total=100):
-    snapshot = RunSnapshot()
-    for record in records(
-        [RunStarted(device=device, total_steps=total), StateChanged("running"), *events]
-    ):
-        snapshot.apply(record)
-    return snapshot
+    return folded.fold(
+        records([RunStarted(device=device, total_steps=total), StateChanged("running"), *events])
+    )
 
 
 def steps(count=30, data=0.0, seconds=1.0, **exposed):
@@ -46,7 +43,9 @@ def steps(count=30, data=0.0, seconds=1.0, **exposed):
 def test_compute_bound_is_said():
     found = of_speed(fold(*steps(h2d=0.03)), CONFIG)
     assert (found.text, found.tone) == ("Compute-bound: 3 % of the time is spent waiting.", "good")
-    assert not found.advice and found.offer is None and "Of 28 clean steps" in found.evidence
+    assert not found.advice
+    assert found.offer is None
+    assert "Of 28 clean steps" in found.evidence
     by_hand = of_speed(
         fold(*steps(h2d=0.03)), CONFIG.with_values({"engine.activation_checkpointing": "full"})
     )
@@ -103,7 +102,8 @@ def test_the_optimizer_holds_compute_up(device, text, advice, tone):
 
 def test_gpus_wait_for_each_other():
     found = of_speed(fold(*steps(exchange=0.3, h2d=0.02)), CONFIG)
-    assert found.tone == "warn" and found.text == (
+    assert found.tone == "warn"
+    assert found.text == (
         "The GPUs exchange weights and gradients: the GPU waits 30 % of the time for that; further "
         "waits: weights coming in (H2D) 2 %."
     )
@@ -124,9 +124,8 @@ def test_weights_and_gradients_late_on_the_bus():
     out = of_speed(
         fold(*steps(d2h=0.2)), CONFIG.with_values({"engine.activation_checkpointing": "offload"})
     )
-    assert out.text.startswith("Gradients leave late (D2H)") and out.offer.changes == {
-        "engine.activation_checkpointing": "auto"
-    }
+    assert out.text.startswith("Gradients leave late (D2H)")
+    assert out.offer.changes == {"engine.activation_checkpointing": "auto"}
 
 
 def test_rows_that_come_late_and_launches_are_told_apart():
@@ -137,9 +136,8 @@ def test_rows_that_come_late_and_launches_are_told_apart():
     )
     assert found.offer is None
     launches = of_speed(fold(*steps(other=0.2)), CONFIG.with_values({"train.micro_batch_size": 2}))
-    assert launches.offer.changes == {
-        "train.micro_batch_size": "auto"
-    } and launches.text.startswith("The GPU waits 20 %")
+    assert launches.offer.changes == {"train.micro_batch_size": "auto"}
+    assert launches.text.startswith("The GPU waits 20 %")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +169,9 @@ def test_every_cause_has_a_sentence_and_offers_load(cause):
             CONFIG.with_values({"train.steps": None, "train.batch_size": 1 << 20}),
         ):
             found = of_speed(snapshot, config)
-            assert found.text.endswith(".") and found.advice.endswith(".") and cause in PART_LABELS
+            assert found.text.endswith(".")
+            assert found.advice.endswith(".")
+            assert cause in PART_LABELS
             assert found.evidence.endswith(".") and (config is not None or found.offer is None)
             if found.offer is not None:
                 config.with_values(found.offer.changes)

@@ -28,7 +28,9 @@ def refused(dotted: str, value: object) -> str:
         config_with(dotted, value)
     assert caught.value.field == dotted
     message = str(caught.value)
-    assert message.startswith(f"{dotted}: ") and message.endswith(".") and "\n" not in message
+    assert message.startswith(f"{dotted}: ")
+    assert message.endswith(".")
+    assert "\n" not in message
     return message
 
 
@@ -43,11 +45,9 @@ def preset(tmp_path, text: str):
 
 def test_only_the_sources_are_needed():
     config = TrainConfig.from_dict(SOURCES)
-    assert (
-        config.train.learning_rate == 1e-5
-        and config.engine.slots == AUTO
-        and config.train.steps is None
-    )
+    assert config.train.learning_rate == 1e-5
+    assert config.engine.slots == AUTO
+    assert config.train.steps is None
     for missing in ("model", "data"):
         with pytest.raises(ConfigError, match=rf"^{missing}\.source: "):
             TrainConfig.from_dict(

@@ -69,10 +69,8 @@ def test_a_preset_is_checked_and_runs(preset, shrunken, tmp_path, capsys):
     )
     report = json.loads(capsys.readouterr().out)
     entry = entry_of(asked.model.source)
-    assert (
-        report["model"]["parameters"] == entry.shape(adapters=asked.train.parts).parameter_count
-        and report["time"]["step_seconds"] > 0
-    )
+    assert report["model"]["parameters"] == entry.shape(adapters=asked.train.parts).parameter_count
+    assert report["time"]["step_seconds"] > 0
 
     changes = {
         "model.source": shrunken(entry.config_of(asked.model.source)),

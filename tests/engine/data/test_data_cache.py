@@ -30,11 +30,6 @@ from tests.support.cached_data import assert_same, kept, prepared, write
 from tests.support.imported import imported_by, packages_of
 
 
-@pytest.fixture
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
-
-
 def sources(tmp_path):
     import datasets
     import pyarrow as pa
@@ -144,10 +139,8 @@ def test_whatever_determines_tokens_is_in_the_key(tmp_path, tokenizer, monkeypat
         assert not prepared(path, other).summary["cached"]
     used = made.byte_level_tokenizer(made.CHATML)
     used(["a", "a b"], padding=True, truncation=True, max_length=2)  # modifies the tokenizer
-    assert (
-        prepared(path, used).fingerprint == before.fingerprint
-        and prepared(path, used).summary["cached"]
-    )
+    assert prepared(path, used).fingerprint == before.fingerprint
+    assert prepared(path, used).summary["cached"]
     monkeypatch.setattr(cache_key, "PROGRAM", ["another version"])
     assert not prepared(path, tokenizer).summary["cached"]
 
@@ -316,9 +309,8 @@ def test_two_that_write_the_same_tokens_at_once_do_no_harm(tmp_path, own_cache):
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert_same(*results)
-    assert [data.summary["cached"] for data in results] == [False, False] and len(
-        kept(own_cache)
-    ) == 1
+    assert [data.summary["cached"] for data in results] == [False, False]
+    assert len(kept(own_cache)) == 1
     assert prepared(path, made.byte_level_tokenizer(made.CHATML)).summary["cached"]
 
 
@@ -346,10 +338,8 @@ def test_the_least_recently_used_go_and_what_is_mapped_stays_readable(
     ]  # used again, so that the second is now the oldest
     aged(paths[2], 3000)
     assert len(kept(own_cache)) == 3 and "mine" in kept(own_cache)
-    assert (
-        prepared(paths[0], tokenizer).summary["cached"]
-        and not prepared(paths[1], tokenizer).summary["cached"]
-    )
+    assert prepared(paths[0], tokenizer).summary["cached"]
+    assert not prepared(paths[1], tokenizer).summary["cached"]
     monkeypatch.setattr(token_cache, "_LEAST_BYTES", 0)
     monkeypatch.setattr(token_cache.shutil, "disk_usage", lambda _: type("", (), {"total": 0}))
     mix = prepared(tuple(DataSource(str(path)) for path in paths), tokenizer)

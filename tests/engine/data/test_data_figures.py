@@ -34,20 +34,19 @@ def previewed(tmp_path, tokenizer, counts, **changes):
 def test_lengths_are_counted_and_rows_packed_as_a_run_packs_them(tmp_path, tokenizer):
     found = previewed(tmp_path, tokenizer, [3, 3, 5, 30])
     lengths, histogram = found["lengths"], found["histogram"]
-    assert len(lengths) == 4 and sum(histogram["counts"]) == 4 and max(lengths) > 16
+    assert len(lengths) == 4
+    assert sum(histogram["counts"]) == 4
+    assert max(lengths) > 16
     assert histogram["edges"][0] == min(lengths) and histogram["edges"][-1] > max(lengths)
     kept = sum(min(length, 16) for length in lengths)
     assert found["packed_rows"] == 3 and found["percent_filled"] == round(100 * kept / 48, 1)
     figure = lengths_figure(found)
     go.Figure(json.loads(json.dumps(figure).replace("--rs-text", "#000")))
-    assert (
-        figure["data"][0]["y"] == histogram["counts"] and figure["layout"]["shapes"][0]["x0"] == 16
-    )
+    assert figure["data"][0]["y"] == histogram["counts"]
+    assert figure["layout"]["shapes"][0]["x0"] == 16
     said = lengths_text(found)
-    assert (
-        f"{min(lengths)} to {max(lengths)} tokens, with a median of " in said
-        and f"packed, 4 examples fill 3 rows of 16 tokens to {found['percent_filled']:g} %" in said
-    )
+    assert f"{min(lengths)} to {max(lengths)} tokens, with a median of " in said
+    assert f"packed, 4 examples fill 3 rows of 16 tokens to {found['percent_filled']:g} %" in said
     assert "; 2 examples of more than 16 tokens are cut" in lengths_text(found | {"rows_cut": 2})
     assert said.endswith("; 1 example of more than 16 tokens is cut.")
 

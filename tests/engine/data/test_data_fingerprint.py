@@ -21,7 +21,6 @@ from engine.data.tokens.documents import TextRows
 from engine.data.tokens.encode import Encoder
 from engine.data.tokens.render import RejectedExample
 from engine.data.tokens.rendered import Handling
-from tests.support import data_tokenizers as made
 
 SEED_OF_THE_SPLIT = 20_010_911
 
@@ -102,11 +101,6 @@ def former_pack(lengths: np.ndarray, max_seq_len: int, order: np.ndarray) -> lis
             insort(spaces, space)
         rows_by_space[space].append(row)
     return rows
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
 
 
 @pytest.fixture(scope="module")

@@ -111,10 +111,8 @@ def test_white_space_at_the_start_of_an_answer_is_trained(tmp_path):
         (runs,) = trained_texts(
             prepared(tmp_path, tokenizer, [{"messages": turns}]).train, tokenizer
         )
-        assert (
-            runs[0].endswith("hello é日  <|im_end|>")
-            and runs[0].lstrip() == "hello é日  <|im_end|>"
-        )
+        assert runs[0].endswith("hello é日  <|im_end|>")
+        assert runs[0].lstrip() == "hello é日  <|im_end|>"
 
 
 def test_a_template_that_ends_only_the_last_turn_is_trained_turn_by_turn(tmp_path):
@@ -292,9 +290,8 @@ def test_tokens_that_a_model_writes_are_text_where_others_type_them_and_tokens_i
 def test_train_on_all_trains_every_token_that_has_a_predecessor(tmp_path):
     tokenizer = made.byte_level_tokenizer(made.EOS_AT_THE_END)
     data = prepared(tmp_path, tokenizer, [{"messages": TURNS}], train_on="all")
-    assert len(data.train) == 1 and data.train.loss_mask.tolist() == [False] + [True] * (
-        data.train.tokens - 1
-    )
+    assert len(data.train) == 1
+    assert data.train.loss_mask.tolist() == [False] + [True] * (data.train.tokens - 1)
     assert data.train.ids.tolist() == tokenizer.apply_chat_template(TURNS)["input_ids"]
 
 
@@ -356,11 +353,9 @@ def test_validation_prompts_end_where_the_answer_begins(tmp_path):
         for i in range(10)
     ]
     data = prepared(tmp_path, tokenizer, rows, eval_fraction=0.3)
-    assert (
-        data.summary["eval_examples"] == 3
-        and len(data.eval_prompts(99)) == 3
-        and len(data.eval_prompts(2)) == 2
-    )
+    assert data.summary["eval_examples"] == 3
+    assert len(data.eval_prompts(99)) == 3
+    assert len(data.eval_prompts(2)) == 2
     for prompt in data.eval_prompts(3):
         number = prompt.prompt_text.split()[-1]
         turns = rows[int(number)]["messages"]

@@ -17,14 +17,8 @@ from engine.data.batches.loader import prepare_data
 from engine.data.batches.preview import preview
 from engine.errors import ConfigError, DataError
 from engine.paths import lasting_sources
-from tests.support import data_tokenizers as made
 
 TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "an"}]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
 
 
 @pytest.fixture

@@ -51,9 +51,9 @@ def test_a_run_on_a_mix_is_resumed_to_the_bit(tmp_path, mixed, own_cache, tokens
     assert events_of(again, RunStarted)[-1].resumed_step == reached < 8
     assert planes_on_disk(again) == planes_on_disk(whole)
     ours, theirs = again.recorder.snapshot.steps, whole.recorder.snapshot.steps
-    assert (
-        ours.step == theirs.step and ours.loss == theirs.loss and ours.grad_norm == theirs.grad_norm
-    )
+    assert ours.step == theirs.step
+    assert ours.loss == theirs.loss
+    assert ours.grad_norm == theirs.grad_norm
 
 
 def test_a_resume_refuses_a_mix_of_which_one_source_changed(tmp_path, mixed):

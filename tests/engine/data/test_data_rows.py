@@ -56,9 +56,8 @@ def test_labels_are_shifted_and_never_cross_documents(source, tokenizer):
     assert rows.packed
     for i in range(len(rows)):
         row = rows.row(i)
-        assert (
-            row.documents == len(rows.rows[i]) and len(row.input_ids) == rows.row_length(i) <= 128
-        )
+        assert row.documents == len(rows.rows[i])
+        assert len(row.input_ids) == rows.row_length(i) <= 128
         starts = np.flatnonzero(row.position_ids == 0)
         assert len(starts) == row.documents
         for start, end in zip(starts, [*starts[1:], len(row.input_ids)]):
@@ -93,9 +92,8 @@ def test_padding_is_a_document_of_its_own_and_is_not_counted(source, tokenizer):
 def test_without_packing_one_document_a_row_and_no_positions(source, tokenizer):
     for changes in ({"packing": False}, {"packing_problem": "tiny: documents see each other"}):
         data = prepared(source, tokenizer, **changes)
-        assert (
-            len(data.train) == data.summary["train_examples"] == 54 and not data.summary["packing"]
-        )
+        assert len(data.train) == data.summary["train_examples"] == 54
+        assert not data.summary["packing"]
         for batch in batches(data.train, 8, 4, 2):
             assert batch.position_ids is None and len(batch.input_ids) == 4
     assert any(
@@ -159,7 +157,9 @@ def test_the_order_is_a_function_of_seed_epoch_and_step(source, tokenizer):
 
 def test_steps_read_one_epoch_after_another(source, tokenizer):
     rows = prepared(source, tokenizer, packing=False).train
-    assert rows.steps_of(1, 8) == 7 and rows.steps_of(2, 8) == 14 and rows.steps_of(0.5, 8) == 4
+    assert rows.steps_of(1, 8) == 7
+    assert rows.steps_of(2, 8) == 14
+    assert rows.steps_of(0.5, 8) == 4
     wanted = [i for epoch in range(3) for i in rows.order(epoch).tolist()]
     seen = []
     for step in range(1, 21):
@@ -179,9 +179,8 @@ def test_the_validation_split_is_disjoint_exact_and_independent_of_the_seed(sour
     trained = tokenizer.decode(first.train.ids.tolist())
     assert len(asked) == 6 and not any(text + "<|im_end|>" in trained for text in asked)
     (only,) = list(one_pass(first.eval, 100))
-    assert (
-        only.tokens == first.summary["eval_tokens"] and only.loss_tokens == first.eval.loss_tokens
-    )
+    assert only.tokens == first.summary["eval_tokens"]
+    assert only.loss_tokens == first.eval.loss_tokens
     assert sum(len(b.input_ids) for b in one_pass(first.eval, 1)) == len(first.eval)
 
 

@@ -85,7 +85,9 @@ def test_answers_of_a_pair_stand_behind_a_prompt_with_the_system_turn():
     (sentence,) = told
     assert "leaves out an earlier turn once the answer is there" in sentence
     found, _ = encoded(WITH_THE_LAST_QUESTION, pair, dropped_turns="refuse")
-    assert isinstance(found, RejectedExample) and found.refused and "a system turn" in found.reason
+    assert isinstance(found, RejectedExample)
+    assert found.refused
+    assert "a system turn" in found.reason
 
 
 def test_a_turn_that_the_prompt_lacks_too_is_told_with_its_role_and_count():
@@ -148,7 +150,9 @@ def test_white_space_and_escaping_are_no_loss():
         {"role": "assistant", "content": "  hello  "},
     ]
     texts, told = encoded(template, Conversation(turns))
-    assert len(texts) == 1 and texts[0][1] == "hello</s>" and not told
+    assert len(texts) == 1
+    assert texts[0][1] == "hello</s>"
+    assert not told
 
 
 def test_earlier_reasoning_that_a_template_drops_is_told_and_not_refused():
@@ -203,10 +207,14 @@ def test_all_but_the_answers_that_the_row_excludes_is_trained():
     conversation = Conversation(TURNS, untrained=frozenset([1]))
     ((text, loss_mask),), _ = encoded(made.CHATML, conversation, train_on="all")
     assert "because" in text and "because" not in loss_mask
-    assert "why hello" in loss_mask and "what then" in loss_mask and "so then" in loss_mask
+    assert "why hello" in loss_mask
+    assert "what then" in loss_mask
+    assert "so then" in loss_mask
     conversation = Conversation(TURNS, untrained=frozenset([3]))
     ((text, loss_mask),), _ = encoded(made.CHATML, conversation, train_on="all")
-    assert "so then" in text and "so then" not in loss_mask and "because" in loss_mask
+    assert "so then" in text
+    assert "so then" not in loss_mask
+    assert "because" in loss_mask
 
 
 def test_a_row_none_of_whose_answers_is_trained_is_skipped():

@@ -153,7 +153,9 @@ def test_a_row_without_reasoning_is_trained_from_the_empty_block_that_the_templa
         tokenizer = as_published(family)
         ((text, loss_mask),), _ = encoded(tokenizer, [USER, answer])
         assert text == tokenizer.apply_chat_template([USER, answer], tokenize=False)
-        assert block in loss_mask and "</think>" in loss_mask and "<think>" not in loss_mask
+        assert block in loss_mask
+        assert "</think>" in loss_mask
+        assert "<think>" not in loss_mask
         blank = {"role": "assistant", "content": "<think>\n\n</think>\n\nFour."}
         assert encoded(tokenizer, [USER, blank])[0] == [(text, loss_mask)]
 
@@ -260,7 +262,9 @@ def test_a_template_that_wants_parts_gets_parts(family):
     ((text, loss_mask),), told = encoded(tokenizer, turns)
     wanted = tokenizer.apply_chat_template(prepare_multimodal_messages(plain), tokenize=False)
     assert text == wanted and not told
-    assert "Rhine." in loss_mask and "Elbe." in loss_mask and "river" not in loss_mask
+    assert "Rhine." in loss_mask
+    assert "Elbe." in loss_mask
+    assert "river" not in loss_mask
     encoder = Encoder(tokenizer, Handling(), 512)
     asked = tokenizer.apply_chat_template(
         prepare_multimodal_messages([turns[1]]), tokenize=False, add_generation_prompt=True

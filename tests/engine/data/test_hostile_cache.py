@@ -15,15 +15,9 @@ from engine.files import body_checksum
 from engine.machine import rates
 from engine.paths import PROGRAM_ROOT
 from engine.planning.shape import shape_cache
-from tests.support import data_tokenizers as made
 from tests.support.cached_data import kept, prepared, write
 from tests.support.no_files import KINDS, put
 from tests.support.stuck import never_stuck
-
-
-@pytest.fixture
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
 
 
 @pytest.fixture

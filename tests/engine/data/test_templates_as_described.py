@@ -28,7 +28,6 @@ _CHATML = (
     "<|im_start|>assistant\n"
 )
 WITH_SYSTEM = {
-    "qwen25": _CHATML,
     "qwen3": _CHATML,
     "smollm2": _CHATML,
     "phi4": (
@@ -43,11 +42,6 @@ WITH_SYSTEM = {
         "<|start_header_id|>user<|end_header_id|>\n\nWho are you<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
     ),
-    "gemma3": (
-        "<bos><start_of_turn>user\nBe kind.\n\nHello<end_of_turn>\n"
-        "<start_of_turn>model\nHi there<end_of_turn>\n"
-        "<start_of_turn>user\nWho are you<end_of_turn>\n<start_of_turn>model\n"
-    ),
     "phi3": (
         "<|system|>\nBe kind.<|end|>\n<|user|>\nHello<|end|>\n<|assistant|>\nHi there<|end|>\n"
         "<|user|>\nWho are you<|end|>\n<|assistant|>\n"
@@ -58,13 +52,6 @@ WITH_SYSTEM = {
         "<|start_of_role|>assistant<|end_of_role|>Hi there<|end_of_text|>\n"
         "<|start_of_role|>user<|end_of_role|>Who are you<|end_of_text|>\n"
         "<|start_of_role|>assistant<|end_of_role|>"
-    ),
-    "command_r": (
-        "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>Be kind.<|END_OF_TURN_TOKEN|>"
-        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Hello<|END_OF_TURN_TOKEN|>"
-        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>Hi there<|END_OF_TURN_TOKEN|>"
-        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Who are you<|END_OF_TURN_TOKEN|>"
-        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
     ),
     "olmo2": (
         "<|endoftext|><|system|>\nBe kind.\n<|user|>\nHello\n<|assistant|>\nHi there<|endoftext|>\n"
@@ -87,10 +74,6 @@ WITH_SYSTEM = {
     "deepseek_v2": (
         "<｜begin▁of▁sentence｜>Be kind.\n\nUser: Hello\n\nAssistant: Hi there<｜end▁of▁sentence｜>"
         "User: Who are you\n\nAssistant:"
-    ),
-    "deepseek_r1": (
-        "<｜begin▁of▁sentence｜>Be kind.<｜User｜>Hello<｜Assistant｜>Hi there<｜end▁of▁sentence｜>"
-        "<｜User｜>Who are you<｜Assistant｜><think>\n"
     ),
 }
 DESCRIBED = {
@@ -135,10 +118,6 @@ _CALLED = (
     "<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 )
 WITH_TOOLS = {
-    "qwen25": (
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-        f"\n\n{_TOLD}{_CALLED}It is 3.<|im_end|>\n"
-    ),
     "qwen3": (f"<|im_start|>system\n{_TOLD}{_CALLED}<think>\n\n</think>\n\nIt is 3.<|im_end|>\n"),
     "mistral_v3": (
         '<s>[AVAILABLE_TOOLS] [{"type": "function", "function": {"name": "add", '

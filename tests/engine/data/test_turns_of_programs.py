@@ -36,7 +36,6 @@ TRAINED = (
     f"<tool_call>\n{BERN}\n</tool_call>\n<tool_call>\n{LYON}\n</tool_call><|im_end|>"
     "Bern is good.<|im_end|>"
 )
-PLAIN = [SYSTEM, ASKED, CALLS]
 
 
 def swift(role_of_calls: str, role_of_results: str) -> list[dict[str, Any]]:

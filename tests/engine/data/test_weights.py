@@ -25,11 +25,6 @@ END = "<|im_end|>"
 ALONE = Execution()
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
-
-
 def write(path, rows) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)

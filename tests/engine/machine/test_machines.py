@@ -99,15 +99,11 @@ def test_figures_are_of_the_right_size(entry):
         if name not in ("overhead", "link", "network")
     )
     assert rates.matmul < entry.bf16_flops and rates.attention < rates.matmul
-    assert (
-        rates.h2d < entry.link_bandwidth
-        and rates.h2d_busy <= rates.h2d
-        and rates.d2h_busy <= rates.d2h
-    )
-    assert (
-        rates.adamw_busy <= rates.adamw
-        and UPDATE_BYTES["adamw"] * rates.adamw < entry.host_bandwidth
-    )
+    assert rates.h2d < entry.link_bandwidth
+    assert rates.h2d_busy <= rates.h2d
+    assert rates.d2h_busy <= rates.d2h
+    assert rates.adamw_busy <= rates.adamw
+    assert UPDATE_BYTES["adamw"] * rates.adamw < entry.host_bandwidth
     touches = 2 if entry.unified else 1
     at_once = UPDATE_BYTES["adamw"] * rates.adamw_busy + touches * (rates.h2d_busy + rates.d2h_busy)
     assert at_once < entry.host_bandwidth
@@ -182,22 +178,17 @@ def test_what_is_not_supported_says_why_and_has_no_rates():
     assert {entry.name for entry in refused} == {"MI300X", "V100 32GB"}
     for entry in refused:
         machine = entry.machine(128)
-        assert (
-            machine.notes == (entry.note,)
-            and "not supported" in entry.note
-            and known_rates(machine) is None
-        )
+        assert machine.notes == (entry.note,)
+        assert "not supported" in entry.note
+        assert known_rates(machine) is None
 
 
 def test_where_host_and_device_share_one_memory_both_fit_into_it():
     machine = with_figures(named_machine("GB10", 100), ram_gib=100)
-    assert (
-        machine.ram_total + machine.gpus[0].total == 100 * GIB and machine.gpus[0].total == 25 * GIB
-    )
-    assert (
-        any("share one memory" in note for note in machine.notes)
-        and known_machine(machine) is BY_NAME["GB10"]
-    )
+    assert machine.ram_total + machine.gpus[0].total == 100 * GIB
+    assert machine.gpus[0].total == 25 * GIB
+    assert any("share one memory" in note for note in machine.notes)
+    assert known_machine(machine) is BY_NAME["GB10"]
     assert BY_NAME["GB10"].rates().h2d < BY_NAME["GH200 96GB"].rates().h2d
 
 

@@ -76,8 +76,12 @@ def refused(folder, content: bytes) -> str:
     with pytest.raises(ModelError) as error:
         load_config(str(folder))
     told = str(error.value)
-    assert told.startswith("model.source: ") and "\n" not in told and len(told) < 600
-    assert told.endswith(".") and "alidation error" not in told and "(:" not in told
+    assert told.startswith("model.source: ")
+    assert "\n" not in told
+    assert len(told) < 600
+    assert told.endswith(".")
+    assert "alidation error" not in told
+    assert "(:" not in told
     assert str(folder / "config.json") in told
     return told
 

@@ -110,11 +110,9 @@ def test_the_starter_s_verdict_takes_no_torch():
 def test_a_copy_of_the_starter_is_answered_as_well(tmp_path, forgetful):
     shutil.copytree(PROGRAM_ROOT / "assets" / "starter-model", tmp_path / "mine")
     shape = shape_from_source(ModelConfig(source=str(tmp_path / "mine")))
-    assert (
-        shape.source == str(tmp_path / "mine")
-        and shape.parameter_count == 637_728
-        and forgetful.built == []
-    )
+    assert shape.source == str(tmp_path / "mine")
+    assert shape.parameter_count == 637_728
+    assert forgetful.built == []
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
@@ -187,11 +185,9 @@ def test_a_configuration_in_the_hub_cache_is_answered_as_well(tmp_path, monkeypa
     (tmp_path / "made" / "config.json").rename(model / "blobs" / "fedcba")
     (snapshot / "config.json").symlink_to("../../blobs/fedcba")
     built = shape_from_source(ModelConfig(source="some/model"))
-    assert (
-        forgetful.built == ["some/model"]
-        and built.source == "some/model"
-        and built.hidden_size == 32
-    )
+    assert forgetful.built == ["some/model"]
+    assert built.source == "some/model"
+    assert built.hidden_size == 32
     forgetful()
     assert shape_from_source(ModelConfig(source="some/model")) == built and forgetful.built == []
 

@@ -180,7 +180,9 @@ def test_a_rope_that_depends_on_the_length_of_a_row_packs_short_rows_alone(rope)
 
 def test_positions_become_documents_on_the_host():
     documents = Documents.of(packed_and_apart()[0][0].position_ids, torch.from_numpy)
-    assert documents.lengths == LENGTHS and documents.longest == 20 and not documents.whole
+    assert documents.lengths == LENGTHS
+    assert documents.longest == 20
+    assert not documents.whole
     assert documents.starts(None).tolist() == [0, 9, 13, 24, 25, 45, 48]
     assert documents.starts(8).tolist() == [0, 8, 9, 13, 21, 24, 25, 33, 41, 45, 48]
     assert Documents.whole_rows(3, 5, torch.from_numpy).starts(None).tolist() == [0, 5, 10, 15]

@@ -77,7 +77,9 @@ def test_an_export_loads_without_a_warning_and_has_the_tokens(tmp_path, dtype, c
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer("<call>", add_special_tokens=False)["input_ids"] == [KNOWN]
     ids = torch.tensor([tokenizer("say<call>one</call>", add_special_tokens=False)["input_ids"]])
-    assert KNOWN in ids and KNOWN + 1 in ids and torch.isfinite(model(ids).logits).all()
+    assert KNOWN in ids
+    assert KNOWN + 1 in ids
+    assert torch.isfinite(model(ids).logits).all()
     before = load_file(tmp_path / "model" / "model.safetensors")["lm_head.weight"].float().mean(0)
     grown = model.lm_head.weight[KNOWN].float()
     assert (grown - before).norm() > 1e-3, "rows of new tokens are trained"

@@ -29,7 +29,6 @@ from tests.support.block_inputs_on_disk import (
     with_block_inputs_on_disk,
 )
 from tests.support.counted import counted
-from tests.support.gpu_resident_units import kept_planes
 from tests.support.same_bits import assert_same_bits
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
@@ -179,7 +178,7 @@ def test_an_error_of_the_disk_is_one_sentence_and_nothing_is_applied(
     run = run_of(dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=2), tmp_path)
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
-    before = kept_planes(run)
+    before = run.kept_planes()
 
     def refused(*_):
         raise OSError(5, os.strerror(5))
@@ -192,7 +191,7 @@ def test_an_error_of_the_disk_is_one_sentence_and_nothing_is_applied(
         f"Block inputs that engine.disk keeps in {tmp_path} {words}"
     )
     assert not run.host_states.held.is_mixed
-    assert_same_bits(kept_planes(run), before)
+    assert_same_bits(run.kept_planes(), before)
     run.close()
 
 

@@ -325,7 +325,8 @@ def test_the_clip_factor_is_the_host_s(limit):
     squares, loss = [3.0, 1e-20, 6.0], 2.5
     factor, fine = clip_of(torch.tensor([*squares, loss]), limit, torch.ones(2)).tolist()
     norm = math.sqrt(sum(squares))
-    assert fine == 1 and factor == pytest.approx(
+    assert fine == 1
+    assert factor == pytest.approx(
         1.0 if limit is None else min(1.0, limit / (norm + 1e-6)), rel=1e-6
     )
     for bad in (float("nan"), float("inf")):

@@ -21,7 +21,7 @@ from engine.planning.schedule.offloaded_updates import STATE_RINGS
 from engine.planning.schedule.ops import DISK_LANES, Lane, OpKind
 from engine.runtime.host.disk_file import DiskFile
 from tests.support.disk_offloaded_units import planes_after, run_of
-from tests.support.gpu_resident_units import PLAN_FAMILIES, UNITS, kept_planes
+from tests.support.gpu_resident_units import PLAN_FAMILIES, UNITS
 from tests.support.same_bits import BASE, assert_same_bits
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import random_batches
@@ -114,13 +114,13 @@ def test_planes_move_between_ram_disk_and_device(tmp_path):
     run = run_of(BASE, tmp_path, dtype="bfloat16")
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
-    expected = kept_planes(run)
+    expected = run.kept_planes()
     units = [unit.name for unit in run.model.units]
     in_ram = run.host_states.allocated_bytes
     moves = [((), units), (units[:2], units[2:]), (units, ()), ((), units[:3]), ((), ())]
     for gpu_resident, on_disk in moves:
         run.host_states.place_units(gpu_resident, run.backend, on_disk)
-        assert_same_bits(kept_planes(run), expected)
+        assert_same_bits(run.kept_planes(), expected)
         assert (run.host_states.gpu_resident, run.host_states.disk_offloaded) == (
             set(gpu_resident),
             set(on_disk),

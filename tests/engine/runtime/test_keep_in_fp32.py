@@ -19,7 +19,6 @@ from engine.planning.shape.serialize import pack, unpack
 from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
 from tests.support.device_updates import DEVICE_UPDATES, updated_on_device
 from tests.support.families import tiny_family_config
-from tests.support.gpu_resident_units import kept_planes
 from tests.support.same_bits import BASE, DelayedBackend, assert_same_bits
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import plain_model, random_batches, streamed
@@ -45,25 +44,12 @@ PLANS = {
 }
 
 
-def planes_of(run) -> list[torch.Tensor]:
-    return [
-        run.host_states.tensor(unit.name, plane).clone()
-        for unit in run.model.units
-        for plane in run.host_states.planes
-    ]
-
-
 def planes_after(choices: PlanChoices, backend=None, family="ernie4_5_moe") -> list[torch.Tensor]:
-    """Every plane after three steps in bf16, which are submitted without draining between them."""
+    """The planes after three steps in bf16, which are submitted without draining between them."""
     config = tiny_family_config(family, num_hidden_layers=3)
     run = streamed(plain_model(config), choices, backend=backend, dtype="bfloat16", config=config)
     assert any(layout.fp32_numel for layout in run.model.layouts)
-    for step in range(1, 4):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
-    planes = planes_of(run)
-    run.close()
-    return planes
+    return run.planes_after(choices.micro_batches, steps=3)
 
 
 def test_any_plan_gives_the_same_bits():
@@ -110,7 +96,7 @@ def test_nor_does_where_units_live(count):
         losses = torch.tensor([run.engine.evaluate(random_batches(2, seed=9))])
         run.engine.train_step(3, random_batches(2, seed=3), 1e-2)
         run.engine.drain()
-        found.append([losses, *kept_planes(run)])
+        found.append([losses, *run.kept_planes()])
         run.close()
     assert_same_bits(*found)
 

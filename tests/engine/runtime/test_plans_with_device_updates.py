@@ -73,9 +73,8 @@ def test_plans_with_device_updates_validate_and_update_everything_once(depth):
         assert sorted(on_host) == sorted(set(numel) - set(choices.device_updated_units))
         for unit in choices.device_updated_units:
             covered = [k for start, stop in chunks[unit] for k in range(start, stop)]
-            assert covered == list(range(numel[unit])) and all(
-                b - a <= plan.chunk_numel for a, b in chunks[unit]
-            )
+            assert covered == list(range(numel[unit]))
+            assert all(b - a <= plan.chunk_numel for a, b in chunks[unit])
             for kind in ("fetch_states", "offload_weights", "offload_states"):
                 found = [op.chunk for op in plan.ops if op.kind == kind and op.unit == unit]
                 # Chunks of one unit may be spread over spare and other buffers, which are free at
@@ -182,6 +181,5 @@ def test_lanes_of_device_updates_are_columns_of_the_grid():
     without = (Lane.GRADIENTS_OUT, Lane.COLLECTIVE, *DISK_LANES)
     lanes = [lane for lane in Lane if lane not in without]
     assert text.splitlines()[0].split() == " ".join(["op", *lanes, "waits for"]).split()
-    assert "device_update block 0" in text and "update block 0" not in text.replace(
-        "device_update block 0", ""
-    )
+    assert "device_update block 0" in text
+    assert "update block 0" not in text.replace("device_update block 0", "")

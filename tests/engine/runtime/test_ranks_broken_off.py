@@ -191,7 +191,9 @@ def test_ranks_that_break_a_step_off_together_change_no_state():
         return found
 
     ours, theirs = on_ranks(2, work)
-    assert len(ours) == len(theirs) > 10 and all(ours) and all(theirs)
+    assert len(ours) == len(theirs) > 10
+    assert all(ours)
+    assert all(theirs)
 
 
 def test_a_dry_run_of_all_ranks_changes_no_state():

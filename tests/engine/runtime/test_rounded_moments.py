@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from engine.runtime.optimizer.moment_conversion import read_moments
-from tests.support.device_updates import DEVICE_UPDATES, LATE, updated_on_device
+from tests.support.device_updates import DEVICE_UPDATES, updated_on_device
 from tests.support.rounded_moments import ROUNDED, assert_rounded_alike, moments_of, trained
-from tests.support.same_bits import BASE, SAME_BITS, DelayedBackend, assert_same_bits, planes_after
-from tests.support.sets import PLAN_SWEEP, slow_but
+from tests.support.same_bits import BASE, SAME_BITS, assert_same_bits, planes_after
 
 pytestmark = pytest.mark.computing
 
@@ -33,31 +32,6 @@ def test_any_plan_has_the_same_bits(optimizer, dtype):
     for changes in SAME_BITS.values():
         choices = dataclasses.replace(BASE, **changes)
         assert_same_bits(planes_after(choices, dtype=dtype, optimizer=optimizer), expected)
-
-
-@pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
-@pytest.mark.parametrize("resident,tied", [(2, True)])
-@pytest.mark.parametrize("main_grad", slow_but(["vertical", "device"], ("vertical",), PLAN_SWEEP))
-@pytest.mark.parametrize("optimizer", ROUNDED)
-def test_neither_buffers_nor_delays_change_a_bit(optimizer, main_grad, resident, tied):
-    for device_updates in DEVICE_UPDATES.values():
-
-        def run(buffers: int, late: tuple[str, ...] = ()) -> list[torch.Tensor]:
-            choices = updated_on_device(
-                device_updates,
-                buffers,
-                main_grad,
-                blocks_kept_in_slots=resident,
-                blocks_without_recompute=1,
-            )
-            backend = DelayedBackend(late)
-            return planes_after(choices, backend, dtype="bfloat16", tied=tied, optimizer=optimizer)
-
-        expected = run(1)
-        for buffers in (2, 8):
-            assert_same_bits(run(buffers), expected)
-        for late in LATE[:1]:
-            assert_same_bits(run(3, late), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

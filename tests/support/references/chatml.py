@@ -1,5 +1,5 @@
-"""Families whose turns stand between <|im_start|> and <|im_end|>: Qwen2.5, Qwen3, SmolLM2, Phi-4,
-and an abridged Qwen that other tests use.
+"""Families whose turns stand between <|im_start|> and <|im_end|>: Qwen3, SmolLM2, Phi-4, and an
+abridged Qwen that other tests use.
 
 The formats are those of the models' own cards and tokenizer files.
 """
@@ -63,34 +63,6 @@ _QWEN_RESULTS = r"""
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}
 """
-QWEN25 = (
-    r"""
-{%- set given = messages[0]['content'] if messages[0]['role'] == 'system' else
-    'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.' %}
-{{- '<|im_start|>system\n' + given }}
-{%- if tools %}
-    {{- '\n\nBEFORE' }}
-    {%- for tool in tools %}{{- '\n' }}{{- tool | tojson }}{% endfor %}
-    {{- 'BEHIND' }}
-{%- else %}{{- '<|im_end|>\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- set calls = message.role == 'assistant' and message.tool_calls %}
-    {%- if message.role == 'user' or (message.role == 'system' and not loop.first)
-           or (message.role == 'assistant' and not calls) %}
-        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
-    {%- elif message.role == 'assistant' %}
-        {{- '<|im_start|>assistant' }}
-        {%- if message.content %}{{- '\n' + message.content }}{% endif %}
-        {%- for tool_call in message.tool_calls %}
-            {%- if tool_call.function is defined %}{% set tool_call = tool_call.function %}
-            {%- endif %}
-            {{- '\n<tool_call>\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}
-            {{- tool_call.arguments | tojson }}{{- '}\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\n' }}""".replace("BEFORE", _TOOLS_BEFORE).replace("BEHIND", _TOOLS_BEHIND)
-    + _QWEN_RESULTS
-)
 QWEN3 = (
     r"""
 {%- set given = messages[0].content if messages[0].role == 'system' else none %}
@@ -224,22 +196,6 @@ def _system(page: Page, messages: list[dict], otherwise: str) -> None:
         page.wrote(otherwise)
 
 
-def _qwen25(page: Page, messages: list[dict], tools: list | None, prompt: bool) -> None:
-    _system(page, messages, "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
-    if tools:
-        page.wrote("\n\n")
-        _tool_list(page, tools)
-    else:
-        page.wrote("<|im_end|>\n")
-    for place, message in enumerate(messages):
-        if message["role"] == "tool":
-            _results(page, messages, place)
-        elif message["role"] in ("user", "assistant") or (place and message["role"] == "system"):
-            _turn(page, message, place)
-    if prompt:
-        page.wrote("<|im_start|>assistant\n")
-
-
 def _qwen3(page: Page, messages: list[dict], tools: list | None, prompt: bool) -> None:
     system = messages[0]["role"] == "system"
     if tools or system:
@@ -316,8 +272,7 @@ _QWEN = {
 }
 FAMILIES = [
     Family("qwen", SHORT_QWEN, _short_qwen, mentioned=_CALL_TOKENS, **_QWEN),
-    Family("qwen25", QWEN25, _qwen25, mentioned=_CALL_TOKENS, **_QWEN),
-    Family("qwen3", QWEN3, _qwen3, thinks="key", mentioned=(*_THINK, *_CALL_TOKENS), **_QWEN),
+    Family("qwen3", QWEN3, _qwen3, thinks=True, mentioned=(*_THINK, *_CALL_TOKENS), **_QWEN),
     Family(
         "smollm2",
         SMOLLM2,

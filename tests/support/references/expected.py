@@ -97,14 +97,8 @@ def _apart(family: Family, message: dict[str, Any]) -> dict[str, Any]:
         return message
     text = message["content"].lstrip()
     before, closed, rest = text.partition("</think>")
-    _, opened, reasoning = before.partition("<think>")
-    begins = text.startswith("<think>")
-    if not closed or not (begins or (family.thinks == "prompt" and not opened)):
-        return message
-    reasoning = (reasoning if begins else before).strip("\n")
-    if family.thinks == "prompt":
-        return message | {"content": rest, "reasoning_content": reasoning or "\n"}
-    if not reasoning:
+    reasoning = before.removeprefix("<think>").strip("\n")
+    if not closed or not text.startswith("<think>") or not reasoning:
         return message
     return message | {"content": rest.lstrip("\n"), "reasoning_content": reasoning}
 

@@ -97,8 +97,8 @@ class Family:
     """Tokens <|...|> take the white space behind them."""
     calls: bool = False
     """The template writes tool calls."""
-    thinks: str = ""
-    """The template writes the reasoning of answers (`key`), or its `prompt` alone begins it."""
+    thinks: bool = False
+    """The template writes the reasoning of answers."""
 
     def page(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, prompt: bool = False

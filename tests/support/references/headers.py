@@ -1,5 +1,5 @@
-"""Families that write a header with the role before each turn: Llama 3, Gemma, Gemma 3, Phi-3,
-Granite 3, Command R, OLMo 2 and Zephyr.
+"""Families that write a header with the role before each turn: Llama 3, Gemma, Phi-3, Granite 3,
+OLMo 2 and Zephyr.
 
 The formats are those of the models' own cards and tokenizer files.
 """
@@ -36,23 +36,6 @@ GEMMA = (
 {%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{% endif %}
 """
 )
-GEMMA3 = (
-    r"""
-{{- bos_token }}
-{%- set first, rest = '', messages %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set first, rest = messages[0]['content'] + '\n\n', messages[1:] %}
-{%- endif %}
-{%- for m in rest %}"""
-    + _ALTERNATE
-    + r"""
-    {%- set role = 'model' if m['role'] == 'assistant' else m['role'] %}
-    {{- '<start_of_turn>' + role + '\n' + (first if loop.first else '') }}
-    {{- m['content'] | trim }}{{- '<end_of_turn>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{% endif %}
-"""
-)
 PHI3 = r"""
 {%- for m in messages %}{{- '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>\n' }}{% endif %}
@@ -78,30 +61,6 @@ GRANITE3 = r"""
     {%- endif %}
 {%- endfor %}
 """
-_TURN, _END = "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"
-COMMAND_R = (
-    (
-        r"""
-{{- bos_token }}
-{%- set rest = messages %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set rest = messages[1:] %}
-    {{- 'TURN<|SYSTEM_TOKEN|>' + messages[0]['content'] + 'END' }}
-{%- endif %}
-{%- for m in rest %}"""
-        + _ALTERNATE
-        + r"""
-    {%- if m['role'] == 'user' %}{{- 'TURN<|USER_TOKEN|>' + m['content'].strip() + 'END' }}
-    {%- elif m['role'] == 'assistant' %}
-        {{- 'TURN<|CHATBOT_TOKEN|>' + m['content'].strip() + 'END' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- 'TURN<|CHATBOT_TOKEN|>' }}{% endif %}
-"""
-    )
-    .replace("'TURN", f"'{_TURN}")
-    .replace("'END'", f"'{_END}'")
-)
 OLMO2 = r"""
 {{- bos_token }}
 {%- for message in messages %}
@@ -139,23 +98,11 @@ def _llama3(page: Page, messages: list[dict], tools: list | None, prompt: bool) 
 def _gemma(page: Page, messages: list[dict], tools: list | None, prompt: bool) -> None:
     if messages[0]["role"] == "system":
         raise Refused
-    _gemma_turns(page, messages, None, prompt)
-
-
-def _gemma3(page: Page, messages: list[dict], tools: list | None, prompt: bool) -> None:
-    _gemma_turns(page, messages, 0 if messages[0]["role"] == "system" else None, prompt)
-
-
-def _gemma_turns(page: Page, messages: list[dict], system: int | None, prompt: bool) -> None:
-    begin = 0 if system is None else system + 1
-    alternate(messages[begin:])
+    alternate(messages)
     page.wrote("<bos>")
-    for place, message in enumerate(messages[begin:], begin):
+    for place, message in enumerate(messages):
         answer = message["role"] == "assistant"
         page.wrote(f"<start_of_turn>{'model' if answer else message['role']}\n")
-        if system is not None and place == begin:
-            page.said(messages[system]["content"], system)
-            page.wrote("\n\n")
         page.said(message["content"].strip(), place, answer)
         page.wrote("<end_of_turn>", place if answer else None)
         page.wrote("\n")
@@ -190,26 +137,6 @@ def _granite3(page: Page, messages: list[dict], tools: list | None, prompt: bool
             page.wrote("\n")
     if prompt:
         page.wrote("<|start_of_role|>assistant<|end_of_role|>")
-
-
-def _command_r(page: Page, messages: list[dict], tools: list | None, prompt: bool) -> None:
-    page.wrote("<BOS_TOKEN>")
-    begin = 0
-    if messages[0]["role"] == "system":
-        begin = 1
-        page.wrote(f"{_TURN}<|SYSTEM_TOKEN|>")
-        page.said(messages[0]["content"], 0)
-        page.wrote(_END)
-    alternate(messages[begin:])
-    names = {"user": "<|USER_TOKEN|>", "assistant": "<|CHATBOT_TOKEN|>"}
-    for place, message in enumerate(messages[begin:], begin):
-        if message["role"] in names:
-            answer = message["role"] == "assistant"
-            page.wrote(_TURN + names[message["role"]])
-            page.said(message["content"].strip(), place, answer)
-            page.wrote(_END, place if answer else None)
-    if prompt:
-        page.wrote(f"{_TURN}<|CHATBOT_TOKEN|>")
 
 
 def _olmo2(page: Page, messages: list[dict], tools: list | None, prompt: bool) -> None:
@@ -270,19 +197,6 @@ FAMILIES = [
         pieces="spaces",
     ),
     Family(
-        "gemma3",
-        GEMMA3,
-        _gemma3,
-        special=(
-            *("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"),
-            "<start_of_image>",
-        ),
-        bos="<bos>",
-        eos="<eos>",
-        pad="<pad>",
-        pieces="spaces",
-    ),
-    Family(
         "phi3",
         PHI3,
         _phi3,
@@ -317,19 +231,6 @@ FAMILIES = [
         bos="<|end_of_text|>",
         eos="<|end_of_text|>",
         pad="<|end_of_text|>",
-    ),
-    Family(
-        "command_r",
-        COMMAND_R,
-        _command_r,
-        special=(
-            *("<PAD>", "<UNK>", "<BOS_TOKEN>", "<EOS_TOKEN>", _TURN, _END),
-            *("<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>"),
-        ),
-        bos="<BOS_TOKEN>",
-        eos=_END,
-        pad="<PAD>",
-        composed=True,
     ),
     Family(
         "olmo2",

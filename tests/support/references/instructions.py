@@ -1,5 +1,5 @@
 """Families that mark the question, and have no header for the answer: Llama 2, Mistral in four
-versions, and DeepSeek V2 and R1.
+versions, and DeepSeek V2.
 
 The formats are those of the models' own cards and tokenizer files.
 """
@@ -126,32 +126,6 @@ DEEPSEEK_V2 = r"""
 {%- endfor %}
 {%- if add_generation_prompt %}{{- 'Assistant:' }}{% endif %}
 """
-DEEPSEEK_R1 = r"""
-{%- set ns = namespace(tool=false, first_output=true, given='') %}
-{%- for message in messages %}
-    {%- if message['role'] == 'system' %}{% set ns.given = message['content'] %}{% endif %}
-{%- endfor %}
-{{- bos_token }}{{- ns.given }}
-{%- for message in messages %}
-    {%- if message['role'] == 'user' %}
-        {%- set ns.tool = false %}{{- '<｜User｜>' + message['content'] }}
-    {%- elif message['role'] == 'assistant' %}
-        {%- set content = message['content'].split('</think>')[-1] %}
-        {{- '<｜tool▁outputs▁end｜>' if ns.tool else '<｜Assistant｜>' }}
-        {{- content + '<｜end▁of▁sentence｜>' }}
-        {%- set ns.tool = false %}
-    {%- elif message['role'] == 'tool' %}
-        {%- set ns.tool = true %}
-        {{- '<｜tool▁outputs▁begin｜>' if ns.first_output else '\n' }}
-        {%- set ns.first_output = false %}
-        {{- '<｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>' }}
-    {%- endif %}
-{%- endfor %}
-{%- if ns.tool %}{{- '<｜tool▁outputs▁end｜>' }}
-{%- elif add_generation_prompt %}{{- '<｜Assistant｜><think>\n' }}
-{%- endif %}
-"""
-"""The branch for an answer without content, which has tool calls, is left out."""
 
 
 def _llama2(page: Page, messages: list[dict], tools: list | None, prompt: bool) -> None:
@@ -284,41 +258,6 @@ def _deepseek_v2(page: Page, messages: list[dict], tools: list | None, prompt: b
         page.wrote("Assistant:")
 
 
-def _deepseek_r1(page: Page, messages: list[dict], tools: list | None, prompt: bool) -> None:
-    page.wrote("<｜begin▁of▁sentence｜>")
-    systems = [place for place, message in enumerate(messages) if message["role"] == "system"]
-    if systems:
-        page.said(messages[systems[-1]]["content"], systems[-1])
-    after_tool, outputs = False, 0
-    for place, message in enumerate(messages):
-        if message["role"] == "user":
-            page.wrote("<｜User｜>")
-            page.said(message["content"], place)
-            after_tool = False
-        elif message["role"] == "assistant":
-            page.wrote("<｜tool▁outputs▁end｜>" if after_tool else "<｜Assistant｜>")
-            reasoning = message.get("reasoning_content")
-            if reasoning and place + 1 == len(messages) and not prompt:
-                # The template leaves it out, and its prompt begins it, but behind a tool's output.
-                page.wrote("<think>\n", place if after_tool else None)
-                page.said(reasoning.strip("\n"), place, answer=True)
-                said = message["content"].split("</think>")[-1]
-                page.wrote("\n</think>" + ("" if said.startswith("\n") else "\n\n"), place)
-            page.said(message["content"].split("</think>")[-1], place, answer=True)
-            page.wrote("<｜end▁of▁sentence｜>", place)
-            after_tool = False
-        elif message["role"] == "tool":
-            page.wrote("\n" if outputs else "<｜tool▁outputs▁begin｜>")
-            page.wrote("<｜tool▁output▁begin｜>")
-            page.said(message["content"], place)
-            page.wrote("<｜tool▁output▁end｜>")
-            after_tool, outputs = True, outputs + 1
-    if after_tool:
-        page.wrote("<｜tool▁outputs▁end｜>")
-    elif prompt:
-        page.wrote("<｜Assistant｜><think>\n")
-
-
 _TEXT = ("<unk>", "<s>", "</s>")
 _INSTRUCTIONS = (*_TEXT, "[INST]", "[/INST]")
 _MISTRAL_TOOLS = (
@@ -326,10 +265,6 @@ _MISTRAL_TOOLS = (
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
 )
 _DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")
-_R1 = (
-    *("<｜User｜>", "<｜Assistant｜>", "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"),
-    *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
-)
 _MARKS = {"bos": "<s>", "eos": "</s>"}
 _DEEPSEEK_MARKS = {"bos": _DEEPSEEK[0], "eos": _DEEPSEEK[1], "pad": _DEEPSEEK[2]}
 FAMILIES = [
@@ -360,14 +295,4 @@ FAMILIES = [
         **_MARKS,
     ),
     Family("deepseek_v2", DEEPSEEK_V2, _deepseek_v2, _DEEPSEEK, **_DEEPSEEK_MARKS),
-    Family(
-        "deepseek_r1",
-        DEEPSEEK_R1,
-        _deepseek_r1,
-        _DEEPSEEK,
-        added=(*_R1, "<think>", "</think>"),
-        mentioned=(*_R1, "<think>", "</think>"),
-        thinks="prompt",
-        **_DEEPSEEK_MARKS,
-    ),
 ]

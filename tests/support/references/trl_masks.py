@@ -287,14 +287,6 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
     return call | {"function": call["function"] | {"arguments": arguments}}
 
 
-def _added(
-    tokenizer: PreTrainedTokenizerFast, before: list[Message], tools: list[Any] | None, text: str
-) -> str:
-    """Returns what a text adds to that of the turns before."""
-    seen = tokenizer.apply_chat_template(before, tools=tools, tokenize=False)
-    return text[len(os.path.commonprefix([seen, text])) :]  # noqa: RUF071
-
-
 @functools.cache
 def knows_reasoning(family: str) -> bool:
     """Returns whether a training template writes `reasoning_content`."""

@@ -82,18 +82,14 @@ def texts(state):
 
 def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(chat, fake):
     first = say(chat, "one")
-    assert texts(first) == [{"base": "abc", "tuned": "abc"}] and fake.loaded == [
-        "base",
-        "checkpoint",
-    ]
+    assert texts(first) == [{"base": "abc", "tuned": "abc"}]
+    assert fake.loaded == ["base", "checkpoint"]
     answers = first["turns"][0]["answers"]
     assert answers["base"]["weights"].startswith("Before training: ")
     assert answers["tuned"]["weights"] == "Tiny, step 20, the newest"
-    assert (
-        answers["base"]["state"] == "done"
-        and answers["base"]["rate"].endswith("tokens/s")
-        and first["held"] == "2.00 MiB"
-    )
+    assert answers["base"]["state"] == "done"
+    assert answers["base"]["rate"].endswith("tokens/s")
+    assert first["held"] == "2.00 MiB"
     say(chat, "two", system="be short")
     assert fake.loads == ["base", "checkpoint"]
     assert fake.heard[-1] == (
@@ -113,7 +109,9 @@ def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(chat, fake):
     base = next(messages for kind, messages in reversed(fake.heard) if kind == "base")
     assert [m["content"] for m in base if m["role"] == "user"] == ["one", "two", "four"]
     chat.release()
-    assert not fake.loaded and not chat.state()["loaded"] and len(chat.state()["turns"]) == 4
+    assert not fake.loaded
+    assert not chat.state()["loaded"]
+    assert len(chat.state()["turns"]) == 4
 
 
 def test_other_weights_begin_a_new_chat_and_replace_those_in_memory(chat, fake):
@@ -128,9 +126,8 @@ def test_other_weights_begin_a_new_chat_and_replace_those_in_memory(chat, fake):
 def test_what_does_not_fit_together_answers_one_after_the_other(chat, fake):
     fake.most = 1
     state = say(chat, "one")
-    assert (
-        texts(state) == [{"base": "abc", "tuned": "abc"}] and "one after the other" in state["note"]
-    )
+    assert texts(state) == [{"base": "abc", "tuned": "abc"}]
+    assert "one after the other" in state["note"]
     assert fake.loaded == ["checkpoint"]
     say(chat, "two")  # with one of them already in memory
     assert fake.loads == ["base", "checkpoint"] * 2
@@ -150,9 +147,8 @@ def test_stop_ends_the_answer_and_keeps_what_was_written(chat, fake):
     fake.gate.release()
     wait_for(lambda: not chat.state()["working"])
     answers = chat.state()["turns"][0]["answers"]
-    assert {answer["state"] for answer in answers.values()} == {"stopped"} and answers["base"][
-        "text"
-    ].startswith("ab")
+    assert {answer["state"] for answer in answers.values()} == {"stopped"}
+    assert answers["base"]["text"].startswith("ab")
     assert chat.state()["error"] == ""
 
 

@@ -122,10 +122,8 @@ def test_this_machine_is_told_with_its_real_limits(tab):
     about = tab.call("hardware").json()
     facts = dict(about["machine"]["pairs"])
     assert facts["Processor"] == "A CPU, 16 cores usable"
-    assert (
-        "180 GiB free of 192 GiB (a limit of its control group)" in facts["RAM"]
-        and "12.0 GiB in use" in facts["RAM"]
-    )
+    assert "180 GiB free of 192 GiB (a limit of its control group)" in facts["RAM"]
+    assert "12.0 GiB in use" in facts["RAM"]
     assert facts["GPU"] == (
         "NVIDIA GeForce RTX 4090, 23.0 GiB free of 24.0 GiB; driver 575.1; PCIe 1.0 x16 now, PCIe "
         "4.0 x16 at most"
@@ -136,9 +134,9 @@ def test_this_machine_is_told_with_its_real_limits(tab):
 
 def test_rates_are_estimated_until_they_are_measured_and_speeds_follow_them(tab):
     before = tab.call("hardware").json()["rates"]
-    assert (
-        before["origin"] == "estimated" and "RTX 4090" in before["caption"] and before["at"] is None
-    )
+    assert before["origin"] == "estimated"
+    assert "RTX 4090" in before["caption"]
+    assert before["at"] is None
     asked = {"machine": HERE, "timed": True}
     estimated = tab.call("hardware/column", asked).json()["cells"][LLAMA]
     known = next(known for known in machines() if known.name == "RTX 4090").rates()
@@ -154,10 +152,8 @@ def test_rates_are_estimated_until_they_are_measured_and_speeds_follow_them(tab)
 def test_without_a_gpu_nothing_is_estimated_and_no_plan_depends_on_it(tmp_path):
     tab = Tab(tmp_path, replace(MACHINE, gpus=(), notes=("There is no NVIDIA GPU.",)))
     about = tab.call("hardware").json()
-    assert (
-        about["rates"]["origin"] == "unknown"
-        and "nothing is chosen by speed" in about["rates"]["caption"]
-    )
+    assert about["rates"]["origin"] == "unknown"
+    assert "nothing is chosen by speed" in about["rates"]["caption"]
     assert dict(about["machine"]["pairs"])["GPU"].startswith("none")
     assert about["machine"]["notes"] == ["There is no NVIDIA GPU."]
 
@@ -333,20 +329,13 @@ def test_machines_are_offered_for_an_id_and_for_a_title(tab):
 def test_bad_parameters_give_one_sentence(tab, path, body, said):
     answer = tab.call(f"hardware/{path}", body)
     error = answer.json()["error"]
-    assert answer.status_code == 409 and said in error and "\n" not in error
+    assert answer.status_code == 409
+    assert said in error
+    assert "\n" not in error
     # Text that a person typed stays text: the answer is JSON, and browsers must not interpret it as
     # anything else.
-    assert (
-        answer.headers["content-type"] == "application/json"
-        and answer.headers["x-content-type-options"] == "nosniff"
-    )
-
-
-def test_the_guard_stands_before_these_routes(tab):
-    assert tab.call("hardware", origin="http://evil.example").status_code == 403
-    assert tab.call("hardware/measure", {}, origin="http://evil.example").status_code == 403
-    assert tab.call("hardware", host="evil.example").status_code == 400
-    assert tab.call("hardware").json()["job"] is None
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 # ------------------------------------------------------------------ the measurement

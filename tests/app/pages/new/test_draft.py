@@ -78,10 +78,8 @@ def test_a_change_that_is_none_is_refused_in_a_sentence(session, folder, changes
 def test_runs_that_do_not_load_are_refused(session, folder):
     (folder.path / "config.yaml").write_text("train: {batch_size: none}", encoding="utf-8")
     answer = post(session, folder.id, {"changes": {}})
-    assert (
-        answer.status_code == 409
-        and f"The settings of run {folder.id} cannot be used" in answer.json()["error"]
-    )
+    assert answer.status_code == 409
+    assert f"The settings of run {folder.id} cannot be used" in answer.json()["error"]
     assert post(session, "20200101-000000-nothing", {"changes": {}}).status_code == 409
     assert post(session, "..", {"changes": {}}).status_code in (404, 409)
     assert kept(session) is None

@@ -40,11 +40,9 @@ def test_a_change_goes_to_the_run(session, engine):
 def test_a_wrong_change_is_refused_in_a_sentence(session, engine, values, said):
     run_id = session.start(CONFIG)
     answer = post(session, f"/api/runs/{run_id}/change", {"values": values})
-    assert (
-        answer.status_code == 409
-        and said in answer.json()["error"]
-        and engine.runs[0].commands == []
-    )
+    assert answer.status_code == 409
+    assert said in answer.json()["error"]
+    assert engine.runs[0].commands == []
 
 
 def test_a_run_of_another_process_is_changed_by_its_control_file_and_its_new_settings_are_shown(
@@ -72,7 +70,5 @@ def test_a_run_of_another_process_is_changed_by_its_control_file_and_its_new_set
         recorder.close()
         session.follow(folder.id).note_request("save", 0)  # reads the record at once
         bar = get(session, f"/api/live/{folder.id}").json()["bar"]
-        assert (
-            bar["settings"] == {"learning_rate": 3e-4, "steps": 60, "done": 20}
-            and bar["step"] == "20 of 60"
-        )
+        assert bar["settings"] == {"learning_rate": 3e-4, "steps": 60, "done": 20}
+        assert bar["step"] == "20 of 60"

@@ -11,7 +11,7 @@ from app.pages.run.run_figures import FIGURES
 from app.pages.runs.comparison import Compared, comparison
 from app.shared.charts.axes import AXES
 from engine.runs.record.events import PlanSimulated, StepTimeline
-from engine.runs.record.snapshot import RunSnapshot
+from tests.support.folded import fold
 from tests.support.hostile import HOSTILE, hostile_events
 from tests.support.synthetic_run import records
 
@@ -23,10 +23,7 @@ def events():
 
 @pytest.fixture(scope="module")
 def snapshot(events):
-    snapshot = RunSnapshot()
-    for record in records(events):
-        snapshot.apply(record)
-    return snapshot
+    return fold(records(events))
 
 
 def drawn(value, key=""):

@@ -75,7 +75,9 @@ def test_all_ranks_share_an_axis(step):
         assert waits["base"] == [begin] and waits["x"] == [3.0]
     labels = [entry["label"] for entry in part["legend"]]
     assert "Compute waits for the other GPUs: 6 ms on all ranks together" in labels
-    assert "on 2 ranks" in part["caption"] and part["is_whole"] and not part["count"]
+    assert "on 2 ranks" in part["caption"]
+    assert part["is_whole"]
+    assert not part["count"]
 
 
 def test_many_ranks_have_as_many_bars_as_one_and_the_rest_in_a_stretch():
@@ -124,4 +126,6 @@ def test_waits_for_other_ranks_are_a_part_of_the_step():
     table = StepTable()
     table.append(0.0, StepFinished(1, seconds=4.0, exposed={"exchange": 1.0, "h2d": 0.5}))
     parts = {name: float(values[0]) for name, values in step_parts(table).items()}
-    assert parts["exchange"] == 1.0 and parts["compute"] == 2.5 and parts["other"] == 0
+    assert parts["exchange"] == 1.0
+    assert parts["compute"] == 2.5
+    assert parts["other"] == 0

@@ -24,6 +24,7 @@ from engine.runs.record.events import (
 )
 from engine.runs.record.snapshot import RunSnapshot
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
+from tests.support.folded import fold
 from tests.support.synthetic_run import GIB, records, run_events
 
 LOSSES = {0: 4.0, 10: 2.0, 20: 1.5, 30: 2.5}
@@ -41,10 +42,7 @@ def overfitted(exported: int | None, state="finished", evaluated=True, saved=(20
     events.append(ExactMatchMeasured(30, "after", 40, 50))
     if exported is not None:
         events.append(ExportWritten(step=exported, path="export"))
-    snapshot = RunSnapshot()
-    for record in records([*events, RunEnded(state)]):
-        snapshot.apply(record)
-    return snapshot
+    return fold(records([*events, RunEnded(state)]))
 
 
 def row(card, label):
@@ -104,10 +102,7 @@ def by_answers() -> RunSnapshot:
             events.append(ExactMatchMeasured(step, "during", correct, 50))
     events += [BestKept(10, LOSSES[10], correct=45, total=50), ExportWritten(10, "export")]
     events.append(ExactMatchMeasured(10, "after", 45, 50))
-    snapshot = RunSnapshot()
-    for record in records([*events, RunEnded("finished")]):
-        snapshot.apply(record)
-    return snapshot
+    return fold(records([*events, RunEnded("finished")]))
 
 
 def test_a_run_that_chose_by_exact_match_says_so_everywhere():
@@ -149,9 +144,7 @@ def test_without_weights_there_is_nothing_to_export(state, saved):
 
 
 def test_a_run_that_goes_on_or_has_no_step_has_no_card():
-    going = RunSnapshot()
-    for record in records(run_events(20, ended=None)):
-        going.apply(record)
+    going = fold(records(run_events(20, ended=None)))
     assert result(going, "running", NOTHING_SAVED) is None
     assert result(RunSnapshot(), "failed", NOTHING_SAVED) is None
 
@@ -164,10 +157,7 @@ def test_a_checkpoint_keeps_the_best_too():
 
 
 def sampled(**values) -> RunSnapshot:
-    snapshot = RunSnapshot()
-    for record in records([StateChanged("running"), MemorySampled(step=1, **values)]):
-        snapshot.apply(record)
-    return snapshot
+    return fold(records([StateChanged("running"), MemorySampled(step=1, **values)]))
 
 
 def test_meters_tell_memory_against_its_limit():

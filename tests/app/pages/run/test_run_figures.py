@@ -33,14 +33,12 @@ from engine.runs.record.events import (
 )
 from engine.runs.record.snapshot import RunSnapshot
 from engine.training.checkpoints.saved_on_disk import SavedSteps
+from tests.support import folded
 from tests.support.synthetic_run import GIB, records, run_events
 
 
 def fold(events):
-    snapshot = RunSnapshot()
-    for record in records(events):
-        snapshot.apply(record)
-    return snapshot
+    return folded.fold(records(events))
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +155,8 @@ def test_the_ceiling_is_drawn_where_it_can_be_seen_and_said_always(finished):
 
     assert names(0) == (["tokens/s", "TFLOPS"], "0 tokens/s in the median step")
     drawn, said = names(4)
-    assert drawn[-1] == "ceiling" and said.endswith(
-        "1 TFLOPS, 25 % of the 4 that large matrix products reach here"
-    )
+    assert drawn[-1] == "ceiling"
+    assert said.endswith("1 TFLOPS, 25 % of the 4 that large matrix products reach here")
     drawn, said = names(700)
     assert drawn[-1] == "TFLOPS" and "0.1 % of the 700" in said
 
@@ -287,9 +284,8 @@ def test_every_state_has_words_a_tone_and_a_sentence(finished):
     for state in (*get_args(RunState), "interrupted", "unreadable"):
         assert STATE_LABELS[state] and STATE_TONES[state]
     for state in (*get_args(RunState), "interrupted"):
-        assert sentence(finished, state).endswith(".") and sentence(RunSnapshot(), state).endswith(
-            "."
-        )
+        assert sentence(finished, state).endswith(".")
+        assert sentence(RunSnapshot(), state).endswith(".")
     assert set(ACTIONS) <= {*get_args(RunState), "interrupted"}
 
 
@@ -312,11 +308,9 @@ def test_a_run_whose_process_is_gone_is_interrupted():
     bar = run_bar(
         snapshot, ShownRun("run-1", "Synthetic", is_running=False, saved=SavedSteps(40, 40))
     )
-    assert (
-        bar["state"] == "interrupted"
-        and bar["actions"] == ["resume"]
-        and "checkpoint of step 40." in bar["sentence"]
-    )
+    assert bar["state"] == "interrupted"
+    assert bar["actions"] == ["resume"]
+    assert "checkpoint of step 40." in bar["sentence"]
     assert (
         run_bar(fold(run_events(5)), ShownRun("run-1", "Synthetic", is_running=False))["state"]
         == "finished"
@@ -328,10 +322,8 @@ def test_a_request_is_shown_until_it_is_taken():
         fold(run_events(5, total=9, ended=None)),
         ShownRun("run-1", "x", is_running=True, pending="stop"),
     )
-    assert (
-        bar["actions"] == []
-        and bar["sentence"] == "Stop requested: finishing the step, then saving."
-    )
+    assert bar["actions"] == []
+    assert bar["sentence"] == "Stop requested: finishing the step, then saving."
 
 
 def test_the_ends_of_runs_are_told(finished):
@@ -360,17 +352,15 @@ def test_tiles_and_details(finished):
     assert shown["GPU memory"]["value"] == "43.0 GiB"
     assert "GPU memory" not in {tile["label"] for tile in tiles(fold(run_events(5, gpu=False)))}
     assert all(tile["value"] == "–" for tile in tiles(RunSnapshot()))
-    assert shown["TFLOPS"]["note"].endswith(" of this machine's ceiling") and shown["Power"][
-        "value"
-    ].endswith(" W")
+    assert shown["TFLOPS"]["note"].endswith(" of this machine's ceiling")
+    assert shown["Power"]["value"].endswith(" W")
     known = details(finished)
     assert known["answers"]["scores"] == {"before": "1 of 50 (2 %)", "after": "48 of 50 (96 %)"}
     assert known["answers"]["rows"] == [
         {"prompt": "2+2=", "expected": "4", "before": "q", "after": "4"}
     ]
-    assert ["Rows", "1,200"] in known["data"] and ["Activation checkpointing", "full"] in known[
-        "plan"
-    ]
+    assert ["Rows", "1,200"] in known["data"]
+    assert ["Activation checkpointing", "full"] in known["plan"]
     assert known["facts"][0] == ["Model", "7.62B parameters in 3 units"]
     assert len(known["files"]) == 4
     assert details(RunSnapshot())["answers"] is None

@@ -22,9 +22,9 @@ from engine.runs.record.events import StateChanged
 from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import open_run
-from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.about import write_about
 from engine.runs.summaries.benchmark_results import RESULTS_FILE, append_benchmarks
+from tests.support.folded import fold
 from tests.support.measured import SEVERAL
 from tests.support.routes import wait_for
 from tests.support.sessions import CONFIG, at_once, finished_run, get, post
@@ -121,7 +121,9 @@ def test_runs_are_searched_filtered_and_sorted(session):
     assert {state["value"] for state in answer["states"]} == {"finished", "interrupted"}
     assert {row["id"] for row in answer["runs"]} == {first.id, second.id, third.id}
     (row,) = (row for row in answer["runs"] if row["id"] == first.id)
-    assert len(row["curve"]) == 40 and row["validation"] and row["size"].endswith(("KiB", "MiB"))
+    assert len(row["curve"]) == 40
+    assert row["validation"]
+    assert row["size"].endswith(("KiB", "MiB"))
 
 
 def test_curves_are_given_as_csv(session):
@@ -130,9 +132,7 @@ def test_curves_are_given_as_csv(session):
     assert answer.headers["content-type"].startswith("text/csv")
     assert f"{folder.id}-curves.csv" in answer.headers["content-disposition"]
     rows = list(csv.DictReader(io.StringIO(answer.text)))
-    snapshot = RunSnapshot()
-    for record in replay(folder.events_path):
-        snapshot.apply(record)
+    snapshot = fold(replay(folder.events_path))
     told = [row for row in rows if row["loss"]]
     assert [int(row["step"]) for row in told] == list(snapshot.steps.step)
     assert [float(row["loss"]) for row in told] == list(snapshot.steps.loss)
@@ -211,10 +211,8 @@ def test_damaged_runs_are_listed_beside_the_others(session):
     rows = {row["id"]: row for row in get(session, "/api/runs").json()["runs"]}
     assert rows[good.id]["state"] == "finished"
     for folder in (damaged, gone):
-        assert rows[folder.id]["state"] == "unreadable" and rows[folder.id]["actions"] == [
-            "details",
-            "delete",
-        ]
+        assert rows[folder.id]["state"] == "unreadable"
+        assert rows[folder.id]["actions"] == ["details", "delete"]
         found = get(session, f"/api/runs/{folder.id}/details").json()
         assert found["commands"] == [] and bool(found["config_problem"]) == (folder is gone)
 
@@ -222,7 +220,9 @@ def test_damaged_runs_are_listed_beside_the_others(session):
 def test_an_interrupted_run_can_be_resumed_from_the_list(session):
     folder = finished_run(session, run_events(5, total=10, ended=None))
     (row,) = get(session, "/api/runs").json()["runs"]
-    assert row["state"] == "interrupted" and "resume" in row["actions"] and folder.id == row["id"]
+    assert row["state"] == "interrupted"
+    assert "resume" in row["actions"]
+    assert folder.id == row["id"]
 
 
 # ------------------------------------------------------------------ names and details
@@ -260,10 +260,8 @@ def test_the_details_of_a_run_are_its_exact_settings_and_commands(session):
     folder = finished_run(session, run_events(5, total=10, ended="stopped"))
     (folder.path / "stderr.txt").write_text("a warning\n")
     found = get(session, f"/api/runs/{folder.id}/details").json()
-    assert (
-        found["config"] == (folder.path / "config.yaml").read_text()
-        and found["config_name"] == "Fake"
-    )
+    assert found["config"] == (folder.path / "config.yaml").read_text()
+    assert found["config_name"] == "Fake"
     runs = str(session.runs_dir)
     assert [command["text"] for command in found["commands"]] == [
         f"python launch.py train --resume {folder.id} --runs-dir {runs}",

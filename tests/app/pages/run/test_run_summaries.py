@@ -3,14 +3,12 @@
 from app.pages.run.run_figures import FIGURES, summaries
 from app.pages.runs.comparison import summaries as compared
 from engine.runs.record.snapshot import RunSnapshot
+from tests.support.folded import fold
 from tests.support.synthetic_run import records, run_events
 
 
 def snapshot_of(**how) -> RunSnapshot:
-    snapshot = RunSnapshot()
-    for record in records(run_events(**how)):
-        snapshot.apply(record)
-    return snapshot
+    return fold(records(run_events(**how)))
 
 
 def test_every_figure_has_a_sentence_with_its_numbers():

@@ -17,14 +17,12 @@ from engine.runs.record.events import (
 )
 from engine.runs.record.snapshot import RunSnapshot
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
+from tests.support.folded import fold
 from tests.support.synthetic_run import records
 
 
 def snapshot_of(*events) -> RunSnapshot:
-    snapshot = RunSnapshot()
-    for record in records(list(events)):
-        snapshot.apply(record)
-    return snapshot
+    return fold(records(list(events)))
 
 
 PREPARING = StateChanged("preparing")
@@ -45,7 +43,9 @@ JOBS = {
 def test_a_job_is_named_and_shows_how_far_it_is(job, title):
     progress = JobProgressed(job, 1, 4, "the second file")
     found = stage(snapshot_of(PREPARING, progress), "preparing", NOTHING_SAVED)
-    assert found["title"] == title and found["share"] == 0.25 and found["tone"] == "busy"
+    assert found["title"] == title
+    assert found["share"] == 0.25
+    assert found["tone"] == "busy"
     assert found["text"].endswith("the second file.") and len(found["text"]) > 30
     assert found["actions"] == []
 

@@ -68,12 +68,10 @@ def test_a_trace_a_lane(step):
 def test_nothing_sampled_is_said_in_place():
     part = timeline_part(None)
     go.Figure({name: part[name] for name in ("data", "layout")})
-    assert (
-        part["step"] is None
-        and part["legend"] == []
-        and part["caption"] == ""
-        and ghosts(part) == []
-    )
+    assert part["step"] is None
+    assert part["legend"] == []
+    assert part["caption"] == ""
+    assert ghosts(part) == []
     assert "first sampled step" in part["layout"]["annotations"][0]["text"]
 
 
@@ -191,9 +189,8 @@ def test_a_stretch_keeps_lanes_and_waits_that_reach_into_it():
     ]
     figure = timeline_figure(StepTimeline(1, spans, waits), None, (2.0, 2.5))
     assert figure["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Update", "Compute", "H2D"]
-    assert bars(figure) == 0 and [trace["name"] for trace in figure["data"] if trace["x"]] == [
-        "waiting: h2d"
-    ]
+    assert bars(figure) == 0
+    assert [trace["name"] for trace in figure["data"] if trace["x"]] == ["waiting: h2d"]
     unknown = timeline_figure(StepTimeline(1, spans), None, (0.5, 3.5))
     assert (traces(unknown)["waiting"]["base"], traces(unknown)["waiting"]["x"]) == ([1000], [2000])
 
@@ -209,9 +206,8 @@ def test_the_routes_of_a_step_and_of_a_stretch(tmp_path, many):
     def get(path):
         return send(timeline_routes(session), "GET", f"/api/runs/{folder.id}/{path}")
 
-    assert get("timeline").json()["step"] == 2 and get("timeline?step=1").json()[
-        "count"
-    ].startswith("Showing")
+    assert get("timeline").json()["step"] == 2
+    assert get("timeline?step=1").json()["count"].startswith("Showing")
     figure = get("stretch?step=1&from=3000000&to=3400000").json()
     assert figure == json.loads(json.dumps(timeline_figure(many, None, (3.0, 3.4))))
     assert get("stretch?step=2&from=-5000&to=5000").json()["is_whole"]
@@ -271,7 +267,9 @@ def test_waits_are_drawn_by_cause_and_added_up_in_the_legend():
 def test_an_older_record_shows_gaps_without_a_cause(step):
     figure = timeline_figure(StepTimeline(step.step, step.spans))
     waiting = traces(figure)["waiting"]
-    assert waiting["base"] == [0] and waiting["x"] == [4] and "pattern" not in waiting["marker"]
+    assert waiting["base"] == [0]
+    assert waiting["x"] == [4]
+    assert "pattern" not in waiting["marker"]
     assert "Compute waits" in [
         entry["label"] for entry in timeline_legend(StepTimeline(step.step, step.spans))
     ]

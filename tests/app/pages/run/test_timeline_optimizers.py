@@ -24,7 +24,7 @@ from engine.planning.schedule.schedule import Span
 from engine.planning.schedule.simulate import simulate
 from engine.planning.schedule.stalls import as_records
 from engine.runs.record.events import PlanBuilt, RunStarted, StepFinished, StepTimeline
-from engine.runs.record.snapshot import RunSnapshot
+from tests.support import folded
 from tests.support.synthetic_run import records, span
 
 ROWS = [Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, Lane.UPDATE, Lane.D2H, Lane.STATES_OUT, Lane.HOST]
@@ -39,10 +39,7 @@ STATES_OPS = ("fetch_states", "fetch_gradient", "offload_weights", "offload_stat
 
 
 def fold(*events):
-    snapshot = RunSnapshot()
-    for record in records([RunStarted(), *events]):
-        snapshot.apply(record)
-    return snapshot
+    return folded.fold(records([RunStarted(), *events]))
 
 
 def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2, **others):
@@ -140,9 +137,8 @@ def test_states_have_a_color_of_their_own_and_the_update_the_optimizer_s(step):
     }
     assert all(_contrast(states, theme["card"]) >= 3 for theme in (LIGHT, DARK))
     legend = colors_of(timeline_legend(step))
-    assert (
-        legend["States in and out"] == states and legend["Optimizer"] == OP_COLORS["device_update"]
-    )
+    assert legend["States in and out"] == states
+    assert legend["Optimizer"] == OP_COLORS["device_update"]
     assert "States in and out" not in colors_of(
         timeline_legend(StepTimeline(step=1, spans=spans_of(())))
     )
@@ -220,9 +216,8 @@ def test_merged_states_say_how_many_ops_they_are():
     row = {trace["name"]: trace for trace in figure["data"]}[Lane.STATES_IN]
     assert len(row["x"]) <= MAX_SPANS
     first = row["customdata"][0]
-    assert first.startswith("block 0 to block ") and first.endswith(
-        "ops, mostly optimizer states in"
-    )
+    assert first.startswith("block 0 to block ")
+    assert first.endswith("ops, mostly optimizer states in")
     assert set(row["marker"]["color"]) == {OP_COLORS["fetch_states"]}
 
 

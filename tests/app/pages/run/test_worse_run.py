@@ -25,6 +25,7 @@ from engine.runs.summaries.listing import summarize
 from engine.runs.summaries.sparkline import Sparkline, read_sparkline
 from engine.training.checkpoints.saved_on_disk import SavedSteps
 from tests.app.verdict.made_runs import CONFIG
+from tests.support.folded import fold
 from tests.support.recorded_runs import read
 
 
@@ -41,10 +42,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def snapshot():
-    found = RunSnapshot()
-    for record in read("ends", "rate-5"):
-        found.apply(record)
-    return found
+    return fold(read("ends", "rate-5"))
 
 
 def test_no_evaluation_of_it_is_the_best(snapshot):
@@ -88,16 +86,12 @@ def test_its_bar_and_its_card_are_red(snapshot):
 
 def test_a_run_that_memorizes_its_rows_is_amber():
     """Its badge and its card were green, and only a sentence below them said so."""
-    found = RunSnapshot()
-    for record in read("ends", "six-rows"):
-        found.apply(record)
+    found = fold(read("ends", "six-rows"))
     bar = run_bar(found, ShownRun("run-1", "x", is_running=False), verdict(found, "finished"))
     assert bar["tone"] == "warn" and bar["title"].startswith("!")
     card = result(found, "finished", SavedSteps(found.step, found.step))
     assert card["tone"] == "warn" and card["title"].endswith(": it memorizes its rows")
-    healthy = RunSnapshot()
-    for record in read("ends", "healthy"):
-        healthy.apply(record)
+    healthy = fold(read("ends", "healthy"))
     assert result(healthy, "finished", SavedSteps(healthy.step))["tone"] == ""
 
 
@@ -121,9 +115,7 @@ def test_a_run_has_one_color_wherever_it_is_listed(tmp_path, name, tone):
 
 
 def test_the_least_bad_of_such_runs_is_not_the_best(snapshot):
-    healthy = RunSnapshot()
-    for record in read("ends", "healthy"):
-        healthy.apply(record)
+    healthy = fold(read("ends", "healthy"))
     other = RunSnapshot()
     for record in read("ends", "rate-5"):
         if not isinstance(record.event, RunEnded):

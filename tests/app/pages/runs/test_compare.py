@@ -41,14 +41,15 @@ def test_a_record_is_folded_once_and_gone_on_with_as_it_grows(tmp_path, monkeypa
     for _ in range(3):
         answer = kept.compare(folders, "step", lambda folder: False)
     assert len(read) == 2
-    assert [run["word"] for run in answer["runs"]] == ["Finished", "Interrupted"] and not answer[
-        "going_on"
-    ]
+    assert [run["word"] for run in answer["runs"]] == ["Finished", "Interrupted"]
+    assert not answer["going_on"]
     recorder = RunRecorder(folders[1].path, folders[1].id)
     recorder.emit(step_finished(21, 100))
     recorder.close()
     answer = kept.compare(folders, "step", lambda folder: folder is folders[1])
-    assert len(read) == 3 and answer["rows"][0]["texts"] == ["60", "21"] and answer["going_on"]
+    assert len(read) == 3
+    assert answer["rows"][0]["texts"] == ["60", "21"]
+    assert answer["going_on"]
     # A record that replaces it is read from the beginning.
     content = folders[0].events_path.read_bytes()
     folders[0].events_path.write_bytes(
@@ -81,9 +82,8 @@ def test_the_route(tmp_path):
         return send(compare_routes(session), "GET", f"/api/compare?{query}")
 
     answer = get(f"runs={a.id},{b.id},{a.id},{damaged.id}&axis=time").json()
-    assert [run["id"] for run in answer["runs"]] == [a.id, b.id, damaged.id] and answer["runs"][1][
-        "name"
-    ] == "Renamed"
+    assert [run["id"] for run in answer["runs"]] == [a.id, b.id, damaged.id]
+    assert answer["runs"][1]["name"] == "Renamed"
     assert {"name": "train.seed", "texts": ["1", "2", "–"]} in answer["settings"]
     assert get(f"runs={a.id}").json()["error"] == "2 to 6 runs are compared; 1 is chosen."
     for query in ("", f"runs={a.id},nothing", f"runs={a.id},..%2Fx"):

@@ -23,16 +23,14 @@ from app.pages.runs.setting_differences import (
 from engine.config.settings import TrainConfig
 from engine.runs.record.events import ExactMatchMeasured
 from engine.runs.record.snapshot import RunSnapshot
+from tests.support import folded
 from tests.support.synthetic_run import records, run_events
 
 CONFIG = TrainConfig.from_dict({"name": "Run", "model": {"source": "m"}, "data": {"source": "d"}})
 
 
 def fold(events):
-    snapshot = RunSnapshot()
-    for record in records(events):
-        snapshot.apply(record)
-    return snapshot
+    return folded.fold(records(events))
 
 
 def compared(name="Run", steps=60, settings=None, state="finished", **events):
@@ -60,9 +58,8 @@ def test_each_run_has_one_color_and_its_name_as_text(axis):
                 trace["line"]["color"]
             )
         assert all(len(colors) == 1 for colors in by_name.values())
-        assert by_name["Plain"] == {COLORS[0]} and by_name[
-            "&lt;img src=x onerror=1&gt; &amp; co"
-        ] == {COLORS[1]}
+        assert by_name["Plain"] == {COLORS[0]}
+        assert by_name["&lt;img src=x onerror=1&gt; &amp; co"] == {COLORS[1]}
         assert figure["layout"]["xaxis"].get("type") == ("date" if axis == "time" else None)
 
 
@@ -72,7 +69,8 @@ def test_memory_has_a_second_row_where_a_run_has_a_gpu():
         None,
         "y2",
         None,
-    ] and "yaxis2" in both["layout"]
+    ]
+    assert "yaxis2" in both["layout"]
     cpu = FIGURES["memory"]([compared("a", gpu=False)], ["a"], "step")
     assert "yaxis2" not in cpu["layout"]
 
@@ -90,19 +88,15 @@ def test_key_figures_mark_the_better_value():
     rows = {row["name"]: row for row in comparison([compared("long", 200), slow], "step")["rows"]}
     assert rows["Steps"] == {"name": "Steps", "texts": ["200", "40"], "best": []}
     assert rows["Final loss (mean of the last steps)"]["best"] == [0]
-    assert (
-        rows["Time of a step (median)"]["texts"] == ["0.25 s", "0.25 s"]
-        and rows["Time of a step (median)"]["best"] == []
-    )
+    assert rows["Time of a step (median)"]["texts"] == ["0.25 s", "0.25 s"]
+    assert rows["Time of a step (median)"]["best"] == []
     assert rows["Host memory, peak"]["texts"] == ["100 GiB", "100 GiB"]
     cpu = {
         row["name"]: row
         for row in comparison([compared("a"), compared("b", 0, ended=None)], "step")["rows"]
     }
-    assert (
-        cpu["GPU memory, peak"]["texts"] == ["43.0 GiB", "–"]
-        and cpu["GPU memory, peak"]["best"] == []
-    )
+    assert cpu["GPU memory, peak"]["texts"] == ["43.0 GiB", "–"]
+    assert cpu["GPU memory, peak"]["best"] == []
 
 
 def test_only_settings_that_differ_are_listed():

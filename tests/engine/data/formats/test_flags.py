@@ -20,7 +20,6 @@ from engine.data.formats.unknown_flags import UnknownFlags
 from engine.data.sources.open_source import Source
 from engine.errors import DataError
 from engine.paths import PROGRAM_ROOT
-from tests.support import data_tokenizers as made
 
 SOURCE = Source("a.jsonl", "line", None, lambda: iter(()))
 HI, BAD, MORE, GOOD = "Hello", "BAD ANSWER", "Again", "good answer"
@@ -37,11 +36,6 @@ def chat(first=None, second=None, asked=None):
 def read(row, rows=(), **settings):
     columns = map_columns("auto", [row, *rows], SOURCE, DataColumns(), **settings)
     return columns.example(row, "line 1 of a.jsonl")
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
 
 
 def config(path, rows, **values):

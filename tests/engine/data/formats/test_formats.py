@@ -15,7 +15,6 @@ from engine.data.formats.formats import map_columns
 from engine.data.sources import hub_connection
 from engine.data.sources.open_source import open_source
 from engine.errors import DataError
-from tests.support import data_tokenizers as made
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "an hello"}]
 SHAREGPT = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "an hello"}]
@@ -38,11 +37,6 @@ SAME = {
     "prompt_completion of messages": {"prompt": CHAT[:1], "completion": CHAT[1:]},
     "question and answer": {"question": "hello", "answer": "an hello", "id": 7},
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
 
 
 def config(path, **changes) -> DataConfig:
@@ -273,18 +267,18 @@ def test_the_format_of_a_file_is_known_by_its_first_filled_rows(tmp_path, tokeni
     rows = [row for _, row in source.read()]
     assert map_columns("auto", rows, source, DataColumns()).format == "sharegpt"
     data = prepare_data(config(tmp_path / "a.jsonl"), tokenizer, 1)
-    assert data.summary["rows_skipped"] == 1 and data.summary["skipped_because"] == {
-        "the row is empty": 1
-    }
+    assert data.summary["rows_skipped"] == 1
+    assert data.summary["skipped_because"] == {"the row is empty": 1}
 
 
 def test_preview_shows_the_text_and_marks_what_is_trained(tmp_path, tokenizer):
     rows = [SAME["messages"]] * 30 + [{"messages": CHAT[:1]}]
     shown = preview(config(write(tmp_path / "a.jsonl", rows)), tokenizer, rows=2)
-    assert shown["format"] == "messages" and shown["columns"] == {
-        "messages": "the turns of the conversation"
-    }
-    assert len(shown["rows"]) == 2 and shown["rows_measured"] == 31 and shown["rows_skipped"] == 1
+    assert shown["format"] == "messages"
+    assert shown["columns"] == {"messages": "the turns of the conversation"}
+    assert len(shown["rows"]) == 2
+    assert shown["rows_measured"] == 31
+    assert shown["rows_skipped"] == 1
     first = shown["rows"][0]
     (pieces,) = first["documents"]
     assert "".join(piece["text"] for piece in pieces) == tokenizer.apply_chat_template(

@@ -266,11 +266,8 @@ def test_a_label_that_is_a_class_is_no_mark():
     columns = columns_of(
         {"question": "a", "answer": "b", "label": 1}, {"question": "a", "answer": "b", "label": 7}
     )
-    assert columns.unused == ["label"] and columns.known_columns() == {
-        "question",
-        "answer",
-        "label",
-    }
+    assert columns.unused == ["label"]
+    assert columns.known_columns() == {"question", "answer", "label"}
 
 
 def test_a_column_of_any_name_is_named_on_one_short_line():

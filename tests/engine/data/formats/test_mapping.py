@@ -15,18 +15,12 @@ from engine.data.batches.loader import prepare_data
 from engine.data.batches.preview import preview
 from engine.data.formats.choose_columns import guessed
 from engine.errors import ConfigError, DataError
-from tests.support import data_tokenizers as made
 
 ODD = [
     {"nr": "1", "Frage": "hello", "Wohin": "an hello"},
     {"nr": "2", "Frage": "he", "Wohin": "an he"},
 ]
 NAMED = DataColumns(prompt="Frage", completion="Wohin")
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
 
 
 def write(path, rows):
@@ -124,13 +118,13 @@ def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, to
         sources[2],
     ]
     shown = preview(preset(source=told).data, tokenizer)
-    assert "none.jsonl" in shown["error"] and (
-        shown["mapping"]["state"],
-        shown["mapping"]["mix"]["place"],
-    ) == ("none", 2)
+    assert "none.jsonl" in shown["error"]
+    assert (shown["mapping"]["state"], shown["mapping"]["mix"]["place"]) == ("none", 2)
     half = [sources[0], sources[1] | {"columns": {"prompt": "Frage"}}]
     shown = preview(preset(source=half).data, tokenizer)
-    assert "error" in shown and shown["mapping"]["state"] == "named" and shown["mapping"]["refused"]
+    assert "error" in shown
+    assert shown["mapping"]["state"] == "named"
+    assert shown["mapping"]["refused"]
 
     shown = preview(preset(source=sources[:2]).data, tokenizer)
     mapping = shown["mapping"]
@@ -146,9 +140,9 @@ def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, to
 
     told = [sources[0], sources[1] | {"columns": mapping["chosen"]}]
     mapping = preview(preset(source=told).data, tokenizer)["mapping"]
-    assert (
-        mapping["state"] == "named" and not mapping["refused"] and mapping["mix"]["sources"] == told
-    )
+    assert mapping["state"] == "named"
+    assert not mapping["refused"]
+    assert mapping["mix"]["sources"] == told
     assert preview(preset(source=sources[:1] * 2).data, tokenizer)["mapping"] is None, (
         "nothing to be told"
     )
@@ -244,13 +238,11 @@ def test_a_guess_is_shown_with_its_tokens_and_what_a_run_would_say(tmp_path, tok
     assert mapping["chosen"] == {"prompt": "Frage", "completion": "Wohin"}
     assert mapping["why"] == "", "nothing was asked for"
     other = preview(config(path, columns=DataColumns(text="body")), tokenizer)["mapping"]
-    assert other["state"] == "guess" and other["why"].startswith(
-        "data.columns.text is body, but odd.csv has the columns nr, "
-    )
+    assert other["state"] == "guess"
+    assert other["why"].startswith("data.columns.text is body, but odd.csv has the columns nr, ")
     assert mapping["columns"][1] == {"name": "Frage", "example": "hello"}
-    assert "an hello" in loss_mask(shown)[0] and "hello" not in loss_mask(shown)[0].replace(
-        "an hello", ""
-    )
+    assert "an hello" in loss_mask(shown)[0]
+    assert "hello" not in loss_mask(shown)[0].replace("an hello", "")
     with pytest.raises(DataError, match="fit no known format"):
         prepare_data(config(path), tokenizer, 1)
 

@@ -39,7 +39,9 @@ def refused(path, streaming=True):
         for _, row in open_source(DataConfig(source=str(path)), streaming).read():
             rows.append(row)
     sentence = str(caught.value)
-    assert "\n" not in sentence and sentence.endswith(".") and path.name in sentence
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+    assert path.name in sentence
     return sentence, rows
 
 

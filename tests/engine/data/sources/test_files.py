@@ -17,14 +17,8 @@ from engine.data.batches.preview import preview
 from engine.data.sources.folders import files_of
 from engine.data.sources.open_source import notes_on, open_source
 from engine.errors import DataError
-from tests.support import data_tokenizers as made
 
 ROWS = [{"prompt": f'say "{i}", twice\nor once', "completion": f"é {i}\t!"} for i in range(5)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return made.byte_level_tokenizer(made.CHATML)
 
 
 def prepared(source, tokenizer, **changes):

@@ -16,7 +16,6 @@ from engine.data.sources.open_source import notes_on, open_source
 from engine.errors import DataError
 from tests.support import data_files as made
 from tests.support.data_files import COMPRESS, ROWS, write
-from tests.support.data_tokenizers import CHATML, byte_level_tokenizer
 
 TEXTS = made.texts_of(ROWS)
 BINARIES = made.binaries_of(ROWS)
@@ -28,11 +27,6 @@ NOTES = {
     "commas.tsv": "commas.tsv is read with commas between the cells.",
     "a.xlsx": "Of the 3 sheets of a.xlsx, only Data is read.",
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return byte_level_tokenizer(CHATML)
 
 
 @pytest.fixture(scope="module")

@@ -123,9 +123,8 @@ def test_tools_of_an_alpaca_entry_reach_the_template(registry, tokenizer):
 def test_num_samples_takes_the_first_rows_and_says_so(registry, tokenizer, name, count):
     data = prepare_data(config(registry, name), tokenizer, 1)
     texts = tokenizer.decode(data.train.ids.tolist())
-    assert [f"q{i}" in texts for i in range(9)] == [i < count for i in range(9)] and data.summary[
-        "rows_read"
-    ] == count
+    assert [f"q{i}" in texts for i in range(9)] == [i < count for i in range(9)]
+    assert data.summary["rows_read"] == count
     shown = preview(config(registry, name), tokenizer)
     assert shown["rows_measured"] == count
     said = (

@@ -9,11 +9,13 @@ import json
 import pytest
 
 from engine.config.data_settings import DataColumns, DataConfig
+from engine.data.batches.loader import prepare_data
 from engine.data.formats.example import Conversation, Pair, Text
 from engine.data.formats.formats import map_columns
 from engine.data.sources.open_source import open_source
 from engine.data.sources.registry import registered
 from engine.errors import DataError
+from tests.support import references as reference
 
 OPENAI = {
     "role_tag": "role",
@@ -175,3 +177,20 @@ def test_another_json_file_is_no_registry(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps({"text": {"file_name": 1}, "other": 2}))
     assert registered(DataConfig(source=str(path))) is None
+
+
+FAULTS = {
+    "a mark": ({"label": False}, r"^The column label of rows\.json marks answers as good or bad"),
+    "a weight": ({"weight": 0.5}, r"^The column weight in item 1 of rows\.json is 0\.5, but rows"),
+    "no text": ({"q": 5}, r"^The column q in item 1 of rows\.json is a number, not text"),
+    "an image": ({"image": "a.png"}, r"^The column image in item 1 of rows\.json holds an image"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_columns_have_the_files_own_names_in_errors(tmp_path, name):
+    more, said = FAULTS[name]
+    entry = {"columns": {"prompt": "q", "response": "a"}}
+    source = written(tmp_path, entry, {"q": "hello", "a": "an he"} | more)
+    with pytest.raises(DataError, match=said):
+        prepare_data(DataConfig(source=source, eval_fraction=0.0), reference.tokenizer("qwen"), 1)

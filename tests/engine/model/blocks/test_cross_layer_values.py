@@ -44,10 +44,8 @@ def test_what_is_handed_on_is_found():
         take.source for take in gemma.blocks[2].cross_layer_inputs
     ]
     assert [len(block.cross_layer_inputs) for block in zaya.blocks] == [0, 1, 1, 1]
-    assert (
-        zaya.blocks[2].cross_layer_inputs[0].source == Source(1, ("out", 1))
-        and not zaya.blocks[3].cross_layer_outputs
-    )
+    assert zaya.blocks[2].cross_layer_inputs[0].source == Source(1, ("out", 1))
+    assert not zaya.blocks[3].cross_layer_outputs
     assert build("qwen3").cross_layer_flow is None
 
 

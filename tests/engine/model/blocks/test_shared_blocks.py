@@ -91,11 +91,7 @@ def test_training_in_bf16_is_as_near_to_float32_as_plain_training():
 
 def planes_after(config, choices: PlanChoices, **how) -> list[torch.Tensor]:
     run = streamed(plain_model(config), choices, dtype="bfloat16", **how)
-    for step in (1, 2):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    planes = run.planes()
-    run.close()
-    return planes
+    return run.planes_after(choices.micro_batches)
 
 
 @pytest.mark.slow("it trains by six plans")

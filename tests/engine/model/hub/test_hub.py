@@ -88,9 +88,9 @@ def test_what_is_there_is_not_fetched_again(hub):
 def test_without_weights_only_small_files_come(hub):
     seen = []
     fetch(NAME, False, told(seen), nothing)
-    assert (
-        cached_weights(NAME) is None and hub.weights_asked() == [] and seen[-1][2] == "5 of 5 files"
-    )
+    assert cached_weights(NAME) is None
+    assert hub.weights_asked() == []
+    assert seen[-1][2] == "5 of 5 files"
 
 
 def test_only_the_weights_that_are_read_are_fetched(hub, tmp_path):
@@ -215,11 +215,9 @@ def test_a_download_that_was_given_up_goes_on_where_it_was(hub, model, tmp_path,
     hub.pause, hub.ignores_ranges, seen = 0, ignores_ranges, []
     fetch(NAME, True, told(seen), nothing)
     assert hub.weights_asked() == ["", f"bytes={have}-"]
-    assert (
-        seen[0][0] >= have
-        and [s[0] for s in seen] == sorted(s[0] for s in seen)
-        and seen[-1][0] == seen[-1][1]
-    )
+    assert seen[0][0] >= have
+    assert [s[0] for s in seen] == sorted(s[0] for s in seen)
+    assert seen[-1][0] == seen[-1][1]
     assert (cached_weights(NAME) / "model.safetensors").read_bytes() == (
         model / "model.safetensors"
     ).read_bytes()

@@ -21,6 +21,7 @@ from engine.runs.record.snapshot import RunSnapshot
 from engine.tools.chat import chat_engines
 from engine.tools.chat.conversation import base_of
 from tests.support.fake_hub import NAME, FakeHub, GivenUp, serve
+from tests.support.folded import fold
 from tests.support.folders import make_config, make_data
 
 # ------------------------------------------------------------------ who uses it
@@ -33,10 +34,8 @@ def test_the_run_bar_says_how_far_it_is():
         1.0, JobProgressed("download", 34, 100, "3 of 7 files, about 12 min left")
     )
     shown = run_bar(snapshot, ShownRun("one", "Tiny", True))
-    assert (
-        shown["sentence"] == "Downloading the model 34 %: 3 of 7 files, about 12 min left."
-        and "stop" in shown["actions"]
-    )
+    assert shown["sentence"] == "Downloading the model 34 %: 3 of 7 files, about 12 min left."
+    assert "stop" in shown["actions"]
 
 
 def test_chat_downloads_before_it_loads(tmp_path, monkeypatch):
@@ -54,9 +53,8 @@ def test_chat_downloads_before_it_loads(tmp_path, monkeypatch):
     chat_engines.load(source, lambda *given: seen.append(given)).close()
     downloading = f"Downloading {config.model.source}"
     assert seen[:3] == [(0, 0), (0, 70, downloading), (70, 70, downloading)]
-    assert {given[2] for given in seen[3:]} == {f"Loading the weights: {source.label}"} and seen[
-        -1
-    ][0] == seen[-1][1]
+    assert {given[2] for given in seen[3:]} == {f"Loading the weights: {source.label}"}
+    assert seen[-1][0] == seen[-1][1]
 
     def cancel(*_):
         raise GivenUp
@@ -85,10 +83,7 @@ def train(tmp_path, variables, *given):
 
 
 def folded(folder):
-    snapshot = RunSnapshot()
-    for record in replay(folder / "events.jsonl"):
-        snapshot.apply(record)
-    return snapshot
+    return fold(replay(folder / "events.jsonl"))
 
 
 def downloads(events):
@@ -129,13 +124,14 @@ def test_a_run_of_a_hub_model_stops_goes_on_and_trains(model, tmp_path):
         said = process.communicate(timeout=120)[0]
         assert process.returncode == 0, said
         snapshot = folded(folder)
-        assert snapshot.state == "finished" and snapshot.step == 3 and snapshot.job is None
+        assert snapshot.state == "finished"
+        assert snapshot.step == 3
+        assert snapshot.job is None
         weights = hub.weights_asked()
         assert len(weights) == 2 and weights[1].startswith("bytes=")
         seen = downloads(folder / "events.jsonl")
-        assert [done for done, _ in seen] == sorted(done for done, _ in seen) and seen[-1] == (
-            hub.size(NAME),
-        ) * 2
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+        assert seen[-1] == (hub.size(NAME),) * 2
 
         asked = [path for _, path, _ in hub.requests]
     again = train(tmp_path, variables, preset)  # all is in the cache, so that no hub is needed

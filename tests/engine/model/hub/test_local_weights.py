@@ -179,7 +179,9 @@ def test_what_cannot_be_loaded_is_told_in_one_sentence(damage, tmp_path):
         refuse_no_model(str(folder), folder)
         refuse_no_weights(str(folder), folder)
     said = str(caught.value)
-    assert said.startswith("model.source: ") and said.endswith(".") and "\n" not in said
+    assert said.startswith("model.source: ")
+    assert said.endswith(".")
+    assert "\n" not in said
     assert BROKEN[damage] in said
     with pytest.raises(Exception, match=r".") as caught, no_progress_bars():
         AutoModelForCausalLM.from_pretrained(folder, dtype="auto")

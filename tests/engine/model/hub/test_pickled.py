@@ -92,7 +92,9 @@ def test_parameters_and_views_keep_their_values(poured, tmp_path):
     assert_equal(masters(*poured(source)), expected)
     for name, tensor in turned.items():
         copied = read_tensor(source / "pytorch_model.bin", name)
-        assert torch.equal(copied, tensor) and copied.is_contiguous() and not copied.requires_grad
+        assert torch.equal(copied, tensor)
+        assert copied.is_contiguous()
+        assert not copied.requires_grad
 
 
 def test_what_a_file_holds_is_told_alike_for_both_forms(tmp_path):

@@ -108,7 +108,10 @@ def said(ask: Callable[[], object], begins: str = "model.source: ") -> str:
         ask()
     assert time.process_time() - began < SECONDS
     text = str(caught.value)
-    assert text.startswith(begins) and text.endswith(".") and "\n" not in text and len(text) < 600
+    assert text.startswith(begins)
+    assert text.endswith(".")
+    assert "\n" not in text
+    assert len(text) < 600
     return text
 
 

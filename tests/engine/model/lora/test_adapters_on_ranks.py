@@ -24,7 +24,6 @@ TRAINED = {
     "norms": Parts(("*norm.weight",)),
     "head": Parts(("lm_head.weight",)),
 }
-DROPPING = Adapters(rank=4, dropout=0.3)
 PLANS = {
     "gradients on the GPU": dict(gradients_on_gpu=True),
     "kept": dict(blocks_without_recompute=1, slots=3, prefetch_depth=2),

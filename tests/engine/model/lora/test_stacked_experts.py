@@ -33,7 +33,7 @@ from tests.support.failing import command
 from tests.support.families import tiny_family_config
 from tests.support.folders import make_config, make_model
 from tests.support.same_bits import assert_same_bits
-from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.tiny import plain_model, streamed, tiny_config
 from tests.support.trained_runs import files_of, resumed_to_the_end, trained
 
 pytestmark = pytest.mark.computing
@@ -105,20 +105,7 @@ def planes_after(choices: PlanChoices) -> list[torch.Tensor]:
     plain = plain_model(tiny_config("mixtral"))
     run = streamed(plain, choices, dtype="bfloat16", parts=Adapters(4, target_parameters=BOTH))
     initialize_adapters(run.model, run.host_states, seed=7)
-    for step in (1, 2):
-        run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
-    run.engine.drain()
-    states = run.host_states
-    found = [
-        torch.from_numpy(
-            states.content(unit.name, plane, 0, states.nbytes(unit.name, plane))
-        ).clone()
-        for unit in run.model.units
-        for plane in states.planes
-        if plane != "grad"
-    ]
-    run.close()
-    return found
+    return run.planes_after(2)
 
 
 @pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")

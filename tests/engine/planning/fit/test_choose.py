@@ -98,15 +98,11 @@ def test_memory_is_used_where_it_is_and_saved_where_it_is_not(either):
         chosen, rows = on_gpu(gib), 148
         assert chosen.gpu_bytes <= comfortable(gib)
         assert -(-rows // chosen.micro_batch_size) == chosen.choices.micro_batches
-        assert (
-            chosen.choices.micro_batches % chosen.choices.rounds == 0
-            and chosen.choices.main_grad != "host"
-        )
-        assert (
-            chosen.choices.compiled == either
-            and chosen.choices.slots == 2
-            and chosen.choices.prefetch_depth == 1
-        )
+        assert chosen.choices.micro_batches % chosen.choices.rounds == 0
+        assert chosen.choices.main_grad != "host"
+        assert chosen.choices.compiled == either
+        assert chosen.choices.slots == 2
+        assert chosen.choices.prefetch_depth == 1
         assert chosen.rounding["rounds"] == chosen.choices.rounds
         verify_plan(plan_of(chosen))
 
@@ -217,11 +213,9 @@ def test_rounds_are_not_many_and_their_micro_batches_are_not_small():
         assert c.rounds <= MOST_ROUNDS and -(-rows // chosen.micro_batch_size) == c.micro_batches
         assert c.rounds == 1 or chosen.micro_batch_size * length >= LEAST_TOKENS
     asked = on_gpu(139, train__micro_batch_size=4)
-    assert (
-        asked.micro_batch_size == 4
-        and asked.choices.micro_batches == 37
-        and asked.choices.rounds in (1, 37)
-    )
+    assert asked.micro_batch_size == 4
+    assert asked.choices.micro_batches == 37
+    assert asked.choices.rounds in (1, 37)
 
 
 def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs(monkeypatch):
@@ -303,7 +297,9 @@ def test_kernels_are_compiled_where_they_can_be_or_as_asked(compiler):
         job = Job(shape, config(**changes), 1024)
         return choose(job, Target(device, 139 * GIB, 500 * GIB)).choices.compiled
 
-    assert compiled() and not compiled(model__dtype="float32") and not compiled("cpu")
+    assert compiled()
+    assert not compiled(model__dtype="float32")
+    assert not compiled("cpu")
     assert not compiled(engine__kernels="eager") and compiled("cpu", engine__kernels="compiled")
     compiler("there is no C compiler")
     assert not compiled() and compiled(engine__kernels="compiled")
@@ -393,7 +389,8 @@ def test_on_the_cpu_a_small_model_stays_and_keeps_its_activations():
     assert (small.choices.blocks_kept_in_slots, small.choices.blocks_without_recompute) == (
         3,
         3,
-    ) and not small.choices.offloaded_block_inputs
+    )
+    assert not small.choices.offloaded_block_inputs
     assert small.micro_batch_size == 32 and small.gpu_bytes < 2 * GIB
     large = choose(Job(big_shape(), config(), 1024), Target("cpu", None, 160 * GIB)).choices
     assert (

@@ -40,19 +40,15 @@ def test_rotary_embeddings_are_counted_for_every_row_of_their_own_positions():
         }
         for packing in (True, False)
     )
-    assert (
-        packed["Rotary embeddings"] == 148 * 1024 * 256 * 2
-        and plain["Rotary embeddings"] == 4 * 1024 * 256 * 2
-    )
+    assert packed["Rotary embeddings"] == 148 * 1024 * 256 * 2
+    assert plain["Rotary embeddings"] == 4 * 1024 * 256 * 2
 
 
 def test_what_cannot_fit_is_answered_with_the_minimum_choices():
     chosen = on_gpu(1)
-    assert (
-        chosen.micro_batch_size == 1
-        and chosen.choices.offloaded_block_inputs
-        and chosen.choices.blocks_kept_in_slots == 0
-    )
+    assert chosen.micro_batch_size == 1
+    assert chosen.choices.offloaded_block_inputs
+    assert chosen.choices.blocks_kept_in_slots == 0
     assert chosen.gpu_bytes > GIB
 
 
@@ -75,9 +71,8 @@ def test_dense_masks_are_counted_only_where_rows_are_packed():
     unpackable = dataclasses.replace(big_shape(), packs=False)
     assert on_gpu(24, unpackable, data__packing=True) == plain
     sliding = dataclasses.replace(big_shape(), sliding_window=512)
-    assert (
-        on_gpu(24, sliding, length=512) == on_gpu(24, length=512) and on_gpu(24, sliding) != plain
-    )
+    assert on_gpu(24, sliding, length=512) == on_gpu(24, length=512)
+    assert on_gpu(24, sliding) != plain
 
 
 def test_attention_by_documents_makes_no_masks_on_the_gpu():
@@ -91,9 +86,8 @@ def test_attention_by_documents_makes_no_masks_on_the_gpu():
     assert not any("mask" in item.note for item in on_gpu(24, free, data__packing=True).gpu_items)
     sliding = dataclasses.replace(free, sliding_window=512)
     assert not free.masked_blocks(True, 1024, "cpu") and sliding.masked_blocks(True, 1024, "cpu")
-    assert not sliding.masked_blocks(True, 1024, "cuda") and not sliding.masked_blocks(
-        True, 512, "cpu"
-    )
+    assert not sliding.masked_blocks(True, 1024, "cuda")
+    assert not sliding.masked_blocks(True, 512, "cpu")
 
 
 def test_masks_of_short_rows_in_float32_are_counted_on_the_gpu():
@@ -117,11 +111,9 @@ def test_masks_of_short_rows_in_float32_are_counted_on_the_gpu():
         )
         return packed["Tokens and masks"] - plain["Tokens and masks"]
 
-    assert (
-        masks(4, 512) == 8 * 512 * 512 * 4
-        and masks(8, 512) == 0
-        and masks(1, 1024) == 8 * 1024 * 1024 * 4
-    )
+    assert masks(4, 512) == 8 * 512 * 512 * 4
+    assert masks(8, 512) == 0
+    assert masks(1, 1024) == 8 * 1024 * 1024 * 4
 
 
 def test_what_blocks_hand_on_is_counted_for_each_row_also_where_rows_are_not_packed():
@@ -157,11 +149,9 @@ def test_what_blocks_hand_on_is_counted_for_each_row_also_where_rows_are_not_pac
 def test_contradictions_are_refused_by_name(field, changes):
     with pytest.raises(ConfigError) as caught:
         on_gpu(80, **changes)
-    assert (
-        caught.value.field == field
-        and "\n" not in str(caught.value)
-        and str(caught.value).endswith(".")
-    )
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
 
 
 def test_rows_beyond_a_table_of_positions_are_refused():
@@ -206,7 +196,9 @@ def test_a_way_that_fits_is_found_where_one_of_all_candidates_fits(monkeypatch):
         changes = dict(train__optimizer=optimizer, train__batch_size=8, engine__rounds=rounds)
         job = Job(big_shape().with_optimizer(optimizer), config(**changes), 1024)
         least_choices(job, Target("cuda", gib * GIB, ram * GIB))
-    assert True in found and False in found and max(filled) > 1
+    assert True in found
+    assert False in found
+    assert max(filled) > 1
 
 
 def test_the_ram_that_a_job_needs_is_enough():

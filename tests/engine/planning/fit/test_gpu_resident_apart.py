@@ -67,9 +67,8 @@ def test_a_frozen_base_is_fetched_while_blocks_compute(model, rows, ram):
     """With the first blocks there instead, the device waits for the bus at the last ones."""
     requirements = lora_needs(model, rows, ram)
     chosen = requirements.chosen.choices
-    assert chosen.gpu_resident_apart and 10 < chosen.gpu_resident_units < len(
-        requirements.shape.units
-    )
+    assert chosen.gpu_resident_apart
+    assert 10 < chosen.gpu_resident_units < len(requirements.shape.units)
 
     def seconds(choices: PlanChoices) -> tuple[float, float]:
         _, timing = predicted_step(

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from app.pages.new.fit_figures import item_color
-from app.shared.charts.drawing import AMBER, BLUE, GRAY, GREEN, ORANGE, PINK, TEAL, VIOLET
+from app.shared.charts.drawing import GRAY
 from engine.machine.known_machines import named_machine, with_figures
 from engine.planning.fit.memory_items import Item, MemoryItem, PartName, items_of, read_item
 from engine.planning.fit.predictions import predictions
@@ -77,34 +77,6 @@ OVERHEAD = (
     "Allocator slack",
     "Exchange buffers",
 )
-COLORS = {
-    "weight_high": BLUE,
-    "weight_low": TEAL,
-    "exp_avg": GREEN,
-    "exp_avg_sq": VIOLET,
-    "grad": ORANGE,
-    "Gradient ring": ORANGE,
-    "Moments in transit": VIOLET,
-    "Moments on the disk": VIOLET,
-    "Block inputs on the host": AMBER,
-    "Block inputs in transit": AMBER,
-    "Block inputs on the disk": AMBER,
-    "Loading peak": PINK,
-    "Checkpoint copies": BLUE,
-    "Resident blocks": BLUE,
-    "Units that live on the GPU": TEAL,
-    "Block slots": TEAL,
-    "Embed and head slots": PINK,
-    "Gradient accumulators": ORANGE,
-    "Gradients kept on the GPU": GREEN,
-    "Optimizer states": VIOLET,
-    "Kept activations": AMBER,
-    "Block inputs": AMBER,
-    "Working set": GREEN,
-    "Best weights": TEAL,
-    "Checkpoints": BLUE,
-    "Export": GREEN,
-}
 
 
 def item(name: str, size: int) -> Item:
@@ -165,9 +137,8 @@ def test_shares_of_the_host_are_of_planes_block_inputs_data_and_the_rest():
         for share in host_shares({"host": {"items": of_powers(names)}}, HostFigures({}, 0, 0, 0))
     }
     planes = {"weight_high", "weight_low", "exp_avg", "exp_avg_sq", "grad"}
-    assert in_sum(found["planes"], names) == planes and in_sum(found["data"], names) == {
-        "Tokenized data"
-    }
+    assert in_sum(found["planes"], names) == planes
+    assert in_sum(found["data"], names) == {"Tokenized data"}
     assert in_sum(found["block inputs"], names) == {
         "Block inputs on the host",
         "Block inputs in transit",
@@ -191,10 +162,8 @@ def test_shares_of_the_host_while_weights_are_read():
             {"host": {"items": of_powers(HOST)}}, HostFigures({}, 0, 0, 0, True)
         )
     }
-    assert (
-        in_sum(found["planes"], HOST) == {"weight_high", "weight_low"}
-        and "block inputs" not in found
-    )
+    assert in_sum(found["planes"], HOST) == {"weight_high", "weight_low"}
+    assert "block inputs" not in found
     assert in_sum(found["the rest of it"], HOST) == {
         "Runtime",
         "exp_avg",
@@ -243,11 +212,6 @@ def test_the_item_that_crosses_the_limit_is_named(name):
     large = item(name, 2 * GIB)
     part = Part((item("Runtime", GIB), large, item("Export", 3 * GIB)), 2 * GIB)
     assert _breaking(part) == f"what no longer fits: {large.words} (2.0 GiB)"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_item_has_its_color(name):
-    assert item_color(MemoryItem(name)) == COLORS.get(name, GRAY)
 
 
 def test_a_part_as_plain_data_names_its_items_in_text():

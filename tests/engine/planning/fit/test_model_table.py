@@ -204,7 +204,9 @@ def test_a_table_of_adapters_has_what_a_report_of_each_says():
     assert whole.cells[0].status == FitStatus.DOES_NOT_FIT
     assert whole.trained_parameters == whole.parameters == llama.parameters
     said = as_details([llama, other]).splitlines()
-    assert said[0].split("  ")[0] == "model" and " GiB" in said[1] and " s " in said[1]
+    assert said[0].split("  ")[0] == "model"
+    assert " GiB" in said[1]
+    assert " s " in said[1]
     lines = [line.split(",") for line in as_csv([llama], shown).splitlines()]
     told = dict(zip(*lines))
     assert (told["method"], told["trained_parameters"]) == ("lora", "41943040")

@@ -174,10 +174,8 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
 def test_host_block_inputs_are_the_engine_s_to_the_byte(choices):
     run = streamed(plain_model(tiny_config("llama")), choices, tokens=24)
     expected = offloaded_input_bytes(shape_of(run.model), choices, 24)
-    assert (
-        expected == run.engine.block_input_bytes
-        and (expected > 0) == choices.offloaded_block_inputs
-    )
+    assert expected == run.engine.block_input_bytes
+    assert (expected > 0) == choices.offloaded_block_inputs
     run.close()
 
 
@@ -274,14 +272,10 @@ def test_a_shape_from_a_config_file_alone(tmp_path):
     shape = shape_from_source(ModelConfig(source=str(tmp_path)))
     assert shape.parameter_count == shape.active_parameters == 7_615_616_512
     alignment = 14 * sum(unit.numel - unit.parameter_count for unit in shape.units)
-    assert (
-        shape.host_bytes == 14 * shape.parameter_count + alignment
-        and alignment < 1e-4 * shape.host_bytes
-    )
-    assert (
-        shape.checkpoint_bytes() == 12 * shape.gradient_numel
-        and shape.export_bytes("bfloat16") == 2 * shape.parameter_count
-    )
+    assert shape.host_bytes == 14 * shape.parameter_count + alignment
+    assert alignment < 1e-4 * shape.host_bytes
+    assert shape.checkpoint_bytes() == 12 * shape.gradient_numel
+    assert shape.export_bytes("bfloat16") == 2 * shape.parameter_count
     # design.md section 4: measured on the GPU.
     assert shape.blocks[0].activations.of(1, 1024) / 1024 == pytest.approx(220 * 1024, rel=0.02)
     assert shape == dataclasses.replace(

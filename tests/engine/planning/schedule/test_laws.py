@@ -162,7 +162,9 @@ def test_a_wrong_slot_is_found_and_shown():
 def test_a_plan_reads_as_a_grid():
     text = grid(build_step_plan(["block 0", "block 1"], True, PlanChoices(micro_batches=2)))
     assert text.splitlines()[0].split() == ["op", "H2D", "COMPUTE", "D2H", "HOST", "waits", "for"]
-    assert "forward block 1[0]" in text and "update head" in text and "previous" in text
+    assert "forward block 1[0]" in text
+    assert "update head" in text
+    assert "previous" in text
 
 
 def test_contradicting_choices_are_refused():

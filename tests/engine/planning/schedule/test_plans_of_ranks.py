@@ -297,7 +297,9 @@ def test_nodes_exchange_gradients_and_no_weights(ranks, tied):
         choices = choices.changed(replicas=3)
         plan = build_step_plan(BLOCKS, tied, choices, sizes)
         verify_plan(plan)
-        assert plan.replicas == 3 and plan.is_shared and plan.shards == Shards(ranks, ranks - 1)
+        assert plan.replicas == 3
+        assert plan.is_shared
+        assert plan.shards == Shards(ranks, ranks - 1)
         assert from_text(to_text(plan)) == plan
         if ranks > 1:
             assert_own_shard_updated(plan, choices, name)

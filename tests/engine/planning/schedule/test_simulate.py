@@ -115,10 +115,8 @@ def test_compute_that_nothing_holds_up_is_the_whole_step():
     """Copies and updates that take no time: what is left is the sum of the ops of COMPUTE."""
     plan = build_step_plan(BLOCKS, False, PlanChoices(micro_batches=2))
     found = simulate(plan, of_lane(COMPUTE=2.0))
-    assert (
-        found.seconds == pytest.approx(2.0 * sum(op.lane == Lane.COMPUTE for op in plan.ops))
-        and found.exposed == 0.0
-    )
+    assert found.seconds == pytest.approx(2.0 * sum(op.lane == Lane.COMPUTE for op in plan.ops))
+    assert found.exposed == 0.0
 
 
 def test_updates_run_under_the_next_forward_and_show_when_they_are_longer():
@@ -147,10 +145,8 @@ def test_a_slow_bus_is_what_a_step_takes():
     )
     prefetches = sum(op.kind == "prefetch" for op in plan.ops)
     assert found.busy[Lane.H2D] == 5.0 * prefetches
-    assert (
-        found.seconds >= found.busy[Lane.H2D]
-        and found.seconds <= found.busy[Lane.H2D] + found.busy[Lane.COMPUTE]
-    )
+    assert found.seconds >= found.busy[Lane.H2D]
+    assert found.seconds <= found.busy[Lane.H2D] + found.busy[Lane.COMPUTE]
 
 
 @pytest.fixture(scope="module")
@@ -400,10 +396,8 @@ def test_optimizers_run_where_weights_are_ready_first(shape):
     # Neither is fast: both work, and are done sooner than the host alone.
     both = only(**bus(100.0), adamw=10.0, adamw_busy=8.0)
     device_updates, waited = device_updates_of(shape, both)
-    assert (
-        0 < len(device_updates) < len(everything)
-        and waited < device_updates_of(shape, both, buffers=0)[1]
-    )
+    assert 0 < len(device_updates) < len(everything)
+    assert waited < device_updates_of(shape, both, buffers=0)[1]
 
 
 def test_a_node_that_the_bus_slows_down_is_left_alone(shape):

@@ -25,6 +25,7 @@ from engine.runs.summaries.listing import summarize
 from engine.tools.cli.runs import runs_as_text
 from engine.training.loop.run import start_run
 from tests.support.damaged_records import DAMAGE, STEPS, line_of
+from tests.support.folded import fold
 from tests.support.folders import make_config
 from tests.support.synthetic_run import cannot_apply_step, run_events, step_finished
 from tests.support.trained_runs import execute
@@ -68,10 +69,9 @@ def test_one_damaged_byte_hides_no_run(run, tmp_path, seed):
         try:
             assert run.id in runs_as_text(tmp_path / "runs", False)
             assert json.loads(runs_as_text(tmp_path / "runs", True))[0]["id"] == run.id
-            snapshot = RunSnapshot()
-            for record in replay(folder.events_path):
-                snapshot.apply(record)
-            assert snapshot.progress >= 0.0 and len(list(replay(folder.events_path))) == len(
+            snapshot = fold(replay(folder.events_path))
+            assert snapshot.progress >= 0.0
+            assert len(list(replay(folder.events_path))) == len(
                 Follower(folder.events_path).read_new()
             )
             answer = json.loads(
@@ -174,12 +174,9 @@ def test_damage_is_seen_while_a_run_is_followed(written):
         for record in follower.read_new():
             snapshot.apply(record)
     assert list(snapshot.steps.step) == list(range(1, STEPS + 1)) and snapshot.state == "finished"
-    again = RunSnapshot()
-    for record in replay(folder.events_path):
-        again.apply(record)
-    assert again == snapshot and snapshot.damaged_lines == sum(
-        1 for k in range(21, len(lines)) if k % 10 == 0
-    )
+    again = fold(replay(folder.events_path))
+    assert again == snapshot
+    assert snapshot.damaged_lines == sum(1 for k in range(21, len(lines)) if k % 10 == 0)
 
 
 def test_half_of_a_surrogate_pair_is_shown_and_breaks_nothing(written):
@@ -226,21 +223,16 @@ def test_a_run_that_cannot_be_shown_hides_no_other(written):
 def test_a_thousand_damaged_lines_leave_space_in_the_log(written):
     folder, lines = written
     folder.events_path.write_bytes(b"".join([*lines[:-1], *[b"garbage\n"] * 1000, lines[-1]]))
-    snapshot = RunSnapshot()
-    for record in replay(folder.events_path):
-        snapshot.apply(record)
-    assert snapshot.damaged_lines == 1000 and dict(details(snapshot)["facts"])["Record"].startswith(
-        "1,000 lines"
-    )
+    snapshot = fold(replay(folder.events_path))
+    assert snapshot.damaged_lines == 1000
+    assert dict(details(snapshot)["facts"])["Record"].startswith("1,000 lines")
     assert sum("damaged" in entry.text for entry in snapshot.log) == DAMAGED_SHOWN
 
 
 def test_what_a_newer_version_wrote_is_no_damage(written):
     folder, lines = written
     folder.events_path.write_bytes(b"".join([*lines[:40], NEWER + b"\n", *lines[40:]]))
-    snapshot = RunSnapshot()
-    for record in replay(folder.events_path):
-        snapshot.apply(record)
+    snapshot = fold(replay(folder.events_path))
     assert snapshot.damaged_lines == 0 and list(snapshot.steps.step) == list(range(1, STEPS + 1))
 
 
@@ -259,9 +251,7 @@ def test_a_resume_whose_first_line_is_damaged_is_followed_all_the_same(tmp_path)
 def test_a_hole_in_the_record_is_followed_by_the_rest(written):
     folder, lines = written
     folder.events_path.write_bytes(b"".join([*lines[:40], b"swallowed\n", *lines[90:]]))
-    snapshot = RunSnapshot()
-    for record in replay(folder.events_path):
-        snapshot.apply(record)
+    snapshot = fold(replay(folder.events_path))
     assert snapshot.step == STEPS and snapshot.state == "finished"
 
 

@@ -112,10 +112,8 @@ def test_every_event_survives_json(kind):
     record = Record("run-1", 7, 1700000000.123456, event)
     line = json.dumps(record.to_json())
     assert parse_line(line.encode()) == record
-    assert (
-        list(json.loads(line))[:4] == ["kind", "run_id", "seq", "time"]
-        and json.loads(line)["kind"] == kind
-    )
+    assert list(json.loads(line))[:4] == ["kind", "run_id", "seq", "time"]
+    assert json.loads(line)["kind"] == kind
     assert Record.from_json(json.loads(line)) == record
 
 

@@ -82,11 +82,9 @@ def test_a_run_of_several_sessions(path, seed):
 def test_a_run_that_was_resumed_from_earlier_steps(path, whole):
     content = b"".join(whole)
     expected = plain_fold(content)
-    assert (
-        expected.timeline == timeline(90)
-        and expected.timeline_steps == list(range(10, 91, 10))
-        and expected.sessions == 4
-    )
+    assert expected.timeline == timeline(90)
+    assert expected.timeline_steps == list(range(10, 91, 10))
+    assert expected.sessions == 4
     for name, snapshot in ways(path, content, random.Random(1)):
         assert snapshot == expected, name
     # Whatever the record ends with, and whichever timeline is the last of it.
@@ -206,11 +204,9 @@ def test_damage_in_a_timeline_costs_that_timeline(path, whole):
     path.write_bytes(b"".join(lines))
     snapshot = caught_up(path)
     assert snapshot == plain_fold(b"".join(lines))
-    assert (
-        snapshot.timeline == timeline(90)
-        and snapshot.damaged_lines == 1
-        and 70 not in snapshot.timeline_steps
-    )
+    assert snapshot.timeline == timeline(90)
+    assert snapshot.damaged_lines == 1
+    assert 70 not in snapshot.timeline_steps
     with pytest.raises(RunError, match="The timeline of step 70 is damaged in the record"):
         TimelineIndex(path).read(70)
 
@@ -341,7 +337,9 @@ def test_values_without_a_type_keep_their_long_numbers_and_lose_what_is_no_text(
     )
     same(line)
     number, text = parse_line(line).event.report["a"]
-    assert number == 10**23 and type(number) is int and set(text) == {"?"}
+    assert number == 10**23
+    assert type(number) is int
+    assert set(text) == {"?"}
 
 
 PIECES = [

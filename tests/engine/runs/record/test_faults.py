@@ -22,7 +22,6 @@ import engine.training.loop.planning
 from app.form.settings_form import shown_values
 from app.pages.new.draft import Draft
 from engine.errors import RunError
-from engine.files import body_checksum
 from engine.paths import PROGRAM_ROOT
 from engine.runs.record.control import CommandReader, send_command
 from engine.runs.record.events import ControlReceived, JobProgressed, LogLine, RunEnded, RunStarted
@@ -207,14 +206,6 @@ def test_when_every_checkpoint_is_damaged(capsys, runs, stopped_run):
     assert len(list(stopped_run.folder.checkpoints_path.iterdir())) == 2, "nothing is deleted"
 
 
-def test_a_checkpoint_of_a_newer_version(capsys, runs, stopped_run):
-    for path in stopped_run.folder.checkpoints_path.glob("*/manifest.json"):
-        body = json.loads(path.read_text()) | {"format": 99}
-        del body["checksum"]
-        path.write_text(json.dumps(body | {"checksum": body_checksum(body)}), encoding="utf-8")
-    assert "has format 99" in failed(capsys, runs, "--resume", stopped_run.id, code=1)
-
-
 def test_a_run_folder_of_a_newer_version_is_left_as_it_is(capsys, runs, stopped_run):
     path = stopped_run.folder.path / "config.yaml"
     tree = yaml.safe_load(path.read_text())
@@ -267,20 +258,6 @@ def test_settings_that_are_damaged(capsys, runs, stopped_run):
     assert "config.yaml" in refused(capsys, runs, "train", "--resume", stopped_run.id)
 
 
-@pytest.mark.parametrize(
-    "name, value", [("train.batch_size", 8), ("train.seed", 7), ("data.shuffle", False)]
-)
-def test_settings_that_change_the_order_of_the_rows(capsys, runs, stopped_run, name, value):
-    stopped_run.folder.config.with_values({name: value}).save(
-        stopped_run.folder.path / "config.yaml"
-    )
-    sentence = failed(capsys, runs, "--resume", stopped_run.id, code=1)
-    assert (
-        f"{name} of run {stopped_run.id} was" in sentence
-        or "is no longer what it was trained on" in sentence
-    )
-
-
 def test_fewer_steps_than_are_done(capsys, runs, stopped_run):
     stopped_run.folder.config.with_values({"train.steps": 5}).save(
         stopped_run.folder.path / "config.yaml"
@@ -304,24 +281,6 @@ def test_other_settings_may_change_between_sessions_and_are_told(capsys, runs, s
         for text in told
     )
     assert any("was to have 8 steps and has 9 now" in text for text in told)
-
-
-def test_two_processes_on_one_run_folder(capsys, runs, stopped_run):
-    hold = (
-        f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); "
-        "from engine.runs.record.run_folder import open_run\n"
-        f"with open_run({str(runs)!r}, {stopped_run.id!r}).lock(): print('held', "
-        "flush=True); time.sleep(60)"
-    )
-    other = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
-    try:
-        assert other.stdout.readline() == "held\n"
-        sentence = refused(capsys, runs, "train", "--resume", stopped_run.id)
-        assert f"in use by process {other.pid}" in sentence
-    finally:
-        other.kill()
-        other.wait()
-    assert command(capsys, "--runs-dir", runs, "train", "--resume", stopped_run.id)[0] == 0
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
@@ -348,29 +307,3 @@ def test_twenty_who_stop_a_run_of_another_process_at_once_end_it_once(
         "stop"
     ) == 1
     resumes_to_the_end(capsys, runs, whole)
-
-
-def test_garbage_in_the_control_file(capsys, runs, preset, monkeypatch):
-    garbage = [
-        b"\xff\xfe\x00",
-        b"[" * 100_000,
-        b'{"command": ["stop"]}',
-        b'{"command": {"stop": 1}}',
-        b'"stop"',
-        b"null",
-        b'{"command": "explode"}',
-        b'{"command": "stop"',
-    ]
-
-    def scribble():
-        path = Path(list_runs(runs)[0].path) / "control.jsonl"
-        path.write_bytes(b"\n".join(garbage) + b"\n")
-
-    at_event(monkeypatch, at_step(2), scribble)
-    at_event(
-        monkeypatch,
-        at_step(4),
-        lambda: (Path(list_runs(runs)[0].path) / "control.jsonl").write_bytes(b""),
-    )
-    assert command(capsys, "--runs-dir", runs, "train", preset)[0] == 0
-    assert list_runs(runs)[0].state == "finished"

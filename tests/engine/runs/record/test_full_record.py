@@ -13,9 +13,9 @@ from engine.errors import RunError
 from engine.runs.record.events import LogLine, RunEnded, StateChanged
 from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
-from engine.runs.record.snapshot import RunSnapshot
 from tests.support.disks import small_file_system
 from tests.support.failing import fill
+from tests.support.folded import fold
 
 SECONDS = 60
 
@@ -60,9 +60,7 @@ def test_threads_that_write_at_once_wait_together_and_lose_no_line(disk):
         "paused",
         "running",
     ]
-    folded = RunSnapshot()
-    for record in records:
-        folded.apply(record)
+    folded = fold(records)
     assert folded == recorder.snapshot and 1 <= len(rested) <= len(texts)
 
 
@@ -87,7 +85,8 @@ def test_a_record_that_waits_within_the_wait_of_a_checkpoint_goes_back_to_that(d
         "checkpoint",
         "record",
         "checkpoint",
-    ] and states[-1] == waiting
+    ]
+    assert states[-1] == waiting
     assert (recorder.snapshot.state, recorder.snapshot.lacks_space_for) == ("paused", "checkpoint")
 
 

@@ -220,9 +220,8 @@ def test_a_last_line_torn_anywhere_is_set_aside(tmp_path):
         assert again.emit(LogLine(text="next")).seq == expected + 1
         again.close()
         content = (folder / "events.jsonl").read_bytes()
-        assert content.startswith(full if expected == 2 else kept) and [
-            line["seq"] for line in lines(folder)
-        ] == list(range(1, expected + 2))
+        assert content.startswith(full if expected == 2 else kept)
+        assert [line["seq"] for line in lines(folder)] == list(range(1, expected + 2))
         torn = folder / "events.torn"
         aside = torn.read_bytes() if torn.exists() else b"\n"
         assert aside == (full[len(kept) : cut] if expected == 1 else b"") + b"\n"
@@ -274,18 +273,15 @@ def test_a_damaged_line_costs_what_it_said_and_no_more(tmp_path, at):
         recorder.path.write_bytes(b"\n".join(content))
         records = list(replay(recorder.path))
         assert records == Follower(recorder.path).read_new()
-        assert [record.seq for record in records] == [1, 2, 3] and {
-            record.run_id for record in records
-        } == {tmp_path.name}
+        assert [record.seq for record in records] == [1, 2, 3]
+        assert {record.run_id for record in records} == {tmp_path.name}
         assert [record.event.step for k, record in enumerate(records) if k != at] == [
             k for k in (1, 2, 3) if k != at + 1
         ]
         warning = records[at].event
-        assert (
-            isinstance(warning, LogLine)
-            and warning.level == "warning"
-            and f"Line {at + 1} of" in warning.text
-        )
+        assert isinstance(warning, LogLine)
+        assert warning.level == "warning"
+        assert f"Line {at + 1} of" in warning.text
         again = RunRecorder(tmp_path, tmp_path.name)
         assert again.emit(StepFinished(4)).seq == 4
         again.close()

@@ -41,9 +41,8 @@ def test_a_new_run_has_its_configuration_and_can_be_opened(tmp_path):
 def test_ids_are_unique_within_a_second(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         ids = [folder.id for folder in pool.map(lambda _: create_run(tmp_path, CONFIG), range(24))]
-    assert len(set(ids)) == 24 and all(
-        open_run(tmp_path, run_id).config == CONFIG for run_id in ids
-    )
+    assert len(set(ids)) == 24
+    assert all(open_run(tmp_path, run_id).config == CONFIG for run_id in ids)
 
 
 @pytest.mark.parametrize(
@@ -205,9 +204,8 @@ def test_watching_does_not_disturb_taking_the_lock(tmp_path, monkeypatch):
 
 
 def test_interrupted_is_unfinished_and_held_by_nobody():
-    assert (
-        shown_state("running", True) == "running" and shown_state("running", False) == "interrupted"
-    )
+    assert shown_state("running", True) == "running"
+    assert shown_state("running", False) == "interrupted"
     assert shown_state("paused", False) == shown_state("preparing", False) == "interrupted"
     for state in ("finished", "stopped", "failed", "discarded"):
         assert shown_state(state, False) == shown_state(state, True) == state
@@ -293,7 +291,8 @@ def test_torn_and_foreign_lines_are_passed_over(tmp_path):
     with folder.lock():
         reader = CommandReader(folder)
         folder.control_path.write_bytes(
-            b'garbage\n\n[1]\n{"command": "explode"}\n{"command": ["stop"]}\n{"time": 1}\n{"comm'
+            b'garbage\n\n[1]\n{"command": "explode"}\n{"command": ["stop"]}\n{"time": 1}\n'
+            b'\xff\xfe\x00\n"stop"\nnull\n{"command": {"stop": 1}}\n' + b"[" * 100_000 + b'\n{"comm'
         )
         assert reader.read_new() == []
         with open(folder.control_path, "ab") as file:

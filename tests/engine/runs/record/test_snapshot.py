@@ -130,16 +130,13 @@ def test_a_run_of_any_length_takes_bounded_memory(monkeypatch):
         rows.append(event)
         snapshot.apply(Record("run", step, 1000.0 + step, event))
         steps = snapshot.steps
-        assert (
-            len(steps) <= 64
-            and steps.count == step
-            and len({len(array) for array in steps.arrays()}) == 1
-        )
+        assert len(steps) <= 64
+        assert steps.count == step
+        assert len({len(array) for array in steps.arrays()}) == 1
         assert list(steps.step[-32:]) == list(range(max(1, step - 31), step + 1))
         kept = [rows[k] for k in steps.number]
-        assert list(steps.loss) == [row.loss for row in kept] and list(steps.step) == [
-            row.step for row in kept
-        ]
+        assert list(steps.loss) == [row.loss for row in kept]
+        assert list(steps.step) == [row.step for row in kept]
         assert list(steps.exposed["late" if step > 500 else "other"]) == [
             row.exposed.get("late" if step > 500 else "other", 0.0) for row in kept
         ]
@@ -148,10 +145,8 @@ def test_a_run_of_any_length_takes_bounded_memory(monkeypatch):
     snapshot.apply(Record("run", 1001, 3000.0, RunStarted(resumed_step=900)))
     assert snapshot.steps.step[-1] <= 900 and snapshot.step == 900
     snapshot.apply(Record("run", 1002, 3001.0, StepFinished(901)))
-    assert (
-        snapshot.steps.step[-1] == 901
-        and snapshot.steps.number[-1] >= snapshot.steps.number[-2] + 1
-    )
+    assert snapshot.steps.step[-1] == 901
+    assert snapshot.steps.number[-1] >= snapshot.steps.number[-2] + 1
 
 
 # ---------------------------------------------------------------------- what the snapshot says
@@ -163,7 +158,9 @@ def test_progress_and_time_left():
         StepFinished(step, loss=step / 2, seconds=took)
         for step, took in enumerate((60.0, 2.0, 2.0, 4.0), 1)
     ]
-    assert fold_of().progress == 0.0 and fold_of().step == 0 and fold_of().loss is None
+    assert fold_of().progress == 0.0
+    assert fold_of().step == 0
+    assert fold_of().loss is None
     assert fold_of(started).seconds_left is None
     snapshot = fold_of(started, StateChanged("running"), *steps)
     assert (snapshot.step, snapshot.loss, snapshot.progress) == (4, 2.0, 0.4)
@@ -186,12 +183,10 @@ def test_a_resume_opens_the_run_again():
     assert (snapshot.state, snapshot.reason, snapshot.sessions) == ("preparing", "", 2)
     assert list(snapshot.steps.step) == [1, 2] and snapshot.timeline == StepTimeline(2)
     older = fold_of(*ended, RunStarted(total_steps=10, resumed_step=1))
-    assert (
-        list(older.steps.step) == [1]
-        and older.step == 1
-        and older.timeline is None
-        and older.timeline_steps == []
-    )
+    assert list(older.steps.step) == [1]
+    assert older.step == 1
+    assert older.timeline is None
+    assert older.timeline_steps == []
     anew = fold_of(*ended, RunStarted(total_steps=10))
     assert len(anew.steps) == 0 and anew.step == 0
     lost = fold_of(RunStarted(total_steps=10), RunStarted(total_steps=10, resumed_step=5))

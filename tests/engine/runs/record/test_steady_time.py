@@ -24,6 +24,7 @@ from engine.runs.record.run_folder import create_run
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.listing import list_runs
 from tests.support.clocks import DAYS_40, Clocks
+from tests.support.folded import fold
 from tests.support.run_folders import CONFIG
 
 SETTINGS = (DAYS_40, -DAYS_40, -3.0, 0.5)
@@ -31,10 +32,7 @@ BEGIN = 1_760_000_000.0
 
 
 def folded(path) -> RunSnapshot:
-    snapshot = RunSnapshot()
-    for record in replay(path):
-        snapshot.apply(record)
-    return snapshot
+    return fold(replay(path))
 
 
 def trained(folder, clocks: Clocks, set_by: float, ended: str = "finished") -> RunSnapshot:

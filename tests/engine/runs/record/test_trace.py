@@ -148,15 +148,11 @@ def checked(trace, spans, process, begin=0.0):
     assert len(found) == len(spans)
     for event, given in zip(found, spans):
         assert threads[event["tid"]] == given["lane"]
-        assert (
-            event["args"]["unit"] == given["unit"]
-            and event["args"]["op"] == given["op"] == event["cat"]
-        )
+        assert event["args"]["unit"] == given["unit"]
+        assert event["args"]["op"] == given["op"] == event["cat"]
         assert event["args"].get("micro_batch") == given["micro_batch"]
-        assert (
-            event["ts"] == pytest.approx(1e6 * (given["start"] - begin), abs=1e-3)
-            and event["ts"] >= 0
-        )
+        assert event["ts"] == pytest.approx(1e6 * (given["start"] - begin), abs=1e-3)
+        assert event["ts"] >= 0
         assert event["dur"] == pytest.approx(1e6 * (given["end"] - given["start"]), abs=1e-3)
     return threads
 

@@ -23,11 +23,11 @@ from engine.runs.record.events import (
 from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run, delete_run, open_run
-from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries import listing as run_list
 from engine.runs.summaries.about import NAME_LIMIT, NOTE_LIMIT, About, read_about, write_about
 from engine.runs.summaries.listing import list_runs
 from tests.support.clocks import Clocks
+from tests.support.folded import fold
 from tests.support.random_runs import random_run
 from tests.support.run_folders import CONFIG, named, record
 
@@ -101,9 +101,7 @@ def test_the_two_ends_tell_what_the_whole_record_tells(tmp_path, monkeypatch, se
     recorder.close()
     with open(folder.events_path, "ab") as file:
         file.write(b'{"kind":"step_finished","run_id":"r","se')  # being written
-    snapshot = RunSnapshot()
-    for line in replay(folder.events_path):
-        snapshot.apply(line)
+    snapshot = fold(replay(folder.events_path))
     with folder.lock():
         (run,) = list_runs(tmp_path)
     assert (run.state, run.reason, run.step, run.loss, run.total_steps) == (
@@ -113,9 +111,8 @@ def test_the_two_ends_tell_what_the_whole_record_tells(tmp_path, monkeypatch, se
         snapshot.loss,
         snapshot.total_steps,
     )
-    assert run.created == snapshot.started_time and run.seconds == pytest.approx(
-        snapshot.seconds, abs=0.05
-    )
+    assert run.created == snapshot.started_time
+    assert run.seconds == pytest.approx(snapshot.seconds, abs=0.05)
 
 
 def test_steps_that_two_resumes_took_back_are_not_told(tmp_path):
@@ -185,7 +182,9 @@ def test_broken_folders_are_listed_with_the_reason(tmp_path):
     assert listed[good.id].state == "finished"
     for folder, says in broken.values():
         run = listed[folder.id]
-        assert run.state == "unreadable" and re.search(says, run.reason) and "\n" not in run.reason
+        assert run.state == "unreadable"
+        assert re.search(says, run.reason)
+        assert "\n" not in run.reason
         delete_run(tmp_path, folder.id)
     assert [run.id for run in list_runs(tmp_path)] == [good.id]
 

@@ -278,7 +278,9 @@ def test_mlflow_gets_a_run_that_can_be_resumed(tmp_path, monkeypatch):
             server["states"].append((run, status))
 
         def log_batch(self, run, metrics=(), params=()):
-            assert run == "m1" and len(metrics) <= 1000 and len(params) <= 100
+            assert run == "m1"
+            assert len(metrics) <= 1000
+            assert len(params) <= 100
             server["metrics"] += metrics
             server["params"] += params
 

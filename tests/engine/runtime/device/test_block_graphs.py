@@ -15,7 +15,6 @@ from engine.config.trained_parts import Parts
 from engine.planning.schedule.build import build_step_plan
 from engine.training.weights.adapter_weights import initialize_adapters
 from tests.support.block_graphs import PLAN_FAMILIES, WHOLE
-from tests.support.gpu_resident_units import kept_planes
 from tests.support.recorders import AgainRecorder, RecordingBackend
 from tests.support.same_bits import assert_same_bits
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -42,7 +41,7 @@ def planes_after(choices, recorder=None, shapes=((2, 12),), tied=False, each=STE
         batches = random_batches(choices.micro_batches, rows, tokens, seed=step)
         run.engine.train_step(step, batches, 1e-2)
     run.engine.drain()
-    planes = kept_planes(run)
+    planes = run.kept_planes()
     problem = run.engine.unrecorded
     run.close()
     return planes, problem

@@ -77,7 +77,9 @@ def test_a_rank_that_is_lost_among_the_updates_leaves_a_mixture(told):
     told.lost = True
     with pytest.raises(RankError):
         apply(told, 2)
-    assert told.held.step == 1 and told.held.is_mixed and told.held.writing == 2
+    assert told.held.step == 1
+    assert told.held.is_mixed
+    assert told.held.writing == 2
 
 
 def test_others_write_nothing_while_a_checkpoint_needs_the_planes(told):
@@ -104,7 +106,9 @@ def test_a_step_that_is_skipped_is_waited_for_by_nobody(told, has_begun):
         told.held.begin(2, "embed")
     told.held.abort()
     told.held.skip(2)
-    assert told.waited == [1] and told.held.step == 2 and not told.held.is_mixed
+    assert told.waited == [1]
+    assert told.held.step == 2
+    assert not told.held.is_mixed
     apply(told, 3)
     assert told.waited == [1, 3] and told.gone[-1] == 3
     assert told.held.update_number(3) == 2

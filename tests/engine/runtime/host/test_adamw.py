@@ -219,9 +219,8 @@ def test_alignment_gaps_stay_zero_even_with_an_eps_that_fp32_cannot_hold():
     host = HostAdamW(states, AdamWSettings(*BETAS, eps=1e-60, weight_decay=DECAY))
     host.update("block.0", 1, 1e-3, 1.0)
     plane = states.tensor("block.0", "weight_high")
-    assert (
-        plane.isfinite().all() and not plane[37 * 41 : states.layouts["block.0"].decay_numel].any()
-    )
+    assert plane.isfinite().all()
+    assert not plane[37 * 41 : states.layouts["block.0"].decay_numel].any()
     host.close()
     states.close()
 
@@ -313,9 +312,8 @@ def test_threads_share_every_element_once(threads, numel):
         (clip, keep, take1, beta2, take2, step_size, root2, eps, bias),
     )
     workers.close()
-    assert (planes[1][:decayed] == 0.5 - 0.0625).all() and (
-        planes[1][decayed:] == 1.0 - 0.0625
-    ).all()
+    assert (planes[1][:decayed] == 0.5 - 0.0625).all()
+    assert (planes[1][decayed:] == 1.0 - 0.0625).all()
     assert (planes[2] == 1.0).all() and (planes[3] == 1.0).all()
 
 

@@ -277,7 +277,9 @@ def test_only_dma_planes_are_registered_and_unregistered_while_they_still_hold_t
     for unit in "ab":
         states.array(unit, "weight_high")[0] = states.array(unit, "grad")[0] = 77
     states.close()
-    assert not known and order == [77] * 4 and states.pinned_bytes == 0
+    assert not known
+    assert order == [77] * 4
+    assert states.pinned_bytes == 0
     states.close()
 
 
@@ -293,9 +295,8 @@ def test_progress_counts_every_byte_and_its_error_undoes_the_allocation():
     known, seen = {}, []
     states = HostStates([layout("a"), layout("b")], "float32", known.setdefault, known.pop)
     states.allocate_weights(lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (states.allocated_bytes,) * 2 and [done for done, _ in seen] == sorted(
-        done for done, _ in seen
-    )
+    assert seen[-1] == (states.allocated_bytes,) * 2
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     before, held = dict(known), states.allocated_bytes
 
     def cancel(done, total):

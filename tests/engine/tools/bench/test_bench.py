@@ -173,7 +173,9 @@ def test_the_cpu_is_measured_with_one_thread_too(capsys):
     assert requirements_of(config, machine, shape).step_seconds is None
     assert launch.main(["bench", "--json"]) == 0
     alone, together = stored_rates(ONE_THREAD), stored_rates(CPU)
-    assert 0 < alone.overhead < 0.1 and alone.device_memory > 0 and together.overhead > 0
+    assert 0 < alone.overhead < 0.1
+    assert alone.device_memory > 0
+    assert together.overhead > 0
     small, large = 8 * 128, 1 << 20
     assert largest_product(shape, small) == 2 * small * 96 * 256
     assert stored_cpu_rates(largest_product(shape, small)) == alone
@@ -215,10 +217,8 @@ def test_several_trainings_on_the_same_weights(preset, capsys):
     first, second, third = (
         training["streamed"] for training in json.loads(capsys.readouterr().out)["trainings"]
     )
-    assert (
-        first["tokens_per_step"] == 2 * second["tokens_per_step"]
-        and second["choices"]["micro_batch_size"] == 1
-    )
+    assert first["tokens_per_step"] == 2 * second["tokens_per_step"]
+    assert second["choices"]["micro_batch_size"] == 1
     assert third["tokens_per_step"] == first["tokens_per_step"] * 32 // make_length(preset)
 
 
@@ -276,7 +276,9 @@ def test_micro_batches_too_large_for_the_device_are_passed_over(monkeypatch):
     model = ModelConfig(source="tiny", dtype="bfloat16")
     settings = ResidentSettings(True, [4, 2, 1], 16, 0.0)
     found = train_resident(config, model, CpuBackend(), batches, settings)
-    assert found.micro_batch_size == 1 and tried[:3] == [4, 2, 1] and found.counted.seconds
+    assert found.micro_batch_size == 1
+    assert tried[:3] == [4, 2, 1]
+    assert found.counted.seconds
     with pytest.raises(FitError, match="even with 2 rows"):
         settings = ResidentSettings(False, [4, 2], 16, 0.0)
         train_resident(config, model, CpuBackend(), batches, settings)
@@ -284,10 +286,11 @@ def test_micro_batches_too_large_for_the_device_are_passed_over(monkeypatch):
 
 def test_random_rows_are_full_and_carry_loss():
     first, second = random_rows([3, 3], 10, VOCAB, seed=1)
-    assert first.input_ids.shape == (3, 10) and first.loss_tokens == 27 and first.tokens == 30
-    assert (first.labels[:, :-1] == first.input_ids[:, 1:]).all() and (
-        first.input_ids != second.input_ids
-    ).any()
+    assert first.input_ids.shape == (3, 10)
+    assert first.loss_tokens == 27
+    assert first.tokens == 30
+    assert (first.labels[:, :-1] == first.input_ids[:, 1:]).all()
+    assert (first.input_ids != second.input_ids).any()
     assert first.input_ids.min() >= 0 and first.input_ids.max() < VOCAB
     logits = torch.zeros(3, 10, VOCAB)
     loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(first.labels).flatten())

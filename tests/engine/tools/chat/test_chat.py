@@ -292,9 +292,9 @@ def test_a_paused_run_that_was_asked_goes_on_with_the_same_bits(tmp_path):
     assert answers["drawn"] and torch.equal(*states)
     assert planes_on_disk(asked) == planes_on_disk(whole)
     ours, theirs = asked.recorder.snapshot.steps, whole.recorder.snapshot.steps
-    assert (
-        ours.step == theirs.step and ours.loss == theirs.loss and ours.grad_norm == theirs.grad_norm
-    )
+    assert ours.step == theirs.step
+    assert ours.loss == theirs.loss
+    assert ours.grad_norm == theirs.grad_norm
     assert not asked.paused.is_open
     with pytest.raises(RunError, match="not paused any more"):
         borrow(asked.paused, config, "later")
@@ -413,8 +413,6 @@ def test_a_prompt_that_no_row_holds_ends_the_run_in_a_sentence(tmp_path):
         make_config(tmp_path, **{"output.sample_prompts": ["one " * 80]}), tmp_path / "runs"
     )
     ended = run.execute()
-    assert (
-        ended.state == "failed"
-        and "output.sample_prompts[0]" in ended.reason
-        and "64 at most" in ended.reason
-    )
+    assert ended.state == "failed"
+    assert "output.sample_prompts[0]" in ended.reason
+    assert "64 at most" in ended.reason

@@ -78,9 +78,6 @@ def test_what_the_planner_gives_is_what_is_said():
 # ------------------------------------------------------------------ the Plan section of `check`
 
 
-IN_RAM = {"gpu_resident_units": 0}
-
-
 @pytest.fixture(scope="module")
 def report():
     config = TrainConfig.load(PROGRAM_ROOT / "presets" / "starter.yaml")

@@ -104,11 +104,9 @@ def test_bad_input_that_only_preparing_finds_exits_with_2_and_its_reason(
         ["train", str(preset), "--runs-dir", str(tmp_path / "runs"), "--set", setting]
     )
     printed = capsys.readouterr()
-    assert (
-        code == 2
-        and setting.split("=")[1] in printed.err
-        and "Traceback" not in printed.out + printed.err
-    )
+    assert code == 2
+    assert setting.split("=")[1] in printed.err
+    assert "Traceback" not in printed.out + printed.err
 
 
 def test_a_run_that_fails_on_its_way_exits_with_1(capsys, tmp_path, preset):
@@ -160,9 +158,9 @@ def test_ctrl_c_stops_and_saves_and_resume_finishes(tmp_path, preset):
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert (
-        process.returncode == 0 and "Stopped and saved at step" in output and "--resume" in output
-    )
+    assert process.returncode == 0
+    assert "Stopped and saved at step" in output
+    assert "--resume" in output
     run = list_runs(runs)[0]
     assert run.state == "stopped" and run.step > 3
     resumed = subprocess.Popen(
@@ -204,7 +202,9 @@ def test_check_refuses_data_that_cannot_be_trained_on(capsys, tmp_path, rows, sa
     preset = str(PROGRAM_ROOT / "presets/starter.yaml")
     assert launch.main(["check", preset, "--set", f"data.source={path}"]) == 2
     told = capsys.readouterr()
-    assert said in told.err and told.err.count("\n") == 1 and not told.out
+    assert said in told.err
+    assert told.err.count("\n") == 1
+    assert not told.out
 
 
 def test_check_warns_of_answers_that_end_with_no_token(capsys, tmp_path):

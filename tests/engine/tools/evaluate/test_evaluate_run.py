@@ -111,9 +111,8 @@ def test_a_missing_harness_is_told_with_what_installs_it(capsys, monkeypatch, tm
     monkeypatch.setattr(harness, "PACKAGE", "no_such_package")
     assert launch.main(["eval", "x", "--tasks", "a", "--runs-dir", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert (
-        said.startswith("ramstream: lm-evaluation-harness") and 'pip install -e ".[eval]"' in said
-    )
+    assert said.startswith("ramstream: lm-evaluation-harness")
+    assert 'pip install -e ".[eval]"' in said
 
 
 def test_a_run_without_such_weights_is_refused(command, trained, tmp_path):

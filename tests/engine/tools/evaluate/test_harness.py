@@ -203,7 +203,9 @@ def test_rows_that_are_nowhere_are_told_in_a_sentence(evaluate, tmp_path, monkey
         (tmp_path / "tasks" / f"{name}.yaml").write_text(changed)
     monkeypatch.setattr("engine.data.sources.hub_connection.why_cut_off", lambda: "no network here")
     code, said = evaluate(names=("far",))
-    assert code == 2 and "far" in said and "no network here" in said
+    assert code == 2
+    assert "far" in said
+    assert "no network here" in said
     code, said = evaluate(names=("lost",))
     assert code == 2 and said.startswith("ramstream: lost cannot be asked (")
 
@@ -287,7 +289,9 @@ def test_texts_of_tasks_are_rendered_in_a_sandbox(evaluate, trained, tmp_path, r
     escape = "{{ self.__init__.__globals__.__builtins__.open('%s', 'w') }}" % ran  # noqa: UP031
     changed_task(tmp_path, "odd", doc_to_text=json.dumps(escape))
     code, said = evaluate(names=("odd",))
-    assert code == 2 and "odd cannot be asked" in said and not ran.exists()
+    assert code == 2
+    assert "odd cannot be asked" in said
+    assert not ran.exists()
 
 
 def test_chat_templates_are_rendered_under_the_limits_of_training(evaluate, trained, tmp_path):

@@ -61,7 +61,9 @@ def test_every_bit_comes_back(tmp_path, new_states, dtype):
         -(-len(plane) // staging.CHUNK_BYTES) for plane in content(states).values()
     )
     assert planes < written < planes + 10_000 + checksums + PAGE * len(content(states))
-    assert told == sorted(told) and told[-1] == (planes, planes) and len(told) > 40
+    assert told == sorted(told)
+    assert told[-1] == (planes, planes)
+    assert len(told) > 40
     assert names(root) == ["step-10"]
 
     other, told = new_states(dtype, seed=2), []
@@ -114,10 +116,8 @@ def test_buffers_come_back_and_are_checked(tmp_path, new_states):
 
 def test_there_may_be_none(tmp_path, new_states):
     for root in (tmp_path, tmp_path / "none"):
-        assert (
-            newest_checkpoint(root) is None
-            and load_newest_checkpoint(root, new_states(), {}) is None
-        )
+        assert newest_checkpoint(root) is None
+        assert load_newest_checkpoint(root, new_states(), {}) is None
     with pytest.raises(CheckpointError, match="step-4 has no manifest.json"):
         load_checkpoint(tmp_path / "step-4", new_states(), {})
 
@@ -143,8 +143,12 @@ def test_state_must_be_json(tmp_path, new_states):
 
 def falls_back(root, held, states, says: str) -> None:
     info = load_newest_checkpoint(root, states, {})
-    assert info.step == 1 and info.state == {"step": 1} and content(states) == held[1]
-    assert len(info.skipped) == 1 and "step-2" in info.skipped[0] and says in info.skipped[0]
+    assert info.step == 1
+    assert info.state == {"step": 1}
+    assert content(states) == held[1]
+    assert len(info.skipped) == 1
+    assert "step-2" in info.skipped[0]
+    assert says in info.skipped[0]
     with pytest.raises(CheckpointError, match="step-2"):
         load_checkpoint(root / "step-2", states, {})
 

@@ -94,10 +94,8 @@ def test_the_same_step_again_replaces_it(two, new_states):
     write_checkpoint(root, 2, Contents(states, {"again": True}), keep=5)
     assert names(root) == ["step-1", "step-2"]
     other = new_states()
-    assert (
-        load_newest_checkpoint(root, other, {}).state == {"again": True}
-        and content(other) == content(states) != held[2]
-    )
+    assert load_newest_checkpoint(root, other, {}).state == {"again": True}
+    assert content(other) == content(states) != held[2]
 
 
 def test_a_replacement_that_was_killed_between_its_two_renames_loses_nothing(two, new_states):

@@ -49,7 +49,9 @@ def test_planes_hold_what_the_library_loads(opened, family, tied, dtype):
             master = states.master(unit.name, spec.name)
             assert torch.equal(master, plain[spec.full_name]), spec.full_name
     size = model.parameter_count * 4  # the file is in fp32
-    assert told == sorted(told) and told[0] == (0, size) and told[-1] == (size, size)
+    assert told == sorted(told)
+    assert told[0] == (0, size)
+    assert told[-1] == (size, size)
     assert sum(done < size for done, _ in told) > 5, "reading is told"
 
 

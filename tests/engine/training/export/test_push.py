@@ -51,9 +51,8 @@ def test_a_folder_is_pushed_whole_into_a_private_repository(hub, exported, tmp_p
     sent = {file.name: file.read_bytes() for file in exported.iterdir() if file.name[0] != "."}
     assert hub.pushed == {"me/tiny": sent} and hub.private == {"me/tiny": True}
     said = done.stderr.splitlines()
-    assert said[0].startswith("Asking the hub (0 KB of") and said[-1].startswith(
-        "Making the commit"
-    )
+    assert said[0].startswith("Asking the hub (0 KB of")
+    assert said[-1].startswith("Making the commit")
     assert "hf_mine" not in done.stdout + done.stderr
 
 
@@ -67,7 +66,9 @@ def test_a_push_that_breaks_off_shows_nothing_and_goes_on_with_what_is_there(
 ):
     hub.room = 1
     broken = push(hub, tmp_path, exported, "tiny")
-    assert broken.returncode == 2 and hub.pushed == {} and len(hub.uploaded) == 1
+    assert broken.returncode == 2
+    assert hub.pushed == {}
+    assert len(hub.uploaded) == 1
     assert "The hub refuses the push to tiny" in broken.stderr
     assert "Traceback" not in broken.stderr
     hub.room = None
@@ -86,7 +87,9 @@ def test_a_push_that_breaks_off_shows_nothing_and_goes_on_with_what_is_there(
 )
 def test_what_cannot_be_is_said_in_a_sentence(hub, exported, tmp_path, repository, token, words):
     done = push(hub, tmp_path, exported, repository, token=token)
-    assert done.returncode == 2 and words in done.stderr and hub.pushed == {}
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert hub.pushed == {}
     assert "Traceback" not in done.stderr and "hf_mine" not in done.stderr
 
 

@@ -14,6 +14,7 @@ from engine.runtime.host.plane_version import PlaneVersion
 from engine.training.checkpoints import chunk_files, staging, unit_files
 from engine.training.loop import planning, saving
 from engine.training.loop.run import Run, resume_run, start_run
+from tests.support.disk_offloading import offload_to_disk
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, files_of, weights_in
 
@@ -96,6 +97,29 @@ def test_so_it_is_where_optimizers_run_on_the_device(tmp_path, monkeypatch, smal
         beside, True
     )
     assert events_of(run, CheckpointWritten)[0].waited_seconds > 0
+
+
+@pytest.mark.parametrize("place", ["GPU", "disk"])
+@pytest.mark.parametrize("room", [0, 1 << 30], ids=["waits", "copies"])
+def test_so_it_is_where_units_are_not_in_ram(
+    tmp_path, monkeypatch, small, keep_on_gpu, room, place
+):
+    (tmp_path / "disk").mkdir()
+    folder = {"engine.disk": str(tmp_path / "disk")}
+    monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 1 << 40)
+    still = files_of(train(tmp_path, "still", **folder))
+    monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
+    whole = checkpoint_sizes._in_chunks
+    monkeypatch.setattr(checkpoint_sizes, "_in_chunks", lambda *each: min(room, whole(*each)))
+    if place == "GPU":
+        keep_on_gpu(3)
+    else:
+        offload_to_disk(3, monkeypatch)
+    beside = files_of(train(tmp_path, "beside", **folder))
+    assert beside.keys() & {1, 8} == {1, 8}
+    assert {step: files == still[step] for step, files in beside.items()} == dict.fromkeys(
+        beside, True
+    )
 
 
 def test_weights_alone_are_those_of_their_step(tmp_path, monkeypatch, small):

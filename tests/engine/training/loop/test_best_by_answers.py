@@ -146,7 +146,9 @@ def test_a_resume_that_chooses_by_answers_begins_to_compare(tmp_path):
     assert "are not compared with later ones" in log_of(again)
     assert list(asked_during(again)) == [24, 30, 36]
     best = again.recorder.snapshot.best
-    assert best.step == expected_best(again) and best.kept and best.by == "exact_match"
+    assert best.step == expected_best(again)
+    assert best.kept
+    assert best.by == "exact_match"
 
 
 @pytest.mark.slow("it tries a fault at many moments of a run")

@@ -28,7 +28,6 @@ from engine.runs.record.events import (
     StepFinished,
 )
 from engine.runs.record.following import replay
-from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.record.validation import Best
 from engine.tools.chat.chat_engines import load
 from engine.tools.chat.conversation import best_of
@@ -38,6 +37,7 @@ from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.export.export import export_run
 from engine.training.loop import best_weights, planning
 from engine.training.loop.run import Run, resume_run, start_run
+from tests.support.folded import fold
 from tests.support.folders import make_config, make_tokenizer
 from tests.support.overfitting import overfitting
 from tests.support.plain_losses import plain_loss
@@ -101,7 +101,9 @@ def test_the_best_weights_are_those_of_their_step_to_the_bit(
     run = started(tmp_path, **values)
     assert execute(run).state == "finished"
     best = run.recorder.snapshot.best
-    assert best is not None and best.kept and best.step < 36
+    assert best is not None
+    assert best.kept
+    assert best.step < 36
     assert kept_steps(run) == [f"step-{best.step}"]
     kept = events_of(run, BestKept)
     assert kept[-1].step == best.step and kept[-1].path == f"best/step-{best.step}"
@@ -120,9 +122,7 @@ def test_the_record_tells_of_evaluations_and_of_the_best(overfitted):
     evaluated = events_of(overfitted, EvalFinished)
     assert [event.step for event in evaluated] == [0, 6, 12, 18, 24, 30, 36]
     assert evaluated[0].loss > 4 and evaluated[-1].loss > 1.3 * evaluated[3].loss
-    snapshot = RunSnapshot()
-    for record in replay(overfitted.folder.events_path):
-        snapshot.apply(record)
+    snapshot = fold(replay(overfitted.folder.events_path))
     assert snapshot == overfitted.recorder.snapshot
     assert snapshot.best == Best(BEST, evaluated[3].loss, kept=True)
     assert [event.step for event in events_of(overfitted, BestKept)] == [6, 12, 18]

@@ -142,13 +142,16 @@ def test_unchanged_settings_say_nothing(stopped_run, runs):
         ("data.packing", "false", "other rows"),
         ("train.batch_size", 8, "the rows that its steps read"),
         ("train.seed", 3, "other rows"),
+        ("data.shuffle", "false", "other rows"),
         ("model.dtype", "bfloat16", "the planes"),
     ],
 )
 def test_another_run_is_refused_by_name_and_offered(stopped_run, runs, name, value, why):
     settings = (stopped_run.folder.path / "config.yaml").read_bytes()
     again, ended = resumed(runs, stopped_run.id, **{name: value})
-    assert ended.state == "failed" and name in ended.reason and why in ended.reason
+    assert ended.state == "failed"
+    assert name in ended.reason
+    assert why in ended.reason
     kept = (stopped_run.folder.path / "config.yaml").read_bytes()
     assert kept == settings, "what was refused is not kept"
     assert f"launch.py train --from {stopped_run.id}" in ended.reason
@@ -294,7 +297,9 @@ def test_training_on_from_the_command_line(capsys, stopped_run, runs):
     assert code == 0 and f"The weights are those of {newest}." in out
     new = next(run for run in list_runs(runs) if run.id != stopped_run.id)
     config = open_run(runs, new.id).config
-    assert config.data.max_seq_len == 16 and config.name == "Tiny" and new.step == 2
+    assert config.data.max_seq_len == 16
+    assert config.name == "Tiny"
+    assert new.step == 2
     assert config.model.start_from == str(stopped_run.folder.path.resolve())
     code, _, sentence = command(
         capsys, "--runs-dir", runs, "train", "--from", "a", "--resume", stopped_run.id

@@ -162,11 +162,9 @@ def test_a_run_with_it_equals_one_without_to_the_bit(tmp_path, monkeypatch):
         "not again when it is resumed"
     )
     first = checked[0].quantities
-    assert (
-        first["step_seconds"]["measured"] > 0
-        and first["host_bytes"]["measured"] > 0
-        and checked[0].step == 0
-    )
+    assert first["step_seconds"]["measured"] > 0
+    assert first["host_bytes"]["measured"] > 0
+    assert checked[0].step == 0
     kinds = [type(event) for event in order]
     trying = next(
         k
@@ -189,11 +187,9 @@ def test_a_run_with_it_equals_one_without_to_the_bit(tmp_path, monkeypatch):
     assert [event.moment for event in events_of(without, ForecastChecked)] == ["running", "end"]
     assert planes_on_disk(again) == planes_on_disk(without)
     ours, theirs = again.recorder.snapshot.steps, without.recorder.snapshot.steps
-    assert (
-        ours.loss == theirs.loss
-        and ours.grad_norm == theirs.grad_norm
-        and list(ours.step) == list(range(1, 13))
-    )
+    assert ours.loss == theirs.loss
+    assert ours.grad_norm == theirs.grad_norm
+    assert list(ours.step) == list(range(1, 13))
 
 
 def test_what_does_not_fit_fails_before_the_first_step_and_by_item(

@@ -27,7 +27,6 @@ from tests.support.ended_answers import (
 )
 from tests.support.published import template
 from tests.support.references.trl_pairs import PAIRS
-from tests.support.tiny import FAMILIES
 from tests.support.trained_runs import events_of, resumed_to_the_end, trained
 
 FEW = ("glm4moe", "qwen2_5")
@@ -100,15 +99,6 @@ def base_model(folder, code=CHATML, **values):
     """
     model_folder(folder / "model", tokenizer_for(code))
     return config_of(folder, **values)
-
-
-@pytest.mark.slow("it trains a model of each of ten families")
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
-def test_answers_end_by_themselves_in_every_family_of_models(tmp_path, family):
-    model_folder(tmp_path / "model", tokenizer_for(CHATML), family=family)
-    found = learned(config_of(tmp_path, **{"train.steps": 150}), tmp_path / "runs")
-    assert assert_ends_by_itself(found) == {"<|im_end|>"}
-    assert found.ends == [OWN_END, "<|im_end|>"]
 
 
 def stops(folder) -> list[str]:

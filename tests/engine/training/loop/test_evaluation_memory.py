@@ -23,7 +23,6 @@ from engine.runs.record.events import (
 )
 from engine.runtime.step.copy_ops import BlockOps
 from engine.training.checkpoints.restore import newest_checkpoint
-from engine.training.loop.oom_recovery import Moment
 from engine.training.loop.prepare import Prepared
 from engine.training.loop.run import resume_run, start_run
 from tests.support.folders import make_config
@@ -213,14 +212,3 @@ def test_with_the_minimum_plan_the_run_ends_saved(tmp_path, monkeypatch, during,
     assert execute(again).state == "finished"
     assert [event.step for event in events_of(again, StepFinished)] == list(range(1, 9))
     assert len(events_of(again, MEASURED[during][0])) > 0
-
-
-def test_every_moment_is_told_in_words():
-    told = {
-        Moment(0): "in the dry run",
-        Moment(1_234): "before the updates of step 1,234",
-        Moment(0, "exact_match"): "while validation prompts were answered before training",
-        Moment(7, "prompts"): "while the sample prompts were answered after step 7",
-        Moment(7, "evaluation"): "in the evaluation after step 7",
-    }
-    assert {moment: moment.when() for moment in told} == told

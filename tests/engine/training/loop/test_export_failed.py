@@ -103,7 +103,9 @@ def test_the_terminal_names_the_command_and_fails(capsys, tmp_path, runs, monkey
     make_config(tmp_path, **{"output.export": True}).save(tmp_path / "preset.yaml")
     code, out, sentence = command(capsys, "--runs-dir", runs, "train", tmp_path / "preset.yaml")
     (run,) = list_runs(runs)
-    assert code == 1 and sentence == run.reason and run.export_failed == WHY
+    assert code == 1
+    assert sentence == run.reason
+    assert run.export_failed == WHY
     assert f"export {run.id} FOLDER --runs-dir {runs}" in out
     monkeypatch.undo()
     home = tmp_path / "home"

@@ -19,13 +19,13 @@ from engine.runs.record.events import (
     StepSkipped,
 )
 from engine.runs.record.following import replay
-from engine.runs.record.snapshot import RunSnapshot
 from engine.runtime.host.plane_version import PlaneVersion
 from engine.runtime.step.copy_ops import BlockOps
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.loop import step_loop
 from engine.training.loop.run import resume_run, start_run
 from engine.training.loop.step_loop import refuse_further
+from tests.support.folded import fold
 from tests.support.folders import make_config
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed, tiny_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk
@@ -61,9 +61,7 @@ def test_a_resume_goes_on_with_skip_and_equals_a_run_that_skipped_from_the_start
     assert [event.step for event in events_of(whole, StepFinished)] == [1, 3, 5, 6, 7, 8]
     logged = [line.text for line in events_of(whole, LogLine) if line.level == "warning"]
     assert any("Step 2 is skipped" in text and "4, 5, 6, 7" in text for text in logged)
-    replayed = RunSnapshot()
-    for record in replay(whole.folder.events_path):
-        replayed.apply(record)
+    replayed = fold(replay(whole.folder.events_path))
     assert replayed == whole.recorder.snapshot and replayed.damaged_lines == 0
     assert [event.step for event in replayed.skipped] == [2, 4] and replayed.step == 8
 

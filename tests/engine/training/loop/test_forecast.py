@@ -20,13 +20,13 @@ from engine.runs.record.events import FitReported, ForecastChecked, LogLine, Pla
 from engine.runs.record.following import last_of_kind
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
-from engine.runs.record.snapshot import RunSnapshot
 from engine.text import GIB
 from engine.tools.cli.runs import prediction_check_of
 from engine.tools.cli.train import prediction_check_text
 from engine.training.loop import planning
 from engine.training.loop.prediction_check import PredictionCheck
 from engine.training.loop.run import start_run
+from tests.support.folded import fold
 from tests.support.folders import make_config
 from tests.support.forecasts import REPORT, item
 from tests.support.synthetic_run import records, run_events
@@ -46,11 +46,9 @@ def test_a_report_is_summed_by_the_names_of_its_items():
     }
     more = [*REPORT["host"]["items"][:-1], item("Loading peak", 5)]
     found = predictions(REPORT | {"host": {"items": more}})
-    assert (
-        found["loading_peak_bytes"] == 23.5 * GIB
-        and found["host_bytes"] == 18.5 * GIB
-        and "checkpoint_bytes" not in found
-    )
+    assert found["loading_peak_bytes"] == 23.5 * GIB
+    assert found["host_bytes"] == 18.5 * GIB
+    assert "checkpoint_bytes" not in found
     drawn = predictions(REPORT | {"host": {"items": REPORT["host"]["items"][:-1]}})
     assert drawn["loading_peak_bytes"] == 5.5 * GIB, "no copy of weights that are drawn"
     assert predictions({}) == {} and "gpu_peak_bytes" not in predictions(REPORT | {"gpu": None})
@@ -111,10 +109,8 @@ def test_a_run_records_both_and_runs_as_json_has_the_errors(tmp_path, capsys):
     report = events_of(run, FitReported)[0].report
     quantities = checked[-1].quantities
     # No rates are measured on the CPU, so the time of a step is not predicted there.
-    assert (
-        quantities["step_seconds"]["predicted"] is None
-        and quantities["step_seconds"]["measured"] > 0
-    )
+    assert quantities["step_seconds"]["predicted"] is None
+    assert quantities["step_seconds"]["measured"] > 0
     assert "gpu_peak_bytes" not in quantities
     assert quantities["host_bytes"]["predicted"] == predictions(report)["host_bytes"]
     for name in ("loading_peak_bytes", "host_bytes"):
@@ -192,9 +188,7 @@ def test_a_damaged_comparison_is_no_record(quantities):
 
 
 def test_both_are_said_in_words():
-    snapshot = RunSnapshot()
-    for record in records(run_events(40)):
-        snapshot.apply(record)
+    snapshot = fold(records(run_events(40)))
     shown = details(snapshot)["forecast"]
     assert shown["rows"][0] == {
         "name": "RAM while loading",

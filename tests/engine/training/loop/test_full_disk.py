@@ -30,7 +30,6 @@ from engine.runs.record.events import (
 from engine.runs.record.following import replay
 from engine.runs.record.reserve import RECORD_BYTES, RESERVE_FILE
 from engine.runs.record.run_folder import RunFolder
-from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.listing import list_runs
 from engine.text import MIB
 from engine.training.loop.run import start_run
@@ -47,6 +46,7 @@ from tests.support.failing import (
     resumes_to_the_end,
     whole_checkpoints,
 )
+from tests.support.folded import fold
 from tests.support.folders import make_config
 from tests.support.trained_runs import execute
 
@@ -147,11 +147,9 @@ def went_on(folder: RunFolder, whole, reason: str, lacks: str) -> None:
     """
     records = equals(folder, whole)
     (told,) = waits(folder)
-    assert (
-        (told.state, told.lacks_space_for) == ("paused", lacks)
-        and reason in told.reason
-        and told.reason.endswith(".")
-    )
+    assert (told.state, told.lacks_space_for) == ("paused", lacks)
+    assert reason in told.reason
+    assert told.reason.endswith(".")
     assert "by itself" in told.reason and str(folder.path) in told.reason
     assert any(
         isinstance(r.event, LogLine) and r.event.text.startswith("There is room on the disk again")
@@ -181,13 +179,6 @@ def went_on(folder: RunFolder, whole, reason: str, lacks: str) -> None:
     ) == (1, 0, "finished", "")
 
 
-def fold(records) -> RunSnapshot:
-    snapshot = RunSnapshot()
-    for record in records:
-        snapshot.apply(record)
-    return snapshot
-
-
 # ---------------------------------------------------------------------- a checkpoint
 
 
@@ -203,10 +194,8 @@ def test_a_checkpoint_waits_for_disk_space(capsys, preset, no_space_for_a_checkp
     went_on(
         folder, whole, "The disk is full: the checkpoint of step 6 needs 1 MiB in", "checkpoint"
     )
-    assert (
-        "The disk is full: the checkpoint of step 6 needs" in shown
-        and "info: There is room on the disk again" in shown
-    )
+    assert "The disk is full: the checkpoint of step 6 needs" in shown
+    assert "info: There is room on the disk again" in shown
 
 
 def test_a_disk_that_fills_up_within_a_checkpoint(capsys, preset, disk, monkeypatch, whole):
@@ -232,10 +221,8 @@ def test_a_stop_waits_for_its_checkpoint(capsys, preset, no_space_for_a_checkpoi
     folder, shown = trains(capsys, no_space_for_a_checkpoint, preset, ask("stop"), free_disk_space)
     assert "Stopped and saved at step 6" in shown and whole_checkpoints(folder.path) == 6
     first, second = waits(folder)
-    assert (
-        "stop it again to end it without saving" in second.reason
-        and "stop it again" not in first.reason
-    )
+    assert "stop it again to end it without saving" in second.reason
+    assert "stop it again" not in first.reason
     resumes_to_the_end(capsys, folder.path.parent, whole)
 
 
@@ -400,18 +387,14 @@ def test_a_request_to_end_a_run_whose_record_waits(
     assert isinstance(ended, RunEnded) and ended.state == state
     free_disk_space(folder)
     if word == "discard":
-        assert (
-            code == 0
-            and "its checkpoints were deleted" in ended.reason
-            and not folder.checkpoints_path.exists()
-        )
+        assert code == 0
+        assert "its checkpoints were deleted" in ended.reason
+        assert not folder.checkpoints_path.exists()
         return
-    assert (
-        code == 1
-        and ended.reason == sentence
-        and "No space left on device" in sentence
-        and "resume the run" in sentence
-    )
+    assert code == 1
+    assert ended.reason == sentence
+    assert "No space left on device" in sentence
+    assert "resume the run" in sentence
     assert whole_checkpoints(folder.path) == 3
     resumes_to_the_end(capsys, disk, whole)
 

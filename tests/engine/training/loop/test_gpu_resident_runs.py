@@ -4,50 +4,21 @@ writes, and the border may move when they are resumed.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from engine.errors import GpuMemoryError
-from engine.planning.fit import checkpoint_sizes
 from engine.planning.schedule.ops import OpKind
 from engine.runs.record.events import PlanBuilt, PlannedAnew, RunEnded
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.step import compute_ops, copy_ops
-from engine.training.checkpoints import staging, unit_files
 from engine.training.loop import oom_recovery
-from engine.training.loop.run import Run, resume_run, start_run
-from tests.support.folders import make_config
+from engine.training.loop.run import resume_run
+from tests.support.disk_offloading import train
 from tests.support.gpu_resident_runs import UNITS, Written
 from tests.support.trained_runs import events_of, execute, files_of
 
 pytestmark = pytest.mark.computing
-
-EVERY = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9}
-
-
-def train(tmp_path, name: str, at_step=None, **values) -> Run:
-    run = start_run(make_config(tmp_path, **EVERY, **values), tmp_path / name)
-    execute(run, at_step)
-    return run
-
-
-@pytest.fixture(scope="module")
-def in_ram(tmp_path_factory) -> Callable[..., Written]:
-    """Returns what a run with these settings writes whose planes are all in RAM. It is asked before
-    a test changes anything, and trains once for all tests.
-    """
-    folder = tmp_path_factory.mktemp("in-ram")
-
-    @functools.cache
-    def written(**values) -> Written:
-        run = train(folder, "runs", **values)
-        assert events_of(run, PlanBuilt)[0].choices["gpu_resident_units"] == 0
-        return Written.by(run)
-
-    return written
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -61,24 +32,6 @@ def test_a_run_writes_what_a_run_with_all_planes_in_ram_writes(
     run = train(tmp_path, "GPU-resident", **values)
     assert events_of(run, PlanBuilt)[0].choices["gpu_resident_units"] == count
     assert Written.by(run) == expected and expected.exported
-
-
-@pytest.mark.parametrize("room", [0, 1 << 30], ids=["waits", "copies"])
-def test_a_checkpoint_beside_training_holds_its_step(tmp_path, monkeypatch, keep_on_gpu, room):
-    for place, name in ((checkpoint_sizes, "STAGING_CHUNK_BYTES"), (staging, "CHUNK_BYTES")):
-        monkeypatch.setattr(place, name, 4096)
-    monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 4096)
-    monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 1 << 40)
-    expected = files_of(train(tmp_path, "in-ram"))
-    monkeypatch.setattr(checkpoint_sizes, "SMALL_BYTES", 0)
-    whole = checkpoint_sizes._in_chunks
-    monkeypatch.setattr(checkpoint_sizes, "_in_chunks", lambda *each: min(room, whole(*each)))
-    keep_on_gpu(3)
-    found = files_of(train(tmp_path, "beside"))
-    assert found.keys() & {1, 8} == {1, 8}
-    assert {step: files == expected[step] for step, files in found.items()} == dict.fromkeys(
-        found, True
-    )
 
 
 @pytest.mark.parametrize("before, after", [(0, 3), (UNITS, 2), (2, 0)])
@@ -138,9 +91,8 @@ def test_a_lost_device_takes_what_lived_there_and_the_newest_checkpoint_counts(
 
     monkeypatch.setitem(copy_ops.WORK, OpKind.LOSS, loses_the_device)
     monkeypatch.setattr(CpuBackend, "download", download)
-    config = make_config(tmp_path, **EVERY).with_values({"output.checkpoint_every": 3})
-    run = start_run(config, tmp_path / "lost")
-    ended = run.execute()
+    run = train(tmp_path, "lost", **{"output.checkpoint_every": 3})
+    ended = events_of(run, RunEnded)[-1]
     assert ended.state == "failed" and lost
     assert "that lived on the GPU cannot be read any more" in ended.reason
     assert "checkpoint of step 3" in ended.reason

@@ -6,7 +6,6 @@ last checkpoint.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import engine.training.loop.memory_watch
 import engine.training.loop.planning
@@ -37,7 +35,6 @@ from engine.runs.record.events import (
 from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import RunFolder
-from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.listing import list_runs
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_adamw import HostAdamW
@@ -58,7 +55,8 @@ from tests.support.failing import (
     resumes_to_the_end,
     whole_checkpoints,
 )
-from tests.support.folders import WORDS, make_config
+from tests.support.folded import fold
+from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute
 
 ROOT = PROGRAM_ROOT
@@ -112,7 +110,9 @@ def test_a_signal_while_a_resumed_run_loads_loses_nothing(
     with monkeypatch.context() as interrupted:
         at_event(interrupted, MOMENTS[moment], lambda: signal.raise_signal(signal.SIGINT))
         code, out, _ = command(capsys, "--runs-dir", runs, "train", "--resume", stopped_run.id)
-    assert code == 0 and told in out and whole_checkpoints(stopped_run.folder.path) >= 6
+    assert code == 0
+    assert told in out
+    assert whole_checkpoints(stopped_run.folder.path) >= 6
     resumes_to_the_end(capsys, runs, whole)
 
 
@@ -143,11 +143,9 @@ launch.main(sys.argv[1:])
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         timeout=120,
     )
-    assert (
-        done.returncode == 130
-        and "Traceback" not in done.stderr
-        and "again to leave at once" in done.stderr
-    )
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert "again to leave at once" in done.stderr
     run = list_runs(runs)[0]
     assert run.state == "interrupted" and whole_checkpoints(Path(run.path)) == 3
     resumes_to_the_end(capsys, runs, whole)
@@ -188,9 +186,7 @@ def test_a_clock_that_is_set_in_mid_run_changes_no_duration(
     assert abs(records[-1].time - records[0].time - set_by) <= took
     elapsed = [record.elapsed for record in records]
     assert elapsed == sorted(elapsed) and elapsed[0] == 0 < elapsed[-1] <= took
-    snapshot = RunSnapshot()
-    for record in records:
-        snapshot.apply(record)
+    snapshot = fold(records)
     assert run.seconds == pytest.approx(elapsed[-1])
     assert snapshot.seconds == pytest.approx(elapsed[-1], abs=1e-5)
     assert f" in {in_time(elapsed[-1])}" in how_it_ended(snapshot, "finished")
@@ -296,45 +292,6 @@ def test_a_step_that_ends_while_the_one_before_it_is_being_saved_is_saved(
 # ---------------------------------------------------------------------- numbers, memory and devices
 
 
-def test_a_loss_that_is_no_number_keeps_the_steps_before(capsys, tmp_path, preset, runs):
-    """A token that occurs only in the last rows has an embedding that is not finite."""
-    model = tmp_path / "model"
-    weights = load_file(model / "model.safetensors")
-    word = WORDS.index("six") + 7
-    weights["model.embed_tokens.weight"][word] = float("inf")
-    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    turns = [[("say after one", "two")]] * 20 + [[("say after six", "seven")]] * 4
-    (tmp_path / "data.jsonl").write_text(
-        "".join(
-            json.dumps(
-                {
-                    "messages": [
-                        {"role": role, "content": text}
-                        for pair in row
-                        for role, text in zip(("user", "assistant"), pair)
-                    ]
-                }
-            )
-            + "\n"
-            for row in turns
-        ),
-        encoding="utf-8",
-    )
-    wanted = [
-        "data.shuffle=false",
-        "data.packing=false",
-        "data.eval_fraction=0",
-        "train.steps=6",
-        "output.checkpoint_every=2",
-    ]
-    sentence = failed(
-        capsys, runs, preset, *(word for value in wanted for word in ("--set", value)), code=1
-    )
-    assert "step 6" in sentence and "not a finite number" in sentence
-    run = list_runs(runs)[0]
-    assert whole_checkpoints(Path(run.path)) == 5 and run.step == 5
-
-
 def low_from(monkeypatch, step: int, *available: int) -> None:
     """Makes the machine report these `available` bytes after `step`, one per sample, and then the
     last of them forever.
@@ -362,10 +319,8 @@ def test_host_memory_that_runs_low_stops_with_a_checkpoint(
     with monkeypatch.context() as low:
         low_from(low, 4, *left)
         sentence = failed(capsys, runs, preset, code=1)
-    assert (
-        "other programs took " in sentence
-        and "more than when the plan was made (this process takes 3.0 GiB: planes " in sentence
-    )
+    assert "other programs took " in sentence
+    assert "more than when the plan was made (this process takes 3.0 GiB: planes " in sentence
     saved = whole_checkpoints(Path(list_runs(runs)[0].path))
     assert saved >= 4 and f"step {saved} is saved" in sentence
     resumes_to_the_end(capsys, runs, whole)

@@ -13,7 +13,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,8 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.paths import PROGRAM_ROOT
-from tests.support.killed import ONE_THREAD, after, before, die
+from tests.support.killed import after, before, die, get_ready, run_alone
 
 pytestmark = pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 
@@ -33,16 +31,8 @@ MOMENTS = ("any time", "checkpoint", "update", "record")
 
 
 def test_killed_anywhere_resumed_and_equal_to_the_bit():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.training.loop.test_kill", "--kills", "10"],
-        capture_output=True,
-        text=True,
-        cwd=PROGRAM_ROOT,
-        env=os.environ | ONE_THREAD,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^10 of 10 kills", done.stdout, re.MULTILINE), done.stdout
+    said = run_alone("tests.engine.training.loop.test_kill", "--kills", "10")
+    assert re.search(r"^10 of 10 kills", said, re.MULTILINE), said
 
 
 # ---------------------------------------------------------------------- the moment of the kill, ins
@@ -188,25 +178,11 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    if any(
-        os.environ.get(name) != value for name, value in ONE_THREAD.items()
-    ):  # read when the libraries are imported
-        os.execve(
-            sys.executable,
-            [sys.executable, "-m", "tests.engine.training.loop.test_kill", *sys.argv[1:]],
-            os.environ | ONE_THREAD,
-        )
+    get_ready("tests.engine.training.loop.test_kill")
 
-    import engine.training.loop.prepare
-    import engine.training.loop.trainer  # noqa: F401
-    from engine.model.build.library import transformers
     from engine.runs.summaries.listing import list_runs
-    from engine.runtime.optimizer.host_kernels import kernel
     from tests.support.folders import make_config
 
-    transformers()
-    for name in ("split", "join", "adamw_float", "adamw_split"):
-        kernel(name)
     draw = random.Random(arguments.seed)
     kills, equal, moments = 0, 0, Counter()
     with tempfile.TemporaryDirectory() as place:

@@ -8,9 +8,7 @@ is slow, so that several steps are applied while one checkpoint is written.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.paths import PROGRAM_ROOT
-from tests.support.killed import ONE_THREAD
+from tests.support.killed import get_ready, run_alone
 from tests.support.killed_beside import (
     files_of,
     finish,
@@ -51,16 +48,8 @@ RESUMED = 5
 
 @pytest.mark.slow("it kills a run fourteen times, for some twenty seconds")
 def test_a_checkpoint_is_one_step_s_state_whenever_the_process_dies():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.training.loop.test_kill_beside"],
-        capture_output=True,
-        text=True,
-        cwd=PROGRAM_ROOT,
-        env=os.environ | ONE_THREAD,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^14 of 14 kills", done.stdout, re.MULTILINE), done.stdout
+    said = run_alone("tests.engine.training.loop.test_kill_beside")
+    assert re.search(r"^14 of 14 kills", said, re.MULTILINE), said
 
 
 # ---------------------------------------------------------------------- in the child
@@ -151,20 +140,10 @@ def steps_beside(runs: Path) -> int:
 
 
 def main() -> int:
-    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
-        # The libraries read these when they are imported.
-        arguments = [sys.executable, "-m", "tests.engine.training.loop.test_kill_beside"]
-        os.execve(sys.executable, arguments, os.environ | ONE_THREAD)
+    get_ready("tests.engine.training.loop.test_kill_beside")
 
-    import engine.training.loop.prepare
-    import engine.training.loop.trainer  # noqa: F401
-    from engine.model.build.library import transformers
-    from engine.runtime.optimizer.host_kernels import kernel
     from tests.support.folders import make_config
 
-    transformers()
-    for name in ("split", "join", "adamw_float", "adamw_split"):
-        kernel(name)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)

@@ -6,9 +6,7 @@ session is a process of its own, forked from one without threads. Steps go on me
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.paths import PROGRAM_ROOT
-from tests.support.killed import ONE_THREAD
+from tests.support.killed import get_ready, run_alone
 from tests.support.killed_beside import (
     files_of,
     finish,
@@ -35,16 +32,8 @@ ROOM = 1 << 30
 
 @pytest.mark.slow("it kills a run six times, for some twenty seconds")
 def test_the_best_weights_are_whole_whenever_the_process_dies():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.training.loop.test_kill_best"],
-        capture_output=True,
-        text=True,
-        cwd=PROGRAM_ROOT,
-        env=os.environ | ONE_THREAD,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^6 of 6 kills", done.stdout, re.MULTILINE), done.stdout
+    said = run_alone("tests.engine.training.loop.test_kill_best")
+    assert re.search(r"^6 of 6 kills", said, re.MULTILINE), said
 
 
 def every_step(config, runs: Path) -> None:
@@ -96,20 +85,10 @@ def check(runs: Path, steps: dict[int, dict[str, bytes]], named: bool) -> None:
 
 
 def main() -> int:
-    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
-        # The libraries read these when they are imported.
-        arguments = [sys.executable, "-m", "tests.engine.training.loop.test_kill_best"]
-        os.execve(sys.executable, arguments, os.environ | ONE_THREAD)
+    get_ready("tests.engine.training.loop.test_kill_best")
 
-    import engine.training.loop.prepare
-    import engine.training.loop.trainer  # noqa: F401
-    from engine.model.build.library import transformers
-    from engine.runtime.optimizer.host_kernels import kernel
     from tests.support.overfitting import overfitting
 
-    transformers()
-    for name in ("split", "join", "adamw_float", "adamw_split"):
-        kernel(name)
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         config = overfitting(root)

@@ -94,10 +94,8 @@ def test_a_run_that_kept_weights_alone_is_not_resumed_and_says_how_it_goes_on(
 ):
     stopped = started(tmp_path, **WEIGHTS)
     ended = execute(stopped, {4: "stop"})
-    assert (
-        ended.state == "stopped"
-        and "Its weights are saved, and a new run can train on" in ended.reason
-    )
+    assert ended.state == "stopped"
+    assert "Its weights are saved, and a new run can train on" in ended.reason
     assert "cannot be resumed" in ended.reason
     step = stopped.recorder.snapshot.step
     assert saved_steps(stopped.folder.checkpoints_path) == SavedSteps(step, None)
@@ -106,9 +104,8 @@ def test_a_run_that_kept_weights_alone_is_not_resumed_and_says_how_it_goes_on(
     with pytest.raises(RunError, match="kept weights alone.*cannot be resumed.*" + how):
         resume_run(tmp_path / "runs", stopped.id)
     arguments = ["--runs-dir", tmp_path / "runs", "train", "--resume", stopped.id]
-    assert (
-        how in command(capsys, *arguments)[2] and stopped.folder.events_path.read_bytes() == record
-    )
+    assert how in command(capsys, *arguments)[2]
+    assert stopped.folder.events_path.read_bytes() == record
     arguments[2:] = ["train", "--from", stopped.id, "--set", "train.steps=1"]
     code, out, _ = command(capsys, *arguments)
     assert code == 0 and f"step-{step}." in out

@@ -161,7 +161,9 @@ def test_a_paused_run_notices_it_too(tmp_path, runs, lose):
     assert paused.wait(SECONDS)
     lose(runs)
     thread.join(SECONDS)
-    assert not thread.is_alive() and ended[0].state == "failed" and "is gone" in ended[0].reason
+    assert not thread.is_alive()
+    assert ended[0].state == "failed"
+    assert "is gone" in ended[0].reason
 
 
 @pytest.mark.parametrize("lose", [delete, rename])

@@ -143,10 +143,8 @@ def test_memory_that_runs_low_while_weights_are_read_ends_the_run_by_item(
 
     at_event(monkeypatch, lambda e: isinstance(e, JobProgressed) and e.job == "allocate", low)
     sentence = failed(capsys, runs, preset, code=1)
-    assert (
-        "Host memory ran low, with 1 MiB left of " in sentence
-        and "the rest of this process took 20.0 GiB, " in sentence
-    )
+    assert "Host memory ran low, with 1 MiB left of " in sentence
+    assert "the rest of this process took 20.0 GiB, " in sentence
     assert sentence.endswith(
         "; nothing was trained yet, so free some memory or choose a smaller model or batch, and "
         "start again."
@@ -224,9 +222,8 @@ def test_an_error_of_the_gpu_keeps_what_was_measured_when_it_came():
             ": other programs on the card took 5.0 GiB, 4.0 GiB more than when the plan was made ("
             in told
         )
-        assert (
-            "where the plan takes" in told and "Working set 5.0 GiB (backward of one block)" in told
-        )
+        assert "where the plan takes" in told
+        assert "Working set 5.0 GiB (backward of one block)" in told
         assert "; end the other programs on the card, or lower train.micro_batch_size" in told
 
 

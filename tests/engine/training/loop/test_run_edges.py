@@ -42,10 +42,8 @@ def test_a_last_evaluation_that_fails_costs_nothing_and_is_made_up_for(tmp_path,
         broken.setattr(StreamingEngine, "evaluate_rows", lambda *_: nothing)
         run = start_run(config, tmp_path / "runs")
         ended = execute(run)
-    assert (
-        ended.state == "failed"
-        and "evaluation loss after step 8 is not a finite number" in ended.reason
-    )
+    assert ended.state == "failed"
+    assert "evaluation loss after step 8 is not a finite number" in ended.reason
     assert [c.step for c in events_of(run, CheckpointWritten)] == [8]
     again = resume_run(tmp_path / "runs", run.id)
     assert execute(again).state == "finished"
@@ -80,7 +78,9 @@ def test_stop_is_obeyed_while_answers_are_measured(tmp_path, moment, message):
 
     run.recorder.subscribe(react)
     ended = run.execute()
-    assert seen and ended.state == "stopped" and message in ended.reason
+    assert seen
+    assert ended.state == "stopped"
+    assert message in ended.reason
     assert len(events_of(run, ExactMatchMeasured)) == (0 if moment == "before" else 1)
     assert execute(resume_run(tmp_path / "runs", run.id)).state == "finished"
 

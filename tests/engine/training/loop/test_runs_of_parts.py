@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 import launch
 from engine.runs.record.events import DataPrepared, PlanBuilt, RunStarted, StepFinished, UnitNorms
 from engine.runs.record.following import replay
-from engine.runs.record.snapshot import RunSnapshot
 from engine.runtime.sampling.generate import Sampler
 from engine.training.loop.run import resume_run, start_run
 from engine.training.weights.open_for_sampling import open_checkpoint
 from tests.support.failing import command
+from tests.support.folded import fold
 from tests.support.folders import make_config
 from tests.support.start_weights import weights_at_start
 from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
@@ -88,9 +88,7 @@ def test_the_record_says_what_is_trained(tmp_path):
     assert started.trained_parameters is not None
     assert 0 < started.trained_parameters < started.parameters
     assert "those that are trained" in started.flops_formula
-    snapshot = RunSnapshot()
-    for record in replay(run.folder.events_path):
-        snapshot.apply(record)
+    snapshot = fold(replay(run.folder.events_path))
     assert snapshot.trained_parameters == started.trained_parameters
     assert len(snapshot.evals) > 2 and snapshot.best is not None
     assert len(events_of(run, DataPrepared)) == len(events_of(run, PlanBuilt)) == 1

@@ -73,9 +73,8 @@ def test_the_data_are_what_the_script_makes(script):
 def test_the_tokenizer_is_what_the_script_makes_and_loads_unchanged(script, starter):
     _, tokenizer, _ = starter
     made = script.make_tokenizer(script.conversations())
-    assert (
-        made.get_vocab() == tokenizer.get_vocab() and made.chat_template == tokenizer.chat_template
-    )
+    assert made.get_vocab() == tokenizer.get_vocab()
+    assert made.chat_template == tokenizer.chat_template
     text = "How did Romans write 1994? MCMXCIV, naturally: ünïcode 日 too"
     assert made(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
@@ -104,10 +103,8 @@ def test_the_validation_questions_are_enough_and_new(starter):
     config, tokenizer, data = starter
     prompts = data.eval_prompts(config.output.exact_match_samples)
     assert len(prompts) == config.output.exact_match_samples
-    assert (
-        data.summary["warnings"] == []
-        and data.summary["rows_skipped"] == data.summary["rows_cut"] == 0
-    )
+    assert data.summary["warnings"] == []
+    assert data.summary["rows_skipped"] == data.summary["rows_cut"] == 0
     taught = "".join(tokenizer.convert_ids_to_tokens(data.train.ids.tolist())).split(
         "<|assistant|>"
     )

@@ -18,13 +18,6 @@ from tests.support.forged import THOUGHT_OF, body_of, forge, thought_of
 from tests.support.trained_runs import execute, resumed_to_the_end
 
 
-def everything_in(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-        for path in sorted(folder.rglob("*"))
-    }
-
-
 @pytest.mark.parametrize("name", ["checkpoints", "best", "export"])
 def test_a_resume_is_refused_where_a_folder_of_weights_is_a_link(stopped_run, tmp_path, name):
     place = stopped_run.folder.path / name

@@ -56,22 +56,15 @@ def test_a_run_from_start_to_end_and_its_record(tmp_path):
     )
     assert steps[-1].loss < steps[0].loss
     (started,) = events_of(run, RunStarted)
-    assert started.total_steps == 8 and started.units == [
-        "embed",
-        "block 0",
-        "block 1",
-        "block 2",
-        "head",
-    ]
+    assert started.total_steps == 8
+    assert started.units == ["embed", "block 0", "block 1", "block 2", "head"]
     for step in steps:
         assert step.tflops == pytest.approx(
             6 * started.parameters * step.tokens / step.seconds / 1e12
         )
         assert step.tokens_per_second == pytest.approx(step.tokens / step.seconds)
-        assert (
-            set(step.exposed) == {"h2d", "d2h", "optimizer", "other"}
-            and sum(step.exposed.values()) <= step.seconds
-        )
+        assert set(step.exposed) == {"h2d", "d2h", "optimizer", "other"}
+        assert sum(step.exposed.values()) <= step.seconds
     assert [c.step for c in events_of(run, CheckpointWritten)] == [3, 6, 8]
     assert [e.step for e in events_of(run, EvalFinished)] == [0, 4, 8]
     timeline = events_of(run, StepTimeline)[0]
@@ -103,9 +96,9 @@ def test_stop_and_resume_equals_the_undisturbed_run_to_the_bit(tmp_path, stop_at
     assert events_of(again, RunStarted)[-1].resumed_step == reached
     assert planes_on_disk(again) == planes_on_disk(whole)
     ours, theirs = again.recorder.snapshot.steps, whole.recorder.snapshot.steps
-    assert (
-        ours.step == theirs.step and ours.loss == theirs.loss and ours.grad_norm == theirs.grad_norm
-    )
+    assert ours.step == theirs.step
+    assert ours.loss == theirs.loss
+    assert ours.grad_norm == theirs.grad_norm
 
 
 def test_resume_after_a_crash_repeats_the_lost_steps_to_the_bit(tmp_path):
@@ -210,7 +203,8 @@ def test_a_non_finite_weight_ends_the_run_by_name_and_keeps_the_checkpoint(tmp_p
     assert (ended.state, ended.error_type) == (
         "failed",
         "NonFiniteError",
-    ) and "before the first step is not a finite number" in ended.reason
+    )
+    assert "before the first step is not a finite number" in ended.reason
     assert not events_of(bad, StepFinished)
     assert planes_on_disk(run) == before
 
@@ -220,7 +214,9 @@ def test_a_job_that_fails_leaves_one_sentence(tmp_path):
         make_config(tmp_path, **{"model.source": str(tmp_path / "nowhere")}), tmp_path / "runs"
     )
     ended = run.execute()
-    assert ended.state == "failed" and ended.error_type == "ModelError" and "\n" not in ended.reason
+    assert ended.state == "failed"
+    assert ended.error_type == "ModelError"
+    assert "\n" not in ended.reason
     assert list_runs(tmp_path / "runs")[0].state == "failed"
 
 

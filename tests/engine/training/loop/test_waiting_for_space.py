@@ -45,10 +45,10 @@ def test_a_bar_offers_what_such_a_run_can_take():
         "a request hides no other"
     )
     bar = run_bar(waiting, ShownRun("r", "Run", False))
-    assert bar["actions"] == ["resume"] and bar["stop_saves"] and not bar["waits"]
+    assert bar["actions"] == ["resume"]
+    assert bar["stop_saves"]
+    assert not bar["waits"]
     bar = run_bar(RunSnapshot(state="paused"), ShownRun("r", "Run", True))
-    assert (
-        "Resume continues at once" in bar["sentence"]
-        and "resume" in bar["actions"]
-        and not bar["waits"]
-    )
+    assert "Resume continues at once" in bar["sentence"]
+    assert "resume" in bar["actions"]
+    assert not bar["waits"]

@@ -55,12 +55,11 @@ def test_the_end_of_a_run_is_told_once(tmp_path, listener):
     run = run_with(tmp_path, f"http://127.0.0.1:{listener.server_port}/hook?key=secret")
     ended = run.execute()
     ((path, told),) = listener.got
+    assert path == "/hook?key=secret"
+    assert told["run"] == run.id
+    assert told["state"] == ended.state == "finished"
+    assert told["text"] == "Tiny finished: Finished all 2 steps."
     assert (
-        path == "/hook?key=secret"
-        and told["run"] == run.id
-        and told["state"] == ended.state == "finished"
-    )
-    assert told["text"] == "Tiny finished: Finished all 2 steps." and (
         told["step"],
         told["total_steps"],
     ) == (2, 2)
@@ -75,9 +74,8 @@ def test_a_failure_is_told_too(tmp_path, listener):
         **{"data.source": str(tmp_path / "missing.jsonl")},
     )
     ended = run.execute()
-    assert [told["reason"] for _, told in listener.got] == [
-        ended.reason
-    ] and ended.state == "failed"
+    assert [told["reason"] for _, told in listener.got] == [ended.reason]
+    assert ended.state == "failed"
 
 
 @pytest.mark.parametrize("status, said", [(500, "answered 500"), (302, "answered 302")])
@@ -86,7 +84,9 @@ def test_what_does_not_arrive_is_in_the_log_and_costs_nothing(tmp_path, listener
     run = run_with(tmp_path, f"http://127.0.0.1:{listener.server_port}/secret")
     assert run.execute().state == "finished" and len(listener.got) == 1
     line = [line.text for line in events_of(run, LogLine) if "webhook" in line.text]
-    assert len(line) == 1 and said in line[0] and "secret" not in line[0]
+    assert len(line) == 1
+    assert said in line[0]
+    assert "secret" not in line[0]
     assert events_of(run, RunEnded)
 
 

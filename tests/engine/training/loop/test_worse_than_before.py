@@ -76,7 +76,9 @@ def test_a_glance_judges_as_the_whole_record_does(exploded):
     run, _ = exploded
     sparkline = read_sparkline(run.folder.events_path)
     worse = worse_than_before(run.recorder.snapshot)
-    assert worse is not None and sparkline.worse == worse and sparkline.before == worse.before
+    assert worse is not None
+    assert sparkline.worse == worse
+    assert sparkline.before == worse.before
 
 
 def test_the_last_lines_of_the_command_say_it(tmp_path, capsys):
