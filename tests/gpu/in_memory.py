@@ -176,7 +176,7 @@ class UnitStates:
 
     def __init__(self, layout: UnitLayout, states: HostStates, device: torch.device):
         self.layout = layout
-        self._store = states
+        self._states = states
         names = [name for name in states.planes if name in WEIGHT_PLANES]
         self.weights = {name: self._initial(name).to(device) for name in names}
         # To the host's memory, `to` returns the same tensor.
@@ -186,14 +186,14 @@ class UnitStates:
         self._kind = Moments(FP32_MOMENTS)
 
     def _initial(self, plane: str) -> torch.Tensor:
-        return self._store.tensor(self.layout.unit, plane)
+        return self._states.tensor(self.layout.unit, plane)
 
     def begin(self, kind: Moments) -> None:
         """Takes the initial weights, and moments of zeros."""
         for name, plane in self.weights.items():
             plane.copy_(self._initial(name))
         self._kind = kind
-        sizes = kind.layout(self.layout).plane_bytes(self._store.dtype, kind.optimizer)
+        sizes = kind.layout(self.layout).plane_bytes(self._states.dtype, kind.optimizer)
         device = self.grad.device
         for name in MOMENTS:
             self.moments[name] = torch.zeros(sizes[name], dtype=torch.uint8, device=device)
@@ -239,12 +239,12 @@ class InMemoryTraining:
         )
         if not model.tied:
             raise ValueError("only a model with a tied head can be trained here")
-        self._store = HostStates(model.layouts, settings.dtype)
-        self._store.allocate_weights()
-        initialize(model, self._store, 0, torch.device("cpu"))
+        self._states = HostStates(model.layouts, settings.dtype)
+        self._states.allocate_weights()
+        initialize(model, self._states, 0, torch.device("cpu"))
         self.config = model.config
         self.states = {
-            layout.unit: UnitStates(layout, self._store, device) for layout in model.layouts
+            layout.unit: UnitStates(layout, self._states, device) for layout in model.layouts
         }
         self._bind([unit.name for unit in model.blocks])
         self._block: Block = block_of(model.config)
@@ -296,7 +296,7 @@ class InMemoryTraining:
             states.begin(kind)
         decay = optim.weight_decay
         adamw = HostAdamW(
-            self._store, AdamWSettings(optim.beta1, optim.beta2, optim.eps, decay, seed)
+            self._states, AdamWSettings(optim.beta1, optim.beta2, optim.eps, decay, seed)
         )
         adamw.close()  # it only says the factors and keys of steps
         rates = [learning_rate(optim, step, steps) for step in range(1, steps + 1)]
@@ -445,4 +445,4 @@ class InMemoryTraining:
 
     def close(self) -> None:
         """Frees the host's memory."""
-        self._store.close()
+        self._states.close()

@@ -212,13 +212,13 @@ class Streamed:
 
     def kept_planes(self) -> list[torch.Tensor]:
         """Returns the bytes of the planes of weights and moments, wherever they are."""
-        store = self.store
+        states = self.host_states
         return [
             torch.from_numpy(
-                store.content(unit.name, plane, 0, store.nbytes(unit.name, plane))
+                states.content(unit.name, plane, 0, states.nbytes(unit.name, plane))
             ).clone()
             for unit in self.model.units
-            for plane in store.planes
+            for plane in states.planes
             if plane != "grad"
         ]
 
