@@ -23,7 +23,7 @@ def is_in_tile() -> bool:
 
 
 class _Running:
-    """While one is active, the thread is running a module in tiles."""
+    """A context in which the thread is running a module in tiles."""
 
     def __enter__(self) -> None:
         _here.depth = getattr(_here, "depth", 0) + 1
@@ -122,7 +122,7 @@ def _tiles(given: torch.Tensor, span: int) -> Iterable[slice]:
 
 
 def run_in_tiles(block: nn.Module, names: Iterable[str], tile_tokens: int) -> None:
-    """Makes the modules of `block` with these names run in tiles of so many tokens, those of all
+    """Makes the modules of `block` with these names run in tiles of `tokens` tokens, those of all
     rows together. Rows of no more tokens run as a whole.
     """
     for name in names:
