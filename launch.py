@@ -36,7 +36,7 @@ from engine.tools.cli.streams import OutputError, open_closed_streams, show, wri
 
 DEFAULT_RUNS = "runs"
 TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""This variable is set in every process that torchrun starts."""
+"""Variable that is set in every process that torchrun starts."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -278,7 +278,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A `_Parser` reports a wrong argument in one sentence, as for all other bad input."""
+    """A parser that reports a wrong argument in one sentence, as for all other bad input."""
 
     def error(self, message: str) -> NoReturn:
         print(f"ramstream: {message}; see {program_command()} --help.", file=sys.stderr)

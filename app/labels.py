@@ -1,4 +1,4 @@
-"""These functions turn numbers and states into the words that the screen shows."""
+"""Numbers and states as the texts that the screen shows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STATE_TONES = {
 
 
 def state_label(state: str, export_failed: str = "") -> str:
-    """Returns the word of a state. `export_failed` says why a run that has finished has no export,
+    """Returns the label of a state. `export_failed` is why a run that has finished has no export,
     if that is so.
     """
     word = STATE_LABELS[state]

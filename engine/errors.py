@@ -1,4 +1,4 @@
-"""The errors that a user can act on are defined in this module.
+"""Errors that a user can act on.
 
 Each message is one plain sentence, which the terminal and the screen show unchanged.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 
 class RamstreamError(Exception):
-    """A `RamstreamError` is shown to the user as one sentence: what is wrong, where, and what to
-    do.
+    """An error that is shown to the user as one sentence: what is wrong, where, and what to do.
 
     It is the base class of all errors in this module.
     """
 
 
 class ConfigError(RamstreamError):
-    """A setting is wrong. `field` is its dotted name in the preset, such as
+    """A wrong setting. `field` is its dotted name in the preset, such as
     ``train.learning_rate``.
     """
 
@@ -25,7 +24,7 @@ class ConfigError(RamstreamError):
 
 
 class DataError(RamstreamError):
-    """The data set cannot be read, has no usable rows, or has no tokens to train on."""
+    """A data set that cannot be read, has no usable rows, or has no tokens to train on."""
 
 
 class ModelError(RamstreamError):
@@ -33,7 +32,7 @@ class ModelError(RamstreamError):
 
 
 class FitError(RamstreamError):
-    """The job does not fit this machine's host memory, GPU memory or disk."""
+    """A job that does not fit this machine's host memory, GPU memory or disk."""
 
 
 class GpuMemoryError(FitError):
@@ -73,11 +72,11 @@ class HostMemoryError(RamstreamError):
 
 
 class LostPlanesError(RamstreamError):
-    """Planes that lived on the device are lost with it."""
+    """Planes that lived on the device and are lost with it."""
 
 
 class DiskOffloadError(RamstreamError):
-    """The disk refuses to keep, read or write moments (`engine.disk`)."""
+    """A disk that refuses to keep, read or write moments (`engine.disk`)."""
 
 
 class CheckpointError(RamstreamError):
@@ -124,8 +123,8 @@ class NonFiniteError(RamstreamError):
 
 
 class RunError(RamstreamError):
-    """A run folder does not exist, is in use by another process, or cannot do what is requested
-    here.
+    """A run folder that does not exist, is in use by another process, or cannot do what is
+    requested.
     """
 
 

@@ -21,7 +21,7 @@ _DIGEST_BYTES = 16
 
 
 def new_digest() -> Any:
-    """Returns a new BLAKE2b hash, to be updated with a file's content piece by piece.
+    """Returns a new BLAKE2b hash, to be updated with a file's content chunk by chunk.
 
     A manifest stores its `hexdigest()`.
     """
@@ -72,11 +72,11 @@ def disk_free(path: str | os.PathLike[str]) -> int:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""These are the system's error numbers for a full disk and for an exhausted quota."""
+"""The system's error numbers for a full disk and for an exhausted quota."""
 
 
 def disk_full_text(error: OSError) -> str:
-    """Returns the beginning of a sentence that says which error in FULL occurred."""
+    """Returns the beginning of a sentence on which error in FULL occurred."""
     return "The disk quota is used up" if error.errno == errno.EDQUOT else "The disk is full"
 
 

@@ -1,4 +1,4 @@
-"""A `HelperProcess` is another Python process that does one task for this one.
+"""Another Python process that does one task for this one.
 
 This process has threads and may use a GPU, so the helper is a new process and never a fork. It has
 its own session, so Ctrl-C in a terminal reaches only this process, which then ends its helper. When

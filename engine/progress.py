@@ -6,8 +6,8 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """A `Progress` is called with the amount done, the total (0 if unknown), and a message that
-    says what is being done.
+    """A function that is called with the amount done, the total (0 if unknown), and a message on
+    what is being done.
 
     It is called from one thread at a time. If it raises an exception, the work ends.
     """

@@ -38,15 +38,15 @@ from engine.errors import RunError
 T = TypeVar("T")
 
 SMALL = 4 << 20
-"""A small file has at most this many bytes."""
+"""Bytes of a small file, at most."""
 MEDIUM = 64 << 20
-"""The files of a tokenizer have at most this many bytes, and what is kept of large data sets."""
+"""Bytes of a tokenizer's files, and of what is kept of large data sets, at most."""
 LARGE = 16 << 30
-"""A record that is read line by line has at most this many bytes."""
+"""Bytes of a record that is read line by line, at most."""
 BY_UMASK = 0o666
-"""A file with this mode may be read by whom the umask says, if its folder lets them in."""
+"""Mode of a file that others may read according to the umask, if its folder lets them in."""
 PRIVATE = 0o600
-"""A file with this mode is its owner's alone."""
+"""Mode of a file that is its owner's alone."""
 
 _PART = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -61,10 +61,10 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 class FileFault(RunError, OSError):
-    """A file in a folder that others may have written is not what it must be.
+    """Raised for a file in a folder that others may have written, if it is not what it must be.
 
-    It is a RunError, whose sentence names the file, and an OSError, whose `strerror` says what is
-    wrong, for callers that say more about the file.
+    It is a RunError, whose sentence names the file, and an OSError, whose `strerror` is the cause,
+    for callers that have more to report of the file.
     """
 
     def __init__(self, path: str | os.PathLike[str], problem: str, code: int = errno.EINVAL):
@@ -292,8 +292,8 @@ def read_bytes(path: Path, within: Path, most: int = SMALL) -> bytes:
     with open_to_read(path, within, most, buffering=0) as file:
         content = bytearray()
         # A file may grow while it is read.
-        while piece := file.read(min(1 << 20, most + 1 - len(content))):
-            content += piece
+        while chunk := file.read(min(1 << 20, most + 1 - len(content))):
+            content += chunk
             if len(content) > most:
                 raise FileFault(path, f"grows; at most {most:,} bytes are read", errno.EFBIG)
         return bytes(content)
@@ -483,8 +483,8 @@ def _separate(path: Path, descriptor: int, folder: int) -> None:
 
 
 def open_lock(path: Path, within: Path, makes: bool, mode: int = BY_UMASK) -> int:
-    """Returns a descriptor of a file that is locked. `makes` says whether it may be made and
-    written; without that, it is opened for reading alone. Raises OSError, and FileFault.
+    """Returns a descriptor of a file that is locked. makes: it may be created and written; without
+    that, it is opened for reading alone. Raises OSError, and FileFault.
     """
     flags = os.O_RDWR | os.O_CREAT if makes else os.O_RDONLY
     with _Above(path, within) as (name, folder):

@@ -70,8 +70,8 @@ ALLOWED: dict[str, dict[str, str]] = {
     "engine/training/export/weight_files.py": {
         "(self._folder / INDEX).unlink": "it removes a name in the new folder of this export",
         "file.unlink": "it removes a name in that folder",
-        "piece.file.unlink": "it removes a name in that folder",
-        "piece.file.open": "weights that a library has just written into that folder",
+        "tensor.file.unlink": "it removes a name in that folder",
+        "tensor.file.open": "weights that a library has just written into that folder",
         "made.open": "a new name in that folder",
     },
     "engine/model/hub/tensor_files.py": {"folder.iterdir": "a model that a person has named"},

@@ -1,5 +1,5 @@
-"""These words are shown for settings that mean something with one method of training alone: those
-of adapters and of parts.
+"""Labels of settings that mean something with one method of training alone: those of adapters and
+of parts.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def default_values() -> dict[str, Any]:
 
 def with_even_rows(shown: Shown) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the values, with the size of micro-batches automatic where it does not divide the
-    batch, and what is said of that. A person who types another batch size meets no error.
+    batch, and a sentence on that. A person who types another batch size meets no error.
     """
     changes: dict[str, Any] = {}
     notes: list[str] = []

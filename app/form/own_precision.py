@@ -1,4 +1,4 @@
-"""The precision in which the weights of a model are stored is read from its configuration."""
+"""The precision in which the weights of a model are stored, from its configuration."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from engine.paths import resolve_source
 
 
 def own_precision(source: str) -> str:
-    """Returns `model.dtype` for a model: `float32` if the configuration in its folder says that its
-    weights are stored so, and otherwise `bfloat16`. A model that is not in a folder of this machine
+    """Returns `model.dtype` for a model: `float32` if the configuration in its folder has it as the
+    dtype of the weights, and otherwise `bfloat16`. A model that is not in a folder of this machine
     is taken to be stored in 16 bits, as nearly all models of the hub are.
     """
     folder = resolve_source(source)

@@ -1,4 +1,4 @@
-"""These words are shown for the settings of preferences."""
+"""Labels of the settings of preferences."""
 
 from __future__ import annotations
 

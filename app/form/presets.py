@@ -1,4 +1,4 @@
-"""Presets are files of settings that can fill the form: those of the program, and a person's own,
+"""Presets: files of settings that can fill the form, those of the program, and a person's own,
 which are kept beside the runs.
 """
 

@@ -1,4 +1,4 @@
-"""These words are shown for the settings of the model and of the data."""
+"""Labels of the settings of the model and of the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An address is checked before the server is built, so that a wrong one is refused in a sentence,
+"""Checks of an address before the server is built, so that a wrong one is refused in a sentence,
 which blames the host or the port.
 """
 
@@ -99,6 +99,6 @@ def _why_unknown(host: str) -> str:
 
 
 def _quoted(host: str) -> str:
-    """Returns a host for a sentence: as it is, or with its control characters in codes."""
+    """Returns a host for a sentence: unchanged, or with its control characters in codes."""
     shown = host if host.isprintable() else repr(host)
     return shown if len(shown) <= 300 else f"{shown[:297]}..."

@@ -1,4 +1,6 @@
-"""What a server says when it starts: its address, and how those it does not know gets in."""
+"""The announcement of a server that starts: its address, and how those whom it does not know get
+in.
+"""
 
 from __future__ import annotations
 

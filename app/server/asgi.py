@@ -1,4 +1,4 @@
-"""These are the types of ASGI, the interface between the server and our layers."""
+"""Types of ASGI, the interface between the server and our layers."""
 
 from __future__ import annotations
 

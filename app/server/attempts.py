@@ -1,7 +1,7 @@
-"""Guessing a password is made slow, and nobody can lock the owner out at the machine itself.
+"""Limits on guessing a password, with which nobody can lock the owner out at the machine itself.
 
-- From elsewhere, an address with too many wrong passwords is not listened to for a while. Guesses
-  may come from many addresses, so after too many from all of them nobody from elsewhere is.
+- From elsewhere, an address with too many wrong passwords is not answered for a while. Guesses may
+  come from many addresses, so after too many from all of them nobody from elsewhere is.
 - At the machine itself there is no such limit. Passwords are checked one after the other there, a
   few in a second: the right one always has its turn.
 """

@@ -1,7 +1,7 @@
-"""Who has sent a request is found here: the address, and whether that is this machine itself.
+"""The sender of a request: the address, and whether that is this machine itself.
 
-What a request says of its own origin (`X-Forwarded-For` and its like) counts only if it comes from
-a proxy that the user has named. From all others these headers are removed, so that neither our code
+Headers on the origin of a request (`X-Forwarded-For` and its like) count only if it comes from a
+proxy that the user has named. From all others these headers are removed, so that neither our code
 nor Gradio's can believe them.
 """
 
@@ -22,7 +22,7 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 CLIENT_KEY = "ramstream.client"
 FORWARDED_FOR, FORWARDED_PROTO = b"x-forwarded-for", b"x-forwarded-proto"
 _CLAIMS = (b"x-forwarded-", b"forwarded", b"x-real-ip", b"x-gradio-")
-"""Beginnings of headers that say where a request comes from, or where Gradio is."""
+"""Beginnings of headers on where a request comes from, or where Gradio is."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
 IPV6_PREFIX = 64
 """Bits of the IPv6 addresses that one line of a home or an office has to itself."""
@@ -53,7 +53,7 @@ class Client:
 
 
 class Proxies:
-    """Knows the proxies that the user has named. Without any, no claim of a header is believed."""
+    """Proxies that the user has named. Without any, no such header is believed."""
 
     def __init__(self, networks: Sequence[Network] = ()):
         self._networks = tuple(networks)

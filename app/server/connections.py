@@ -1,4 +1,4 @@
-"""Uvicorn serves the app under limits that it does not set itself.
+"""Limits on connections that Uvicorn does not set itself.
 
 By default, Uvicorn waits for ever for the head of a request and accepts any number of connections.
 With any parser but the one chosen here, it would also accept heads of any length.

@@ -1,4 +1,4 @@
-"""Our cookie is found in whatever a browser sends beside it.
+"""Our cookie in whatever a browser sends beside it.
 
 A browser sends a cookie to every port of a host, so the header also carries those of other
 programs, in any form: with quotes, brackets, spaces or bytes outside of ASCII. Python's own parser

@@ -1,4 +1,6 @@
-"""One of our scripts runs before those of Gradio, which loads all others of ours itself."""
+"""The one of our scripts that runs before those of Gradio, which loads all others of ours
+itself.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,16 @@ class FirstScript:
     def _adding(self, added: bytes, send: Send) -> Send:
         """Returns a `send` that waits for the whole page, since its length comes before it."""
         start: Message = {}
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
 
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":
                 start.update(message)
                 return
-            pieces.append(message.get("body", b""))
+            chunks.append(message.get("body", b""))
             if message.get("more_body"):
                 return
-            page = b"".join(pieces).replace(HEAD, HEAD + added, 1)
+            page = b"".join(chunks).replace(HEAD, HEAD + added, 1)
             headers = [each for each in start["headers"] if each[0] != b"content-length"]
             headers.append((b"content-length", str(len(page)).encode("ascii")))
             await send({**start, "headers": headers})

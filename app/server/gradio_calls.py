@@ -1,4 +1,4 @@
-"""Calls of the page's functions are checked here before Gradio handles them.
+"""Checks of calls of the page's functions before Gradio handles them.
 
 Gradio itself answers an invalid call with a list of validation errors, or fails with an internal
 error.
@@ -28,12 +28,12 @@ _FAULT = (
 
 
 class CheckedCalls:
-    """A call that no page of this program makes is answered with status 409 and a sentence.
+    """ASGI middleware that answers a call that no page of this program makes with status 409 and a
+    sentence.
 
-    The class is ASGI middleware. It passes other calls on to Gradio. Where Gradio answers a call at
-    once, two kinds of failure get a sentence as well: a value that a component refuses, such as an
-    unknown choice (409), and an exception in a function (500). Calls that Gradio queues report both
-    in their stream.
+    It passes other calls on to Gradio. Where Gradio answers a call at once, two kinds of failure
+    get a sentence as well: a value that a component refuses, such as an unknown choice (409), and
+    an exception in a function (500). Calls that Gradio queues report both in their stream.
     """
 
     def __init__(self, app: App, page: gr.Blocks):

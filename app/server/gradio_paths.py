@@ -1,4 +1,4 @@
-"""The Gradio paths that the page needs are listed here; all others are blocked.
+"""The Gradio paths that the page needs; all others are blocked.
 
 Gradio has some sixty more routes: uploads, files by path, a proxy, recordings, a code editor. The
 page needs none of them, so none is served, and neither is any route that a later version adds.

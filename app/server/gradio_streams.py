@@ -1,4 +1,4 @@
-"""Streams of Gradio's queue are answered here if Gradio does not know them.
+"""Answers to streams of Gradio's queue that Gradio does not know.
 
 Gradio itself begins to answer, and then raises an exception, which the server prints at length.
 """

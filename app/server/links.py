@@ -122,8 +122,8 @@ def withdraw(links: Links, runs: Path, port: int) -> None:
 def new_link(runs: Path, port: int | None = None) -> str:
     """Returns a new link to the app that keeps its runs in `runs`.
 
-    Raises RamstreamError, which says what to do, if none or several apps run there, if they belong
-    to another account, or have no login.
+    Raises RamstreamError, with what to do, if none or several apps run there, if they belong to
+    another account, or have no login.
     """
     ports = _ports(runs)
     if port is not None:

@@ -54,7 +54,7 @@ _KEY_BYTES = 32
 
 
 class Login:
-    """Says who may use the app, and begins and finds the sessions of who is logged in.
+    """Decides who may use the app, and begins and finds the sessions of who is logged in.
 
     The key of the sessions is in the file `key_path`, which is created on first use and which only
     its owner can read; the sessions are in a file beside it. So a restart logs nobody out. The key
@@ -117,8 +117,8 @@ class Login:
             return str(os.geteuid())
 
     def account_of(self, scope: Scope) -> Account:
-        """Returns whose program has sent a request. With a password, that is not looked at: tunnels
-        and proxies that the owner starts speak for others.
+        """Returns whose program has sent a request. With a password, that is ignored: tunnels and
+        proxies that the owner starts speak for others.
         """
         if self.has_password or not client_of(scope).is_here:
             return Account.UNKNOWN
@@ -289,8 +289,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _read_or_create_key(path: Path) -> tuple[bytes, str]:
-    """Returns the key that signs logins, and why the one that was there was replaced, in words, if
-    so: its file was cut off, or another account could have read or written it.
+    """Returns the key that signs logins, and a sentence on why the one that was there was replaced,
+    if so: its file was cut off, or another account could have read or written it.
     """
     replaced = ""
     try:

@@ -1,4 +1,4 @@
-"""The sessions are kept here: a browser has one until it logs out, or for two weeks.
+"""The sessions: a browser has one until it logs out, or for two weeks.
 
 A browser holds a random token in its cookie. The server keeps only a keyed hash of it, in a file
 that outlives a restart: who reads the file cannot log in with it.

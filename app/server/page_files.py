@@ -122,8 +122,8 @@ def file_routes() -> list[Route]:
 
 
 class KeptFiles:
-    """ASGI middleware that has browsers keep Gradio's files. Gradio says nothing about that, so
-    that browsers would ask for some seventy files again each time.
+    """ASGI middleware that has browsers keep Gradio's files. Gradio sets nothing for that, so that
+    browsers would ask for some seventy files again each time.
     """
 
     def __init__(self, app: App):

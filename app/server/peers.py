@@ -60,8 +60,8 @@ class Account(enum.Enum):
     ANOTHER = "another"
     """Another account of this machine."""
     UNKNOWN = "unknown"
-    """It cannot be said: the connection comes from elsewhere, from a forwarder of root, from
-    another user namespace, or was closed; or the system does not show it.
+    """Unknown: the connection comes from elsewhere, from a forwarder of root, from another user
+    namespace, or was closed; or the system does not show it.
     """
 
 

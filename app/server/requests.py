@@ -1,4 +1,4 @@
-"""These functions read requests to our own routes and answer their errors.
+"""Requests to our own routes, and answers to their errors.
 
 Requests are JSON objects and answers are JSON; an error is answered with one sentence.
 """

@@ -1,4 +1,4 @@
-"""These routes list the browsers that are logged in, log out, and end the sessions of others.
+"""Routes that list the browsers that are logged in, log out, and end the sessions of others.
 
 They do not exist with --no-login. The guard lets only our own pages send to them. The owner, whose
 programs need no session, has none of the sessions that are listed.

@@ -1,4 +1,5 @@
-"""A container ends with its first process, and every other process in it is then ended by force.
+"""The end of a container: it ends with its first process, and every other process in it is then
+ended by force.
 
 So runs in processes of their own, which outlive the server elsewhere, end with it there. The server
 passes the signal on to them and waits until they have stopped and saved.

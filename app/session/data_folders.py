@@ -1,4 +1,4 @@
-"""A person may browse for data the folders that the command line names.
+"""Folders that the command line names, which a person may browse for data.
 
 Nothing outside of them is listed: no path leads out of a folder, and neither does a link. They are
 a help to find data, not a fence around them: a person may type any path that the server can read.

@@ -1,4 +1,4 @@
-"""A person may choose data among uploads and folders, besides typing a path."""
+"""Uploads and folders, among which a person may choose data, besides typing a path."""
 
 from __future__ import annotations
 

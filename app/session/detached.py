@@ -1,9 +1,9 @@
-"""Detached runs are runs in processes of their own, which outlive the server. Each process is
+"""Detached runs: runs in processes of their own, which outlive the server. Each process is
 `launch.py train --resume` on a run folder, which may be new.
 
 - Such a process takes the run's lock only after it has imported torch for several seconds. Until
-  then, `detached.json` in the run folder shows that the process is starting: it says how long the
-  record was before the process.
+  then, `detached.json` in the run folder shows that the process is starting: it has the length of
+  the record before the process.
 - Files next to `detached.json` hold the process's output.
 - If a process ends before its first record, the server records it as failed, since no other process
   can write that record.
@@ -265,8 +265,8 @@ class _Process(msgspec.Struct, frozen=True):
 
 
 def _process_of(folder: RunFolder) -> _Process | None:
-    """Returns what `detached.json` says, or None where it cannot be read or another account wrote
-    it.
+    """Returns the content of `detached.json`, or None where it cannot be read or another account
+    wrote it.
     """
     try:
         status = safe_files.lstat(folder.path / PROCESS_FILE, folder.root)

@@ -1,4 +1,4 @@
-"""The app calls these functions of the engine through two value classes, which tests can replace.
+"""Functions of the engine that the app calls, through two value classes, which tests can replace.
 
 Modules that load torch are imported at the first call: the import takes seconds, and the page must
 not wait for it.

@@ -1,4 +1,4 @@
-"""A `FollowedRun` reads the record of one run while it grows, and knows whether the run continues.
+"""The record of one run, read while it grows, and whether the run continues.
 
 All runs are read from their files, including those of this process, so that the same code serves
 live, finished and crashed runs.
@@ -66,12 +66,12 @@ class FollowedRun:
         )
 
     def note_begin(self) -> None:
-        """Says that the run begins, whether or not a page asks for it."""
+        """Notes that the run begins, whether or not a page asks for it."""
         self._was_running = True
         self.has_news = True
 
     def note_end(self) -> None:
-        """Says that the run has ended in this process."""
+        """Notes that the run has ended in this process."""
         self._was_running = not self._has_record()
 
     def note_request(self, command: str, taken: int) -> None:

@@ -31,7 +31,7 @@ class Cancelled(Exception):
 
 @dataclass
 class Job:
-    """One piece of long work, with its progress and its result.
+    """One long job, with its progress and its result.
 
     Only the job's thread writes the fields, and any thread may read them: each write replaces one
     value, so readers need no lock.
@@ -81,7 +81,7 @@ class Job:
             self.state = "failed"
 
     def stage(self, text: str, unit: str = "") -> None:
-        """Begins a stage, with nothing of it done yet. `text` says what the stage does."""
+        """Begins a stage, with nothing of it done yet. `text` describes the stage."""
         self.text = text
         self.unit = unit
         self.done = 0

@@ -1,5 +1,5 @@
-"""Runs can wait in a queue. The queue is kept in ``queue.json`` next to the runs, so that no queued
-run is lost in a restart.
+"""The queue of runs, in ``queue.json`` next to the runs, so that no queued run is lost in a
+restart.
 
 - A restart does not start runs automatically. Runs that were queued before it are held until a
   person continues the queue.
@@ -214,7 +214,7 @@ class RunQueue:
             self._work()
 
     def poll(self) -> None:
-        """Looks at once whether the next run can start, since a run has ended."""
+        """Checks at once whether the next run can start, since a run has ended."""
         with self._change:
             if self._next() is not None:
                 self._work()

@@ -1,4 +1,4 @@
-"""Requests to runs that are over are refused here, with how they ended."""
+"""Refusals of requests to runs that are over, with how they ended."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def refuse_if_paused_when_seen(run_id: str, seen: str) -> None:
 
 
 def refuse_unless_done(folder: RunFolder, command: str | Change) -> None:
-    """Checks a request to a run that is over. Raises RunError, which says how the run ended,
-    unless it ended as requested.
+    """Checks a request to a run that is over. Raises RunError, with how the run ended, unless it
+    ended as requested.
     """
     run = summarize(folder)
     if run is None:

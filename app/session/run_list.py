@@ -1,4 +1,4 @@
-"""The runs of a folder are listed here, and the run that another process is running is found.
+"""The runs of a folder, and the run that another process is running.
 
 Many pages request the list again and again. The list is cached for a second, and requests that
 arrive during a read wait for its result. A read takes a run as it was before if nothing in its

@@ -1,4 +1,4 @@
-"""A `Session` owns the state of the server.
+"""The state of the server.
 
 - It runs at most one run in this process, in a worker thread that does not depend on any tab.
 - It starts other runs in processes of their own, or in turn from its queue.
@@ -445,8 +445,8 @@ class Session:
     # ------------------------------------------------------------------ long work
 
     def export(self, run_id: str, folder: str, choice: ExportChoice = AS_CONFIGURED) -> Job:
-        """Starts a job that exports a run's weights as a Hugging Face folder, as `choice` says.
-        Raises RunError if no folder is given, and as `Jobs.start` does.
+        """Starts a job that exports the weights of a run that `choice` names as a Hugging Face
+        folder. Raises RunError if no folder is given, and as `Jobs.start` does.
         """
         run = open_run(self.runs_dir, run_id)
         work = export_work(self.engine, run, folder, choice)

@@ -356,20 +356,20 @@ class Incoming:
         """Number of bytes that have not arrived yet."""
         return self.size - self._written
 
-    def write(self, piece: bytes | bytearray) -> None:
-        """Adds a piece. Raises RefusedUpload if the disk has no room for it, or fails."""
+    def write(self, chunk: bytes | bytearray) -> None:
+        """Adds a chunk. Raises RefusedUpload if the disk has no room for it, or fails."""
         with self._lock:
             if self._file is None:
                 return
             reserve = self._owner.limits.reserve
             try:
-                if disk_free(self._partial) - len(piece) < reserve:
+                if disk_free(self._partial) - len(chunk) < reserve:
                     raise RefusedUpload(507, no_room(self._name, reserve))
-                self._file.write(piece)
+                self._file.write(chunk)
                 self._file.flush()
             except OSError as error:
                 raise refused_by_disk(error) from None
-            self._written += len(piece)
+            self._written += len(chunk)
 
     def keep(self) -> Upload:
         """Completes the upload and returns it. Raises RefusedUpload if bytes are missing, and if it

@@ -1,5 +1,5 @@
-"""These functions show the pool of memory: where units live, what each part holds, what that costs
-a step, and what more of a part would save. All of them are pure.
+"""The pool of memory as texts and bars: where units live, what each part holds, what that costs a
+step, and what more of a part would save. All functions are pure.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _label(units: Sequence[Units], planes: Sequence[str]) -> str:
 
 
 def held_text(part: PoolPart) -> str:
-    """Returns the bar of a part in words, for those who cannot see it."""
+    """Returns the bar of a part as text, for those who cannot see it."""
     return "; ".join(segment["text"] for segment in pool_bar(part)["segments"])
 
 
@@ -114,8 +114,8 @@ def legend(pool: Pool) -> list[dict[str, str]]:
 
 
 def places_text(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> tuple[str, str]:
-    """Returns a sentence that says where units live, and further ones. on_gpu: blocks compute on a
-    GPU. fits: the job fits, so that units do live there.
+    """Returns a sentence on where units live, and further ones. on_gpu: blocks compute on a GPU.
+    fits: the job fits, so that units do live there.
     """
     whole = f"The whole model {'lives' if fits else 'would live'}"
     if not on_gpu:
@@ -133,8 +133,8 @@ def places_text(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> tupl
     on_disk = [each for each in others if each.placement.moments == PartName.DISK]
     if on_disk:
         lives = f"{lives[:-1]}, except for moments that are on the disk."
-    passing = "These pass" if living else "It passes"
-    more = [f"{passing} through the GPU unit by unit in each step."]
+    others_pass = "These pass" if living else "It passes"
+    more = [f"{others_pass} through the GPU unit by unit in each step."]
     copied = [each for each in others if each.placement.is_copied]
     if copied:
         which = together_text(copied)

@@ -1,5 +1,5 @@
-"""The run bar is the line over a run. It describes in plain data how a run is doing, or how it
-ended, and which requests are possible. All functions are pure and need neither Plotly nor Gradio.
+"""The run bar, which is the line over a run: how a run is doing, or how it ended, and which
+requests are possible, as plain data. All functions are pure and need neither Plotly nor Gradio.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class ShownRun:
 
 
 def run_bar(snapshot: RunSnapshot, run: ShownRun, judged: Verdict | None = None) -> dict[str, Any]:
-    """Returns the texts and numbers of the bar, and the possible requests to the run. `said` is the
-    verdict, where it is known already.
+    """Returns the texts and numbers of the bar, and the possible requests to the run. `judged` is
+    the verdict, where it is known already.
     """
     state = run.state(snapshot.state)
     tone = shown_tone(snapshot, state)
@@ -196,7 +196,7 @@ def _time_left(snapshot: RunSnapshot, state: str) -> str:
 
 
 def _pending(command: str | None, stop_saves: bool) -> str:
-    """Returns what is said while a request waits to be taken; an empty text if none does."""
+    """Returns the text while a request waits to be taken; it is empty if none does."""
     if command == "stop" and not stop_saves:
         return "Stop requested: finishing the step."
     return PENDING_LABELS[command] if command else ""
@@ -208,8 +208,8 @@ def sentence(
     saved: SavedSteps = NOTHING_SAVED,
     judged: Verdict | None = None,
 ) -> str:
-    """Returns one sentence on how the run is doing, or how it ended. `saved` are its checkpoints
-    on the disk. `said` is the verdict, where it is known already.
+    """Returns one sentence on how the run is doing, or how it ended. `saved` are its checkpoints on
+    the disk. `judged` is the verdict, where it is known already.
     """
     if state in OVER_STATES or state == "interrupted":
         return _over_sentence(snapshot, state, saved, judged)

@@ -37,7 +37,7 @@ class RunScan:
     folder_bytes: int | None = None
     """Bytes of the files in the run's folder; None if they were not counted yet."""
     memorizes: bool = False
-    """Whether the run is over and memorizes its rows, as its page says."""
+    """Whether the run is over and memorizes its rows, as on its page."""
 
 
 NOT_SCANNED = RunScan()
@@ -76,7 +76,7 @@ def run_row(
     scan: RunScan = NOT_SCANNED,
     is_busy: bool = False,
 ) -> dict[str, Any]:
-    """Returns one row. A run that cannot be shown gets a row that says it is unreadable, so that
+    """Returns one row. A run that cannot be shown gets a row that marks it as unreadable, so that
     the other runs are still listed. While the server `is_busy` with a run or a queue, a run that
     can be resumed can only be queued for that.
     """

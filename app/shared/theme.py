@@ -1,4 +1,4 @@
-"""Gradio's components and our own have the same look: a few colors, in light and in dark."""
+"""The look of Gradio's components and of our own: a few colors, in light and in dark."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""It is judged here whether the training loss rises for good, and whether its rate is too high. All
-functions are pure.
+"""Whether the training loss rises for good, and whether its rate is too high. All functions are
+pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.runs.record.snapshot import RunSnapshot
 from engine.text import counted
 
 FEWEST_STEPS = 30
-"""Number of steps before which no loss is said to diverge."""
+"""Number of steps before which no loss counts as diverging."""
 BASE_STEPS = 20
 """Number of steps in the median whose lowest value is the best loss."""
 LAST_STEPS = 10

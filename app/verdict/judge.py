@@ -45,7 +45,7 @@ BUT = {
     "rate too high": ", with many spikes in its loss",
     "skipped steps": ", with steps that were skipped at the end",
 }
-"""Text with which a finished run is said to have finished where a rule found something wrong."""
+"""Beginning of the text of a finished run where a rule found something wrong."""
 
 
 def verdict(
@@ -54,7 +54,7 @@ def verdict(
     saved: SavedSteps = NOTHING_SAVED,
     config: TrainConfig | None = None,
 ) -> Verdict:
-    """Returns what is said of a run in `state`. `saved` are its checkpoints on the disk. Without
+    """Returns the verdict on a run in `state`. `saved` are its checkpoints on the disk. Without
     `config` (if the configuration does not load) no change of settings is offered.
     """
     if state == "finished":
@@ -115,7 +115,7 @@ def _speed(snapshot: RunSnapshot, config: TrainConfig | None) -> list[Finding]:
 
 
 def _early_stopping(snapshot: RunSnapshot, config: TrainConfig | None) -> list[Finding]:
-    """Returns what is found of how the run learns; the last one says whether it does."""
+    """Returns the findings on how the run learns; the last one is whether it does."""
     if not len(snapshot.steps):
         return []
     losses = losses_of(snapshot)

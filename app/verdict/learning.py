@@ -1,5 +1,5 @@
-"""It is judged here whether a run learns at all: from its training loss and, where there are
-evaluations, from its validation loss. All functions are pure.
+"""Whether a run learns at all: from its training loss and, where there are evaluations, from its
+validation loss. All functions are pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ is said not to learn.
 """
 FEWEST_SHARE = 0.2
 EARLY_STEPS = 30
-"""Number of steps from which a run may be said to learn."""
+"""Number of steps from which a run may count as learning."""
 FIRST_STEPS = 20
 """Number of steps whose median is the loss at the beginning."""
 LEAST_GAIN = 0.01
@@ -30,7 +30,7 @@ LEAST_GAIN = 0.01
 LEAST_ERRORS, EARLY_ERRORS = 2.0, 3.0
 """Number of standard errors that a fall must exceed, and more while there are few steps."""
 RESOLUTION = 0.03
-"""Share of the loss that must be visible above the noise for a run to be said not to learn."""
+"""Fraction of the loss that must be visible above the noise for a run to count as not learning."""
 LEARNED_LOSS = 0.05
 """Loss below which nothing is left to learn from the beginning."""
 JUDGED_EVERY = 10
@@ -54,7 +54,7 @@ class Progress:
     count: int
     """Number of steps that are judged."""
     needed: int
-    """Number of steps after which it can be said whether the run learns."""
+    """Number of steps after which it is known whether the run learns."""
     first: float
     """Loss at the beginning."""
     begun: float
@@ -66,7 +66,7 @@ class Progress:
     is_learning: bool
     """Whether the loss has fallen by more than its noise."""
     is_clear: bool
-    """Whether there are enough steps to say that it has not."""
+    """Whether there are enough steps to find that it has not."""
 
 
 def progress(losses: Losses, total: int) -> Progress:
@@ -148,7 +148,7 @@ def learning(snapshot: RunSnapshot, losses: Losses, went: Validation | None) -> 
 
 
 def of_learning(found: Learning) -> Finding:
-    """Returns whether the run learns, or that it is too early to say."""
+    """Returns the finding whether the run learns, or that it is too early to know."""
     made, went = found.progress, found.went
     if found.does_not:
         return Finding(

@@ -1,6 +1,4 @@
-"""The losses of a run's steps are prepared here for the rules, with their noise. All functions are
-pure.
-"""
+"""The losses of a run's steps, prepared for the rules, with their noise. All functions are pure."""
 
 from __future__ import annotations
 

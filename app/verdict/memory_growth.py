@@ -1,4 +1,4 @@
-"""Samples of memory are checked here for growth. All functions are pure.
+"""Growth in samples of memory. All functions are pure.
 
 - Memory grows if each quarter of the second half of the samples contributes its part of the growth.
 - Otherwise memory is steady from the first sample after which all are within `TOLERANCE`.

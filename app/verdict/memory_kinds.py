@@ -1,5 +1,5 @@
-"""A run's samples of memory are summed up here: their peak and limit, what was predicted, and
-whether they grow.
+"""Summaries of a run's samples of memory: their peak and limit, what was predicted, and whether
+they grow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""It is judged here whether a run's memory lasts to its end. All functions are pure.
+"""Whether a run's memory lasts to its end. All functions are pure.
 
 Memory is judged against its limit and against what was predicted: a program that fills its caches
 takes more with every step, and is in no danger by that.

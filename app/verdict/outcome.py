@@ -1,5 +1,5 @@
-"""The end of a run is put into words here, from what its record says: what it reached, or why and
-where it ended. All functions are pure.
+"""The end of a run as text, from its record: what it reached, or why and where it ended. All
+functions are pure.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def how_it_ended(snapshot: RunSnapshot, state: str) -> str:
 
 
 def how_it_can_go_on(state: str, saved: SavedSteps) -> str:
-    """Returns one sentence that says what the run's button in the bar does, or what can be done
-    where it has none; the text is empty for a run that is not over, or has all its steps.
+    """Returns one sentence on what the run's button in the bar does, or what can be done where it
+    has none; the text is empty for a run that is not over, or has all its steps.
     """
     if state not in ("stopped", "failed", "interrupted"):
         return ""
@@ -58,7 +58,7 @@ def how_its_export_failed(snapshot: RunSnapshot) -> str:
 
 def what_it_reached(snapshot: RunSnapshot, judged: str = "") -> str:
     """Returns one sentence with the steps, the losses and the exact matches of a finished run.
-    `judged` says in a few words what is wrong with it, if anything is.
+    `judged` is what is wrong with it in a few words, or empty.
     """
     parts = [f"Finished {counted(snapshot.step, 'step')}{judged}"]
     if snapshot.loss is not None:

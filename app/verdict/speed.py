@@ -1,5 +1,5 @@
-"""What the time of the steps goes to is judged here: the main cause for which compute waits, with a
-advice, or steps that take longer than predicted. All functions are pure.
+"""Where the time of the steps goes: the main cause for which compute waits, with advice, or steps
+that take longer than predicted. All functions are pure.
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ def _d2h(case: _Case) -> _Cause:
 
 
 def _late(case: _Case, what: str, advice: str, *settings: str) -> _Cause:
-    """Returns what is said of a late transfer. `advice` is used if none of the settings that
-    affect the transfer was set by hand.
+    """Returns the finding on a late transfer. `advice` is used if none of the settings that affect
+    the transfer was set by hand.
     """
     text = f"{what}: {case.worker} waits {case.percent} for them"
     by_hand = case.back_to_auto(*settings)

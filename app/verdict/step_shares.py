@@ -1,5 +1,5 @@
-"""The time of steps is divided here into compute and the causes for which compute waited. All
-functions are pure and take a snapshot's columns.
+"""The time of steps, divided into compute and the causes for which compute waited. All functions
+are pure and take a snapshot's columns.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The validation losses are judged here: how they went, whether the run overfits or memorizes its
-rows, whether it is worse than before training, and whether they stand still. All functions are
-pure.
+"""The validation losses: how they went, whether the run overfits or memorizes its rows, whether it
+is worse than before training, and whether they stand still. All functions are pure.
 
 Overfitting is judged as by Prechelt's generalization loss: the validation loss is above its best so
 far while the training loss continues to fall. Evaluations of the same rows are compared row by row.

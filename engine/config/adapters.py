@@ -1,4 +1,4 @@
-"""A run can train adapters (LoRA) beside the weights of a model, which stay as they are.
+"""Adapters (LoRA) that a run trains beside the weights of a model, which are unchanged.
 
 No torch is imported. `engine.model.lora` finds the layers of a model that are meant.
 """
@@ -27,13 +27,13 @@ class Adapters:
     """Width of the factors of an adapter."""
     alpha: float = 32.0
     dropout: float = 0.0
-    """Share of the input of an adapter that is dropped in training."""
+    """Fraction of the input of an adapter that is dropped in training."""
     rslora: bool = False
     """Whether the result is divided by the root of the rank instead of the rank."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
     """Ends of the names, or a pattern of the names, of linear layers that get an adapter."""
     save_modules: tuple[str, ...] = ()
-    """Ends of the names of modules that are trained whole."""
+    """Ends of the names of modules that are trained as a whole."""
     target_parameters: tuple[str, ...] = ()
     """Ends of the names, or a pattern of the names, of parameters with the stacked weights of
     experts that get adapters.

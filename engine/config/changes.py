@@ -1,5 +1,5 @@
-"""A few settings can change during a run. A change can be requested at any time, and takes effect
-before the next step is submitted.
+"""The few settings that can change during a run. A change can be requested at any time, and takes
+effect before the next step is submitted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Change:
             raise RunError(str(error)) from None
 
     def as_text(self, before: TrainConfig, after: TrainConfig, total_steps: int) -> str:
-        """Describes the change in words. The old value shown for `train.steps` is `total_steps`,
+        """Returns the change as text. The old value shown for `train.steps` is `total_steps`,
         because the settings may have had epochs or neither.
         """
         sentences = []

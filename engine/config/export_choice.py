@@ -1,4 +1,4 @@
-"""An `ExportChoice` says which weights of a run are exported, in which dtype and in which form."""
+"""Which weights of a run are exported, in which dtype and in which form."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class ExportChoice:
     """
 
     checkpoint: int | None = None
-    """The checkpoint of this step is exported; None leaves that to `weights`."""
+    """Step of the checkpoint that is exported; None leaves that to `weights`."""
     dtype: str = "auto"
-    """The weights are written in this dtype; `auto` means the model's own."""
+    """Dtype of the written weights; `auto` is the model's own."""
     weights: str | None = None
     """`best` exports the best weights that the run has kept, `last` the newest checkpoint that
     verifies. None means what the run's `output.export_from` says, or those that are there.
     """
     form: str | None = None
     """Of a run that trained adapters, `model` exports the whole model, into which they are merged,
-    and `adapter` exports them alone. None means what the run's `output.export_form` says.
+    and `adapter` exports them alone. None is the run's `output.export_form`.
     """
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a step are divided among GPUs. No torch is imported."""
+"""The rows of a step, divided among GPUs. No torch is imported."""
 
 from __future__ import annotations
 

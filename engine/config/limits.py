@@ -1,6 +1,4 @@
-"""Each of these functions checks one value. A ConfigError names the setting and says what is wrong
-with the value.
-"""
+"""Checks of single values. A ConfigError names the setting and what is wrong with the value."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from urllib.parse import urlsplit
 from engine.errors import ConfigError
 
 LARGEST = {"max_seq_len": 1 << 24, "steps": 10**9, "batch_size": 1 << 20, "gpus": 64}
-"""A larger number must be a typing error, and computing with it would take hours."""
+"""Numbers above which a value must be a typing error, and computing with it would take hours."""
 
 
 def at_least(name: str, value: float, low: int) -> None:
@@ -64,4 +62,4 @@ def web_address(name: str, value: str) -> None:
 
 
 _HOST = re.compile(r"[\w.-]+|[\da-f:.]+(%\w+)?")
-"""A host is a name, or an IP address of version 4 or 6."""
+"""Form of a host: a name, or an IP address of version 4 or 6."""

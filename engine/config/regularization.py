@@ -1,4 +1,4 @@
-"""A run may change its training steps so that the model learns its rows less by heart.
+"""Changes of training steps so that the model learns its rows less by heart.
 
 No torch is imported.
 """
@@ -16,9 +16,9 @@ class Regularization:
     """Acts on training steps. Evaluations and samples are computed without."""
 
     label_smoothing: float = 0.0
-    """This share of a target's probability is spread evenly over the vocabulary."""
+    """Fraction of a target's probability that is spread evenly over the vocabulary."""
     neftune_alpha: float = 0.0
-    """Noise on the embeddings has this strength; 0 adds none."""
+    """Strength of the noise on the embeddings; 0 adds none."""
 
     def check(self) -> None:
         """Raises ConfigError where a value is out of its range."""

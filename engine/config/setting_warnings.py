@@ -1,6 +1,4 @@
-"""Some settings are valid, and yet hardly what a person means. They are found here, without
-torch.
-"""
+"""Settings that are valid, and yet hardly what a person means. No torch."""
 
 from __future__ import annotations
 
@@ -12,11 +10,13 @@ from engine.config.settings import OptimConfig, TrainConfig
 from engine.paths import resolve_source
 
 HIGHEST_RATE, LOWEST_RATE = 2e-2, 1e-8
-"""Language models are trained with peak rates between these: about 1e-6 to 1e-4 for large models,
-up to 1e-2 for tiny ones from scratch.
+"""Peak rates between which language models are trained: about 1e-6 to 1e-4 for large models, up to
+1e-2 for tiny ones from scratch.
 """
 LOW_FOR_ADAPTERS = 2e-5
-"""Adapters are trained with about ten times the rates of whole models."""
+"""Rate below which adapters are hardly trained: they need about ten times the rates of whole
+models.
+"""
 _OF_METHODS = {
     "parts": ("part_names", "last_blocks"),
     "lora": (
@@ -29,9 +29,9 @@ _OF_METHODS = {
         "lora_target_parameters",
     ),
 }
-"""Only these methods of training read these settings."""
+"""Settings that only these methods of training read."""
 MOST_PASSES, FEW_ROWS = 25, 1000
-"""Number of passes over fewer rows than this that are doubted: models then learn rows by heart."""
+"""Number of passes over fewer rows than this that are doubtful: models then learn rows by heart."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SettingWarning:
     """A sentence about one setting, which a run would accept."""
 
     field: str
-    """The setting has this dotted name."""
+    """Dotted name of the setting."""
     text: str
 
 

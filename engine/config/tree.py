@@ -1,5 +1,5 @@
-"""These functions turn trees of plain values, from YAML or a form, into dataclasses. Every error
-names its field by its dotted path.
+"""Trees of plain values, from YAML or a form, as dataclasses. Every error names its field by its
+dotted path.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _hints(cls: Hashable) -> dict[str, Any]:
 
 
 class _NoValue:
-    """The class itself is returned when a value does not have the wanted type. None cannot be used
-    for this, because it is a valid value.
+    """Stands for a value that does not have the wanted type; the class itself is returned. None
+    cannot be used for this, because it is a valid value.
     """
 
 
@@ -187,7 +187,7 @@ _TYPE_NAMES = {
 
 
 def _describe(options: tuple[Any, ...]) -> str:
-    """Describes the types of a setting in words."""
+    """Returns the types of a setting as text."""
     parts: list[str] = []
     for option in options:
         if typing.get_origin(option) is Literal:

@@ -1,6 +1,4 @@
-"""A process may use the memory and the cores of its host, within the limits of its control groups.
-This file reads them, without torch.
-"""
+"""Memory and cores that a process may use, within the limits of its control groups. No torch."""
 
 from __future__ import annotations
 
@@ -108,7 +106,9 @@ def _reclaimable(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class _Mount:
-    """A cgroup hierarchy is mounted at `point`, with the cgroup `root` at the top of the mount."""
+    """A cgroup hierarchy that is mounted at `point`, with the cgroup `root` at the top of the
+    mount.
+    """
 
     is_v2: bool
     root: str

@@ -1,5 +1,5 @@
-"""These functions say which device of a machine a job computes on, how much of its memory a run may
-take, and how fast the machine is. No torch is needed.
+"""The device of a machine on which a job computes, the memory of it that a run may take, and the
+rates of the machine. No torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The file keeps the rates of the disk that moments are on (`engine.disk`). They are measured by
-`bench --disk` and stored with those of the machine. No torch is needed.
+"""Rates of the disk that moments are on (`engine.disk`). They are measured by `bench --disk` and
+stored with those of the machine. No torch.
 
 The cache of a drive takes the first gigabytes at a rate that the drive does not keep. So a rate
-counts as drained only if so much was written that no cache holds it.
+counts as drained only if more was written than a cache holds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.machine.rates import Rates, kept_entry, store_entry
 DRAINED_BYTES = 60 * 10**9
 """Number of bytes that consumer drives cache less than."""
 ASSUMED_RATE = 1.0e9
-"""Bytes a second that a drained drive is assumed to read and write at once. Good consumer drives
+"""Bytes per second that a drained drive is assumed to read and write at once. Good consumer drives
 write 1.5e9 to 2.5e9 when their cache is full.
 """
 RATED_BYTES = 600 * 10**12
@@ -28,14 +28,15 @@ RATED_BYTES = 600 * 10**12
 
 @dataclass(frozen=True)
 class DiskRates:
-    """The rates of a disk are bytes a second in each direction, measured in both at once."""
+    """Rates of a disk in bytes per second in each direction, measured in both at once."""
 
     read: float = ASSUMED_RATE
     write: float = ASSUMED_RATE
     written: int = 0
     """Bytes that the measurement wrote; 0 where the rates are assumed."""
     read_alone: float = 0.0
-    """Bytes a second that the disk reads while nothing is written; 0 where that was not measured.
+    """Bytes per second that the disk reads while nothing is written; 0 where that was not
+    measured.
     """
     write_alone: float = 0.0
 
@@ -46,7 +47,7 @@ class DiskRates:
 
     @property
     def origin(self) -> str:
-        """In words where the rates are from."""
+        """Where the rates are from, as text."""
         if not self.written:
             return "assumed; launch.py bench --disk FOLDER measures it"
         return "measured" if self.is_drained else "measured briefly, before any cache was full"

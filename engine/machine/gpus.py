@@ -1,5 +1,5 @@
-"""The GPUs are read here through NVIDIA's management library (NVML), and their memory and power are
-sampled. Neither torch nor CUDA is needed.
+"""GPUs, read through NVIDIA's management library (NVML), and samples of their memory and power.
+Neither torch nor CUDA is needed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """Describes one GPU that this process may use. Memory is in bytes, temperature in degrees
-    Celsius, power in watts; a field is None where the driver does not report it.
+    """One GPU that this process may use. Memory is in bytes, temperature in degrees Celsius, power
+    in watts; a field is None where the driver does not report it.
     """
 
     name: str
@@ -21,7 +21,7 @@ class GpuInfo:
     free: int
     driver: str = ""
     index: int = 0
-    """The GPU has this index among the GPUs that CUDA shows to this process."""
+    """Index among the GPUs that CUDA shows to this process."""
     uuid: str = ""
     pcie_generation: int | None = None
     """The link currently runs in this PCIe generation. Idle cards switch to a slower one."""
@@ -78,7 +78,7 @@ class GpuSampler:
 
 
 def read_gpus() -> tuple[list[GpuInfo], list[str]]:
-    """Returns the GPUs that this process may use, and sentences that say what could not be read."""
+    """Returns the GPUs that this process may use, and sentences on what could not be read."""
     nvml, problem = _open_nvml()
     if nvml is None:
         return [], [problem]
@@ -138,8 +138,8 @@ def _power(nvml: Any, handle: Any) -> float | None:
 
 
 def _open_nvml() -> tuple[Any, str]:
-    """Returns the initialized library and an empty text, or None and one sentence that says why it
-    is missing.
+    """Returns the initialized library and an empty text, or None and one sentence on why it is
+    missing.
     """
     try:
         import pynvml

@@ -1,9 +1,9 @@
-"""A known machine is a known card in a typical host, from `assets/machines.json`, so that people
-can get estimates for a machine that they do not have. No torch is needed.
+"""Known cards in typical hosts, from `assets/machines.json`, for estimates for a machine that the
+user does not have. No torch.
 
-- The file gives the source of each of its figures. Each host is typical for its card.
+- The file has the source of each of its figures. Each host is typical for its card.
 - Rates are estimated from specifications. An estimated rate is not a measurement: it is a
-  specification times a share. The share was measured on one H200 (docs/performance.md) or is
+  specification times a fraction. The fraction was measured on one H200 (docs/performance.md) or is
   assumed, as noted at the constants below.
 """
 
@@ -27,16 +27,16 @@ from engine.text import GIB, MIB
 FILE = PROGRAM_ROOT / "assets" / "machines.json"
 
 SYSTEM_RAM_BYTES = 2 * GIB
-"""An idle Linux system takes this much RAM."""
+"""Bytes of RAM that an idle Linux system takes."""
 DRIVER_BYTES = 512 * MIB
-"""The driver takes this much of the memory of an idle card."""
+"""Bytes of the memory of an idle card that the driver takes."""
 UNIFIED_DEVICE_SHARE = 0.25
-"""If host and device have one common memory, this share of it is treated as the device's. The
-planes take most of that memory, and both must fit at once.
+"""Fraction of a common memory of host and device that is treated as the device's. The planes take
+most of that memory, and both must fit at once.
 """
 SAME_MEMORY = 0.1
-"""If the memory of a card differs by more than this share, it is a different card with the same
-name. ECC takes 1/16.
+"""Fraction by which the memory of two cards of the same name may differ before they count as
+different cards. ECC takes 1/16.
 """
 
 MATMUL_SHARE = 666 / 989
@@ -45,8 +45,8 @@ TFLOPS. It is assumed for cards for which no better figure is known. Cards with 
 relative to their peak (L4, L40S) may reach less.
 """
 SUSTAINED_SHARE = 666 / 794.5
-"""Where others have measured the best matrix product of a card, this share of its rate is
-sustained. It is the share on the H200, whose best is 794.5 TFLOPS.
+"""Fraction of the best matrix product of a card, as measured by others, that is sustained. It is
+that of the H200, whose best is 794.5 TFLOPS.
 """
 HALF_RATE_SHARE = 0.88
 """A GeForce card that accumulates in fp32 at half rate sustains this share of its peak, since
@@ -54,12 +54,11 @@ neither power nor memory limits it. It is assumed, a little below the 0.89 to 0.
 reaches on an RTX 5090 (github.com/gau-nernst/learn-cuda, 07_attention).
 """
 PACKED_FLOPS, CALL_SECONDS = 3.35e14, 1.2e-5
-"""On an H200, the variable-length kernel, which does not use instructions specific to that card,
-reaches this many FLOPs a second. The launch of an operation takes this many seconds there while
-AdamW runs.
+"""FLOPs per second of the variable-length kernel, which does not use instructions specific to a
+card, and seconds to launch an operation while AdamW runs, both on an H200.
 """
 ATTENTION_SHARE = 505 / 666
-"""The rate of causal attention is this share of that of matrix products: on the H200, 533 TFLOPS
+"""Rate of causal attention as a fraction of that of matrix products: on the H200, 533 TFLOPS
 forward and 495 backward.
 """
 DEVICE_MEMORY_SHARE = 4164 / 4800
@@ -74,14 +73,14 @@ THREAD_PARAMETERS: dict[Optimizer, float] = {
     "adamw_bf16": 0.6e9,
     "adamw_8bit": 0.27e9,
 }
-"""One AdamW thread that has host memory to itself updates this many parameters a second. Together
+"""Parameters per second that one AdamW thread updates if it has host memory to itself. Together
 with the next figure this gives, with moments in fp32, 0.88, 1.6, 2.6, 3.8 and 4.8 billion with 1,
 2, 4, 8 and 14 threads, where 0.88, 1.7, 2.9, 4.1 and 4.8 were measured.
 """
 HOST_MEMORY_SHARE = 7.3e9 * 26 / 307.2e9
-"""With many threads, AdamW reaches at most this share of the host memory's bandwidth. It is fitted
-to the same five figures, assuming that the H200's host had eight channels of DDR5-4800, as is
-usual.
+"""Fraction of the host memory's bandwidth that AdamW reaches with many threads, at most. It is
+fitted to the same five figures, assuming that the H200's host had eight channels of DDR5-4800, as
+is usual.
 """
 SHARED_MEMORY_SHARE = 0.93
 """AdamW and copies in both directions together reach this share of that rate: (3.4 x 26 + 38 + 51)
@@ -109,11 +108,11 @@ class KnownMachine:
     """
     memory_bandwidth: float
     bf16_flops: float
-    """The peak rate of dense products that are accumulated in fp32."""
+    """Peak rate of dense products that are accumulated in fp32."""
     accumulate: str
     """`half` where accumulation in fp32 halves the rate of the tensor cores, else `full`."""
     best_bf16_flops: float | None
-    """The best rate of a matrix product that others have measured; None where none is known."""
+    """Best rate of a matrix product that others have measured; None where none is known."""
     link: str
     link_bandwidth: float
     """Bytes a second that the link between host and device moves one way, without the encoding's
@@ -122,7 +121,7 @@ class KnownMachine:
     host: str
     """The text describes the typical host."""
     host_bandwidth: float
-    """The bandwidth of host memory is channels x 8 bytes x transfers a second."""
+    """Bandwidth of host memory: channels x 8 bytes x transfers per second."""
     ram_gib: float
     cpu_cores: int
     power_watts: int
@@ -132,12 +131,12 @@ class KnownMachine:
     note: str
     """The note warns about limits of the machine; it is empty where there are none."""
     sources: dict[str, tuple[str, ...]]
-    """Each figure comes from these sources."""
+    """Sources of each figure."""
 
     def machine(self, ram_gib: float | None = None) -> Machine:
-        """Describes the machine as `read_machine` would, with `ram_gib` of RAM, or else with the
-        typical amount and a note that says so. Its disk is not known. Raises ConfigError for an
-        invalid amount of RAM.
+        """Returns the machine as `read_machine` would, with `ram_gib` of RAM, or else with the
+        typical amount and a note on that. Its disk is not known. Raises ConfigError for an invalid
+        amount of RAM.
         """
         notes = [self.note] if self.note else []
         if ram_gib is None:

@@ -10,29 +10,29 @@ from dataclasses import replace
 from engine.machine.rates import UPDATE_BYTES, Rates
 
 START_SECONDS = 2e-5
-"""An exchange between ranks takes about this long, however small it is."""
+"""Seconds that a collective takes at least, however small it is."""
 ASSUMED_LINK = 8e9
-"""Bytes a second that a rank is assumed to receive where no rate of the link is known: GPUs without
-access to each other's memory exchange tensors through that of the host.
+"""Bytes per second that a rank is assumed to receive where no rate of the link is known: GPUs
+without access to each other's memory exchange tensors through that of the host.
 """
 ASSUMED_NETWORK = 12.5e9
-"""Bytes a second that a node is assumed to send and to receive at once where it was not measured,
+"""Bytes per second that a node is assumed to send and to receive at once where it was not measured,
 as over 100 Gbit/s. All of its ranks share that.
 """
 COMPUTE_SECONDS = {1: 0.0, 2: 2e-12}
-"""With so many ranks, COMPUTE loses this many seconds for each byte that its rank receives, since
-both share the multiprocessors and the memory of the GPU. On two H200, six large products took
-38.0 ms instead of 36.6 while 233 MB of weights and 466 MB of accumulators arrived.
+"""Seconds by number of ranks that COMPUTE loses for each byte that its rank receives, since both
+share the multiprocessors and the memory of the GPU. On two H200, six large products took 38.0 ms
+instead of 36.6 while 233 MB of weights and 466 MB of accumulators arrived.
 """
 COMPUTE_SECONDS_OF_MORE = 1.4e-12
-"""With more ranks it loses less. On each of four H200, COMPUTE of a step of 32.8 billion parameters
-took 2.17 s longer while 1.57 TB arrived, and 1.67 s longer while 1.18 TB did.
+"""The same for more ranks, which lose less. On each of four H200, COMPUTE of a step of 32.8 billion
+parameters took 2.17 s longer while 1.57 TB arrived, and 1.67 s longer while 1.18 TB did.
 """
 
 
 def seconds_lost(ranks: int, received: float) -> float:
-    """Returns by how many seconds COMPUTE is slowed down in which its rank, one of `ranks`,
-    receives so many bytes.
+    """Returns the seconds by which COMPUTE is slowed down whose rank, one of `ranks`, receives this
+    number of bytes.
     """
     return COMPUTE_SECONDS.get(ranks, COMPUTE_SECONDS_OF_MORE) * received
 

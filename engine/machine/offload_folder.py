@@ -1,7 +1,7 @@
 """The folder `engine.disk` takes moments and block inputs that fit nowhere else. This file says
 which folders can, and which disk a folder is on. No torch.
 
-- A file system that copies on write (btrfs, zfs, bcachefs) would write each piece to a new place:
+- A file system that copies on write (btrfs, zfs, bcachefs) would write each chunk to a new place:
   it fills up, slows down and wears the drive faster than the plan says.
 - A network file system moves every byte of every step over the network.
 - A file system in RAM (tmpfs) takes the RAM that the folder is there to save.
@@ -36,7 +36,7 @@ class Mount:
     kind: str
     """The name of the file system, such as ext4."""
     source: str
-    """The device or the server that the file system is on."""
+    """Device or server that the file system is on."""
 
 
 def mount_of(folder: Path) -> Mount | None:

@@ -1,5 +1,5 @@
-"""The rates of this machine are measured once and stored next to the token cache. Plans and
-predictions use them. No torch is needed.
+"""The rates of this machine, which are measured once and stored next to the token cache. Plans and
+predictions use them. No torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.machine.cgroups import usable_cores
 from engine.paths import cache_folder
 
 CPU, ONE_THREAD = "CPU", "CPU, one thread"
-"""The CPU's rates are stored under these names, those of a GPU under the name of the card."""
+"""Names under which the CPU's rates are stored; those of a GPU are under the name of the card."""
 
 
 def rates_file() -> Path:
@@ -100,9 +100,9 @@ def _key(device_name: str) -> str:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a machine are measured per second: bytes in each direction of the bus, FLOPs of
-    large matrix products and of causal attention (for which half of the FLOPs count), bytes read
-    and written in the device's memory, and parameters that AdamW updates on the host.
+    """Rates of a machine per second: bytes in each direction of the bus, FLOPs of large matrix
+    products and of causal attention (for which half of the FLOPs count), bytes read and written in
+    the device's memory, and parameters that AdamW updates on the host.
     """
 
     h2d: float
@@ -122,7 +122,7 @@ class Rates:
     `PACKED_BYTES`.
     """
     overhead: float = 0.0
-    """Seconds of call overhead of one block in forward on the CPU, in which nothing else is
+    """Seconds of launch overhead of one block in forward on the CPU, in which nothing else is
     computed.
     """
     call: float = 0.0
@@ -134,17 +134,18 @@ class Rates:
     adamw_8bit: float = 0.0
     """The same with moments in 8 bits."""
     disk_read: float = 0.0
-    """Moments are read from their disk at this many bytes a second while others are written. The
-    disk is another in every run (`engine.machine.disk_rates`), so this is not kept with the rest;
-    it is 0 where no moments are on a disk.
+    """Bytes per second at which moments are read from their disk while others are written. The disk
+    is another in every run (`engine.machine.disk_rates`), so this is not kept with the rest; it is
+    0 where no moments are on a disk.
     """
     disk_write: float = 0.0
     """The same for writing."""
     disk_read_alone: float = 0.0
-    """Bytes a second at which saved block inputs are read from the disk while nothing is written.
+    """Bytes per second at which saved block inputs are read from the disk while nothing is
+    written.
     """
     disk_write_alone: float = 0.0
-    """Bytes a second at which they are written while nothing is read."""
+    """Bytes per second at which they are written while nothing is read."""
     link: float = 0.0
     """Bytes a second that each of several GPUs receives from the others, while it sends as many; 0
     where that is not known.
@@ -184,9 +185,9 @@ _OF_DISK = ("disk_read", "disk_write", "disk_read_alone", "disk_write_alone")
 UPDATE_BYTES: dict[Optimizer, float] = {"adamw": 26, "adamw_bf16": 18, "adamw_8bit": 14.06}
 """Bytes of host memory that AdamW reads and writes per parameter, with bf16 weights."""
 PACKED_BYTES, PACKED_WIDTH = 49, 76
-"""In addition to its products, the variable-length kernel takes the time to move this many bytes of
-device memory in forward and backward for each token and feature of a query, and the time of this
-many additional features per head (measured: docs/performance.md).
+"""The variable-length kernel takes, in addition to its products, the time to move this number of
+bytes of device memory in forward and backward for each token and feature of a query, and the time
+of this number of additional features per head (measured: docs/performance.md).
 """
 SMALL_PRODUCT = 5e8
 """FLOPs of a matrix product that one core finishes in about the time that other cores need to wake
@@ -196,6 +197,6 @@ TYPICAL = {
     "cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9, 1.5e9, 2e10, 2e10, 1.5e14, call=1e-5),
     "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8, 5e8, 1e10, 1e10, 5e10),
 }
-"""Rates used for planning where none were measured: those of a card with 24 GiB on a bus of 16
-lanes, and of two cores.
+"""Rates for planning where none were measured: those of a card with 24 GiB on a bus of 16 lanes,
+and of two cores.
 """

@@ -1,5 +1,5 @@
-"""A machine has cores, memory within the limits of RAM and cgroups, GPUs and a disk. They are read
-here without torch.
+"""The machine: its cores, its memory within the limits of RAM and cgroups, its GPUs and its disk.
+No torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Machine:
     """Number of cores that this process may use."""
     ram_total: int
     ram_limit: int
-    """All processes of this session together may use this much RAM: the smallest of RAM and the
+    """Bytes of RAM that all processes of this session together may use: the smallest of RAM and the
     limits of the cgroups above us.
     """
     ram_available: int

@@ -1,5 +1,4 @@
-"""Some known machines have several of one card, and every card can be thought of several times. The
-link between the cards is estimated here. No torch is needed.
+"""Known machines with several of one card, and estimates of the link between the cards. No torch.
 
 `assets/machines.json` lists machines that are often bought or rented. Their RAM and cores are
 assumptions, and so are all rates of links but that of two H200, which was measured.
@@ -41,7 +40,7 @@ NVLINK = {
 }
 """Bytes a second that the NVLink of these cards moves in each direction, by specification."""
 PEER_LINK = 20e9
-"""Bytes a second that cards that read each other's memory over PCIe are assumed to receive."""
+"""Bytes per second that cards that read each other's memory over PCIe are assumed to receive."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class MultiGpu:
     """A machine with several of a card."""
 
     card: KnownMachine
-    """The card with the host of this machine, not the one that is typical for a single card."""
+    """Card with the host of this machine, not the one that is typical for a single card."""
     gpus: int
 
     @property
@@ -117,7 +116,7 @@ def multi_gpu_of(machine: Machine) -> MultiGpu | None:
 
 def rates_with_link(machine: Machine) -> Rates | None:
     """Returns estimated rates, as `known_rates` does, with that of the link between several GPUs.
-    The host is the one that is typical for so many of the card, where one is known.
+    The host is the one that is typical for this number of the card, where one is known.
     """
     if len(machine.gpus) < 2:
         return known_rates(machine)

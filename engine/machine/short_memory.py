@@ -28,8 +28,9 @@ _ERROR_TEXTS = (
 
 
 class Work(Enum):
-    """What a process is about to do; each needs at least so much address space and RAM, whatever
-    the model: most of it for libraries. They were measured with one thread on two cores.
+    """Work that a process is about to do, with the address space and the RAM that it needs at
+    least, whatever the model: most of it for libraries. They were measured with one thread on two
+    cores.
     """
 
     APP = "the app", 550 * MIB, 150 * MIB
@@ -67,8 +68,8 @@ def is_short_of_memory(error: BaseException | None) -> bool:
 
 
 def refuse_short_memory(error: BaseException, during: str) -> None:
-    """Raises HostMemoryError if `error` is a lack of host memory. `during` says what was done then,
-    as in "while the tokenizer was read".
+    """Raises HostMemoryError if `error` is a lack of host memory. `during` is a clause, such as
+    "while the tokenizer was read".
     """
     if isinstance(error, HostMemoryError):
         raise error

@@ -1,4 +1,4 @@
-"""Chat has one chat, which the server keeps, so that it outlives a page.
+"""The one chat of Chat, which the server keeps, so that it outlives a page.
 
 A message is handled like this:
 
@@ -35,7 +35,7 @@ MOST_TURNS = 200
 
 
 class Chat:
-    """The server has one such chat. All methods may be called from any thread.
+    """The chat of the server. All methods may be called from any thread.
 
     There are two locks. A thread that loads, uses or releases weights holds `_weights`, possibly
     for minutes. A thread that reads or changes the state that pages see holds `_state` briefly.

@@ -1,4 +1,4 @@
-"""These routes answer the page Chat.
+"""Routes of the page Chat.
 
 GET  /api/chat?since=VERSION
     The chat, or only its version if the page already has that one.

@@ -90,7 +90,7 @@ class OfferedWeights:
 
     def _of_run(self, run_id: str) -> dict[str, str]:
         """Returns the weights of a run that a chat can use: a label for each choice value. There
-        are none where the run's settings cannot be read, since they say how its model is built.
+        are none where the run's settings cannot be read, since its model is built from them.
         """
         try:
             folder = open_run(self._session.runs_dir, run_id)

@@ -1,6 +1,4 @@
-"""These classes make up a conversation of Chat: the chosen weights, the messages, and the
-answers.
-"""
+"""A conversation of Chat: the chosen weights, the messages, and the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""These routes show and cancel jobs, which are long work.
+"""Routes that show and cancel jobs, which are long work.
 
 GET  /api/jobs
     The jobs under way.

@@ -1,4 +1,4 @@
-"""A page that is being opened gets a head start here.
+"""A head start for a page that is being opened.
 
 The files that it will request are named in the head of the answer. The server also begins to read
 the record that the page will show, while the browser is still loading Gradio's part of the page.

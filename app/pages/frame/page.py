@@ -1,5 +1,5 @@
-"""The page is built here: the sidebar, the line over a run, and the pages, of which the browser
-shows one at a time.
+"""The page: the sidebar, the line over a run, and the pages, of which the browser shows one at a
+time.
 """
 
 from __future__ import annotations

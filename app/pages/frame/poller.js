@@ -108,12 +108,12 @@ function pause() {
 }
 
 async function findRun(turn) {
-    const home = await send("/api/live", undefined, page.signal);
+    const live = await send("/api/live", undefined, page.signal);
     if (turn !== page.turn) return;
-    page.server = home.server_id;
-    setActive(home.active);
+    page.server = live.server_id;
+    setActive(live.active);
     page.delay = RESTING;
-    page.run = home.run_id;
+    page.run = live.run_id;
     if (page.run) {
         draw();
         return;

@@ -1,5 +1,5 @@
-"""Hardware gets its data here: the current state of this machine, the models that it and
-known machines can train, the machines for a model, and the measurement of this machine.
+"""Data for Hardware: the current state of this machine, the models that it and known machines can
+train, the machines for a model, and the measurement of this machine.
 
 Answers are plain data for `hardware.js`, and are cached by the values that they depend on.
 """
@@ -146,7 +146,7 @@ class Hardware:
         }
 
     def why_not_measure(self) -> str:
-        """Says why this machine cannot be measured now; the text is empty if it can."""
+        """Returns why this machine cannot be measured now; the text is empty if it can."""
         working = self._others_at_work()
         if not working:
             return ""
@@ -357,7 +357,7 @@ def _largest_of(
 
 
 def _rates(machine: Machine) -> dict[str, Any]:
-    """Returns the rates that plans use, in words."""
+    """Returns the rates that plans use, as texts."""
     device = machine.gpus[0].name if machine.gpus else "CPU"
     measured = stored_rates(device)
     if measured is not None:

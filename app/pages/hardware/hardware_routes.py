@@ -1,4 +1,4 @@
-"""These routes answer the page Hardware.
+"""Routes of the page Hardware.
 
 GET  /api/hardware
     The current state of this machine.

@@ -1,6 +1,4 @@
-"""Machines, their rates and what they can train are described in words here for Hardware.
-All functions are pure.
-"""
+"""Machines, their rates and what they can train, as texts for Hardware. All functions are pure."""
 
 from __future__ import annotations
 
@@ -189,7 +187,7 @@ def known_machine_text(known: KnownMachine) -> dict[str, Any]:
 
 
 def gpu_memory_text(known: KnownMachine) -> str:
-    """Returns the GPU memory of a known machine in words."""
+    """Returns the GPU memory of a known machine as text."""
     return "shared with RAM" if known.unified else f"{known.memory_mib / 1024:,.4g} GiB"
 
 
@@ -200,9 +198,9 @@ def free_memory_text(machine: Machine) -> str:
 
 
 def cell_labels(found: Cell) -> dict[str, str]:
-    """Returns the verdict as a word, with its tone, and the speed. Where the cell is about any
-    optimizer, the word says how the first that fits keeps its moments, as in "fits, bf16", and
-    `ways` what else its plan does to take less RAM, as in "GPU gradients, pairs".
+    """Returns the fit status as a word, with its tone, and the speed. Where the cell is about any
+    optimizer, the word includes how the first that fits keeps its moments, as in "fits, bf16", and
+    `ways` has what else its plan does to take less RAM, as in "GPU gradients, pairs".
     """
     tone, word = STATUS_LABELS[found.status]
     if found.any_optimizer and found.status != FitStatus.DOES_NOT_FIT:

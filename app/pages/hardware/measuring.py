@@ -20,7 +20,7 @@ PARTS = ("the bus", "the device", "host memory and AdamW")
 
 
 class _Asking:
-    """A backend that calls `go_on` before each piece of work.
+    """A backend that calls `go_on` before each measurement.
 
     An exception from `go_on` ends the measurement at once.
     """

@@ -114,9 +114,9 @@ class Checker:
         return self.fit_panel(shown, timed)
 
     def fit_panel(self, shown: dict[str, Any], timed: bool = False) -> dict[str, Any]:
-        """Returns the fit panel on component values by dotted name; see `app.pages.new.fit_panel`.
-        timed: it says how long a step takes with each suggestion, and which smaller models fit,
-        which may take as long again as the fit panel.
+        """Returns the fit panel of component values by dotted name; see `app.pages.new.fit_panel`.
+        timed: with the time of a step for each suggestion, and with the smaller models that fit,
+        which may take as long again.
         """
         shown, notes = with_even_rows(shown)
         try:
@@ -196,10 +196,10 @@ class Checker:
     def preview(self, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the first rows with the trained parts marked, and how the data were interpreted.
 
-        If the rows cannot be read, `error` says why. In both cases, `given` holds the component
-        values that the preview was made from, and `finding` says whether a run could train on the
-        data: None, or its `text` and whether it `blocks` a start. `confirm` is there where a person
-        may say that keys are no flags.
+        If the rows cannot be read, `error` has the reason. In both cases, `given` holds the
+        component values that the preview was made from, and `finding` whether a run could train on
+        the data: None, or its `text` and whether it `blocks` a start. `confirm` is there where a
+        person may confirm that keys are no flags.
         """
         given = {
             name: value
@@ -230,7 +230,7 @@ class Checker:
     def read_trainable(self, shown: dict[str, Any]) -> TrainConfig:
         """Returns the config for component values by dotted name. Raises RamstreamError for an
         invalid value, for something that the run needs and lacks, and for a tokenizer or data that
-        a run would refuse at once: in the words in which the page says it.
+        a run would refuse at once, with the sentence that the page shows.
         """
         config = read_config(with_even_rows(shown)[0])
         engine = self._session.engine
@@ -315,7 +315,9 @@ class Checker:
 
 
 def _refusal(check: Callable[[], None]) -> str:
-    """Returns in words why `check` refuses something, or an empty text if it does not."""
+    """Returns the sentence with which `check` refuses something, or an empty text if it does
+    not.
+    """
     try:
         check()
     except RamstreamError as error:
@@ -407,25 +409,25 @@ def _as_in_form(mapping: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _shortened(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a row with its documents joined, and cut off after `PREVIEW_CHARACTERS`."""
-    pieces: list[dict[str, Any]] = []
+    spans: list[dict[str, Any]] = []
     left = PREVIEW_CHARACTERS
     for document in row["documents"]:
-        if any("answer" in piece for piece in document):
+        if any("answer" in span for span in document):
             left = PREVIEW_CHARACTERS // 2  # both answers of a pair are seen
-        for piece in document:
+        for span in document:
             if left > 0:
-                pieces.append(piece | {"text": piece["text"][:left]})
-            left -= len(piece["text"])
-        if left < 0 and "answer" in pieces[-1]:
-            pieces.append({"text": " …", "trained": False})
+                spans.append(span | {"text": span["text"][:left]})
+            left -= len(span["text"])
+        if left < 0 and "answer" in spans[-1]:
+            spans.append({"text": " …", "trained": False})
             left = 0
     if left < 0:
-        pieces.append({"text": " …", "trained": False})
+        spans.append({"text": " …", "trained": False})
     return {
         "where": row["where"],
         "tokens": row["tokens"],
         "trained_tokens": row["trained_tokens"],
         "cut": row["cut"],
         "skipped": row["skipped"],
-        "pieces": pieces,
+        "spans": spans,
     }

@@ -1,5 +1,5 @@
-"""The lengths of a data set's examples are presented here, as a figure and in words. All functions
-are pure and need no Plotly.
+"""The lengths of a data set's examples as a figure and as text. All functions are pure and need no
+Plotly.
 """
 
 from __future__ import annotations

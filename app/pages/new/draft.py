@@ -1,4 +1,4 @@
-"""A draft is the latest content of the form, or the settings of a run.
+"""The draft: the latest content of the form, or the settings of a run.
 
 The server keeps it in memory and in a file next to the runs, so that it outlives the tab and the
 server.

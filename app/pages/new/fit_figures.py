@@ -1,4 +1,4 @@
-"""These figures compare what a job needs with what is free. All functions are pure and do not need
+"""Figures of what a job needs against what is free. All functions are pure and do not need
 Plotly.
 """
 
@@ -59,7 +59,7 @@ has, are not listed here and are gray.
 """
 FREE_COLOR = "--rs-free"
 LIMIT_COLOR = "--rs-text"
-"""Both names are replaced by the theme's colors in the page, for light or dark."""
+"""Placeholders for the theme's colors, which the page fills in for light or dark."""
 
 
 def item_color(kind: MemoryItem) -> str:

@@ -57,7 +57,7 @@ def shown_suggestions(suggestions: Sequence[Suggestion]) -> tuple[Suggestion, ..
 
 
 def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[str, Any]:
-    """Returns the fit panel on a draft that has no estimate; `sentence` says why.
+    """Returns the fit panel of a draft that has no estimate; `sentence` is the reason.
 
     `field` is the id of the component with the invalid value. The keys are those of `fit_panel`.
     """
@@ -104,12 +104,12 @@ class Beside:
 
 
 def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:
-    """Returns the fit panel on a draft whose estimate is `report`.
+    """Returns the fit panel of a draft whose estimate is `report`.
 
-    `busy` says why nothing can be started now, or is None. `suggestions` are texts with the
-    component values that each changes, and `help` is shown above them. `to_be_timed`: whether
-    a fit panel with their times, with costs, and with smaller models would say more. `has_gains`
-    shows whether more memory might save time. `why_not` is why Start is disabled.
+    `busy` is why nothing can be started now, or None. `suggestions` are texts with the component
+    values that each changes, and `help` is shown above them. `to_be_timed`: whether a fit panel
+    with their times, with costs, and with smaller models would show more. `has_gains`: whether more
+    memory might save time. `why_not` is why Start is disabled.
     """
     tone, headline = HEADLINES[report.status]
     if beside.remarks and report.status == FitStatus.FITS:
@@ -163,8 +163,8 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
 
 
 def _suggestion(suggestion: Suggestion) -> dict[str, Any]:
-    """Returns a suggestion with its text for a button. The first line says what changes and what
-    the job then takes, the second one how long a step takes, which units move and what happens to
+    """Returns a suggestion with its text for a button. The first line has what changes and what the
+    job then takes, the second one how long a step takes, which units move and what happens to
     results.
     """
     text = suggestion.exactness_text
@@ -282,7 +282,7 @@ def _bars(report: FitReport, costs: Costs | None, has_costs: bool) -> list[dict[
 
 
 def _bar(label: str, pooled: PoolPart, part: Part) -> dict[str, Any]:
-    """Returns one bar, for GPU memory, RAM or disk: what it holds of the pool, the same in words,
+    """Returns one bar, for GPU memory, RAM or disk: what it holds of the pool, the same as text,
     and its items with a figure of them.
     """
     text = _part_text(part)

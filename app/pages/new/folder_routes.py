@@ -1,4 +1,4 @@
-"""These routes browse the folders that the command line names with --data-folder.
+"""Routes that browse the folders that the command line names with --data-folder.
 
 - GET /api/folders answers with `{folders}`: the paths of these folders.
 - GET /api/folders/N?below=PATH answers with what is in a folder below number N: `{path, folders,

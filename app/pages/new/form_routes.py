@@ -1,4 +1,4 @@
-"""These routes answer the form of a new run. They bypass Gradio's events: their queue, and the
+"""Routes of the form of a new run. They bypass Gradio's events: their queue, and the
 copies that Gradio's page makes of an answer, took longer than the answers themselves.
 
 In each body, `shown` has the value of every component of the form by dotted name.

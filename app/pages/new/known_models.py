@@ -1,4 +1,4 @@
-"""These functions describe the models of the catalog and this machine in words."""
+"""The models of the catalog and this machine as texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def machine_text(machine: Machine) -> str:
 def known_models() -> list[list[str]]:
     """Returns the hub id and the title of every model whose shape is bundled.
 
-    A fit panel on such a model needs no request to the hub.
+    The fit panel of such a model needs no request to the hub.
     """
     named = [[entry.id, entry.title] for entry in catalog()]
     # An entry's title is that of its first model. Others of the same shape go by their id.

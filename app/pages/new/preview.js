@@ -142,15 +142,15 @@ function understoodText({ mapping, format, format_detected: isDetected, columns 
     return meanings.length ? `${how} ${format}: ${meanings.join(", ")}.` : `${how} ${format}.`;
 }
 
-function rowNode({ skipped, pieces, where, tokens, trained_tokens: trained, cut }) {
-    const text = skipped ? [el("em", {}, `Skipped: ${skipped}`)] : pieces.flatMap(pieceNodes);
+function rowNode({ skipped, spans, where, tokens, trained_tokens: trained, cut }) {
+    const text = skipped ? [el("em", {}, `Skipped: ${skipped}`)] : spans.flatMap(spanNodes);
     const counted = `${where} · ${tokens} tokens, ${trained} trained${cut ? " · cut" : ""}`;
     return el("li", {}, el("p", { class: "rs-tokens" }, ...text), el("small", {}, counted));
 }
 
-// The text of a piece. The answers of a pair have a name and a color each, and an answer with a
+// The text of a span. The answers of a pair have a name and a color each, and an answer with a
 // weight of its own shows it.
-function pieceNodes({ text, trained, answer, weight }) {
+function spanNodes({ text, trained, answer, weight }) {
     if (weight !== undefined) {
         return [el("b", { class: "rs-answer-name" }, `weight ${weight}`), el("mark", {}, text)];
     }

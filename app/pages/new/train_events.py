@@ -1,4 +1,4 @@
-"""The events of the page for a new run are connected here, and their answers are computed.
+"""The events of the page for a new run, and their answers.
 
 Some events never reach the server: a script in the page handles them. Names in capitals are
 placeholders in such a script, which `_filled_in` replaces by values.

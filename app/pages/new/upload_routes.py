@@ -1,4 +1,4 @@
-"""These routes receive files, list them and remove them.
+"""Routes that receive files, list them and remove them.
 
 - GET /api/uploads answers with `{uploads, problem}`: a list of `{id, name, path, bytes, uploaded}`,
   newest first, with `uploaded` in seconds since 1970; and a sentence about what cannot be read.
@@ -104,7 +104,7 @@ async def _load_tensor(request: Request, incoming: Incoming, limits: UploadLimit
         began = time.monotonic()
         try:
             async with asyncio.timeout(limits.idle_seconds):
-                piece = await anext(stream)
+                chunk = await anext(stream)
         except TimeoutError:
             raise RefusedUpload(
                 408, f"Nothing arrived for {limits.idle_seconds:g} seconds; upload the file again."
@@ -113,21 +113,21 @@ async def _load_tensor(request: Request, incoming: Incoming, limits: UploadLimit
             raise RefusedUpload(400, "The upload broke off.") from None
         # Only the time in which this server waits counts: its disk may be slow.
         seconds += time.monotonic() - began
-        arrived += len(piece)
+        arrived += len(chunk)
         if seconds >= limits.idle_seconds:
-            if piece and arrived < limits.least_rate * seconds:
+            if chunk and arrived < limits.least_rate * seconds:
                 raise RefusedUpload(
                     408,
                     f"The file arrives too slowly, with {arrived / seconds:,.0f} bytes a second of "
                     f"at least {limits.least_rate:,}; upload it again over a faster connection.",
                 )
             seconds, arrived = 0.0, 0
-        waiting += piece
-        # The stream ends with an empty piece.
-        if len(waiting) >= CHUNK_BYTES or not piece:
+        waiting += chunk
+        # The stream ends with an empty chunk.
+        if len(waiting) >= CHUNK_BYTES or not chunk:
             await asyncio.to_thread(incoming.write, waiting)
             waiting = bytearray()
-        if not piece:
+        if not chunk:
             return
 
 

@@ -1,4 +1,4 @@
-"""The results of benchmarks are turned into rows of a table. All functions are pure."""
+"""The results of benchmarks as rows of a table. All functions are pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WHOSE = {"export": "exported", "best": "best", "last": "last"}
 
 
 def benchmark_table(benchmarks: Benchmarks) -> dict[str, Any]:
-    """Returns the rows of the table, the newest evaluation first, and what is said of them."""
+    """Returns the rows of the table, the newest evaluation first, and a caption."""
     results = sorted(latest(benchmarks.results), key=lambda one: one.time, reverse=True)
     sentences = [benchmarks.problem] if benchmarks.problem else []
     if len(results) > MOST_ROWS:

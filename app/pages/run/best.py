@@ -1,4 +1,4 @@
-"""The best weights of a run are looked up here: those that it has kept, or a checkpoint."""
+"""The best weights of a run: those that it has kept, or a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""These figures show how a run learns: loss, learning rate, gradient norm, and the gradient norm of
-every unit.
+"""Figures of how a run learns: loss, learning rate, gradient norm, and the gradient norm of every
+unit.
 """
 
 from __future__ import annotations

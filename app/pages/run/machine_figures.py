@@ -1,5 +1,5 @@
-"""These figures show how a run uses the machine: throughput, the parts of a step's time, memory,
-power and energy.
+"""Figures of how a run uses the machine: throughput, the parts of a step's time, memory, power and
+energy.
 """
 
 from __future__ import annotations

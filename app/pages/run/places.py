@@ -1,4 +1,4 @@
-"""These functions say where the units of a run live, by its recorded plan."""
+"""Where the units of a run live, by its recorded plan."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def timeline_part(
     timeline: StepTimeline | None, simulated: PlanSimulated | None = None, rank: int = 0
 ) -> dict[str, Any]:
     """Returns everything that the page shows about one step on a rank, or on `ALL_RANKS`: its
-    figure, the `phases` of the band above it, `legend`, `said`, `step`, `rank` and the number of
+    figure, the `phases` of the band above it, `legend`, `caption`, `step`, `rank` and the number of
     `ranks`. A rank that the step does not have counts as rank 0.
     """
     ranks = 1 if timeline is None else ranks_in(timeline)
@@ -81,7 +81,7 @@ def _common(timeline: StepTimeline) -> StepTimeline:
 
 
 def _summed(entry: dict[str, str]) -> dict[str, str]:
-    """Returns an entry of the legend that says of a wait that it is that of all ranks together."""
+    """Returns an entry of the legend for a wait of all ranks together."""
     is_wait = entry["kind"] == "wait"
     return entry | {"label": f"{entry['label']} on all ranks together"} if is_wait else entry
 

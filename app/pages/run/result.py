@@ -1,6 +1,5 @@
-"""The result card says what came of a run that is over. Every number on it is of the weights that
-a person gets: those that were exported, or else those of the newest checkpoint. All functions are
-pure.
+"""The result card of a run that is over. Every number on it is of the weights that a person gets:
+those that were exported, or else those of the newest checkpoint. All functions are pure.
 """
 
 from __future__ import annotations
@@ -162,9 +161,9 @@ def _exact(snapshot: RunSnapshot, step: int, best: Best | None) -> dict[str, str
 
 
 def _preferred(snapshot: RunSnapshot, step: int) -> dict[str, str] | None:
-    """Returns the share of validation pairs whose chosen answer has the larger reward, at the first
-    evaluation and for these weights. Before training, the rewards of DPO are all 0, which says
-    nothing.
+    """Returns the fraction of validation pairs whose chosen answer has the larger reward, at the
+    first evaluation and for these weights. Before training, the rewards of DPO are all 0, which
+    means nothing.
     """
     evals = snapshot.evals
     shares = evals.preference.get(ACCURACY)

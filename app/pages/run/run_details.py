@@ -1,5 +1,5 @@
-"""These details of one run are shown in its views Settings and Export: its name and note, its
-exact settings, command lines for them, and how its model is exported.
+"""Details of one run for its views Settings and Export: its name and note, its exact settings,
+command lines for them, and how its model is exported.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
 
     They are its name and note, with the limits of both; `config` as stored in the run folder, or
     `config_problem`; `commands` as label and text; and `printed`, the last lines of its output if
-    it ran in a process of its own. `export` says which weights can be exported, where to, what to
-    type, and what benchmarks say of the weights.
+    it ran in a process of its own. `export` has which weights can be exported, where to, with which
+    commands, and the benchmarks of the weights.
     """
     about = read_about(folder.path)
     summary = summarize(folder)
@@ -152,7 +152,7 @@ def _ollama_name(folder: RunFolder) -> str:
 
 
 def _template_text(folder: RunFolder, is_adapter: bool) -> str:
-    """Returns what the Modelfile of a run's export says of its template."""
+    """Returns a text on the template in the Modelfile of a run's export."""
     try:
         content = safe_files.read_bytes(folder.export_path / MODELFILE, folder.root)
     except FileFault as error:

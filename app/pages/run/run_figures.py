@@ -1,5 +1,5 @@
-"""The figures of a run are listed here by name, which is also that of their place on the page, with
-a sentence for each. All functions are pure and take a snapshot.
+"""The figures of a run by name, which is also that of their place on the page, with a sentence for
+each. All functions are pure and take a snapshot.
 """
 
 from __future__ import annotations

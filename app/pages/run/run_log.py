@@ -61,8 +61,8 @@ class RunLog:
         """Returns the entries after the first `after` ones, and how many there are now. Raises
         RunError for a record that cannot be read.
 
-        `shown` is the log of a snapshot. What it says of records that could not be applied stands
-        in no record; it is returned as `damage`.
+        `shown` is the log of a snapshot. Its lines on records that could not be applied stand in no
+        record; they are returned as `damage`.
         """
         with self._lock:
             self._added.read(self._take)
@@ -185,7 +185,9 @@ def _state(event: StateChanged) -> str:
 
 
 def _with_reason(word: str, reason: str) -> str:
-    """Returns the word of a state with its reason. A reason that begins with that word says it."""
+    """Returns the label of a state with its reason. A reason that begins with that label includes
+    it.
+    """
     if not reason:
         return f"{word}."
     return reason if reason.startswith(word) else f"{word}: {reason}"

@@ -1,5 +1,5 @@
-"""The numbers and texts of a run are put into words here: the latest numbers, and the details apart
-from its curves. All functions are pure and need neither Plotly nor Gradio.
+"""The numbers and texts of a run: the latest numbers, and the details apart from its curves. All
+functions are pure and need neither Plotly nor Gradio.
 """
 
 from __future__ import annotations
@@ -272,7 +272,9 @@ def _files(snapshot: RunSnapshot) -> list[str]:
 
 
 def _checkpoint(written: CheckpointWritten) -> str:
-    """Says how a checkpoint was written. Older records do not say how long training waited."""
+    """Returns a text on how a checkpoint was written. Older records do not have how long training
+    waited.
+    """
     alone = ", weights alone" if written.holds == "weights" else ""
     text = f"Checkpoint of step {written.step:,}{alone}: {in_bytes(written.bytes)} in "
     text += in_short_time(written.seconds)

@@ -1,4 +1,4 @@
-"""These routes show runs and control them.
+"""Routes that show runs and control them.
 
 GET  /api/live
     Which run to open.

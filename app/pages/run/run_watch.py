@@ -1,5 +1,5 @@
-"""A `Watch` prepares the data for the pages that show a run: its record is read once, and each part
-is serialized once, however many tabs request it.
+"""Data for the pages that show a run: its record is read once, and each part is serialized once,
+however many tabs request it.
 
 - A part is a figure, the details, or the timeline. A page reports with `since` what it has seen,
   and gets the parts that changed after that.

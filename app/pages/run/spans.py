@@ -1,5 +1,5 @@
-"""Recorded spans are prepared here for drawing: they are grouped by lane, merged down to a limited
-number, and turned into the phases of a step. All functions are pure.
+"""Recorded spans prepared for drawing: grouped by lane, merged down to a limited number, and turned
+into the phases of a step. All functions are pure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LANES = (
 other GPUs, and the disk.
 """
 GAPS_SEEN = 500
-"""A gap between spans is drawn if it is longer than the drawn time divided by this number."""
+"""The drawn time divided by this number is the shortest gap between spans that is drawn."""
 
 PHASES = {
     "embed": "Forward",
@@ -47,7 +47,7 @@ PHASES = {
 Window = tuple[float, float]
 """Start and end, in seconds from the step's first op."""
 
-Piece = TypeVar("Piece", Span, Wait)
+Interval = TypeVar("Interval", Span, Wait)
 
 
 class TimedSpan(Span):
@@ -67,14 +67,14 @@ class MergedSpan(TimedSpan):
     """Seconds of each op in the bar."""
 
 
-def within(pieces: Sequence[Piece], window: Window | None) -> list[Piece]:
+def within(intervals: Sequence[Interval], window: Window | None) -> list[Interval]:
     """Returns the spans, or the waits, that are at least partly inside the window, or all of them
     without a window.
     """
     if window is None:
-        return list(pieces)
+        return list(intervals)
     begin, end = window
-    return [piece for piece in pieces if piece["end"] >= begin and piece["start"] <= end]
+    return [each for each in intervals if each["end"] >= begin and each["start"] <= end]
 
 
 def lane_names(spans: Sequence[Span]) -> list[Lane]:
@@ -112,8 +112,8 @@ def lanes_of(
     return lanes
 
 
-def _start(piece: Span | Wait) -> float:
-    return piece["start"]
+def _start(interval: Span | Wait) -> float:
+    return interval["start"]
 
 
 def _unmerged(span: Span) -> MergedSpan:

@@ -1,6 +1,6 @@
-"""What a run is doing before its first step, or why it ended before it, is put into words here.
-Until a step is finished there is nothing to draw, so the page shows these words in the place of
-its charts. All functions are pure.
+"""What a run is doing before its first step, or why it ended before it, as text. Until a step is
+finished there is nothing to draw, so the page shows this in the place of its charts. All functions
+are pure.
 """
 
 from __future__ import annotations

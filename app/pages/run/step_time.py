@@ -1,4 +1,4 @@
-"""The parts of a step's time have these colors."""
+"""Labels and colors of the parts of a step's time."""
 
 from __future__ import annotations
 

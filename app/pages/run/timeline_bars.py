@@ -1,6 +1,5 @@
-"""The bars of the timeline are made here, with their colors and texts: a bar for each span or
-group of merged neighbors, and one for each stretch in which COMPUTE waited. All functions are
-pure.
+"""The bars of the timeline, with their colors and texts: a bar for each span or group of merged
+neighbors, and one for each stretch in which COMPUTE waited. All functions are pure.
 """
 
 from __future__ import annotations
@@ -156,9 +155,9 @@ def _bars(name: str, row: str, starts: Sequence[float], ends: Sequence[float]) -
     }
 
 
-def _bars_of(name: str, row: str, pieces: Sequence[Span | Wait]) -> dict[str, Any]:
-    starts = [piece["start"] for piece in pieces]
-    ends = [piece["end"] for piece in pieces]
+def _bars_of(name: str, row: str, intervals: Sequence[Span | Wait]) -> dict[str, Any]:
+    starts = [interval["start"] for interval in intervals]
+    ends = [interval["end"] for interval in intervals]
     return _bars(name, row, starts, ends)
 
 

@@ -1,5 +1,5 @@
-"""The timeline of one step is drawn and described here: its spans by lane, its phases, where
-COMPUTE waited and for what, and the prediction.
+"""The timeline of one step: its spans by lane, its phases, where COMPUTE waited and for what, and
+the prediction.
 
 All functions are pure and need no Plotly. The number of drawn elements is limited, however many
 spans the step has (`app.pages.run.spans`).
@@ -72,7 +72,7 @@ def timeline_figure(
     The figure is empty if there is no step.
 
     With a `window`, only the part inside it is drawn, on the same axes. `is_whole` is whether each
-    span has a bar of its own; `count` says in words how many bars represent how many spans.
+    span has a bar of its own; `count` is a text on how many bars represent how many spans.
     """
     every = timeline.spans if timeline is not None else []
     all_waits = timeline.waits if timeline is not None else []
@@ -109,7 +109,7 @@ def layout_of(
     """Returns the layout, with axes that show all spans and waits of a step. `rows` are named from
     top to bottom.
     """
-    begin = min((piece["start"] for piece in [*spans, *waits]), default=0.0)
+    begin = min((interval["start"] for interval in [*spans, *waits]), default=0.0)
     length = max((span["end"] for span in spans), default=0.0)
     # At least one microsecond, since Plotly would replace a range of length zero by one of its own.
     ends = np.array([begin - EDGE * length, (1 + EDGE) * max(length, 1e-6)])
@@ -205,7 +205,7 @@ def timeline_text(timeline: StepTimeline | None) -> str:
 
 
 def duration(timeline: StepTimeline) -> str:
-    """Returns in words how long a step took; it has spans."""
+    """Returns a text on how long a step took; it has spans."""
     return duration_text(max(span["end"] for span in timeline.spans))
 
 

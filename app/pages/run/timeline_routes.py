@@ -1,4 +1,4 @@
-"""These routes show the timelines of a run.
+"""Routes that show the timelines of a run.
 
 GET /api/runs/RUN/timeline[?step=N][&rank=R|all]
     The figure of a sampled step, as the page draws it; without N, of the latest one. With several

@@ -1,4 +1,4 @@
-"""The records of several runs are kept here for comparisons, see `app.pages.runs.comparison`.
+"""The records of several runs for comparisons, see `app.pages.runs.comparison`.
 
 Each record is read once; after that, only additions to it are read.
 """

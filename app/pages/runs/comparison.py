@@ -1,5 +1,5 @@
-"""Runs are compared here side by side, as plain data: curves on shared axes, their key figures, and
-the settings in which they differ.
+"""Runs side by side, as plain data: curves on shared axes, their key figures, and the settings in
+which they differ.
 
 All functions are pure and take `Compared` values. Names are plain text; they are escaped before
 they go to Plotly.
@@ -62,8 +62,8 @@ class Compared:
 
 def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
     """Returns the `runs` (id, name, color, state), `figures` by name, a sentence on each figure
-    (`said`), `rows` of key figures, the `settings` that differ, as text, and a `caution` for runs
-    that cannot be ranked.
+    (`caption`), `rows` of key figures, the `settings` that differ, as text, and a `caution` for
+    runs that cannot be ranked.
     """
     names = labels(runs)
     settings = [run.settings for run in runs]

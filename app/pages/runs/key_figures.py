@@ -1,4 +1,4 @@
-"""Runs are compared by these numbers. All functions are pure."""
+"""Numbers by which runs are compared. All functions are pure."""
 
 from __future__ import annotations
 

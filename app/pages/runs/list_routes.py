@@ -1,9 +1,9 @@
-"""These routes list runs.
+"""Routes that list runs.
 
 GET  /api/runs?search=WORDS&state=STATE&tag=TAG&sort=ORDER&limit=COUNT
     The runs that are asked for, what can be asked for, and the queue.
 GET  /api/recent
-    The runs of the sidebar: those that continue, and the latest ones; and the queue.
+    The runs of the sidebar: those under way, and the latest ones; and the queue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""These routes change the queue, which `GET /api/runs` lists together with the runs.
+"""Routes that change the queue, which `GET /api/runs` lists together with the runs.
 
 POST /api/queue/resume {run}
     Queues the resume of a run that is over.

@@ -1,4 +1,4 @@
-"""These functions find the settings in which runs differ, as texts. All of them are pure."""
+"""The settings in which runs differ, as texts. All functions are pure."""
 
 from __future__ import annotations
 

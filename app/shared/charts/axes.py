@@ -1,5 +1,5 @@
-"""The axis that a run's curves share is made here, and so are the curves themselves. A figure is a
-plain `{"data": ..., "layout": ...}`.
+"""The axis that a run's curves share, and the curves themselves. A figure is a plain `{"data": ...,
+"layout": ...}`.
 
 x is the step, or milliseconds since the run was started, or the tokens trained on so far.
 `uirevision` is constant, so that a redraw keeps the zoom.

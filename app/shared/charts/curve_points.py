@@ -1,4 +1,4 @@
-"""Curves are smoothed here, and thinned to few enough points to draw."""
+"""Curves, smoothed and thinned to few enough points to draw."""
 
 from __future__ import annotations
 

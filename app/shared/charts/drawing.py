@@ -1,4 +1,4 @@
-"""All figures share these colors, and the form in which Plotly takes numbers, names and lines. A
+"""Colors that all figures share, and the form in which Plotly takes numbers, names and lines. A
 figure is a plain `{"data": ..., "layout": ...}`.
 
 The page fills in colors that follow the theme (text, grid, background); the colors below are the

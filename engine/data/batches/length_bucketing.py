@@ -1,9 +1,8 @@
-"""Rows of similar length can share a step, so that little padding is computed.
+"""Rows of similar length that share a step, so that little padding is computed.
 
 - An epoch is a random permutation of the rows. It is divided into pools of many steps.
 - Within a pool, rows are sorted by length and cut into steps.
 - Then the steps of the whole epoch are shuffled, so that their lengths come in random order.
-
 Each epoch makes other groups, and every row comes once an epoch. The order depends on the seed and
 the epoch alone.
 """
@@ -47,8 +46,8 @@ def grouped_by_length(
     steps.
 
     `order` is a random permutation of the rows, int64[rows], and row i has `lengths[i]` tokens. The
-    epoch begins at place `first` of all epochs. Its steps begin where `first` and the batch size
-    say. The rows of a step that two epochs share are drawn at random.
+    epoch begins at place `first` of all epochs, which decides with the batch size where its steps
+    begin. The rows of a step that two epochs share are drawn at random.
     """
     head = min(-first % batch_size, len(order))
     steps = (len(order) - head) // batch_size

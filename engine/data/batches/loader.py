@@ -24,7 +24,7 @@ from engine.data.batches.pair_rows import MarkedRows, PairRows
 from engine.data.batches.rows import DocumentTokens, Order, RowSet, RowSets
 from engine.data.batches.summary import Part, summary_of
 from engine.data.tokens.encode import Encoder
-from engine.data.tokens.mapped_arrays import Visited, Visits, pieces
+from engine.data.tokens.mapped_arrays import Visited, Visits, chunks
 from engine.data.tokens.token_cache import Split, StoredTokens, remove_old
 from engine.data.tokens.tokenize import EVAL_SEED, Execution, stored_tokens
 from engine.data.tokens.trained_ends import ENDS, ids_of
@@ -32,7 +32,7 @@ from engine.progress import Progress
 
 BY_LENGTH = " by length"
 """End of a fingerprint of rows that are grouped by length."""
-_PIECES_A_REPORT = 64
+_CHUNKS_A_REPORT = 64
 _DEFAULT_EXECUTION = Execution()
 
 
@@ -50,7 +50,7 @@ class Prompt:
     answer_tokens: int
     """Number of tokens of the expected answer, including its end-of-turn token."""
     rejected_text: str = ""
-    """The other answer where the expected one was chosen of a pair."""
+    """The rejected answer where the expected one is the chosen one of a pair."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class PreparedData:
 
     def grouped_by_length(self, batch_size: int) -> PreparedData:
         """Returns the same data, with rows of similar length in each step of `batch_size` rows. Its
-        fingerprint says so, because the order of the rows is part of what a resume must find again.
+        fingerprint differs, because the order of the rows is part of what a resume must find again.
         """
         return replace(
             self,
@@ -80,7 +80,7 @@ class PreparedData:
         )
 
     def learn(self, objective: Objective) -> None:
-        """Makes pairs those of `objective`; other rows stay as they are."""
+        """Makes pairs those of `objective`; other rows are unchanged."""
         for rows in (self.train, self.eval):
             if isinstance(rows, PairRows | MarkedRows):
                 rows.learn(objective)
@@ -109,9 +109,8 @@ def prepare_data(
 
     - `tokenizer` is a fast tokenizer from transformers.
     - `seed` decides the order of the rows, but not which examples are for validation.
-    - `packing_problem` names the model and says why its documents cannot share rows. Unless it is
-      empty, every row has one document, whatever the configuration says.
-
+    - `packing_problem` is why documents of the model cannot share rows, with its name. Unless it is
+      empty, every row has one document, whatever the configuration has.
     Raises DataError, in one sentence, when the data cannot be read, when it has no token to train
     on, or when its tokens cannot be written.
     """
@@ -162,7 +161,7 @@ def _pad_id(tokenizer: Any) -> int:
 
 @dataclass(frozen=True)
 class _Answered:
-    """Reads the tokens of an expected answer as those of a drawn one are read."""
+    """The tokens of an expected answer, read as those of a sampled one are."""
 
     tokenizer: Any
     ends: set[int]
@@ -246,8 +245,8 @@ class _Layout:
     pad_id: int
     order: Order
     reads: Reading
-    """Every two documents are the answers of a pair (`pairs`), or each is an answer with a mark
-    (`labels`), or rows are packed or not (`examples`).
+    """`pairs` if every two documents are the answers of a pair, `labels` if each is an answer with
+    a mark, `examples` if rows are packed or not.
     """
 
     def rows(self, parts: list[_Chosen]) -> RowSet:
@@ -311,9 +310,9 @@ def _fingerprint(rows: RowSets, progress: Progress) -> str:
         )
         for array in arrays:
             digest.update(np.int64(len(array)).tobytes())
-            for number, piece in enumerate(pieces(array), 1):
-                digest.update(np.ascontiguousarray(piece).data)
-                if number % _PIECES_A_REPORT == 0:
-                    done = number * len(piece)
+            for number, chunk in enumerate(chunks(array), 1):
+                digest.update(np.ascontiguousarray(chunk).data)
+                if number % _CHUNKS_A_REPORT == 0:
+                    done = number * len(chunk)
                     progress(done, len(array), "Making sure that the tokens are the same")
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Packing decides which documents share a row of at most max_seq_len tokens.
+"""Packing: which documents share a row of at most max_seq_len tokens.
 
 - Documents are placed one by one, in a given order.
 - Each goes into the row with the least free space that is still enough (best fit).
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_DOCUMENTS_A_PIECE = 1 << 16
+_DOCUMENTS_A_CHUNK = 1 << 16
 """Number of lengths at a time that are converted to Python integers, which take far more memory."""
 
 
@@ -50,7 +50,7 @@ def two_each(documents: int) -> Rows:
 
 
 class _OpenRows:
-    """The rows begun so far, indexed by the space that they have left."""
+    """Rows begun so far, indexed by the space that they have left."""
 
     def __init__(self, max_seq_len: int):
         self._max_seq_len = max_seq_len
@@ -89,10 +89,10 @@ def pack(lengths: np.ndarray, max_seq_len: int, order: np.ndarray) -> Rows:
     """
     row_of = np.empty(len(order), dtype=np.int64)
     open_rows = _OpenRows(max_seq_len)
-    for begin in range(0, len(order), _DOCUMENTS_A_PIECE):
-        end = begin + _DOCUMENTS_A_PIECE
-        piece = lengths[order[begin:end]].tolist()
-        row_of[begin:end] = [open_rows.take(length) for length in piece]
+    for begin in range(0, len(order), _DOCUMENTS_A_CHUNK):
+        end = begin + _DOCUMENTS_A_CHUNK
+        chunk = lengths[order[begin:end]].tolist()
+        row_of[begin:end] = [open_rows.take(length) for length in chunk]
     starts = np.zeros(open_rows.count + 1, dtype=np.int64)
     np.cumsum(np.bincount(row_of, minlength=open_rows.count), out=starts[1:])
     by_row = np.argsort(row_of, kind="stable")

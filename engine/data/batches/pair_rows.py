@@ -1,8 +1,9 @@
-"""A `PairRows` has rows of which each is a pair: two lines of tokens, that of the chosen answer
-first. A `MarkedRows` has answers that are marked as good or bad.
+"""Rows of answers for preferences. A `PairRows` has rows of which each is a pair: two sequences of
+tokens, that of the chosen answer first. A `MarkedRows` has answers that are marked as desirable or
+not.
 
-The documents of a pair are stored one behind the other, the rejected answer first. Both lines
-travel in one micro-batch, and steps, orders and batch sizes count pairs.
+The documents of a pair are stored one behind the other, the rejected answer first. Both sequences
+are in one micro-batch, and steps, orders and batch sizes count pairs.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ class PairRows(RowSet):
         super().__init__(documents, rows, pad_id, order)
         lengths = np.diff(np.asarray(documents.starts)).reshape(-1, 2)
         self.row_lengths = lengths.max(axis=1, initial=0)
-        """The longer line of pair i has `row_lengths[i]` tokens: int64[pairs]."""
+        """Tokens of the longer sequence of each pair, int64[pairs]."""
         self.packed = False
         self.sequences_per_row = 2
         self.objective = Objective()
         logps = documents.references.astype(np.float32).reshape(-1, 2)
         self.references = np.ascontiguousarray(logps[:, ::-1])
-        """The chosen and the rejected answer of pair i have `references[i]`, float32[pairs, 2]. It
-        is NaN where the data do not have it, and `set_reference_logps` was not called.
+        """Reference log-probabilities of the chosen and the rejected answer of each pair,
+        float32[pairs, 2]. They are NaN where the data do not have them, and `set_reference_logps`
+        was not called.
         """
 
     @property
@@ -101,8 +103,8 @@ class PairRows(RowSet):
 
 
 class MarkedRows(RowSet):
-    """Answers of which each is marked as good or bad. `learn` says what is learned from them. KTO
-    also asks how likely other answers have become. The stranger of an answer is its prompt with
+    """Answers of which each is marked as desirable or not. `learn` sets the objective. KTO also
+    asks how likely other answers have become. The KL completion of an answer is its prompt with
     another row's answer, at most as long as the longest row. As with TRL, the rows of the data are
     divided into batches in their order, and the other row is the one before in the batch, and for
     the first one the last.
@@ -112,10 +114,10 @@ class MarkedRows(RowSet):
         super().__init__(documents, rows, pad_id, order)
         self.objective = Objective()
         self.desirable = documents.references > 0.5
-        """Whether each answer is good: bool[rows]."""
+        """Whether each answer is desirable: bool[rows]."""
         self.references = np.full((len(self), 2), np.nan, dtype=np.float32)
-        """The answer of row i and its stranger are compared with `references[i]`, float32[rows, 2].
-        It is NaN until `set_reference_logps` is called.
+        """Reference log-probabilities of each answer and its KL completion, float32[rows, 2]. They
+        are NaN until `set_reference_logps` is called.
         """
         self.kl_completions = _KlCompletions(self)
 

@@ -177,35 +177,35 @@ def _shown_row(
     row = _Measured()
     row.add(found)
     documents = [] if isinstance(found, RejectedExample) else found.documents
-    pieces = [_pieces(document, tokenizer) for document in documents]
+    spans = [_spans(document, tokenizer) for document in documents]
     if len(documents) == 2 and documents[0].reference is not None:
-        pieces = _pair_pieces(pieces)
+        spans = _pair_spans(spans)
     elif documents and documents[0].reference is not None:
         answer = "good" if documents[0].reference else "bad"
-        for piece in pieces[0]:
-            piece.update({"answer": answer} if piece["trained"] else {})
+        for span in spans[0]:
+            span.update({"answer": answer} if span["trained"] else {})
     return {
         "where": where,
         "tokens": row.tokens,
         "trained_tokens": row.trained_tokens,
         "cut": row.cut > 0,
         "skipped": found.reason if isinstance(found, RejectedExample) else None,
-        "documents": pieces,
+        "documents": spans,
     }
 
 
-def _pair_pieces(answers: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    """Returns the pieces of the chosen answer behind its prompt, then those of the rejected answer
-    alone. `answers` has the rejected one first. What is trained says of which answer it is.
+def _pair_spans(answers: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Returns the spans of the chosen answer behind its prompt, then those of the rejected answer
+    alone. `answers` has the rejected one first. Each trained span is marked with its answer.
     """
     rejected, chosen = answers
-    first = next(place for place, piece in enumerate(rejected) if piece["trained"])
+    first = next(place for place, span in enumerate(rejected) if span["trained"])
     found = []
-    for name, pieces in (("chosen", chosen), ("rejected", rejected[first:])):
+    for name, spans in (("chosen", chosen), ("rejected", rejected[first:])):
         answer = {"answer": name}
-        for piece in pieces:
-            piece.update(answer if piece["trained"] else {})
-        found.append(pieces)
+        for span in spans:
+            span.update(answer if span["trained"] else {})
+        found.append(spans)
     return found
 
 
@@ -272,23 +272,23 @@ def _packed(lengths: list[int], config: DataConfig) -> tuple[int, float]:
     return rows, round(100 * float(kept.sum()) / (rows * config.max_seq_len), 1)
 
 
-def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:
+def _spans(document: Document, tokenizer: Any) -> list[dict[str, Any]]:
     """Returns the document's text, split where trained text begins or ends, or its weight changes.
-    Each piece is the difference between two decoded prefixes, because some tokenizers drop the
-    leading space of a piece decoded alone.
+    Each span is the difference between two decoded prefixes, because some tokenizers drop the
+    leading space of a span decoded alone.
     """
     weights = document.loss_mask.astype(np.float32)
     if document.weights is not None:
         weights *= document.weights
     changes = np.flatnonzero(np.diff(weights)) + 1
     edges = [0, *changes.tolist(), len(document.ids)]
-    pieces = []
+    spans = []
     before = ""
     for start, end in itertools.pairwise(edges):
         text = tokenizer.decode(document.ids[:end].tolist(), clean_up_tokenization_spaces=False)
-        piece = {"text": text[len(before) :], "trained": bool(document.loss_mask[start])}
+        span = {"text": text[len(before) :], "trained": bool(document.loss_mask[start])}
         if weights[start] not in (0, 1):
-            piece["weight"] = float(f"{weights[start]:.7g}")
-        pieces.append(piece)
+            span["weight"] = float(f"{weights[start]:.7g}")
+        spans.append(span)
         before = text
-    return pieces
+    return spans

@@ -1,10 +1,9 @@
-"""These classes hold rows of tokens and group them into the micro-batches of any training step.
+"""Rows of tokens, and their grouping into the micro-batches of any training step.
 
 - A document is a text whose tokens attend only to each other. A row holds one or several documents
-  (`packing.py` says which).
+  (`packing.py` decides which).
 - An epoch visits the rows in an order that depends only on the seed and the epoch's number.
 - Step n takes the next `batch_size` rows after those of step n - 1, across the ends of epochs.
-
 So a step needs no state from earlier steps: a resumed run just requests its next step.
 """
 
@@ -25,7 +24,7 @@ from engine.data.batches.length_bucketing import (
     padded_length,
 )
 from engine.data.batches.packing import Rows
-from engine.data.tokens.mapped_arrays import Visited, drop_pages, pieces
+from engine.data.tokens.mapped_arrays import Visited, chunks, drop_pages
 
 IGNORED = -100
 """Label of a position without loss."""
@@ -40,21 +39,21 @@ class Row:
     input_ids: np.ndarray
     """Token ids, int32[T]."""
     labels: np.ndarray
-    """The labels are int32[T] and already shifted: labels[t] is input_ids[t + 1], or -100 if that
-    token carries no loss or belongs to another document.
+    """Labels, int32[T], already shifted: labels[t] is input_ids[t + 1], or -100 if that token
+    carries no loss or belongs to another document.
     """
     position_ids: np.ndarray
-    """The positions are int32[T]. They begin at 0 in every document."""
+    """Positions, int32[T]. They begin at 0 in every document."""
     documents: int
     """Number of documents of the row."""
     answer: np.ndarray | None = None
     """Mask of the labels of the answer, in a line of a pair, bool[T]."""
     reference: float = 0.0
-    """In a line of a pair, the answer is compared with this logarithm of its probability."""
+    """Reference log-probability of the answer in a sequence of a pair."""
     is_desirable: bool = False
-    """Whether the answer is good, in a line with a label."""
+    """Whether the answer is desirable, in a sequence with a label."""
     weights: np.ndarray | None = None
-    """The losses of the labels are multiplied by these numbers, float32[T]; by 1 if it is None."""
+    """Factors of the losses of the labels, float32[T]; None if all are 1."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,8 @@ class PairTargets:
     chosen_tokens: int
     """Number of labels in the lines of chosen answers of the whole step."""
     desirable: np.ndarray | None = None
-    """Whether each line is a good answer by itself, bool[B]; None for pairs. `pairs` then counts
-    answers.
+    """Whether each sequence is a desirable answer by itself, bool[B]; None for pairs. `pairs` then
+    counts answers.
     """
     divergence: float = 0.0
     """Mean rise of the log-probability of KL completions (KTO)."""
@@ -97,26 +96,26 @@ class MicroBatch:
     input_ids: np.ndarray
     """Token ids, int64[B, T]."""
     labels: np.ndarray
-    """The labels are int64[B, T] and already shifted; -100 marks positions without loss."""
+    """Labels, int64[B, T], already shifted; -100 marks positions without loss."""
     position_ids: np.ndarray | None
-    """The positions are int64[B, T]. They begin at 0 in every document, and the padding of a row
-    counts as one more document. None if no row is packed.
+    """Positions, int64[B, T]. They begin at 0 in every document, and the padding of a row counts as
+    one more document. None if no row is packed.
     """
     tokens: int
     """Number of tokens of the rows, without padding."""
     loss_tokens: int
     """Number of positions that have a label other than -100."""
     places: np.ndarray | None = None
-    """The rows have these places in their step, in the order of the data and whatever micro-batch
-    they are in: int64[B]. Rows of no step are counted from 0; None if nobody has counted them.
+    """Places of the rows in their step, in the order of the data and whatever micro-batch they are
+    in: int64[B]. Rows of no step are counted from 0; None if they were not counted.
     """
     lengths: np.ndarray | None = None
     """Number of tokens without padding of the rows, int64[B]. None if nobody has counted them."""
     pairs: PairTargets | None = None
-    """The rows are pairs of answers, the chosen one of each first; None for other rows."""
+    """Pairs of answers in the rows, the chosen one of each first; None for other rows."""
     weights: np.ndarray | None = None
-    """The losses of the labels are multiplied by these numbers, float32[B, T], 0 where there is no
-    label. None if all of them are 1.
+    """Factors of the losses of the labels, float32[B, T], 0 where there is no label. None if all of
+    them are 1.
     """
 
     @property
@@ -132,7 +131,7 @@ def sum_of_weights(weights: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class DocumentTokens:
-    """The arrays hold the tokens of all documents, one document after another."""
+    """Tokens of all documents, one document after another, as arrays."""
 
     ids: np.ndarray | Visited
     """The token ids, int32[tokens]. Those of a mix of sources can be sliced, but are never in
@@ -143,9 +142,9 @@ class DocumentTokens:
     starts: np.ndarray
     """First token of each document: int64[documents + 1]."""
     references: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    """The answers of pairs have `Document.reference` here: float64[documents], else empty."""
+    """`Document.reference` of the answers of pairs, float64[documents], else empty."""
     weights: np.ndarray | Visited = field(default_factory=lambda: np.zeros(0, np.float32))
-    """The tokens have `Document.weights` here, float32[tokens]; empty if all weights are 1."""
+    """`Document.weights` of the tokens, float32[tokens]; empty if all weights are 1."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ class RowSet:
 
     @property
     def given_references(self) -> tuple[np.ndarray, ...]:
-        """What the data say of answers to compare with, float64[documents], if they do."""
+        """Reference log-probabilities in the data, float64[documents], if they have them."""
         return ()
 
     @property
@@ -209,7 +208,7 @@ class RowSet:
 
     @cached_property
     def loss_tokens(self) -> int:
-        return sum(int(np.count_nonzero(piece)) for piece in pieces(self.loss_mask))
+        return sum(int(np.count_nonzero(chunk)) for chunk in chunks(self.loss_mask))
 
     @property
     def longest(self) -> int:

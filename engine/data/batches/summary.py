@@ -1,4 +1,4 @@
-"""The user reads this summary of a prepared data set."""
+"""The summary of a prepared data set for the user."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def summary_of(
 
 
 def _trained_on(config: DataConfig, formats: list[str]) -> str:
-    """Returns `all` for texts, `rows` where each row says what is trained, or the setting."""
+    """Returns `all` for texts, `rows` where each row has what is trained, or the setting."""
     if formats == ["text"]:
         return "all"
     return "rows" if set(formats) <= {"segments", "tokens"} else config.train_on

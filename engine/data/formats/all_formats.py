@@ -1,4 +1,4 @@
-"""All formats are in one list. What comes first is preferred where the columns fit several."""
+"""All formats in one list. Earlier ones are preferred where the columns fit several."""
 
 from __future__ import annotations
 

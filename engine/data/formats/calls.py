@@ -1,4 +1,4 @@
-"""Tool calls and tools are put into the one form that chat templates expect."""
+"""Tool calls and tools in the one form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from engine.errors import DataError
 _MOST_QUOTES = 8
 """Number of times that arguments may be JSON within JSON text."""
 _ARGUMENTS = ("arguments", "parameters", "input", "args")
-"""The names of what a call gives its function, the likeliest first."""
+"""Names of a call's arguments, the likeliest first."""
 _END_OF_THOUGHTS = "</think>"
 _NO_TOOLS = ("null", "None", "{}", "[]")
-"""Texts that say that a row has no tools."""
+"""Texts by which a row has no tools."""
 
 
 def tool_calls(value: Any, place: str) -> list[Any]:

@@ -1,5 +1,5 @@
-"""If the column names of a data set do not show what each column holds, a person chooses. These
-functions offer the columns to choose from, and the best guess.
+"""Columns for a person to choose from, with the best guess, where the column names of a data set do
+not show what each column holds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ KINDS = {
     "text": ("text",),
     "fixed": (),
 }
-"""A row is one of these kinds. Each kind lists its parts, with the names from `data.columns`. The
-columns of a fixed kind cannot be chosen: they always have the same names.
+"""Kinds of rows. Each lists its parts, with the names from `data.columns`. The columns of a fixed
+kind cannot be chosen: they always have the same names.
 """
 
 _MOST_COLUMNS = 200
@@ -121,7 +121,7 @@ def columns_to_choose(
     - `state` is "found" (the column names are clear), "several" (they fit more than one reading),
       "named" (the settings name columns), "guess" (nothing fits, and the rows are read according to
       a guess) or "none" (there is nothing to guess from).
-    - `refused` says whether a run would refuse these columns.
+    - `refused`: whether a run would refuse these columns.
     - `why` is the error sentence if the settings name something that does not exist, and empty
       otherwise.
     - `kind` is one of `kinds`, which lists the parts of each kind.

@@ -1,5 +1,5 @@
-"""The content of a turn is a text, or a list of parts: {type: text, text} of OpenAI and Anthropic,
-{text} of Bedrock. Parts may also be calls and what they gave.
+"""The content of a turn: a text, or a list of parts, {type: text, text} of OpenAI and Anthropic,
+{text} of Bedrock. Parts may also be calls and their results.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BEDROCK = {
     "reasoningContent": "thinking",
     "cachePoint": "cachePoint",
 }
-"""The types of the parts that Bedrock writes without one, by the key that each has."""
+"""Types of the parts that Bedrock writes without one, by the key that each has."""
 _IGNORED_TYPES = ("cachePoint",)
 """Types of parts without text, which mark what a server is to cache."""
 

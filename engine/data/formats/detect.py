@@ -1,5 +1,5 @@
-"""These functions find the formats that the columns of a source fit, by their names and by the
-kinds of their values (`survey.py`).
+"""The formats that the columns of a source fit, by their names and by the kinds of their values
+(`survey.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Fit = tuple[str, dict[str, str]]
 def as_registered(
     wanted: str, source: Source | None, names: dict[str, Any], named: dict[str, str]
 ) -> tuple[str, dict[str, str]]:
-    """Returns the wanted format and the named columns, as a registry says them where the user says
-    nothing. Columns that a row may go without are left out where no row has them.
+    """Returns the wanted format and the named columns, with those of a registry where the user
+    names none. Columns that a row may go without are left out where no row has them.
     """
     if source is None or source.format is None or named or wanted not in (AUTO, source.format):
         return wanted, named
@@ -141,7 +141,7 @@ def _may_be(part: str, value: Any) -> bool:
 def _is_weak(
     made: Format, columns: dict[str, str], names: dict[str, Any], named: dict[str, str]
 ) -> bool:
-    """Whether nothing but a name that says too little speaks for a format."""
+    """Whether a format fits by a name alone that is too common to mean it."""
     weak = [
         names[column]
         for part, column in columns.items()

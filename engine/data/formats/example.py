@@ -1,4 +1,4 @@
-"""A row of a data set is one of seven things: a conversation, a question with its answer, a text,
+"""A row of a data set as one of seven things: a conversation, a question with its answer, a text,
 segments of text, tokens, a question with a chosen and a rejected answer, or an answer with a mark.
 """
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
-"""A turn has the form that chat templates expect: `role`, `content` and optional keys such as
+"""A turn in the form that chat templates expect: `role`, `content` and optional keys such as
 `tool_calls`.
 """
 
 
 class Arguments(dict[str, Any]):
-    """The arguments of a call that a row gave as JSON text, which some templates write as it is."""
+    """Arguments of a call that a row gave as JSON text, which some templates write unchanged."""
 
     def __init__(self, values: Mapping[str, Any], text: str):
         super().__init__(values)
@@ -35,13 +35,11 @@ class Conversation:
     text is.
     """
     untrained: frozenset[int] = frozenset()
-    """The answers at these places (from 0) are never trained on, because the row says so."""
+    """Places (from 0) of answers that are never trained on, by the row's own flags."""
     tools: list[Any] | None = None
-    """The chat template receives these JSON schemas of the functions that the model may call."""
+    """JSON schemas of the functions that the model may call, for the chat template."""
     weights: Mapping[int, float] = field(default_factory=dict)
-    """The losses of the answers at these places are multiplied by these numbers, as the row says;
-    those of other answers by 1.
-    """
+    """Factors of the losses of the answers at these places, from the row; 1 for other answers."""
 
     @property
     def asked(self) -> str:
@@ -94,12 +92,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Segments:
-    """Chunks of a text that is complete as it stands: no chat template and no begin or end token is
-    added, and special tokens in it are tokens.
+    """Segments of a text that is complete as it stands: no chat template and no begin or end token
+    is added, and special tokens in it are tokens.
     """
 
     parts: tuple[tuple[str, bool], ...]
-    """Text of each chunk, and whether it is trained."""
+    """Text of each segment, and whether it is trained."""
 
     @property
     def asked(self) -> str:
@@ -129,8 +127,8 @@ class Preference:
     rejected: Conversation | Pair | None
     """Rejected answer, or None where the row has none."""
     reference: tuple[float, float] | None = None
-    """The row has how likely the chosen and the rejected answer are for the model that answers
-    are compared with: natural logarithms. None where it does not.
+    """Reference log-probabilities of the chosen and the rejected answer; None where the row does
+    not have them.
     """
 
     @property

@@ -1,8 +1,8 @@
-"""What a row says of training: how much a turn counts, or which of its answers are trained.
+"""Flags of a row for training: how much a turn counts, or which of its answers are trained.
 
 - OpenAI, Mistral and LLaMA-Factory write weights; ms-swift, axolotl and others write that a turn is
   trained; torchtune and others that it is not. Such keys are read here and never reach a template.
-- A list beside the turns says it for each of them, or for each answer.
+- A list beside the turns has one for each of them, or for each answer.
 - `unknown_flags.py` has the keys that may be flags and are in none of these tables.
 """
 
@@ -16,9 +16,9 @@ from engine.data.formats.values import is_blank, legible, parsed_list, shown, ty
 from engine.errors import DataError
 
 WEIGHTS = ("weight", "loss_weight", "loss_scale")
-"""A number by which the losses of an answer are multiplied."""
+"""Keys of a number by which the losses of an answer are multiplied."""
 ROW_WEIGHTS = (*WEIGHTS, "sample_weight")
-"""Columns that say the same of a whole row."""
+"""Columns with the same for a whole row."""
 TRAINED = (
     *("train", "training", "trainable", "is_trainable", "train_on_turn", "train_turn"),
     *("loss", "loss_mask", "compute_loss", "calculate_loss", "use_loss"),
@@ -94,7 +94,7 @@ def take_weight(keys: dict[str, Any], is_answer: bool, place: str) -> float | No
 
 
 def _weight(value: Any, key: str, place: str) -> float:
-    """Returns the weight that one key says."""
+    """Returns the weight that one key means."""
     name = plain_name(key)
     if isinstance(value, bool | int | float):
         if value in (0, 1):
@@ -116,7 +116,7 @@ def _weight(value: Any, key: str, place: str) -> float:
 
 
 def marks_answers(column: str, value: Any) -> bool:
-    """Returns whether a column beside the turns says which answers of its row are trained."""
+    """Returns whether a column beside the turns has which answers of its row are trained."""
     name = plain_name(column)
     if name in LAST_ALONE:
         return isinstance(value, bool | int | float) and bool(value)
@@ -126,9 +126,9 @@ def marks_answers(column: str, value: Any) -> bool:
 def row_weights(
     row: dict[str, Any], unused: Collection[str], is_answer: list[bool], where: str
 ) -> list[float | None]:
-    """Returns the weight of each turn that the columns of its row say, or None where they say
-    nothing. Turn i is an answer if `is_answer[i]`. Raises DataError for a list that has neither a
-    number for each turn nor one for each answer, and for columns that contradict each other.
+    """Returns the weight of each turn in the columns of its row, or None where they have none. Turn
+    i is an answer if `is_answer[i]`. Raises DataError for a list that has neither a number for each
+    turn nor one for each answer, and for columns that contradict each other.
     """
     found: list[float | None] = [None] * len(is_answer)
     answers = [place for place, is_one in enumerate(is_answer) if is_one]

@@ -1,4 +1,4 @@
-"""A `Format` says by which columns rows of a kind are known, and how a row becomes an example."""
+"""A format: the columns by which rows of a kind are known, and how a row becomes an example."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Names = tuple[str, ...]
 """The usual names of a column, the likeliest first. Capital letters do not matter."""
 
 TURNS: Names = ("messages", "conversations", "conversation", "chat", "items")
-"""Columns with these names hold the turns of a conversation."""
+"""Names of columns that hold the turns of a conversation."""
 SYSTEM: Names = (
     *("system", "system_prompt", "systemprompt", "system_message", "systemmessage"),
     *("system_instruction", "systeminstruction"),
@@ -24,11 +24,11 @@ TOOLS: Names = ("tools", "functions")
 
 @dataclass(frozen=True)
 class Format:
-    """The family of formats is in `formats.py`. To add one is to add one of these."""
+    """One format. All of them are in `all_formats.py`; a new one is one more of these."""
 
     name: str
     required: Mapping[str, Names]
-    """A row must have these parts."""
+    """Parts that a row must have."""
     read: Callable[[Parts], Example | None]
     """Returns a row as an example, or None if the row is empty."""
     looks_like: Callable[[Mapping[str, Any]], bool]
@@ -36,21 +36,21 @@ class Format:
     needs: str
     """What rows of this format need, in words."""
     optional: Mapping[str, Names] = field(default_factory=dict)
-    """A row may have these parts."""
+    """Parts that a row may have."""
     weak: frozenset[str] = frozenset()
-    """Names that say too little: they count only where the values look like this format."""
+    """Names that are too common: they count only where the values look like this format."""
     meanings: Mapping[str, str] = field(default_factory=dict)
     """What a part is used for, where it differs from other formats."""
     note: str = ""
-    """A person must know this. {part} stands for the column of that part."""
+    """Note for the user. {part} stands for the column of that part."""
     read_pair: Callable[[Parts], Preference | None] | None = None
-    """Returns both answers of a row, or None if the row is empty. The function is None for a format
-    without pairs.
+    """Returns both answers of a row, or None if the row is empty. None for a format without
+    pairs.
     """
     pair_note: str = ""
-    """A person must know this where both answers are read, in place of `note`."""
+    """Note for the user where both answers are read, in place of `note`."""
     has_answers: bool = True
-    """Its rows are questions with answers, which a column may mark as good or bad."""
+    """Rows are questions with answers, which a column may mark as good or bad."""
     is_fixed: bool = False
     """Its columns cannot be chosen by a person: each has one name."""
 

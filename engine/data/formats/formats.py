@@ -1,9 +1,8 @@
-"""These functions find out what each column holds, and read rows as examples.
+"""What each column holds, and rows as examples.
 
 - `map_columns` is given what all rows of a source hold (`survey.py`). It finds the format that fits
   their columns, or the columns for the format in the settings.
 - It returns a `ColumnMap`, which reads every row as an example.
-
 The formats themselves are in the files `of_*.py`, and in one list in `all_formats.py`.
 """
 
@@ -70,16 +69,14 @@ class ColumnMap:
 
     format: str
     detected: bool
-    """Whether the format was found from the columns, and false when the user chose it."""
+    """Whether the format was found from the columns; false when the user chose it."""
     columns: dict[str, str]
-    """Each part of an example (messages, prompt, completion, ...) is mapped to the name of its
-    column.
-    """
+    """Name of the column of each part of an example (messages, prompt, completion, ...)."""
     unused: list[str] = field(default_factory=list)
     known: tuple[str, ...] = ()
     """All columns, used or not. A row with another one is refused."""
     notes: tuple[str, ...] = ()
-    """Sentences that say what a person must know about how rows are read."""
+    """Sentences on how rows are read."""
     classes: tuple[str, ...] = ()
     """Columns that hold classes, so that 0 and 1 in them are no marks for good and bad answers."""
     pairs: bool = False
@@ -87,11 +84,11 @@ class ColumnMap:
     label: str | None = None
     """Column with the label of a good or bad answer; None where none is read."""
     answer_flags: tuple[str, ...] = ()
-    """Columns that say which answers of a row are trained."""
+    """Columns with flags of which answers of a row are trained."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """The role of each name in `data.roles`."""
     unused_flags: tuple[str, ...] = ()
-    """Keys that say nothing of training, as `data.unused_flags` says."""
+    """Keys that do not concern training (`data.unused_flags`)."""
     possible_flags: tuple[str, ...] = ()
     """Keys that may be flags: rows that have one are refused."""
     between: str | None = None
@@ -133,7 +130,7 @@ class ColumnMap:
 
     def refuse_flags(self, row: Row, where: str) -> None:
         """Raises UnknownFlags if the row, which `where` names, has a key that may be a flag and
-        that nobody has looked at.
+        that no person has confirmed.
         """
         refuse_unknown_flags(
             row,
@@ -293,7 +290,7 @@ def _not_as_registered(
 def _no_format(
     wanted: str, names: dict[str, Any], named: dict[str, str], source: Source
 ) -> DataError:
-    """Returns the error that says why no format fits."""
+    """Returns the error that names why no format fits."""
     there = listed(names)
     for part, column in named.items():
         if column not in names:

@@ -1,4 +1,4 @@
-"""A column may mark the answer of its row as good or bad."""
+"""Marks of a column for the answer of its row: good or bad."""
 
 from __future__ import annotations
 

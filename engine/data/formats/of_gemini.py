@@ -1,4 +1,4 @@
-"""Conversations of Gemini are read here: `contents` is a list of {role, parts}."""
+"""Conversations of Gemini: `contents` is a list of {role, parts}."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _gemini_turns(turn: Any, place: str, settings: TurnSettings) -> list[Turn]:
 def _add_gemini(
     part: Any, texts: dict[str, str], calls: list[Any], results: list[Turn], place: str
 ) -> None:
-    """Adds one part of a turn to what it says, to its calls, or to the results of functions."""
+    """Adds one part of a turn to its texts, to its calls, or to the results of functions."""
     keys = {}
     if isinstance(part, dict):
         keys = {key: value for key, value in part.items() if value is not None}

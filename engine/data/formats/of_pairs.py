@@ -1,4 +1,4 @@
-"""These are the formats of questions and answers, with what may stand before them."""
+"""Formats of questions and answers, with what may stand before them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""These are the formats of preferences: of two answers, one was chosen. A run that learns from
-pairs reads both; any other trains the chosen one alone, as an answer.
+"""Formats of preferences: of two answers, one was chosen. A run that learns from pairs reads both;
+any other trains the chosen one alone, as an answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.data.formats.values import is_blank, parsed_list, shown, type_text
 from engine.errors import DataError
 
 REFERENCES = ("ref_chosen_logps", "ref_rejected_logps")
-"""Columns that may hold how likely the answers are for the model that they are compared with."""
+"""Columns that may hold reference log-probabilities."""
 
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 _DIALOGUE = ("Human:", "Assistant:")
@@ -132,9 +132,9 @@ def _answer(parts: Parts, part: str) -> list[Turn]:
 
 def _dialogue(text: str) -> list[Turn]:
     """Returns the turns of a text such as "Human: ...", a blank line and "Assistant: ..."."""
-    pieces = _SPEAKER.split(f"\n\n{text.strip()}")
+    fields = _SPEAKER.split(f"\n\n{text.strip()}")
     turns = []
-    for speaker, said in zip(pieces[1::2], pieces[2::2]):
+    for speaker, said in zip(fields[1::2], fields[2::2]):
         role = "user" if speaker == "Human" else "assistant"
         turns.append(Turn({"role": role, "content": said.strip()}))
     return turns

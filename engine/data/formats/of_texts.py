@@ -1,4 +1,4 @@
-"""These formats have no turns: a text, segments of a text, and tokens that another program made."""
+"""Formats without turns: a text, segments of a text, and tokens that another program made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""These are the formats of conversations: lists of {role, content}, and of {from, value}."""
+"""Formats of conversations: lists of {role, content}, and of {from, value}."""
 
 from __future__ import annotations
 

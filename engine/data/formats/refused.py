@@ -1,7 +1,7 @@
-"""Rows that must not be trained as they stand: their columns say so, whatever their format.
+"""Rows that must not be trained as they stand, by their columns, whatever their format.
 
-A column of images, a mark for good and bad answers, or a weight says what a trainer has to do with
-a row. If it is not done, the row is refused by the name of the column.
+A column of images, a mark for good and bad answers, or a weight asks a trainer for something. If it
+is not done, the row is refused by the name of the column.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from engine.errors import DataError
 _MARK = "kto_tag"
 _OR_KTO = "or learn from the marks with train.objective kto"
 LABEL = "label"
-"""A column with this name may mark answers, or hold classes."""
+"""Name of a column that may mark answers, or hold classes."""
 _LONGEST_CELL = 20
 """Largest number of characters of a cell of a table with a number."""
 WITH_TURNS = ("messages", "sharegpt", "gemini")
-"""Rows of these formats have several answers, of which a column may say which are trained."""
+"""Formats whose rows have several answers, which a column may select for training."""
 WITH_ANSWERS = ("messages", "sharegpt", "gemini", "alpaca", "prompt_completion")
-"""Rows of these formats have answers that a column may mark as bad."""
+"""Formats whose rows have answers that a column may mark as bad."""
 
 
 def refuse_row(row: Row, used: Collection[str], data_format: str, where: str) -> None:
-    """Raises DataError if a column that is not used says that the row must not be trained as it
+    """Raises DataError if a column that is not used means that the row must not be trained as it
     is.
     """
     for column, value in row.items():
@@ -81,7 +81,7 @@ def refuse_weights(example: Example | None, where: str) -> None:
 
 def refuse_marked(marks: Mapping[str, set[bool]], used: Collection[str], name: str) -> None:
     """Raises DataError if a column of the source `name` marks answers as good or bad with 1 and 0.
-    `marks` says of the columns named label whether their values are marks (`Survey.marks`).
+    `marks` has of the columns named label whether their values are marks (`Survey.marks`).
     """
     for column, found in marks.items():
         if column not in used and found == {True}:
@@ -96,7 +96,7 @@ def classes(marks: Mapping[str, set[bool]]) -> tuple[str, ...]:
 def answer_flags(
     flags_found: Collection[str], left_out: Collection[str], data_format: str
 ) -> tuple[str, ...]:
-    """Returns the columns that say which answers of a row are trained, of the columns
+    """Returns the columns that select which answers of a row are trained, of the columns
     `flags_found` (`Survey.flags`) without those that are `left_out`.
     """
     if data_format not in WITH_TURNS:
@@ -124,7 +124,7 @@ def _holds_something(value: Any) -> bool:
 
 
 def _is_weight(name: str, value: Any) -> bool:
-    """Whether a column says that its row is not trained as any other."""
+    """Whether a column means that its row is not trained like any other."""
     if name in (*flags.TRAINED, *flags.UNTRAINED) and isinstance(value, bool):
         return value is (name in flags.UNTRAINED)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

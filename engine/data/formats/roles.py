@@ -35,7 +35,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 letters do not matter, and nor does a hyphen in place of an underscore.
 """
 CALLS = ("tool_call", "tool_calls", "function_call", "function_calls")
-"""A turn with one of these roles is an answer that holds nothing but calls, written as JSON."""
+"""Roles of an answer that holds nothing but calls, written as JSON."""
 _ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
 
 

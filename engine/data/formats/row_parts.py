@@ -1,4 +1,4 @@
-"""The parts of one row are found by the columns that hold them."""
+"""The parts of one row, from the columns that hold them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Parts:
     needs: str
     """What rows of this format need, in words."""
     settings: TurnSettings = field(default_factory=TurnSettings)
-    """What the settings say of roles and flags."""
+    """Settings of roles and flags."""
     between: str | None = None
     """Text between an instruction and its input, where another program names one."""
 
@@ -82,8 +82,8 @@ class Parts:
         )
 
     def turns(self, part: str) -> list[Turn]:
-        """Returns a part that a row must have as turns. Those of a conversation have the weights
-        that other columns of the row say.
+        """Returns a part that a row must have as turns. Those of a conversation have the weights in
+        other columns of the row.
         """
         value = self.value(part)
         if is_blank(value):
@@ -98,8 +98,8 @@ class Parts:
         return self.weighted(found, len(turns)) if part == "messages" else found
 
     def weighted(self, turns: list[Turn], count: int) -> list[Turn]:
-        """Returns the turns, which come from `count` turns of the row, with the weights that other
-        columns of the row say.
+        """Returns the turns, which come from `count` turns of the row, with the weights in other
+        columns of the row.
         """
         is_answer = [False] * count
         for turn in turns:

@@ -27,7 +27,7 @@ from engine.data.sources.json_files import Row
 from engine.errors import DataError
 
 MOST_COLUMNS = 20_000
-"""A data set with more columns has rows that name their columns after what they hold."""
+"""Number of columns above which rows name their columns after what they hold."""
 
 _KEYS = frozenset({"role", "from", "content", "value", "parts", "text", "label", "replies"})
 """Keys of objects by which formats are distinguished. Others do not matter."""
@@ -45,8 +45,8 @@ class ColumnSurvey:
     """What one column holds. A value that is blank counts for nothing."""
 
     kinds: Counter[str] = field(default_factory=Counter)
-    """How many values are of each kind. A kind is the JSON of a small value like those that it
-    stands for: `[{"role": "text"}]` for turns with a role.
+    """Number of values of each kind. A kind is the JSON of a small value like those that it stands
+    for: `[{"role": "text"}]` for turns with a role.
     """
     characters: int = 0
     """Characters of all values that are text."""
@@ -55,9 +55,9 @@ class ColumnSurvey:
     example: str = ""
     """The first value as one short line."""
     is_label: bool = False
-    """Its name is label."""
+    """The column's name is label."""
     is_flag: bool = False
-    """A value says which answers of its row are trained."""
+    """A value selects which answers of its row are trained."""
 
     def add(self, value: Any) -> None:
         """Counts a value."""
@@ -73,7 +73,7 @@ class ColumnSurvey:
             self.marks += marks_desirable(value)
 
     def notice_flag(self, name: str, value: Any) -> None:
-        """Notices whether a value of the column `name` says which answers are trained."""
+        """Notices whether a value of the column `name` selects which answers are trained."""
         self.is_flag = self.is_flag or marks_answers(name, value)
 
     def join(self, other: ColumnSurvey) -> None:
@@ -139,7 +139,7 @@ class Survey:
             self._column(name).join(column)
 
     def flags(self) -> list[str]:
-        """Returns the columns that say in some rows which answers are trained."""
+        """Returns the columns that select in some rows which answers are trained."""
         return [name for name, column in self.columns.items() if column.is_flag]
 
     def marks(self) -> dict[str, set[bool]]:
@@ -236,7 +236,7 @@ def _parsed(text: str) -> Any:
 
 
 def _small_json(value: Any) -> Any:
-    """Returns a list or an object without what no format looks at."""
+    """Returns a list or an object without what no format uses."""
     if isinstance(value, dict):
         keys = _KEYS.intersection(value)
         if value and as_turns(value) is None:

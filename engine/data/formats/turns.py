@@ -1,12 +1,12 @@
-"""These functions turn the turns of a conversation in a data set into messages for chat templates.
+"""The turns of a conversation in a data set as messages for chat templates.
 
 - A turn is {role, content}, as OpenAI and chat templates have it, or {from, value}, as ShareGPT.
   `roles.py` has the names of roles.
 - A turn of calls alone (tool_call, function_call) becomes a part of the answer before it, or with
-  its neighbors one answer. A turn may hold what calls gave beside a question, as Anthropic and
+  its neighbors one answer. A turn may hold results of calls beside a question, as Anthropic and
   Bedrock write it: then it becomes several.
-- What a turn says of its weight in training is in `flags.py`, and what its content may be in
-  `content.py`. All other keys are kept for the template.
+- `flags.py` reads the weight of a turn in training, and `content.py` its content. All other keys
+  are kept for the template.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from engine.errors import DataError
 
 _TEXT_KEYS = ("content", "value")
 _OTHER_TEXT_KEYS = ("text", "message")
-"""Some programs write the text of a turn under these names (Cohere: message)."""
+"""Further names of the text of a turn in some programs (Cohere: message)."""
 
 
 @dataclass(frozen=True)
 class TurnSettings:
-    """What the settings say of roles and flags."""
+    """Settings of roles and flags."""
 
     roles: Mapping[str, str] = field(default_factory=dict)
     """The role of each name in `data.roles`."""
@@ -48,13 +48,13 @@ class TurnSettings:
 
 @dataclass(frozen=True)
 class Turn:
-    """A message, and by what its losses are multiplied in training."""
+    """A message, and the factor of its losses in training."""
 
     message: Message
     weight: float = 1.0
-    """An answer of weight 0 is not trained."""
+    """Factor of its losses; 0 for an answer that is not trained."""
     has_weight: bool = False
-    """The turn itself says its weight."""
+    """The turn itself has its weight."""
     is_call: bool = False
     """The turn holds nothing but calls, by its role."""
     numbers: tuple[int, ...] = ()
@@ -240,7 +240,7 @@ def _turn(role: str, content: Content, keys: dict[str, Any], number: int, place:
 
 
 def _weight_of_all(weight: float | None, content: Content, place: str) -> float | None:
-    """Returns the weight of a turn, which its parts may say in its place."""
+    """Returns the weight of a turn, which its parts may have in its place."""
     values = {part for part in content.weights if part is not None}
     if not values:
         return weight

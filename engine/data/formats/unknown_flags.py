@@ -1,8 +1,8 @@
-"""Keys that may say what is not to be trained, but are in no table: a key of a turn, of a part or
+"""Keys that may mean what is not to be trained, but are in no table: a key of a turn, of a part or
 of a row that is true or false, 0 or 1, or yes or no.
 
 Whether one is such a flag is known by its values alone, since programs call them what they like. A
-run asks about each once: `data.unused_flags` names those that say nothing of training.
+run asks about each once: `data.unused_flags` names those that do not concern training.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COUNTED = frozenset(
         *("year", "month", "day"),
     )
 )
-"""Where a name has one of these words, the numbers 0 and 1 count something."""
+"""Words of a name by which the numbers 0 and 1 count something."""
 _OF_REQUESTS = frozenset(
     (
         *("temperature", "top_p", "top_k", "n", "stream", "store", "seed", "best_of", "echo"),
@@ -39,18 +39,18 @@ _OF_REQUESTS = frozenset(
         "parallel_tool_calls",
     )
 )
-"""Logs of requests have these keys beside the turns."""
+"""Keys that logs of requests have beside the turns."""
 ROW_KNOWN = frozenset((*KNOWN, *ROW_WEIGHTS, *LISTS, *LAST_ALONE))
-"""Columns with these names are read, or refused."""
+"""Names of columns that are read, or refused."""
 _READ = frozenset(
     (
         *("role", "from", "content", "value", "text", "message", "parts"),
         *("tool_calls", "function_call", "refusal", "thought", "is_error"),
     )
 )
-"""Keys of turns and of parts with these names are read, or refused, wherever they stand."""
+"""Names of keys of turns and of parts that are read, or refused, wherever they stand."""
 _MARKS = ("label", "kto_tag")
-"""Columns with these names mark answers as good or bad, or hold classes."""
+"""Names of columns that mark answers as good or bad, or hold classes."""
 _LONGEST_WORD = 8
 _CONTENTS = ("content", "value", "parts")
 

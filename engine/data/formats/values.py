@@ -1,4 +1,4 @@
-"""These functions check, copy and name the values of a row, whatever a file holds."""
+"""Checks, copies and names of the values of a row, whatever a file holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from engine.errors import DataError
 
 _DEEPEST = 64
-"""A value may be nested so deep. Chat templates walk it recursively."""
+"""Levels of nesting that a value may have. Chat templates walk it recursively."""
 _LONGEST_NUMBER = 1024
 """Largest number of bits of a whole number. Python writes none of more than 4,300 digits."""
 _MOST_NAMES = 20
@@ -31,8 +31,8 @@ _TYPE_NAMES = {
 
 
 class BrokenText(Exception):
-    """A text has half of a surrogate pair, as scraped JSON sometimes does. No tokenizer accepts
-    it.
+    """Raised for a text with half of a surrogate pair, as scraped JSON sometimes has. No tokenizer
+    accepts it.
     """
 
 

@@ -1,4 +1,4 @@
-"""Parquet, Arrow and Feather files are read batch by batch, with pyarrow."""
+"""Parquet, Arrow and Feather files, read batch by batch with pyarrow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.errors import DataError, first_line
 
 _ROWS_A_READ = 1024
 _BYTES_A_READ = 64 << 20
-"""Fewer rows become objects at once where they take more bytes than this."""
+"""Bytes of rows above which fewer of them become objects at once."""
 _ITEMS_SKIMMED = 8
 _WHOLE_FILE = b"ARROW1"
 
@@ -67,7 +67,7 @@ def skimmed_arrow(path: Path) -> Iterator[tuple[int, Row]]:
 
 def skimmed(batch: Any) -> list[Row]:
     """Returns the rows of a batch or table with no more than the first items of lists that hold
-    numbers, or nothing but text: they say of what kind all are. Bytes are shortened too.
+    numbers, or nothing but text: they show of what kind all are. Bytes are shortened too.
     """
     names = batch.schema.names
     columns = [_skimmed_values(column) for column in batch.columns]

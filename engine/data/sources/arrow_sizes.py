@@ -89,9 +89,9 @@ class _Sizes:
         return os.pread(self._file, max(0, min(size, self._end - at)), at) if at >= 0 else b""
 
     def message(self, at: int) -> tuple[int, int] | None:
-        """Looks at the message that begins at a place. Returns its ``MessageHeader``, and where the
+        """Reads the message that begins at a place. Returns its ``MessageHeader``, and where the
         next one begins; None at the end of a stream and of a file that is cut short, which pyarrow
-        has. Raises DataError where it is too large.
+        reports. Raises DataError where it is too large.
         """
         head = self._read(8, at)
         begin = at + 4

@@ -1,4 +1,4 @@
-"""Lines are read with a limit, so that a damaged file cannot fill the memory."""
+"""Lines of a file, read with a limit, so that a damaged file cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_LINE = 64 << 20
 """Largest number of bytes of a line."""
 MOST_BLANK = 1 << 22
 """Largest number of blank lines that may follow each other."""
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 _LINE_FEED = 10
 
 
@@ -30,24 +30,24 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     length = 0
     number = 0
     blank = 0
-    for number, piece in _pieces(path):
-        if not held and (piece.endswith(b"\n") or len(piece) < _PIECE):
-            blank = blank + 1 if len(piece) < 3 and piece.isspace() else 0
+    for number, chunk in _chunks(path):
+        if not held and (chunk.endswith(b"\n") or len(chunk) < _CHUNK):
+            blank = blank + 1 if len(chunk) < 3 and chunk.isspace() else 0
             if blank > MOST_BLANK:
                 raise DataError(
                     f"{path.name} has {MOST_BLANK:,} blank lines up to line {number:,}; remove "
                     "them, or check whether the file is damaged."
                 )
-            yield number, piece
+            yield number, chunk
             continue
-        held.append(piece)
-        length += len(piece)
+        held.append(chunk)
+        length += len(chunk)
         if length > LONGEST_LINE:
             raise DataError(
                 f"Line {number} of {path.name} is longer than {LONGEST_LINE / 2**20:g} MiB; divide "
                 "it, or check whether the file is damaged."
             )
-        if piece.endswith(b"\n"):
+        if chunk.endswith(b"\n"):
             line = b"".join(held)
             held.clear()
             length = 0
@@ -98,22 +98,22 @@ def not_utf8(number: int, name: str) -> DataError:
     return DataError(f"Line {number} of {name} is not UTF-8 text; save the file as UTF-8.")
 
 
-def _pieces(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields (number of the line, piece): lines with their ends, divided after `_PIECE` bytes."""
+def _chunks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (number of the line, chunk): lines with their ends, divided after `_CHUNK` bytes."""
     number = 1
     with errors_with_place(path.name, lambda: f"line {number - 1}"), open_text(path) as file:
-        while piece := file.readline(_PIECE):
-            if b"\0" in piece:
-                raise _zeros(piece, number, path.name)
-            yield number, piece
-            number += piece.endswith(b"\n")
+        while chunk := file.readline(_CHUNK):
+            if b"\0" in chunk:
+                raise _zeros(chunk, number, path.name)
+            yield number, chunk
+            number += chunk.endswith(b"\n")
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number of the line in which the block ends, block of bytes) of a plain text."""
     number = 1
     with errors_with_place(path.name, lambda: f"line {number - 1}"), open_text(path) as file:
-        while block := file.read(_PIECE):
+        while block := file.read(_CHUNK):
             if b"\0" in block:
                 first = block.index(b"\0")
                 begin = block.rfind(b"\n", 0, first) + 1

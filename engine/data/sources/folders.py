@@ -31,7 +31,7 @@ _SPLITS = {
     "val": "validation",
     "dev": "validation",
 }
-"""Names of files and folders, and the split that each stands for."""
+"""Splits by the names of files and folders that stand for them."""
 _NO_DATA = ("readme", "license", "dataset_info", "dataset_infos")
 _WORD = "|".join(sorted(_SPLITS, key=len, reverse=True))
 _HASH = "(?:-[0-9a-f]{16})?"

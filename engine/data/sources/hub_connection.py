@@ -1,8 +1,8 @@
-"""Without a connection to the hub, `datasets` repeats a request for 23 seconds before it fails or
-uses its cache.
+"""Whether the hub can be reached. Without a connection to the hub, `datasets` repeats a request for
+23 seconds before it fails or uses its cache.
 
-So the connection is tried first, with one request. Where there is none, `datasets` is made to look
-only into its cache, and says at once whether the data set is there.
+So the connection is tried first, with one request. Where there is none, `datasets` uses its cache
+alone, and reports at once whether the data set is there.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def why_cut_off() -> str | None:
 def why_cut_off_lately() -> str | None:
     """Returns why the hub could not be reached when it was last asked, or None. It is asked anew
     where that is old, but not waited for much longer than `GLANCE_SECONDS`, since a page is checked
-    at each pause in typing. Offline mode is not looked at.
+    at each pause in typing. Offline mode is ignored.
     """
     return _CONNECTION.why_cut_off_lately()
 
@@ -75,7 +75,7 @@ class _Connection:
     def __init__(self) -> None:
         self._asking = threading.Lock()
         self._asked: float | None = None
-        """The hub was last asked at this time of the monotonic clock."""
+        """Time of the monotonic clock at which the hub was last asked."""
         self._reason: str | None = None
 
     def why_cut_off(self) -> str | None:
@@ -136,7 +136,7 @@ def _failure_text(error: BaseException) -> str:
 
 
 class _CacheAlone:
-    """While its context is open, `datasets` makes no request and uses only its cache."""
+    """A context in which `datasets` makes no request and uses only its cache."""
 
     def __init__(self) -> None:
         self._switching = threading.Lock()

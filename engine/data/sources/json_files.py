@@ -1,5 +1,5 @@
-"""JSON files are read piece by piece. They contain one object per line, objects over many lines, a
-list of objects, a list inside an object, or an object of columns.
+"""JSON files, read chunk by chunk: one object per line, objects over many lines, a list of objects,
+a list inside an object, or an object of columns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PARTS_OF_A_TURN = (
     {"role", "parts"},
     {"from", "value"},
 )
-"""An object with all keys of one of these sets is a turn of a conversation, and no row."""
+"""Sets of keys. An object with all keys of one of them is a turn of a conversation, and no row."""
 _NO_ROWS = (*TURN_COLUMNS, "segments")
 """Names of columns whose cells are lists of objects."""
 Row = dict[str, Any]
@@ -39,11 +39,13 @@ _MOST_CELLS = 3_000_000
 as many as it has bytes.
 """
 _MOST_OBJECTS = 1_000_000
-"""A list of more objects has the rows of its file, and is no column of it."""
+"""Number of objects above which a list has the rows of its file, and is no column of it."""
 _MOST_MEMBERS = 100_000
 """Largest number of members of an object whose members are not all rows."""
 _LONGEST_FIRST_LINE = 1 << 20
-"""A file whose first line is longer has one object per line, if it has the suffix of lines."""
+"""Length of the first line above which a file has one object per line, if it has the suffix of
+lines.
+"""
 
 
 # ---------------------------------------------------------------------- one object a line
@@ -257,7 +259,7 @@ def _list_items(
     path: Path, member: int | None = None, lengths: set[int] | None = None
 ) -> Iterator[tuple[int, Row]]:
     """Yields the items of the file's list or, if the file is an object, of its member at index
-    `member`. lengths: those of the lists before it, where what follows was not looked at yet.
+    `member`. lengths: those of the lists before it, where what follows was not read yet.
     """
     with open_text(path) as file:
         text = JsonText(file, path.name)

@@ -1,4 +1,4 @@
-"""The text of a JSON file is parsed a piece at a time."""
+"""The text of a JSON file, parsed a chunk at a time."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _DECODER = json.JSONDecoder()
 
 
 class JsonText:
-    """Decodes and parses a JSON file a piece at a time. - `at` is the index in the piece where
-    parsing continues. - Parsed text is discarded when the next piece is read. - A value cut off at
-    the end of a piece is parsed again together with the next piece.
+    """Decodes and parses a JSON file a chunk at a time. - `at` is the index in the chunk where
+    parsing continues. - Parsed text is discarded when the next chunk is read. - A value cut off at
+    the end of a chunk is parsed again together with the next chunk.
     """
 
     def __init__(self, file: BinaryIO, name: str):
         self._file = file
         self._name = name
         self._decode = codecs.getincrementaldecoder("utf-8")().decode
-        self._piece = ""
+        self._chunk = ""
         self.at = 0
         self._ended = False
-        # For places in errors: the line ends before the piece, and the characters since the last of
+        # For places in errors: the line ends before the chunk, and the characters since the last of
         # them.
         self._lines = 0
         self._columns = 0
         self.consumed = 0
-        """Number of characters in the pieces before this one."""
+        """Number of characters in the chunks before this one."""
 
     def peek(self) -> str:
         """Moves to the next character that is not white space and returns it, or an empty text at
@@ -46,11 +46,11 @@ class JsonText:
         blank = 0
         while True:
             begin = self.at
-            space = _WHITE_SPACE.match(self._piece, begin)
+            space = _WHITE_SPACE.match(self._chunk, begin)
             if space is not None:  # always true: the pattern matches everywhere
                 self.at = space.end()
-            if self.at < len(self._piece) or self._ended:
-                return self._piece[self.at : self.at + 1]
+            if self.at < len(self._chunk) or self._ended:
+                return self._chunk[self.at : self.at + 1]
             blank += self.at - begin
             if blank > LONGEST_VALUE:
                 raise self._broken(f"more than {LONGEST_VALUE >> 20} MiB of white space", self.at)
@@ -65,14 +65,14 @@ class JsonText:
         self.peek()
         while True:
             try:
-                value, end = _DECODER.raw_decode(self._piece, self.at)
+                value, end = _DECODER.raw_decode(self._chunk, self.at)
             except json.JSONDecodeError as error:
                 if self._ended or not self._may_be_cut_off(error):
                     raise self._broken(error.msg, error.pos) from None
             except ValueError:
-                # Python limits the digits of an integer. A number that continues in the next piece
+                # Python limits the digits of an integer. A number that continues in the next chunk
                 # may turn out to be a fraction.
-                if self._ended or self._piece[-1] not in "0123456789.eE+-":
+                if self._ended or self._chunk[-1] not in "0123456789.eE+-":
                     raise DataError(
                         f"{self._name} holds a number with too many digits, in the value that "
                         f"begins at {self.place(self.at)}; write it as text."
@@ -82,12 +82,12 @@ class JsonText:
                     f"{self._name} is nested too deeply; write a list of rows."
                 ) from None
             else:
-                # A number may continue in the next piece: 1 may become 1.5 or 1e+5.
-                may_go_on = isinstance(value, (int, float)) and end + 3 > len(self._piece)
+                # A number may continue in the next chunk: 1 may become 1.5 or 1e+5.
+                may_go_on = isinstance(value, (int, float)) and end + 3 > len(self._chunk)
                 if self._ended or not may_go_on:
                     self.at = end
                     return value
-            if len(self._piece) - self.at > LONGEST_VALUE:
+            if len(self._chunk) - self.at > LONGEST_VALUE:
                 raise self._broken(f"a value longer than {LONGEST_VALUE >> 20} MiB", self.at)
             self._read_on()
 
@@ -124,16 +124,16 @@ class JsonText:
                 return
 
     def place(self, at: int) -> str:
-        """Returns in words where in the file index `at` of the piece is."""
+        """Returns a text on where in the file index `at` of the chunk is."""
         lines, columns = self._line_and_column(at)
         return f"line {lines + 1}, column {columns + 1}"
 
     def _may_be_cut_off(self, error: json.JSONDecodeError) -> bool:
-        """Whether the next piece may resolve the error: the error is an unterminated string or is
+        """Whether the next chunk may resolve the error: the error is an unterminated string or is
         near the end.
         """
         is_open_text = error.msg.startswith("Unterminated string")
-        return is_open_text or error.pos >= len(self._piece) - 16
+        return is_open_text or error.pos >= len(self._chunk) - 16
 
     def _comma_or(self, end: str) -> bool:
         """Moves past a comma and returns False, or past `end` and returns True."""
@@ -150,19 +150,19 @@ class JsonText:
 
     def _read_on(self) -> None:
         """Discards the parsed text and reads at least as many bytes as characters are left. A long
-        value is parsed again each time. Because the piece doubles, all these attempts take at most
+        value is parsed again each time. Because the chunk doubles, all these attempts take at most
         twice the time of the last one.
         """
         self._lines, self._columns = self._line_and_column(self.at)
         self.consumed += self.at
-        left = self._piece[self.at :]
-        self._piece = ""
+        left = self._chunk[self.at :]
+        self._chunk = ""
         self.at = 0
         with errors_with_place(self._name, lambda: self.place(0)):
             raw = self._file.read(max(_CHUNK_BYTES, len(left)))
         self._ended = not raw
         try:
-            self._piece = left + self._decode(raw, self._ended)
+            self._chunk = left + self._decode(raw, self._ended)
         except UnicodeDecodeError as error:
             ends = left.count("\n") + raw[: error.start].count(b"\n")
             raise not_utf8(self._lines + ends + 1, self._name) from None
@@ -171,10 +171,10 @@ class JsonText:
         """Returns the number of line ends before `at`, and of the characters since the last of
         them.
         """
-        ends = self._piece.count("\n", 0, at)
+        ends = self._chunk.count("\n", 0, at)
         if not ends:
             return self._lines, self._columns + at
-        return self._lines + ends, at - self._piece.rfind("\n", 0, at) - 1
+        return self._lines + ends, at - self._chunk.rfind("\n", 0, at) - 1
 
     def continues(self) -> DataError:
         """Returns the error for a file that continues here, after its list."""
@@ -186,7 +186,7 @@ class JsonText:
         )
 
     def _broken(self, problem: str, at: int) -> DataError:
-        if self._piece[at : at + 1] == "\0":
+        if self._chunk[at : at + 1] == "\0":
             return DataError(
                 f"{self._name} is damaged at {self.place(at)}: it goes on with zero bytes, as "
                 "after a crash; write or fetch it again."

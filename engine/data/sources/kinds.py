@@ -1,4 +1,4 @@
-"""These functions say of what kind a file is, by its name and by its first bytes."""
+"""The kind of a file, by its name and by its first bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT_SUFFIXES = (".json", *LINES_SUFFIXES, *TABLE_SUFFIXES, *PLAIN_TEXT_SUFFIXES
 ARROW_SUFFIXES = (".arrow", ".feather")
 DATA_SUFFIXES = (*TEXT_SUFFIXES, ".parquet", *ARROW_SUFFIXES, ".xlsx")
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
-"""A text file may be compressed. Its name then has one of these endings after its own."""
+"""Endings of compressed text files, which follow the file's own ending."""
 KINDS = (
     f"{', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}, or a text with "
     f"{', '.join(COMPRESSIONS[:-1])} or {COMPRESSIONS[-1]} after that"
@@ -94,15 +94,15 @@ _CONTENTS = (
     _Content(b"\x7fELF", (), "a program", _FETCH),
 )
 _TAR = 257
-"""A tar archive has its magic at this place."""
+"""Offset of the magic of a tar archive."""
 _PAGES = (b"<!doctype html", b"<html")
 LONGEST_MAGIC = 512
 """Number of first bytes that `refuse_other_content` reads."""
 
 
 def refuse_other_content(head: bytes, name: str, suffix: str) -> None:
-    """Raises DataError if the first bytes of a file say that it is of another kind than its
-    `suffix` says. For a compressed file, this is the suffix of the compression.
+    """Raises DataError if the first bytes of a file are those of another kind than its `suffix`.
+    For a compressed file, this is the suffix of the compression.
     """
     for content in _CONTENTS:
         if head.startswith(content.magic) and suffix not in content.suffixes:
@@ -120,7 +120,7 @@ def refuse_other_content(head: bytes, name: str, suffix: str) -> None:
 
 
 def refuse_no_compression(head: bytes, name: str, compression: str) -> None:
-    """Raises DataError if a file whose name says that it is compressed is not."""
+    """Raises DataError if a file is not compressed although its name ends so."""
     (content,) = (content for content in _CONTENTS if compression in content.suffixes)
     if not head.startswith(content.magic):
         raise DataError(

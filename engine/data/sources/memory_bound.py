@@ -1,4 +1,4 @@
-"""How much memory a part of a data file may take once it is decompressed. A stranger's file of a
+"""A bound on the memory of a part of a data file once it is decompressed. A stranger's file of a
 megabyte may stand for a terabyte, and what an honest program has written may be large as well.
 """
 
@@ -13,7 +13,7 @@ _ALWAYS_READ = 256 << 20
 _USUAL_BYTES = 2 << 30
 """Number of bytes that a part may have whatever it was compressed from."""
 _HONEST_RATIO = 64
-"""Texts are rarely compressed more than this: a larger part needs a file in proportion."""
+"""Ratio above which texts are rarely compressed: a larger part needs a file in proportion."""
 
 
 def refuse_too_large(what: str, needed: int, stored: int, remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""Registries and files refuse in these words what a row may hold and nobody trains on here."""
+"""Sentences that refuse content that is not trained on here, for registries and files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEDIA_COLUMNS = {
     "audio": "a sound",
     "audios": "sounds",
 }
-"""Columns and keys with these names hold something other than text."""
+"""Names of columns and keys that hold something other than text."""
 WITHOUT = "but only text is trained on; choose rows without that"
 MARKS = (
     "marks answers as good or bad (KTO), and all of them would be trained as good; keep the good "
@@ -22,8 +22,8 @@ MARKS = (
 
 
 def medium(value: Any) -> str | None:
-    """Returns what a value of a row is in words, if it is an image or a sound as `datasets` gives
-    them, or None.
+    """Returns the name of a value of a row, if it is an image or a sound as `datasets` gives them,
+    or None.
     """
     if isinstance(value, list | tuple) and value:
         value = value[0]

@@ -65,14 +65,14 @@ from engine.machine.short_memory import refuse_short_memory
 from engine.paths import registry_entry, resolve_source
 
 _OTHER_SUFFIXES = (".zip", ".xls", ".pdf", ".docx", ".tar", ".tgz", *COMPRESSIONS)
-"""A name with one of these endings means a file, but of a type that cannot be read."""
+"""Endings of names that mean a file, but of a type that cannot be read."""
 _RUN_CODE = ("pandas", "generator", "spark", "sql")
 """`datasets` reads these names as readers of its own: of pickles, of programs, of queries."""
 _MOST_NOTES = 5
 _ROWS_A_READ = 1000
 _MEMBER = 1 << 48
-"""In a folder, a row's number is its file's number times this value, plus its number within the
-file.
+"""Factor of a file's number in a row's number in a folder; the row's number within the file is
+added.
 """
 
 
@@ -100,7 +100,7 @@ class Source:
     compressed.
     """
     format: str | None = None
-    """The format of the rows if a registry says it, or None."""
+    """Format of the rows in a registry, or None."""
     columns: dict[str, str] = dataclasses.field(default_factory=dict)
     """Column of each part of an example if a registry names it."""
     between: str | None = None
@@ -155,8 +155,8 @@ class _Way:
 
 
 def _of_registry(entry: Registered, inner: Source) -> Source:
-    """Applies a registry entry to the source `inner`: only the first rows, with the columns that
-    the entry says.
+    """Applies a registry entry to the source `inner`: only the first rows, with the columns of the
+    entry.
     """
     total = inner.total
     if total is not None and entry.most is not None:
@@ -232,7 +232,7 @@ def _notes_on_files(path: Path, config: DataConfig) -> list[str]:
 
 
 def _notes_on_file(path: Path) -> list[str]:
-    """Returns how a file is read, where its name does not say it."""
+    """Returns how a file is read, where its name does not show it."""
     suffix, _ = suffixes_of(path)
     notes = []
     if suffix == ".xlsx":
@@ -339,7 +339,7 @@ def _text(path: Path, max_seq_len: int, streaming: bool) -> Source:
 
 
 def _json(path: Path, counted: bool) -> Source:
-    """Opens a JSON file, whose shape is looked at: rows in lines, or values that go over lines."""
+    """Opens a JSON file by its shape: rows in lines, or values that go over lines."""
     has_lines = suffixes_of(path)[0] in LINES_SUFFIXES
     if not has_lines or goes_over_lines(path):
         read = item_rows(path)

@@ -1,4 +1,4 @@
-"""Text files are opened as bytes in UTF-8, whatever their compression and their encoding.
+"""Text files as bytes in UTF-8, whatever their compression and their encoding.
 
 A compressed file is decompressed in a thread while its rows are parsed. It is never in memory as a
 whole, and never unpacked to the disk.
@@ -70,14 +70,14 @@ def open_text(path: Path) -> BinaryIO:
 
 
 def encoding_of(path: Path) -> str:
-    """Returns the encoding of a text file, which is UTF-8 unless its first bytes say otherwise."""
+    """Returns the encoding of a text file, which is UTF-8 unless its first bytes mean another."""
     file, encoding, _ = _opened(path)
     file.close()
     return encoding
 
 
 def open_bytes(path: Path, suffix: str) -> io.BufferedReader:
-    """Opens a file. Raises DataError if that fails, or if the file is not what the `suffix` says: a
+    """Opens a file. Raises DataError if that fails, or if the file does not fit the `suffix`: a
     pipe, or another kind of file.
     """
     try:
@@ -225,15 +225,15 @@ class _Decompressed(_Blocks):
         return block
 
     def _before_damage(self) -> bytes:
-        """Reads again, in small pieces, the part of the block that stands before the damage."""
+        """Reads again, in small chunks, the part of the block that stands before the damage."""
         found = bytearray()
         with _stream(self._path, self._compression) as stream:
             left = self._read
             while left:
                 left -= len(stream.read(min(left, _BLOCK)))
             try:
-                while piece := stream.read(_STEP):
-                    found += piece
+                while chunk := stream.read(_STEP):
+                    found += chunk
             except _DAMAGES:
                 pass
         return bytes(found)

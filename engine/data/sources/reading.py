@@ -1,4 +1,4 @@
-"""Whatever goes wrong while a file is read becomes one sentence with its name and the place."""
+"""Errors of reading a file as one sentence with its name and the place."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engine.errors import DataError, first_line
 
 
 class Damaged(Exception):
-    """A compressed file ends too early or holds what its compression cannot mean. The message goes
-    on after the file's name: is cut off.
+    """Raised for a compressed file that ends too early or holds what its compression cannot mean.
+    The message continues the sentence after the file's name: is cut off.
     """
 
 

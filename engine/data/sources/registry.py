@@ -43,8 +43,8 @@ _REFUSED = {
     **{name: f"holds {MEDIA_COLUMNS[name]}, {WITHOUT}" for name in ("images", "videos", "audios")},
     "kto_tag": MARKS,
 }
-"""An entry that names one of these columns is refused for the given reason, because what the column
-says about a row would be lost.
+"""Reasons for refusing an entry that names one of these columns, because what the column means for
+a row would be lost.
 """
 _MOST_NAMES = 20
 _LARGEST = 8 << 20
@@ -66,7 +66,7 @@ class Registered:
     columns: dict[str, str]
     """Column of each part of an example."""
     most: int | None
-    """Number of rows that are read from the start; None stands for all."""
+    """Number of rows that are read from the start; None for all."""
     outside: str = ""
     """A sentence, where the rows are in a file outside of the folder of the registry."""
     hub: dict[str, str] = dataclasses.field(default_factory=dict)

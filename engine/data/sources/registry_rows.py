@@ -1,4 +1,4 @@
-"""An entry of a registry says which columns hold what, and what names its speakers have."""
+"""The columns of an entry of a registry, and the names of its speakers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from engine.data.sources.json_files import Row
 from engine.errors import DataError
 
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
-"""For each of an entry's names for a column (prompt), this is the column if it names none."""
+"""Default column for each of an entry's names for a column (prompt)."""
 SHAREGPT = {"messages": "conversations"}
 SHARED = {"system": "system", "tools": "tools", "chosen": "chosen", "rejected": "rejected"}
 """Columns that may be named in entries of each formatting."""
 BETWEEN = "\n"
-"""LLaMA-Factory puts this between an instruction and its input, where neither is empty."""
+"""Text of LLaMA-Factory between an instruction and its input, where neither is empty."""
 _PARTS = {"query": "input", "response": "completion"}
 """Names for a column that differ from those of `data.columns`."""
 _ANSWERS = ("chosen", "rejected")
@@ -26,14 +26,14 @@ SPEAKERS = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
-"""For each speaker, this is an entry's name (user_tag) and ShareGPT's name (human)."""
+"""An entry's name (user_tag) and ShareGPT's name (human) of each speaker."""
 OPENAI = {"role_tag": "role", "content_tag": "content"}
-"""An entry with the formatting openai has these names for the keys of a turn."""
+"""Names of the keys of a turn for entries with the formatting openai."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The contents of an `Entry` have been checked."""
+    """An entry whose contents have been checked."""
 
     title: str
     """The name of the entry in errors."""

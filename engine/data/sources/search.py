@@ -1,4 +1,4 @@
-"""A folder is searched for files, within limits: it may be a whole disk, or link to itself."""
+"""The search of a folder for files, within limits: it may be a whole disk, or link to itself."""
 
 from __future__ import annotations
 

@@ -99,12 +99,12 @@ class _Bounded:
 
     def read(self, size: int = -1, /) -> bytes:
         """Returns the next bytes."""
-        piece = self._source.read(size)
-        self._bytes += len(piece)
-        self._tags += piece.count(b"<")
+        chunk = self._source.read(size)
+        self._bytes += len(chunk)
+        self._tags += chunk.count(b"<")
         if self._bytes > LONGEST_ROW or self._tags > _MOST_TAGS:
             raise self._refusal()
-        return piece
+        return chunk
 
     def begin_again(self) -> int:
         """Begins with the next row or text, and returns the bytes since the last one."""

@@ -22,7 +22,7 @@ DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _LINES_READ = 200
 _CHARACTERS_READ = 1 << 18
 _SEPARATOR_LINE = re.compile(r"\s*\"?sep=(.)\"?\s*")
-"""Excel writes such a line before the header, and hides it."""
+"""Line that Excel writes before the header, and hides."""
 
 
 def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -67,7 +67,7 @@ class _LinesOfRows:
         self._length = 0
 
     def begin_row(self) -> None:
-        """Says that the next line is the first of a row."""
+        """Marks the next line as the first of a row."""
         self._begin.clear()
         self._length = 0
 
@@ -99,7 +99,7 @@ class _LinesOfRows:
 
 def delimiter_of(path: Path) -> str:
     """Returns the character between the cells of a table. It is the one that divides the header and
-    divides most rows into as many cells; if none does, the one that the file's name says.
+    divides most rows into as many cells; if none does, the one of the file's name.
     """
     usual = usual_delimiter(path)
     first_lines = list(_first_lines(path))
@@ -119,7 +119,7 @@ def delimiter_of(path: Path) -> str:
 
 
 def usual_delimiter(path: Path) -> str:
-    """Returns the character between cells that the file's name says."""
+    """Returns the character between cells that the file's name implies."""
     return "\t" if suffixes_of(path)[0] == ".tsv" else ","
 
 

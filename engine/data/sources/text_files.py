@@ -10,7 +10,7 @@ from typing import Any
 from engine.data.sources.bounded_lines import text_blocks
 
 TURN_COLUMNS = ("messages", "conversations", "conversation")
-"""Columns with these names hold the turns of a conversation."""
+"""Names of columns that hold the turns of a conversation."""
 CONTEXT = 64
 """Number of characters before and behind a passage that come with it: the tokens at its ends are
 those of the whole text where no word is longer.
@@ -83,7 +83,7 @@ def _cut(path: Path, max_seq_len: int, lengths: Iterable[int]) -> Iterator[tuple
 
 
 def cut_place(text: str, begin: int, most: int) -> int:
-    """Returns where a piece of `text` that begins at `begin` ends, at `most` or in the half before
+    """Returns where a chunk of `text` that begins at `begin` ends, at `most` or in the half before
     it; the text continues behind `most`. Two words with one space between them are the best place,
     because nearly every tokenizer begins a token with such a space. Then come the end of a line,
     any space, and any place at all.

@@ -1,4 +1,4 @@
-"""These functions find where the answers of a conversation are in a template's text.
+"""Places of the answers of a conversation in a template's text.
 
 The template is applied to all turns before an answer, with the generation prompt, and to all turns
 up to and including the answer. The second text adds the answer to the first. Where a template does
@@ -23,12 +23,12 @@ _SUFFIX = 400
 _BEHIND = 32
 """Largest number of characters that stand between the end of a prompt and an answer."""
 _ALIKE = 4
-"""Fewer equal characters do not show where a prompt ends."""
+"""Number of equal characters below which they do not show where a prompt ends."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """A template writes these texts for one answer."""
+    """Texts that a template writes for one answer."""
 
     through: str | Refusal
     """The text up to and including the answer."""
@@ -46,10 +46,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer is at [start, end) of `text`, the template's output up to and including it."""
+    """An answer at [start, end) of `text`, the template's output up to and including it."""
 
     place: int
-    """The answer's message has this index."""
+    """Index of the answer's message."""
     text: str
     start: int
     end: int

@@ -35,9 +35,7 @@ LIBRARIES = (
 of letters divide texts as well.
 """
 ROOMS = ("config", "data")
-"""The code of these packages and the single files of the engine make tokens. A test walks the
-imports.
-"""
+"""Packages and single files of the engine whose code makes tokens. A test walks the imports."""
 
 Identity = list[Any]
 """JSON values that identify the content of a source."""

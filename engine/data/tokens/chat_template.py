@@ -1,4 +1,4 @@
-"""A model's chat template writes conversations as text."""
+"""Conversations as text, by a model's chat template."""
 
 from __future__ import annotations
 

@@ -35,16 +35,19 @@ from engine.paths import resolve_source
 from engine.progress import Progress, no_progress
 
 LARGEST_COUNTED = 4 << 30
-"""The rows of files of more bytes are not counted before a run: reading them takes minutes."""
+"""Bytes of files above which rows are not counted before a run: reading them takes minutes."""
 ROWS_READ_FIRST = 200
 """Number of rows that a preview reads."""
 _QUICK = 64 << 20
-"""A preview surveys files of as many bytes of text, which takes a second."""
+"""Bytes of text of files that a preview surveys, which takes a second."""
 _QUICK_SECONDS = 3.0
-"""A survey for a preview ends after so long: a compressed file may hold a thousand times its size.
+"""Seconds after which a survey for a preview ends: a compressed file may hold a thousand times its
+size.
 """
 _COUNT_SECONDS = 60.0
-"""Rows are counted for so long: those of 4 GiB, and not all of a compressed file without end."""
+"""Seconds for which rows are counted: those of 4 GiB, and not all of a compressed file without
+end.
+"""
 _BYTES_OF_TEXT = {".xlsx": 32, ".parquet": 4, ".gz": 5, ".zst": 5, ".bz2": 7, ".xz": 7}
 """Bytes of text that take about as long to read as a byte of such a file."""
 _OURS = re.compile(r"[0-9a-f]{40}|\..*\.partial")
@@ -52,7 +55,7 @@ _OURS = re.compile(r"[0-9a-f]{40}|\..*\.partial")
 _KEPT = 256
 """Number of sources whose surveys the cache keeps."""
 _LEAST_KEPT = 1 << 20
-"""Files of fewer bytes are read again faster than looked for."""
+"""Bytes of files below which reading them again is faster than looking them up."""
 _ROWS_A_REPORT = 20_000
 
 
@@ -126,9 +129,7 @@ def map_first(config: DataConfig, source: Source, first: list[Row]) -> ColumnMap
 
 
 def note_on(source: Source, survey: Survey) -> str:
-    """Returns a sentence where rows that were not looked at may have other columns, or an empty
-    text.
-    """
+    """Returns a sentence where rows that were not read may have other columns, or an empty text."""
     if survey.is_whole or source.has_header:
         return ""
     return (
@@ -139,8 +140,8 @@ def note_on(source: Source, survey: Survey) -> str:
 
 def map_all(config: DataConfig, source: Source, survey: Survey) -> ColumnMap:
     """Returns the columns that a run reads. What a preview of the first rows cannot have shown is
-    said in a note. Raises DataError as `map_columns` does, and UnknownFlags for keys of any row
-    that may be flags.
+    in a note. Raises DataError as `map_columns` does, and UnknownFlags for keys of any row that may
+    be flags.
     """
     # As in a preview, a row that cannot be read is reported before what its columns lack.
     first = list(itertools.islice(source.read(), ROWS_READ_FIRST))

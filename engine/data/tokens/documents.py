@@ -1,6 +1,4 @@
-"""An example that is trained on consists of documents: tokens, with a mark on those that carry
-loss.
-"""
+"""Documents of an example that is trained on: tokens, with a mark on those that carry loss."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ class Document:
     """T tokens that attend to each other and to nothing else."""
 
     ids: np.ndarray
-    """The token ids are int32[T], with T at most max_seq_len. A plain text is one document of any
-    length until `TextRows` divides it.
+    """Token ids, int32[T], with T at most max_seq_len. A plain text is one document of any length
+    until `TextRows` divides it.
     """
     loss_mask: np.ndarray
     """Loss mask: the tokens that are training targets, bool[T]. The first token never is one,
@@ -35,14 +33,11 @@ class Document:
     text is not tokenized.
     """
     reference: float | None = None
-    """An answer of a pair has the logarithm of its probability for the model that it is compared
-    with, NaN where the row does not have it. An answer with a mark has 1 if it is good, and 0 if
-    it is bad. It is None for any other document.
+    """Reference log-probability of an answer of a pair, NaN where the row does not have it; 1 for
+    an answer that is marked as desirable, and 0 for one that is not. None for any other document.
     """
     weights: np.ndarray | None = None
-    """The loss of each token that is trained is multiplied by its weight, float32[T]. All weights
-    are 1 if it is None.
-    """
+    """Factor of the loss of each token that is trained, float32[T]; None if all are 1."""
 
     @property
     def all_weights(self) -> np.ndarray:
@@ -59,8 +54,8 @@ class AcceptedExample:
     """An example that is trained on, as one or several documents."""
 
     documents: list[Document]
-    """There is at least one document, and several if turns are trained one at a time. Each document
-    has at least one trained token.
+    """At least one document; several if turns are trained one at a time. Each document has at least
+    one trained token.
     """
     cut: bool
     """Whether part of the example is left out, because it is longer than max_seq_len."""
@@ -75,7 +70,7 @@ class Documents:
     """Documents of several rows, in flat arrays."""
 
     ids: np.ndarray
-    """The token ids are int32[tokens]."""
+    """Token ids, int32[tokens]."""
     loss_mask: np.ndarray
     """Loss mask: the tokens that are training targets, bool[tokens]."""
     lengths: np.ndarray
@@ -83,13 +78,11 @@ class Documents:
     counts: np.ndarray
     """Number of documents of each row, or 0 if it is skipped: int64[rows]."""
     references: np.ndarray
-    """The answers of pairs have `Document.reference` here, float64[documents]; other documents have
-    none, and the array is empty.
+    """`Document.reference` of the answers of pairs, float64[documents]; empty for other
+    documents.
     """
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    """The tokens have `Document.weights` here, float32[tokens]; the array is empty if no document
-    has weights.
-    """
+    """`Document.weights` of the tokens, float32[tokens]; empty if no document has weights."""
 
     @classmethod
     def joined(cls, rows: list[list[Document]]) -> Documents:

@@ -1,7 +1,7 @@
-"""These functions find out what of a conversation a chat template has left out of its text.
+"""What of a conversation a chat template has left out of its text.
 
 A template may trim a turn, move it, or write it as JSON or HTML, so white space is ignored and
-escaped forms count. What is still missing is lost.
+escaped forms count. What is still missing is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.data.tokens.message_forms import REASONING_KEYS
 from engine.data.tokens.template_process import Chat
 
 USED_KEYS = frozenset(("role", "content", "tool_calls", *REASONING_KEYS))
-"""Keys of a turn that are searched for by what they hold."""
+"""Keys of a turn whose content is searched for."""
 _NO_LETTER = re.compile(r"[\W_]+")
 _COPIED = 20
 """Number of characters from which an earlier turn is not found in an answer by chance."""
@@ -33,17 +33,18 @@ counted.
 """
 _LONG = 1 << 20
 _HTML_SAFE = (("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026"), ("'", r"\u0027"))
-"""Jinja's `tojson` writes these characters so."""
+"""Characters that Jinja's `tojson` escapes, with their escaped forms."""
 
 
 @dataclass(frozen=True)
 class DroppedTurns:
-    """A template has left out this part of a chat."""
+    """The part of a chat that a template has left out."""
 
     roles: tuple[str, ...] = ()
-    """Turns with these roles are without their text."""
+    """Roles of turns without their text."""
     answers: int = 0
-    """Number of answers that are not as they were given: a template often drops earlier reasoning.
+    """Number of answers that differ from the given ones: a template often drops earlier
+    reasoning.
     """
     tools: bool = False
 
@@ -87,8 +88,9 @@ def dropped_by(
 
 
 def _has_tools(written: _Written, chat: Chat, writes_tools: Callable[[], bool]) -> bool:
-    """Returns whether a text has the tools of a chat. Their names may stand in it because somebody
-    calls them or uses the words, so a description shows it that nobody has said, or the template.
+    """Returns whether a text has the tools of a chat. Their names may stand in it because a turn
+    calls them or uses the words, so a description that stands in no turn shows it, or the template
+    does.
     """
     names = list(tool_names(chat.tools or []))
     if not all(map(written.holds, names)):
@@ -108,7 +110,7 @@ def _thoughts(message: Message) -> Iterator[str]:
 
 
 def _all_of(message: Message) -> str:
-    """Returns all text of a turn: what is said, thought and called."""
+    """Returns all text of a turn: content, reasoning and calls."""
     parts = [_content_of(message), *_thoughts(message)]
     calls = message.get("tool_calls")
     return "\n".join([*parts, json.dumps(calls, ensure_ascii=False, default=str) if calls else ""])
@@ -120,7 +122,7 @@ def _content_of(message: Message) -> str:
 
 
 class _Written:
-    """The text of a template, in which other texts are looked for."""
+    """The text of a template, in which other texts are searched for."""
 
     def __init__(self, text: str):
         self._text = text
@@ -128,7 +130,7 @@ class _Written:
         self._letters: str | None = None
 
     def holds(self, said: str) -> bool:
-        """Returns whether the text has `said`, as it is or escaped, with any white space."""
+        """Returns whether the text has `said`, unchanged or escaped, with any white space."""
         if said in self._text or self.has_letters_of(said):
             return True
         if any(self.has_letters_of(form) for form in _escaped(said)):

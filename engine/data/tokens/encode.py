@@ -1,4 +1,4 @@
-"""An `Encoder` turns examples into token ids, with a mark on every token that carries loss."""
+"""Examples as token ids, with a mark on every token that carries loss."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Encoder:
 
     @functools.cached_property
     def _special(self) -> list[int]:
-        """The tokens that are no piece of a text."""
+        """Tokens that occur in no text."""
         return sorted({*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder})
 
     @functools.cached_property
@@ -269,8 +269,7 @@ class Encoder:
 
     def _render(self, examples: list[Single], completions: set[int]) -> list[_Read]:
         """Returns the texts of each example: one, or one per turn if the template requires it.
-        Those at the places `completions` have one. Plain texts, segments and tokens stay as they
-        are.
+        Those at the places `completions` have one. Plain texts, segments and tokens are unchanged.
         """
         chats: dict[int, Conversation] = {}
         results: list[_Read] = [[]] * len(examples)
@@ -299,8 +298,7 @@ class Encoder:
 
     def _join(self, pair: Pair, is_completion: bool) -> list[Rendered] | RejectedExample:
         """Renders a pair for a tokenizer without a chat template: prompt, separator, completion,
-        and the end of sequence that `_framed` adds. `is_completion` says that it is of a
-        preference.
+        and the end of sequence that `_framed` adds. is_completion: it is of a preference.
         """
         prompt = f"{pair.system}\n\n{pair.prompt}" if pair.system else pair.prompt
         whole = self.renderer.plain(prompt + pair.separator + pair.completion)

@@ -1,5 +1,5 @@
-"""These functions turn a batch of rows into tokens. This process and helper processes
-(`processes.py`) use the same functions, so that both make the same tokens.
+"""A batch of rows as tokens. This process and helper processes (`processes.py`) use the same
+functions, so that both make the same tokens.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""These arrays have one value per token and are kept in files. They are mapped into memory, read
-piece by piece, and reordered without a copy.
+"""Arrays with one value per token in files. They are mapped into memory, read chunk by chunk, and
+reordered without a copy.
 
 The kernel may drop the pages of a mapped file at any time. A pass over a whole array releases them
 as it goes, so that even a data set larger than memory takes almost none.
@@ -20,7 +20,7 @@ import numpy as np
 from engine import safe_files
 from engine.files import new_digest
 
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 """Number of values in a chunk."""
 _PAGES_KEPT = 4
 """Largest number of chunks whose pages are in memory at once during a pass."""
@@ -28,7 +28,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class WrittenFile:
-    """File that is written once. It keeps count of its length and a digest of its content."""
+    """A file that is written once, with its length and a digest of its content."""
 
     def __init__(self, path: Path, within: Path, stack: contextlib.ExitStack):
         self.name = path.name
@@ -75,11 +75,9 @@ class Visits:
     which: np.ndarray
     """Source of the document of each visit: uint16[documents]."""
     begins: np.ndarray
-    """The document's first token is token `begins[v]` of that source: int64[documents]."""
+    """Index of each document's first token among the tokens of that source: int64[documents]."""
     starts: np.ndarray
-    """The document's first token is token `starts[v]` of all visited tokens: int64[documents +
-    1].
-    """
+    """Index of each document's first token among all visited tokens: int64[documents + 1]."""
 
     def of(self, arrays: list[np.ndarray]) -> Visited:
         """Returns one array in the order of visits, made from `arrays`, which has one array
@@ -114,12 +112,12 @@ class Visited:
         return np.concatenate(found) if found else np.empty(0, self.arrays[0].dtype)
 
 
-def pieces(array: np.ndarray | Visited) -> Iterator[np.ndarray]:
-    """Yields `array` from start to end in pieces of shape [values], and drops file pages behind
+def chunks(array: np.ndarray | Visited) -> Iterator[np.ndarray]:
+    """Yields `array` from start to end in chunks of shape [values], and drops file pages behind
     them.
     """
-    for number, begin in enumerate(range(0, len(array), _PIECE), 1):
-        yield array[begin : begin + _PIECE]
+    for number, begin in enumerate(range(0, len(array), _CHUNK), 1):
+        yield array[begin : begin + _CHUNK]
         if number % _PAGES_KEPT == 0:
             drop_pages(array)
     drop_pages(array)

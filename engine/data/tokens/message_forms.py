@@ -1,4 +1,4 @@
-"""A `Form` says how a chat template wants messages; `in_form` writes them so.
+"""The form in which a chat template wants messages; `in_form` writes them so.
 
 In this program every conversation has one form: contents are text, the arguments of calls are
 objects, and reasoning is a key of its own.
@@ -25,7 +25,7 @@ class Form:
     """What a template wants that differs from the usual form."""
 
     parts: frozenset[str] = frozenset()
-    """The content of these roles is a list of parts, {type: text, text}."""
+    """Roles whose content is a list of parts, {type: text, text}."""
     developer: str = "developer"
     """The role of developers' turns."""
     reasoning: ReasoningWay = "reasoning_content"

@@ -60,7 +60,7 @@ _DEVELOPER = (
     "A developer turn is written as a system turn: the chat template does not know its role"
 )
 _TOOL_PROBE = "Q7x"
-"""Names of tools that begin so stand in no conversation."""
+"""Beginning of names of tools that stand in no conversation."""
 _MOST_WRITTEN = 2_000_000
 """Largest number of turns times answers of a conversation: for each answer, the template writes all
 turns before it.
@@ -92,7 +92,7 @@ class _Job:
     last answer.
     """
     excluded: frozenset[int] = frozenset()
-    """Where all of the text is trained, these answers are not."""
+    """Answers that are not trained where all of the text is."""
     weights: Mapping[int, float] = field(default_factory=dict)
     """Answers that have a weight other than 1."""
 

@@ -1,4 +1,4 @@
-"""Before an example is tokenized, it becomes a `Rendered` text or is `RejectedExample`."""
+"""The text of an example before it is tokenized, or why it was rejected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.config.data_settings import DroppedTurns, TypedTokens
 
 @dataclass(frozen=True)
 class Handling:
-    """The settings of `DataConfig` that say how conversations are read."""
+    """Settings of `DataConfig` for reading conversations."""
 
     train_on: str = "assistant"
     dropped_turns: DroppedTurns = "turn_by_turn"
@@ -27,17 +27,17 @@ class Rendered:
     spans: tuple[tuple[int, int], ...]
     """Character ranges that carry loss."""
     answer: tuple[int, int] | None
-    """The last answer has this character range."""
+    """Character range of the last answer."""
     framed: bool = True
     """Whether the text already has its begin and end tokens, as text from a template does."""
     typed: bool = False
     """Whether characters in the text stand in for special tokens that a person typed."""
     weights: tuple[float, ...] = ()
-    """The losses of each range are multiplied by its weight; all weights are 1 if this is empty."""
+    """Factor of the losses of each range; empty if all are 1."""
     prompt: str | None = None
-    """An answer of a preference has the text of its prompt here. In place of `spans`, what carries
-    loss begins where the tokens of the text part from those of the prompt, as with TRL: a token
-    may reach over the border of the two texts.
+    """Text of the prompt of an answer of a preference. In place of `spans`, what carries loss
+    begins where the tokens of the text part from those of the prompt, as with TRL: a token may
+    reach over the border of the two texts.
     """
 
 
@@ -50,7 +50,8 @@ class RejectedExample:
     reason: str
     detail: str = ""
     refused: bool = False
-    """Whether the whole data set is refused because of this example. `detail` then says what to do.
+    """Whether the whole data set is refused because of this example. `detail` then has what to
+    do.
     """
 
 

@@ -41,7 +41,7 @@ _MARK = re.compile(r"(?=..).*[^\w\s]", re.DOTALL)
 
 
 class ReservedText(Exception):
-    """A text holds one of the characters that stand in for control tokens."""
+    """Raised for a text with one of the characters that stand in for control tokens."""
 
 
 class ControlTokens:
@@ -96,10 +96,9 @@ class ControlTokens:
         )
 
     def placeholder(self, value: Any, answer: bool) -> Any:
-        """Returns a person's value, however deeply nested, in which stand-ins replace the control
-        tokens that must become text. `answer` says that the value is part of an answer, which the
-        model learns to write. Raises ReservedText for text that already contains a stand-in
-        character.
+        """Returns a person's value, however deeply nested, in which placeholders replace the
+        control tokens that must become text. answer: the value is part of an answer, which the
+        model learns to write. Raises ReservedText for text that already contains a placeholder.
         """
         if isinstance(value, Arguments):
             text = self.placeholder(value.text, answer)
@@ -220,7 +219,7 @@ def _merged(merge: str | list[str]) -> str:
 
 def written_by(template: ChatTemplate) -> str:
     """Returns the texts in a template's source, and the text that it writes around turns. Both are
-    needed, because the template may compose a role's marker from pieces and the role's name.
+    needed, because the template may compose a role's marker from fragments and the role's name.
     """
     turns = [{"role": role, "content": PROBES[0]} for role in _ROLES]
     chats = []

@@ -40,15 +40,17 @@ _TOOL = {
     },
 }
 _THINK = ("<think>", "</think>")
-"""Data sets have reasoning between these two, for models of any family."""
+"""Tags around reasoning in data sets, for models of any family."""
 _OPENS = re.compile(r"(<[^<>/\s][^<>\s]*>|\[[^\[\]/\s]+\])\s*\Z")
 """Matches an opening tag at the end of a text."""
 _FILLS = ((), ("type",), ("type", "name"), ("type", "name", "id"))
-"""What a template may need of calls that rows often lack: none first."""
+"""Values of calls that a template may need and rows often lack: none first."""
 _SHOWN_PART = re.compile(rf"""(text|thinking)\\?['"]:\s*\\?['"]({"|".join(_CONTENTS)})""")
 
 Write = Callable[[list[Chat], bool], "list[str | Refusal]"]
-"""Has a template write chats as they are. The second argument adds the beginning of an answer."""
+"""A function by which a template writes chats unchanged. The second argument adds the beginning of
+an answer.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Reasoning:
 
 class Habits:
     """The habits of one chat template, each found when it is first asked for. `write` has the
-    template write chats, whose code is `code`; `has_tools` says that the chats have tools.
+    template write chats, whose code is `code`; has_tools: the chats have tools.
     """
 
     def __init__(self, write: Write, code: str, has_tools: bool):
@@ -187,7 +189,7 @@ class Habits:
         return contents if form is None else self._with_ids(form)
 
     def _with_ids(self, form: Form) -> Form:
-        """Returns the form of calls with what it says of ids, names and missing arguments."""
+        """Returns the form of calls with its ids, names and missing arguments."""
         asked, answered = _turn("user", _ASKED), _turn("assistant", _ANSWERED)
         results = [_turn("tool", _RESULT), _turn("tool", _OTHER_RESULT)]
         calls = _turn("assistant", "", tool_calls=[_call(_NAME), _call(_OTHER_NAME)])
@@ -267,7 +269,7 @@ class Habits:
     # ------------------------------------------------------------------ texts
 
     def _first(self, turns: list[Message], forms: list[Form], *said: str) -> Form | None:
-        """Returns the first form in which the template writes all that is said in the turns."""
+        """Returns the first form in which the template writes all contents of the turns."""
         texts = self._texts([(turns, form) for form in forms])
         return next((form for form, text in zip(forms, texts) if _writes(text, *said)), None)
 
@@ -287,8 +289,8 @@ def _call(name: str) -> dict[str, Any]:
 
 
 def _writes(text: str | Refusal, *said: str) -> bool:
-    """Returns whether a text has all that is said, and shows no list or object of Python, or JSON
-    of parts: a template that does so wants text.
+    """Returns whether a text has all contents, and shows no list or object of Python, or JSON of
+    parts: a template that does so wants text.
     """
     if isinstance(text, Refusal) or str(_ARGUMENTS) in text or _SHOWN_PART.search(text):
         return False

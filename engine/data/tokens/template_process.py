@@ -59,18 +59,18 @@ MOST_SECONDS = 5.0
 MOST_BYTES = 1 << 30
 """Bytes of memory that a template may take."""
 _SILENT_SECONDS = 20.0
-"""The process is ended if it says nothing for so long: some work of a template cannot be
+"""Seconds of silence after which the process is ended: some work of a template cannot be
 interrupted.
 """
 _START_SECONDS = 120.0
 _IDLE_SECONDS = 30.0
 _SHORT_OF_MEMORY = 16 << 30
-"""The process takes some 70 MiB, which matters where fewer bytes than these are free."""
+"""Free bytes below which the process, which takes some 70 MiB, matters."""
 _A_MOMENT = 0.2
 _CHARACTERS = 1 << 20
 """Approximate number of characters of texts that are sent at once."""
 Written = tuple[str, str | None]
-"""The second is the refusal of a chat, which then has no text."""
+"""Text of a chat, and its refusal, with which there is no text."""
 _PROGRAM = "from engine.data.tokens.template_process import serve; serve()"
 _LENGTH = struct.Struct("<Q")
 _VARIABLES = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
@@ -182,7 +182,7 @@ def template_process() -> TemplateProcess:
 
 
 class _TimeIsUp(BaseException):
-    """The template has computed for too long. No template can catch it."""
+    """Raised when the template has computed for too long. No template can catch it."""
 
 
 def serve() -> None:

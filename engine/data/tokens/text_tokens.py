@@ -20,9 +20,9 @@ Encoding = tuple[list[int], list[tuple[int, int]]]
 """Token ids, and the characters [start, end) that each token covers."""
 _FEWEST_CHARACTERS = 1 << 16
 _CHARACTERS_A_TOKEN = 16
-"""A text has fewer characters per token than this, or more of it must be read."""
+"""Characters per token above which more of a text must be read."""
 _MARGIN = 64
-"""The last tokens of a text that was cut may differ from those of the whole text."""
+"""Number of last tokens of a text that was cut which may differ from those of the whole text."""
 _LONGEST_PIECE = 1 << 14
 """Largest number of characters of a chunk in which a whole text is tokenized."""
 _AT_ONCE = 1 << 18
@@ -37,7 +37,7 @@ class TextTokens:
     """Tokenizes texts with `tokenizer`, as far as a document of `max_seq_len` tokens needs them.
 
     A tokenizer takes some 200 bytes of memory for each character. So of a text that is much longer
-    than a row, only as much is tokenized as fills the row.
+    than a row, only what fills the row is tokenized.
     """
 
     def __init__(self, tokenizer: Any, renderer: ChatRenderer, max_seq_len: int):

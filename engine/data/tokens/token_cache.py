@@ -52,8 +52,8 @@ _TYPES = {
     "examples": np.int64,
 }
 _MORE_TYPES = {"references": np.float64, "weights": np.float32}
-"""Sides of answers that learn from preferences have `references`, too, and those with an answer
-that its row gives a weight have `weights`; others do not.
+"""Files that only some splits have: `references` of answers for preferences, and `weights` of
+answers with one in their row.
 """
 _NEEDED = {_PROMPTS, *(f"{split}.{name}" for split in ("train", "eval") for name in _TYPES)}
 _OPTIONAL = {f"{split}.{name}" for split in ("train", "eval") for name in _MORE_TYPES}
@@ -113,11 +113,11 @@ class Split:
     starts: np.ndarray
     """First token of each document: int64[documents + 1]."""
     examples: np.ndarray
-    """The first document of example e is `examples[e]`: int64[examples + 1]."""
+    """Index of the first document of each example: int64[examples + 1]."""
     references: np.ndarray
-    """The answers of pairs have `Document.reference` here: float64[documents], else empty."""
+    """`Document.reference` of the answers of pairs, float64[documents], else empty."""
     weights: np.ndarray
-    """The tokens have `Document.weights` here, float32[tokens]; empty if all weights are 1."""
+    """`Document.weights` of the tokens, float32[tokens]; empty if all weights are 1."""
 
     @property
     def holds_pairs(self) -> bool:
@@ -223,7 +223,7 @@ def _opened(folder: Path) -> Iterator[tuple[int, int] | StoredTokens]:
 
 
 class _TallyTypes(msgspec.Struct):
-    """The types of what a manifest says of a tally."""
+    """Types of a tally in a manifest."""
 
     name: str
     columns: dict[str, Any]

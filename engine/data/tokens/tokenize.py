@@ -195,7 +195,7 @@ class _Encoding:
 def _early(
     config: DataConfig, encoder: Encoder, processes: int | None
 ) -> contextlib.AbstractContextManager[EncodingProcesses | None]:
-    """Starts helper processes for a source that is not open yet, if it is plain text of so many
+    """Starts helper processes for a source that is not open yet, if it is plain text of enough
     bytes that they will save time. So they are ready when its passages have been counted.
     """
     path = resolve_source(config.only_source)
@@ -247,11 +247,11 @@ class _OneExample:
 
 
 class _Splits:
-    """Writes each row to its side, training or validation, and counts the rows.
+    """Writes each row to its split, training or validation, and counts the rows.
 
-    `validation` (bool[rows]) marks the rows to hold out; rows beyond it are trained on. The last
-    example of each side is kept back until the next one arrives: if every row of the other side
-    turns out to be skipped, it changes sides.
+    `validation` (bool[rows]) marks the validation rows; rows beyond it are trained on. The last
+    example of each split is kept back until the next one arrives: if every row of the other split
+    turns out to be skipped, it changes splits.
     """
 
     def __init__(self, writer: TokenWriter, tally: Tally, validation: np.ndarray):
@@ -280,7 +280,7 @@ class _Splits:
         self._writer.train.write(documents.of_rows(now))
 
     def add_rest(self, documents: list[Document]) -> None:
-        """Trains on documents that end no row: a registry may say that a text is not read whole."""
+        """Trains on documents that end no row: a registry may limit how much of a text is read."""
         self._writer.train.write(Documents.joined([documents]))
 
     def finish(self, must_hold_out: bool) -> None:

@@ -19,7 +19,7 @@ from engine.data.tokens.turn_ends import MARK
 from engine.text import counted
 
 ENDS = "answers_end_with"
-"""The summary of a data set has them under this name."""
+"""Name of these tokens in the summary of a data set."""
 NO_EOS = "The tokenizer has no end-of-sequence token, so the model cannot learn where to stop."
 _MOST_DOCUMENTS = 4096
 _MOST_TOKENS = 1 << 22
@@ -40,7 +40,7 @@ def written_ends(encoder: Encoder, formats: Iterable[str]) -> tuple[str, ...]:
 
 def without_end(encoder: Encoder, formats: Iterable[str], times: int) -> str:
     """Returns a sentence if answers of these formats end with no token, or an empty text. `times`
-    says how often the chat template has left one so.
+    is how often the chat template has left one so.
     """
     is_framed = any(
         encoder.template_use(name) == "none" and name not in ("segments", "tokens")
@@ -96,9 +96,9 @@ def ids_of(tokenizer: Any, tokens: Iterable[str]) -> list[int]:
 
 
 def ends_of_run(summary: Mapping[str, Any], config: DataConfig, tokenizer: Any) -> tuple[str, ...]:
-    """Returns the tokens that a run has trained to end an answer, as the summary of its data says.
-    A damaged record does not say them; then they are what the chat template writes. Raises
-    DataError for a template that exceeds its limits.
+    """Returns the tokens that a run has trained to end an answer, from the summary of its data. A
+    damaged record does not have them; then they are what the chat template writes. Raises DataError
+    for a template that exceeds its limits.
     """
     if ENDS in summary:
         return tuple(map(str, summary[ENDS]))

@@ -21,22 +21,22 @@ from engine.data.tokens.template_process import Chat, Refusal
 _ASKED = "Q4w6E"
 _NAMES = ("d5Kadd", "d5Kmul")
 MARK = re.compile(r"<\S+>|\[\S+\]")
-"""A text like this was meant to be a token."""
+"""Form of a text that was meant to be a token."""
 _FOLLOWED_BY = ("user", "system")
 
 
 @dataclass(frozen=True)
 class TurnEnds:
-    """What ends the answers that a chat template writes."""
+    """Ends of the answers that a chat template writes."""
 
     tokens: tuple[str, ...] = ()
-    """Each of these tokens ends an answer or a call, that of an answer first."""
+    """Tokens of which each ends an answer or a call, that of an answer first."""
     next_turns: Mapping[str, str] = field(default_factory=dict)
     """How the turn of a role begins, up to its first token, where that token ends the turn before
     it. `tool` is what follows a call.
     """
     text: str = ""
-    """What the template writes behind an answer that no token ends."""
+    """Text that the template writes behind an answer that no token ends."""
 
     def open_end(self, messages: Sequence[Message], place: int) -> str:
         """Returns what ends the answer at `place` of `messages` if the template leaves it open, and
@@ -51,8 +51,8 @@ class TurnEnds:
 def turn_ends(template: ChatTemplate, marks: Collection[str], special: Collection[str]) -> TurnEnds:
     """Returns what ends the answers of `template`.
 
-    `marks` are the added tokens that it may write. Those of `special` are no part of what a model
-    says; of the others, only one that stands directly behind an answer ends it. Raises DataError as
+    `marks` are the added tokens that it may write. Those of `special` are no part of an answer's
+    text; of the others, only one that stands directly behind an answer ends it. Raises DataError as
     `ChatTemplate.write` does.
     """
     first, second = PROBES

@@ -1,4 +1,4 @@
-"""Helper processes do the tokenizing. They share no memory with this process.
+"""Helper processes that tokenize. They share no memory with this process.
 
 - This process sends each batch of rows to an idle helper and yields the answers in order. One
   thread per helper waits for the answers.
@@ -33,7 +33,7 @@ _OTHER_VERSION = 77
 _BATCHES_AHEAD = 2
 """Number of batches of each helper: one that it works on, and one in the queue."""
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Each process works in one thread, because there is one process for each core."""
+"""Settings of one thread for each process, because there is one process for each core."""
 
 
 class EncodingProcesses:

@@ -1,4 +1,4 @@
-"""Blocks are called with arguments that the model's own code makes for them."""
+"""Arguments of blocks, which the model's own code makes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.model.blocks.hidden_layout import HiddenLayout
 
 @dataclass
 class BlockArguments:
-    """A block is called with these arguments in addition to its hidden state."""
+    """Arguments of a block in addition to its hidden state."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -22,7 +22,7 @@ class BlockArguments:
     None.
     """
     hidden_layout: HiddenLayout | None = None
-    """The block takes and returns a state of this form; None for [rows, tokens, width]."""
+    """Layout of the state that the block takes and returns; None for [rows, tokens, width]."""
 
     def call(self, block: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
         """Runs `block` on `hidden` [rows, tokens, width] and returns the block's hidden state

@@ -1,12 +1,11 @@
-"""Some families give their blocks more than a hidden state that is trained, or hand results of a
-block to later blocks.
+"""Cross-layer values: in some families, blocks take more than a hidden state that is trained, or
+pass results on to later blocks.
 
 - Gemma 4 computes an input for each block from the tokens, and late blocks read the keys and values
   of an earlier one, which it leaves in a dict that all of them are given.
 - GLM-5 returns the tokens that its indexer chose from one block, and gives them to the next.
-
-A `CrossLayerFlow` says of each block what it takes and what it gives.
-`engine.model.build.block_trial` finds it.
+A `CrossLayerFlow` has the inputs and outputs of each block. `engine.model.build.block_trial` finds
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from engine.model.blocks.pytree_paths import Place
 
 OUT = "out"
-"""A place that begins so is in the result of a block, and not in its arguments."""
+"""First key of a place that is in the result of a block, and not in its arguments."""
 BEFORE = -1
 """The embed unit computes what it computes before all blocks, at this position among them."""
 
@@ -44,7 +43,7 @@ class CrossLayerInput:
 
 @dataclass(frozen=True)
 class BlockCrossLayerFlow:
-    """A block takes these values, and gives those at these places."""
+    """Cross-layer values that a block takes, and the places of those that it passes on."""
 
     cross_layer_inputs: tuple[CrossLayerInput, ...] = ()
     cross_layer_outputs: tuple[Place, ...] = ()
@@ -67,8 +66,8 @@ class CrossLayerFlow:
 def cross_layer_flow_of(
     cross_layer_inputs: dict[int, list[CrossLayerInput]], blocks: int
 ) -> CrossLayerFlow:
-    """Returns the handing of a model with so many blocks, of which some take values. What nobody
-    takes is not handed on.
+    """Returns the cross-layer values of a model with this number of blocks. A value that no block
+    takes is not passed on.
     """
     cross_layer_outputs: dict[int, dict[Place, None]] = {
         block: {} for block in range(BEFORE, blocks)

@@ -1,6 +1,4 @@
-"""A `CrossLayerValues` keeps what blocks hand to later blocks in a micro-batch, and the
-gradients.
-"""
+"""The cross-layer values of a micro-batch, and their gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from engine.model.blocks.pytree_paths import Place, mapped, replaced, tensors_of
 
 
 class _Leaf(NamedTuple):
-    """A block has taken a tensor that needs a gradient."""
+    """A tensor that a block has taken and that needs a gradient."""
 
     source: Source
     number: int
@@ -37,7 +35,7 @@ class _Run(NamedTuple):
 
 
 class CrossLayerValues:
-    """A `CrossLayerValues` belongs to one micro-batch of a step or of a pass.
+    """The cross-layer values of one micro-batch of a step or of a pass.
 
     Values stay on the device from the block that computes them until its backward, as masks and
     rotary tables do. A block that runs again computes them again: they are the same to the bit, so
@@ -150,7 +148,7 @@ class CrossLayerValues:
 
     def end_backward(self, position: int, found: Sequence[torch.Tensor | None]) -> None:
         """Adds `found`, the gradients of a block's `leaves`, to those of the values, and frees what
-        nobody needs any more.
+        is no longer needed.
         """
         for leaf, gradient in zip(self._runs.pop(position).leaves, found, strict=True):
             if gradient is not None:

@@ -1,4 +1,4 @@
-"""A family may give its blocks a hidden state of another shape than [rows, tokens, width]."""
+"""Layouts of hidden states of families that have another shape than [rows, tokens, width]."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class HiddenLayout:
     """
 
     rows: int
-    """Rows are at this place of the family's shape."""
+    """Dimension of the rows in the family's shape."""
     tokens: int
-    """Tokens are at this place of it."""
+    """Dimension of the tokens."""
     rest: tuple[int, ...]
-    """The other dimensions have these sizes, in the family's order."""
+    """Sizes of the other dimensions, in the family's order."""
 
     @classmethod
     def between(

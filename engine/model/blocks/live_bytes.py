@@ -1,4 +1,4 @@
-"""A `LiveBytes` counts the bytes of the tensors that exist at once, on any device."""
+"""The bytes of the tensors that exist at once, on any device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from engine.model.blocks.pytree_paths import tensors_of
 from engine.model.blocks.tiled_module import is_tiling
 
 MOST_OPERATIONS = 5_000
-"""More operations are not counted. A block that loops over the tokens of a row has more."""
+"""Number of operations after which counting ends. A block that loops over the tokens of a row has
+more.
+"""
 
 
 class LiveBytes(TorchDispatchMode):
-    """While it is active, a `LiveBytes` counts every storage that is made, until it is freed. What
-    exists before is not counted. Raises RuntimeError after `MOST_OPERATIONS`.
+    """A context that counts every storage that is made in it, until it is freed. What exists before
+    is not counted. Raises RuntimeError after `MOST_OPERATIONS`.
     """
 
     def __init__(self) -> None:

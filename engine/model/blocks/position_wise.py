@@ -19,11 +19,11 @@ from torch import nn
 from engine.model.lora.lora_layer import Factor, class_without_adapter
 
 TOLERANCE = 1e-4
-"""Rounding makes results differ by at most this share of their norm."""
+"""Fraction of their norm by which rounding makes results differ, at most."""
 _CUTS = (7, 8)
-"""The tokens of the trial are cut here: one sequence chunk has a single token."""
+"""Tokens at which the trial is cut: one sequence chunk has a single token."""
 _RANDOM = re.compile("drop|jitter")
-"""Attributes whose names have one of these say how much a module leaves to chance."""
+"""Parts of the names of attributes that hold how much a module leaves to chance."""
 
 PositionWise = tuple[str, str]
 """The name of a module in its block, and the classes in it."""
@@ -92,8 +92,8 @@ def _is_position_wise(part: nn.Module, given: torch.Tensor) -> bool:
             shape = part(given).shape
         gradient = torch.randn(shape, generator=generator)
         whole = _results(part, parameters, given, gradient)
-        pieces = zip(_cut(given), _cut(gradient), strict=True)
-        of_chunks = [_results(part, parameters, *piece) for piece in pieces]
+        cuts = zip(_cut(given), _cut(gradient), strict=True)
+        of_chunks = [_results(part, parameters, *cut) for cut in cuts]
     except Exception:  # noqa: BLE001  a family's code may raise anything
         return False
     of_results = list(zip(*of_chunks, strict=True))
@@ -104,7 +104,7 @@ def _is_position_wise(part: nn.Module, given: torch.Tensor) -> bool:
 
 def _cut(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Returns `tensor`, [rows, tokens, ...], in sequence chunks along its rows."""
-    return [piece.contiguous() for piece in tensor.tensor_split(_CUTS, 1)]
+    return [cut.contiguous() for cut in tensor.tensor_split(_CUTS, 1)]
 
 
 def _results(

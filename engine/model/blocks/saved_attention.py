@@ -1,4 +1,5 @@
-"""What attention returned in a block's forward is returned again while the block is recomputed.
+"""Outputs of attention in a block's forward, which are returned again while the block is
+recomputed.
 
 For its backward, torch's fused attention needs queries, keys and values, its output and its
 log-sums. A recompute makes the first three anew. The other two are kept in a room on the device,
@@ -27,14 +28,13 @@ KERNELS: Mapping[str, int | None] = {
     "aten::_scaled_dot_product_cudnn_attention": 4,
     "torch_attn::_varlen_attn": None,
 }
-"""The results of these kernels are kept. Each returns an output and log-sums first, and then small
-ones. Some return log-sums only if the argument at this place is true, as it is where autograd
-records.
+"""Kernels whose results are kept. Each returns an output and log-sums first, and then small ones.
+Some return log-sums only if the argument at this place is true, as it is where autograd records.
 """
 
 
-class _Piece(NamedTuple):
-    """A tensor of this form begins at the byte `start` of a room."""
+class _Region(NamedTuple):
+    """A tensor of this form that begins at the byte `start` of a room."""
 
     start: int
     dtype: torch.dtype
@@ -53,8 +53,8 @@ class SavedCall:
     """A call of a kernel whose results are kept."""
 
     kernel: Any
-    pieces: Sequence[_Piece]
-    """They hold the output and the log-sums."""
+    regions: Sequence[_Region]
+    """Regions of the output and the log-sums."""
     others: Sequence[Any]
     """The other results: small tensors, numbers, or nothing."""
     random_state: torch.Tensor | None
@@ -99,22 +99,22 @@ class SavesAttention(TorchDispatchMode):
         """Copies output and log-sums into the room; returns None where that is not possible.
         `random_state` is that of `SavedCall`.
         """
-        pieces, stop = [], self._used
+        regions, stop = [], self._used
         for tensor in out[:2]:
             start = stop
             stop = start + aligned(tensor.numel() * tensor.element_size())
-            pieces.append(_Piece(start, tensor.dtype, tensor.shape, tensor.stride()))
+            regions.append(_Region(start, tensor.dtype, tensor.shape, tensor.stride()))
         if stop > len(self._room) or not all(map(_is_dense, out[:2])):
             return None
-        for piece, tensor in zip(pieces, out[:2], strict=True):
-            piece.of(self._room).copy_(tensor)
+        for region, tensor in zip(regions, out[:2], strict=True):
+            region.of(self._room).copy_(tensor)
         self._used = stop
-        return SavedCall(func, pieces, out[2:], random_state)
+        return SavedCall(func, regions, out[2:], random_state)
 
 
 class ReplaysAttention(TorchDispatchMode):
-    """While a `ReplaysAttention` is active, it returns the results of `calls`, whose tensors are in
-    `room`, uint8 [bytes], in place of running kernels.
+    """A context that returns the results of `calls`, whose tensors are in `room`, uint8 [bytes], in
+    place of running kernels.
     """
 
     def __init__(self, room: torch.Tensor, calls: SavedCalls):
@@ -130,7 +130,7 @@ class ReplaysAttention(TorchDispatchMode):
             if call is not None and call.kernel is func:
                 if call.random_state is not None:
                     _generator(args[0].device).set_state(call.random_state)
-                return (*(piece.of(self._room) for piece in call.pieces), *call.others)
+                return (*(region.of(self._room) for region in call.regions), *call.others)
         return func(*args, **(kwargs or {}))
 
 

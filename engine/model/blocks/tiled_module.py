@@ -25,7 +25,7 @@ def is_tiling() -> bool:
 
 
 class _Running:
-    """While one is active, the thread is running a module in sequence chunks."""
+    """A context in which the thread is running a module in sequence chunks."""
 
     def __enter__(self) -> None:
         _here.depth = getattr(_here, "depth", 0) + 1
@@ -131,8 +131,8 @@ def _sequence_chunks(given: torch.Tensor, chunk_tokens: int) -> Iterable[slice]:
 
 
 def tile_sequence(block: nn.Module, names: Iterable[str], tile_tokens: int) -> None:
-    """Makes the modules of `block` with these names run in sequence chunks of so many tokens, those
-    of all rows together. Rows of no more tokens run as a whole.
+    """Makes the modules of `block` with these names run in sequence chunks of `tile_tokens` tokens,
+    those of all rows together. Rows of no more tokens run as a whole.
     """
     for name in names:
         part = block.get_submodule(name)

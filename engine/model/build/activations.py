@@ -53,7 +53,7 @@ results. All others are recomputed.
 
 @dataclass(frozen=True)
 class Counted:
-    """The counts say how much autograd keeps for one block."""
+    """What autograd keeps for one block."""
 
     plain: Activations
     """What is kept when the block runs without a mask."""
@@ -92,8 +92,8 @@ def argument_numel(model: StreamedModel) -> int:
 
 
 def handed_numel(model: StreamedModel) -> int:
-    """Counts the elements per token of each row that stay on the device because blocks hand them to
-    later blocks, or the embed unit computes them for blocks, and those of their gradients.
+    """Returns the elements per token of each row that stay on the device because blocks pass them
+    on to later blocks, or the embed unit computes them for blocks, and those of their gradients.
     """
     return _computed_numel(model) + _cross_layer(model)
 
@@ -106,7 +106,9 @@ def _computed_numel(model: StreamedModel) -> int:
 
 
 def _given_numel(model: StreamedModel, rows: int) -> int:
-    """Counts the elements per token that blocks receive with so many rows of equal positions."""
+    """Returns the elements per token that blocks receive with this number of rows of equal
+    positions.
+    """
     tokens = 13  # no other dimension has this size
     with torch.no_grad():
         captured = model.skeleton.capture(
@@ -126,7 +128,7 @@ def _given_numel(model: StreamedModel, rows: int) -> int:
 
 
 def _cross_layer(model: StreamedModel) -> int:
-    """Counts the elements per token that stay on the device because blocks hand them to later
+    """Returns the elements per token that stay on the device because blocks pass them on to later
     blocks, and those of gradients of what blocks are given. Returns 0 if a block's code cannot run
     on the meta device.
     """
@@ -160,7 +162,7 @@ BlockShapes = tuple[
     bool, tuple[tuple[str, tuple[int, ...], bool], ...], tuple[tuple[Place, ...], ...]
 ]
 """Whether the input of a block has a gradient, then the names and shapes of its parameters and
-whether they are frozen, and then what it takes and gives.
+whether they are frozen, and then the cross-layer values that it takes and passes on.
 """
 
 
@@ -180,11 +182,11 @@ def block_shapes(model: StreamedModel, unit: Unit) -> BlockShapes:
     parameters = tuple(
         (spec.name, spec.shape, spec.frozen and not is_below) for spec in unit.layout.parameters
     )
-    handed: tuple[tuple[Place, ...], ...] = ()
+    cross_layer: tuple[tuple[Place, ...], ...] = ()
     if model.cross_layer_flow is not None:
         own = model.cross_layer_flow.blocks[place - 1]  # the embed unit comes before the blocks
-        handed = tuple(take.place for take in own.cross_layer_inputs), own.cross_layer_outputs
-    return is_below or any(layout.trained for layout in layouts[:place]), parameters, handed
+        cross_layer = tuple(take.place for take in own.cross_layer_inputs), own.cross_layer_outputs
+    return is_below or any(layout.trained for layout in layouts[:place]), parameters, cross_layer
 
 
 def first_of(shapes_of_blocks: list[BlockShapes]) -> dict[BlockShapes, int]:
@@ -341,7 +343,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 class FusedAttention(TorchFunctionMode):
-    """While it is active, torch's attention keeps only what its fused kernels keep.
+    """A context in which torch's attention keeps only what its fused kernels keep.
 
     On the meta device torch would choose the attention that keeps all attention weights; on CPU and
     GPU it chooses one that does not.

@@ -24,7 +24,9 @@ class Added:
     """Number of rows that a model needs for them; 0 where no token was named."""
 
     def notes(self, before: int) -> list[str]:
-        """Returns in words what was done, for a model of which the weights have `before` rows."""
+        """Returns sentences on what was done, for a model of which the weights have `before`
+        rows.
+        """
         sentences = []
         if self.known:
             are = "a token" if len(self.known) == 1 else "tokens"
@@ -43,7 +45,7 @@ class Added:
 
 def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> Added:
     """Adds tokens to a tokenizer of transformers, as special tokens. Those that it has as added
-    tokens stay as they are. Raises ConfigError where that makes no single token of a text.
+    tokens are unchanged. Raises ConfigError where that makes no single token of a text.
     """
     if not tokens:
         return Added((), (), 0)

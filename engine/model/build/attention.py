@@ -52,11 +52,11 @@ _MASKED_AT_ONCE = 2_000_000
 documents, up to which one call with a mask is faster on a CPU than a call per document.
 """
 _FAMILY_OWN = ("softcap", "s_aux", "sinks")
-"""Only a family's eager function honors these arguments."""
+"""Arguments that only a family's eager function honors."""
 
 
 class Heads(NamedTuple):
-    """An attention call has these three inputs, each [rows, heads, tokens, width].
+    """The three inputs of an attention call, each [rows, heads, tokens, width].
 
     If queries share keys and values, `key` and `value` have fewer heads.
     """
@@ -136,7 +136,7 @@ def _fused_by_pattern(call: _Call, heads: Heads, pattern: Pattern) -> torch.Tens
     """Attends according to a pattern, in the fastest available way."""
     if not call.dropout and _varlen_runs(heads, pattern):
         return _varlen_attention(heads, pattern, call.scaling)
-    # A piece without a mask gets causal attention, whatever the module's own `is_causal` is.
+    # A segment without a mask gets causal attention, whatever the module's own `is_causal` is.
     causal = replace(call, others=call.others | {"is_causal": True})
     attend = functools.partial(_fused_attention, causal)
     if _masked_at_once(heads.query, pattern.documents):
@@ -235,15 +235,15 @@ def _by_document(attend: _Attend, heads: Heads, pattern: Pattern) -> torch.Tenso
     """Attends to each document separately, and joins the results in the order of the rows."""
     rows: dict[int | None, list[torch.Tensor]] = {}
     windows: dict[int, torch.Tensor] = {}
-    for row, start, end in pattern.documents.pieces(pattern.chunk):
+    for row, start, end in pattern.documents.segments(pattern.chunk):
         length = end - start
         dense = None
         if pattern.window is not None and length > pattern.window:
             if length not in windows:
                 windows[length] = _window_mask(length, pattern.window, heads.query.device)
             dense = windows[length]
-        piece = Heads(*(tensor[row, :, start:end] for tensor in heads))
-        rows.setdefault(row.start, []).append(attend(piece, dense))
+        segment = Heads(*(tensor[row, :, start:end] for tensor in heads))
+        rows.setdefault(row.start, []).append(attend(segment, dense))
     return _joined([_joined(parts, 1) for parts in rows.values()], 0)
 
 

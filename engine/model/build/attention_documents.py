@@ -1,7 +1,7 @@
-"""Several documents may share a row, and attention must know where each of them begins and ends.
+"""Bounds of the documents that share a row, for attention.
 
-`Documents` says which tokens of a micro-batch belong together. `Pattern` also says how far a token
-looks back inside its document. Both are kept on the host, so that no step waits for the device to
+`Documents` has which tokens of a micro-batch belong together. `Pattern` also has how far a token
+attends back inside its document. Both are kept on the host, so that no step waits for the device to
 find out where a document ends.
 """
 
@@ -65,9 +65,9 @@ class Documents:
         """Tokens of the longest document."""
         return max(max(row) for row in self.lengths)
 
-    def pieces(self, chunk: int | None) -> Iterator[tuple[slice, int, int]]:
-        """Yields every piece whose tokens attend only to each other, as (rows, first token, token
-        after the last). A piece is a document or, if attention is chunked, `chunk` tokens of a
+    def segments(self, chunk: int | None) -> Iterator[tuple[slice, int, int]]:
+        """Yields every segment whose tokens attend only to each other, as (rows, first token, token
+        after the last). A segment is a document or, if attention is chunked, `chunk` tokens of a
         document.
 
         If every row is a single document, one slice covers all rows.
@@ -85,8 +85,8 @@ class Documents:
                 start += length
 
     def bounds(self, chunk: int | None) -> np.ndarray:
-        """Returns int32[pieces + 1]: where each piece starts when the rows are concatenated, and
-        where the last piece ends.
+        """Returns int32[segments + 1]: where each segment starts when the rows are concatenated,
+        and where the last segment ends.
         """
         sizes = [0]
         for row in self.lengths:
@@ -96,7 +96,7 @@ class Documents:
         return np.cumsum(sizes, dtype=np.int32)
 
     def starts(self, chunk: int | None) -> torch.Tensor:
-        """Returns the bounds of the pieces, int32[pieces + 1], on the device."""
+        """Returns the bounds of the segments, int32[segments + 1], on the device."""
         if chunk not in self._starts:
             self._starts[chunk] = self.upload(self.bounds(chunk))
         return self._starts[chunk]
@@ -133,7 +133,7 @@ class Documents:
 
 
 class Pattern:
-    """A pattern takes the place of a mask: attention is causal inside each document.
+    """Takes the place of a mask: attention is causal inside each document.
 
     With `window`, a token sees only the last `window` tokens, including itself. With `chunk`, it
     sees only tokens of its own chunk of `chunk` tokens. Both count within the document.

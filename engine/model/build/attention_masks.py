@@ -31,7 +31,7 @@ class _Capture(threading.local):
 _capture = _Capture()
 
 CACHE_KEYWORDS = ("cache", "past_key_values", "cache_params")
-"""A model's `forward` takes its key-value cache under one of these names. The first is the name of
+"""Names of the key-value cache among the arguments of a model's `forward`. The first is the name of
 every family since transformers 5.24.
 """
 

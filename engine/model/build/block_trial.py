@@ -1,6 +1,6 @@
-"""A block of each kind is tried on two tokens, with weights that occupy no memory.
+"""The trial of a block of each kind on two tokens, with weights that occupy no memory.
 
-The trial shows what the block returns, what it hands to later blocks, which of its parameters are
+It finds what the block returns, what it passes on to later blocks, which of its parameters are
 trained, and whether it can be streamed at all. Blocks run separately and run again in the backward
 pass, so a block that keeps state is refused by name, and so is a model whose own code computes
 something from the results of blocks.
@@ -43,7 +43,7 @@ from engine.model.build.units import Unit
 
 
 class HollowProducts(TorchFunctionMode):
-    """While it is active, linear layers are not computed.
+    """A context in which linear layers are not computed.
 
     Their weights are zeros in a trial, and reading those of a large head or block takes seconds.
     The result is zeros, as it would be anyway, and its gradient reaches the same tensors.
@@ -92,18 +92,18 @@ def _passed(value: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A block of this kind was run."""
+    """A kind of block that was run."""
 
     reached: dict[Place, set[str]]
-    """Each result of the block, by its place, is computed from these parameters."""
+    """Parameters from which each result of the block, by its place, is computed."""
     names: list[str]
-    """The block has these parameters."""
+    """Names of the block's parameters."""
     extras: tuple | None
     """Values that it returns in addition to its hidden state; None if it returns only that."""
     writes: bool
     """Whether it leaves values in its arguments."""
     unused: frozenset[Place]
-    """Places at which it is given values that are trained, and computes nothing from them."""
+    """Places of trained values that it is given, and from which it computes nothing."""
 
 
 class Trial:
@@ -118,19 +118,19 @@ class Trial:
         self._blocks = blocks
         self._kinds: dict[int, _Kind] = {}
         self._cross_layer: dict[int, tuple[Any, Source]] = {}
-        """The values that blocks have handed on, by their ids."""
+        """Cross-layer values so far, by their ids."""
         self._cross_layer_inputs: dict[int, list[CrossLayerInput]] = {}
         self.trained: list[torch.Tensor] = []
         """Inputs of blocks, of any shapes, that are computed before all blocks and are trained."""
         self.state_bytes = 1
         """Bytes of an element of a block's hidden state."""
         self.unrun: dict[int, set[str]] = {}
-        """In each kind of block, these modules were not run (the block may read their weights), or
+        """Modules, by kind of block, that were not run (the block may read their weights), or
         returned something else than a tensor.
         """
 
     def __call__(self, position: int, arguments: BlockArguments, hidden: torch.Tensor) -> Answer:
-        """Returns what the block at `position` hands on. `hidden` is its input, in the family's
+        """Returns what the block at `position` passes on. `hidden` is its input, in the family's
         shape.
         """
         unit = self._blocks[position]
@@ -231,7 +231,7 @@ class Trial:
         self, arguments: Sequence[BlockArguments], cross_layer_flow: CrossLayerFlow
     ) -> None:
         """Raises ModelError where an argument of a block was computed from placeholders: then the
-        model's code changes what one block hands to another.
+        model's code changes what one block passes to another.
         """
         for position, given in enumerate(arguments):
             taken = {take.place for take in cross_layer_flow.blocks[position].cross_layer_inputs}
@@ -375,13 +375,13 @@ def _written(before: dict[Place, int], arguments: BlockArguments) -> dict[Place,
 
 
 class _RunsNoted:
-    """While it is active, a `_RunsNoted` notes which modules of `block` return a tensor."""
+    """A context that notes which modules of `block` return a tensor."""
 
     def __init__(self, block: nn.Module):
         self._hooks: list[Any] = []
         self._modules = dict(block.named_modules())
         self.unrun = {name for name in self._modules if not _in_list(name)}
-        """These were not run yet."""
+        """Modules that were not run yet."""
 
     def __enter__(self) -> _RunsNoted:
         for name, module in self._modules.items():

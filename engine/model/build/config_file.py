@@ -17,9 +17,9 @@ from engine.model.hub.model_files import read_small
 from engine.safe_files import FileFault
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-"""Nearly all models have these fields, and none can compute with less than 1 of them."""
+"""Fields that nearly all models have, and without at least 1 of which none can compute."""
 _PARTS = ("text_config",)
-"""A configuration may hold the one of its text part under one of these names."""
+"""Names under which a configuration may hold the one of its text part."""
 _TYPES = {
     "int": "a whole number",
     "float": "a number",

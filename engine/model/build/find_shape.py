@@ -41,12 +41,12 @@ _failures: dict[_Key, tuple[float, str]] = {}
 """The time and the sentence of the last failure for each key."""
 _remembering = threading.Lock()
 _building = threading.Lock()
-"""One thread builds at a time."""
+"""Lock, so that one thread builds at a time."""
 
 
 @dataclass(frozen=True)
 class _Key:
-    """A remembered shape is identified by everything that decides it."""
+    """All that decides a remembered shape."""
 
     source: str
     path: Path | None
@@ -57,7 +57,7 @@ class _Key:
     parts: Parts | Adapters | None
     """Parts that are trained; None where the whole model is."""
     vocabulary: int | None
-    """Number of tokens for which the model has rows; None where its own configuration says so."""
+    """Number of tokens for which the model has rows; None where its own configuration has it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class _Place:
 
     path: Path | None
     file: Path | None
-    """The file from which the configuration is read."""
+    """File from which the configuration is read."""
 
 
 def shape_from_source(

@@ -61,8 +61,8 @@ def _imported() -> ModuleType:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Pauses the collection of garbage. An import makes a million objects and no garbage; to look
-    at them again and again would take half a second.
+    """Pauses the collection of garbage. An import makes a million objects and no garbage; to
+    traverse them again and again would take half a second.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -89,7 +89,7 @@ def _import() -> ModuleType:
 
 
 def family_of(model_type: str) -> Family:
-    """Returns what the library says of the models with this `model_type`."""
+    """Returns what the library knows of the models with this `model_type`."""
     library = transformers()
     mapping = importlib.import_module("transformers.conversion_mapping")
     patterns = getattr(mapping, "_MODEL_TO_CONVERSION_PATTERN", {})

@@ -27,7 +27,7 @@ class ReadModel:
     tokenizer: Any
     added: Added
     notes: tuple[str, ...]
-    """Sentences about what is changed."""
+    """Sentences on what is changed."""
     grows: bool
     """Whether the weights of the model have too few rows for them."""
 

@@ -58,7 +58,7 @@ def scaled(config: Any, model: ModelConfig) -> Any:
 
 
 def note_of(model: ModelConfig, own: int) -> list[str]:
-    """Returns in words what was scaled. own: as in `refuse_longer_rows`."""
+    """Returns a sentence on what was scaled. own: as in `refuse_longer_rows`."""
     return [
         f"Rotary embeddings are scaled ({model.rope_scaling}, factor {model.rope_factor:g}): rows "
         f"may have {positions_with(model, own):,} tokens in training, and the model without it is "

@@ -1,7 +1,7 @@
-"""The shape of the model of a run counts the rows of tokens and the positions that the user adds.
+"""The shape of the model of a run, with the rows of tokens and the positions that the user adds.
 
-The tokenizer says how many rows they need. Where it is not on this machine, they are not counted:
-many models have spare rows, and a row takes a few kilobytes.
+The tokenizer has the number of rows that they need. Where it is not on this machine, they are not
+counted: many models have spare rows, and a row takes a few kilobytes.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ class Skeleton:
         self.model: Any = model
         self.blocks = list(layers)
         self.extras: list[tuple | None] = [None] * len(self.blocks)
-        """For each block, these are placeholders for what it returns in addition to its hidden
-        state; None for a block that returns only a tensor.
+        """Placeholders, for each block, for what it returns in addition to its hidden state; None
+        for a block that returns only a tensor.
         """
         self.hidden_layout: HiddenLayout | None = None
         """Form of the state that blocks pass; None for [batch, tokens, width]."""
@@ -108,7 +108,9 @@ class Skeleton:
         self._ran: list[int] = []
         """Order in which the blocks ran in a pass through the tail."""
         self._entering: list[torch.Tensor] | None = None
-        """If this is a list, a pass through the tail appends each block's input to it."""
+        """List to which a pass through the tail appends each block's input; None outside such a
+        pass.
+        """
         self._local_kinds: dict[int, str] = {}
         """`attention_masks.forward` caches the kinds of local attention here."""
         self._cache_type = transformers().Cache
@@ -177,7 +179,7 @@ class Skeleton:
         self.extras = extras
 
     def expect_hidden_layout(self, hidden_layout: HiddenLayout) -> None:
-        """Says that blocks pass a state of this form."""
+        """Sets the layout of the states that blocks pass."""
         self.hidden_layout = hidden_layout
 
     # ------------------------------------------------------------------ the capture pass

@@ -1,5 +1,5 @@
-"""A `Specimens` runs blocks on the meta device, where tensors have shapes but no contents. What
-such a block hands on has the right shapes for the blocks that take it.
+"""Runs of blocks on the meta device, where tensors have shapes but no contents. The values that
+such a block passes on have the right shapes for the blocks that take them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Specimens:
         if cross_layer_flow is None:
             return arguments.call(block, hidden)
         own = cross_layer_flow.blocks[position]
-        handed = CrossLayerValues(cross_layer_flow, BEFORE)
+        values = CrossLayerValues(cross_layer_flow, BEFORE)
         for take in own.cross_layer_inputs:
             if take.source.block != BEFORE:
-                handed.set_value(take.source, self._value(take.source))
-        out = handed.run(position, arguments, block, hidden)
+                values.set_value(take.source, self._value(take.source))
+        out = values.run(position, arguments, block, hidden)
         for place in own.cross_layer_outputs:
-            value = handed.value_of(Source(position, place))
+            value = values.value_of(Source(position, place))
             self._values[self._kinds[position], place] = value
         return out
 
@@ -52,7 +52,7 @@ class Specimens:
         return self._values[self._kinds[source.block], source.place]
 
     def cross_layer_inputs_of(self, position: int) -> list[torch.Tensor]:
-        """Returns what earlier blocks hand to the block at `position`, tensors of any shape."""
+        """Returns what earlier blocks pass to the block at `position`, tensors of any shape."""
         if self._model.cross_layer_flow is None:
             return []
         cross_layer_inputs = self._model.cross_layer_flow.blocks[position].cross_layer_inputs

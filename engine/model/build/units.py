@@ -1,6 +1,6 @@
-"""A `StreamedModel` is a Hugging Face model divided into `Unit`s, the pieces that are streamed.
+"""A Hugging Face model divided into units, which are streamed.
 
-A unit's layout (engine/planning/layout/layout.py) says where its parameters are in memory.
+A unit's layout (engine/planning/layout/layout.py) has the places of its parameters in memory.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Unit:
     block: nn.Module | None = None
     """None for the embed unit and the head unit."""
     kind: int = -1
-    """Blocks of one kind perform the same computation and can share one template on the device. It
-    is -1 if the unit has no block.
+    """Number of the kind: blocks of one kind perform the same computation and can share one
+    template on the device. It is -1 if the unit has no block.
     """
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     indices: dict[str, int] = field(default_factory=dict)
-    """Each module in the block that has a `layer_idx` is listed with it, because some families use
-    it in their computation.
+    """Modules in the block that have a `layer_idx`, each with it, because some families use it in
+    their computation.
     """
     unrun: frozenset[str] = frozenset()
     """Modules of the block that it runs not at all, or for more than a tensor."""
@@ -101,8 +101,8 @@ class StreamedModel:
     does not choose.
     """
     work_parameters: int | None
-    """A model that is trained whole and in which a token goes through so many parameters needs as
-    many FLOPs for a step; None where this one is trained whole.
+    """Number of parameters of a model that is trained as a whole and needs as many FLOPs for a
+    step, if a token goes through all of them; None where this one is trained as a whole.
     """
     residual_streams: int
     """Number of hidden states per token that a block's input is as large as: one, but several with
@@ -114,14 +114,14 @@ class StreamedModel:
     """Name that owns the plane of each tied parameter, by its second name."""
     non_text: dict[str, int] = field(default_factory=dict)
     """Number of elements of the parameters of a model that also reads images or sound through which
-    no text passes. They are no part of a unit, are never loaded, and stay as they are.
+    no text passes. They are no part of a unit, are never loaded, and remain unchanged.
     """
     router_loss: RouterLoss | None = None
-    """Training has this loss, too; None where the configuration asks for none."""
+    """Further loss of training, of the router; None where the configuration asks for none."""
     quantized: Quantized | None = None
     """How the weights of the checkpoint are stored. They are dequantized on loading."""
     state_items: int = 1
-    """An element of a block's state takes as many bytes as so many elements of `dtype`."""
+    """Bytes of an element of a block's state, in elements of `dtype`."""
     cross_layer_flow: CrossLayerFlow | None = None
     """What passes between blocks in addition to the hidden state; None for nothing."""
     parts: Parts | Adapters | None = None

@@ -25,17 +25,17 @@ _SCALE = "_scale_inv"
 _BLOCKS, _SCALES = "_blocks", "_scales"
 """Endings of the two names under which a weight is stored in MXFP4."""
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-_PIECE = 1 << 22
+_CHUNK = 1 << 22
 """Number of values that are dequantized at once, beside the result."""
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""In MXFP4, the low three bits stand for these numbers, and the fourth for the sign."""
+"""Numbers for the low three bits of a value in MXFP4; the fourth is the sign."""
 _BIAS = 127
-"""The byte of a scale is its exponent plus this."""
+"""Difference between the byte of a scale and its exponent."""
 
 
 @dataclass(frozen=True)
 class QuantizedTensor(ABC):
-    """Weight that is made of several tensors that are stored."""
+    """A weight that is made of several tensors that are stored."""
 
     name: str
     parts: tuple[Any, ...]
@@ -88,7 +88,7 @@ class _Mxfp4(QuantizedTensor):
         # A byte holds two values, the first of them in its low bits.
         low, high = torch.arange(256) & 15, torch.arange(256) >> 4
         table = torch.stack([numbers[low], numbers[high]], 1)
-        at_once = max(1, _PIECE // (groups * size * 2))
+        at_once = max(1, _CHUNK // (groups * size * 2))
         for made, stored, exponents in zip(result, pairs, scales, strict=True):
             for top in range(0, rows, at_once):
                 under = slice(top, top + at_once)

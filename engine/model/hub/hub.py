@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub are downloaded into the hub's own cache before they are read.
+"""Models from the Hugging Face hub, downloaded into the hub's own cache before they are read.
 
 The transfer reports its progress, and can be cancelled at any moment. So a separate process does it
 (engine/model/hub/hub_download.py): code that looks up a name, opens a connection or waits for a
@@ -162,7 +162,7 @@ class _Pace:
             self._seen.popleft()
 
     def text(self) -> str:
-        """Returns the state in words, such as `3 of 7 files, about 12 min left`."""
+        """Returns the state as text, such as `3 of 7 files, about 12 min left`."""
         return f"{self.files} of {self.of} files{self._left(time.monotonic())}"
 
     def _left(self, now: float) -> str:

@@ -1,6 +1,6 @@
-"""These functions find the files of a model in this machine's Hugging Face cache.
+"""The files of a model in this machine's Hugging Face cache.
 
-They make no network request, and need no torch.
+No network request is made, and no torch is needed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ PICKLED = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 """Names of weights that `torch.save` wrote. They are read where there are no safetensors."""
 LISTED = (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX)
-"""The first of these files that a folder has says where its weights are."""
+"""Files of which the first that a folder has lists its weights."""
 
 
 class _Index(Struct):

@@ -56,7 +56,7 @@ _NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class Refused(Exception):
-    """A person must fix something before a model can be downloaded.
+    """Raised for what a person must fix before a model can be downloaded.
 
     `kind` names the class in engine.errors that reports the problem.
     """
@@ -297,13 +297,13 @@ class _Hashed:
         else:
             self._hash = hashlib.sha1(b"blob %d\0" % self._size)
         self._file.seek(0)
-        while piece := self._file.read(1 << 20):
-            self._hash.update(piece)
+        while chunk := self._file.read(1 << 20):
+            self._hash.update(chunk)
 
-    def write(self, piece: bytes) -> int:
-        count = self._file.write(piece)
-        self._hash.update(piece)
-        self._written(len(piece))
+    def write(self, chunk: bytes) -> int:
+        count = self._file.write(chunk)
+        self._hash.update(chunk)
+        self._written(len(chunk))
         return count
 
     def tell(self) -> int:
@@ -330,7 +330,7 @@ class _Hashed:
 def answer_of(error: Exception, source: str, has_begun: bool) -> dict[str, Any]:
     """Returns the final line of output for an error.
 
-    `has_begun` says whether the hub has already listed its files.
+    has_begun: the hub has already listed its files.
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
 

@@ -157,7 +157,7 @@ def _refuse_adapter(source: str, path: Path, names: Collection[str]) -> None:
 
 
 def _without_weights(source: str, names: Collection[str]) -> str:
-    """Returns what is said of a folder in which nothing says where its weights are."""
+    """Returns a sentence on a folder in which nothing shows where its weights are."""
     if any(map(is_gguf, names)):
         return about_gguf(f"{source} has its weights")
     index = next((name for name in LISTED if name in names), None)

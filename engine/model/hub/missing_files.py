@@ -14,7 +14,7 @@ def refuse_missing_files(source: str, weights: bool, waits: bool = True) -> None
     if they are needed, while the hub cannot be reached.
 
     A hub that does not answer is waited for some seconds or, unless this `waits`, for a moment
-    only; then what it said last counts.
+    only; then its last answer counts.
     """
     if resolve_source(source) is not None or not HUB_ID.fullmatch(source):
         return

@@ -1,5 +1,5 @@
-"""A file of safetensors begins with the length of its header, in 8 bytes, and the header as JSON:
-of each tensor, its type, its shape and where its bytes are. No torch is needed.
+"""The header of a file of safetensors. The file begins with the header's length, in 8 bytes, and
+the header as JSON: of each tensor, its type, its shape and where its bytes are. No torch.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _Whole = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class SafetensorsEntry(Struct, frozen=True, gc=False):
-    """What the header says of one tensor. The defaults are those of no tensor: beside them, the
-    header has an object of texts, `__metadata__`, and one type for all is decoded twice as fast.
+    """One tensor in the header. The defaults are those of no tensor: beside them, the header has an
+    object of texts, `__metadata__`, and one type for all is decoded twice as fast.
     """
 
     dtype: str = ""
@@ -51,11 +51,11 @@ _DECODER = msgspec.json.Decoder(dict[str, SafetensorsEntry])
 
 
 class Contradiction(ValueError):
-    """A header that says what cannot be."""
+    """Raised for a header that contradicts itself."""
 
 
 class CutOff(ValueError):
-    """A file that ends before the bytes that its header reports."""
+    """Raised for a file that ends before the bytes that its header reports."""
 
 
 def read_safetensors_header(file: Path) -> tuple[int, dict[str, SafetensorsEntry]]:

@@ -1,5 +1,5 @@
-"""These functions say which tensors the weight files of a model have, without reading them. Files
-are safetensors, or what `torch.save` wrote (`engine.model.hub.torch_pickle`).
+"""The tensors that the weight files of a model have, without reading them. Files are safetensors,
+or what `torch.save` wrote (`engine.model.hub.torch_pickle`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _NAMES = {
     torch.float16: "F16",
     torch.bfloat16: "BF16",
 }
-"""The names that safetensors has for types of torch."""
+"""Names in safetensors for types of torch."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Tensor that is stored in `file`. `dtype` is the name of its type in safetensors."""
+    """A tensor that is stored in `file`. `dtype` is the name of its type in safetensors."""
 
     file: Path
     dtype: str
@@ -49,7 +49,7 @@ def files_with_weights(folder: Path | None) -> list[Path]:
 
 def reading_dtype(folder: Path | None) -> torch.dtype:
     """Returns bfloat16 for a folder whose weights are all stored so, and float32 for any other,
-    also for one that cannot be looked at.
+    also for one that cannot be read.
 
     float32 holds every value of bf16 and fp16. Raises ModelError for a pickled file that is
     refused.

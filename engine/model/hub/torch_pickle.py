@@ -22,9 +22,9 @@ SUFFIX = ".bin"
 _ZIP = b"PK\x03\x04"
 """torch.save has written zip archives since PyTorch 1.6. Only these can be mapped into memory."""
 _OLDER = b"\x80\x02"
-"""So begins a file of an older PyTorch: it is a bare pickle."""
+"""First bytes of a file of an older PyTorch: it is a bare pickle."""
 _FOREIGN = re.compile(r"GLOBAL (\S+)")
-"""With these words torch names what it refuses to load."""
+"""Texts in the errors of torch that name what it refuses to load."""
 _SAFE = "give a folder or hub id with safetensors weights"
 
 
@@ -35,7 +35,7 @@ def is_pickled(file: Path) -> bool:
 
 def open_pickled(file: Path) -> dict[str, torch.Tensor]:
     """Returns the tensors of a file that `torch.save` wrote, by name, each of its own shape. They
-    are views of the mapped file, whose pages are read when they are looked at.
+    are views of the mapped file, whose pages are read when they are accessed.
 
     Raises ModelError for a file that holds anything but tensors by name, was written by PyTorch
     before 1.6, or cannot be read.

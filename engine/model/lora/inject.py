@@ -1,5 +1,5 @@
-"""Adapters are put into the blocks of a model here, and get their places in the planes: the factors
-are trained, and all other parameters are frozen, but for those of modules that are trained whole.
+"""Adapters in the blocks of a model, and their places in the planes: the factors are trained, and
+all other parameters are frozen, but for those of modules that are trained as a whole.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Family:
-    """What PEFT and transformers say of the models of a family."""
+    """What PEFT and transformers know of the models of a family."""
 
     name: str
     """`model_type` of the configuration."""
     stacked: str
-    """Whether its experts were single layers in an earlier version of transformers, as in this
-    family.
-    """
+    """Whether its experts were single layers in an earlier version of transformers."""
     transposed: type[nn.Module]
     """Class of linear layers that have their weights as [features in, features out]."""
 
@@ -75,7 +73,7 @@ class Adaptable:
     """First name of each tied parameter, by its second name."""
     family: Family
     dtype: torch.dtype
-    """Dtype in which the factors are computed with."""
+    """Dtype in which the factors are computed."""
 
     @property
     def transposed(self) -> type[nn.Module]:

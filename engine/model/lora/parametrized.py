@@ -24,7 +24,7 @@ from engine.planning.layout.adapter_layout import BASE_LAYER, FACTORS, Stack, pl
 
 
 class _Inner(nn.Module):
-    """Factors where PEFT has the module that it wraps once more."""
+    """Factors where PEFT wraps the module once more."""
 
 
 class _WithStackAdapters(nn.Module):
@@ -109,8 +109,8 @@ def with_stack_adapters(
 
 
 def stack_of(module: nn.Module, name: str, shape: Sequence[int]) -> Stack:
-    """Returns what PEFT takes a parameter of a module for, which has three dimensions. Families
-    whose experts have their features the other way round say so.
+    """Returns what PEFT takes a parameter of three dimensions of a module for. Some families have
+    the features of their experts the other way round, and mark that.
     """
     experts, *features = shape
     is_transposed = bool(getattr(module, "is_transposed", False))

@@ -1,4 +1,4 @@
-"""A `PeftFolder` is a folder with an adapter, as PEFT writes and reads it: adapter_config.json and
+"""A folder with an adapter, as PEFT writes and reads it: adapter_config.json and
 adapter_model.safetensors. No torch.
 """
 
@@ -141,9 +141,9 @@ class Base:
     targets: Sequence[str]
     """Names of the layers that have an adapter."""
     target_parameters: Sequence[str]
-    """Names of the parameters that have an adapter by themselves."""
+    """Names of the parameters that have adapters of their own."""
     saved: Sequence[str]
-    """The full names of the modules that are trained whole."""
+    """Full names of the modules that are trained as a whole."""
     is_transposed: bool
     """Whether the weights of the layers are [features in, features out]."""
 

@@ -154,7 +154,7 @@ def _fits(name: str, target: str) -> bool:
 
 
 def _examples(modules: Modules) -> str:
-    """Returns in words which names a target may be."""
+    """Returns a text with names that a target may have."""
     last = dict.fromkeys(name.rpartition(".")[2] for name in modules.linear)
     return f"its layers have names such as {', '.join(list(last)[:6])}"
 

@@ -49,8 +49,8 @@ def next_line(file: BinaryIO) -> bytes:
         return line
     if len(line) < LONGEST_LINE:
         return b""
-    while piece := file.readline(_PASSED_OVER):
-        if piece.endswith(b"\n"):
+    while chunk := file.readline(_PASSED_OVER):
+        if chunk.endswith(b"\n"):
             return b"\n"
     return b""
 

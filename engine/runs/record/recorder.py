@@ -416,14 +416,14 @@ def _repair_end(path: Path, descriptor: int) -> None:
     Raises FileFault where no run can have written that line.
     """
     size = start = os.fstat(descriptor).st_size
-    pieces: list[bytes] = []
-    while start > 0 and not (pieces and b"\n" in pieces[-1]):
+    chunks: list[bytes] = []
+    while start > 0 and not (chunks and b"\n" in chunks[-1]):
         begin = max(0, start - _SCAN_BYTES)
-        pieces.append(os.pread(descriptor, start - begin, begin))
+        chunks.append(os.pread(descriptor, start - begin, begin))
         start = begin
         if size - start > LONGEST_LINE:
             raise FileFault(path, f"ends with a line of more than {LONGEST_LINE >> 20} MiB")
-    torn = b"".join(reversed(pieces)).rpartition(b"\n")[2]
+    torn = b"".join(reversed(chunks)).rpartition(b"\n")[2]
     if not torn:
         return
     try:

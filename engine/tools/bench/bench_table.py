@@ -104,7 +104,7 @@ def _speed_rows(s: dict[str, Any]) -> list[Row]:
     if s["method"] != "full":
         formula = "2 x parameters passed forward, back and trained x tokens"
     rows = [
-        ("step, home to home", f"{_steps_text(s)}, {s['tokens_per_second']:,.0f} tokens/s"),
+        ("step, update to update", f"{_steps_text(s)}, {s['tokens_per_second']:,.0f} tokens/s"),
         ("warm-up", warm_up_text(s)),
     ]
     predicted = s["predicted_seconds"]

@@ -98,14 +98,14 @@ def measured_disk(folder: Path, nbytes: int) -> DiskRates:
 
 def _alone(file: DiskFile, move: Callable[[DiskFile, memoryview, int], None], count: int) -> float:
     """Returns the bytes per second at which chunks are moved while nothing else is."""
-    memory, progress = _piece(), _Progress()
+    memory, progress = _chunk(), _Progress()
     for number in range(count):
         move(file, memory, number * CHUNK_BYTES % file.nbytes)
         progress.add(CHUNK_BYTES)
     return progress.rate_since(0.0)
 
 
-def _piece() -> memoryview:
+def _chunk() -> memoryview:
     """Returns a chunk of random bytes, since a drive might compress zeros."""
     memory = memoryview(map_memory(CHUNK_BYTES))
     content = np.frombuffer(memory, np.uint8)
@@ -133,7 +133,7 @@ def _moved(file: DiskFile, nbytes: int) -> DiskRates:
     reader = threading.Thread(target=read, name="disk-reads")
     reader.start()
     try:
-        memory = _piece()
+        memory = _chunk()
         for written in range(0, nbytes, CHUNK_BYTES):
             file.write(memory, written % file.nbytes)
             writing.add(CHUNK_BYTES)

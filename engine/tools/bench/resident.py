@@ -215,8 +215,8 @@ def _accumulate(
     loss_of = compiled_function(cross_entropy, "The loss") if chunks.compiled else cross_entropy
     for start in range(0, len(states), chunks.size):
         stop = start + chunks.size
-        piece = states[start:stop].requires_grad_()
-        loss = loss_of(head(piece), targets[start:stop]) * scale
+        chunk = states[start:stop].requires_grad_()
+        loss = loss_of(head(chunk), targets[start:stop]) * scale
         loss.backward()
-        gradient[start:stop] = piece.grad
+        gradient[start:stop] = chunk.grad
     hidden.backward(gradient.view_as(hidden))

@@ -171,10 +171,10 @@ def _updates_text(choices: Mapping[str, Any], units: int, model: Mapping[str, An
     if not device_updated:
         late = ", the moments after all weights" if choices.get("moments_after_weights") else ""
         return [f"{all_units} are updated on the host{late}"]
-    pieces = choices.get("update_buffers")
+    chunks = choices.get("update_buffers")
     through = ""
-    if pieces:
-        buffers = buffers_text(pieces, choices.get("spare_buffers", 0))
+    if chunks:
+        buffers = buffers_text(chunks, choices.get("spare_buffers", 0))
         through = f", their states there in pieces, {buffers}"
     return [f"updated on the GPU: {device_updated} of {units - gpu_resident} units{through}"]
 

@@ -28,7 +28,7 @@ _COPIED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _TakenTensor:
     """One tensor in a file that was taken."""
 
     name: str
@@ -54,11 +54,11 @@ class WeightFiles:
     def __init__(self, folder: Path, most_bytes: int):
         self._folder = folder
         self._most = most_bytes
-        self._full: list[_Piece] = []
+        self._full: list[_TakenTensor] = []
         """Tensors that fill a file. It is written once the ones behind it are enough for another.
         """
-        self._pending: list[_Piece] = []
-        self._files: list[tuple[Path, list[_Piece]]] = []
+        self._pending: list[_TakenTensor] = []
+        self._files: list[tuple[Path, list[_TakenTensor]]] = []
         self._taken: dict[Path, int] = {}
         """Number of tensors of each file that was taken."""
         self._copied: Counter[Path] = Counter()
@@ -66,18 +66,18 @@ class WeightFiles:
     @property
     def names(self) -> list[str]:
         """Names of all tensors that were taken."""
-        groups = [*(pieces for _, pieces in self._files), self._full, self._pending]
-        return [piece.name for pieces in groups for piece in pieces]
+        groups = [*(tensors for _, tensors in self._files), self._full, self._pending]
+        return [tensor.name for tensors in groups for tensor in tensors]
 
     def take(self, file: Path, undivided: bool = False) -> None:
         """Moves the tensors of a safetensors file of this folder into the files that are written.
         undivided: all of them go into the same one. Raises OSError.
         """
-        pieces = _pieces(file)
-        self._taken[file] = len(pieces)
-        if not pieces:
+        tensors = _tensors(file)
+        self._taken[file] = len(tensors)
+        if not tensors:
             file.unlink()
-        for group in [pieces] if undivided else [[piece] for piece in pieces]:
+        for group in [tensors] if undivided else [[tensor] for tensor in tensors]:
             there = _bytes(self._pending)
             if there + _bytes(group) > self._most and there >= self._most * SMALLEST:
                 self._close()
@@ -104,72 +104,72 @@ class WeightFiles:
             return
         stem, _, suffix = WEIGHTS.rpartition(".")
         places: dict[str, str] = {}
-        for number, (file, pieces) in enumerate(self._files, 1):
+        for number, (file, tensors) in enumerate(self._files, 1):
             name = f"{stem}-{number:05d}-of-{len(self._files):05d}.{suffix}"
-            places |= {piece.name: name for piece in pieces}
+            places |= {tensor.name: name for tensor in tensors}
             file.replace(self._folder / name)
-        size = sum(_bytes(pieces) for _, pieces in self._files)
+        size = sum(_bytes(tensors) for _, tensors in self._files)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
         text = json.dumps(index, indent=2) + "\n"
         safe_files.write_whole(self._folder / INDEX, text, self._folder, durable=False)
 
-    def _write(self, pieces: list[_Piece]) -> None:
+    def _write(self, tensors: list[_TakenTensor]) -> None:
         """Writes one file. Files that were taken are removed once nothing more is in them."""
         made = self._folder / f".weights-{len(self._files)}"
-        self._files.append((made, pieces))
-        first = pieces[0].file
-        if {piece.file for piece in pieces} == {first} and len(pieces) == self._taken[first]:
+        self._files.append((made, tensors))
+        first = tensors[0].file
+        if {tensor.file for tensor in tensors} == {first} and len(tensors) == self._taken[first]:
             first.replace(made)
             return
         # As safetensors orders them: values of wide types first, so that all are aligned.
-        ordered = sorted(pieces, key=lambda piece: (-piece.value_bits, piece.name))
+        ordered = sorted(tensors, key=lambda tensor: (-tensor.value_bits, tensor.name))
         with made.open("wb") as written:
             written.write(_header(ordered))
-            for piece in ordered:
-                _copy(piece, written)
-                self._copied[piece.file] += 1
-                if self._copied[piece.file] == self._taken[piece.file]:
-                    piece.file.unlink()
+            for tensor in ordered:
+                _copy(tensor, written)
+                self._copied[tensor.file] += 1
+                if self._copied[tensor.file] == self._taken[tensor.file]:
+                    tensor.file.unlink()
 
 
-def _pieces(file: Path) -> list[_Piece]:
+def _tensors(file: Path) -> list[_TakenTensor]:
     """Returns the tensors of a safetensors file, in the order in which it has them."""
     begin, entries = read_safetensors_header(file)
     found = [
-        _Piece(name, entry, file, begin + entry.data_offsets[0], entry.bytes)
+        _TakenTensor(name, entry, file, begin + entry.data_offsets[0], entry.bytes)
         for name, entry in entries.items()
     ]
-    return sorted(found, key=lambda piece: piece.start)
+    return sorted(found, key=lambda tensor: tensor.start)
 
 
-def _bytes(pieces: list[_Piece]) -> int:
-    return sum(piece.bytes for piece in pieces)
+def _bytes(tensors: list[_TakenTensor]) -> int:
+    return sum(tensor.bytes for tensor in tensors)
 
 
-def _header(pieces: list[_Piece]) -> bytes:
+def _header(tensors: list[_TakenTensor]) -> bytes:
     """Returns the beginning of a safetensors file with these tensors, in this order."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
-    for piece in pieces:
-        entries[piece.name] = {
-            "dtype": piece.entry.dtype,
-            "shape": piece.entry.shape,
-            "data_offsets": [place, place + piece.bytes],
+    for tensor in tensors:
+        entries[tensor.name] = {
+            "dtype": tensor.entry.dtype,
+            "shape": tensor.entry.shape,
+            "data_offsets": [place, place + tensor.bytes],
         }
-        place += piece.bytes
+        place += tensor.bytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _HEADER_ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
-def _copy(piece: _Piece, target: BinaryIO) -> None:
+def _copy(tensor: _TakenTensor, target: BinaryIO) -> None:
     """Appends the values of a tensor to an open file."""
-    with piece.file.open("rb") as source:
-        source.seek(piece.start)
-        left = piece.bytes
+    with tensor.file.open("rb") as source:
+        source.seek(tensor.start)
+        left = tensor.bytes
         while left:
             content = source.read(min(left, _COPIED_BYTES))
             if not content:
-                raise OSError(f"{piece.file} ends too early")
+                raise OSError(f"{tensor.file} ends too early")
             target.write(content)
             left -= len(content)

@@ -22,7 +22,7 @@ import torch
 from engine.planning.schedule.buffers import EMBED
 
 _SCALE = 1e-9
-_PIECE = 1 << 22  # elements that are summed at once
+_CHUNK = 1 << 22  # elements that are summed at once
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class ResizedEmbeddings:
 def _rows(old: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
     """Returns new rows [count, width] in fp32, for old ones [before, width]."""
     width = old.shape[1]
-    pieces = old.split(max(1, _PIECE // width))
+    chunks = old.split(max(1, _CHUNK // width))
     mean = torch.zeros(width)
-    for piece in pieces:
-        mean += piece.float().sum(0)
+    for chunk in chunks:
+        mean += chunk.float().sum(0)
     mean /= len(old)
     covariance = torch.zeros(width, width)
-    for piece in pieces:
-        centered = piece.float() - mean
+    for chunk in chunks:
+        centered = chunk.float() - mean
         covariance.addmm_(centered.T, centered)
     covariance *= _SCALE / len(old)
     factor, failed = torch.linalg.cholesky_ex(covariance)

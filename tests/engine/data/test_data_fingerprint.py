@@ -148,7 +148,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_fingerprint_is_what_it_was(files, tokenizer, name, monkeypatch):
-    monkeypatch.setattr(mapped_arrays, "_PIECE", 1000)  # every array is read in several pieces
+    monkeypatch.setattr(mapped_arrays, "_CHUNK", 1000)  # every array is read in several pieces
     source, changes = CASES[name]
     source = (
         files[source]

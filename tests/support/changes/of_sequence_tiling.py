@@ -85,8 +85,8 @@ SEQUENCE_TILING: tuple[Change, ...] = (
     Change(
         "attention-not-copied",
         KEPT,
-        "piece.of(self._room).copy_(tensor)",
-        "piece.of(self._room)",
+        "region.of(self._room).copy_(tensor)",
+        "region.of(self._room)",
         "What attention returned is not written to its room, and backward finds older numbers.",
         (f"{KEPT_TESTS}::test_no_bit_changes_whichever_blocks_keep_attention",),
     ),

@@ -211,7 +211,7 @@ def test_a_pointer_in_a_folder_is_named(tmp_path):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz"])
 def test_a_line_that_is_too_long_is_refused_with_its_number(tmp_path, monkeypatch, name):
     monkeypatch.setattr(bounded_lines, "LONGEST_LINE", 1 << 21)
-    monkeypatch.setattr(bounded_lines, "_PIECE", 1 << 10)
+    monkeypatch.setattr(bounded_lines, "_CHUNK", 1 << 10)
     content = b'{"text": 1}\n{"text": "' + b"x" * (1 << 22) + b'"}\n'
     path = write(tmp_path / name, gzip.compress(content) if name.endswith(".gz") else content)
     sentence, _ = refused(path)

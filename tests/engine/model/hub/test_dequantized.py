@@ -87,7 +87,7 @@ def test_blocks_at_the_ends_of_a_weight_may_be_smaller(poured, tmp_path):
 @pytest.mark.slow("it sweeps over many cases")
 @pytest.mark.parametrize("piece", [64, 1 << 22])
 def test_mxfp4_is_what_transformers_makes_of_it(piece, poured, tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.model.hub.dequantize._PIECE", piece)
+    monkeypatch.setattr("engine.model.hub.dequantize._CHUNK", piece)
     source = make_model(tmp_path / "source", "gpt_oss", torch.bfloat16, **WIDE)
     stored = quantize_to_mxfp4(source)
     assert sum(name.endswith("_blocks") for name in stored) == 2 * 3

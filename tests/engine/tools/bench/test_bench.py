@@ -128,7 +128,7 @@ def test_the_table_says_what_was_measured(preset, capsys):
     for line in (
         "memory of the host",
         "AdamW on the host",
-        "step, home to home",
+        "step, update to update",
         "warm-up",
         "predicted",
         "bound by",
