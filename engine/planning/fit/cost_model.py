@@ -201,14 +201,14 @@ takes longer than the small products. Backward writes the gradients of these acc
 them twice.
 """
 ADAPTER_TOUCHES = {OpKind.FORWARD: 2.5, OpKind.BACKWARD: 3.0}
-"""The factors of an adapter are so small that their products take as long as the device's memory
-takes for what they read and write: the features of their layer so many times (measured:
+"""How many times the products of an adapter's factors move the features of their layer. The factors
+are so small that their products take as long as the device's memory takes for that (measured:
 docs/performance.md).
 """
 
 
 class _Pass(NamedTuple):
-    """A `_Pass` over a block takes so many times a forward, but for its matrix products."""
+    """Cost of a pass over a block in multiples of a forward, but for its matrix products."""
 
     of: OpKind
     other: float

@@ -79,7 +79,7 @@ class FitStatus(Word):
 
 @dataclass(frozen=True)
 class Resident:
-    """Gives the RAM of this process, for a process that is about to train."""
+    """RAM of this process, for a process that is about to train."""
 
     now: int
     """Bytes of RAM of the process now, data included."""

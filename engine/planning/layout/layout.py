@@ -119,7 +119,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class Fp32Part:
-    """A `Fp32Part` is one parameter of a unit, or a part of one, that stays in fp32."""
+    """One parameter of a unit, or a part of one, that stays in fp32."""
 
     start: int
     """First element in the unit's planes."""

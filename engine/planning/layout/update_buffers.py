@@ -17,7 +17,7 @@ milliseconds.
 
 @dataclass(frozen=True)
 class UpdateBuffer:
-    """Gives the sizes of the update buffers of one model."""
+    """Sizes of the update buffers of one model."""
 
     numel: int
     """Most elements of a chunk."""

@@ -292,9 +292,7 @@ def blocks_with_second_main_grad(blocks: int, choices: PlanChoices) -> range:
 
 @dataclass(frozen=True)
 class PlaneSizes:
-    """Gives the sizes of the units' planes. A plan needs them where an optimizer runs on the
-    device.
-    """
+    """Sizes of the units' planes. A plan needs them where an optimizer runs on the device."""
 
     numel: Mapping[str, int]
     """Number of elements of each plane of a unit."""

@@ -94,7 +94,7 @@ class MainGrad(Word):
     part.
     """
     HOST = "host"
-    """Each round rounds its accumulators to bf16 and adds them to those on the host."""
+    """Accumulators that each round rounds to bf16 and adds to those on the host."""
 
 
 class Keeps(Word):
@@ -248,9 +248,7 @@ class Recompute(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class Backward(WithMainGrad):
-    """A `Backward` recomputes the block from its input if that is all that was kept, then goes
-    backward.
-    """
+    """Recomputes the block from its input if that is all that was kept, then goes backward."""
 
     kind, lane = OpKind.BACKWARD, Lane.COMPUTE
     recomputes: bool = field(kw_only=True)
@@ -328,7 +326,7 @@ class UpdateInPlace(Op):
 
 @dataclass(frozen=True, slots=True)
 class OffloadBlockInput(OfMicroBatch):
-    """Sends a block input from its ring buffer to the host. One that goes on to the disk passes
+    """Sends a block input from its ring buffer to the host. One that is written to the disk passes
     through the buffer `host` there.
     """
 

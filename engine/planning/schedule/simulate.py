@@ -24,7 +24,7 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Simulated:
-    """Gives the times of a simulated step in the steady state."""
+    """Times of a simulated step in the steady state."""
 
     seconds: float
     """The time from the moment a step is applied to the moment the next one is applied."""

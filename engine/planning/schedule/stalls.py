@@ -193,7 +193,7 @@ def as_records(
 
 
 class RanOp(NamedTuple):
-    """A `RanOp` says of an op what a record says, in seconds on the backend's clock."""
+    """When an op ran, as a record has it, in seconds on the backend's clock."""
 
     unit: str
     kind: OpKind

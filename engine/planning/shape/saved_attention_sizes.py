@@ -20,7 +20,7 @@ LOG_SUM_BYTES = 4
 
 
 class BoundarySizes(NamedTuple):
-    """A block input takes so many elements at most, alone and with what attention returned."""
+    """Most elements of a block input, alone and with what attention returned."""
 
     alone: int
     with_attention: int

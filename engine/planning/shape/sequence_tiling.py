@@ -15,8 +15,8 @@ smaller ones are a little slower, and gradients are added up more often.
 
 @dataclass(frozen=True)
 class TiledBlock:
-    """Has the bytes of one block, beside its input and the gradient of its output, while parts of
-    it run in sequence chunks (`engine.model.build.measure_shape`).
+    """Bytes of one block, beside its input and the gradient of its output, while parts of it run in
+    sequence chunks (`engine.model.build.measure_shape`).
     """
 
     kept: float

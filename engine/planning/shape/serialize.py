@@ -37,7 +37,7 @@ MODEL_FIELDS = (
     "attention_heads",
     "attention_width",
 )
-"""These fields of ModelShape are the same in every dtype. Units are stored by kind."""
+"""Fields of ModelShape that are the same in every dtype. Units are stored by kind."""
 
 ACTIVATION_FIELDS = ("activations", "masked_activations", "compiled_activations")
 SMALL, BLOCKS = "small", "blocks"
@@ -78,9 +78,9 @@ class AdaptedBlock:
     """What of a block with adapters must be stored beside activations."""
 
     layers: Sequence[tuple[int, int]]
-    """Each layer with an adapter takes and returns so many features."""
+    """Numbers of features that each layer with an adapter takes and returns."""
     keep_in_fp32: Sequence[int]
-    """Each parameter that stays in fp32 in a bf16 model has so many elements."""
+    """Numbers of elements of the parameters that stay in fp32 in a bf16 model."""
 
 
 def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:

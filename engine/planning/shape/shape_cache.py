@@ -73,7 +73,7 @@ _NUMBERS = {
     "attention_heads": 1,
     "attention_width": 1,
 }
-"""These whole numbers of a row have at least these values."""
+"""Least values of the whole numbers of a row, by key."""
 
 
 def shape_key(

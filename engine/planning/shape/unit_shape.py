@@ -25,7 +25,7 @@ class UnitShape:
     """Number of elements of each plane, alignment included. Only weight_high may have more."""
     parameter_count: int
     widest: int = 0
-    """No matrix has more input or output features per token than this."""
+    """Largest number of input or output features per token of any matrix."""
     activations: Activations = _NONE
     """Autograd keeps these for a block without an attention mask."""
     masked_activations: Activations = _NONE
@@ -33,19 +33,21 @@ class UnitShape:
     compiled_activations: Activations = _NONE
     """Autograd keeps these for a compiled block, which recomputes cheap ones, without a mask."""
     tiled: TiledBlock | None = None
-    """It takes this where parts of it run in sequence chunks; None where none can, or that is not
+    """What it takes with sequence tiling of its parts; None where none can be tiled, or that is not
     known.
     """
     fp32_numel: int = 0
-    """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
+    """Number of elements that stay in fp32 on the device in a bf16 model, alignment included."""
     adapter_features: int = 0
     """What all layers with an adapter take and return."""
     adapted_numel: int = 0
-    """Stacked experts with adapters have so many elements, added up anew in every pass."""
+    """Number of elements of stacked experts with adapters, added up anew in every pass."""
     small_numel: int = 0
     """Number of elements that belong to small parameters (`engine.planning.layout.moments`)."""
     block_count: int = 0
-    """The moments of the other elements are cut into this many blocks, if they are in 8 bits."""
+    """Number of blocks into which the moments of the other elements are cut, if they are in 8
+    bits.
+    """
     frozen_numel: int = 0
     """So many elements, alignment included, are in weight_high alone: they are not trained."""
     frozen_count: int = 0

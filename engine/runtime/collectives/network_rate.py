@@ -10,11 +10,11 @@ from engine.runtime.collectives.process_groups import ProcessGroupCollectives
 
 FIRST_BYTES = 1 << 20
 MOST_BYTES = 1 << 28
-"""A measurement gathers so many bytes at first, and at most."""
+"""Bytes that a measurement gathers at first, and at most."""
 ENOUGH_SECONDS = 0.05
-"""A gather that took so long is long enough to count."""
+"""Seconds of a gather that is long enough to count."""
 TIMES = 2
-"""Each size is gathered so often, and the fastest counts."""
+"""Number of times that each size is gathered; the fastest counts."""
 
 
 def gather_seconds(collectives: ProcessGroupCollectives, device: torch.device, size: int) -> float:

@@ -32,12 +32,12 @@ from engine.runtime.collectives.gloo_sockets import Streams
 from engine.runtime.collectives.rank import RankInfo
 
 PATIENT_DAYS = 365
-"""A collective may take so many days. Whether the other ranks still live is watched elsewhere
+"""Days that a collective may take. Whether the other ranks still live is watched elsewhere
 (`engine.runtime.distributed`), since a rank may wait for hours while a run is paused.
 """
 CHUNK_NUMEL = 1 << 22
-"""Sums of several nodes are added in chunks of this many elements, which bounds the memory that it
-takes.
+"""Number of elements of the chunks in which gradients of several nodes are added, which bounds the
+memory that it takes.
 """
 
 
@@ -46,7 +46,7 @@ class CollectiveError(RuntimeError):
 
 
 class Collectives(Protocol):
-    """A `Collectives` connects all ranks, of which this one has `place`."""
+    """Collective operations among all ranks, of which this one has `place`."""
 
     place: RankInfo
 

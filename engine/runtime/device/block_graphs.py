@@ -40,9 +40,9 @@ from engine.runtime.device.graph_inputs import Sizes, StaticArguments, sizes_of
 from engine.runtime.device.graph_recorder import Recorder, Recording, Work
 
 MOST_SHAPES = 24
-"""Steps may have so many shapes: padded rows of up to 2,048 tokens have as many lengths. Where they
-have more, blocks run as they are: each new shape takes
-a rehearsal, and the recordings of all shapes are made anew.
+"""Most shapes of steps: padded rows of up to 2,048 tokens have as many lengths. Where there are
+more, blocks run as they are: each new shape takes a rehearsal, and the recordings of all shapes are
+made anew.
 """
 
 BlockOp = Forward | Recompute | Backward
@@ -192,7 +192,7 @@ class StepGraphs:
         op may turn out to be impossible to record.
         """
         self._apart: set[int] = set()
-        """These micro-batches of the step under way run as they are."""
+        """Micro-batches of the step under way that run as they are."""
         self._finished = True
         self.is_recording = False
         """Whether an op is being recorded. Nothing of it runs on the device then."""

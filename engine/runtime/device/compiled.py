@@ -29,12 +29,12 @@ from engine.model.build.attention import leave_uncompiled
 from engine.paths import cache_folder
 
 RECOMPILE_LIMIT = 64
-"""The code of one block class may be compiled to this many graphs per process: one for each kind of
+"""Most graphs per process to which the code of one block class is compiled: one for each kind of
 block, mode (training or not) and shape, for every engine.
 """
 _ALL_GRAPHS = 1 << 16
-"""The code of one block class may be compiled this often per process, those graphs included that
-were dropped with their blocks. An app that trains for months must not meet this limit.
+"""Most compilations per process of the code of one block class, those graphs included that were
+dropped with their blocks. An app that trains for months must not meet this limit.
 """
 
 
@@ -94,8 +94,8 @@ def set_up_compiler() -> None:
 
 
 class CompiledBlock:
-    """A `CompiledBlock` is compiled when it first runs, and again for shapes that differ much.
-    Where compiling fails, the block runs uncompiled, and `problem` says why.
+    """Block that is compiled when it first runs, and again for shapes that differ much. Where
+    compiling fails, it runs uncompiled, and `problem` says why.
     """
 
     def __init__(self, block: nn.Module):
@@ -104,7 +104,7 @@ class CompiledBlock:
         self._compiled = torch.compile(block)
         self.problem = ""
         self.seconds = 0.0
-        """The first run took this many seconds, nearly all of them for compiling."""
+        """Seconds of the first run, nearly all of them for compiling."""
         self._roomy = 0
         """The peak of the device's memory was raised for hidden states of this many bytes."""
 
@@ -156,9 +156,8 @@ class CompiledBlock:
 
 
 class CompiledFunction:
-    """A `CompiledFunction` is compiled for each shape that it is called with, or once for all
-    (`dynamic`). Where compiling fails, the function runs uncompiled, and `problem` says why. `what`
-    names it in words.
+    """Function that is compiled for each shape that it is called with, or once for all (`dynamic`).
+    Where compiling fails, it runs uncompiled, and `problem` says why. `what` names it in words.
     """
 
     def __init__(self, function: Callable[..., Any], what: str, dynamic: bool):
@@ -220,7 +219,7 @@ class MayFail(Protocol):
 
 
 _functions: list[MayFail] = []
-"""These functions were compiled in this process."""
+"""Functions that were compiled in this process."""
 
 
 def report_problems_of(function: MayFail) -> None:

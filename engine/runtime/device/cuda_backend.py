@@ -53,11 +53,11 @@ from engine.runtime.device.graph_recorder import CudaRecorder
 from engine.text import GIB
 
 SWITCH_SECONDS = 0.0005
-"""A thread that waits for the interpreter's lock requests it after this many seconds."""
+"""Seconds after which a thread that waits for the interpreter's lock requests it."""
 _RATE_BYTES = 64 << 20
-"""The rate of unregistered memory is measured with a copy of this many bytes each way."""
+"""Bytes of the copy each way with which the rate of unregistered memory is measured."""
 PART_BYTES = 128 << 20
-"""A copy in parts moves this many bytes at a time, which takes about two milliseconds."""
+"""Bytes that a copy in chunks moves at a time, which takes about two milliseconds."""
 
 
 def _set_up_cuda() -> None:

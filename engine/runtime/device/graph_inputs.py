@@ -21,8 +21,8 @@ def next_power(number: int, least: int = 1) -> int:
 
 
 class Sizes(NamedTuple):
-    """Recordings allow for so many sequences (documents, or parts of them) in a micro-batch, and
-    for documents of this length.
+    """Number of sequences (documents, or parts of them) in a micro-batch, and length of the
+    longest, that recordings allow for.
     """
 
     sequences: int

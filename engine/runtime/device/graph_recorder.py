@@ -18,7 +18,7 @@ Work = Callable[[], None]
 
 
 class Recording(Protocol):
-    """A `Recording` can launch what was recorded."""
+    """Recorded work, which can be launched."""
 
     def replay(self) -> None:
         """Runs the recorded kernels on the current stream, and does not wait for them."""
@@ -54,7 +54,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Has a stream of its own to record on, since the default stream cannot be recorded. Its
+    """Recorder with a stream of its own, since the default stream cannot be recorded. Its
     recordings are replayed on the stream of COMPUTE.
     """
 

@@ -22,7 +22,7 @@ from engine.model.build.library import transformers
 from engine.runtime.distributed.messages import Message
 
 MOST_BYTES = 2 << 30
-"""No message is longer than this. The longest ones have the rows of an evaluation."""
+"""Most bytes of a message. The longest ones have the rows of an evaluation."""
 _ARRAYS = {
     "|b1": np.bool_,
     "|i1": np.int8,

@@ -22,10 +22,10 @@ from engine.runtime.distributed.messages import Beat, Message
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 60.0
-"""A side is lost if it has sent nothing for so long."""
+"""Seconds after which a side that has sent nothing is lost."""
 FIRST_SECONDS = 300.0
-"""It may be silent for so long at first: a process that starts imports torch, perhaps from a slow
-disk.
+"""Seconds for which it may be silent at first: a process that starts imports torch, perhaps from a
+slow disk.
 """
 _END: Final = None
 

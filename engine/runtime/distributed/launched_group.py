@@ -46,15 +46,15 @@ KEY = "ramstream/rank-0"
 TRY_SECONDS = 0.2
 """Seconds after which a process that finds no rank 0 tries again."""
 TELL_SECONDS = 5.0
-"""Rank 0 tells again so often, since others may write to the store."""
+"""Seconds after which rank 0 writes its address anew, since others may write to the store."""
 MOST_AT_ONCE = 256
 """Number of processes that may be joining at once. Any beyond it is refused, and tries again."""
 MOST_TOLD = 10
 """Number of refused connections that are reported."""
 FIRST_BYTES = 1 << 20
-"""The first message of a process is not longer than this."""
+"""Most bytes of the first message of a process."""
 ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""The system asks so often whether the other node is still there. A process cannot tell by the
+"""How often the system asks whether the other node is still there. A process cannot tell by the
 silence of rank 0: that may be stopped in a terminal.
 """
 
@@ -135,8 +135,8 @@ class JoinedProcess:
 
 
 class LaunchedGroup:
-    """Has the processes of `launched` beside this one, which is rank 0, in the order of ranks.
-    Raises RankError where one of them does not come, or cannot compute the same run.
+    """Processes of `launched` beside this one, which is rank 0, in the order of ranks. Raises
+    RankError where one of them does not come, or cannot compute the same run.
     """
 
     def __init__(self, launched: Launched, handshake: Handshake):

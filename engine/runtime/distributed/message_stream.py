@@ -22,7 +22,7 @@ _NUMBER = struct.Struct(">Q")
 _CODE = "sha256"
 CODE_BYTES = 32
 _TOGETHER = 1 << 16
-"""A message of at most so many bytes is sent with its length at once."""
+"""Most bytes of a message that is sent with its length at once."""
 _FIRST_BYTES = 1 << 20
 """Memory for a message grows from this with what has arrived, whatever its length claims."""
 

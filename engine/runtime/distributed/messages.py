@@ -29,7 +29,7 @@ from engine.runtime.step.step import StepShard
 
 
 class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A `Message` begins with the name of its kind."""
+    """Message between two processes, which begins with the name of its kind."""
 
 
 class Beat(Message, frozen=True):
@@ -47,9 +47,9 @@ class Open(Message, frozen=True):
     place: RankInfo
     rendezvous: Rendezvous
     threads: int
-    """A rank may use this many cores."""
+    """Number of cores that a rank may use."""
     memory_limit: int | None
-    """The device's allocator may take this many bytes; None where there is no limit."""
+    """Bytes that the device's allocator may take; None where there is no limit."""
 
 
 class Gather(Message, frozen=True):
@@ -69,16 +69,16 @@ class PlanesSpec(Struct, frozen=True, forbid_unknown_fields=True):
     (`engine.runtime.distributed.codec.config_text`).
     """
     parts: Parts | None
-    """These are trained; None for the whole model, and where adapters are."""
+    """Parts that are trained; None for the whole model, and where adapters are."""
     adapters: Adapters | None
-    """These are trained; None where there are none."""
+    """Adapters that are trained; None where there are none."""
     optimizer: Optimizer
     has_gradients: bool
     """The planes include gradients."""
     gpu_resident: tuple[str, ...]
-    """These units live on the devices."""
+    """Units that live on the devices."""
     nodes_per_replica: int = 1
-    """The planes are divided among so many nodes."""
+    """Number of nodes over which the planes are sharded."""
 
 
 class MakePlanes(Message, frozen=True):
@@ -103,13 +103,13 @@ class Build(Message, frozen=True):
     adamw: AdamWSettings
     choices: PlanChoices
     tokens: int
-    """This and what follows is as in `EngineSettings`."""
+    """As in `EngineSettings`, like what follows."""
     loss_chunk: int
     max_grad_norm: float | None
     seed: int
     regularization: Regularization
     torch_threads: int
-    """Blocks compute with this many threads on a CPU."""
+    """Number of threads with which blocks compute on a CPU."""
 
 
 class CloseEngine(Message, frozen=True):
@@ -123,7 +123,7 @@ class Train(Message, frozen=True):
     shard: StepShard
     learning_rate: float
     skipped: tuple[int, ...]
-    """These earlier steps were taken without an update."""
+    """Earlier steps that were taken without an update."""
     has_timeline: bool = False
     """The answer tells when the ops of the step ran."""
 
@@ -186,7 +186,7 @@ class ReleaseShards(Message, frozen=True):
 
     keys: tuple[Key, ...]
     in_ram: bool = False
-    """They are in the RAM of its node, not on its device."""
+    """Whether they are in the RAM of its node, not on its device."""
 
 
 class ReadShard(Message, frozen=True):
@@ -223,7 +223,7 @@ class ShardReply(Message, frozen=True):
     """What rank 0 has asked of shards is done."""
 
     content: np.ndarray | None = None
-    """These bytes, uint8 [bytes], were asked for."""
+    """Bytes that were asked for, uint8 [bytes]."""
 
 
 # ---------------------------------------------------------------- from a worker
@@ -249,14 +249,14 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceMemory(Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank holds so many bytes of its device, as `Backend.memory` says; zeros on a CPU."""
+    """Bytes that a rank holds of its device, as `Backend.memory` says; zeros on a CPU."""
 
     allocated: int = 0
     reserved: int = 0
     peak: int = 0
     peak_reserved: int = 0
     in_use: int = 0
-    """All programs on the card together use this."""
+    """Bytes of the card that all programs together use."""
     total: int = 0
     host: int = 0
     """Bytes of RAM that the process has for itself; told only on other nodes than that of rank
@@ -269,9 +269,9 @@ class OptimizerStep(Message, frozen=True):
 
     number: int
     timeline: Timeline | None = None
-    """It is there where rank 0 has asked for it."""
+    """Timeline, where rank 0 has asked for it."""
     memory: DeviceMemory | None = None
-    """It is there about once a second."""
+    """Memory of the device, about once a second."""
 
 
 class Losses(Message, frozen=True):
@@ -279,7 +279,7 @@ class Losses(Message, frozen=True):
 
     totals: tuple[float, ...]
     positions: tuple[np.ndarray, ...]
-    """Each is float32 [n]: the cross-entropies of the positions with a label."""
+    """Cross-entropies of the positions with a label, each float32 [n]."""
 
 
 class Failed(Message, frozen=True):
@@ -290,7 +290,7 @@ class Failed(Message, frozen=True):
     trace: str
     """The traceback is for the log."""
     by_others: bool = False
-    """It could not reach other ranks, one of which may be the cause."""
+    """Whether it could not reach other ranks, one of which may be the cause."""
 
 
 # ---------------------------------------------------------------- before the first

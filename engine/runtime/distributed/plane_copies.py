@@ -14,7 +14,7 @@ from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.ram_planes import Key
 
 CHUNK_BYTES = 32 << 20
-"""Planes are sent in chunks of this many bytes."""
+"""Bytes of a chunk in which planes are sent."""
 
 
 def send_planes(states: HostStates, collectives: Collectives, device: torch.device) -> None:

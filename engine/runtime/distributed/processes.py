@@ -29,14 +29,14 @@ Lost = Callable[[str], None]
 
 
 class WorkerProcess(Protocol):
-    """Belongs to a worker group. Any thread may call its methods."""
+    """Process of a worker group. Any thread may call its methods."""
 
     host_name: str
-    """It is on this node; empty where that is rank 0's and there is no other."""
+    """Name of its node; empty where that is rank 0's and there is no other."""
     is_here: bool
-    """It is on rank 0's node."""
+    """Whether it is on rank 0's node."""
     pid: int
-    """Its node knows the process by this number."""
+    """Process id on its node."""
 
     def connect(self, take: Take, lost: Lost) -> MonitoredConnection:
         """Returns the connection to it, which works as `MonitoredConnection` says."""

@@ -39,8 +39,8 @@ _POLL_SECONDS = 1.0
 
 
 class RemoteShards:
-    """Reaches the shards of those that follow. `send` sends a message to one of them, and `problem`
-    returns why they cannot go on, or "". Any thread may call the methods.
+    """Shards of the workers, as rank 0 reaches them. `send` sends a message to one of them, and
+    `problem` returns why they cannot continue, or "". Any thread may call the methods.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class RemoteShards:
 
 
 class RemoteNodes:
-    """Reaches the parts of planes in the RAM of other nodes (`OtherNodes`): the first rank of each
-    has them. place: that of rank 0.
+    """Parts of planes in the RAM of other nodes, as rank 0 reaches them (`OtherNodes`): the first
+    rank of each node has them. place: that of rank 0.
     """
 
     def __init__(self, shards: RemoteShards, place: RankInfo):
@@ -174,7 +174,9 @@ class RemoteNodes:
 
 
 class OwnNodeShards:
-    """Has this node's part of planes, in memory that its ranks share. threads: so many touch it."""
+    """This node's part of planes, in memory that its ranks share. threads: number of threads that
+    touch it.
+    """
 
     def __init__(self, threads: int):
         self._held: dict[Key, HeldBytes] = {}

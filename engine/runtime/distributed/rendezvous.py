@@ -15,7 +15,7 @@ from engine.runtime.collectives.process_groups import ProcessGroupCollectives, r
 from engine.runtime.collectives.rank import RankInfo
 
 JOIN_SECONDS = 120
-"""The processes must find each other within so many seconds."""
+"""Seconds within which the processes must find each other."""
 ON_ONE_NODE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of one node use its loopback to meet, whatever networks it has."""
 ANYWHERE = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}

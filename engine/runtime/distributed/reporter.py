@@ -15,7 +15,7 @@ from engine.runtime.distributed.messages import DeviceMemory, OptimizerStep, Tim
 from engine.runtime.step.streaming_engine import AppliedStep
 
 MEMORY_SECONDS = 1.0
-"""Memory is reported at most once in so many seconds."""
+"""Seconds in which memory is reported at most once."""
 
 
 class Reporter:

@@ -15,7 +15,7 @@ from engine.errors import RankError, first_line
 from engine.runtime.collectives.rank import RankInfo
 
 FIND_SECONDS = 300
-"""Processes must find the store, and each other, within so many seconds."""
+"""Seconds within which processes must find the store, and each other."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from engine.runtime.host.plane_version import PlaneVersion
 
 
 class RankZeroVersion(PlaneVersion):
-    """Belongs to rank 0. `go` tells the other ranks that they may write a step, and `wait` returns
-    once they have written it.
+    """Plane version of rank 0. `go` tells the other ranks that they may write a step, and `wait`
+    returns once they have written it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RankZeroVersion(PlaneVersion):
 
 
 class WorkerVersion(PlaneVersion):
-    """Belongs to a worker."""
+    """Plane version of a worker."""
 
     def __init__(self) -> None:
         super().__init__()

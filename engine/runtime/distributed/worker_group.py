@@ -54,9 +54,9 @@ from engine.runtime.distributed.rendezvous import InMemory, Rendezvous, join, pr
 from engine.runtime.host.shared_memory import OwnedMemory
 
 CAUSE_SECONDS = 3.0
-"""Rank 0 has so many seconds to find the cause where a process cannot reach the others."""
+"""Seconds that rank 0 has to find the cause where a process cannot reach the others."""
 KNOWN_SECONDS = 5.0
-"""Why a collective has failed is known within so many seconds, if another rank is the cause."""
+"""Seconds within which it is known why a collective has failed, if another rank is the cause."""
 
 R = TypeVar("R")
 
@@ -66,13 +66,13 @@ class WorkerGroupPlan:
     """Plan of a group of workers."""
 
     ranks: int
-    """Each node has so many."""
+    """Number of ranks on each node."""
     device: str
     """The ranks compute on this: `cpu` or `cuda`."""
     threads: int
-    """Each rank may use this many cores."""
+    """Number of cores that each rank may use."""
     memory_limit: int | None = None
-    """The allocator of each device may take this many bytes; None where there is no limit."""
+    """Bytes that the allocator of each device may take; None where there is no limit."""
     nodes: int = 1
 
     @property
@@ -105,7 +105,7 @@ class WorkerGroup:
         self._is_abandoned = False
         self._failing = threading.Lock()
         self._have_told: set[int] = set()
-        """These ranks have told why they end."""
+        """Ranks that have reported why they end."""
         self._applied: Counter[int] = Counter()
         self._timelines: defaultdict[int, dict[int, Timeline]] = defaultdict(dict)
         self._memory: dict[int, DeviceMemory] = {}

@@ -32,8 +32,8 @@ from engine.runtime.host.shared_memory import OpenedMemory, OwnedMemory, SharedP
 
 @dataclass(frozen=True)
 class Opener:
-    """Has what host states needs beside its planes. on_device: rank 0 allocates planes there, where
-    it reaches this rank.
+    """What host states need beside their planes. on_device: rank 0 allocates planes there, where it
+    reaches this rank.
     """
 
     place: RankInfo

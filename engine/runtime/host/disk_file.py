@@ -22,9 +22,8 @@ from engine.files import FULL, disk_full_text
 
 
 class DiskFile:
-    """A `DiskFile` reserves `nbytes` bytes in `folder`, which read as zeros at first. Any thread
-    may read and write. what: the file holds this, in words. Raises DiskOffloadError where the
-    system refuses.
+    """File of `nbytes` bytes in `folder`, which read as zeros at first. Any thread may read and
+    write. what: the file's content, in words. Raises DiskOffloadError where the system refuses.
     """
 
     def __init__(self, folder: Path, nbytes: int, what: str = "moments"):

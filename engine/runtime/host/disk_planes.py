@@ -26,12 +26,12 @@ class DiskPlanes:
         self.folder = folder
         self._files: dict[str, DiskFile] = {}
         self._chunks: dict[str, dict[int, DiskChunk]] = {}
-        """Each unit has its chunks here, by the element that they begin at."""
+        """Chunks of each unit, by the element that they begin at."""
         self.written_bytes = 0
-        """The updates of steps have written this many bytes. One lane counts them."""
+        """Bytes that the updates of steps have written. One lane counts them."""
         self.written_block_input_bytes = 0
-        """Steps and dry runs have written this many bytes of block inputs, to a file beside these.
-        The same lane counts them.
+        """Bytes of block inputs that steps and dry runs have written, to a file beside these. The
+        same lane counts them.
         """
 
     def count_block_input(self, nbytes: int) -> None:

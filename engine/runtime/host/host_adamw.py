@@ -28,8 +28,8 @@ from engine.runtime.optimizer.moment_kernels import moment_kernel
 from engine.runtime.optimizer.two_pass_kernels import two_pass_kernel
 
 _SQUARE_BIAS = 2.0**-108
-"""This is added to squared gradients, so that exp_avg_sq is never subnormal. When its root is added
-to an eps of at least 1.9e-9, the root rounds away. For a smaller eps no bias is used.
+"""Bias that is added to squared gradients, so that exp_avg_sq is never subnormal. When its root is
+added to an eps of at least 1.9e-9, the root rounds away. For a smaller eps no bias is used.
 """
 
 
@@ -53,8 +53,8 @@ class GradientChunk(NamedTuple):
     grad: np.ndarray
     """Gradients, flat [elements]."""
     moments: tuple[np.ndarray, ...] | None = None
-    """These are both moments of the chunk, uint8 [bytes] each. It is None where they are in planes
-    of the host states.
+    """Both moments of the chunk, uint8 [bytes] each; None where they are in planes of the host
+    states.
     """
 
 
@@ -67,7 +67,7 @@ class _Part(NamedTuple):
     moments: tuple[np.ndarray, ...]
     """Both moments are rows of bytes, uint8 [bytes], of which the unit's planes are a part."""
     place: int
-    """These rows begin at this byte of the unit's planes of moments."""
+    """Byte of the unit's planes of moments at which these rows begin."""
 
     @property
     def numel(self) -> int:

@@ -27,7 +27,7 @@ DMA_PLANES = ("weight_high", "grad")
 with weights that stay in fp32.
 """
 MOVED_BYTES = 64 << 20
-"""Planes that move to another place are copied by this many bytes at a time."""
+"""Bytes that are copied at a time of planes that move to another place."""
 
 
 class PlanePlacement:

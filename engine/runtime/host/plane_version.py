@@ -45,7 +45,7 @@ class PlaneReader(Protocol):
 
 
 class PlaneVersion:
-    """Belongs to a `HostStates`; steps count from 1, and 0 is before the first."""
+    """Version of the planes of a `HostStates`; steps count from 1, and 0 is before the first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

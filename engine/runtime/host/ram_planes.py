@@ -84,7 +84,7 @@ class RamPlanes:
     """
 
     is_whole = True
-    """This host has the memory of whole planes."""
+    """Whether this node has the memory of whole planes."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class RamPlanes:
         workers: Workers,
     ):
         self.parts = register, unregister, workers
-        """It was made with these."""
+        """Arguments with which it was made."""
         self._register = register
         self._unregister = unregister
         self._workers = workers

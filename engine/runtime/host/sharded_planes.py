@@ -19,7 +19,7 @@ from engine.runtime.host.device_planes import DevicePlanes, PlaneDevice
 from engine.runtime.host.ram_planes import Key, Wanted
 
 WHOLE_PLANE = "weight_high"
-"""Each device holds this plane whole."""
+"""Plane that each device holds whole."""
 
 
 class OtherShards(Protocol):

@@ -24,7 +24,7 @@ class InSharedBuffer:
 
     path: str
     inode: int
-    """It tells the file from an earlier one, whose path may have been the same."""
+    """Inode, which tells the file from an earlier one whose path may have been the same."""
     size: int
 
     def content(self) -> np.ndarray:

@@ -24,7 +24,7 @@ class SharedPlanes:
 
     process: int
     files: Mapping[Key, int] = field(default_factory=dict)
-    """Each plane is in the file with this descriptor of the process."""
+    """Descriptor of the process for the file of each plane."""
 
     def path(self, key: Key) -> str:
         return f"/proc/{self.process}/fd/{self.files[key]}"
@@ -75,7 +75,7 @@ class OwnedMemory:
 
 
 class OpenedMemory:
-    """Gives access to planes of another process."""
+    """Access to planes of another process."""
 
     is_new = False
 

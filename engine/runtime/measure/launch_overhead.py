@@ -15,8 +15,8 @@ import torch
 from engine.model.build.library import transformers
 
 TINY, SMALL = (1, 8, 16), (8, 128, 128)
-"""Each is the rows, tokens and width of a block: the first is so small that its time is call
-overhead only; the vectors of the second fit in a cache, as those of small models do.
+"""Rows, tokens and width of a block: the first is so small that its time is call overhead only; the
+vectors of the second fit in a cache, as those of small models do.
 """
 HEADS = 4
 GATE = 3
@@ -26,15 +26,15 @@ LEAST_PASSES = 5
 
 @dataclass(frozen=True)
 class Pass:
-    """Gives the seconds that one forward and backward take together, and the work in them."""
+    """Seconds that one forward and backward take together, and the work in them."""
 
     seconds: float
     products: float
-    """The matrix products of forward have this many FLOPs."""
+    """FLOPs of the matrix products of forward."""
     attention: float
-    """The attention of forward has this many FLOPs."""
+    """FLOPs of the attention of forward."""
     kept: int
-    """Autograd keeps this many bytes."""
+    """Bytes that autograd keeps."""
 
 
 def eager_rates(seconds: float, matmul: float, attention: float) -> tuple[float, float]:

@@ -17,7 +17,7 @@ _BYTES = 256 << 20
 """Number of bytes copied at a time, each way."""
 _COPIES = 10
 _PATIENCE = 120.0
-"""The other process must answer within so many seconds."""
+"""Seconds within which the other process must answer."""
 
 
 def link_rate() -> float:

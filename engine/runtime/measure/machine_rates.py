@@ -41,13 +41,13 @@ UNIT = "bench"
 CALLS = 64
 """The time of a small operation is the mean over this many in a row."""
 ROUNDED: tuple[Optimizer, ...] = ("adamw_bf16", "adamw_8bit")
-"""These optimizers have moments that are not in fp32."""
+"""Optimizers whose moments are not in fp32."""
 COPIED_BYTES = 2
 """Bytes that a parameter that is copied takes: it is bf16."""
 
 
 _NOT_EVERYWHERE = ("overhead", "call", "link")
-"""These rates are 0 where there is nothing to measure: on the CPU, or with a single GPU."""
+"""Rates that are 0 where there is nothing to measure: on the CPU, or with a single GPU."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,13 @@ class PeakRates:
     adamw: dict[int, float]
     """The key is the number of threads, the value is the parameters that they update a second."""
     adamw_with_copies: float
-    """AdamW updates this many parameters a second, with as many threads as in a run, while copies
-    run in both directions.
+    """Parameters a second that AdamW updates, with as many threads as in a run, while copies run in
+    both directions.
     """
     h2d_with_all: float
-    """Copies to the device reach this many bytes a second while copies back and AdamW also run."""
+    """Bytes a second of copies to the device while copies back and AdamW also run."""
     d2h_with_all: float
-    """Copies to the host reach this many bytes a second while copies to the device and AdamW also
-    run.
-    """
+    """Bytes a second of copies to the host while copies to the device and AdamW also run."""
     adamw_kinds: dict[Optimizer, float]
     """The key is an optimizer whose moments are not in fp32, the value is the parameters that it
     updates a second, with as many threads as in a run.

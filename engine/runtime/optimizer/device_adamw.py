@@ -24,7 +24,7 @@ from engine.runtime.optimizer.fused_adamw import FusedAdamW, FusedChunk
 
 _SMALLEST_NORMAL = 2.0**-126
 AT_ONCE = 1 << 22
-"""Tensor operations are run on this many elements at once, which takes about 150 MiB of
+"""Number of elements on which tensor operations run at once, which takes about 150 MiB of
 temporaries. They are whole blocks of codes.
 """
 

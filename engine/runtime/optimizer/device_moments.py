@@ -62,7 +62,7 @@ class RoundedPlanes:
     """A chunk of a unit's planes. Not all of its moments are in fp32."""
 
     ranges: Sequence[MomentRange]
-    """These ranges of the unit are the whole chunk."""
+    """Ranges of the unit that are the whole chunk."""
     start: int
     """The chunk begins at this element of the unit."""
     grad: torch.Tensor
@@ -70,7 +70,7 @@ class RoundedPlanes:
     weights: list[torch.Tensor]
     """weight_high and, with split weights, weight_low, flat."""
     moments: list[torch.Tensor]
-    """Each moment is a row of bytes, uint8, that begins with the first of the ranges."""
+    """Moments, each a row of bytes, uint8, that begins with the first of the ranges."""
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,12 @@ class FusedChunk:
     factors: tuple[torch.Tensor, torch.Tensor]
     """The clip factors, float32 [2], and the scalars, float32 [8]."""
     decayed: int
-    """Weight decay applies to the first elements, so many."""
+    """Number of first elements that weight decay applies to."""
 
 
 class FusedAdamW:
-    """A `FusedAdamW` launches the kernels. Each is compiled when it first runs. Its methods return
-    False where they cannot apply a step, and have changed nothing then.
+    """Launches the kernels. Each is compiled when it first runs. Its methods return False where
+    they cannot apply a step, and have changed nothing then.
     """
 
     what = "AdamW on the GPU"

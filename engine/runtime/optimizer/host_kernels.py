@@ -56,7 +56,7 @@ from numba.extending import intrinsic
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 _MAGNITUDE, _SIGN = 0x7FFFFFFF, 0x80000000
-"""These masks take the magnitude and the sign from the bits of an fp32 value."""
+"""Masks that take the magnitude and the sign from the bits of an fp32 value."""
 _INFINITY = 0x7F800000
 _FIRST_TO_ROUND_TO_INFINITY = 0x7F7F8000
 _LARGEST_TO_KEEP = 0x7F7F7FFF

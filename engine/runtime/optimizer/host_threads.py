@@ -29,8 +29,8 @@ MAX_THREADS = 32
 cores, 62 threads updated 12 % more of a large model than 32, and as much of a unit.
 """
 FREE_CORES = 2
-"""On a machine with eight or more cores, this many are left free for the threads that launch the
-device's work.
+"""Number of cores of a machine with eight or more that are left free for the threads that launch
+the device's work.
 """
 
 

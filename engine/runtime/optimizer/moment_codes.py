@@ -50,7 +50,7 @@ ZERO = 127
 
 @dataclass(frozen=True)
 class MomentMap:
-    """A `MomentMap` translates between values and codes."""
+    """Translation between values and codes."""
 
     values: np.ndarray
     """Numbers of the codes, float32 [256], in ascending order."""

@@ -39,9 +39,9 @@ class AnswerLimits:
 
     max_new_tokens: int
     end_tokens: set[int]
-    """Each of these tokens ends an answer and is left out of it."""
+    """Tokens that end an answer and are left out of it."""
     max_length: int | None = None
-    """Prompt and answer together have this many tokens at most; None where nothing bounds them."""
+    """Most tokens of prompt and answer together; None where nothing bounds them."""
     is_over: Callable[[Sequence[int]], bool] | None = None
     """An answer also ends once this is true of its new tokens, which all stay in it."""
 

@@ -21,8 +21,8 @@ from engine.runtime.step.streaming_engine import StreamingEngine
 
 _TRIAL_TOKENS, _TRIAL_STEPS = 16, 2
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""Logits with and without a cache may differ by this much, relative to their spread. The bound is
-well above the effect of a different order of sums, and below that of a lost token.
+"""Difference, relative to their spread, up to which logits with and without a cache count as equal.
+The bound is well above the effect of a different order of sums, and below that of a lost token.
 """
 
 

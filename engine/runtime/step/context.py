@@ -27,17 +27,17 @@ class EngineComponents:
     state: DeviceState
     backend: Backend
     adamw: HostAdamW | None
-    """The optimizer is None in an engine that only evaluates and samples."""
+    """Optimizer; None in an engine that only evaluates and samples."""
     loss_chunk: int
     """Number of positions whose logits exist at once."""
     gradient_rings: dict[Buffer, torch.Tensor]
-    """Kept gradients pass through these flat tensors [numel] on the host."""
+    """Flat tensors [numel] on the host through which kept gradients pass."""
     state_rings: dict[Buffer, memoryview]
-    """Each buffer holds moments that are on the disk while they are updated, in whole pages."""
+    """Buffers of moments that are on the disk while they are updated, in whole pages."""
     collectives: Collectives | None
-    """The other ranks are reached through it; None where there are none."""
+    """Collectives that reach the other ranks; None where there are none."""
     saved_block_inputs: SavedBlockInputs
-    """Block inputs wait there from forward to backward, where they do not wait on the device."""
+    """Where block inputs wait from forward to backward, if not on the device."""
 
 
 class OpContext:
@@ -57,11 +57,11 @@ class OpContext:
         self.saved_block_inputs = parts.saved_block_inputs
         self.units = {unit.name: unit for unit in parts.model.units}
         self.positions = {unit.name: place for place, unit in enumerate(parts.model.units)}
-        """Each unit has this index among all units."""
+        """Index of each unit among all units."""
         self.lowest = next(name for name in self.units if name not in plan.forward_only)
-        """Backward ends with this unit, below which nothing is trained."""
+        """Unit with which backward ends, below which nothing is trained."""
         self.block_positions = {unit.name: place for place, unit in enumerate(parts.model.blocks)}
-        """Each block has this index among the blocks."""
+        """Index of each block among the blocks."""
         self.lowest_block = min(self.positions[self.lowest] - 1, len(self.block_positions))
         """`lowest` has this index among the blocks: -1 for the embed unit."""
         self.summary = parts.backend.host_buffer(len(parts.model.units) + 1, torch.float64)

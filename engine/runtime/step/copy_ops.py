@@ -348,4 +348,4 @@ WORK: dict[OpKind, Work] = {
     OpKind.UPDATE: _update,
     OpKind.UPDATE_MOMENTS: _update_moments,
 }
-"""This mapping gives the function that runs each kind of op."""
+"""Function that runs each kind of op."""

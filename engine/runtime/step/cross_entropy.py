@@ -26,13 +26,13 @@ from engine.model.build.skeleton import Skeleton
 from engine.runtime.device.compiled import compiled_function
 
 SHAPES = 16
-"""Compiled chunks have at most this many different sizes, since kernels are compiled for each."""
+"""Most different sizes of compiled chunks, since kernels are compiled for each."""
 UNCOMPILED = 4
-"""Without a compiler, the loss of a chunk takes this many times as much memory. The chunk that was
-planned for a compiled loss is then divided by this number.
+"""Factor by which the loss of a chunk takes more memory without a compiler. The chunk that was
+planned for a compiled loss is then divided by it.
 """
 IGNORED = -100
-"""Torch's cross-entropy ignores positions with this label."""
+"""Label of positions that torch's cross-entropy ignores."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,11 @@ class LossTargets:
     labels: torch.Tensor
     """Target tokens, int64 [n]."""
     scale: float
-    """The sum of cross-entropies is multiplied by this."""
+    """Factor of the sum of cross-entropies."""
     smoothing: float = 0.0
-    """In training, this share of a target's probability is spread evenly over the vocabulary."""
+    """Fraction of a target's probability that is spread evenly over the vocabulary in training."""
     weights: torch.Tensor | None = None
-    """The losses of the positions are multiplied by these numbers, float32 [n]; by 1 if it is
-    None.
-    """
+    """Factors of the losses of the positions, float32 [n]; None for 1."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class LossChunks:
     size: int
     """Number of positions whose logits exist at once."""
     compiled: bool = False
-    """The loss of given logits is compiled."""
+    """Whether the loss of given logits is compiled."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class DeviceState:
         self._make_slots(plan, states)
         self._spare = plan.spare_buffers
         self._shared = {buffer for buffer, _ in plan.arena}
-        """These buffers are in the memory of others."""
+        """Buffers in the memory of others."""
         if plan.embed_and_head_in_kept_gradients:
             self._shared |= {Buffer(BufferKind.STAGING, EMBED), Buffer(BufferKind.MAIN_GRAD, HEAD)}
         self._allocate_arena(plan)
@@ -102,8 +102,8 @@ class DeviceState:
             for name, units in plan.stagings.items()
             if not plan.embed_and_head_in_kept_gradients
         }
-        """Each staging buffer is a flat tensor that holds a rounded gradient until it is copied to
-        the host.
+        """Staging buffers: flat tensors that hold a rounded gradient until it is copied to the
+        host.
         """
         in_main_grads = self._rounded_in_main_grads(plan)
         self.stagings |= in_main_grads
@@ -113,9 +113,7 @@ class DeviceState:
         self.rings = {
             name: torch.empty(ring_numel, dtype=self.dtype, device=device) for name in plan.rings
         }
-        """Each ring buffer is a flat tensor through which block inputs are copied to the host or
-        back.
-        """
+        """Ring buffers: flat tensors through which block inputs are copied to the host or back."""
         self._cut_update_buffers(plan)
         self.moment_tables = moment_tables(device)
         """Moments in 8 bits are read and rounded with these tables."""
@@ -128,11 +126,11 @@ class DeviceState:
         loss. With several ranks they are those of this rank's shards.
         """
         self.totals = torch.zeros_like(self.norms)
-        """These are the sums of `norms` over all ranks, where there are several."""
+        """Sums of `norms` over all ranks, where there are several."""
         self.one = torch.ones(1, dtype=torch.float32, device=device)
         """Ranks that only wait for each other exchange this float32 [1]."""
         self.balance: RouterAuxLoss | None = None
-        """It balances the routers of a model that asks for it."""
+        """Auxiliary loss of the routers, of a model that asks for it."""
         if model.router_loss is not None:
             self.balance = RouterAuxLoss(model.router_loss)
         self._training: bool | None = None
@@ -156,7 +154,7 @@ class DeviceState:
             for name, units in plan.slots.items()
             if name not in self._resident_memory
         }
-        """Each slot is a flat tensor [numel of its largest unit] that holds the weights of a unit.
+        """Slots: flat tensors [numel of the largest unit of each] that hold the weights of a unit.
         That of a unit that lives on the device is its plane of weights.
         """
         for slot, unit in self._resident_memory.items():

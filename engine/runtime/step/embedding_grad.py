@@ -28,7 +28,7 @@ class Lookup:
     """Rows of a table that a capture pass used."""
 
     ids: torch.Tensor
-    """These rows were looked up, int64 of any shape."""
+    """Rows that were looked up, int64 of any shape."""
     padding: int
     """The row of this number never receives a gradient; -1 where there is none."""
 

@@ -27,7 +27,7 @@ class EngineSettings:
     max_grad_norm: float | None = 1.0
     seed: int = 0
     collectives: Collectives | None = None
-    """The other ranks are reached through it; None where there are none."""
+    """Collectives that reach the other ranks; None where there are none."""
     regularization: Regularization = NO_REGULARIZATION
     """Training steps are changed by it."""
 
@@ -58,6 +58,6 @@ class AppliedStep:
     spans: list[Span]
     """The list is empty if the device was lost meanwhile, with its clock."""
     unit_norms: list[float]
-    """The gradient norm of each unit, in the order of the model's units, is given here."""
+    """Gradient norm of each unit, in the order of the model's units."""
     sequence_sums: list[list[float]] = field(default_factory=list)
-    """A step of pairs has the sums of `StepResult` here."""
+    """Sums of `StepResult`, of a step of pairs."""

@@ -41,9 +41,9 @@ SWEEP_TOKENS = 1 << 19
 device before it begins.
 """
 PASS_TOKENS = 16384
-"""For sampling, a micro-batch has this many positions at most, unless it is a single row."""
+"""Most positions of a micro-batch for sampling, unless it is a single row."""
 Accompanied: TypeAlias = Callable[[int], contextlib.AbstractContextManager[None]]
-"""It makes the other ranks take part in a pass of so many groups."""
+"""Makes the other ranks take part in a pass of a number of groups."""
 _PLANS_KEPT = 16
 """Number of plans that are kept for later passes: those that were used last."""
 
@@ -67,7 +67,7 @@ class LabelScores:
     sequence_logps: np.ndarray
     """Natural logarithms, float32 [n]."""
     likeliest: np.ndarray
-    """Each says whether no token is likelier than the label: bool [n]."""
+    """Whether no token is likelier than the label: bool [n]."""
 
 
 class ForwardPasses:
@@ -82,10 +82,10 @@ class ForwardPasses:
         self._compiled = choices.compiled
         self._blocks = [unit.name for unit in parts.model.blocks]
         self._a_round = choices.micro_batches // choices.rounds
-        """Training has this many micro-batches on the device at once."""
+        """Number of micro-batches that training has on the device at once."""
         on_device = 0 if choices.offloaded_block_inputs else len(self._blocks)
         self._training_bytes = (1 + on_device) * self._a_round * block_input_bytes
-        """Hidden states and block inputs of training take this much of the device."""
+        """Bytes of the device that hidden states and block inputs of training take."""
         self._is_divided = choices.nodes_per_replica > 1
         self._accompanied: Accompanied | None = None
         self._executors: dict[tuple[int, int, bool, bool], Executor] = {}

@@ -76,7 +76,7 @@ def add_shared(context: OpContext, unit: Unit, gradients: Gradients) -> None:
 
 
 SUMMED = 4096
-"""On the CPU, this many squares are added in fp32; their sums are added in fp64."""
+"""Number of squares that are added in fp32 on the CPU; their sums are added in fp64."""
 
 
 def squared_norm(values: torch.Tensor) -> torch.Tensor:

@@ -30,8 +30,8 @@ from torch import nn
 from engine.errors import ModelError
 
 _CHUNK_NUMEL = 1 << 22
-"""The noise of about this many numbers is drawn at once, since whole numbers of 32 bits are kept
-meanwhile.
+"""Approximate count of numbers whose noise is drawn at once, since whole numbers of 32 bits are
+kept meanwhile.
 """
 _GOLDEN = 0x9E3779B9
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B

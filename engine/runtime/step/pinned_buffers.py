@@ -35,7 +35,7 @@ class RegisteredBuffers(Generic[K]):
     def __init__(self, keys: Sequence[K], numel: int, dtype: torch.dtype, backend: Backend):
         self.nbytes = len(keys) * numel * dtype.itemsize
         self.tensors: dict[K, torch.Tensor] = {}
-        """Each tensor is flat, shape [numel]."""
+        """Tensors, each flat [numel]."""
         self.is_refused = False
         """The system refused to register the memory, so its copies are slower."""
         self._unregister: weakref.finalize | None = None

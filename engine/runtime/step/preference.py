@@ -16,14 +16,14 @@ from torch.nn.functional import logsigmoid
 from engine.config.preference_settings import Objective
 
 _LOG_HALF = -0.6931471805599453
-"""Below it, 1 - exp(x) is computed one way, and above it another way, so that no digits are
-lost.
+"""Log of 1/2. Below it, 1 - exp(x) is computed one way, and above it another way, so that no digits
+are lost.
 """
 
 
 @dataclass(frozen=True)
 class AnswerSums:
-    """Has the sums of a micro-batch of B lines, chosen and rejected in turn."""
+    """Sums of a micro-batch of B lines, chosen and rejected in turn."""
 
     answer: torch.Tensor
     """The log-probabilities of the tokens of each answer are summed, float32 [B]."""
@@ -43,11 +43,11 @@ class Comparison:
     pairs: int
     """Number of pairs of the whole step."""
     chosen_tokens: int
-    """In the whole step, the lines of chosen answers have this many labels."""
+    """Number of labels of the lines of chosen answers in the whole step."""
     desirable: torch.Tensor | None = None
-    """Each line is an answer that is marked as good or not, bool [B]; None for pairs."""
+    """Whether the answer of each line is marked as good, bool [B]; None for pairs."""
     divergence: float = 0.0
-    """Answers of other prompts have become so much likelier in the mean (KTO)."""
+    """Mean log-ratio by which answers of other prompts have become likelier (KTO)."""
 
 
 def pair_loss(sums: AnswerSums, compared: Comparison) -> torch.Tensor:

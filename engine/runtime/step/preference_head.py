@@ -41,7 +41,7 @@ class PairResult:
     """Results of a micro-batch of pairs in training."""
 
     loss: torch.Tensor
-    """It adds this to the loss of the step: a float64 scalar."""
+    """What it adds to the loss of the step, a float64 scalar."""
     gradient: torch.Tensor | None
     """The hidden states [lines, tokens, width] have this gradient; None where none is wanted."""
     sums: torch.Tensor
@@ -71,12 +71,12 @@ def loss_of_pairs(
 
 @dataclass(frozen=True)
 class _Group:
-    """Has the positions of some pairs, or of some answers with marks, one behind the other."""
+    """Positions of some pairs, or of some answers with marks, one behind the other."""
 
     positions: slice
-    """They are these of `DeviceBatch.loss_index`."""
+    """Positions in `DeviceBatch.loss_index`."""
     sequences: slice
-    """They are in these lines."""
+    """Lines that they are in."""
     first: int
     """The first line begins at this flat position."""
 

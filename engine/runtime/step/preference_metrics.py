@@ -44,9 +44,9 @@ class PairSums:
     chosen_tokens: int
     """Number of labels of the lines of chosen answers."""
     desirable: np.ndarray | None = None
-    """Each line is an answer that is marked as good or not, bool [lines]; None for pairs."""
+    """Whether the answer of each line is marked as good, bool [lines]; None for pairs."""
     divergence: float = 0.0
-    """Answers of other prompts have become so much likelier in the mean (KTO)."""
+    """Mean log-ratio by which answers of other prompts have become likelier (KTO)."""
 
     @classmethod
     def of(cls, targets: list[PairTargets], sums: np.ndarray) -> PairSums:

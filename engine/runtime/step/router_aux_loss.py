@@ -32,7 +32,7 @@ class BalancedTokens:
     """Those of a micro-batch for which routers are balanced."""
 
     own: torch.Tensor
-    """It is 1.0 for a token of a row and 0.0 for padding: float32 [rows x tokens]."""
+    """1.0 for a token of a row and 0.0 for padding, float32 [rows x tokens]."""
     weight: float
     """The micro-batch has this share of the step's trained tokens."""
 
@@ -59,7 +59,7 @@ class _Balanced(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Gradient:
-    """Gives the gradient of the probabilities of a micro-batch once all blocks have counted."""
+    """Gradient of the probabilities of a micro-batch, once all blocks have counted."""
 
     balance: RouterAuxLoss
     micro_batch: int
@@ -84,8 +84,8 @@ class RouterAuxLoss:
         self.scale = loss.coefficient * loss.experts
         self._layers = {unit: layer for layer, unit in enumerate(loss.routers)}
         self._sums: dict[int, torch.Tensor] = {}
-        """Each micro-batch has, for each layer, how many of its tokens have chosen each expert, and
-        the sums of their probabilities: float32 [2, layers, experts].
+        """Numbers of tokens that have chosen each expert, and the sums of their probabilities, by
+        micro-batch: float32 [2, layers, experts].
         """
         self._now: tuple[int, int, BalancedTokens, bool] | None = None
         """The layer, the micro-batch and its tokens that run; whether they are counted."""

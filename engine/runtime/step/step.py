@@ -25,21 +25,21 @@ from engine.runtime.step.router_aux_loss import BalancedTokens
 
 @dataclass(frozen=True)
 class DevicePairs:
-    """Belongs to a micro-batch of B lines, the answers of pairs, on the device."""
+    """Micro-batch of B lines, the answers of pairs, on the device."""
 
     objective: Objective
     answer: torch.Tensor
-    """It marks the positions in `DeviceBatch.loss_index` that belong to an answer, bool [n]."""
+    """Whether a position in `DeviceBatch.loss_index` belongs to an answer, bool [n]."""
     reference: torch.Tensor
     """Answers are compared with these logarithms of their probabilities, float32 [B]."""
     pairs: int
-    """This and what follows are as in `PairTargets`."""
+    """As in `PairTargets`, like what follows."""
     chosen_tokens: int
     desirable: torch.Tensor | None
     divergence: float
     labels_of_rows: tuple[int, ...]
-    """Each pair, or each answer with a mark, has so many positions in `DeviceBatch.loss_index`, in
-    their order.
+    """Number of positions of each pair, or of each answer with a mark, in `DeviceBatch.loss_index`,
+    in their order.
     """
 
 
@@ -60,17 +60,15 @@ class DeviceBatch:
     `position_ids` back from the device.
     """
     noise: RowNoise | None = None
-    """It is added to what the model looks up; None in a pass without noise."""
+    """Noise that is added to what the model looks up; None in a pass without noise."""
     lengths: torch.Tensor | None = None
     """Tokens of each row without padding, int64 [rows]; None if nobody has counted them."""
     pairs: DevicePairs | None = None
-    """The rows are the answers of pairs; None for other rows."""
+    """Answers of pairs, where the rows are those; None for other rows."""
     weights: torch.Tensor | None = None
-    """The losses at the positions in `loss_index` are multiplied by these numbers, float32 [n]; by
-    1 if it is None.
-    """
+    """Factors of the losses at the positions in `loss_index`, float32 [n]; None for 1."""
     loss_weight: float = 0.0
-    """The numbers have this sum, which is n without them."""
+    """Sum of these factors, which is n without them."""
 
 
 Upload = Callable[[np.ndarray], torch.Tensor]
@@ -190,13 +188,13 @@ class StepShard:
     """One rank's shard of a training step."""
 
     batches: Sequence[MicroBatch]
-    """These micro-batches are as for `StreamingEngine.train_step`."""
+    """Micro-batches, as for `StreamingEngine.train_step`."""
     loss_weight: float
     """In the whole step, the weights of all tokens that contribute to the loss have this sum: their
     number, where none has a weight.
     """
     first: int = 0
-    """In the whole step, this many micro-batches come before these."""
+    """Number of micro-batches of the whole step before these."""
     first_line: int = 0
     """Number of lines of answers of the whole step before those of these micro-batches."""
     sequences: int = 0
@@ -222,16 +220,16 @@ class StepInputs:
     """Optimizer steps count from 1; a pass without gradients has the number 0."""
     batches: list[DeviceBatch]
     loss_scale: float
-    """The scale is 1 / `StepShard.loss_weight`."""
+    """1 / `StepShard.loss_weight`."""
     learning_rate: float = 0.0
     max_grad_norm: float | None = None
     label_smoothing: float = 0.0
-    """In training, the loss is smoothed by this (`engine.config.regularization`)."""
+    """Label smoothing in training (`engine.config.regularization`)."""
     seed: int = 0
     first: int = 0
-    """In the whole step, this many micro-batches come before these: those of other ranks."""
+    """Number of micro-batches of the whole step before these: those of other ranks."""
     first_line: int = 0
-    """This and `sequences` are as in `StepShard`."""
+    """As in `StepShard`, like `sequences`."""
     sequences: int = 0
     training: bool = True
     logits_at: list[torch.Tensor] | None = None
@@ -239,7 +237,7 @@ class StepInputs:
     micro-batch, and no loss is computed. It is None in all other passes.
     """
     scored: bool = False
-    """Each label is scored instead of adding up its loss: see `StepUnderWay.likeliest`."""
+    """Whether each label is scored instead of adding up its loss: see `StepUnderWay.likeliest`."""
     caches: list[Any] | None = None
     """For sampling, the list has the key-value cache of each micro-batch. An entry that is None is
     replaced by the cache that the model creates.
@@ -259,10 +257,10 @@ class StepResult:
     loss: float
     grad_norm: float
     unit_norms: list[float]
-    """The gradient norm of each unit, in the order of the model's units, is given here."""
+    """Gradient norm of each unit, in the order of the model's units."""
     clip_factor: float
     sequence_sums: list[list[float]] = field(default_factory=list)
-    """A step of pairs has `StepUnderWay.sequence_sums` here, line by line."""
+    """`StepUnderWay.sequence_sums` line by line, of a step of pairs."""
 
 
 @dataclass
@@ -273,19 +271,19 @@ class StepUnderWay:
 
     inputs: StepInputs
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Each micro-batch has its hidden states [rows, tokens, width] here in forward, and their
-    gradients in backward.
+    """Hidden states [rows, tokens, width] of each micro-batch in forward, and their gradients in
+    backward.
     """
     shapes: dict[int, torch.Size] = field(default_factory=dict)
-    """Each micro-batch's hidden state has this shape."""
+    """Shape of the hidden state of each micro-batch."""
     state_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-    """Each block whose inputs wait in ring buffers has their data type here."""
+    """Data type of the inputs of each block whose inputs wait in ring buffers."""
     arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
-    """Each micro-batch calls the blocks with these arguments, in forward order."""
+    """Arguments with which each micro-batch calls the blocks, in forward order."""
     cross_layer_values: dict[int, CrossLayerValues] = field(default_factory=dict)
-    """Each micro-batch has here what its blocks hand to later blocks, if they hand on anything."""
+    """Values that the blocks of each micro-batch pass to later blocks, if any."""
     lookups: dict[int, Lookup] = field(default_factory=dict)
-    """Each micro-batch has its token ids here while rows of the embedding get their gradients."""
+    """Token ids of each micro-batch while rows of the embedding get their gradients."""
     saved: dict[tuple[str, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
     """The tensors that a block keeps for its backward, by (unit, micro-batch), are its input and
     output if it keeps its activations, and otherwise its input alone.
@@ -293,27 +291,25 @@ class StepUnderWay:
     _attention: dict[tuple[str, int], SavedCalls] = field(default_factory=dict)
     """The calls of attention whose results a block keeps are here, by (unit, micro-batch)."""
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
-    """In a pass without gradients, each micro-batch has its loss here, a float64 scalar on the
-    device.
-    """
+    """Loss of each micro-batch in a pass without gradients, a float64 scalar on the device."""
     position_losses: dict[int, torch.Tensor] = field(default_factory=dict)
-    """In a pass without gradients, each micro-batch has the cross-entropies of its positions here,
-    float32 [n] on the device, in the order of `DeviceBatch.loss_index`.
+    """Cross-entropies of the positions of each micro-batch in a pass without gradients, float32 [n]
+    on the device, in the order of `DeviceBatch.loss_index`.
     """
     likeliest: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Each micro-batch of a scored pass says here of each label whether no token is likelier: bool
-    [n] on the device, in the order of `DeviceBatch.loss_index`.
+    """Whether no token is likelier than each label of each micro-batch of a scored pass: bool [n]
+    on the device, in the order of `DeviceBatch.loss_index`.
     """
     sequence_sums: dict[int, torch.Tensor] = field(default_factory=dict)
-    """In training, each micro-batch of pairs has the log-probabilities of its answers and of its
-    lines here, float32 [lines, 2] on the device.
+    """Log-probabilities of the answers and of the lines of each micro-batch of pairs in training,
+    float32 [lines, 2] on the device.
     """
     sequence_sums_of_ranks: torch.Tensor | None = None
-    """All ranks know those of the micro-batches of the whole step, in order: float32 [lines of the
-    step, 2]; None with one rank.
+    """The same of the micro-batches of the whole step, in order, which all ranks know: float32
+    [lines of the step, 2]; None with one rank.
     """
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Each micro-batch has its logits [n, vocabulary] here if `logits_at` requests them."""
+    """Logits [n, vocabulary] of each micro-batch, if `logits_at` requests them."""
     graphs: StepGraphs | None = None
     """Blocks are replayed from these recordings, or recorded; None where they run as they are."""
     _balanced: dict[int, BalancedTokens] = field(default_factory=dict)
