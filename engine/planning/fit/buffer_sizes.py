@@ -386,7 +386,7 @@ def disk_offloaded_input_bytes(shape: ModelShape, choices: PlanChoices, tokens: 
 
 
 def _block_input_bytes(shape: ModelShape, tokens: int) -> int:
-    """Returns the bytes of the input of a block, for a micro-batch of so many tokens."""
+    """Returns the bytes of the input of a block, for a micro-batch of `tokens` tokens."""
     return tokens * shape.hidden_width * shape.item_bytes
 
 

@@ -72,7 +72,7 @@ def copy_bytes(
 ) -> int:
     """Returns the RAM for copies of planes that a checkpoint has yet to write, in bytes.
 
-    They let updates go on before the disk has taken the planes of a step. A run has them if it
+    They let updates continue before the disk has taken the planes of a step. A run has them if it
     writes checkpoints between its steps, or keeps the best weights (`keeps_best`); both may fall
     due after the same step. They take what is free, but not all of it: at most `FREE_SHARE` of the
     rest, and only up to `FILLED_SHARE` of the whole. `taken` is what the run takes otherwise, and
@@ -92,7 +92,7 @@ def copy_bytes(
 
 
 def _in_chunks(shape: ModelShape, kind: CheckpointKind) -> int:
-    """Returns the bytes of all chunks of one checkpoint that is written while steps go on."""
+    """Returns the bytes of all chunks of one checkpoint that is written while steps continue."""
     if kind == "none" or shape.checkpoint_bytes(kind) < SMALL_BYTES:
         return 0
     chunks = 0
@@ -157,7 +157,7 @@ def export_bytes(config: TrainConfig, shape: ModelShape) -> int:
 
 
 def best_items(config: TrainConfig, shape: ModelShape) -> tuple[Item, ...]:
-    """Returns the item of the best weights, if they are to be kept. A run goes on without them
+    """Returns the item of the best weights, if they are to be kept. A run continues without them
     where the disk has no room.
     """
     size = best_bytes(config, shape)

@@ -41,7 +41,7 @@ class CollectiveTimes:
 
     def received(self, op: Op) -> int:
         """Returns the bytes that a rank receives in the op from those that have other shards of the
-        same planes. What it is told of norms is nothing.
+        same planes. Norms count as nothing.
         """
         if isinstance(op, AllGather):
             lives_there = op.unit in self._gpu_resident  # what is frozen is there already

@@ -109,8 +109,8 @@ class MicroBatch:
         return 0 < self.compared < self.row_length
 
     def learning(self, objective: Objective, loss_chunk: int) -> MicroBatch:
-        """Returns the micro-batch in a training with this objective, whose head computes so many
-        positions at once.
+        """Returns the micro-batch in a training with this objective, whose head computes
+        `positions` positions at once.
         """
         compared = loss_chunk if objective.is_preference else 0
         return replace(
@@ -305,7 +305,7 @@ class Cost:
         return self._attention
 
     def attention_bytes(self, of_token: int) -> int:
-        """Returns the bytes of what attention returned, which takes so many for each token."""
+        """Returns the bytes of what attention returned, which takes that number for each token."""
         return self._micro_batch.tokens * of_token
 
     def _attention_seconds(self) -> tuple[float, float]:
@@ -322,8 +322,8 @@ class Cost:
         return flops / rates.packed_attention, features * PACKED_BYTES / 3 / rates.device_memory
 
     def _pass(self, unit: UnitShape, parameters: int, kind: _Pass) -> float:
-        """Returns the seconds of a pass over a block. parameters: a token passes through so many in
-        all matrix products, if it passes through all of the block.
+        """Returns the seconds of a pass over a block. parameters: number that a token passes
+        through in all matrix products, if it passes through all of the block.
         """
         rates, times = self.rates, kind.other
         tokens = self._micro_batch.tokens
@@ -361,7 +361,7 @@ class Cost:
         return self.shape.state_item_bytes
 
     def in_place(self, numel: int) -> float:
-        """Returns the seconds in which so many elements on the device are updated in place."""
+        """Returns the seconds in which `numel` elements on the device are updated in place."""
         return numel * 2 * self.state_bytes / self.rates.device_memory
 
     def carried(self, kind: OpKind, numel: int, early: bool = False) -> float:
@@ -381,18 +381,18 @@ class Cost:
         return numel * (self.state_bytes - grad - weight) / self.rates.d2h_busy
 
     def moment_bytes(self, unit: str, numel: int) -> float:
-        """Returns the bytes of the moments of so many elements of a unit."""
+        """Returns the bytes of the moments of `numel` elements of a unit."""
         return numel * self._moment_bytes[unit]
 
     def on_disk(self, lane: Lane, size: float) -> float:
-        """Returns the seconds in which so many bytes of moments are read from the disk, or written.
-        Both happen at once.
+        """Returns the seconds in which a number of bytes of moments are read from the disk, or
+        written. Both happen at once.
         """
         rate = self.rates.disk_read if lane == Lane.READ else self.rates.disk_write
         return size / (rate or ASSUMED_RATE)
 
     def block_inputs_on_disk(self, lane: Lane, count: int) -> float:
-        """Returns the seconds in which so many block inputs are read from the disk, or written.
+        """Returns the seconds in which a number of block inputs are read from the disk, or written.
         They are written during forward and read during backward, so each has the disk alone.
         """
         rates = self.rates

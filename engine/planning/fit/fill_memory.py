@@ -144,8 +144,8 @@ class MemoryFiller:
         return Candidate(batch_split.size, choices)
 
     def filled(self, minimum: Candidate, host_bytes: float = math.inf) -> Iterator[Candidate]:
-        """Yields the candidates that use the memory that `minimum` leaves. host_bytes: they take at
-        most so many bytes of RAM beside block inputs.
+        """Yields the candidates that use the memory that `minimum` leaves. host_bytes: most bytes
+        of RAM that they take beside block inputs.
         """
         if self._disk_bytes:  # what does not fit goes to the disk
             host_bytes = math.inf

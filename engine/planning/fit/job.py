@@ -82,9 +82,9 @@ def numbers_of_ranks(
     config: TrainConfig, gpus: int, rounding: Mapping[str, Any]
 ) -> tuple[int, ...]:
     """Returns the numbers of ranks that may compute a step, of which the fastest is taken: one, or
-    for `auto` one and every divisor of the rows up to the number of GPUs. gpus: the machine has so
-    many, 0 where blocks compute on the CPU. rounding: as in `Job`. Raises ConfigError where more
-    GPUs are asked for than there are.
+    for `auto` one and every divisor of the rows up to the number of GPUs. gpus: number of GPUs of
+    the machine, 0 where blocks compute on the CPU. rounding: as in `Job`. Raises ConfigError where
+    more GPUs are asked for than there are.
     """
     asked, train = config.engine.gpus, config.train
     if asked != AUTO and gpus and asked > gpus:

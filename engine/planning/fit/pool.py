@@ -206,7 +206,7 @@ def pool_of(requirements: Requirements) -> Pool:
 def units_by_place(count: int, choices: PlanChoices) -> list[Units]:
     """Returns where the `count` units of a model live with these choices: runs of consecutive units
     with the same placement, in the order of a forward pass. Where some that live on the device are
-    apart, all units with the same placement are told together.
+    apart, all units with the same placement are in one run.
     """
     blocks = [f"block {index}" for index in range(count - 2)]
     names = [EMBED, *blocks, HEAD]

@@ -217,7 +217,7 @@ class _Lanes:
 
     def limiting(self, op: Op, steps: int) -> tuple[Op, int]:
         """Returns the op that ended last of those that `op` waited for, and by how many steps it is
-        before the step that is looked at. steps: by so many `op` itself is before.
+        before the step that is looked at. steps: number of steps by which `op` itself is before.
         """
         before = self._before[op.index]
         found = [(index, steps) for index in op.waits]
@@ -227,7 +227,7 @@ class _Lanes:
         return self._ops[index], back
 
     def end(self, index: int, steps: int) -> float:
-        """Returns when an op ended, so many steps before."""
+        """Returns when an op ended, `steps` steps before."""
         return self._timing.ends[index] - steps * self._timing.seconds
 
 
@@ -294,8 +294,8 @@ def gains(config: TrainConfig, machine: Machine, shape: ModelShape) -> Mapping[P
 
 
 def gain_text(name: PartName, seconds: float, step_seconds: float) -> str:
-    """Returns a sentence about the gain of a part of memory. seconds: a GiB saves so many.
-    step_seconds: a step takes so many now.
+    """Returns a sentence about the gain of a part of memory. seconds: those that a GiB saves.
+    step_seconds: those of a step now.
     """
     more = f"{FURTHER_GIB} GiB more {PART_WORDS[name]}"
     if not seconds:

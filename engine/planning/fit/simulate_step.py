@@ -253,7 +253,7 @@ class _OpSeconds:
 def rates_of_steps(
     shape: ModelShape, rows: int, rates: Rates | None, row_length: int, device: str
 ) -> Rates | None:
-    """Returns the rates that determine the times of steps, with so many rows in a micro-batch; None
+    """Returns the rates that determine the times of steps, with `rows` rows in a micro-batch; None
     where none are known.
 
     On a GPU they are `rates`, those of its machine. On the CPU, where choices do not depend on

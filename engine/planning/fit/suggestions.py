@@ -140,7 +140,7 @@ def requirements_with(
 def moves_text(before: PlanChoices | None, after: Chosen, units: int, about: bool) -> str:
     """Returns how another plan moves the border between GPU memory and RAM: a sentence, or an empty
     text where nothing moves. before: the choices of the plan as it is, None where that does not
-    fit. units: the model has so many. about: the plan is not the one that a run would use.
+    fit. units: number of units of the model. about: the plan is not the one that a run would use.
     """
     choices = after.choices
     told = []

@@ -88,7 +88,7 @@ def factor_specs(
 ) -> list[ParameterSpec]:
     """Returns the specifications of the factors of the layer `name` of a block: `lora_A` [rank,
     features in] and `lora_B` [features out, rank]. prefix: the full names of the block begin with
-    it. features: the layer takes so many, and returns so many.
+    it. features: numbers that the layer takes and returns.
     """
     taken, returned = features
     specs = []

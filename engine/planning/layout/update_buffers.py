@@ -46,7 +46,7 @@ class UpdateBuffer:
         chunks: int = 1,
     ) -> UpdateBuffer:
         """Returns the buffer that holds any chunk of `units`. largest: the number of elements of
-        the largest block, which is cut into so many equal `chunks`.
+        the largest block, which is cut into `chunks` equal chunks.
         """
         numel = -(-largest // chunks)
         if chunks > 1 or optimizer == "adamw_8bit":  # no chunk ends within a block of codes

@@ -40,7 +40,7 @@ class Arena:
 def lay_out_arena(
     main_grad_bytes: Sequence[int], buffer_bytes: int, buffers: int, choices: PlanChoices
 ) -> Arena:
-    """Returns the arena of these accumulators and of so many update buffers.
+    """Returns the arena of these accumulators and of `buffers` update buffers.
 
     - Sums of one round are at the end, and the buffers at the front: only embed, whose gradient
       comes last, completes the accumulators, so as few of the first buffers as possible wait for

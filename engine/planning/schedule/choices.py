@@ -213,7 +213,7 @@ def evenly(some: int, of: int) -> list[int]:
 
 
 def recorded_passes(blocks: int, choices: PlanChoices) -> int:
-    """Returns how many passes over so many blocks are recorded as CUDA graphs: forward, backward
+    """Returns how many passes over `blocks` blocks are recorded as CUDA graphs: forward, backward
     and a recompute at most, for each micro-batch that exists at once. Rounds after the first have
     their own.
     """

@@ -46,8 +46,8 @@ def simulate(
     """Returns the times at which the ops of `plan` would run.
 
     seconds_of: how long an op runs on its lane. inline: all lanes run on one thread, as on the CPU.
-    steps: so many run in a row, the last of which counts. One alone begins when nothing runs any
-    more.
+    steps: number that run in a row, the last of which counts. One alone begins when nothing runs
+    any more.
     """
     durations = [seconds_of(op) for op in plan.ops]
     free = dict.fromkeys(Lane, 0.0)

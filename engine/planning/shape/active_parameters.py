@@ -84,7 +84,7 @@ def measured_flops_formula(is_whole: bool) -> str:
 
 
 def parameter_flops(active_parameters: int, tokens: int) -> int:
-    """Returns the FLOPs of forward and backward on so many tokens, by the formula shown. Where
+    """Returns the FLOPs of forward and backward on `tokens` tokens, by the formula shown. Where
     parts are trained, these are the parameters of a model that takes as many FLOPs.
     """
     return 6 * active_parameters * tokens

@@ -299,8 +299,8 @@ class ModelShape:
         return chunk_of_table(self.vocab_size, self.hidden_size, largest)
 
     def update_buffer(self, chunks: int, ranks: int = 1) -> UpdateBuffer:
-        """Returns the sizes of a buffer in which the device updates a chunk of a unit. chunks: so
-        many of them are the largest block, or what one of several ranks owns of it.
+        """Returns the sizes of a buffer in which the device updates a chunk of a unit. chunks:
+        number of them in the largest block, or in what one of several ranks owns of it.
         """
         if (chunks, ranks) not in self._update_buffers:
             units = [unit.moment_counts for unit in self.units]

@@ -28,7 +28,7 @@ class BoundarySizes(NamedTuple):
 
 def returned_bytes(width: int, heads: int, item: int) -> int:
     """Returns the bytes of what attention returns for a token: `width` features of `item` bytes,
-    and the log-sums of so many heads.
+    and the log-sums of all heads.
     """
     return width * item + LOG_SUM_BYTES * heads
 
@@ -39,14 +39,14 @@ def aligned(nbytes: int) -> int:
 
 
 def attention_room(bytes_of_token: int, tokens: int) -> int:
-    """Returns the bytes of the room for what attention returned for so many tokens, each of which
+    """Returns the bytes of the room for what attention returned for `tokens` tokens, each of which
     has `bytes_of_token`; 0 where that is not kept.
     """
     return aligned(bytes_of_token * tokens) + MORE_BYTES if bytes_of_token else 0
 
 
 def with_room(block_input_bytes: int, bytes_of_token: int, tokens: int) -> int:
-    """Returns the bytes of a block input of so many tokens with that room behind it."""
+    """Returns the bytes of a block input of `tokens` tokens with that room behind it."""
     if not bytes_of_token:
         return block_input_bytes
     return aligned(block_input_bytes) + attention_room(bytes_of_token, tokens)

@@ -35,7 +35,7 @@ class TiledBlock:
     """Number of parameters of the parts that run in sequence chunks."""
 
     def kept_bytes(self, tokens: int) -> int:
-        """Returns the bytes that autograd keeps for so many tokens."""
+        """Returns the bytes that autograd keeps for `tokens` tokens."""
         return round(self.kept * tokens)
 
     def peak_bytes(self, tokens: int, tile_tokens: int) -> int:
@@ -57,7 +57,7 @@ def tiled_block(numbers: Sequence[float] | None) -> TiledBlock | None:
 
 
 def sequence_chunks_for(row_length: int) -> tuple[int, ...]:
-    """Returns the sizes of sequence chunks that rows of so many tokens may run in."""
+    """Returns the sizes of sequence chunks that rows of `row_length` tokens may run in."""
     return (
         tuple(size for size in SEQUENCE_CHUNKS if size < row_length)
         if row_length > LONG_ROW

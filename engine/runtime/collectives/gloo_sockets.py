@@ -28,7 +28,9 @@ class Streams:
                 self._note(descriptor)
 
     def _note(self, descriptor: int) -> None:
-        """Keeps a copy of a connection, which stays that of this one, whoever closes it."""
+        """Keeps a copy of a connection, which stays that of this one, even if it is closed
+        elsewhere.
+        """
         stream = socket.socket(fileno=os.dup(descriptor))
         try:
             stream.getpeername()
@@ -38,7 +40,9 @@ class Streams:
         self._found.append(stream)
 
     def cut(self) -> None:
-        """Cuts the connections: whoever waits for one gets an error. Any thread may call this."""
+        """Cuts the connections: a thread that waits for one gets an error. Any thread may call
+        this.
+        """
         for stream in self._found:
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)

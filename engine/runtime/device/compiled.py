@@ -223,13 +223,13 @@ _functions: list[MayFail] = []
 
 
 def report_problems_of(function: MayFail) -> None:
-    """Makes the problems of `function` be told with those of compiled functions."""
+    """Reports the problems of `function` with those of compiled functions."""
     _functions.append(function)
 
 
 def functions_try_again() -> None:
     """Compiles functions again that run uncompiled. A new engine asks for it, as it compiles its
-    blocks anew, so that what fails for it is found and told in its own run.
+    blocks anew, so that what fails for it is found and reported in its own run.
     """
     for function in _functions:
         function.try_again()

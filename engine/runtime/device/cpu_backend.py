@@ -43,8 +43,9 @@ class CpuBackend:
 
     def share_work(self, product: float, ranks: int = 1) -> None:
         """Chooses the number of threads for blocks whose largest matrix product has `product`
-        FLOPs: one thread where that is faster. So many ranks share the cores. The choice depends on
-        the plan alone, since results are rounded differently with another number of threads.
+        FLOPs: one thread where that is faster. ranks: number of ranks that share the cores. The
+        choice depends on the plan alone, since results are rounded differently with another number
+        of threads.
         """
         threads = max(1, self._threads // ranks)
         torch.set_num_threads(1 if product < SMALL_PRODUCT else threads)

@@ -238,7 +238,7 @@ class LaunchedGroup:
         self._came.put((connection, found))
 
     def _tell_of(self, who: str, error: Exception) -> None:
-        """Tells that someone was sent away, unless so many were that it would fill a disk."""
+        """Logs that a connection was refused, unless so many were that it would fill a disk."""
         self._sent_away += 1
         if self._sent_away <= MOST_TOLD:
             why = first_line(error) or "it has ended"

@@ -83,7 +83,7 @@ class Connection:
             self._stream.sendall(part)
 
     def receive(self, most: int = MOST_BYTES) -> Message:
-        """Returns the next message. most: so many bytes may it have. Raises EOFError where the
+        """Returns the next message. most: bytes that it may have. Raises EOFError where the
         other side has ended, also within a message, and MessageError for what is no message.
         """
         header = self._read(_LENGTH.size)
@@ -96,7 +96,7 @@ class Connection:
         return decode(content)
 
     def poll(self, seconds: float = 0.0) -> bool:
-        """Returns whether something comes, or the other side ends, within so many seconds."""
+        """Returns whether something comes, or the other side ends, within `seconds` seconds."""
         return bool(self._ready.poll(seconds * 1000))
 
     def cut(self) -> None:

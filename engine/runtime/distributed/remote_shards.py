@@ -62,7 +62,7 @@ class RemoteShards:
         ]
 
     def reach(self, ranks: int) -> None:
-        """Says that so many ranks have shards of the planes that rank 0 reaches."""
+        """Sets the number of ranks with shards of the planes that rank 0 reaches."""
         self.ranks = ranks
 
     def take(self, rank: int, reply: ShardReply) -> None:
@@ -174,7 +174,7 @@ class RemoteNodes:
 
 
 class OwnNodeShards:
-    """This node's part of planes, in memory that its ranks share. threads: number of threads that
+    """Part of planes that is on this node, in memory that its ranks share. threads: number that
     touch it.
     """
 

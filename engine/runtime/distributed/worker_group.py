@@ -300,7 +300,7 @@ class WorkerGroup:
 
     def abandon(self) -> None:
         """Leaves the others in the step under way, whose updates they do not begin without a word
-        from this rank. They go on telling of the planes on their devices, and can be ended.
+        from this rank. They still answer about the planes on their devices, and can be ended.
         """
         self._is_abandoned = True
 

@@ -35,7 +35,7 @@ class DiskPlanes:
         """
 
     def count_block_input(self, nbytes: int) -> None:
-        """Counts a block input of so many bytes that was written."""
+        """Counts a block input of `nbytes` bytes that was written."""
         self.written_block_input_bytes += nbytes
 
     @property

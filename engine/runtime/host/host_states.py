@@ -216,8 +216,8 @@ class HostStates:
         self._where.arrange(units, disk_offloaded, device)
 
     def update_buffer(self, chunks: int, shards: Shards = WHOLE) -> UpdateBuffer:
-        """Returns the sizes of a buffer in which the device updates a chunk of a unit. chunks: so
-        many of them are the largest shard of a block.
+        """Returns the sizes of a buffer in which the device updates a chunk of a unit. chunks:
+        number of them in the largest shard of a block.
         """
         units = [layout.moment_counts for layout in self.layouts.values()]
         largest = shards.numel(self.largest_block)

@@ -41,7 +41,7 @@ class PlaneReader(Protocol):
         """Returns once an op of a later step may change the planes of `unit`."""
 
     def end(self) -> None:
-        """Says that the planes will not be read any more; every op may go on."""
+        """Says that the planes will not be read any more; every op may continue."""
 
 
 class PlaneVersion:

@@ -279,8 +279,8 @@ def cross_entropies(
     """Returns the sum of cross-entropies (scalar), with the bits of `cross_entropy`, and each of
     them, float32 [n], for logits [n, vocabulary] and labels [n].
 
-    It is another function so that it is compiled apart: should that fail, training goes on with its
-    own kernels.
+    It is another function so that it is compiled apart: should that fail, training continues with
+    its own kernels.
     """
     logs = log_softmax(logits.float(), dim=-1)
     return nll_loss(logs, labels, reduction="sum"), nll_loss(logs, labels, reduction="none")

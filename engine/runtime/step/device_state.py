@@ -373,7 +373,7 @@ class DeviceState:
 
     def compiled_alone(self, slot: Buffer, unit: Unit) -> CompiledBlock:
         """Returns the compiled template for passes without gradients. Should compiling it fail,
-        training goes on with its own kernels.
+        training continues with its own kernels.
         """
         key = (slot, unit.kind)
         if key not in self._compiled_alone:

@@ -135,7 +135,7 @@ class SavedBlockInputs:
         self._disk.count_block_input(len(pages))
 
     def read(self, op: ReadBlockInput, numel: int) -> None:
-        """Reads so many elements from that place to the op's buffer. Raises DiskOffloadError."""
+        """Reads `numel` elements from that place to the op's buffer. Raises DiskOffloadError."""
         assert self._file is not None
         self._file.read(self._pages(op.host, numel), self._places[op.unit, op.micro_batch])
 

@@ -82,7 +82,7 @@ class _Group:
 
 
 def _groups(pairs: DevicePairs, tokens: int, chunks: LossChunks) -> list[_Group]:
-    """Returns the groups of a micro-batch with lines of so many tokens. As many pairs are in a
+    """Returns the groups of a micro-batch with lines of `tokens` tokens. As many pairs are in a
     group as have their positions in one chunk, and at least one.
     """
     size, of_row = _size_of(chunks), pairs.objective.sequences
