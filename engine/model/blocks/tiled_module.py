@@ -4,6 +4,9 @@ a time.
 Autograd keeps the module's input alone. In backward, each sequence chunk is computed again, with
 gradients. The gradients of its parameters are added up over sequence chunks in fp32, and rounded
 once.
+
+What such a module holds inside is several times as wide as its input, and would grow with the row.
+In chunks it grows with the chunk alone, for one more forward of the module in backward.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ which the unit's states are streamed. No torch.
 It processes the units in the order in which the next forward pass needs them. For each unit it
 estimates when the updated weights are ready if the host updates the unit, and if the device does,
 and chooses the earlier. All times are seconds from the end of the step's backward.
+
+The order decides: the forward pass runs through the units in turn, so one that is late delays all
+that come after it, while one that is early gains nothing.
 """
 
 from __future__ import annotations
