@@ -4,12 +4,11 @@ none.
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from playwright.sync_api import expect
 
 from tests.support.browser import WAIT_MILLISECONDS
+from tests.support.rows import write_rows
 from tests.support.sets import BROWSER_FLOWS
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)
@@ -24,7 +23,7 @@ def written(path, **more):
         {"prompt": f"{number} plus 1 is", "completion": f"it is {number + 1}", **more}
         for number in range(40)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
     return str(path)
 
 

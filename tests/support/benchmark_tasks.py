@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import yaml
 
 from tests.support.folders import WORDS
+from tests.support.rows import write_rows
 
 TASKS = ("tiny_choice", "tiny_answer", "tiny_text")
 
@@ -30,7 +30,7 @@ def make_tasks(folder: Path, rows: int = 12) -> Path:
                 "text": " ".join(WORDS[(k * j) % 10] for j in range(1, 4 + 3 * k)),
             }
         )
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    write_rows(data, lines)
     common = {
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": str(data)}},

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from engine.config.data_settings import DataConfig
 from engine.data.batches.loader import prepare_data
+from tests.support.rows import write_rows
 
 
 def write(path, count=40, word="hello", start=0):
@@ -14,8 +13,7 @@ def write(path, count=40, word="hello", start=0):
         {"prompt": f"q{i} {word}" + " he" * (i % 7), "completion": f"a{i}" if i % 9 else ""}
         for i in range(start, start + count)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def prepared(source, tokenizer, seed=1, **changes):

@@ -22,6 +22,7 @@ from transformers import (
 from engine.config.settings import TrainConfig
 from engine.model.build.library import no_progress_bars
 from engine.runs.record.events import ExactMatchMeasured
+from tests.support.rows import write_rows
 from tests.support.tiny import tiny_config
 from tests.support.trained_runs import events_of, trained
 
@@ -96,7 +97,7 @@ def config_of(folder: Path, data: list[dict[str, Any]] | None = None, **values) 
     asks for all validation answers.
     """
     path = folder / "data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in data or rows()))
+    write_rows(path, data or rows())
     tree = {
         "name": "By heart",
         "model": {"source": str(folder / "model"), "dtype": "float32"},

@@ -8,14 +8,25 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 import launch
 from engine.config.settings import TrainConfig
 from engine.machine.read_machine import read_machine
-from engine.runs.record.events import Record, RunEnded, StepFinished
+from engine.runs.record.events import (
+    CheckpointWritten,
+    JobProgressed,
+    Record,
+    RunEnded,
+    RunStarted,
+    StateChanged,
+    StepFinished,
+)
 from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import RunFolder, open_run
 from engine.runs.summaries.listing import list_runs
+from engine.runtime.step.copy_ops import BlockOps
 from engine.training.checkpoints.restore import newest_checkpoint
 from tests.support.folded import fold
 from tests.support.trained_runs import planes_on_disk
@@ -147,3 +158,31 @@ def at_event(monkeypatch, chosen, act) -> None:
 
 def at_step(number: int):
     return lambda event: isinstance(event, StepFinished) and event.step == number
+
+
+MOMENTS = {
+    "before the data is read": lambda e: isinstance(e, StateChanged) and e.state == "preparing",
+    "while the weights are read": lambda e: isinstance(e, JobProgressed) and e.job == "load_model",
+    "before the first step": lambda e: isinstance(e, RunStarted),
+    "in a step": at_step(4),
+    "before a checkpoint": lambda e: isinstance(e, StateChanged) and e.state == "saving",
+    "in a checkpoint": lambda e: isinstance(e, JobProgressed) and e.job == "checkpoint",
+    "after a checkpoint": lambda e: isinstance(e, CheckpointWritten),
+}
+"""Moments of a run that keeps a checkpoint, as the events that are recorded then."""
+
+
+def full_at(monkeypatch, step: int, kind: str, times: int) -> list[int]:
+    """Makes ops of this kind run out of memory in the first `times` attempts of a step; returns a
+    list to which each such attempt adds its number of micro-batches.
+    """
+    real, tried = BlockOps.work, []
+
+    def work(self, op, under_way):
+        if under_way.inputs.number == step and op.kind == kind and len(tried) < times:
+            tried.append(len(under_way.inputs.batches))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return real(self, op, under_way)
+
+    monkeypatch.setattr(BlockOps, "work", work)
+    return tried

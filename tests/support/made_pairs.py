@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 from engine.config.settings import TrainConfig
 from tests.support.folders import WORDS, make_config
+from tests.support.rows import write_rows
 
 
 def made_pairs(count: int, seed: int = 1) -> list[dict[str, Any]]:
@@ -38,12 +38,6 @@ def made_answers(count: int, seed: int = 2) -> list[dict[str, Any]]:
         answer = row["chosen"] if desirable else row["rejected"]
         found.append({"prompt": row["prompt"], "completion": answer, "label": desirable})
     return found
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Writes rows as lines of JSON, and returns their path."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def pair_config(tmp_path: Path, **values: Any) -> TrainConfig:

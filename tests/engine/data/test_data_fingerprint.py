@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from bisect import bisect_left, insort
 
 import numpy as np
@@ -21,6 +20,7 @@ from engine.data.tokens.documents import TextRows
 from engine.data.tokens.encode import Encoder
 from engine.data.tokens.render import RejectedExample
 from engine.data.tokens.rendered import Handling
+from tests.support.rows import write_rows
 
 SEED_OF_THE_SPLIT = 20_010_911
 
@@ -128,7 +128,7 @@ def files(tmp_path_factory):
         "last": [{"prompt": f"q{i}", "completion": "a" if i != 1 else ""} for i in range(3)],
     }
     for name, rows in written.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{name}.jsonl", rows)
     return {name: str(folder / f"{name}.jsonl") for name in written}
 
 

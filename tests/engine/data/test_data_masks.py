@@ -4,8 +4,6 @@ else.
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from tokenizers import AddedToken
 
@@ -16,6 +14,7 @@ from engine.data.tokens.encode import Encoder
 from engine.data.tokens.rendered import Handling
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
+from tests.support.rows import write_rows
 
 TOKENIZERS = {
     "byte_level": made.byte_level_tokenizer,
@@ -37,7 +36,7 @@ TURNS = [
 
 def prepared(tmp_path, tokenizer, rows, **changes):
     path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
     settings = {
         "source": str(path),
         "max_seq_len": 512,

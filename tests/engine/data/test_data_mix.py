@@ -4,7 +4,6 @@ that the preset and the form describe the same mix.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
@@ -17,6 +16,7 @@ from engine.data.batches.loader import prepare_data
 from engine.data.batches.preview import preview
 from engine.errors import ConfigError, DataError
 from engine.paths import lasting_sources
+from tests.support.rows import write_rows
 
 TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "an"}]
 
@@ -29,7 +29,7 @@ def files(tmp_path):
         "c": [{"messages": TURNS}] * 10,
     }
     for name, written in rows.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+        write_rows(tmp_path / f"{name}.jsonl", written)
     return {name: str(tmp_path / f"{name}.jsonl") for name in rows}
 
 

@@ -21,6 +21,7 @@ from engine.data.tokens.tokenize import Execution
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
 from tests.support.cached_data import assert_same
+from tests.support.rows import write_rows
 
 
 @pytest.fixture(autouse=True)
@@ -58,11 +59,6 @@ def rows(count=400):
         yield {"messages": [] if i % 13 == 0 else messages * (1 + i % 3)}
 
 
-def write(path, some_rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in some_rows), encoding="utf-8")
-    return path
-
-
 def config(path, **changes):
     return DataConfig(**{"source": str(path), "max_seq_len": 200, "eval_fraction": 0.1, **changes})
 
@@ -75,7 +71,7 @@ def in_a_cache(tmp_path_factory, monkeypatch):
 def test_any_number_of_processes_makes_the_same_bits(
     tmp_path, tokenizer, tmp_path_factory, monkeypatch
 ):
-    path = write(tmp_path / "a.jsonl", rows())
+    path = write_rows(tmp_path / "a.jsonl", rows())
     alone = prepare_data(config(path), tokenizer, 1, execution=Execution(processes=0))
     assert alone.summary["rows_cut"]
     assert alone.summary["rows_skipped"]
@@ -99,7 +95,7 @@ def test_any_number_of_processes_makes_the_same_bits(
 def test_going_on_in_processes_makes_the_same_bits(
     tmp_path, tokenizer, tmp_path_factory, monkeypatch
 ):
-    path = write(tmp_path / "a.jsonl", rows(200))
+    path = write_rows(tmp_path / "a.jsonl", rows(200))
     alone = prepare_data(config(path), tokenizer, 1, execution=Execution(processes=0))
     in_a_cache(tmp_path_factory, monkeypatch)
     asked = []
@@ -166,7 +162,7 @@ def test_processes_start_early_for_large_texts_alone(
             started.append((count, *how, more)) or contextlib.ExitStack()
         ),
     )
-    path = text_file(tmp_path) if name != "a.jsonl" else write(tmp_path / name, rows())
+    path = text_file(tmp_path) if name != "a.jsonl" else write_rows(tmp_path / name, rows())
     (tmp_path / "b.md").write_text("an\n")
     found = tokenize._early(config(tmp_path / name), tokenizer, changes.get("processes"))
     wanted = tmp_path.name if name == "." else path.name
@@ -206,7 +202,7 @@ def test_processes_that_start_early_make_the_same_bits_and_end_with_an_error(
     ],
 )
 def test_the_first_error_in_the_data_is_the_one_that_is_told(tmp_path, tokenizer, broken, sentence):
-    path = write(tmp_path / "a.jsonl", rows(150))
+    path = write_rows(tmp_path / "a.jsonl", rows(150))
     with path.open("a") as file:
         file.write(f"{broken if isinstance(broken, str) else json.dumps(broken)}\n")
         # A line that is no JSON would come first wherever it is: columns are those of all rows.
@@ -218,7 +214,7 @@ def test_the_first_error_in_the_data_is_the_one_that_is_told(tmp_path, tokenizer
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_a_process_that_dies_is_one_sentence(tmp_path, tokenizer):
-    path = write(tmp_path / "a.jsonl", rows(600))
+    path = write_rows(tmp_path / "a.jsonl", rows(600))
 
     def kill(*_):
         for child in others():
@@ -233,7 +229,7 @@ def test_a_process_that_dies_is_one_sentence(tmp_path, tokenizer):
 
 
 def test_a_process_that_cannot_start_is_one_sentence(tmp_path, tokenizer, monkeypatch):
-    path = write(tmp_path / "a.jsonl", rows(60))
+    path = write_rows(tmp_path / "a.jsonl", rows(60))
     monkeypatch.setattr(workers, "_PROGRAM", "raise SystemExit(3)")
     with pytest.raises(
         DataError, match=r"^A process that tokenizes a\.jsonl ended \(exit code 3\); "
@@ -247,7 +243,7 @@ def test_a_program_that_was_changed_while_it_ran_is_one_sentence(tmp_path, token
         DataError, match=r"^The program was changed on the disk while it ran; start it again\.$"
     ):
         prepare_data(
-            config(write(tmp_path / "a.jsonl", rows(60))),
+            config(write_rows(tmp_path / "a.jsonl", rows(60))),
             tokenizer,
             1,
             execution=Execution(processes=2),
@@ -258,7 +254,7 @@ def test_a_program_that_was_changed_while_it_ran_is_one_sentence(tmp_path, token
 def test_a_fault_of_the_program_keeps_its_name_and_its_trace(
     tmp_path, tokenizer, monkeypatch, capfd
 ):
-    path = write(tmp_path / "a.jsonl", rows(60))
+    path = write_rows(tmp_path / "a.jsonl", rows(60))
     monkeypatch.setattr(
         workers,
         "_PROGRAM",
@@ -272,7 +268,7 @@ def test_a_fault_of_the_program_keeps_its_name_and_its_trace(
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("problem", [KeyboardInterrupt, RuntimeError])
 def test_a_stop_ends_the_processes(tmp_path, tokenizer, problem, own_cache):
-    path = write(tmp_path / "a.jsonl", rows(600))
+    path = write_rows(tmp_path / "a.jsonl", rows(600))
 
     def stop(*_):
         assert len(others()) == 2
@@ -285,7 +281,7 @@ def test_a_stop_ends_the_processes(tmp_path, tokenizer, problem, own_cache):
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
-    path = write(tmp_path / "a.jsonl", rows(600))
+    path = write_rows(tmp_path / "a.jsonl", rows(600))
     code = (
         "import os, sys, psutil\n"
         "from engine.config.data_settings import DataConfig\n"

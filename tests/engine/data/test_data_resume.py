@@ -13,6 +13,7 @@ from engine.runs.record.events import DataPrepared, RunStarted
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop.run import resume_run, start_run
 from tests.support.folders import WORDS, make_config, make_data
+from tests.support.rows import write_rows
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 
@@ -21,7 +22,7 @@ def mixed(tmp_path):
     make_data(tmp_path / "turns.jsonl", 30)
     (tmp_path / "texts").mkdir()
     texts = [{"text": " ".join(WORDS[(k + i) % 10] for i in range(5 + k))} for k in range(12)]
-    (tmp_path / "texts" / "part.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    write_rows(tmp_path / "texts" / "part.jsonl", texts)
     return make_config(
         tmp_path,
         **{

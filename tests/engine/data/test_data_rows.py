@@ -16,6 +16,7 @@ from engine.data.batches.rows import batches, micro_batch_bounds, one_pass
 from engine.data.tokens.tokenize import Execution
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
+from tests.support.rows import write_rows
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,7 @@ def source(tmp_path):
         {"prompt": f"q{i} " + "he" * int(choose.integers(0, 20)), "completion": f"a{i}"}
         for i in range(60)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def prepared(source, tokenizer, seed=1, packing_problem="", **changes):
@@ -200,7 +200,7 @@ def test_a_validation_row_is_found_even_when_the_chosen_one_is_skipped(tmp_path,
     for empty in range(3):
         path = tmp_path / "a.jsonl"
         rows = [{"prompt": f"q{i}", "completion": "" if i == empty else "a"} for i in range(3)]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(path, rows)
         summary = prepared(path, tokenizer, eval_fraction=0.01).summary
         assert (summary["train_examples"], summary["eval_examples"], summary["rows_skipped"]) == (
             1,
@@ -213,7 +213,7 @@ def test_the_only_usable_row_is_trained_even_when_it_was_chosen_for_validation(t
     for usable in range(3):
         path = tmp_path / f"{usable}.jsonl"
         rows = [{"prompt": "a", "completion": "b" if i == usable else ""} for i in range(3)]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(path, rows)
         summary = prepared(path, tokenizer, eval_fraction=0.3).summary
         assert (summary["train_examples"], summary["eval_examples"]) == (1, 0)
 
@@ -225,7 +225,7 @@ def test_long_rows_are_cut_and_rows_without_an_answer_left_are_skipped(tmp_path,
         {"prompt": "q" * 50, "completion": "b"},
         {"prompt": "q", "completion": "b"},
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     data = prepared(path, tokenizer, eval_fraction=0.0, max_seq_len=40)
     assert (
         data.summary["rows_cut"],

@@ -13,6 +13,7 @@ from engine.data.batches.loader import prepare_data
 from engine.errors import DataError
 from tests.support import references as reference
 from tests.support.data_tokenizers import CHATML, byte_level_tokenizer
+from tests.support.rows import write_rows
 
 TOOLS = [
     {
@@ -66,7 +67,7 @@ def tokenizer():
 
 
 def prepared(path, tokenizer, rows, **changes):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
     return prepare_data(
         DataConfig(source=str(path), packing=False, eval_fraction=0.0, **changes), tokenizer, 1
     )

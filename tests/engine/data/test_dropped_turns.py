@@ -4,8 +4,6 @@ row says about its own answers is followed.
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from engine.config.data_settings import DataConfig
@@ -16,6 +14,7 @@ from engine.data.tokens.encode import Encoder
 from engine.data.tokens.rendered import Handling, RejectedExample
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
+from tests.support.rows import write_rows
 
 WITH_THE_LAST_QUESTION = (  # as Mistral's: the system turn stands before the last question
     "{{ bos_token }}{% set said = '' %}{% set rest = messages %}"
@@ -100,7 +99,7 @@ def test_a_turn_that_the_prompt_lacks_too_is_told_with_its_role_and_count():
 def test_rows_with_a_lost_turn_are_refused_where_that_is_wanted(tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [{"messages": TURNS}, {"messages": [SYSTEM, *TURNS]}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     config = DataConfig(str(path), dropped_turns="refuse", eval_fraction=0.0)
     tokenizer = made.byte_level_tokenizer(WITH_THE_LAST_QUESTION)
     sentence = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -13,6 +11,7 @@ from engine.data.batches.loader import prepare_data
 from engine.data.batches.preview import preview
 from engine.errors import DataError
 from tests.support.data_tokenizers import CHATML, SPECIAL, byte_level_tokenizer
+from tests.support.rows import write_rows
 
 ROWS = {
     "text": {"text": "hello"},
@@ -28,7 +27,7 @@ ROWS = {
 
 def written(folder, *rows) -> DataConfig:
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     return DataConfig(source=str(path), eval_fraction=0.0, packing=False, max_seq_len=64)
 
 

@@ -17,8 +17,8 @@ from engine.data.formats.formats import map_columns
 from engine.data.sources.open_source import open_source
 from engine.errors import DataError
 from tests.support.folders import make_tokenizer
-from tests.support.made_pairs import write_rows
 from tests.support.prepared_pairs import prepared
+from tests.support.rows import write_rows
 
 ASKED = {"role": "user", "content": "say after one"}
 GOOD = {"role": "assistant", "content": "two"}

@@ -14,9 +14,9 @@ from engine.config.data_settings import DataConfig
 from engine.config.preference_settings import Objective, read_as
 from engine.data.batches.loader import prepare_data
 from engine.errors import DataError
-from tests.support.made_pairs import write_rows
 from tests.support.references import tokenizer
 from tests.support.references.trl_pairs import PAIRS, as_published
+from tests.support.rows import write_rows
 
 pytest.importorskip("trl")
 as_trl = pytest.importorskip("tests.support.as_trl")

@@ -4,8 +4,6 @@ first token of the turn that follows.
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from engine.config.data_settings import DataConfig
@@ -21,6 +19,7 @@ from tests.support.data_tokenizers import CHATML, NO_END, SPECIAL, byte_level_to
 from tests.support.ended_answers import OWN_END, rows, tokenizer_for
 from tests.support.published import template
 from tests.support.references.trl_pairs import PAIRS
+from tests.support.rows import write_rows
 
 GLM_TOKENS = ("<|user|>", "<|observation|>")
 ENDS_OF = {
@@ -153,7 +152,7 @@ def test_a_token_that_was_added_ends_answers(tmp_path):
 
 
 def prepared(path, tokenizer, data, **settings):
-    path.write_text("".join(json.dumps(row) + "\n" for row in data))
+    write_rows(path, data)
     config = DataConfig(source=str(path), max_seq_len=512, eval_fraction=0.25, **settings)
     return prepare_data(config, tokenizer, seed=0), config
 

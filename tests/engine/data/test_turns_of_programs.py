@@ -13,6 +13,7 @@ from engine.config.data_settings import DataConfig
 from engine.data.batches.loader import prepare_data
 from engine.errors import DataError
 from tests.support import references as reference
+from tests.support.rows import write_rows
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {
@@ -222,7 +223,7 @@ def tokenizer():
 
 
 def prepared(path, tokenizer, *rows, **changes):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
     config = DataConfig(source=str(path), packing=False, eval_fraction=0.0, shuffle=False)
     return prepare_data(config.__class__(**{**vars(config), **changes}), tokenizer, 1)
 

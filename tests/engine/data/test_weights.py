@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from engine.data.tokens import token_cache
 from engine.data.tokens.tokenize import Execution
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
+from tests.support.rows import write_rows
 
 ASKED = {"role": "user", "content": "say"}
 ROWS = [
@@ -26,7 +25,7 @@ ALONE = Execution()
 
 
 def write(path, rows) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
     return str(path)
 
 

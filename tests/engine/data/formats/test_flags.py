@@ -20,6 +20,7 @@ from engine.data.formats.unknown_flags import UnknownFlags
 from engine.data.sources.open_source import Source
 from engine.errors import DataError
 from engine.paths import PROGRAM_ROOT
+from tests.support.rows import write_rows
 
 SOURCE = Source("a.jsonl", "line", None, lambda: iter(()))
 HI, BAD, MORE, GOOD = "Hello", "BAD ANSWER", "Again", "good answer"
@@ -39,7 +40,7 @@ def read(row, rows=(), **settings):
 
 
 def config(path, rows, **values):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
     settings = {"eval_fraction": 0.0, "shuffle": False, "packing": False} | values
     return DataConfig(source=str(path), **settings)
 

@@ -15,6 +15,7 @@ from engine.data.formats.formats import map_columns
 from engine.data.sources import hub_connection
 from engine.data.sources.open_source import open_source
 from engine.errors import DataError
+from tests.support.rows import write_rows
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "an hello"}]
 SHAREGPT = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "an hello"}]
@@ -51,14 +52,9 @@ def config(path, **changes) -> DataConfig:
     )
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 @pytest.mark.parametrize("name", SAME)
 def test_every_format_becomes_the_same_conversation(tmp_path, tokenizer, name):
-    path = write(tmp_path / "rows.jsonl", [SAME[name]])
+    path = write_rows(tmp_path / "rows.jsonl", [SAME[name]])
     data = prepare_data(config(path), tokenizer, 1)
     assert data.train.ids.tolist() == tokenizer.apply_chat_template(CHAT)["input_ids"]
     assert data.summary["format"] == name.split()[0].replace("question", "prompt_completion")
@@ -68,7 +64,7 @@ def test_every_format_becomes_the_same_conversation(tmp_path, tokenizer, name):
 
 def test_alpaca_input_and_system_columns_are_used_and_shown(tmp_path, tokenizer):
     row = {"instruction": "hello", "input": "an", "output": "he", "system": "be"}
-    path = write(tmp_path / "rows.jsonl", [row])
+    path = write_rows(tmp_path / "rows.jsonl", [row])
     data = prepare_data(config(path), tokenizer, 1)
     turns = [
         {"role": "system", "content": "be"},
@@ -89,11 +85,11 @@ def test_json_jsonl_parquet_and_a_folder_hold_the_same_rows(tmp_path, tokenizer)
     from pyarrow import parquet
 
     rows = [{"prompt": f"hello {i}", "completion": f"an {i}"} for i in range(7)]
-    whole = [("a.jsonl", write(tmp_path / "a.jsonl", rows))]
+    whole = [("a.jsonl", write_rows(tmp_path / "a.jsonl", rows))]
     for name, tree in (("list.json", rows), ("under.json", {"version": 1, "data": rows})):
         (tmp_path / name).write_text(json.dumps(tree, indent=1), encoding="utf-8")
         whole.append((name, tmp_path / name))
-    whole.append(("lines.json", write(tmp_path / "lines.json", rows)))
+    whole.append(("lines.json", write_rows(tmp_path / "lines.json", rows)))
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     whole.append(("a.parquet", tmp_path / "a.parquet"))
     prints = {prepare_data(config(path), tokenizer, 1).fingerprint for _, path in whole}
@@ -216,7 +212,7 @@ def test_bad_input_is_one_sentence_that_names_the_place(tmp_path, tokenizer, nam
 
 
 def test_a_format_that_the_columns_do_not_have_is_refused_with_what_it_needs(tmp_path, tokenizer):
-    path = write(tmp_path / "a.jsonl", [SAME["alpaca"]])
+    path = write_rows(tmp_path / "a.jsonl", [SAME["alpaca"]])
     with pytest.raises(
         DataError,
         match=r"data\.format is messages, which needs a column messages.*instruction, input",
@@ -262,7 +258,9 @@ def test_hub_data_sets_come_through_datasets_with_subset_and_split(tokenizer, mo
 
 def test_the_format_of_a_file_is_known_by_its_first_filled_rows(tmp_path, tokenizer):
     source = open_source(
-        config(write(tmp_path / "a.jsonl", [{"conversations": []}, {"conversations": SHAREGPT}]))
+        config(
+            write_rows(tmp_path / "a.jsonl", [{"conversations": []}, {"conversations": SHAREGPT}])
+        )
     )
     rows = [row for _, row in source.read()]
     assert map_columns("auto", rows, source, DataColumns()).format == "sharegpt"
@@ -273,7 +271,7 @@ def test_the_format_of_a_file_is_known_by_its_first_filled_rows(tmp_path, tokeni
 
 def test_preview_shows_the_text_and_marks_what_is_trained(tmp_path, tokenizer):
     rows = [SAME["messages"]] * 30 + [{"messages": CHAT[:1]}]
-    shown = preview(config(write(tmp_path / "a.jsonl", rows)), tokenizer, rows=2)
+    shown = preview(config(write_rows(tmp_path / "a.jsonl", rows)), tokenizer, rows=2)
     assert shown["format"] == "messages"
     assert shown["columns"] == {"messages": "the turns of the conversation"}
     assert len(shown["rows"]) == 2
@@ -291,7 +289,7 @@ def test_preview_shows_the_text_and_marks_what_is_trained(tmp_path, tokenizer):
 
 
 def test_a_preview_reads_no_further_than_it_shows(tmp_path, tokenizer):
-    path = write(tmp_path / "a.jsonl", [SAME["messages"]] * 300)
+    path = write_rows(tmp_path / "a.jsonl", [SAME["messages"]] * 300)
     path.write_text(path.read_text() + "broken\n")
     assert preview(config(path), tokenizer)["rows_measured"] == 200
     with pytest.raises(DataError, match="Line 301"):

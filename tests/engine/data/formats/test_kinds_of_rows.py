@@ -44,27 +44,6 @@ def test_every_format_of_the_settings_is_there_with_its_parts():
 
 
 @pytest.mark.parametrize(
-    "flag",
-    [{"weight": 0}, {"train": False}, {"training": False}, {"loss_weight": 0.0}, {"train": 0}],
-)
-def test_an_answer_that_its_row_leaves_out_is_not_trained_and_the_flag_is_gone(flag):
-    found = turns(ASKED, ANSWER | flag, ASKED, ANSWER)
-    assert found.untrained == {1} and found.messages == [ASKED, ANSWER] * 2
-    sharegpt = read(
-        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"} | flag]}
-    )
-    assert sharegpt.untrained == {1} and set(sharegpt.messages[1]) == {"role", "content"}
-
-
-@pytest.mark.parametrize("flag", [{"weight": 1}, {"train": True}, {"loss_weight": 1.0}])
-def test_an_answer_that_is_trained_anyway_may_say_so_and_a_question_may_not(flag):
-    assert turns(ASKED, ANSWER | flag).untrained == frozenset()
-    assert turns(ASKED | {"weight": 0}, ANSWER | flag).messages == [ASKED, ANSWER]
-    with pytest.raises(DataError, match=rf"^The {next(iter(flag))} of turn 1 .* not an answer"):
-        turns(ASKED | flag, ANSWER)
-
-
-@pytest.mark.parametrize(
     ("flag", "said"),
     [
         ({"weight": -1}, r"^The weight of turn 2 of messages in line 1 of a\.jsonl is -1; write 0"),

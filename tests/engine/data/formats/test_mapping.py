@@ -5,7 +5,6 @@ in one sentence.
 from __future__ import annotations
 
 import csv
-import json
 
 import pytest
 
@@ -15,17 +14,13 @@ from engine.data.batches.loader import prepare_data
 from engine.data.batches.preview import preview
 from engine.data.formats.choose_columns import guessed
 from engine.errors import ConfigError, DataError
+from tests.support.rows import write_rows
 
 ODD = [
     {"nr": "1", "Frage": "hello", "Wohin": "an hello"},
     {"nr": "2", "Frage": "he", "Wohin": "an he"},
 ]
 NAMED = DataColumns(prompt="Frage", completion="Wohin")
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def config(path, **changes):
@@ -50,15 +45,17 @@ def preset(**data):
 
 def test_named_columns_train_what_usual_names_would(tmp_path, tokenizer):
     usual = [{"prompt": row["Frage"], "completion": row["Wohin"]} for row in ODD]
-    found = prepare_data(config(write(tmp_path / "odd.jsonl", ODD), columns=NAMED), tokenizer, 1)
-    expected = prepare_data(config(write(tmp_path / "usual.jsonl", usual)), tokenizer, 1)
+    found = prepare_data(
+        config(write_rows(tmp_path / "odd.jsonl", ODD), columns=NAMED), tokenizer, 1
+    )
+    expected = prepare_data(config(write_rows(tmp_path / "usual.jsonl", usual)), tokenizer, 1)
     assert found.train.ids.tolist() == expected.train.ids.tolist()
     assert found.train.loss_mask.tolist() == expected.train.loss_mask.tolist()
     assert found.summary["unused_columns"] == ["nr"] and not found.summary["format_detected"]
 
 
 def test_other_columns_are_other_tokens_in_the_cache(tmp_path, tokenizer):
-    path = write(tmp_path / "odd.jsonl", ODD)
+    path = write_rows(tmp_path / "odd.jsonl", ODD)
     one = prepare_data(config(path, columns=NAMED), tokenizer, 1)
     turned = prepare_data(
         config(path, columns=DataColumns(prompt="Wohin", completion="Frage")), tokenizer, 1
@@ -69,7 +66,8 @@ def test_other_columns_are_other_tokens_in_the_cache(tmp_path, tokenizer):
 def test_what_is_not_named_is_found_by_its_usual_name_where_it_has_to_be_there(tmp_path, tokenizer):
     rows = [{"Frage": "hello", "answer": "an hello", "system": "be"}]
     shown = preview(
-        config(write(tmp_path / "a.jsonl", rows), columns=DataColumns(prompt="Frage")), tokenizer
+        config(write_rows(tmp_path / "a.jsonl", rows), columns=DataColumns(prompt="Frage")),
+        tokenizer,
     )
     assert shown["mapping"]["chosen"] == {"prompt": "Frage", "completion": "answer"}, (
         "and no system turn: it is not named"
@@ -78,8 +76,8 @@ def test_what_is_not_named_is_found_by_its_usual_name_where_it_has_to_be_there(t
 
 def test_a_source_of_a_mix_has_columns_of_its_own(tmp_path, tokenizer):
     first, second = (
-        write(tmp_path / "a.jsonl", ODD),
-        write(tmp_path / "b.jsonl", [{"prompt": "he", "completion": "an"}]),
+        write_rows(tmp_path / "a.jsonl", ODD),
+        write_rows(tmp_path / "b.jsonl", [{"prompt": "he", "completion": "an"}]),
     )
     mixed = preset(
         max_seq_len=128,
@@ -99,7 +97,7 @@ def test_a_source_of_a_mix_has_columns_of_its_own(tmp_path, tokenizer):
 
 def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, tokenizer):
     paths = [
-        write(tmp_path / f"{name}.jsonl", rows)
+        write_rows(tmp_path / f"{name}.jsonl", rows)
         for name, rows in (
             ("usual", [{"prompt": "he", "completion": "an"}]),
             ("odd", ODD),
@@ -206,7 +204,7 @@ def test_wrong_columns_are_refused_in_a_sentence(data, said):
 def test_columns_that_the_data_do_not_have_are_refused_in_a_sentence(
     tmp_path, tokenizer, columns, said
 ):
-    path = write(tmp_path / "odd.jsonl", ODD)
+    path = write_rows(tmp_path / "odd.jsonl", ODD)
     with pytest.raises(DataError) as caught:
         prepare_data(config(path, columns=DataColumns(**columns)), tokenizer, 1)
     assert said in str(caught.value) and "\n" not in str(caught.value)
@@ -269,7 +267,7 @@ def test_a_guess_is_shown_with_its_tokens_and_what_a_run_would_say(tmp_path, tok
     ],
 )
 def test_how_sure_it_is_is_said(tmp_path, tokenizer, row, changes, state):
-    shown = preview(config(write(tmp_path / "a.jsonl", [row]), **changes), tokenizer)
+    shown = preview(config(write_rows(tmp_path / "a.jsonl", [row]), **changes), tokenizer)
     assert shown["mapping"]["state"] == state
     assert ("error" in shown) == (state == "none" or row.get("completion") == 3)
 
@@ -307,9 +305,9 @@ def test_examples_are_one_short_line(tmp_path, tokenizer):
     }
     columns = {
         column["name"]: column["example"]
-        for column in preview(config(write(tmp_path / "a.jsonl", [row])), tokenizer)["mapping"][
-            "columns"
-        ]
+        for column in preview(config(write_rows(tmp_path / "a.jsonl", [row])), tokenizer)[
+            "mapping"
+        ]["columns"]
     }
     assert "\n" not in columns["prompt"] and len(columns["prompt"]) < 100
     assert columns["meta"] == '{"k": [1, 2]}' and columns["<img src=x onerror=alert(1)>"] == ""

@@ -17,6 +17,7 @@ from engine.data.batches.preview import preview
 from engine.data.sources.folders import files_of
 from engine.data.sources.open_source import notes_on, open_source
 from engine.errors import DataError
+from tests.support.rows import write_rows
 
 ROWS = [{"prompt": f'say "{i}", twice\nor once', "completion": f"é {i}\t!"} for i in range(5)]
 
@@ -31,8 +32,7 @@ def prepared(source, tokenizer, **changes):
 
 def lines(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def table(path, rows, delimiter):

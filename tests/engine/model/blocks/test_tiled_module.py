@@ -1,5 +1,4 @@
-"""A module in sequence chunks computes what it computes on whole rows, and keeps its input alone.
-"""
+"""A module in sequence chunks computes what it computes on whole rows, and keeps only its input."""
 
 from __future__ import annotations
 

@@ -42,6 +42,7 @@ from tests.support.failing import (
     whole_checkpoints,
 )
 from tests.support.folders import make_config
+from tests.support.rows import write_rows
 
 ROOT = PROGRAM_ROOT
 
@@ -226,9 +227,7 @@ def test_a_run_folder_of_an_older_version_goes_on(capsys, runs, stopped_run, who
     for line in lines:
         for late in ("exposed", "loss_tokens", "program_version", "error_type"):
             line.pop(late, None)
-    stopped_run.folder.events_path.write_text(
-        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
-    )
+    write_rows(stopped_run.folder.events_path, lines)
     (stopped_run.folder.path / "session.json").unlink(missing_ok=True)
     resumes_to_the_end(capsys, runs, whole)
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from engine.paths import PROGRAM_ROOT
 from engine.planning.schedule.ops import OpKind
 from engine.runs.record.events import LogLine, PlanBuilt, PlannedAnew, RunEnded, StepFinished
 from engine.runtime.host.disk_planes import DiskPlanes
-from engine.runtime.step import compute_ops, copy_ops
+from engine.runtime.step import copy_ops
 from engine.training.loop.run import resume_run
 from tests.support.disk_offloading import UNITS, offload_to_disk, train
 from tests.support.disks import small_file_system
+from tests.support.failing import full_at
 from tests.support.gpu_resident_runs import Written
 from tests.support.killed import ONE_THREAD, die
 from tests.support.trained_runs import events_of, execute, files_of
@@ -80,15 +80,7 @@ def test_moments_go_to_the_disk_in_another_kind(tmp_path, monkeypatch):
 def test_a_step_is_planned_anew_with_moments_where_they_are(tmp_path, in_ram, monkeypatch):
     expected = in_ram()
     offload_to_disk(3, monkeypatch)
-    loss, failed = compute_ops.loss, []
-
-    def fails_once(context, op, step):
-        if step.inputs.number == 4 and step.inputs.training and not failed:
-            failed.append(op)
-            raise torch.OutOfMemoryError("no room")
-        loss(context, op, step)
-
-    monkeypatch.setitem(copy_ops.WORK, OpKind.LOSS, fails_once)
+    failed = full_at(monkeypatch, 4, OpKind.LOSS, times=1)
     run = train(tmp_path, "runs-out")
     (anew,) = events_of(run, PlannedAnew)
     assert anew.step == 4 and failed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -14,6 +12,7 @@ from engine.training.export.export import export_run
 from engine.training.loop.run import start_run
 from tests.support.folders import WORDS, make_config, make_tokenizer
 from tests.support.plain_losses import plain_loss
+from tests.support.rows import write_rows
 from tests.support.trained_runs import events_of, execute
 
 
@@ -24,7 +23,7 @@ def conversations(path) -> None:
         words = [WORDS[(number + k) % 8] for k in range(1 + number % 8)]
         asked = {"role": "user", "content": f"say {words[0]}"}
         rows.append({"messages": [asked, {"role": "assistant", "content": " ".join(words)}]})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
 
 
 @pytest.mark.parametrize("packing", [True, False])

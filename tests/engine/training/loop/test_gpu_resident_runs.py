@@ -15,6 +15,7 @@ from engine.runtime.step import compute_ops, copy_ops
 from engine.training.loop import oom_recovery
 from engine.training.loop.run import resume_run
 from tests.support.disk_offloading import train
+from tests.support.failing import full_at
 from tests.support.gpu_resident_runs import UNITS, Written
 from tests.support.trained_runs import events_of, execute, files_of
 
@@ -51,15 +52,7 @@ def test_units_go_back_to_ram_where_the_device_runs_out_of_memory(
 ):
     expected = in_ram()
     keep_on_gpu(UNITS)
-    backward, failed = compute_ops.loss, []
-
-    def fails_once(context, op, step):
-        if step.inputs.number == 4 and step.inputs.training and not failed:
-            failed.append(op)
-            raise torch.OutOfMemoryError("no room")
-        backward(context, op, step)
-
-    monkeypatch.setitem(copy_ops.WORK, OpKind.LOSS, fails_once)
+    failed = full_at(monkeypatch, 4, OpKind.LOSS, times=1)
     run = train(tmp_path, "runs-out")
     (anew,) = events_of(run, PlannedAnew)
     assert (anew.step, anew.before["gpu_resident_units"], anew.after["gpu_resident_units"]) == (

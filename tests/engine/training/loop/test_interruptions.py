@@ -26,9 +26,7 @@ from engine.paths import PROGRAM_ROOT
 from engine.runs.record.events import (
     CheckpointWritten,
     EvalFinished,
-    JobProgressed,
     LogLine,
-    RunStarted,
     StateChanged,
     StepFinished,
 )
@@ -46,6 +44,7 @@ from engine.training.checkpoints.plane_snapshot import Snapshot
 from engine.training.loop.run import start_run
 from tests.support.clocks import DAYS_40, WallClock
 from tests.support.failing import (
+    MOMENTS,
     at_event,
     at_step,
     command,
@@ -64,16 +63,6 @@ PATIENCE = 120
 
 
 # ---------------------------------------------------------------------- signals and the clock
-
-MOMENTS = {
-    "before the data is read": lambda e: isinstance(e, StateChanged) and e.state == "preparing",
-    "while the weights are read": lambda e: isinstance(e, JobProgressed) and e.job == "load_model",
-    "before the first step": lambda e: isinstance(e, RunStarted),
-    "in a step": at_step(4),
-    "before a checkpoint": lambda e: isinstance(e, StateChanged) and e.state == "saving",
-    "in a checkpoint": lambda e: isinstance(e, JobProgressed) and e.job == "checkpoint",
-    "after a checkpoint": lambda e: isinstance(e, CheckpointWritten),
-}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,9 @@ def killed(config, runs: Path, act: Callable[[str], None]) -> None:
 
     def arm(record) -> None:
         if isinstance(record.event, EvalFinished) and record.event.step == 12:
+            # Steps may be faster than the weights of step 6 are written.
+            while not (run.folder.path / "best" / "step-6").exists():
+                time.sleep(0.005)
             armed.append(True)
 
     run.recorder.subscribe(arm)

@@ -12,11 +12,9 @@ import pytest
 
 from engine.planning.fit import checkpoint_sizes
 from engine.runs.record.events import (
-    CheckpointWritten,
     EvalFinished,
     JobProgressed,
     RunEnded,
-    RunStarted,
     StateChanged,
     StepFinished,
 )
@@ -27,7 +25,7 @@ from engine.runs.summaries.listing import list_runs
 from engine.training.checkpoints import staging, unit_files
 from engine.training.loop.run import start_run
 from tests.support.disks import small_file_system
-from tests.support.failing import at_event, at_step, command, equals, plenty
+from tests.support.failing import MOMENTS, at_event, at_step, command, equals, plenty
 from tests.support.folders import make_config
 from tests.support.trained_runs import execute
 
@@ -68,14 +66,7 @@ def files_below(path: Path) -> list[Path]:
     return [found for found in path.rglob("*") if not found.is_dir()]
 
 
-MOMENTS = {
-    "before the data is read": lambda e: isinstance(e, StateChanged) and e.state == "preparing",
-    "while the weights are read": lambda e: isinstance(e, JobProgressed) and e.job == "load_model",
-    "before the first step": lambda e: isinstance(e, RunStarted),
-    "in a step": at_step(4),
-    "before a checkpoint": lambda e: isinstance(e, StateChanged) and e.state == "saving",
-    "in a checkpoint": lambda e: isinstance(e, JobProgressed) and e.job == "checkpoint",
-    "after a checkpoint": lambda e: isinstance(e, CheckpointWritten),
+ALL_MOMENTS = MOMENTS | {
     "after an evaluation": lambda e: isinstance(e, EvalFinished),
     "in the export": lambda e: isinstance(e, JobProgressed) and e.job == "export",
     "at the last record": lambda e: isinstance(e, RunEnded),
@@ -85,7 +76,7 @@ MOMENTS = {
 @pytest.mark.parametrize(
     "moment, lose",
     [
-        *((moment, delete) for moment in MOMENTS),
+        *((moment, delete) for moment in ALL_MOMENTS),
         *(("in a step", lose) for lose in (rename, rename_all, replace)),
         *(("in a checkpoint", lose) for lose in (rename, replace)),
         ("at the last record", rename),
@@ -101,7 +92,7 @@ def test_a_folder_that_vanishes_ends_the_run(capsys, tmp_path, runs, monkeypatch
         lose(runs)
 
     with monkeypatch.context() as losing:
-        at_event(losing, MOMENTS[moment], lose_it)
+        at_event(losing, ALL_MOMENTS[moment], lose_it)
         code, _, sentence = command(capsys, "--runs-dir", runs, "train", preset)
     assert code == 1
     assert sentence == (

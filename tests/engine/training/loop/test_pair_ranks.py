@@ -14,9 +14,10 @@ from engine.planning.schedule.shards import Shards
 from engine.runs.record.events import EvalFinished, StepFinished
 from engine.runtime.step.step import StepShard
 from engine.training.loop.run import resume_run
-from tests.support.made_pairs import made_pairs, write_rows
+from tests.support.made_pairs import made_pairs
 from tests.support.pair_ranks import train
 from tests.support.prepared_pairs import prepared
+from tests.support.rows import write_rows
 from tests.support.trained_runs import events_of, execute, files_of
 from tests.support.worker_groups import forked_workers  # noqa: F401  a fixture
 

@@ -26,7 +26,8 @@ from engine.training.loop.reference_logps import FILE
 from engine.training.loop.run import resume_run
 from tests.support.failing import command
 from tests.support.folders import make_model
-from tests.support.made_pairs import made_pairs, marked_config, pair_config, write_rows
+from tests.support.made_pairs import made_pairs, marked_config, pair_config
+from tests.support.rows import write_rows
 from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
 
 pytestmark = pytest.mark.computing

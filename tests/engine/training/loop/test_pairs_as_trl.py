@@ -11,8 +11,9 @@ from engine.runs.record.events import LogLine, StepFinished
 from engine.training.loop.reference_logps import FILE
 from engine.training.loop.run import start_run
 from tests.support.folders import make_model
-from tests.support.made_pairs import made_answers, marked_config, pair_config, write_rows
+from tests.support.made_pairs import made_answers, marked_config, pair_config
 from tests.support.references import tokenizer
+from tests.support.rows import write_rows
 from tests.support.sets import slow_but
 from tests.support.trained_runs import events_of, execute
 

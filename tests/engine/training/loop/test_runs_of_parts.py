@@ -15,6 +15,7 @@ from engine.runs.record.following import replay
 from engine.runtime.sampling.generate import Sampler
 from engine.training.loop.run import resume_run, start_run
 from engine.training.weights.open_for_sampling import open_checkpoint
+from tests.support.bad_commands import bad
 from tests.support.failing import command
 from tests.support.folded import fold
 from tests.support.folders import make_config
@@ -177,9 +178,7 @@ def test_bad_settings_are_one_sentence(tmp_path, capsys, what, setting):
     blocks = {"train.last_blocks": 1, "train.method": "parts", "train.batch_size": 4}
     make_config(tmp_path, **blocks).save(preset)
     arguments = [what, str(preset), "--set", setting]
-    code, out, sentence = command(capsys, "--runs-dir", str(tmp_path / "runs"), *arguments)
-    assert code == 2 and BAD[setting] in sentence
-    assert len(sentence.strip().splitlines()) == 1 and "Traceback" not in out + sentence
+    assert BAD[setting] in bad(capsys, "--runs-dir", str(tmp_path / "runs"), *arguments)
 
 
 def test_parts_that_are_not_named_are_refused(tmp_path, capsys):

@@ -6,7 +6,6 @@ import errno
 import shutil
 
 import pytest
-import torch
 
 from engine.runs.record.events import (
     CheckpointWritten,
@@ -19,26 +18,11 @@ from engine.runs.record.events import (
 from engine.runtime.step.copy_ops import BlockOps
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop.run import resume_run, start_run
+from tests.support.failing import full_at
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 pytestmark = pytest.mark.slow("it tries a fault at many moments of a run")
-
-
-def full_at(monkeypatch, step: int, kind: str, times: int) -> list[int]:
-    """Makes ops of this kind run out of memory in the first `times` attempts of a step; returns a
-    list to which each such attempt adds its number of micro-batches.
-    """
-    real, tried = BlockOps.work, []
-
-    def work(self, op, under_way):
-        if under_way.inputs.number == step and op.kind == kind and len(tried) < times:
-            tried.append(len(under_way.inputs.batches))
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
-        return real(self, op, under_way)
-
-    monkeypatch.setattr(BlockOps, "work", work)
-    return tried
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward", "loss"])

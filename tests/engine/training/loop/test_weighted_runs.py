@@ -14,7 +14,7 @@ from engine.runs.record.events import DataPrepared, EvalFinished, StepFinished
 from engine.training.loop.run import resume_run, start_run
 from tests.support.failing import command
 from tests.support.folders import WORDS, make_config
-from tests.support.made_pairs import write_rows
+from tests.support.rows import write_rows
 from tests.support.trained_runs import events_of, execute, files_of
 from tests.support.worker_groups import forked_workers  # noqa: F401  a fixture
 
