@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.text import billions, in_gb, in_gib, in_hours, in_percent
+from engine.text import billions, counted, in_gb, in_gib, in_hours, in_percent, in_seconds
 
 GIB = 1 << 30
 
@@ -33,6 +33,14 @@ GIB = 1 << 30
         (in_hours(0.2), "under 1 s"),
         (in_hours(45), "45 s"),
         (in_hours(0), "0 s"),
+        (in_seconds(0.034), "0.034 s"),
+        (in_seconds(2.413), "2.41 s"),
+        (in_seconds(11.46), "11.5 s"),
+        (in_seconds(99.96), "100 s"),
+        (in_seconds(1234.5), "1,234 s"),
+        (counted(0, "unit"), "0 units"),
+        (counted(1, "round"), "1 round"),
+        (counted(1200, "micro-batch"), "1,200 micro-batches"),
         (billions(7_615_616_512), "7.62 billion"),
         (billions(860_000), "860,000"),
         (billions(1_860_000), "1.86 million"),

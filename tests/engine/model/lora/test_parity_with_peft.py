@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
 from engine.config.adapters import Adapters
+from engine.model.build.units import StreamedModel
 from engine.planning.schedule.choices import PlanChoices
 from engine.training.export.export_adapter import save_adapter
 from engine.training.weights.adapter_weights import merged, stacks_of
 from tests.support.families import tiny_family_config
 from tests.support.family_parity import AMPLIFIES, SUPPORTED, assert_allocated_as_said
 from tests.support.library_version import another_version_may_refuse
-from tests.support.peft_models import ADAPTERS, adapted_layers, in_peft, take_adapters, trained_of
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import Streamed, plain_loss, plain_model, random_batches, streamed
 
@@ -30,6 +31,60 @@ STEPS = 10
 RATE = 1e-3
 FIRST_TIER = ("llama", "gpt2", "gemma3_text", "phi3", "mixtral")
 """Linear layers, transposed ones, tied heads, fused layers, and experts that get no adapters."""
+
+
+ADAPTERS = Adapters(rank=4, alpha=6.0)
+PREFIX = "base_model.model."
+
+
+def adapted_layers(model: StreamedModel) -> list[str]:
+    """The full names of the layers that have an adapter."""
+    end = ".lora_A.weight"
+    specs = [spec for layout in model.layouts for spec in layout.parameters]
+    names = [spec.full_name for spec in specs if not spec.experts]
+    return [name.removesuffix(end) for name in names if name.endswith(end)]
+
+
+def in_peft(plain: torch.nn.Module, model: StreamedModel, adapters: Adapters) -> PeftModel:
+    """The plain model with the same adapters, none of them zero."""
+    config = LoraConfig(
+        r=adapters.rank,
+        lora_alpha=adapters.alpha,
+        lora_dropout=adapters.dropout,
+        use_rslora=adapters.rslora,
+        target_modules=adapted_layers(model),
+        target_parameters=list(adapters.target_parameters) or None,
+        modules_to_save=list(adapters.save_modules) or None,
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = get_peft_model(plain, config)
+    with torch.no_grad():
+        for name, parameter in found.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.1)
+    return found
+
+
+def trained_of(peft: Any) -> dict[str, torch.nn.Parameter]:
+    """The parameters that PEFT trains, by the names that a streamed model gives them."""
+    found = {}
+    for name, parameter in peft.named_parameters():
+        if parameter.requires_grad:
+            plain = name.removeprefix(PREFIX)
+            found[plain.replace(".default", "").replace(".modules_to_save", "")] = parameter
+    return found
+
+
+def take_adapters(run: Streamed, peft: Any) -> None:
+    """Makes the streamed adapters equal to those of PEFT."""
+    trained = trained_of(peft)
+    for unit in run.model.units:
+        for spec in unit.layout.parameters:
+            if spec.adapter:
+                run.host_states.write(unit.name, spec.name, trained[spec.full_name])
 
 
 def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> None:

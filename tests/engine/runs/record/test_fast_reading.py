@@ -15,6 +15,8 @@ from app.pages.runs.compare import Records
 from engine.errors import RunError
 from engine.runs.record.events import (
     EVENT_TYPES,
+    LineDamaged,
+    LogLine,
     MemorySampled,
     Record,
     RunStarted,
@@ -30,9 +32,63 @@ from engine.runs.record.timeline_index import TimelineIndex
 from tests.support.damaged_records import DAMAGE, line_of
 from tests.support.folded import fold
 from tests.support.folders import make_config
-from tests.support.plain_reading import caught_up, plain, plain_fold, recorded, resumed_run
 from tests.support.random_runs import random_run
 from tests.support.synthetic_run import cannot_apply_step, run_events, step_finished, timeline
+
+
+def plain(line: bytes) -> Record:
+    """What a line says, by the slow way."""
+    values = json.loads(line)
+    if b"\\u" in line or not line.isascii():
+        values = json.loads(json.dumps(values, ensure_ascii=False).encode("utf-8", "replace"))
+    return Record.from_json(values)
+
+
+def plain_fold(content: bytes) -> RunSnapshot:
+    snapshot, before = RunSnapshot(), Record("r", 0, 0.0, LogLine())
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            before = plain(line)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            text = f"Line {number} of events.jsonl is damaged: what it recorded is not shown."
+            before = Record(
+                before.run_id, before.seq + 1, before.time, LineDamaged("warning", text)
+            )
+        snapshot.apply(before)
+    return snapshot
+
+
+def caught_up(path) -> RunSnapshot:
+    snapshot = RunSnapshot()
+    catch_up(snapshot, Follower(path))
+    return snapshot
+
+
+def recorded(folder, *sessions) -> bytes:
+    """The record of these events, a recorder for each list."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for events in sessions:
+        recorder = RunRecorder(folder, "r")
+        for event in events:
+            recorder.emit(event)
+        recorder.close()
+    return (folder / "events.jsonl").read_bytes()
+
+
+def resumed_run() -> list:
+    """Lists of events: of a run that was stopped and resumed from earlier steps twice, with norms
+    and timelines.
+    """
+    first = run_events(55, total=90, ended="stopped", blocks=3)
+    again = run_events(90, total=90, ended=None, blocks=3)
+
+    def since(step):
+        return [
+            RunStarted(total_steps=90, resumed_step=step),
+            *(event for event in again if getattr(event, "step", 0) > step),
+        ]
+
+    return [first, since(35), since(80), since(40)]
 
 
 @pytest.fixture(scope="module")

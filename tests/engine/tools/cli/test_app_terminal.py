@@ -12,7 +12,6 @@ from engine.model.build.shape_of_run import shape_of_run
 from engine.paths import PROGRAM_ROOT
 from engine.planning.fit.report import estimate
 from engine.planning.schedule.choices import PlanChoices
-from engine.text import counted, in_seconds
 from engine.tools.cli.check_report import report_as_text
 from engine.tools.cli.train import plan_text
 
@@ -150,18 +149,3 @@ def test_check_leaves_out_what_is_not_known(report):
     assert ", 1 round, " in lines[0] and "kernels" not in lines[0]
     assert "0 of 6 blocks keep their activations" in lines[1] and "TFLOP" in lines[2]
     assert not any(word in line for line in lines for word in ("updated", "predicted", "None"))
-
-
-def test_numbers_and_their_words():
-    assert [counted(k, what) for k, what in ((0, "unit"), (1, "round"), (1200, "micro-batch"))] == [
-        "0 units",
-        "1 round",
-        "1,200 micro-batches",
-    ]
-    assert [in_seconds(s) for s in (0.034, 2.413, 11.46, 99.96, 1234.5)] == [
-        "0.034 s",
-        "2.41 s",
-        "11.5 s",
-        "100 s",
-        "1,234 s",
-    ]
