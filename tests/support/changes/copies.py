@@ -102,6 +102,7 @@ class Copy:
         options = [
             "-x",
             "-q",
+            "--ci",  # what a commit must pass has to notice the change
             "-n",
             "0",
             "--no-header",
