@@ -154,7 +154,7 @@ CHECKPOINT = (
         "self._decoded_bytes += tensor.nbytes",
         "self._decoded_bytes += 0",
         "Memory of weights that were dequantized is not given back.",
-        (f"{READ_AHEAD}::test_dequantizing_takes_less_than_the_bound",),
+        (f"{READ_AHEAD}::test_memory_of_dequantized_weights_is_given_back",),
     ),
     Change(
         "damaged-buffers-accepted",

@@ -133,8 +133,8 @@ MOMENT_CHANGES = (
         "size = 0",
         "The norm of embed depends on whether a plan accumulates it in chunks.",
         (EMBED_AND_HEAD_BITS,),
-        survives="Norms of rows are added up in float64, whose last bits the clip factor, which is in "
-        "fp32, hardly ever shows.",
+        survives="Norms of rows are added up in float64, and the clip factor is in fp32: it hardly "
+        "ever shows the last bits of the sum.",
     ),
     Change(
         "slot-of-parts-as-a-whole",

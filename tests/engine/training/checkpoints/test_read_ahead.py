@@ -17,9 +17,11 @@ from engine.model.build.build import build_model
 from engine.model.build.library import no_progress_bars
 from engine.model.build.measure_shape import shape_of
 from engine.model.build.pretrained_files import load_config
+from engine.model.hub.dequantize import QuantizedTensor
 from engine.paths import PROGRAM_ROOT
 from engine.planning.shape.read_ahead import most_read_ahead_bytes
 from engine.text import MIB
+from engine.training.weights import mmap_reader
 from engine.training.weights.mmap_reader import MmapReader
 from engine.training.weights.weights import reading_bytes
 from tests.support.folders import make_model
@@ -128,6 +130,23 @@ def test_dequantizing_takes_less_than_the_bound(family, quantize, tmp_path):
     bound, copy = reading_bytes(model), 4 * model.parameter_count
     figures = f"{took / MIB:.0f}, {bound / MIB:.0f} and {copy / MIB:.0f} MiB"
     assert took < bound < copy / 3, figures
+
+
+def test_memory_of_dequantized_weights_is_given_back(monkeypatch):
+    """They take more than the tensors that they are made of, and count like these."""
+    given_back = []
+    monkeypatch.setattr(mmap_reader, "give_back_free_memory", lambda: given_back.append(True))
+
+    class Doubled(QuantizedTensor):
+        def decoded(self, views):
+            return views[0].double()
+
+    reading, least = MmapReader(), mmap_reader._LEAST_BYTES
+    stored = Doubled("weight", (torch.zeros(least // 8),))  # half of the bytes that are waited for
+    tensor = reading.read(stored)
+    assert tensor.nbytes == least
+    reading.drop(tensor.data_ptr())
+    assert given_back == [True]
 
 
 def test_only_pages_of_files_are_dropped():
