@@ -70,10 +70,6 @@ LATE = {
         {"engine.model.build.pretrained_files"},
         "a check of a model alone is answered without torch",
     ),
-    "engine/data/tokens/text_tokens.py": (
-        {"engine.data.dividing.word_tokens"},
-        "numba is loaded only for long texts",
-    ),
     "engine/model/build/find_shape.py": (
         {
             "engine.model.build.build",

@@ -41,10 +41,6 @@ REASONS: dict[str, dict[str, str]] = {
         "_functions of the module is changed": "what its cache holds, which has no list of it",
         "threading.local() at import": "a mark of each thread, of what it has set up",
     },
-    "engine/data/dividing/word_kernels.py": {
-        "types.void() at import": "a type of numba, made once",
-        "types.UniTuple(types.int64, 3)() at import": "a type of numba, made once",
-    },
     "engine/runtime/optimizer/host_kernels.py": {
         "types.void() at import": "a type of numba, made once",
     },

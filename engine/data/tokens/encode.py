@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from engine.data.formats.example import (
 from engine.data.tokens.documents import AcceptedExample, Document, answers_of, marked, pair_of
 from engine.data.tokens.render import ChatRenderer
 from engine.data.tokens.rendered import Handling, RejectedExample, Rendered, common_prefix
-from engine.data.tokens.text_tokens import TextTokens
+from engine.data.tokens.text_tokens import TextTokens, no_pause
 from engine.errors import DataError
 
 _FAILED = RejectedExample("the tokenizer fails on its text")
@@ -63,13 +63,12 @@ class Encoder:
         )
         return cls(tokenizer, handling, config.max_seq_len)
 
-    def prepare_for_long_texts(self) -> None:
-        """Prepares for plain texts of many characters before the first one comes."""
-        self._tokens.prepare()
-
-    def encode(self, examples: list[Example]) -> list[AcceptedExample | RejectedExample]:
+    def encode(
+        self, examples: list[Example], pause: Callable[[], None] = no_pause
+    ) -> list[AcceptedExample | RejectedExample]:
         """Returns each example encoded, or the reason why it is skipped. Both answers of a pair are
-        encoded, the rejected one first.
+        encoded, the rejected one first. `pause` is called now and then while a long text is read;
+        if it raises an exception, the work ends.
         """
         each: list[Single] = []
         completions: set[int] = set()
@@ -78,7 +77,7 @@ class Encoder:
             if isinstance(example, Preference | Labeled):
                 completions.update(range(len(each), len(each) + len(answers)))
             each += answers
-        encoded = iter(self._encode(each, completions))
+        encoded = iter(self._encode(each, completions, pause))
         found = []
         for example in examples:
             first = next(encoded)
@@ -90,7 +89,7 @@ class Encoder:
         return found
 
     def _encode(
-        self, examples: list[Single], completions: set[int]
+        self, examples: list[Single], completions: set[int], pause: Callable[[], None]
     ) -> list[AcceptedExample | RejectedExample]:
         """Returns each example that is no pair encoded, or the reason why it is skipped. Those at
         the places `completions` are of preferences: everything behind the prompt counts.
@@ -102,7 +101,7 @@ class Encoder:
                 texts.extend(example)
         tokenized = self._tokenize(texts)
         plain_texts = [example for example in examples if isinstance(example, Text)]
-        whole = zip(plain_texts, self._tokens.whole(plain_texts))
+        whole = zip(plain_texts, self._tokens.whole(plain_texts, pause))
         found = []
         for example in rendered:
             if isinstance(example, Text):
@@ -395,7 +394,8 @@ class Encoder:
         """Puts the begin and end tokens around a text. The end-of-sequence token is trained and
         belongs to the answer.
         """
-        tokens = np.concatenate([self._prefix, tokens, self._suffix]).astype(np.int32)
+        prefix, suffix = np.array(self._prefix, np.int32), np.array(self._suffix, np.int32)
+        tokens = np.concatenate([prefix, tokens, suffix])
         before = np.full(len(self._prefix), self.train_on == "all")
         after = np.ones(len(self._suffix), dtype=bool)
         loss_mask = np.concatenate([before, loss_mask, after])

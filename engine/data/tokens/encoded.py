@@ -1,4 +1,4 @@
-"""A batch of rows as tokens. This process and helper processes (`processes.py`) use the same
+"""A batch of rows as tokens. This process and helper processes (`workers.py`) use the same
 functions, so that both make the same tokens.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.data.sources.text_files import Passage
 from engine.data.tokens.documents import AcceptedExample, Document, Documents, TextRows
 from engine.data.tokens.encode import Encoder
 from engine.data.tokens.rendered import RejectedExample
+from engine.data.tokens.text_tokens import no_pause
 from engine.errors import DataError
 
 Numbered = tuple[int, Row, str]
@@ -29,6 +30,10 @@ Numbered = tuple[int, Row, str]
 # grows with both.
 _ROWS = 512
 _CHARACTERS = 1 << 18
+_LONG_TEXT = 1 << 21
+"""A text of so many characters is tokenized in the threads of one process and not in those of
+helper processes, of which each has one.
+"""
 MOST_COLUMNS = 4096
 """Columns of a row."""
 _DEEPEST = 100
@@ -76,6 +81,11 @@ def row_batches(source: Source) -> Iterator[list[Numbered]]:
             characters = 0
     if batch:
         yield batch
+
+
+def has_long_text(columns: ColumnMap, batch: list[Numbered]) -> bool:
+    """Returns whether the last row of a batch has a plain text that takes seconds to tokenize."""
+    return columns.format == "text" and _characters(batch[-1][1]) >= _LONG_TEXT
 
 
 def _check_columns(row: Row, where: str) -> None:
@@ -131,16 +141,18 @@ def example_of(columns: ColumnMap, row: Row, where: str) -> Example | RejectedEx
 
 
 def encode_rows(
-    encoder: Encoder, columns: ColumnMap, rows: Iterable[Numbered]
+    encoder: Encoder,
+    columns: ColumnMap,
+    rows: Iterable[Numbered],
+    pause: Callable[[], None] = no_pause,
 ) -> list[AcceptedExample | RejectedExample]:
-    """Returns each row encoded, or the reason why it is skipped. Raises DataError for a row
-    because of which the data set is refused.
+    """Returns each row encoded, or the reason why it is skipped. `pause` is that of
+    `Encoder.encode`. Raises DataError for a row because of which the data set is refused.
     """
     numbered = list(rows)
     read = [example_of(columns, row, where) for _, row, where in numbered]
-    encoded = iter(
-        encoder.encode([example for example in read if not isinstance(example, RejectedExample)])
-    )
+    examples = [example for example in read if not isinstance(example, RejectedExample)]
+    encoded = iter(encoder.encode(examples, pause))
     results: list[AcceptedExample | RejectedExample] = []
     for example, (_, _, where) in zip(read, numbered):
         found = example if isinstance(example, RejectedExample) else next(encoded)
@@ -150,10 +162,17 @@ def encode_rows(
     return results
 
 
-def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) -> Encoded:
-    """Returns the batch as arrays. It takes over the warnings of the encoder's renderer."""
+def encode_batch(
+    encoder: Encoder,
+    columns: ColumnMap,
+    batch: list[Numbered],
+    pause: Callable[[], None] = no_pause,
+) -> Encoded:
+    """Returns the batch as arrays. It takes over the warnings of the encoder's renderer. `pause` is
+    that of `Encoder.encode`.
+    """
     _refuse_other_columns(columns, batch)
-    found = encode_rows(encoder, columns, batch)
+    found = encode_rows(encoder, columns, batch, pause)
     return _as_arrays(found, encoder.renderer.take_warnings())
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from engine.data.dividing.piece import Piece
 from engine.data.formats.example import Text
 from engine.data.sources.text_files import CONTEXT, cut_place
 from engine.data.tokens.render import ChatRenderer
-
-if TYPE_CHECKING:
-    from engine.data.dividing.word_tokens import WordTokens
 
 Encoding = tuple[list[int], list[tuple[int, int]]]
 """Token ids, and the characters [start, end) that each token covers."""
@@ -27,10 +23,25 @@ _LONGEST_PIECE = 1 << 14
 """Largest number of characters of a chunk in which a whole text is tokenized."""
 _AT_ONCE = 1 << 18
 """Number of characters of whole texts that the tokenizer is given at a time."""
-_FEW_CHARACTERS = 1 << 20
-"""Number of characters of whole texts that the tokenizer reads in the time that it takes to prepare
-`WordTokens`.
-"""
+
+
+def no_pause() -> None:
+    """Does nothing between two parts of a text, for work that nobody follows."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Piece of a text, with the characters around it, so that its tokens are those that it has in
+    the text.
+    """
+
+    before: str
+    text: str
+    after: str
+
+    @property
+    def with_context(self) -> str:
+        return self.before + self.text + self.after
 
 
 class TextTokens:
@@ -45,13 +56,6 @@ class TextTokens:
         self._renderer = renderer
         self._enough = max_seq_len + _MARGIN
         self._most = max(_FEWEST_CHARACTERS, _CHARACTERS_A_TOKEN * max_seq_len)
-        self._characters = 0
-        """Number of characters of whole texts that have been given."""
-
-    def prepare(self) -> None:
-        """Prepares `WordTokens` now, and not when many characters have come."""
-        self._characters = _FEW_CHARACTERS
-        self.whole([Text("a")])
 
     def plain(self, texts: list[str]) -> list[Encoding | None]:
         """Returns the tokens of as much of each text as fills a row, or None where the tokenizer
@@ -67,11 +71,16 @@ class TextTokens:
                 found[place] = self._beginning(text, self._plainly)
         return found
 
-    def whole(self, texts: list[Text]) -> list[np.ndarray | None]:
+    def whole(
+        self, texts: list[Text], pause: Callable[[], None] = no_pause
+    ) -> list[np.ndarray | None]:
         """Returns all tokens of each text, int32[T], or None where the tokenizer fails. They are
         the tokens that the tokenizer gives for the text as one, as long as no word of it (what the
         tokenizer divides a text into) is longer than `CONTEXT` characters; at longer words a text
         may be divided, and nothing of it is lost.
+
+        `pause` is called after every `_AT_ONCE` characters; if it raises an exception, the work
+        ends.
         """
         found: list[list[np.ndarray] | None] = [[] for _ in texts]
         waiting: list[tuple[int, Piece]] = []
@@ -82,26 +91,18 @@ class TextTokens:
                 characters += len(piece.text)
                 if characters >= _AT_ONCE:
                     self._read(waiting, found)
+                    pause()
                     waiting, characters = [], 0
         self._read(waiting, found)
         return list(map(_joined, found))
 
-    @functools.cached_property
-    def _words(self) -> WordTokens | None:
-        from engine.data.dividing.word_tokens import WordTokens
-
-        return WordTokens.of(self._tokenizer.backend_tokenizer)
-
     def _read(self, waiting: list[tuple[int, Piece]], found: list[list[np.ndarray] | None]) -> None:
-        """Adds the tokens of each piece to those of its text."""
-        known: list[np.ndarray | None] = [None] * len(waiting)
-        self._characters += sum(len(piece.text) for _, piece in waiting)
-        if self._characters > _FEW_CHARACTERS and self._words is not None:
-            known = [self._words.of_piece(piece) for _, piece in waiting]
-        others = [piece for (_, piece), ids in zip(waiting, known) if ids is None]
-        encodings = iter(self._encodings([piece.with_context for piece in others]))
-        for (place, piece), of_words in zip(waiting, known):
-            ids = self._own(piece, next(encodings)) if of_words is None else of_words
+        """Adds the tokens of each piece to those of its text. A single call for all pieces lets the
+        library use several threads.
+        """
+        encodings = self._encodings([piece.with_context for _, piece in waiting])
+        for (place, piece), encoding in zip(waiting, encodings):
+            ids = self._own(piece, encoding)
             of_text = found[place]
             if ids is None:
                 found[place] = None

@@ -6,17 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from engine.config.data_settings import DataConfig
-from engine.data.sources.folders import files_of
-from engine.data.sources.kinds import PLAIN_TEXT_SUFFIXES, suffixes_of
 from engine.data.sources.open_source import Source, open_source
-from engine.data.sources.registry import registered
 from engine.data.tokens.cache_key import Identity, identity_of, key_of
 from engine.data.tokens.column_survey import map_all, whole_survey
 from engine.data.tokens.documents import Document, Documents, TextRows
@@ -35,7 +31,6 @@ from engine.data.tokens.trained_ends import written_ends
 from engine.data.tokens.workers import EncodingProcesses
 from engine.errors import DataError
 from engine.machine.cgroups import sample_host_memory, usable_cores
-from engine.paths import resolve_source
 from engine.progress import Progress, labeled, no_progress
 
 EVAL_SEED = 20_010_911
@@ -44,10 +39,6 @@ EVAL_SEED = 20_010_911
 _SECONDS_SAVED = 6.0
 """Least number of seconds that helper processes must save to be started. They need about two
 seconds to start.
-"""
-_LARGE_TEXT = 512 << 20
-"""Bytes of plain texts that take two processes about `_SECONDS_SAVED` less than one, with the
-fastest tokenizers.
 """
 _MOST_PROCESSES = 16
 _BYTES_A_PROCESS = 1 << 30
@@ -98,18 +89,15 @@ def stored_tokens(
             rows = found.tally.rows
             execution.progress(rows, rows, f"Tokens of {found.tally.name} read from the cache")
             return found, key
-    with contextlib.ExitStack() as open_now:
-        early = None
-        if source is None:
-            early = open_now.enter_context(_early(config, encoder, execution.processes))
-            source = open_source(config, counted=False)
-        encoding = _Encoding(encoder, execution.processes, early)
-        with TokenWriter(source.name) as writer:
-            tally = _tokenize(source, encoding, config, writer, execution.progress)
-            changed = on_disk.whole and _content_on_disk(config).identity != on_disk.identity
-            if changed:  # while it was being read, so the tokens belong to no key
-                key = None
-            return writer.publish(key, tally), key
+    if source is None:
+        source = open_source(config, counted=False)
+    encoding = _Encoding(encoder, execution.processes)
+    with TokenWriter(source.name) as writer:
+        tally = _tokenize(source, encoding, config, writer, execution.progress)
+        changed = on_disk.whole and _content_on_disk(config).identity != on_disk.identity
+        if changed:  # while it was being read, so the tokens belong to no key
+            key = None
+        return writer.publish(key, tally), key
 
 
 def _content_on_disk(config: DataConfig) -> _Content:
@@ -130,10 +118,14 @@ def _tokenize(
     tally = Tally(source.name, mapped, ends=ends)
     splits = _Splits(writer, tally, _validation_rows(source.total or 0, config.eval_fraction))
     texts = TextRows(config) if mapped.format == "text" else None
-    with contextlib.closing(encoding.of_source(source, tally)) as batches:
+
+    def report() -> None:
+        progress(tally.rows, source.total or 0, f"Tokenizing {source.name}")
+
+    with contextlib.closing(encoding.of_source(source, tally, report)) as batches:
         for batch, encoded in batches:
             splits.add(batch, encoded if texts is None else divided(texts, batch, encoded))
-            progress(tally.rows, source.total or 0, f"Tokenizing {source.name}")
+            report()
     if texts is not None:
         splits.add_rest(texts.rest())
     splits.finish(config.eval_fraction > 0)
@@ -164,23 +156,20 @@ class _Encoding:
     encoder: Encoder
     processes: int | None
     """That of `Execution`."""
-    early: EncodingProcesses | None
-    """Processes that were started before the source was opened (`_early`)."""
 
     def of_source(
-        self, source: Source, tally: Tally
+        self, source: Source, tally: Tally, pause: Callable[[], None]
     ) -> Generator[tuple[list[Numbered], Encoded], None, None]:
-        """Yields every batch of rows with its tokens, in order."""
+        """Yields every batch of rows with its tokens, in order. `pause` is that of
+        `Encoder.encode`.
+        """
         rest = row_batches(source)
-        if self.early is not None:
-            yield from self.early.encode(tally.columns, rest)
-            return
         processes = self.processes
         if not processes:
             began = time.monotonic()
             done = 0
             for batch in rest:
-                yield batch, encode_batch(self.encoder, tally.columns, batch)
+                yield batch, encode_batch(self.encoder, tally.columns, batch, pause)
                 done += len(batch)
                 if processes is None:
                     processes = _worth(done, source.total, time.monotonic() - began)
@@ -189,29 +178,7 @@ class _Encoding:
             else:
                 return
         with EncodingProcesses(self.encoder, processes, source.name) as others:
-            yield from others.encode(tally.columns, rest)
-
-
-def _early(
-    config: DataConfig, encoder: Encoder, processes: int | None
-) -> contextlib.AbstractContextManager[EncodingProcesses | None]:
-    """Starts helper processes for a source that is not open yet, if it is plain text of enough
-    bytes that they will save time. So they are ready when its passages have been counted.
-    """
-    path = resolve_source(config.only_source)
-    if processes is None and path is not None and _is_large_text(path, config):
-        most = _most()
-        if most >= 2:
-            return EncodingProcesses(encoder, most, path.name, long_texts=True)
-    return contextlib.nullcontext()
-
-
-def _is_large_text(path: Path, config: DataConfig) -> bool:
-    if registered(config) is not None:
-        return False
-    files = files_of(path, config)
-    is_text = all(suffixes_of(file)[0] in PLAIN_TEXT_SUFFIXES for file in files)
-    return is_text and sum(file.stat().st_size for file in files) >= _LARGE_TEXT
+            yield from others.encode(tally.columns, rest, pause)
 
 
 def _most() -> int:

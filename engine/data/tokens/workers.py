@@ -15,14 +15,14 @@ import struct
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
 from engine.data.formats.formats import ColumnMap
 from engine.data.tokens import cache_key
 from engine.data.tokens.encode import Encoder
-from engine.data.tokens.encoded import Encoded, Numbered, encode_batch
+from engine.data.tokens.encoded import Encoded, Numbered, encode_batch, has_long_text
 from engine.errors import DataError
 from engine.helper_process import HelperProcess, ending, take_output
 
@@ -40,11 +40,11 @@ class EncodingProcesses:
     """An instance starts helper processes that encode batches with copies of `encoder`. Use it in a
     `with` block: leaving the block ends the processes. While they start, this process continues.
 
-    `name` is the name of the source in errors. With `long_texts`, the processes prepare for plain
-    texts of many characters.
+    `name` is the name of the source in errors.
     """
 
-    def __init__(self, encoder: Encoder, count: int, name: str, long_texts: bool = False):
+    def __init__(self, encoder: Encoder, count: int, name: str):
+        self._encoder = encoder
         self._name = name
         self._count = count
         self._all: list[HelperProcess] = []
@@ -56,7 +56,7 @@ class EncodingProcesses:
                 self._all.append(process)
                 process.widen()
             program = pickle.dumps(cache_key.PROGRAM)
-            start = pickle.dumps((encoder.tokenizer, encoder.settings, long_texts))
+            start = pickle.dumps((encoder.tokenizer, encoder.settings))
             # A process reads this when it has imported what it needs.
             self._started = [
                 self._threads.submit(self._send, process, program, start) for process in self._all
@@ -78,17 +78,27 @@ class EncodingProcesses:
             process.close()
 
     def encode(
-        self, columns: ColumnMap, batches: Iterator[list[Numbered]]
+        self, columns: ColumnMap, batches: Iterator[list[Numbered]], pause: Callable[[], None]
     ) -> Iterator[tuple[list[Numbered], Encoded]]:
         """Encodes each batch and yields it with its tokens, in order. Raises what `encode_batch`
         raises, and DataError when a process ends. An error from `batches` is raised after all
         batches read before it have been yielded, as in a single process.
+
+        A batch with a long text is encoded in this process, where the library has a thread for each
+        core; `pause` is that of `Encoder.encode`.
         """
         for process, started in zip(self._all, self._started):
             started.result()
             self._send(process, pickle.dumps(columns))
             self._idle.put(process)
-        under_way: deque[tuple[list[Numbered], Future[Encoded]]] = deque()
+        under_way: deque[tuple[list[Numbered], Future[Encoded] | None]] = deque()
+
+        def first() -> tuple[list[Numbered], Encoded]:
+            batch, future = under_way.popleft()
+            if future is not None:
+                return batch, future.result()
+            return batch, encode_batch(self._encoder, columns, batch, pause)
+
         failed: Exception | None = None
         while True:
             try:
@@ -98,12 +108,14 @@ class EncodingProcesses:
                 break
             if batch is None:
                 break
-            under_way.append((batch, self._threads.submit(self._encode, batch)))
+            is_here = has_long_text(columns, batch)
+            under_way.append(
+                (batch, None if is_here else self._threads.submit(self._encode, batch))
+            )
             if len(under_way) >= self._count * _BATCHES_AHEAD:
-                first, future = under_way.popleft()
-                yield first, future.result()
-        for first, future in under_way:
-            yield first, future.result()
+                yield first()
+        while under_way:
+            yield first()
         if failed is not None:
             raise failed
 
@@ -159,10 +171,8 @@ def serve() -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
         if _receive(sys.stdin.buffer) != cache_key.PROGRAM:
             sys.exit(_OTHER_VERSION)
-        tokenizer, settings, long_texts = _receive(sys.stdin.buffer)
+        tokenizer, settings = _receive(sys.stdin.buffer)
         encoder = Encoder(tokenizer, *settings)
-        if long_texts:
-            encoder.prepare_for_long_texts()
         columns = _receive(sys.stdin.buffer)
         while True:
             batch = _receive(sys.stdin.buffer)

@@ -369,7 +369,7 @@ def test_a_change_of_any_file_that_makes_tokens_makes_kept_ones_old():
         "engine.data.tokens.tokenize", "engine.data.tokens.encode", "engine.data.tokens.workers"
     )
     found = packages_of(modules)
-    assert {"config", "data/formats", "data/dividing", "data/sources", "data/tokens"} <= found
+    assert {"config", "data/formats", "data/sources", "data/tokens"} <= found
     # How many processes divide the work, and what is said where memory is short, is no matter of
     # what they make.
     assert {each.partition("/")[0] for each in found} - {"machine"} <= set(cache_key.ROOMS)

@@ -131,65 +131,6 @@ def test_processes_are_started_where_they_pay(
     assert tokenize._worth(done, total, seconds) == workers
 
 
-def text_file(folder):
-    path = folder / "a.txt"
-    path.write_text("hello an hello he said. " * 900, encoding="utf-8")
-    return path
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "starts"),
-    [
-        ("a.txt", {}, True),
-        (".", {}, True),
-        ("a.txt", {"large": 1 << 30}, False),
-        ("a.txt", {"cores": 1}, False),
-        ("a.txt", {"processes": 0}, False),
-        ("a.jsonl", {}, False),
-    ],
-)
-def test_processes_start_early_for_large_texts_alone(
-    tmp_path, tokenizer, monkeypatch, name, changes, starts
-):
-    started = []
-    monkeypatch.setattr(tokenize, "_LARGE_TEXT", changes.get("large", 20_000))
-    monkeypatch.setattr(tokenize, "usable_cores", lambda: changes.get("cores", 2))
-    monkeypatch.setattr(tokenize, "sample_host_memory", lambda: (0, 8 << 30))
-    monkeypatch.setattr(
-        tokenize,
-        "EncodingProcesses",
-        lambda _, count, *how, **more: (
-            started.append((count, *how, more)) or contextlib.ExitStack()
-        ),
-    )
-    path = text_file(tmp_path) if name != "a.jsonl" else write_rows(tmp_path / name, rows())
-    (tmp_path / "b.md").write_text("an\n")
-    found = tokenize._early(config(tmp_path / name), tokenizer, changes.get("processes"))
-    wanted = tmp_path.name if name == "." else path.name
-    assert started == [(2, wanted, {"long_texts": True})] * starts
-    with found as early:
-        assert (early is not None) == starts
-
-
-@pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
-def test_processes_that_start_early_make_the_same_bits_and_end_with_an_error(
-    tmp_path, tokenizer, tmp_path_factory, monkeypatch
-):
-    path = text_file(tmp_path)
-    alone = prepare_data(config(path), tokenizer, 1, execution=Execution(processes=0))
-    in_a_cache(tmp_path_factory, monkeypatch)
-    monkeypatch.setattr(tokenize, "_LARGE_TEXT", 1)
-    monkeypatch.setattr(tokenize, "usable_cores", lambda: 2)
-    running = []
-    how = Execution(lambda *_: running.append(len(others())))
-    assert_same(prepare_data(config(path), tokenizer, 1, execution=how), alone)
-    assert running[0] == 2 and not others()
-    path.write_bytes(path.read_bytes() + b"\xff")
-    with pytest.raises(DataError, match=r"^Line 1 of a\.txt is not UTF-8 text"):
-        prepare_data(config(path), tokenizer, 1)
-    assert not others()
-
-
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize(
     ("broken", "sentence"),

@@ -113,14 +113,22 @@ def test_each_file_of_a_folder_is_a_text_of_its_own(tmp_path):
 
 
 @pytest.mark.slow("it starts two processes")
-def test_other_processes_make_the_same_rows(tmp_path):
+def test_other_processes_make_the_same_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.data.tokens.encoded._LONG_TEXT", 1000)
     tokenizer = TOKENIZERS["bytes"]
-    path = file_of(tmp_path / "a.txt", BOOK * 12)
-    here, there = (
-        prepare_data(config(path, eval_fraction=0.2, overlap=3), tokenizer, 1, "", how)
-        for how in (Execution(processes=0), Execution(processes=2))
-    )
-    assert here.fingerprint == there.fingerprint
+    rows = ["hello an " * 30, BOOK * 12, "an hello " * 30]
+    for path in (
+        file_of(tmp_path / "a.txt", BOOK * 12),
+        file_of(tmp_path / "a.jsonl", "".join(json.dumps({"text": row}) + "\n" for row in rows)),
+    ):
+        found = []
+        for processes in (0, 2):
+            monkeypatch.setenv("RAMSTREAM_CACHE", str(tmp_path / f"{path.suffix}-{processes}"))
+            asked = config(path, eval_fraction=0.2, overlap=3)
+            data = prepare_data(asked, tokenizer, 1, "", Execution(processes=processes))
+            assert not data.summary["cached"]
+            found.append(data.fingerprint)
+        assert found[0] == found[1]
 
 
 def test_a_long_text_may_be_cut_or_skipped_and_is_counted(tmp_path):
@@ -176,27 +184,61 @@ def invented(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize(("name", "few"), [("bytes", 0), ("bytes", 1 << 20), ("trimmed", 0)])
-def test_nothing_of_a_text_is_lost_where_it_is_divided(monkeypatch, seed, name, few):
+@pytest.mark.parametrize("name", ["bytes", "trimmed"])
+def test_nothing_of_a_text_is_lost_where_it_is_divided(monkeypatch, seed, name):
     """Words here may be longer than the context: then tokens may be others, but none is missing."""
     monkeypatch.setattr("engine.data.tokens.text_tokens._LONGEST_PIECE", 50)
-    monkeypatch.setattr("engine.data.tokens.text_tokens._FEW_CHARACTERS", few)
     tokenizer, text = TOKENIZERS[name], Text(invented(seed))
     assert "".join(piece.text for piece in pieces(text)) == text.text
     (ids,) = TextTokens(tokenizer, None, LIMIT).whole([text])
     assert tokenizer.decode(ids, skip_special_tokens=False) == text.text
 
 
-@pytest.mark.parametrize(("name", "few"), [*((name, 0) for name in TOKENIZERS), ("bytes", 1 << 20)])
-def test_tokens_are_those_of_the_whole_text(monkeypatch, name, few):
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_tokens_are_those_of_the_whole_text(monkeypatch, name):
     monkeypatch.setattr("engine.data.tokens.text_tokens._LONGEST_PIECE", 90)
-    monkeypatch.setattr("engine.data.tokens.text_tokens._FEW_CHARACTERS", few)
     tokenizer = TOKENIZERS[name]
     text = BOOK.replace("\r\n", "\n")
     texts = [text, "hello an " * 70, "日本。" * 90, "an", ""]
     found = TextTokens(tokenizer, None, LIMIT).whole([Text(text) for text in texts])
     for text, ids in zip(texts, found):
         assert ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_the_tokenizer_gets_no_long_text_even_without_a_space(monkeypatch):
+    """It takes 200 bytes for each character, and some take more than linear time for a word."""
+    monkeypatch.setattr("engine.data.tokens.text_tokens._LONGEST_PIECE", 90)
+    monkeypatch.setattr("engine.data.tokens.text_tokens._AT_ONCE", 400)
+    tokens = TextTokens(TOKENIZERS["bytes"], None, LIMIT)
+    asked = []
+    plain = tokens._encodings
+    monkeypatch.setattr(tokens, "_encodings", lambda texts: asked.append(texts) or plain(texts))
+    text = "x" * 5_000
+    (ids,) = tokens.whole([Text(text)])
+    assert TOKENIZERS["bytes"].decode(ids) == text
+    assert max(len(each) for texts in asked for each in texts) <= 90 + 2 * CONTEXT
+    assert max(map(len, asked)) <= 5
+
+
+def test_a_long_text_tells_of_progress_and_can_be_given_up(tmp_path, monkeypatch):
+    """Even while a single row is read, on which no helper process works."""
+    monkeypatch.setattr("engine.data.tokens.text_tokens._LONGEST_PIECE", 50)
+    monkeypatch.setattr("engine.data.tokens.text_tokens._AT_ONCE", 100)
+    monkeypatch.setattr("engine.data.tokens.encoded._LONG_TEXT", 200)
+    line = file_of(tmp_path / "a.jsonl", json.dumps({"text": BOOK}) + "\n")
+    told = []
+
+    def tell(done, total, message):
+        told.append((done, total, message))
+        if len(told) == 12:
+            raise KeyboardInterrupt
+
+    for processes in (0, 1):
+        told.clear()
+        with pytest.raises(KeyboardInterrupt):
+            how = Execution(tell, processes=processes)
+            prepare_data(config(line), TOKENIZERS["bytes"], 1, execution=how)
+        assert set(told[-4:]) == {(0, 1, "Tokenizing a.jsonl")}
 
 
 def test_a_text_ends_between_words_if_it_can():

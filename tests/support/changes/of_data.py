@@ -14,10 +14,6 @@ MASKS = "tests/engine/data/test_data_masks.py"
 ROW_TESTS = "tests/engine/data/test_data_rows.py"
 FINGERPRINT = "tests/engine/data/test_data_fingerprint.py"
 MIX = "tests/engine/data/test_data_mix.py"
-AUTOMATON = "tests/engine/data/dividing/test_automaton.py"
-WORDS = "tests/engine/data/dividing/test_word_tokens.py"
-MARKED = "engine/data/dividing/marked_spaces.py"
-MARKS = "tests/engine/data/dividing/test_marked_spaces.py"
 HABITS = "tests/engine/data/test_habits_of_templates.py"
 TRL_MASKS = "tests/engine/data/test_masks_of_trl.py"
 LONG = "tests/engine/data/test_long_texts.py"
@@ -106,86 +102,6 @@ DATA = (
         "None)",
         "Tokens of the text behind a piece come twice.",
         (LONG,),
-    ),
-    Change(
-        "word-by-the-last-alternative",
-        "engine/data/dividing/automaton.py",
-        "waiting = places[::-1]",
-        "waiting = places[:]",
-        "Of several alternatives of a pattern, the last one divides a text.",
-        (AUTOMATON,),
-    ),
-    Change(
-        "word-with-tokens-of-another",
-        "engine/data/dividing/word_kernels.py",
-        "if place == end:",
-        "if place >= begin:",
-        "A word gets the tokens of one of its length that has its slot.",
-        (WORDS,),
-    ),
-    Change(
-        "word-divided-at-any-character",
-        "engine/data/dividing/byte_level.py",
-        "if is_alike else OTHER",
-        "if there else OTHER",
-        "Characters at which the tokenizer divides a text otherwise are divided by the table.",
-        (WORDS,),
-    ),
-    Change(
-        "word-divided-where-a-merge-joins",
-        MARKED,
-        "borders = {(one[-1], other[0]) for one, other in merges}",
-        "borders = {(one[-1], other[0]) for one, other in merges if len(other) > 1}",
-        "Texts are divided between characters that a merge with a single one joins.",
-        (MARKS,),
-    ),
-    Change(
-        "word-over-the-border-of-a-piece",
-        "engine/data/dividing/runs_first.py",
-        "if kind is None or (not is_first and kind[1] != state.runs):",
-        "if kind is None:",
-        "A text that is divided around digits first has words that reach over them.",
-        ("tests/engine/data/dividing/test_runs_first.py", WORDS),
-    ),
-    Change(
-        "runs-one-character-longer",
-        "engine/data/dividing/runs_first.py",
-        "if continues and state.count != self._most[state.runs]:",
-        "if continues and state.count <= (self._most[state.runs] or 0):",
-        "Digits that a tokenizer divides into threes are divided into fours.",
-        ("tests/engine/data/dividing/test_runs_first.py", WORDS),
-    ),
-    Change(
-        "space-before-a-text-left-out",
-        "engine/data/dividing/word_tokens.py",
-        "own = (own[0] + more if own[0] else 0, own[1] + more)",
-        "own = (own[0] + more, own[1] + more)",
-        "A text begins without the space that the tokenizer puts before it.",
-        (MARKS,),
-    ),
-    Change(
-        "added-token-over-a-border-kept",
-        "engine/data/dividing/word_tokens.py",
-        "if token is None or first < own[0] or own[1] < behind:",
-        "if token is None:",
-        "A token that reaches over the border of two pieces is in both.",
-        (MARKS,),
-    ),
-    Change(
-        "lines-joined-with-words",
-        MARKED,
-        "joined[code] = joined[:, code] = False",
-        "joined[code] = False",
-        "A line that is an added token is joined with the word before it.",
-        (MARKS,),
-    ),
-    Change(
-        "bytes-joined-by-merges",
-        MARKED,
-        'if not _BYTES.isdisjoint(itertools.chain.from_iterable(model["merges"])):',
-        'if _BYTES.isdisjoint(model["vocab"]):',
-        "Texts are divided between bytes that a merge joins.",
-        (MARKS,),
     ),
     Change(
         "first-token-of-any-document-trained",

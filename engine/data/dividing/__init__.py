@@ -1,1 +1,0 @@
-"""Texts as words, divided as a tokenizer divides them, in parallel for long texts."""
