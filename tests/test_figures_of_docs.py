@@ -18,7 +18,7 @@ from app.verdict import divergence, learning, memory_rules, speed
 from engine.machine import disk_rates
 from engine.machine.known_machines import machines
 from engine.paths import PROGRAM_ROOT
-from engine.planning.fit import checkpoint_sizes, choose, device_memory, planner, pool_times
+from engine.planning.fit import checkpoint_sizes, choose, device_memory, planner
 from engine.planning.fit.requirements import TRACKERS_BYTES
 from engine.planning.layout import moments
 from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL
@@ -92,7 +92,6 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
         r"more than ([\d,]+) tokens, parts .*? of ([\d,]+) tokens,\s+or else of ([\d,]+)",
         (LONG_ROW, *SEQUENCE_CHUNKS),
     ),
-    ("planner.md", r"with (\d+) GiB more of a memory", (pool_times.FURTHER_GIB,)),
     ("planner.md", r"and ([\d.]+) GiB for NCCL", (device_memory.COLLECTIVE_BYTES / GIB,)),
     ("record.md", r"fills RAM to (\d+) %", (checkpoint_sizes.FILLED_SHARE * 100,)),
     ("record.md", r"of less than (\d+) MiB, the last", (checkpoint_sizes.SMALL_BYTES / MIB,)),

@@ -1,5 +1,5 @@
-"""The pool of memory as texts and bars: where units live, what each part holds, what that costs a
-step, and what more of a part would save. All functions are pure.
+"""The pool of memory as texts and bars: where units live, what each part holds, and what that
+costs a step. All functions are pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from app.labels import in_bytes
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.pool import Held, Pool, PoolPart, Share, Units, listed, together_text
-from engine.planning.fit.pool_times import LEAST_SHARE, Costs, Work, gain_text, roughly
+from engine.planning.fit.pool_costs import LEAST_SHARE, Costs, Work, roughly
 
 HELD_LABELS = {
     Held.MODEL: "the model",
@@ -194,8 +194,3 @@ def _beside_computing(works: Sequence[tuple[str, float]], waited: float, step: f
     if waited > LEAST_SHARE * step:
         ending = f"the GPU waits {roughly(waited)} for that ({100 * waited / step:.2g} %)"
     return f"A step, beside computing: {listed(sentences)}; {ending}."
-
-
-def gain_of(name: PartName, saved: float, step_seconds: float) -> dict[str, Any]:
-    """Returns what more of a part would save: a sentence, and whether it saves anything."""
-    return {"text": gain_text(name, saved, step_seconds), "saves": saved > 0}

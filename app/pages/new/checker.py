@@ -21,10 +21,8 @@ from app.pages.new.data_figures import lengths_figure, lengths_text
 from app.pages.new.draft import Draft
 from app.pages.new.faults import unforeseen
 from app.pages.new.fit_panel import Beside, fit_panel, shown_suggestions, unchecked
-from app.pages.new.gains import Gains
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
 from app.session.session import Session
-from app.shared.pool_labels import gain_of
 from engine.config.data_settings import DataConfig
 from engine.config.preference_settings import OBJECTIVE
 from engine.config.setting_warnings import setting_warnings
@@ -37,7 +35,7 @@ from engine.model.build.added_tokens import add_tokens
 from engine.model.build.find_shape import adapted_shape
 from engine.model.build.shape_of_run import shape_of_run
 from engine.planning.fit.fitting_machines import smaller_models
-from engine.planning.fit.pool_times import Costs, costs_of
+from engine.planning.fit.pool_costs import Costs, costs_of
 from engine.planning.fit.report import FitReport, with_times
 from engine.planning.fit.requirements import FitStatus
 from engine.planning.shape.catalog import catalog_shape
@@ -92,8 +90,6 @@ class Checker:
         """When the folder of all runs was last checked, and why it could not be written then."""
         self._estimate = functools.lru_cache(maxsize=128)(self._estimate_now)
         self._costs = functools.lru_cache(maxsize=128)(self._costs_now)
-        self._gains = Gains()
-        self._gained: dict[tuple[TrainConfig, Machine, int], dict[str, Any]] = {}
         self._timed = functools.lru_cache(maxsize=128)(self._timed_now)
         self._preview = functools.lru_cache(maxsize=16)(self._preview_now)
         self._smaller = functools.lru_cache(maxsize=64)(_smaller_than)
@@ -107,8 +103,6 @@ class Checker:
         """Returns the fit panel of a draft; `keep` makes it the session's draft. timed: as for
         `fit_panel`.
         """
-        # Nobody looks at the gains of the draft before, and this one should not wait for them.
-        self._gains.give_up()
         if keep:
             self.draft.remember(preset, shown)
         return self.fit_panel(shown, timed)
@@ -145,25 +139,6 @@ class Checker:
         costs = self._costs(*asked) if timed else None
         beside = Beside(remarks, tracked, text, smaller, costs, self._lacks(config))
         return fit_panel(report, self._session.why_not_start(), beside)
-
-    def gains(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """Returns `gains`: what more of each part of memory would save (`gain_of`), by the part's
-        name. There are none for a draft without times. Returns None in their place where another
-        draft was checked meanwhile. It takes seconds.
-        """
-        try:
-            config = read_config(with_even_rows(shown)[0])
-            asked = self._asked(config)
-            if asked not in self._gained:
-                step = self._estimate(*asked).time["step_seconds"]
-                found = self._gains.find(config, asked[1]) if step else {}
-                if found is None:
-                    return {"gains": None}
-                texts = {name.value: gain_of(name, saved, step) for name, saved in found.items()}
-                _keep(self._gained, asked, texts)
-        except RamstreamError:
-            return {"gains": {}}  # the fit panel says what is wrong
-        return {"gains": self._gained[asked]}
 
     def derived(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the `changes` of other settings that follow from what a person changed, and

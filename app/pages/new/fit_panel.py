@@ -21,7 +21,7 @@ from app.shared.pool_labels import (
 )
 from engine.planning.fit.memory_items import Item, PartName
 from engine.planning.fit.pool import PoolPart
-from engine.planning.fit.pool_times import Costs
+from engine.planning.fit.pool_costs import Costs
 from engine.planning.fit.report import HOST_WATTS, FitReport
 from engine.planning.fit.requirements import FitStatus, Part
 from engine.planning.fit.suggestion_options import METHOD
@@ -69,7 +69,6 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
         "lives_more": "",
         "legend": [],
         "bars": [],
-        "has_gains": False,
         "time": [],
         "suggestions": [],
         "to_be_timed": False,
@@ -108,8 +107,8 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
 
     `busy` is why nothing can be started now, or None. `suggestions` are texts with the component
     values that each changes, and `help` is shown above them. `to_be_timed`: whether a fit panel
-    with their times, with costs, and with smaller models would show more. `has_gains`: whether more
-    memory might save time. `why_not` is why Start is disabled.
+    with their times, with costs, and with smaller models would show more. `why_not` is why Start is
+    disabled.
     """
     tone, headline = HEADLINES[report.status]
     if beside.remarks and report.status == FitStatus.FITS:
@@ -143,7 +142,6 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "lives_more": more,
         "legend": legend(report.pool),
         "bars": _bars(report, beside.costs, has_costs),
-        "has_gains": has_costs,
         "time": _time_rows(report) if fits else [],
         "suggestions": suggestions,
         "to_be_timed": (has_times and not is_timed) or not fits,

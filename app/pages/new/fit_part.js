@@ -1,6 +1,6 @@
 // One part of the pool of memory, beside the form: GPU memory, RAM or disk. A bar shows what the
-// part holds and which units live there; below it stand what that costs a step, what more memory
-// would save, and, once unfolded, every item.
+// part holds and which units live there; below it stand what that costs a step, and, once
+// unfolded, every item.
 
 import { SmallFigure } from "../../shared/charts/small_figure.js";
 import { el } from "../../shared/dom.js";
@@ -10,7 +10,6 @@ export class FitPart {
         this.text = el("span");
         this.pool = el("span", { class: "rs-pool-bar", role: "img", "data-pool": name });
         this.cost = el("span", { class: "rs-pool-caption", "data-caption": "cost" });
-        this.gain = el("span", { class: "rs-pool-caption", "data-caption": "gain" });
         const plot = el("div", { class: "rs-fit-bar", role: "img", "data-fit": name });
         this.bar = new SmallFigure(plot);
         this.rows = el("tbody");
@@ -18,7 +17,7 @@ export class FitPart {
         this.root = el(
             "details",
             { class: "rs-fit" },
-            el("summary", {}, el("span", {}, label), this.text, this.pool, this.cost, this.gain),
+            el("summary", {}, el("span", {}, label), this.text, this.pool, this.cost),
             this.note,
             plot,
             el("table", {}, this.rows),
@@ -34,12 +33,6 @@ export class FitPart {
         this.pool.ariaLabel = bar.held;
         this.pool.replaceChildren(...bar.pool.segments.map(segment), ...limit(bar.pool));
         setNote(this.cost, bar.cost);
-    }
-
-    // gain: what more of this memory would save; null where that is not known yet.
-    showGain(gain) {
-        setNote(this.gain, gain?.text ?? null);
-        if (gain) this.gain.toggleAttribute("data-saves", gain.saves);
     }
 }
 

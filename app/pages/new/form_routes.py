@@ -7,10 +7,6 @@ POST /api/check {preset, shown, keep, timed}
     Answers with the fit panel on the form, which is kept as the draft unless `keep` is false. If
     `timed` is true, the fit panel shows how long a step takes with each suggestion, and what it
     costs that units live where they do; the page asks for that once the fit panel stands.
-POST /api/gains {shown}
-    Answers with `gains`: what more of each memory would save of a step, as a `text`, and whether it
-    `saves` anything, by the name of the memory. They are null where a fit panel was asked for
-    meanwhile. It takes seconds, and the page asks for it once nothing has changed for a while.
 POST /api/derived {before, after}
     Answers with the changes of other settings that follow from what a person changed.
 POST /api/rows {shown}
@@ -58,10 +54,6 @@ def _check_routes(checker: Checker) -> list[Route]:
         shown = _shown(body)
         return JSONResponse(await asyncio.to_thread(checker.check, preset, shown, keep, timed))
 
-    async def gains(request: Request) -> Response:
-        shown = _shown(await json_body(request))
-        return JSONResponse(await asyncio.to_thread(checker.gains, shown))
-
     async def derived(request: Request) -> Response:
         body = await json_body(request)
         before, after = _shown(body, "before"), _shown(body, "after")
@@ -74,7 +66,6 @@ def _check_routes(checker: Checker) -> list[Route]:
 
     return [
         _post("/api/check", check),
-        _post("/api/gains", gains),
         _post("/api/derived", derived),
         _post("/api/rows", rows),
     ]

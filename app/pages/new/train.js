@@ -15,7 +15,6 @@ import { isKnown, MODEL, Suggestions } from "./suggestions.js";
 // Times in ms until a fit panel is requested, by the reason for the request.
 const TYPING_PAUSE = 80; // a letter was typed
 const TIMES_PAUSE = 250; // a fit panel stands, and its suggestions have no times yet
-const GAINS_PAUSE = 1500; // nothing has changed for a while, and gains take seconds to be found
 const AT_ONCE = 20; // something was chosen or pasted
 const TOGETHER = 5; // Gradio has sent the form, which it may do again
 const RETRY = 2000; // the server did not answer
@@ -248,7 +247,6 @@ async function check(place, form) {
     place.answer = fit;
     judge(place);
     if (fit.to_be_timed) await askForTimes(place, form, signal);
-    if (!signal.aborted) askForGains(place, form, signal);
 }
 
 // Draws the fit panel again, with the time of each suggestion, unless the form has changed
@@ -261,31 +259,6 @@ async function askForTimes(place, form, signal) {
     if (!fit || signal.aborted) return; // the fit panel stands without times
     place.answer = fit;
     judge(place);
-}
-
-const NO_GAIN = { text: "", saves: false };
-
-// Shows what more memory would save, which takes longest to find.
-async function askForGains(place, { shown }, signal) {
-    const show = (gains) => {
-        for (const [name, part] of place.parts) part.showGain(gains && (gains[name] ?? NO_GAIN));
-    };
-    if (!place.answer.has_gains) {
-        show({});
-        return;
-    }
-    show(null);
-    let gains = null;
-    while (gains === null) {
-        await new Promise((resolve) => setTimeout(resolve, GAINS_PAUSE));
-        if (signal.aborted) return;
-        if (document.hidden || !isShown(place.element)) continue;
-        // Without an answer, nothing is said.
-        const answer = await send("/api/gains", { shown }, signal).catch(() => ({ gains: {} }));
-        if (signal.aborted) return;
-        gains = answer.gains;
-    }
-    show(gains);
 }
 
 // Shows the server's fit panel together with what the preview found about the data.
@@ -330,7 +303,6 @@ const UNCHECKED = {
     lives_more: "",
     legend: [],
     bars: [],
-    has_gains: false,
     time: [],
     suggestions: [],
     to_be_timed: false,

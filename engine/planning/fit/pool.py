@@ -1,8 +1,8 @@
 """GPU memory, RAM and disk are one pool of memory. A `Pool` says which units of a model live in
 which of its parts, and what else each part holds, to the byte. No torch.
 
-What it costs a step that units live where they do, and what more memory would save, takes longer to
-find (`engine.planning.fit.pool_times`).
+What it costs a step that units live where they do takes longer to find
+(`engine.planning.fit.pool_costs`).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from engine.planning.fit.model_table import (
     method_text,
     rows_of,
 )
-from engine.planning.fit.pool_times import costs_of, gains
+from engine.planning.fit.pool_costs import costs_of
 from engine.planning.fit.report import FitReport, estimate, with_times
 from engine.planning.fit.requirements import FitStatus, SessionFacts
 from engine.planning.layout.moments import KINDS
@@ -257,11 +257,9 @@ def run_check(
     report = with_times(report, config, machine, shape, adapted=adapted_shape)
     tracked = destinations(config.output.trackers, runs_dir)
     fits = report.status != FitStatus.DOES_NOT_FIT
-    gained = gains(config, machine, shape) if fits else {}
     costs = costs_of(report.chosen, config, machine, shape) if fits else None
     if as_json:
-        saved = {name.value: seconds for name, seconds in gained.items()}
-        added = {"machine": machine.to_dict(), "data": data, "trackers": tracked, "gains": saved}
+        added = {"machine": machine.to_dict(), "data": data, "trackers": tracked}
         spent = {"costs": None if costs is None else costs.to_dict()}
         text = json.dumps(report.to_dict() | added | spent, indent=2)
     else:
@@ -271,7 +269,7 @@ def run_check(
         doubted = [f"  ? {warning.field}: {warning.text}" for warning in setting_warnings(config)]
         if doubted:
             doubted = ["", "Look at this", *doubted]
-        pool = pool_as_text(report.pool, costs, gained) if fits else []
+        pool = pool_as_text(report.pool, costs) if fits else []
         lines = [*(["", *pool] if pool else []), *doubted, *about_data, *about_trackers, *offers]
         text = "\n".join([report_as_text(report, machine), *lines])
     return text, 1 if report.status == FitStatus.DOES_NOT_FIT else 0

@@ -1,23 +1,19 @@
-"""The pool of memory for a terminal: which units live where, what that costs a step, and what more
-memory would save.
-"""
+"""The pool of memory for a terminal: which units live where, and what that costs a step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.pool import Held, Pool, Units, listed
-from engine.planning.fit.pool_times import Costs, cost_text, gains_text
+from engine.planning.fit.pool_costs import Costs, cost_text
 from engine.planning.fit.requirements import PART_WORDS
 from engine.text import in_gib
 
 _WITHIN = {PartName.GPU: "in", PartName.HOST: "in", PartName.DISK: "on"}
 
 
-def pool_as_text(pool: Pool, costs: Costs | None, gained: Mapping[PartName, float]) -> list[str]:
+def pool_as_text(pool: Pool, costs: Costs | None) -> list[str]:
     """Returns the pool as lines of text: a line for units with the same place, with what they take
-    of each memory and what that costs a step, and then a line for each gain.
+    of each memory and what that costs a step.
     """
     title = "Where the model lives"
     rows = [(each.words, _places(pool, each), _cost(each, costs)) for each in pool.units]
@@ -27,7 +23,6 @@ def pool_as_text(pool: Pool, costs: Costs | None, gained: Mapping[PartName, floa
     ]
     if costs is not None:
         title = f"{title}, and what that costs a step"
-        lines += [f"  {sentence}" for sentence in gains_text(gained, costs.step_seconds)]
     return [title, *lines]
 
 

@@ -9,7 +9,6 @@ import pytest
 from app.shared.pool_labels import (
     FREE,
     cost_in_a_sentence,
-    gain_of,
     held_text,
     legend,
     places_text,
@@ -17,7 +16,7 @@ from app.shared.pool_labels import (
 )
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.pool import Held, Pool, PoolPart, Share, units_by_place
-from engine.planning.fit.pool_times import Cost, Costs, Work
+from engine.planning.fit.pool_costs import Cost, Costs, Work
 from engine.planning.schedule.choices import PlanChoices
 from engine.text import GIB
 
@@ -166,9 +165,3 @@ def test_what_the_disk_costs_is_told_of_the_disk_alone():
     assert cost_in_a_sentence(pool, PartName.HOST, costs) == (
         "A step, beside computing: AdamW on the host 3 s; the GPU waits 1.2 s for that (2 %)."
     )
-
-
-def test_a_gain_says_whether_it_is_one():
-    assert gain_of(PartName.GPU, 0.01, 2.0)["saves"] is True
-    none = gain_of(PartName.HOST, 0.0, 2.0)
-    assert none == {"text": "8 GiB more RAM would not make a step shorter.", "saves": False}

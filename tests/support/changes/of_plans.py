@@ -25,9 +25,9 @@ CHOOSE_TESTS = "tests/engine/planning/fit/test_choose.py"
 CONTINUED = "test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices"
 LIMIT_TESTS = "tests/engine/planning/fit/test_choose_limits.py"
 ITEM_TESTS = "tests/engine/planning/fit/test_memory_items.py"
-POOL, POOL_TIMES = "engine/planning/fit/pool.py", "engine/planning/fit/pool_times.py"
+POOL, POOL_COSTS = "engine/planning/fit/pool.py", "engine/planning/fit/pool_costs.py"
 POOL_TESTS = "tests/engine/planning/fit/test_pool.py"
-POOL_TIMES_TESTS = "tests/engine/planning/fit/test_pool_times.py"
+POOL_COSTS_TESTS = "tests/engine/planning/fit/test_pool_costs.py"
 
 PLANS = (
     Change(
@@ -282,19 +282,11 @@ PLANS = (
     ),
     Change(
         "pool-forgets-waits-for-the-step-before",
-        POOL_TIMES,
+        POOL_COSTS,
         "        found += [(index, steps + 1) for index in op.waits_previous]\n",
         "",
         "What COMPUTE waits for updates of the step before is not told.",
-        (POOL_TIMES_TESTS,),
-    ),
-    Change(
-        "pool-gains-nothing-under-a-cap",
-        POOL_TIMES,
-        "cap and cap + FURTHER_GIB",
-        "cap",
-        "Where GPU memory is capped, more of it is said to save nothing.",
-        (POOL_TIMES_TESTS,),
+        (POOL_COSTS_TESTS,),
     ),
     Change(
         "attention-not-halved",

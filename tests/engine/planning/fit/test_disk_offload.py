@@ -161,11 +161,11 @@ def test_a_report_tells_what_is_on_the_disk_and_what_it_costs():
     assert list(held) == on_disk and sum(held.values()) == found.step_bytes
     moments = {item.kind: item for item in report.disk.items}[MemoryItem.DISK_OFFLOADED_MOMENTS]
     assert moments.note == f"{found.kinds[0].words}; on the disk of engine.disk"
-    text = pool_as_text(report.pool, None, {})
+    text = pool_as_text(report.pool, None)
     assert sum("moments on disk" in line for line in text) == len(on_disk)
     # Where the runs are on another drive, the disk of the runs has no share of moments.
     apart = replace(disk, shares=tuple(share for share in disk.shares if share.units is None))
-    text = pool_as_text(replace(report.pool, parts=(*report.pool.parts[:-1], apart)), None, {})
+    text = pool_as_text(replace(report.pool, parts=(*report.pool.parts[:-1], apart)), None)
     assert sum("moments on disk" in line for line in text) == len(on_disk)
     told = report.to_dict()["disk_offload"]
     assert told["step_bytes"] == found.step_bytes and len(told["sentences"]) == 3

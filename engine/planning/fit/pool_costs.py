@@ -1,6 +1,5 @@
-"""`costs_of` finds what it costs a step that units live where they do, and `gains` what more of a
-memory would save. Both simulate plans, so they take longer than to say what lies where
-(`engine.planning.fit.pool`). No torch.
+"""`costs_of` finds what it costs a step that units live where they do. It simulates the plan, which
+takes longer than to say what lies where (`engine.planning.fit.pool`). No torch.
 """
 
 from __future__ import annotations
@@ -14,33 +13,18 @@ from engine.config.settings import TrainConfig
 from engine.machine.device import rates_of
 from engine.machine.disk_rates import with_disk
 from engine.machine.read_machine import Machine
-from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.planner import Chosen
-from engine.planning.fit.pool import Units, listed, units_by_place
-from engine.planning.fit.requirements import (
-    NOTHING_MORE,
-    PART_WORDS,
-    Requirements,
-    SessionFacts,
-    requirements_of,
-)
+from engine.planning.fit.pool import Units, units_by_place
+from engine.planning.fit.requirements import NOTHING_MORE, Requirements, SessionFacts
 from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.buffers import Word
 from engine.planning.schedule.ops import Lane, Op, OpKind
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.simulate import Simulated
 from engine.planning.shape.model_shape import ModelShape
-from engine.text import GIB
 
-FURTHER_GIB = 8
-"""GiB more for which the planner is asked, since single gibibytes may be too small for a block."""
-LEAST_GAIN = 0.001
-"""Fraction of a step's time below which there is no gain."""
 LEAST_SHARE = 0.0005
 """Fraction of a step below which work is not shown."""
-
-
-# ---------------------------------------------------------------------- what it costs
 
 
 class Work(Word):
@@ -264,57 +248,3 @@ def _works(cost: Cost) -> list[tuple[str, float]]:
         ("exchange between GPUs", busy[Work.COLLECTIVE]),
         ("disk reads and writes", busy[Work.DISK]),
     ]
-
-
-# ---------------------------------------------------------------------- what more would save
-
-
-def gains(config: TrainConfig, machine: Machine, shape: ModelShape) -> Mapping[PartName, float]:
-    """Returns the seconds of a step that each further GiB of a memory saves, on average over
-    `FURTHER_GIB` of them. It is 0 where nothing is gained. The result is empty without a GPU and
-    where no time is predicted.
-    """
-    now = requirements_of(config, machine, shape).step_seconds
-    if now is None or not machine.gpus:
-        return {}
-    more = FURTHER_GIB * GIB
-    # A card is known by its total.
-    cards = tuple(replace(card, free=card.free + more) for card in machine.gpus)
-    cap = config.engine.gpu_memory_gib
-    uncapped = config.with_values({"engine.gpu_memory_gib": cap and cap + FURTHER_GIB})
-    found: dict[PartName, float] = {}
-    for name, asked, larger in (
-        (PartName.GPU, uncapped, replace(machine, gpus=cards)),
-        (PartName.HOST, config, replace(machine, ram_available=machine.ram_available + more)),
-    ):
-        then = requirements_of(asked, larger, shape).step_seconds
-        saved = 0.0 if then is None else now - then
-        found[name] = saved / FURTHER_GIB if saved > LEAST_GAIN * now else 0.0
-    return found
-
-
-def gain_text(name: PartName, seconds: float, step_seconds: float) -> str:
-    """Returns a sentence about the gain of a part of memory. seconds: those that a GiB saves.
-    step_seconds: those of a step now.
-    """
-    more = f"{FURTHER_GIB} GiB more {PART_WORDS[name]}"
-    if not seconds:
-        return f"{more} would not make a step shorter."
-    saved = FURTHER_GIB * seconds
-    return (
-        f"{more} would make a step about {roughly(saved)} shorter "
-        f"({100 * saved / step_seconds:.2g} %): each GiB about {roughly(seconds)}."
-    )
-
-
-def gains_text(found: Mapping[PartName, float], step_seconds: float) -> list[str]:
-    """Returns the sentences about gains, one for each part that gains, and one for all others."""
-    told = [gain_text(name, value, step_seconds) for name, value in found.items() if value]
-    without = [PART_WORDS[name] for name, value in found.items() if not value]
-    if without:
-        told.append(f"{FURTHER_GIB} GiB more {_either(without)} would not make a step shorter.")
-    return told
-
-
-def _either(words: Sequence[str]) -> str:
-    return listed(words).replace(" and ", " or ")

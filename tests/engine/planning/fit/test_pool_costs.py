@@ -1,4 +1,4 @@
-"""What it costs a step that units live where they do, and what further memory would save."""
+"""What it costs a step that units live where they do."""
 
 from __future__ import annotations
 
@@ -14,25 +14,13 @@ from engine.machine.known_machines import named_machine
 from engine.machine.read_machine import Machine
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.pool import units_by_place
-from engine.planning.fit.pool_times import (
-    FURTHER_GIB,
-    Cost,
-    Costs,
-    Work,
-    cost_text,
-    costs_of,
-    gain_text,
-    gains,
-    gains_text,
-    roughly,
-)
+from engine.planning.fit.pool_costs import Cost, Costs, Work, cost_text, costs_of, roughly
 from engine.planning.fit.requirements import NOTHING_MORE, Requirements, requirements_of
 from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
 from engine.planning.shape.catalog import entry_of
 from engine.planning.shape.model_shape import ModelShape
-from engine.text import GIB
 
 pytestmark = pytest.mark.computing
 
@@ -50,8 +38,6 @@ def job(model: str, rows: int, **changes: object) -> tuple[TrainConfig, ModelSha
         {name.replace("__", "."): value for name, value in changes.items()}
     ), shape
 
-
-# ---------------------------------------------------------------------- what it costs
 
 JOBS = {
     "split": (job("Qwen/Qwen2.5-7B", 16), named_machine("H100 SXM", 256)),
@@ -165,54 +151,3 @@ def test_costs_in_words_leave_out_what_is_hardly_anything():
     told = Costs(2.0, ((units[0], cost),)).to_dict()
     assert told[0]["units"] == "the whole model" and told[0]["waited"] == pytest.approx(0.121)
     assert told[0]["busy"] == {"to_gpu": 0.3, "to_host": 0.12, "host_adamw": 0.314}
-
-
-# ---------------------------------------------------------------------- what more would save
-
-
-@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
-def test_further_memory_saves_what_the_planner_makes_of_it():
-    config, shape = job("Qwen/Qwen2.5-7B", 16)
-    machine = named_machine("H100 SXM", 128)
-    found = gains(config, machine, shape)
-    assert found[PartName.GPU] > 0
-    card = replace(machine.gpus[0], free=machine.gpus[0].free + FURTHER_GIB * GIB)
-    now = requirements_of(config, machine, shape).step_seconds
-    then = requirements_of(config, replace(machine, gpus=(card,)), shape).step_seconds
-    assert now - FURTHER_GIB * found[PartName.GPU] == pytest.approx(then)
-
-
-@pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
-def test_a_cap_of_gpu_memory_is_what_grows_where_there_is_one():
-    config, shape = job("Qwen/Qwen2.5-7B", 16, engine__gpu_memory_gib=60)
-    machine = named_machine("H100 SXM", 128)
-    found = gains(config, machine, shape)
-    now = requirements_of(config, machine, shape).step_seconds
-    larger = config.with_values({"engine.gpu_memory_gib": 60 + FURTHER_GIB})
-    then = requirements_of(larger, machine, shape).step_seconds
-    assert found[PartName.GPU] > 0
-    assert now - FURTHER_GIB * found[PartName.GPU] == pytest.approx(then)
-
-
-def test_a_model_that_lives_on_the_card_gains_nothing():
-    config, shape = job("Qwen/Qwen2.5-0.5B", 16)
-    found = gains(config, named_machine("H200", 256), shape)
-    assert set(found.values()) == {0.0}
-    said = ["8 GiB more GPU memory or RAM would not make a step shorter."]
-    assert gains_text(found, 0.26) == said
-
-
-def test_without_a_gpu_nothing_is_gained():
-    config, shape = job("Qwen/Qwen2.5-0.5B", 16)
-    machine = replace(named_machine("H200", 256), gpus=())
-    assert gains(config, machine, shape) == {} and gains_text({}, 1.0) == []
-
-
-def test_gains_in_words():
-    told = gains_text({PartName.GPU: 0.0444, PartName.HOST: 0.0}, 11.27)
-    assert told == [
-        "8 GiB more GPU memory would make a step about 0.36 s shorter (3.2 %): each GiB about "
-        "0.044 s.",
-        "8 GiB more RAM would not make a step shorter.",
-    ]
-    assert gain_text(PartName.HOST, 0.0, 2.0) == "8 GiB more RAM would not make a step shorter."
