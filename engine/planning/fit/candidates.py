@@ -126,7 +126,7 @@ def batch_splits(job: Job, device: str, coarse: bool) -> Iterator[BatchSplit]:
     if job.rounding:
         size = job.rounding["micro_batch_size"]
         micro_batches = -(-job.rows // size)
-        yield BatchSplit(size, micro_batches, job.rounding.get("rounds", one_or_asked))
+        yield BatchSplit(size, micro_batches, job.rounding["rounds"])
         return
     for size in _micro_batch_sizes(job, device):
         yield BatchSplit(size, job.rows // size, one_or_asked)

@@ -183,7 +183,7 @@ def _attempts(job: Job, target: Target) -> Iterator[_Attempt]:
 def _sequence_chunks(job: Job, device: str) -> tuple[int, ...]:
     """Returns the sizes of sequence chunks, 0 for none, for each try in turn."""
     if job.rounding:
-        return (job.rounding.get("tile_tokens", 0),)
+        return (job.rounding["tile_tokens"],)
     shape = job.shape
     is_masked = shape.masked_blocks(job.config.packs and shape.packs, job.row_length, device)
     if is_masked or any(unit.tiled is None for unit in shape.blocks):
@@ -196,10 +196,7 @@ class _PlannerMaker:
 
     def __init__(self, job: Job, target: Target, coarse: bool, attempt: _Attempt):
         refuse_contradictions(job)
-        if job.rounding:
-            compiled = job.rounding.get("compiled", False)
-        else:
-            compiled = _kernels_compiled(job, target)
+        compiled = job.rounding["compiled"] if job.rounding else _kernels_compiled(job, target)
         self._job = job
         self._target = target
         self._coarse = coarse

@@ -93,7 +93,7 @@ def numbers_of_ranks(
             f"{asked} are asked for, but the machine has {gpus}; choose {gpus} or fewer, or auto.",
         )
     if rounding:
-        return (rounding.get("ranks", 1) // rounding.get("nodes_per_replica", 1),)
+        return (rounding["ranks"] // rounding["nodes_per_replica"],)
     if asked != AUTO:
         return (asked,)
     most = 1 if config.engine.disk is not None else max(1, gpus)
@@ -112,7 +112,7 @@ def nodes_per_replica_options(
     fastest way that fits is taken. rounding: as in `Job`.
     """
     if rounding:
-        return (rounding.get("nodes_per_replica", 1),)
+        return (rounding["nodes_per_replica"],)
     across = config.engine.across_nodes
     if nodes == 1 or across == "replicate" or (across == AUTO and config.train.parts is not None):
         return (1,)

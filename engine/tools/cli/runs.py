@@ -64,7 +64,7 @@ def _as_json(run: RunSummary) -> dict[str, Any]:
         return asdict(run) | {"best": None, "worse_than_before_training": None, "forecast": {}}
     sparkline = read_sparkline(Path(run.path) / EVENTS_FILE)
     return asdict(run) | {
-        "best": _best(run, sparkline),
+        "best": _best(run),
         "worse_than_before_training": sparkline.worse and asdict(sparkline.worse),
         "forecast": _prediction_check(run),
     }
@@ -83,21 +83,18 @@ def _row(run: RunSummary) -> tuple[str, ...]:
         run.state_text,
         f"{run.step}/{run.total_steps}" if run.total_steps else "",
         "" if run.loss is None else f"{run.loss:.4f}",
-        "" if run.state == UNREADABLE else _best_text(_best(run, sparkline), sparkline),
+        "" if run.state == UNREADABLE else _best_text(_best(run), sparkline),
         started,
         run.name,
     )
 
 
-def _best(run: RunSummary, sparkline: Sparkline) -> dict[str, Any] | None:
+def _best(run: RunSummary) -> dict[str, Any] | None:
     """Returns the step of the best weights that a run has kept, by what they are the best, and the
-    values; None if it has kept none. Earlier versions also kept some that are no better than those
-    before training.
+    values; None if it has kept none.
     """
     score = saved_best(RunFolder(Path(run.path)).best_path)
     if score is None:
-        return None
-    if not score.total and sparkline.before is not None and score.loss >= sparkline.before:
         return None
     return asdict(score) | {"by": "exact_match" if score.total else "loss"}
 
@@ -129,7 +126,7 @@ def prediction_check_of(folder: Path) -> dict[str, Any]:
     """Returns the latest comparison in a run folder's record.
 
     It has the form ``{quantity: {predicted, measured, error}}`` and is empty if there is no
-    comparison, as in records from older versions. Raises RunError when the record cannot be read.
+    comparison. Raises RunError when the record cannot be read.
     """
     record = last_of_kind(folder / EVENTS_FILE, ForecastChecked.kind)
     if record is None or not isinstance(record.event, ForecastChecked):

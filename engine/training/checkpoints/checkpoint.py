@@ -70,13 +70,11 @@ if TYPE_CHECKING:
 BUFFERS = "buffers.safetensors"
 HOLDS = "holds"
 """The manifest says under this name, near its beginning, whether the checkpoint is `full` or holds
-`weights` alone. Earlier versions wrote full ones, without this entry.
+`weights` alone.
 """
 
 OPTIMIZER = "optimizer"
-"""The manifest says under this name whose moments a full checkpoint holds (`train.optimizer`).
-Earlier versions wrote those of `adamw`, without this entry.
-"""
+"""The manifest says under this name whose moments a full checkpoint holds (`train.optimizer`)."""
 
 _SPARE_BYTES = 1 << 20
 """The disk must have this many bytes more than the planes, the buffers, the state and the checksums

@@ -128,17 +128,17 @@ class Manifest(Struct, frozen=True):
 
 
 class _Rounding(Struct):
-    """`Chosen.rounding`. Earlier versions lack some of it."""
+    """`Chosen.rounding`."""
 
     micro_batch_size: Number
-    loss_chunk: Count = 0
-    main_grad: MainGrad | None = None
-    rounds: Number = 1
-    ranks: Number = 1
-    replicas: Number = 1
-    nodes_per_replica: Number = 1
-    compiled: bool = False
-    tile_tokens: Count = 0
+    loss_chunk: Number
+    main_grad: MainGrad
+    rounds: Number
+    ranks: Number
+    replicas: Number
+    nodes_per_replica: Number
+    compiled: bool
+    tile_tokens: Count
 
 
 class _Settings(Struct):

@@ -301,16 +301,18 @@ def _possible_rounding(
     """Returns the rounding of the run's last session if this machine has as many GPUs as that took,
     and as many nodes compute the run; else nothing, which is logged.
     """
-    nodes_per_replica = rounding.get("nodes_per_replica", 1)
-    nodes = rounding.get("replicas", 1) * nodes_per_replica
-    if rounding and nodes != session.nodes:
+    if not rounding:
+        return rounding
+    nodes_per_replica = rounding["nodes_per_replica"]
+    nodes = rounding["replicas"] * nodes_per_replica
+    if nodes != session.nodes:
         session.log(
             "warning",
             f"The run was computed on {counted(nodes, 'node')} and is now on {session.nodes}, so "
             "the step is planned anew: sums are added in another order from here on.",
         )
         return {}
-    if rounding and nodes_per_replica not in nodes_per_replica_options(session.config, nodes, {}):
+    if nodes_per_replica not in nodes_per_replica_options(session.config, nodes, {}):
         session.log(
             "warning",
             "Planes are divided among nodes, or copied to each, as they were not before, so the "
@@ -318,8 +320,8 @@ def _possible_rounding(
         )
         return {}
     gpus = gpu_count(session.config, machine)
-    ranks = rounding.get("ranks", 1) // nodes_per_replica
-    if not rounding or ranks in numbers_of_ranks(session.config, gpus, {}):
+    ranks = rounding["ranks"] // nodes_per_replica
+    if ranks in numbers_of_ranks(session.config, gpus, {}):
         return rounding
     session.log(
         "warning",

@@ -103,9 +103,9 @@ def plan_changes(config: TrainConfig, state: Mapping[str, Any]) -> list[str]:
         return []
     had = {
         "train.micro_batch_size": rounding["micro_batch_size"],
-        "engine.rounds": rounding.get("rounds", 1),
-        "engine.gpus": rounding.get("ranks", 1) // rounding.get("nodes_per_replica", 1),
-        "engine.kernels": "compiled" if rounding.get("compiled") else "eager",
+        "engine.rounds": rounding["rounds"],
+        "engine.gpus": rounding["ranks"] // rounding["nodes_per_replica"],
+        "engine.kernels": "compiled" if rounding["compiled"] else "eager",
     }
     before, now = state.get("settings") or {}, _settings(config)
     return [name for name in PLAN if now[name] != had[name] and now[name] != before.get(name, AUTO)]

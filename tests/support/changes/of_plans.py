@@ -22,7 +22,7 @@ DEVICE_UPDATES = "tests/engine/runtime/test_plans_with_device_updates.py"
 GPU_TESTS = "tests/engine/planning/fit/test_several_gpus.py"
 SIZE_TESTS = "tests/engine/planning/fit/test_sizes.py"
 CHOOSE_TESTS = "tests/engine/planning/fit/test_choose.py"
-CONTINUED = "test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices"
+CONTINUED = "test_a_session_is_continued_on_a_cpu"
 LIMIT_TESTS = "tests/engine/planning/fit/test_choose_limits.py"
 ITEM_TESTS = "tests/engine/planning/fit/test_memory_items.py"
 POOL, POOL_COSTS = "engine/planning/fit/pool.py", "engine/planning/fit/pool_costs.py"
@@ -353,7 +353,7 @@ PLANS = (
     Change(
         "continued-session-compiles-anew",
         CHOOSE,
-        'compiled = job.rounding.get("compiled", False)',
+        'compiled = job.rounding["compiled"] if job.rounding else _kernels_compiled(job, target)',
         "compiled = _kernels_compiled(job, target)",
         "A resumed run may round otherwise than before, since its kernels are chosen anew.",
         (

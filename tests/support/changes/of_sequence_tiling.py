@@ -69,7 +69,7 @@ SEQUENCE_TILING: tuple[Change, ...] = (
     Change(
         "resumed-without-tiling",
         "engine/planning/fit/choose.py",
-        'return (job.rounding.get("tile_tokens", 0),)',
+        'return (job.rounding["tile_tokens"],)',
         "return (0,)",
         "A resumed run forgets its sequence tiling, and rounds otherwise.",
         (f"{LONG_ROWS}::test_a_resumed_run_keeps_its_tiling",),

@@ -186,8 +186,11 @@ ROUNDING = {
     "loss_chunk": 128,
     "main_grad": "vertical",
     "rounds": 1,
+    "ranks": 1,
+    "replicas": 1,
+    "nodes_per_replica": 1,
     "compiled": False,
-    "device_updated_units": [],
+    "tile_tokens": 0,
 }
 
 
