@@ -26,7 +26,7 @@ from engine.data.tokens.encoded import Numbered, numbered_rows
 from engine.errors import DataError
 from engine.paths import resolve_source
 
-_MOST_CHARACTERS = 16 << 20
+_MOST_CHARACTERS = 4 << 20
 """Number of characters from which no further row is read for a preview."""
 
 
