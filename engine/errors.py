@@ -38,9 +38,9 @@ class FitError(RamstreamError):
 class GpuMemoryError(FitError):
     """The GPU ran out of memory.
 
-    `in_use` says in words how much memory was in use. `breakdown` says how much each item took, and
+    `in_use` is a text on how much memory was in use. `breakdown` is one on what each item took, and
     how much the plan gives to each buffer. `first` names what to try before changing a setting.
-    `is_least` says that the minimum-memory plan was tried, so no setting of the plan helps.
+    `is_least`: the minimum-memory plan was tried, so no setting of the plan helps.
     """
 
     def __init__(

@@ -115,13 +115,13 @@ def test_the_counts_of_models_with_adapters_are_those_of_the_table():
     lines = between("lora.md", "adapters").strip().splitlines()
     names = [pair.rpartition(" ")[0] for pair in lines[0].split(": ")[2].split(", ")]
     shown = columns(names, read_machine())[1:]
-    said = []
+    found = []
     for words, method in (("All weights", "full"), ("Adapters", "lora")):
         job = {"name": "table", "model": {"source": "m"}, "data": {"source": "d"}}
         config = TrainConfig.from_dict(job | {"train": {"method": method}})
         rows = list(rows_of(config, shown, timed=False))
-        said.append(f"{words}: {counts_text(rows, shown)}")
-    assert said == lines
+        found.append(f"{words}: {counts_text(rows, shown)}")
+    assert found == lines
 
 
 def test_laws_name_tests_that_exist():
@@ -223,10 +223,10 @@ def test_the_readme_says_what_check_says(capsys):
     ]
     assert len(rows) == 6
     for model, ram, disk, *seconds in rows:
-        for machine, said in zip(("RTX 4090", "H200"), seconds, strict=True):
+        for machine, shown in zip(("RTX 4090", "H200"), seconds, strict=True):
             launch.main(["check", "--model", model, "--machine", machine, *PLENTY, "--json"])
             report = json.loads(capsys.readouterr().out)
-            assert f"{report['time']['step_seconds']:.1f} s" == said
+            assert f"{report['time']['step_seconds']:.1f} s" == shown
             if machine == "RTX 4090":
                 assert f"{report['host']['total'] / GIB:.0f} GiB" == ram
                 assert f"{report['disk']['total'] / GIB:.0f} GiB" == disk

@@ -168,9 +168,9 @@ def test_limits_and_defaults_are_those_of_the_code():
     for page, expression, numbers in STATED:
         found = re.findall(expression, text_of(page), re.DOTALL)
         groups = [match if isinstance(match, tuple) else (match,) for match in found]
-        said = [tuple(number(group) for group in match) for match in groups]
-        if said != [pytest.approx(numbers)]:
-            wrong.append((page, expression, said, numbers))
+        shown = [tuple(number(group) for group in match) for match in groups]
+        if shown != [pytest.approx(numbers)]:
+            wrong.append((page, expression, shown, numbers))
     assert wrong == []
 
 
@@ -292,10 +292,10 @@ def predictions() -> dict[str, Prediction]:
         name = card.partition(" (")[0]
         on_it = ("--machine", name, *(() if name == "GB10" else ("--ram-gib", "64")))
         models = ((), ("--model", "meta-llama/Llama-3.1-8B"))
-        for place, said in enumerate(cells[:4]):
+        for place, shown in enumerate(cells[:4]):
             rows = ("--set", f"train.batch_size={(32, 64)[place % 2]}")
             job = (*desktop, *models[place // 2], *on_it, *rows)
-            found[f"desktops, {name}, {place}"] = Prediction(job, (said,), ("tokens",))
+            found[f"desktops, {name}, {place}"] = Prediction(job, (shown,), ("tokens",))
     for ram, on_disk, step in table("disk.md", "block inputs"):
         job = (*desktop, "--machine", "RTX 4090", "--ram-gib", ram.removesuffix(" GiB"))
         job = (*job, "--set", "train.batch_size=512", "--set", f"engine.disk={DISK}")
@@ -314,9 +314,9 @@ def predictions() -> dict[str, Prediction]:
             job = (*job, "--set", setting)
         found[f"long rows, {words}"] = Prediction(job, (device, ram), ("gpu", "ram_without_copies"))
     for page, expression, job, figures in IN_TEXT:
-        (said,) = re.finditer(expression, text_of(page))
+        (shown,) = re.finditer(expression, text_of(page))
         machine = ("--machine", "RTX 4090", "--ram-gib", "2048", "--disk-gib", "9000")
-        found[f"{page}, {job[1]}"] = Prediction((*job, *machine), said.groups(), figures)
+        found[f"{page}, {job[1]}"] = Prediction((*job, *machine), shown.groups(), figures)
     return found
 
 

@@ -101,21 +101,21 @@ def test_what_is_needed_is_installed_and_nothing_else(installed):
 def test_the_command_works_from_any_folder(installed, tmp_path):
     command = (sys.executable, installed / "bin" / "ramstream")
     assert "usage: ramstream [-h]" in in_another_folder(installed, tmp_path, *command, "--help")
-    told = in_another_folder(
+    found = in_another_folder(
         installed, tmp_path, *command, "check", installed / "presets" / "starter.yaml", "--json"
     )
-    assert json.loads(told)["verdict"] in ("fits", "tight")
-    told = in_another_folder(installed, tmp_path, *command, "check", "presets/starter.yaml")
-    assert "% of the tokens of the first" in told
+    assert json.loads(found)["verdict"] in ("fits", "tight")
+    found = in_another_folder(installed, tmp_path, *command, "check", "presets/starter.yaml")
+    assert "% of the tokens of the first" in found
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_and_a_detached_run_and_a_helper_of_the_installed_program(installed, tmp_path):
     command = (sys.executable, installed / "bin" / "ramstream")
     few = ("--set", "train.steps=2")
-    told = in_another_folder(installed, tmp_path, *command, "train", "presets/starter.yaml", *few)
-    assert "Finished all 2 steps." in told
-    told = in_another_folder(
+    found = in_another_folder(installed, tmp_path, *command, "train", "presets/starter.yaml", *few)
+    assert "Finished all 2 steps." in found
+    found = in_another_folder(
         installed,
         tmp_path,
         sys.executable,
@@ -136,9 +136,9 @@ with contextlib.closing(HelperProcess(program, {})) as helper:
 assert over.wait(120)
 """,
     )
-    assert Path(told.strip()).is_relative_to(installed)
-    told = in_another_folder(installed, tmp_path, *command, "runs", "--json")
-    assert {run["name"]: run["state"] for run in json.loads(told)} == {
+    assert Path(found.strip()).is_relative_to(installed)
+    found = in_another_folder(installed, tmp_path, *command, "runs", "--json")
+    assert {run["name"]: run["state"] for run in json.loads(found)} == {
         "Starter": "finished",
         "Apart": "finished",
     }

@@ -158,7 +158,7 @@ def test_no_reason_outlives_its_call():
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "text"),
     [
         ("open(path)", ["open"]),
         ("with (folder / 'x').open('rb') as file: pass", ["(folder / 'x').open"]),
@@ -169,8 +169,8 @@ def test_no_reason_outlives_its_call():
         ("re.compile(x).match(y)", []),
     ],
 )
-def test_what_is_found(code, said):
-    assert list(openings(code)) == said
+def test_what_is_found(code, text):
+    assert list(openings(code)) == text
 
 
 def test_the_rooms_are_there():

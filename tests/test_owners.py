@@ -237,7 +237,7 @@ def test_no_reason_outlives_what_it_is_for():
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "text"),
     [
         ("KNOWN = {}\ndef f():\n    KNOWN[1] = 2\n", "KNOWN of the module is changed"),
         ("KNOWN: set = set()\ndef f():\n    KNOWN.add(1)\n", "KNOWN of the module is changed"),
@@ -250,10 +250,10 @@ def test_no_reason_outlives_what_it_is_for():
         ),
     ],
 )
-def test_an_offender_is_found(tmp_path, code, said):
+def test_an_offender_is_found(tmp_path, code, text):
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "offender.py").write_text(code)
-    assert list(findings(tmp_path)) == [("app/offender.py", said)]
+    assert list(findings(tmp_path)) == [("app/offender.py", text)]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ multiples of its noise.
 SPIKE_STEPS = 100
 SPIKES, SPIKE_NOISES = 5, 6.0
 """Number of spikes, and their least height in multiples of the noise above the losses around them,
-from which the rate is said to be too high.
+from which the rate counts as too high.
 """
 SPIKE_LASTS, SPIKE_SHARE = 3, 0.2
 """Least number of steps that a spike lasts, since the weights suffered, and largest share of the

@@ -18,7 +18,7 @@ from engine.runs.record.snapshot import RunSnapshot
 
 FEWEST_STEPS = 100
 """Number of steps, besides twice the warm-up and `FEWEST_SHARE` of all steps, before which no run
-is said not to learn.
+counts as not learning.
 """
 FEWEST_SHARE = 0.2
 EARLY_STEPS = 30

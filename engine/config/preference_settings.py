@@ -183,5 +183,5 @@ _READ_AS = {"examples": DataConfig, "pairs": PairedData, "labels": LabeledData}
 
 
 def read_as(data: DataConfig, reads: Reading) -> DataConfig:
-    """Returns the same settings, for a run whose rows become what `reads` says."""
+    """Returns the same settings, for a run whose rows become what `reads` names."""
     return _READ_AS[reads](**vars(data))

@@ -1,6 +1,6 @@
 """Settings and values of settings that have another name now. No torch is imported.
 
-A preset that has an old name is refused in one sentence that says what to write instead.
+A preset that has an old name is refused in one sentence with what to write instead.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 which folders can, and which disk a folder is on. No torch.
 
 - A file system that copies on write (btrfs, zfs, bcachefs) would write each chunk to a new place:
-  it fills up, slows down and wears the drive faster than the plan says.
+  it fills up, slows down and wears the drive faster than planned.
 - A network file system moves every byte of every step over the network.
 - A file system in RAM (tmpfs) takes the RAM that the folder is there to save.
 - An overlay, as containers have for their root, is taken: what is written lies in its upper folder,

@@ -76,9 +76,9 @@ def ended_app(
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         timeout=PATIENCE,
     )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0 and "Traceback" not in said, (done.returncode, said)
-    return runs, said
+    text = done.stdout + done.stderr
+    assert done.returncode == 0 and "Traceback" not in text, (done.returncode, text)
+    return runs, text
 
 
 def queued(runs: Path) -> int:
@@ -92,13 +92,13 @@ def queued(runs: Path) -> int:
 def test_a_signal_at_any_moment_of_an_apps_run_saves_its_last_finished_step(
     capsys, tmp_path, moment, number
 ):
-    runs, said = ended_app(tmp_path, moment, number)
+    runs, shown = ended_app(tmp_path, moment, number)
     (run,) = list_runs(runs)
     assert run.state == "stopped", run
     intact(Path(run.path))
     assert whole_checkpoints(Path(run.path)) == (run.step or None), "what was trained is saved"
     if moment == "in mid step":
-        assert run.step == 4 and "Step 4 is being saved: " in said
+        assert run.step == 4 and "Step 4 is being saved: " in shown
     whole = start_run(make_config(tmp_path), tmp_path / "whole")
     execute(whole)
     resumes_to_the_end(capsys, runs, whole)
@@ -110,11 +110,11 @@ def test_a_step_is_saved_while_a_long_op_of_the_next_goes_on(capsys, tmp_path, p
     """A container gives ten seconds, and no signal ends an op. It is computed in the main thread
     by the command line, and in another one by the app.
     """
-    runs, said = ended_app(tmp_path, LONG_OP, signal.SIGTERM, program=program)
+    runs, shown = ended_app(tmp_path, LONG_OP, signal.SIGTERM, program=program)
     (run,) = list_runs(runs)
     assert run.state == "stopped"
     assert run.step == 4
-    assert "saved at step 4" in said + run.reason
+    assert "saved at step 4" in shown + run.reason
     whole = start_run(make_config(tmp_path), tmp_path / "whole")
     execute(whole)
     resumes_to_the_end(capsys, runs, whole)
@@ -126,12 +126,12 @@ def test_a_long_step_of_two_ranks_is_given_up_and_the_one_before_it_saved(capsys
     app starts such a run by the same command.
     """
     values = {"engine.gpus": 2}
-    runs, said = ended_app(tmp_path, LONG_STEP, signal.SIGTERM, program=train, **values)
+    runs, shown = ended_app(tmp_path, LONG_STEP, signal.SIGTERM, program=train, **values)
     (run,) = list_runs(runs)
     assert run.state == "stopped" and run.step == 4, run
     intact(Path(run.path))
     assert whole_checkpoints(Path(run.path)) == 4
-    assert "Step 4 is being saved: " in said
+    assert "Step 4 is being saved: " in shown
     everywhere, beyond = json.loads((tmp_path / "listening.json").read_text())
     assert everywhere and not beyond
     whole = start_run(make_config(tmp_path, **values), tmp_path / "whole")
@@ -159,17 +159,17 @@ def test_a_signal_between_two_queued_runs_starts_no_other(tmp_path, number):
 @pytest.mark.slow("it tries a signal at many moments of a run")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
 def test_a_signal_ends_an_idle_app(tmp_path, number):
-    runs, said = ended_app(tmp_path, "idle", number)
-    assert not list_runs(runs) and "Stopping" not in said
+    runs, shown = ended_app(tmp_path, "idle", number)
+    assert not list_runs(runs) and "Stopping" not in shown
 
 
 @pytest.mark.slow("it tries a signal at many moments of a run")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
 def test_a_detached_run_outlives_the_app_that_a_signal_ends(tmp_path, number):
-    runs, said = ended_app(tmp_path, "beside a detached run", number, **DETACHED)
+    runs, shown = ended_app(tmp_path, "beside a detached run", number, **DETACHED)
     (run,) = list_runs(runs)
     folder = RunFolder(Path(run.path))
-    assert run.state == "running" and run.id not in said
+    assert run.state == "running" and run.id not in shown
     before = run.step
     wait_until(lambda: list_runs(runs)[0].step > before)
     os.kill(process_of_its_own(folder), signal.SIGTERM)
@@ -182,11 +182,11 @@ def test_the_first_process_of_a_container_stops_and_saves_detached_runs(tmp_path
     if subprocess.run([*container, "true"], capture_output=True).returncode:
         pytest.skip("this account may not make a namespace of processes")
     moment = "beside a detached run"
-    runs, said = ended_app(tmp_path, moment, signal.SIGTERM, container, **DETACHED)
+    runs, shown = ended_app(tmp_path, moment, signal.SIGTERM, container, **DETACHED)
     (run,) = list_runs(runs)
     assert run.state == "stopped"
     assert run.step >= 3
-    assert f"Stopping and saving {run.id}" in said
+    assert f"Stopping and saving {run.id}" in shown
     assert whole_checkpoints(Path(run.path)) == run.step
 
 

@@ -95,8 +95,8 @@ def test_the_whole_job(page, context, server):
     more_of(page, run_id).get_by_role("button", name="Export").click()
     page.locator("[data-part=export] input").fill("exported")
     page.locator("[data-part=export] form button.rs-primary").click()
-    said = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
-    expect(page.locator("[data-field=export-caption]")).to_have_text(said)
+    text = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
+    expect(page.locator("[data-field=export-caption]")).to_have_text(text)
     open_view(page, "overview")
     card = page.locator("[data-part=result]")
     expect(card).to_contain_text("Finished 60 steps")

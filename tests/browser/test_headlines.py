@@ -59,18 +59,18 @@ def headline_of(page) -> str:
 def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server):
     run_id = start_short_run(page, "Headline", steps=40)
     expect(state(page)).to_have_text("Finished")
-    told = snapshot_of(server, run_id)
+    found = snapshot_of(server, run_id)
     open_view(page, "learning")
     expect(card(page)).to_contain_text("Finished 40 steps")
     text = headline_of(page)
-    assert told.state == "finished" and told.step == 40
-    assert f"the last loss is {in_digits(told.loss)}" in text
-    first, last = (in_digits(told.evals.loss[place]) for place in (0, -1))
+    assert found.state == "finished" and found.step == 40
+    assert f"the last loss is {in_digits(found.loss)}" in text
+    first, last = (in_digits(found.evals.loss[place]) for place in (0, -1))
     assert f"validation loss {first} → {last}" in text
-    lowest = min(range(len(told.evals.loss)), key=lambda place: told.evals.loss[place])
-    best = f"best {in_digits(told.evals.loss[lowest])} at step {told.evals.step[lowest]}"
-    assert (best in text) == (told.evals.step[lowest] != 40)
-    before, after = (match.correct / match.total for match in told.exact_matches)
+    lowest = min(range(len(found.evals.loss)), key=lambda place: found.evals.loss[place])
+    best = f"best {in_digits(found.evals.loss[lowest])} at step {found.evals.step[lowest]}"
+    assert (best in text) == (found.evals.step[lowest] != 40)
+    before, after = (match.correct / match.total for match in found.exact_matches)
     assert re.search(rf"exact match {100 * before:.0f} % → {100 * after:.0f} %\.$", text)
     whole = card(page).inner_text()
     assert "fresh memory" not in whole
@@ -90,9 +90,9 @@ def test_the_headline_of_a_failed_run_is_why_it_failed_and_nothing_is_promised(
     reason = made.execute().reason
     page.goto(address(server, made.id))
     expect(state(page)).to_have_text("Failed")
-    told = snapshot_of(server, made.id)
-    assert (told.state, told.step, told.reason) == ("failed", 0, reason)
-    assert not told.checkpoints
+    found = snapshot_of(server, made.id)
+    assert (found.state, found.step, found.reason) == ("failed", 0, reason)
+    assert not found.checkpoints
     # No charts: the cause stands in their place.
     stage = page.get_by_role("region", name="What the run is doing")
     expect(stage).to_contain_text("Failed before the first step")
@@ -100,8 +100,8 @@ def test_the_headline_of_a_failed_run_is_why_it_failed_and_nothing_is_promised(
     expect(stage).to_contain_text("Nothing was saved: “New run from this one”")
     expect(stage).to_have_attribute("data-tone", "bad")
     expect(page.locator(".rs-charts")).to_be_hidden()
-    said = page.locator(".rs-run").inner_text()
-    assert "under way" not in said and "Appears with" not in said
+    text = page.locator(".rs-run").inner_text()
+    assert "under way" not in text and "Appears with" not in text
     buttons = page.locator(".rs-actions button:visible")
     expect(buttons).to_have_count(0)
     open_page(page, "runs")
@@ -140,12 +140,12 @@ def test_data_that_cannot_train_get_no_green_verdict_and_no_start(page, tmp_path
     expect(verdict).to_have_attribute("data-tone", "bad")
     expect(verdict.locator("h3")).to_have_text("These data cannot be trained on.")
     # The reason is the one for which a run fails: its first words name the file or the rows.
-    said = verdict.locator("[data-field=reasons] li").first.inner_text()
-    assert said in page.locator(".rs-why-not").inner_text()
+    text = verdict.locator("[data-field=reasons] li").first.inner_text()
+    assert text in page.locator(".rs-why-not").inner_text()
     if content != UNTRAINED[1]:
-        assert said.split(";")[0] == ended.reason.split(";")[0]
+        assert text.split(";")[0] == ended.reason.split(";")[0]
     else:
-        assert "token to train on" in said and "token to train on" in ended.reason
+        assert "token to train on" in text and "token to train on" in ended.reason
     for button in ("#start", "#start-detached"):
         expect(page.locator(button)).to_be_disabled()
     # A file that is mended is read again once the box is left, and can be trained on.

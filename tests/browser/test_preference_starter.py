@@ -39,8 +39,8 @@ def test_the_preference_starter_learns_to_be_polite(blank, server):
     expect(state(page)).to_have_text("Finished", timeout=4 * WAIT_MILLISECONDS)
 
     # What the record says, the page says.
-    told = fold(replay(server.runs / run_id / EVENTS_FILE))
-    before, after = told.exact_matches
+    found = fold(replay(server.runs / run_id / EVENTS_FILE))
+    before, after = found.exact_matches
     assert before.correct == 0 and after.correct >= 0.9 * after.total
     card = page.locator("[data-part=result]")
     exact = card.locator("dl > div", has_text="Answered exactly as expected")

@@ -55,20 +55,20 @@ def server(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name, told, is_fault",
+    "name, reported, is_fault",
     [
         ("boom", r"fault of its own \(RuntimeError: boom\)", True),
         ("gone", r"^The system refused this \(No such file or directory: /proc/1234\)", False),
     ],
 )
-def test_the_preview_ends_with_a_sentence_and_without_rows(page, server, name, told, is_fault):
+def test_the_preview_ends_with_a_sentence_and_without_rows(page, server, name, reported, is_fault):
     before = server.log().count("Traceback")
     preview = page.locator(".rs-preview")
     expect(preview.locator("ol li").first).to_be_visible()
     box = page.locator("#field-data-source textarea, #field-data-source input").first
     box.fill(f"{name}.jsonl")
     box.press("Enter")
-    expect(preview.locator("[data-field=understood]")).to_have_text(re.compile(told))
+    expect(preview.locator("[data-field=understood]")).to_have_text(re.compile(reported))
     expect(preview.locator("ol li")).to_have_count(0)
     expect(preview.locator(".rs-lengths")).to_be_hidden()
     expect(preview.locator(".rs-preview-key")).to_be_hidden()

@@ -192,8 +192,8 @@ def add_to_queue(page, *names):
         with page.expect_response("**/gradio_api/run/predict*") as answered:
             page.locator("#add-to-queue").click()
         # The run bar tells whether the run before has ended, which would make the number smaller.
-        told = f"{answered.value.text()} while the bar says {bar_text(page)}"
-        assert f"Number {number} in the queue now; Runs shows it." in told, told
+        found = f"{answered.value.text()} while the bar says {bar_text(page)}"
+        assert f"Number {number} in the queue now; Runs shows it." in found, found
         expect(page.locator(".rs-queued")).to_contain_text(f"Number {number} in the queue")
     open_page(page, "runs")
 

@@ -54,10 +54,10 @@ def test_chat_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, ser
     expect(other).to_contain_text(f"Another run is under way here: {NEXT}.")
     expect(other.get_by_role("button", name="Show it")).to_be_visible()
     open_view(page, "chat")
-    said = page.locator(".rs-chat [data-field=about]")
-    expect(said).to_have_text(BUSY)
+    shown = page.locator(".rs-chat [data-field=about]")
+    expect(shown).to_have_text(BUSY)
     busy["is"] = False
-    expect(said).to_contain_text("the model’s own chat template")
+    expect(shown).to_contain_text("the model’s own chat template")
     expect(other).to_be_hidden()
 
     # A refusal is told in words, not in a tooltip alone.

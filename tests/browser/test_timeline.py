@@ -70,8 +70,8 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
     expect(page.get_by_role("button", name="Follow the latest")).to_have_attribute(
         "aria-pressed", "true"
     )
-    said = page.locator("[data-caption=timeline]")
-    expect(said).to_contain_text(re.compile(r"^step 40, .*compute busy \d+ %, waiting "))
+    shown = page.locator("[data-caption=timeline]")
+    expect(shown).to_contain_text(re.compile(r"^step 40, .*compute busy \d+ %, waiting "))
     expect(page.locator(".rs-phases")).to_contain_text("Forward 1/2")
     expect(page.locator(".rs-timeline .rs-legend")).to_contain_text(
         "Compute waits for the optimizer"
@@ -79,12 +79,12 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
 
     # By the buttons and by the slider's keys; the address follows.
     page.get_by_role("button", name="Earlier sampled step").click()
-    expect(said).to_contain_text("step 35,")
+    expect(shown).to_contain_text("step 35,")
     assert "step=35" in page.url and f"run={run.id}" in page.url
     slider = page.get_by_role("slider", name="Sampled step")
     slider.focus()
     page.keyboard.press("Home")
-    expect(said).to_contain_text("step 5,")
+    expect(shown).to_contain_text("step 5,")
     expect(slider).to_have_attribute("aria-valuetext", "Step 5")
     expect(page.get_by_role("button", name="Earlier sampled step")).to_be_disabled()
 
@@ -103,7 +103,7 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
 
     # Back to the latest, which then follows the run.
     page.get_by_role("button", name="Follow the latest").click()
-    expect(said).to_contain_text("step 40,")
+    expect(shown).to_contain_text("step 40,")
     page.wait_for_function("!location.search.includes('step=')")
     later = [step_finished(step, 100) for step in range(41, 46)] + [
         measured(plan_of(blocks=6, micro_batches=4, rounds=2), 45)
@@ -144,15 +144,15 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
     # another lane.
     bar, tip = page.locator(".rs-lanes [role=status]"), page.locator(".rs-timeline .rs-tip")
     figure.focus()
-    told = []
+    found = []
     for key in (".", ".", ",", "ArrowDown", "ArrowUp"):
         page.keyboard.press(key)
         expect(bar).to_have_text(re.compile(r"^.+ ms, from [\d.]+ ms$"))
         expect(tip).to_be_visible()
-        told.append(bar.text_content())
-    first, second, again, below, above = told
+        found.append(bar.text_content())
+    first, second, again, below, above = found
     assert first == again != second
-    assert below not in told[:3]
+    assert below not in found[:3]
     assert above != below
     page.keyboard.press("Escape")
     expect(tip).to_be_hidden()

@@ -52,8 +52,8 @@ def test_a_new_run_begins_from_the_weights_of_the_one_before(page, server):
     expect(state(page)).to_have_text("Finished")
     assert second.id != first_id and second.config.name == "Taught"
     assert events_of(second, RunStarted)[0].resumed_step is None, "its steps begin anew"
-    said = f"The weights are those of {first.path.resolve()}/checkpoints/step-{STEPS}."
-    assert said in [line.text for line in events_of(second, LogLine)]
+    text = f"The weights are those of {first.path.resolve()}/checkpoints/step-{STEPS}."
+    assert text in [line.text for line in events_of(second, LogLine)]
     before, after = (events_of(folder, StepFinished) for folder in (first, second))
     assert [step.step for step in after] == list(range(1, STEPS + 1))
     # Both runs begin with the same rows, so the loss of their first steps tells the weights apart.

@@ -83,15 +83,15 @@ def test_start_is_closed_while_the_model_is_not_to_be_had(context, server, width
     page.goto(f"{server.address}/?show=new")
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(MODEL)
     page.wait_for_selector(".rs-fit-panel[data-tone=bad]")
-    said = page.locator(".rs-why-not")
-    expect(said).to_contain_text(f"{MODEL} is not on this machine")
+    found = page.locator(".rs-why-not")
+    expect(found).to_contain_text(f"{MODEL} is not on this machine")
     expect(page.locator("#start")).to_be_disabled()
     expect(page.locator("#start-detached")).to_be_disabled()
     expect(page.locator("#add-to-queue")).to_be_hidden()
     headline = page.locator(".rs-fit-panel [data-field=headline]")
     expect(headline).not_to_contain_text("It fits")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    said.scroll_into_view_if_needed()
+    found.scroll_into_view_if_needed()
     picture(page, f"start-closed-{width}")
     page.close()
 

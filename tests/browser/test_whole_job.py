@@ -36,10 +36,10 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     expect(state(page)).to_have_text("Finished")
 
     # The record alone says which step was best.
-    told = fold(replay(server.runs / run_id / EVENTS_FILE))
-    losses = dict(zip(told.evals.step, told.evals.loss))
+    found = fold(replay(server.runs / run_id / EVENTS_FILE))
+    losses = dict(zip(found.evals.step, found.evals.loss))
     best = min((step for step in losses if step), key=losses.__getitem__)
-    assert best < 60 and told.exported_step == best
+    assert best < 60 and found.exported_step == best
 
     # The headline, the result card and the chart name it.
     lowest, last = in_digits(losses[best]), in_digits(losses[60])
@@ -67,8 +67,8 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     for question in QUESTIONS:
         one = ask(page, question).locator(".rs-chat-answer[data-side=tuned]")
         expect(one.locator("strong")).to_have_text(f"By heart, best, step {best}")
-        said = one.locator(".rs-chat-text").inner_text().strip()
+        shown = one.locator(".rs-chat-text").inner_text().strip()
         taken = server.runs / run_id / "export"
-        assert said and said == transformers_answer(taken, question, TOKENS)
+        assert shown and shown == transformers_answer(taken, question, TOKENS)
         page.get_by_role("button", name="New chat").click()
         expect(one).to_have_count(0)

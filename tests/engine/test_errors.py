@@ -8,7 +8,7 @@ from engine.errors import first_line
 
 
 @pytest.mark.parametrize(
-    "error, said",
+    "error, text",
     [
         (ValueError("No such thing. \nAdvice on debugging."), "No such thing"),
         (ValueError("\n  one line  \n"), "one line"),
@@ -19,5 +19,5 @@ from engine.errors import first_line
         (ValueError("x" * 201), "x" * 197 + "..."),
     ],
 )
-def test_the_first_line_of_an_error(error, said):
-    assert first_line(error) == said
+def test_the_first_line_of_an_error(error, text):
+    assert first_line(error) == text

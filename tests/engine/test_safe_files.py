@@ -68,11 +68,11 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("said", ODD)
-def test_what_is_no_file_is_neither_read_nor_written(run, victim, said, tmp_path, monkeypatch):
+@pytest.mark.parametrize("text", ODD)
+def test_what_is_no_file_is_neither_read_nor_written(run, victim, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path, runs = run / "lock", run.parent
-    ODD[said](path)
+    ODD[text](path)
     for call in (
         lambda: safe_files.read_bytes(path, runs),
         lambda: safe_files.read_json(path, runs, Noted),
@@ -81,9 +81,9 @@ def test_what_is_no_file_is_neither_read_nor_written(run, victim, said, tmp_path
         lambda: safe_files.open_lock(path, runs, makes=False),
         lambda: safe_files.size_of(path, runs),
     ):
-        with pytest.raises(FileFault, match=said) as told:
+        with pytest.raises(FileFault, match=text) as found:
             call()
-        assert str(path) in str(told.value) and told.value.filename == str(path)
+        assert str(path) in str(found.value) and found.value.filename == str(path)
     assert (victim / "notes.txt").read_text() == "mine"
 
 
@@ -146,7 +146,7 @@ def test_what_has_a_second_name_is_copied_before_it_is_appended_to(run, victim):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "text"),
     [
         (b'{"pid": 1, "started": 1e400}', "started"),
         (b'{"pid": "1", "started": 1}', "Expected `int`, got `str`"),
@@ -158,10 +158,10 @@ def test_what_has_a_second_name_is_copied_before_it_is_appended_to(run, victim):
         (b"", "not valid JSON"),
     ],
 )
-def test_a_typed_file_of_another_form_is_told(run, content, said):
+def test_a_typed_file_of_another_form_is_told(run, content, text):
     path = run / "detached.json"
     path.write_bytes(content)
-    with pytest.raises(FileFault, match=said):
+    with pytest.raises(FileFault, match=text):
         safe_files.read_json(path, run.parent, Noted)
 
 
@@ -183,9 +183,9 @@ def test_a_fault_is_an_error_of_a_run_and_of_the_system():
 
 
 def test_errors_of_the_system_name_the_whole_path(run):
-    with pytest.raises(FileNotFoundError) as told:
+    with pytest.raises(FileNotFoundError) as found:
         safe_files.read_bytes(run / "best" / "none", run.parent)
-    assert told.value.filename == str(run / "best" / "none")
+    assert found.value.filename == str(run / "best" / "none")
     assert safe_files.lstat(run / "best" / "none", run.parent) is None
     assert safe_files.size_of(run / "none", run.parent) == 0
 

@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    "told, words",
+    "reported, words",
     [
         (in_percent(16, 73.6 * 1024), "under 1 %"),
         (in_percent(0, 5), "0 %"),
@@ -46,5 +46,5 @@ GIB = 1 << 30
         (billions(1_860_000), "1.86 million"),
     ],
 )
-def test_a_number_in_words(told, words):
-    assert told == words
+def test_a_number_in_words(reported, words):
+    assert reported == words

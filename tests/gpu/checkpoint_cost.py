@@ -120,9 +120,9 @@ def report(record: Path, every: int) -> str:
     lines.append(f"    {_by_writing(records, counted)}")
     lines += [_checkpoint(item) for item in records if isinstance(item.event, CheckpointWritten)]
     peak = max(item.event.host_rss for item in records if isinstance(item.event, MemorySampled))
-    told = [item.event for item in records if isinstance(item.event, ForecastChecked)][-1]
+    found = [item.event for item in records if isinstance(item.event, ForecastChecked)][-1]
     predicted, measured = (
-        told.quantities["host_bytes"][name] for name in ("predicted", "measured")
+        found.quantities["host_bytes"][name] for name in ("predicted", "measured")
     )
     lines.append(
         f"    RAM: {predicted / GIB:.2f} GiB predicted, {measured / GIB:.2f} GiB measured "

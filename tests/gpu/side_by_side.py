@@ -138,10 +138,10 @@ def measured(training: Training, seconds: float, small: bool) -> tuple[Figures |
                 check=False,
             )
         except subprocess.TimeoutExpired as expired:
-            said = (expired.stderr or b"").decode(errors="replace").strip().splitlines()
+            shown = (expired.stderr or b"").decode(errors="replace").strip().splitlines()
             return (
                 None,
-                f"broken off after {seconds:.0f} s, at: {said[-1] if said else 'its start'}",
+                f"broken off after {seconds:.0f} s, at: {shown[-1] if shown else 'its start'}",
             )
     if done.returncode:
         return None, f"ended with {done.returncode}: {done.stderr.strip()[-400:]}"

@@ -128,8 +128,8 @@ def test_the_command_trains_and_goes_on_in_another_call(tmp_path, monkeypatch, c
         assert run.finished and not run.not_applied
         assert [step for step, _ in run.validation] == [0, 8, 16]
         assert run.validation[-1][1] < run.validation[0][1] - 0.1
-    told = capsys.readouterr().out
-    assert "| adamw_8bit_all-0 |" in told and told.count("adamw-1 took") == 1
+    found = capsys.readouterr().out
+    assert "| adamw_8bit_all-0 |" in found and found.count("adamw-1 took") == 1
 
 
 def test_a_token_file_keeps_every_token(tmp_path):

@@ -76,8 +76,8 @@ def test_a_published_model_goes_the_whole_way(tmp_path, name):
     there = AutoTokenizer.from_pretrained(home)
     assert there(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
     assert there.chat_template == tokenizer.chat_template
-    found, told = AutoModelForCausalLM.from_pretrained(home, output_loading_info=True)
-    assert not told["missing_keys"] and not told["unexpected_keys"]
+    found, reported = AutoModelForCausalLM.from_pretrained(home, output_loading_info=True)
+    assert not reported["missing_keys"] and not reported["unexpected_keys"]
     before, after = (load_file(folder / "model.safetensors") for folder in (model, home))
     assert {key: (each.shape, each.dtype) for key, each in before.items()} == {
         key: (each.shape, each.dtype) for key, each in after.items()

@@ -275,14 +275,18 @@ def verdict(family: str) -> Verdict:
 
 def table(found: dict[str, Verdict]) -> str:
     """The tables of docs/families.md, in Markdown, of the verdict on each family."""
-    training = {family: told for family, told in sorted(found.items()) if not told.refused}
-    packing = [family for family, told in training.items() if not told.unpacked]
-    alone = _reasons({family: told.unpacked for family, told in training.items() if told.unpacked})
+    training = {
+        family: reported for family, reported in sorted(found.items()) if not reported.refused
+    }
+    packing = [family for family, reported in training.items() if not reported.unpacked]
+    alone = _reasons(
+        {family: reported.unpacked for family, reported in training.items() if reported.unpacked}
+    )
     refused = _reasons(
         {
-            family: told.refused.split(" ", 1)[1]
-            for family, told in sorted(found.items())
-            if told.refused
+            family: reported.refused.split(" ", 1)[1]
+            for family, reported in sorted(found.items())
+            if reported.refused
         }
     )
     trained = (

@@ -120,5 +120,5 @@ def assert_allocated_as_said(run, choices: PlanChoices, tokens: int) -> None:
     ]
     assert sum(plane.numel() * plane.element_size() for plane in planes) == shape.host_bytes
     assert run.engine.block_input_bytes == offloaded_input_bytes(shape, choices, tokens)
-    said = fixed_items(shape, choices, tokens * shape.hidden_width)
-    assert run.engine.state.fixed_bytes() == sum(item.bytes for item in said)
+    shown = fixed_items(shape, choices, tokens * shape.hidden_width)
+    assert run.engine.state.fixed_bytes() == sum(item.bytes for item in shown)

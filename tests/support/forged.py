@@ -67,9 +67,9 @@ def forgeries(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{where} is gone", _changed(body, place, lambda owner, key: owner.pop(key))
         if place[-1] == "file":
             for name in _OUTSIDE:
-                told = repr(name[:20])
+                found = repr(name[:20])
                 yield (
-                    f"{where} is {told}",
+                    f"{where} is {found}",
                     _changed(body, place, lambda owner, key, v=name: owner.__setitem__(key, v)),
                 )
     yield from thought_of(body)

@@ -104,10 +104,10 @@ def ask(
 
 def heard(line: socket.socket) -> Answer:
     """Returns the answer on a connection that the server closes behind it."""
-    said = b""
+    text = b""
     while piece := line.recv(65536):
-        said += piece
-    head, _, rest = said.decode("latin-1").partition("\r\n\r\n")
+        text += piece
+    head, _, rest = text.decode("latin-1").partition("\r\n\r\n")
     return Answer(int(head.split()[1]), head, rest)
 
 

@@ -249,8 +249,8 @@ def alarms(made: Simulated, every: int = 1) -> dict[str, int]:
     """Returns the alarms that a run gets, with the step of each when it was first raised."""
     found: dict[str, int] = {}
     for snapshot in followed(made, every):
-        said = verdict(snapshot, "running")
-        for each in (said.main, *said.also):
+        shown = verdict(snapshot, "running")
+        for each in (shown.main, *shown.also):
             if each.is_alarm:
                 found.setdefault(each.rule.removeprefix("possibly "), snapshot.step)
     return found
@@ -277,13 +277,13 @@ def any_healthy(draw: Draw, number: int) -> Simulated:
 
 def main(count: int) -> None:
     """Prints how many healthy runs get an alarm, and how late faults are found."""
-    told: Counter[tuple[str, str]] = Counter()
+    reported: Counter[tuple[str, str]] = Counter()
     alarmed = 0
     for made in many(any_healthy, count, SEED):
         found = false_alarms(made, EVERY)
         alarmed += bool(found)
-        told.update((made.kind, rule) for rule in found)
-    print(f"healthy: {alarmed} of {count} get an alarm; {dict(told)}", flush=True)
+        reported.update((made.kind, rule) for rule in found)
+    print(f"healthy: {alarmed} of {count} get an alarm; {dict(reported)}", flush=True)
     for name, make in (("diverging", diverging), ("overfitting", overfitting)):
         delays, early = [], 0
         for made in many(lambda draw, _, make=make: make(draw), count // 5, SEED + 1):

@@ -344,8 +344,8 @@ def ask_everything(runs: Path, hurt: str, good: str, place: Path, exports: bool)
     listed = asked.call("runs", lambda: runs_as_text(runs, False))
     if not (hurt in listed and good in listed):
         asked.problems.append("runs: a run is missing")
-    told = asked.call("runs --json", lambda: runs_as_text(runs, True))
-    states = {run["id"]: run for run in json.loads(told or "[]")}
+    found = asked.call("runs --json", lambda: runs_as_text(runs, True))
+    states = {run["id"]: run for run in json.loads(found or "[]")}
     if states.get(good, {}).get("state") == "unreadable" or hurt not in states:
         asked.problems.append("runs --json: a run is missing")
     if states.get(hurt, {}).get("state") == "unreadable" and not states[hurt]["reason"]:

@@ -58,17 +58,17 @@ def attacked(agents: Iterable[int], folder: Path) -> Iterator[None]:
     """Has another account attack the run that these processes of torchrun start. What it makes
     others do is seen in `folder`, which is not its own.
     """
-    told, tell = os.pipe()
+    found, tell = os.pipe()
     pid = os.fork()
     if not pid:
         try:
             os.close(tell)
             os.setgid(65534)
             os.setuid(65534)
-            attack(told, folder)
+            attack(found, folder)
         finally:
             os._exit(0)
-    os.close(told)
+    os.close(found)
     is_over = threading.Event()
     finding = threading.Thread(target=_find_ports, args=(list(agents), tell, is_over))
     finding.start()
@@ -118,10 +118,10 @@ def _write(store: distributed.Store, port: int, file: Path) -> None:
     while time.monotonic() < until:
         turn += 1
         if store.check([KEY]):
-            told = store.get(KEY).decode()
-            if told not in own:
+            found = store.get(KEY).decode()
+            if found not in own:
                 until = min(until, time.monotonic() + SECONDS)
-                _attack_rank_zero(json.loads(told), file)
+                _attack_rank_zero(json.loads(found), file)
         # Rank 0 and a worker both get their turn.
         store.set(KEY, own[turn % 3])
         time.sleep(0.03)

@@ -356,12 +356,12 @@ def _finding(found: dict[str, Any]) -> dict[str, Any] | None:
     return {"text": as_labeled(found["untrainable"]), "blocks": not found["has_more"]}
 
 
-def _endless(said: str) -> dict[str, Any] | None:
+def _endless(sentence: str) -> dict[str, Any] | None:
     """Returns what stands against training answers that end with no token, or None."""
-    if not said:
+    if not sentence:
         return None
     headline = "Answers will not end by themselves."
-    return {"text": as_labeled(said), "blocks": False, "headline": headline}
+    return {"text": as_labeled(sentence), "blocks": False, "headline": headline}
 
 
 def _component_id(field: str) -> str | None:

@@ -154,10 +154,10 @@ def _norms_text(snapshot: RunSnapshot) -> str:
     if not latest:
         return f"step {norms.step[-1]:,}: no unit has a gradient"
 
-    def said(unit: int) -> str:
+    def unit_text(unit: int) -> str:
         name = snapshot.units[unit] if unit < len(snapshot.units) else f"unit {unit}"
         return f"{name} ({in_digits(latest[unit])})"
 
     most = max(latest, key=latest.__getitem__)
     least = min(latest, key=latest.__getitem__)
-    return f"step {norms.step[-1]:,}: largest in {said(most)}, smallest in {said(least)}"
+    return f"step {norms.step[-1]:,}: largest in {unit_text(most)}, smallest in {unit_text(least)}"

@@ -143,7 +143,7 @@ def batches_of(spans: Sequence[Span]) -> int:
 
 
 def count_text(bars: int, spans: int, window: Window | None) -> str:
-    """Returns how many bars stand for how many spans, or nothing where that goes without saying."""
+    """Returns how many bars stand for how many spans, or nothing where that is obvious."""
     if bars < spans:
         return f"Showing {bars:,} of {spans:,} spans; zoom in for all."
     if window is None:

@@ -12,7 +12,7 @@ export class Deletion {
         this.dialog = root.querySelector('[data-part="delete"]');
     }
 
-    // Returns a promise: whether a person said yes.
+    // Returns a promise: whether a person agreed.
     ask(runs) {
         const { dialog } = this;
         const one = runs.length === 1;

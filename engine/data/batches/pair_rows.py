@@ -26,7 +26,7 @@ from engine.data.batches.rows import (
 
 
 class PairRows(RowSet):
-    """The pairs of a data set. `learn` says what is learned from them."""
+    """The pairs of a data set. `learn` sets the objective."""
 
     def __init__(self, documents: DocumentTokens, rows: Rows, pad_id: int, order: Order):
         super().__init__(documents, rows, pad_id, order)

@@ -65,7 +65,7 @@ _SIDE_COLUMNS = {
 """Words in the name of a column that describes an example, but is not part of it."""
 _IDENTITY = {"id", "idx", "index", "uuid", "key", "url", "link", "timestamp", "split"}
 """Words in the name of a column that is never guessed to be a part."""
-_WORDS = {
+_PART_NAMES = {
     "system": ("system",),
     "completion": (
         "completion",
@@ -208,7 +208,7 @@ def guessed(rows: Survey | Iterable[Row]) -> dict[str, str]:
     if len(texts) == 1:
         return {"text": texts[0]}
     found: dict[str, str] = {}
-    for part, words in _WORDS.items():
+    for part, words in _PART_NAMES.items():
         free = [name for name in texts if name not in found.values()]
         column = _likeliest(words, free)
         if column is not None:

@@ -146,7 +146,7 @@ def _add(found: Content, part: Any, place: str, is_answer: bool) -> float | None
 
 
 def _kind(part: dict[str, Any], place: str) -> str:
-    """Returns the type of a part, in the words of OpenAI and Anthropic."""
+    """Returns the type of a part, under the names of OpenAI and Anthropic."""
     kind = part.get("type")
     if kind is None:
         kinds = [kind for key, kind in _BEDROCK.items() if part.get(key) is not None]

@@ -48,7 +48,7 @@ LAST_ALONE = (
 )
 """True for a row of which the last answer alone is trained."""
 ANSWER_FLAGS = frozenset((*WEIGHTS, *TRAINED, *UNTRAINED, *LISTS, *LAST_ALONE))
-"""Columns that may say which answers of their rows are trained."""
+"""Columns that may select which answers of their rows are trained."""
 KNOWN = frozenset((*WEIGHTS, *TRAINED, *UNTRAINED, *DETAILS))
 """Keys of turns and of parts that are read."""
 _LEAST, _MOST = 1e-6, 1e6
@@ -56,8 +56,8 @@ _LEAST, _MOST = 1e-6, 1e6
 
 
 def take_weight(keys: dict[str, Any], is_answer: bool, place: str) -> float | None:
-    """Removes from the keys of a turn those that say how much it counts in training, and returns
-    what they say: 0 if it is not trained, 1 if it is, a weight, or None if there are none. Raises
+    """Removes from the keys of a turn those of how much it counts in training, and returns
+    what they mean: 0 if it is not trained, 1 if it is, a weight, or None if there are none. Raises
     DataError for what cannot be done: a part of a turn, a weight that is no number from 0 up, keys
     that contradict each other, or a question that is trained.
     """

@@ -34,7 +34,7 @@ class Format:
     looks_like: Callable[[Mapping[str, Any]], bool]
     """Whether values of the required parts are what this format has."""
     needs: str
-    """What rows of this format need, in words."""
+    """What rows of this format need, as text."""
     optional: Mapping[str, Names] = field(default_factory=dict)
     """Parts that a row may have."""
     weak: frozenset[str] = frozenset()

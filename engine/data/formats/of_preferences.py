@@ -134,9 +134,9 @@ def _dialogue(text: str) -> list[Turn]:
     """Returns the turns of a text such as "Human: ...", a blank line and "Assistant: ..."."""
     fields = _SPEAKER.split(f"\n\n{text.strip()}")
     turns = []
-    for speaker, said in zip(fields[1::2], fields[2::2]):
+    for speaker, content in zip(fields[1::2], fields[2::2]):
         role = "user" if speaker == "Human" else "assistant"
-        turns.append(Turn({"role": role, "content": said.strip()}))
+        turns.append(Turn({"role": role, "content": content.strip()}))
     return turns
 
 

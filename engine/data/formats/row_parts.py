@@ -25,16 +25,16 @@ class Parts:
     columns: dict[str, str]
     """The column of each part."""
     where: str
-    """The place of the row, in the words of an error."""
+    """The place of the row, as an error names it."""
     needs: str
-    """What rows of this format need, in words."""
+    """What rows of this format need, as text."""
     settings: TurnSettings = field(default_factory=TurnSettings)
     """Settings of roles and flags."""
     between: str | None = None
     """Text between an instruction and its input, where another program names one."""
 
     def place(self, part: str) -> str:
-        """Returns where a part is, in the words of an error."""
+        """Returns the place of a part, as an error names it."""
         return f"{self.columns[part]} in {self.where}"
 
     def value(self, part: str) -> Any:

@@ -120,7 +120,7 @@ def _joined(turn: Turn, call: Turn, place: str) -> Turn:
     """Returns an answer with the calls of the next turn."""
     before, after = dict(turn.message), dict(call.message)
     text = before["content"] + after["content"]
-    # ms-swift: of several calls, the first that says a weight says it for all.
+    # ms-swift: of several calls, the first with a weight has it for all.
     only_turn_weighs = turn.is_call and not call.has_weight
     only_call_weighs = turn.is_call and not turn.has_weight and not before["content"]
     weight = call.weight if only_call_weighs and call.has_weight else turn.weight
@@ -267,7 +267,7 @@ def _calls_of(keys: dict[str, Any], is_answer: bool, place: str) -> list[Any]:
 
 
 def _with_refusal(text: str, keys: dict[str, Any], place: str) -> str:
-    """Returns the text of a turn. An answer that refuses has its words in `refusal`."""
+    """Returns the text of a turn. An answer that refuses has its text in `refusal`."""
     refusal = keys.pop("refusal", None)
     if is_blank(refusal):
         return text

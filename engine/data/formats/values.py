@@ -120,7 +120,7 @@ def is_blank(value: Any) -> bool:
 
 
 def type_text(value: Any) -> str:
-    """Returns what a value is, in the words of an error."""
+    """Returns the type of a value, as an error names it."""
     if value is None:
         return "nothing"
     return _TYPE_NAMES.get(type(value), f"a value of the type {type(value).__name__}")
@@ -143,7 +143,7 @@ def legible(name: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Returns the names of columns in the words of an error, at most 20."""
+    """Returns the names of columns for an error, at most 20."""
     known = [legible(name) for name in names]
     if not known:
         return "none"

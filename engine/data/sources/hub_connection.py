@@ -22,7 +22,7 @@ Loaded = TypeVar("Loaded")
 PATIENCE_SECONDS = 4.0
 """Seconds within which the hub must answer."""
 GLANCE_SECONDS = 0.3
-"""Who only looks waits so long for the answer."""
+"""Seconds that a mere check waits for the answer."""
 OFFLINE = "offline mode is on: HF_HUB_OFFLINE"
 KNOWN_SECONDS = 10.0
 """Seconds for which it is known whether the hub answered, so that it is not asked again."""

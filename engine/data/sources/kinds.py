@@ -19,7 +19,7 @@ KINDS = (
     f"{', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}, or a text with "
     f"{', '.join(COMPRESSIONS[:-1])} or {COMPRESSIONS[-1]} after that"
 )
-"""The endings of data files, in words."""
+"""The endings of data files, as text."""
 
 
 def suffixes_of(path: Path) -> tuple[str, str]:
@@ -43,7 +43,7 @@ def stem_of(path: Path) -> str:
     return Path(path.stem).stem if suffixes_of(path)[1] else path.stem
 
 
-# ---------------------------------------------------------------------- what the content says
+# ---------------------------------------------------------------------- what the content shows
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Source:
     """Every row has all columns."""
 
     def where(self, number: int) -> str:
-        """Returns the place of a row, in the words of an error."""
+        """Returns the place of a row, as an error names it."""
         if not self.members:
             return f"{self.unit} {number} of {self.name}"
         member, within = divmod(number, _MEMBER)

@@ -48,7 +48,7 @@ a row would be lost.
 """
 _MOST_NAMES = 20
 _LARGEST = 8 << 20
-"""Largest number of bytes of a registry. A larger file is not looked at as one."""
+"""Largest number of bytes of a registry. A larger file is not read as one."""
 
 
 @dataclass(frozen=True)

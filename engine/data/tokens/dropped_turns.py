@@ -129,33 +129,33 @@ class _Written:
         self._bare: str | None = None
         self._letters: str | None = None
 
-    def holds(self, said: str) -> bool:
-        """Returns whether the text has `said`, unchanged or escaped, with any white space."""
-        if said in self._text or self.has_letters_of(said):
+    def holds(self, content: str) -> bool:
+        """Returns whether the text has `content`, unchanged or escaped, with any white space."""
+        if content in self._text or self.has_letters_of(content):
             return True
-        if any(self.has_letters_of(form) for form in _escaped(said)):
+        if any(self.has_letters_of(form) for form in _escaped(content)):
             return True
-        letters = _NO_LETTER.sub("", said)
+        letters = _NO_LETTER.sub("", content)
         if self._letters is None:
             self._letters = _NO_LETTER.sub("", self._text)
         return bool(letters) and letters in self._letters
 
-    def has_letters_of(self, said: str) -> bool:
-        """Returns whether the text has the same characters as `said`, white space left out."""
+    def has_letters_of(self, content: str) -> bool:
+        """Returns whether the text has the same characters as `content`, white space left out."""
         if self._bare is None:
             self._bare = without_space(self._text)
-        return without_space(said) in self._bare
+        return without_space(content) in self._bare
 
 
-def _escaped(said: str) -> Iterator[str]:
+def _escaped(content: str) -> Iterator[str]:
     """Yields a text as templates escape it: as JSON, with or without ASCII alone, and as HTML."""
     for ascii_only in (False, True):
-        written = json.dumps(said, ensure_ascii=ascii_only)[1:-1]
+        written = json.dumps(content, ensure_ascii=ascii_only)[1:-1]
         yield written
         for character, code in _HTML_SAFE:
             written = written.replace(character, code)
         yield written
-    yield str(markupsafe.escape(said))
+    yield str(markupsafe.escape(content))
 
 
 def tool_names(tools: list[Any]) -> Iterator[str]:
@@ -242,7 +242,7 @@ def is_more_than_answer(chat: Chat, place: int, written: str, end_of_turn: str) 
     if len(written) < len(own) + _COPIED:
         return False
     earlier = (_content_of(message) for message in chat.messages[:place])
-    return any(len(said) >= _COPIED and said in written and said not in own for said in earlier)
+    return any(len(each) >= _COPIED and each in written and each not in own for each in earlier)
 
 
 def _leaves(value: Any) -> Iterator[str]:

@@ -24,7 +24,7 @@ from engine.data.tokens.text_tokens import no_pause
 from engine.errors import DataError
 
 Numbered = tuple[int, Row, str]
-"""A row's number, the row, and its place in the words of an error."""
+"""A row's number, the row, and its place as an error names it."""
 
 # A batch ends at this many rows or this many characters, because the temporary memory of tokenizing
 # grows with both.

@@ -1,7 +1,7 @@
 """`Habits` finds out in what form a chat template wants what a conversation holds.
 
 Templates differ: content is text or a list of parts, arguments are objects or JSON text, call ids
-are free or have nine characters, reasoning has a key or is a part. No list of families says which.
+are free or have nine characters, reasoning has a key or is a part. No list of families has which.
 The template writes a short conversation in each form, in the order in which the library itself
 gives them, and the first form in whose text nothing is missing is that of all conversations.
 
@@ -61,8 +61,8 @@ class Reasoning:
     opening: str
     """The text before the reasoning, in the prompt or in the answer."""
     closing: str
-    """The text between the reasoning and what the answer says, without the white space behind it
-    if the template leaves reasoning out.
+    """Text between the reasoning and the answer, without the white space behind it if
+    the template leaves reasoning out.
     """
     in_prompt: bool
     """Whether the prompt for an answer ends with the opening."""
@@ -268,10 +268,10 @@ class Habits:
 
     # ------------------------------------------------------------------ texts
 
-    def _first(self, turns: list[Message], forms: list[Form], *said: str) -> Form | None:
+    def _first(self, turns: list[Message], forms: list[Form], *contents: str) -> Form | None:
         """Returns the first form in which the template writes all contents of the turns."""
         texts = self._texts([(turns, form) for form in forms])
-        return next((form for form, text in zip(forms, texts) if _writes(text, *said)), None)
+        return next((form for form, text in zip(forms, texts) if _writes(text, *contents)), None)
 
     def _texts(
         self, asked: list[tuple[list[Message], Form]], generation: bool = False
@@ -288,13 +288,13 @@ def _call(name: str) -> dict[str, Any]:
     return {"function": {"name": name, "arguments": _ARGUMENTS}}
 
 
-def _writes(text: str | Refusal, *said: str) -> bool:
+def _writes(text: str | Refusal, *contents: str) -> bool:
     """Returns whether a text has all contents, and shows no list or object of Python, or JSON of
     parts: a template that does so wants text.
     """
     if isinstance(text, Refusal) or str(_ARGUMENTS) in text or _SHOWN_PART.search(text):
         return False
-    return all(each in text for each in said)
+    return all(each in text for each in contents)
 
 
 def _may_have_tags(content: str) -> bool:

@@ -5,8 +5,8 @@ files and from the network, but a template can still loop without end or build a
 memory. So it runs where it can be ended.
 
 - A request is a pickled `Asked`, preceded by its length.
-- The first line of the answer, in JSON, says that the request was taken. Lines with the texts of
-  some chats each follow.
+- The first line of the answer, in JSON, confirms that the request was taken. Lines with the texts
+  of some chats each follow.
 - The process ends when a template exceeds a limit, when its input ends, and when nothing has been
   asked of it for a while.
 """
@@ -49,7 +49,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A template refused a chat with these words."""
+    """The refusal of a chat by a template, with its message."""
 
     message: str
 
@@ -246,7 +246,7 @@ def _written(render: Any, asked: Asked) -> Iterator[list[Written]]:
 
 
 def _text(render: Any, asked: Asked, chat: Chat) -> Written:
-    """Returns the text of a chat, or the words in which it is refused."""
+    """Returns the text of a chat, or the message of its refusal."""
     # Computing time is counted, not time: a busy machine must not refuse a harmless template.
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     try:

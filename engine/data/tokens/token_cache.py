@@ -137,7 +137,7 @@ class Split:
 
 class StoredTokens:
     """Tokens of one source, mapped from files. They stay readable after the files are removed.
-    `cached` says whether the tokens were in the cache already.
+    `cached`: whether the tokens were in the cache already.
     """
 
     def __init__(self, folder: Path, tally: Tally, cached: bool):

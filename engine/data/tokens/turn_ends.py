@@ -1,4 +1,4 @@
-"""`TurnEnds` says what ends an answer, as the chat template shows it.
+"""What ends an answer, as the chat template shows it.
 
 Most templates close an answer with a token. Some leave it open, and the model ends its answer with
 the first token of the turn that follows: GLM writes `<|user|>` behind an answer and

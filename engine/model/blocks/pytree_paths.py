@@ -1,4 +1,4 @@
-"""A place says where a value is in nested arguments. It is a tuple of keys: names in dicts, numbers
+"""Places of values in nested arguments. A place is a tuple of keys: names in dicts, numbers
 in lists and tuples.
 """
 

@@ -1,7 +1,7 @@
 """The config.json of a model may be damaged or written by hand.
 
-The libraries' errors about it have several lines, and the first one does not say what is wrong.
-These functions say which field of which file is wrong, and what it must be.
+The libraries' errors about it have several lines, and the first one does not show what is wrong.
+These functions name the field and the file that is wrong, and what it must be.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TYPES = {
     "RopeParameters": "a mapping",
     "NoneType": "null",
 }
-"""The types in the libraries' errors, in words."""
+"""The types in the libraries' errors, as text."""
 _FIELD = re.compile(r"Field '(?P<field>\w+)' expected (?P<type>\w+)")
 _VALUE = re.compile(r"(?:with value |\(value: )(.+?)(?: doesn't match|\)(?:;|$))")
 _VALIDATED = re.compile(r"(Class v|V)alidation error for (field|validator) '\w+':\n")
@@ -145,7 +145,7 @@ def why_refused(file: Path | None, error: Exception) -> str:
 def _in_file(file: Path | None, field: str, text: str) -> tuple[str, str]:
     """Returns the full name and the value of the field that an error's `text` refuses."""
     config = {} if file is None else json.loads(read_small(file).decode())
-    # The error does not say in which part the field is. It is where the refused value is.
+    # The error does not name the part that the field is in. It is where the refused value is.
     for place, values in _sections(config):
         if field in values and repr(values[field]) in text:
             return f"{place}{field}", _shown(values[field])

@@ -72,7 +72,7 @@ class Probed:
     entering_width: int
     """Number of elements per token of the first block's input."""
     state_items: int
-    """An element of the hidden state takes as many bytes as so many weights: two where a family
+    """Bytes of an element of the hidden state, in weights: two where a family
     keeps it in float32 beside bfloat16 weights.
     """
     cross_layer_flow: CrossLayerFlow | None

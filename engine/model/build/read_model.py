@@ -122,7 +122,7 @@ def _frozen_tables(model: StreamedModel) -> list[str]:
 
 
 def _why_untrained(frozen: list[str], model: StreamedModel, parts: Parts | Adapters | None) -> str:
-    """Returns a sentence that says what to do so that the frozen weights are trained."""
+    """Returns a sentence on what to do so that the frozen weights are trained."""
     is_ = "is" if len(frozen) == 1 else "are"
     what = f"{' and '.join(frozen)} {is_} frozen, so rows of new tokens would stay as they begin"
     if not isinstance(parts, Adapters):

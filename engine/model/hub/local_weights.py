@@ -93,7 +93,7 @@ def refuse_no_weights(source: str, path: Path | None) -> None:
         return
     names = _names(path)
     if CONFIG in names and not _is_object(path / CONFIG):
-        return  # reading the configuration says what is wrong with it
+        return  # reading the configuration reports what is wrong with it
     files = weight_files(names, lambda name: read_small(path / name))
     if not files:
         _refuse_adapter(source, path, names)

@@ -75,7 +75,7 @@ def refuse_unlike_files(path: Path | None) -> None:
         text = str(fault).rstrip(".")
         raise ModelError(f"model.source: {text}; get the files of the model again.") from None
     except OSError:
-        pass  # reading it says what is wrong
+        pass  # reading it reports what is wrong
 
 
 def refuse_links_elsewhere(folder: Path, files: Iterable[Path]) -> None:

@@ -91,7 +91,7 @@ def _refuse_bombs(file: Path) -> None:
         with safe_files.open_linked(file, MOST_FILE) as opened, zipfile.ZipFile(opened) as archive:
             parts = archive.infolist()
     except (OSError, ValueError, zipfile.BadZipFile):
-        return  # torch says what is wrong
+        return  # torch reports what is wrong
     for part in parts:
         is_large = part.filename.endswith("/data.pkl") and part.file_size > safe_files.MEDIUM
         if part.compress_type != zipfile.ZIP_STORED or is_large:

@@ -35,8 +35,8 @@ class Factor(nn.Module):
 
 class _WithAdapter(nn.Module):
     """A class of linear layers inherits from this and from the layer's own class. It takes over
-    all that a layer is. features: the layer takes so many, and returns so many. The factors are on
-    the meta device.
+    all that a layer is. features: those that the layer takes, and that it returns. The factors are
+    on the meta device.
     """
 
     is_linear = False

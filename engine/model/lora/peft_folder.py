@@ -88,7 +88,9 @@ class PeftFolder:
             raise ModelError(
                 f"model.start_from: {path / CONFIG} cannot be read ({error.strerror})."
             ) from None
-        settings = {name: said for name, said in structs.asdict(typed).items() if said is not None}
+        settings = {
+            name: value for name, value in structs.asdict(typed).items() if value is not None
+        }
         if not (path / WEIGHTS).is_file():
             raise ModelError(
                 f"model.start_from: there is no {WEIGHTS} in {path}; save the adapter as "

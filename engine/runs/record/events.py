@@ -140,7 +140,7 @@ class Event(Struct, frozen=True, gc=False, tag=_kind_of, tag_field="kind"):
 
 # ---------------------------------------------------------------------- memory events
 
-# One event says what memory a run takes. `engine.runs.record.events` has the list of all events.
+# One event has the memory that a run takes. `engine.runs.record.events` has the list of all events.
 
 
 class RankSample(TypedDict):

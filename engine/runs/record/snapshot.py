@@ -358,7 +358,7 @@ class RunSnapshot(SnapshotFields):
         self.lines += 1
         time = record.time
         # A person or a time server may set the wall clock at any moment, so differences of recorded
-        # times say nothing; `elapsed` is counted on a clock that nobody sets.
+        # times mean nothing; `elapsed` is counted on a clock that nobody sets.
         if time and self.started_time is not None and record.elapsed is not None:
             time = self.started_time + record.elapsed
         fold = _FOLDS.get(type(record.event))

@@ -143,7 +143,7 @@ def check(
 ) -> tuple[str, int]:
     """Returns the text and the exit code of a check, like `run_check`.
 
-    Without a preset and a model, the text says what the machine can train. Raises RamstreamError
+    Without a preset and a model, the text lists what the machine can train. Raises RamstreamError
     for bad input.
     """
     chosen = machine.machine(runs_dir)

@@ -72,13 +72,13 @@ def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
     return code
 
 
-def _run_worker(launched: Launched, said: Handshake) -> int:
+def _run_worker(launched: Launched, handshake: Handshake) -> int:
     """Follows rank 0, and ends this process. Returns an exit code if rank 0 refuses."""
     # torchrun passes signals on to every process. Rank 0 obeys them, and ends this one.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
-        connection = connect_to_rank_zero(launched, said)
+        connection = connect_to_rank_zero(launched, handshake)
     except RamstreamError as error:
         # Rank 0 reports it on its node.
         if launched.place.is_first_on_node and launched.place.node_rank > 0:

@@ -2,7 +2,7 @@
 
 A task is a YAML file. With `!function` it names Python, which lm-evaluation-harness imports; a
 metric that the harness does not have is a program that the library `evaluate` fetches and runs; a
-data set of pickles runs what they say. Texts with Jinja in them are programs too: the harness
+data set of pickles runs their programs. Texts with Jinja in them are programs too: the harness
 renders them with all that Python can do, so they get a sandbox here.
 """
 

@@ -17,7 +17,7 @@ _STOP = "PARAMETER stop "
 
 def modelfile(tokenizer: Any, ends: Sequence[str] = ()) -> str:
     """Returns the Modelfile of an exported folder. It has a TEMPLATE only if that gives the same
-    tokens as the tokenizer's own chat template; else a comment says why it has none. Answers stop
+    tokens as the tokenizer's own chat template; else a comment has the reason. Answers stop
     at `ends`, the tokens that were trained to end one, and where the template ends a turn.
     """
     lines = ["# ollama create NAME -f Modelfile", "FROM ."]

@@ -51,7 +51,7 @@ def explained(
         )
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and any(word in text for word in _DEVICE_ERRORS):
-        # The first line says what happened; torch adds advice on debugging.
+        # The first line names what happened; torch adds advice on debugging.
         return DeviceError(
             f"The GPU failed ({first_line(error)}); see with nvidia-smi whether it still answers, "
             "then start this program again."

@@ -193,7 +193,7 @@ def gpu_oom_report(shares: Sequence[Share]) -> str:
     return f"{blamed(shares)} ({'; '.join(map(str, shares))})"
 
 
-# ---------------------------------------------------------------------- words
+# ---------------------------------------------------------------------- text
 
 
 def blamed(shares: Sequence[Share]) -> str:

@@ -128,7 +128,7 @@ def refuse_other_data(
         return
     before, now = _before(state), _settings(config)
     for name, value in now.items():
-        # The seed draws the validation rows, and the objective says whether pairs are read.
+        # The seed draws the validation rows, and the objective decides whether pairs are read.
         decides = name.startswith("data.") or name in ("train.seed", OBJECTIVE)
         if decides and name in before and before[name] != value:
             raise RunError(

@@ -71,8 +71,8 @@ def ask(app):
             what = (method, path[:80], str(content)[:80], answer.text[:300])
             assert answer.status_code == 200 or 400 <= answer.status_code < 500, what
             if answer.status_code != 200:
-                said = answer.json()
-                sentence = said.get("error") or said["detail"]  # from Gradio's file routes
+                shown = answer.json()
+                sentence = shown.get("error") or shown["detail"]  # from Gradio's file routes
                 assert (
                     0 < len(sentence) <= 2000
                     and "Traceback" not in sentence

@@ -79,7 +79,7 @@ def test_the_port_is_that_of_the_host(host, scheme, port):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (["--proxy", "nginx"], "--proxy nginx: this is no IP address"),
         (["--proxy", "10.0.0.1/99"], "--proxy 10.0.0.1/99: this is no IP address"),
@@ -87,10 +87,10 @@ def test_the_port_is_that_of_the_host(host, scheme, port):
     ],
 )
 def test_a_proxy_that_cannot_be_is_told_before_the_server_starts(
-    tmp_path, monkeypatch, capsys, arguments, said
+    tmp_path, monkeypatch, capsys, arguments, text
 ):
     monkeypatch.delenv("RAMSTREAM_LOGIN", raising=False)
     assert launch.main([*arguments, "--no-browser", "--runs-dir", str(tmp_path / "runs")]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"ramstream: {said}") and printed.count("\n") == 1
+    assert printed.startswith(f"ramstream: {text}") and printed.count("\n") == 1
     assert not (tmp_path / "runs").exists()

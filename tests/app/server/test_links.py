@@ -84,9 +84,9 @@ def test_what_a_person_pastes_is_the_token_or_its_link():
 def test_the_command_prints_a_link_that_the_server_takes(tmp_path, port, capsys):
     ours = published(tmp_path / "runs", port)
     assert launch.main(["link", "--runs-dir", str(tmp_path / "runs")]) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith(f"{url(port)}?token=") and "once" in told.err
-    token = told.out.strip().partition("token=")[2]
+    found = capsys.readouterr()
+    assert found.out.startswith(f"{url(port)}?token=") and "once" in found.err
+    token = found.out.strip().partition("token=")[2]
     assert ours.redeem(token) and not ours.redeem(token)
     assert int(token.partition(".")[0]) <= time.time() + links.LINK_SECONDS
 

@@ -84,8 +84,8 @@ def test_when_nothing_can_be_written_logins_work_and_none_comes_back(path, capsy
     assert sessions.fault == NOT_KEPT
     assert sessions.find(token) is not None and sessions.find(before) is None
     assert LoginSessions(path, KEY).all() == [], "the session that was ended is in no file"
-    said = capsys.readouterr().err
-    assert "the logins cannot be kept here" in said and "Traceback" not in said
+    shown = capsys.readouterr().err
+    assert "the logins cannot be kept here" in shown and "Traceback" not in shown
 
 
 def test_of_many_sessions_the_oldest_end(path):
@@ -110,14 +110,14 @@ def test_when_a_session_was_seen_is_written_now_and_then(path):
 def test_who_watches_a_session_is_told_of_its_end_once(path):
     sessions = LoginSessions(path, KEY)
     one, other = (sessions.find(sessions.begin("127.0.0.1", "One")) for _ in range(2))
-    told = []
-    with one.watched(lambda: told.append("one")), other.watched(lambda: told.append("other")):
+    found = []
+    with one.watched(lambda: found.append("one")), other.watched(lambda: found.append("other")):
         sessions.end(one.name)
-        assert told == ["one"]
+        assert found == ["one"]
         assert one.is_over()
         assert not other.is_over()
     sessions.end(other.name)
-    assert told == ["one"], "nobody listens any more"
+    assert found == ["one"], "nobody listens any more"
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,9 @@ def refused(other, port, routes, cookie=None):
     let_in = []
     for method, path in routes:
         body = None if not kind_of(method, path) else "{}"
-        status, _, said = other.ask(port, path, method, headers | kind_of(method, path), body)
-        if status != 401 or (method != "HEAD" and "another account" not in said):
-            let_in.append((method, path, status, said[:200]))
+        status, _, shown = other.ask(port, path, method, headers | kind_of(method, path), body)
+        if status != 401 or (method != "HEAD" and "another account" not in shown):
+            let_in.append((method, path, status, shown[:200]))
     return let_in
 
 
@@ -134,10 +134,10 @@ def test_a_link_lets_one_browser_in_once_and_a_restart_keeps_it(other, port, log
 def test_a_stream_of_a_browser_that_was_let_in_ends_when_the_owner_says_so(other, port, login):
     _, headers, _ = other.ask(port, f"/?token={login.links.make(60)}")
     cookie = {"Cookie": cookie_in(headers)}
-    status, _, said = other.ask(
+    status, _, shown = other.ask(
         port, "/gradio_api/heartbeat/abc", headers=cookie, stays_as="stream"
     )
-    assert status == 200 and "ALIVE" in said
+    assert status == 200 and "ALIVE" in shown
     # The owner sees the session, without having one, and ends it.
     listed = ask(port, "/api/sessions")
     assert listed.status == 200 and '"is_own":false' in listed.body

@@ -77,18 +77,18 @@ def trickled(line, piece=b"x", pause=0.05):
     answer. Of a piece that the server does not take at once, the rest is sent later.
     """
     line.setblocking(False)
-    said, left, end = b"", piece, time.monotonic() + WAIT_SECONDS
+    shown, left, end = b"", piece, time.monotonic() + WAIT_SECONDS
     while time.monotonic() < end:
         try:
             left = left[line.send(left) :] or piece
             if not (got := line.recv(65536)):
-                return said
-            said += got
+                return shown
+            shown += got
         except BlockingIOError:
             pass
         except ConnectionError:
             line.setblocking(True)
-            return said + heard(line)
+            return shown + heard(line)
         time.sleep(pause)
     pytest.fail("the connection is still open")
 

@@ -139,7 +139,7 @@ def test_a_damaged_file_of_logins_is_told_where_one_logs_in_and_in_the_list(
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "reported"),
     [
         (lambda key: key.write_bytes(key.read_bytes()[:7]), "was cut off"),
         (lambda key: key.write_bytes(b""), "was cut off"),
@@ -148,7 +148,7 @@ def test_a_damaged_file_of_logins_is_told_where_one_logs_in_and_in_the_list(
     ids=["cut off", "empty", "open to others"],
 )
 def test_a_key_of_logins_that_is_replaced_is_told_like_a_damaged_file(
-    port, login, held, tmp_path, capsys, damage, told
+    port, login, held, tmp_path, capsys, damage, reported
 ):
     mine, key = enter(port, RIGHT).cookie, tmp_path / "key"
     assert sessions(port, mine)["fault"] == ""
@@ -156,7 +156,7 @@ def test_a_key_of_logins_that_is_replaced_is_told_like_a_damaged_file(
     capsys.readouterr()
     with serving(make_app(Login("ada", RIGHT, key), held)) as again:
         assert capsys.readouterr().err == (
-            f"ramstream: {key}: the key that signs logins {told} and was replaced, so log in "
+            f"ramstream: {key}: the key that signs logins {reported} and was replaced, so log in "
             "again.\n"
         )
         assert ask(again, "/late", [f"Cookie: {mine}"]).status == 401
@@ -172,9 +172,9 @@ def test_a_key_of_logins_that_cannot_be_kept_is_told(tmp_path, capsys):
     key.unlink()
     key.mkdir()
     assert Login.without_password(key).sessions.fault == KEY_NOT_KEPT
-    said = capsys.readouterr().err
-    assert said.startswith(f"ramstream: {key}: the key that signs logins cannot be ")
-    assert said.endswith(" After a restart, log in again.\n") and said.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"ramstream: {key}: the key that signs logins cannot be ")
+    assert shown.endswith(" After a restart, log in again.\n") and shown.count("\n") == 1
 
 
 def test_logging_out_ends_the_session_on_the_server(port, login, tmp_path):
@@ -232,18 +232,18 @@ def begun(port, path, cookie):
         f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\n"
         "Connection: close\r\n\r\n".encode()
     )
-    said = b""
-    while b"\r\n\r\n" not in said or said.endswith(b"\r\n\r\n"):
-        said += line.recv(1000)
-    return line, said
+    text = b""
+    while b"\r\n\r\n" not in text or text.endswith(b"\r\n\r\n"):
+        text += line.recv(1000)
+    return line, text
 
 
 @pytest.mark.parametrize("path", ["/ticks", "/silence"])
 @pytest.mark.parametrize("by", ["logout", "another"])
 def test_a_stream_ends_with_its_session(port, path, by, capfd):
     mine, other = enter(port, RIGHT).cookie, enter(port, RIGHT).cookie
-    line, said = begun(port, path, mine)
-    assert said.startswith(b"HTTP/1.1 200")
+    line, shown = begun(port, path, mine)
+    assert shown.startswith(b"HTTP/1.1 200")
     if by == "logout":
         assert post(port, "/api/sessions/logout", mine).status == 200
     else:
@@ -285,12 +285,12 @@ def test_an_answer_that_was_not_begun_is_not_given_to_an_ended_session(port, hel
 @pytest.mark.slow("it tries a fault at many moments of a run")
 def test_an_answer_that_has_begun_is_whole(port, capfd):
     mine, other = enter(port, RIGHT).cookie, enter(port, RIGHT).cookie
-    line, said = begun(port, "/large", mine)
+    line, shown = begun(port, "/large", mine)
     assert post(port, "/api/sessions/end_others", other).status == 200
     with line:
         while piece := line.recv(65536):
-            said += piece
-    assert len(said.partition(b"\r\n\r\n")[2]) == LARGE
+            shown += piece
+    assert len(shown.partition(b"\r\n\r\n")[2]) == LARGE
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -325,8 +325,8 @@ def test_only_with_a_login_does_the_page_have_sessions(whole, cookie, tmp_path):
 
 def test_gradios_heartbeat_ends_with_the_session(whole, cookie, capfd):
     other = enter(whole, RIGHT).cookie
-    line, said = begun(whole, "/gradio_api/heartbeat/abc", cookie)
-    assert b"ALIVE" in said
+    line, shown = begun(whole, "/gradio_api/heartbeat/abc", cookie)
+    assert b"ALIVE" in shown
     assert post(whole, "/api/sessions/end_others", other).status == 200
     with line, never_stuck():
         while line.recv(65536):

@@ -72,9 +72,9 @@ def test_a_look_at_the_list_follows_no_link_and_writes_nothing(session, victim, 
     row = listed(session, folder.id)
     assert row["state"] == "unreadable" and row["reason"].startswith(f"{name} is a link")
     assert listed(session, good.id)["state"] == "finished"
-    text, told = runs_as_text(session.runs_dir, False), runs_as_text(session.runs_dir, True)
+    text, found = runs_as_text(session.runs_dir, False), runs_as_text(session.runs_dir, True)
     assert f"{name} is a link" in text
-    assert f"{name} is a link" in told
+    assert f"{name} is a link" in found
     assert good.id in text
     assert (digest(session.runs_dir), digest(victim)) == before
 
@@ -160,14 +160,14 @@ def test_a_pipe_hangs_nothing(session, name):
     os.mkfifo(folder.path / name)
     command = [sys.executable, str(PROGRAM_ROOT / "launch.py"), "runs"]
     # As another process, which can be ended: a thread that waits for a pipe cannot.
-    said = subprocess.run(
+    shown = subprocess.run(
         [*command, "--runs-dir", str(session.runs_dir)],
         capture_output=True,
         text=True,
         timeout=MOST_SECONDS,
         check=True,
     )
-    assert f"{name} is a pipe" in said.stdout and good.id in said.stdout
+    assert f"{name} is a pipe" in shown.stdout and good.id in shown.stdout
     row = listed(session, folder.id)
     assert row["state"] == "unreadable" and f"{name} is a pipe" in row["reason"]
     assert listed(session, good.id)["state"] == "finished"
@@ -232,8 +232,8 @@ def test_lines_that_cannot_be_drawn_are_told_and_passed_over(session, odd):
     live = get(session, f"/api/live/{folder.id}")
     assert live.status_code == 200 and set(live.json()["parts"]) >= {"loss", "norms", "timeline"}
     log = get(session, f"/api/runs/{folder.id}/log").json()
-    told = [entry["text"] for entry in log["entries"] + log["damage"]]
-    assert len([text for text in told if "is damaged" in text]) == expected
+    found = [entry["text"] for entry in log["entries"] + log["damage"]]
+    assert len([text for text in found if "is damaged" in text]) == expected
     assert len(live.json()["bar"]["remarks"]) == expected
     assert get(session, f"/api/runs/{folder.id}/curves.csv").status_code == 200
 
@@ -250,9 +250,9 @@ def test_a_figure_that_fails_is_told_and_the_others_are_drawn(session, monkeypat
     monkeypatch.setattr("app.pages.run.run_watch.tiles", fails)
     for _ in range(2):
         answer = get(session, f"/api/live/{folder.id}").json()
-        said = answer["bar"]["remarks"]
-        assert [line for line in said if "in the figure loss (OverflowError: too large)" in line]
-        assert [line for line in said if "in the numbers" in line]
+        shown = answer["bar"]["remarks"]
+        assert [line for line in shown if "in the figure loss (OverflowError: too large)" in line]
+        assert [line for line in shown if "in the numbers" in line]
         session.follow(folder.id).has_news = True
     assert "norms" in answer["parts"] and "loss" not in answer["parts"]
 

@@ -74,8 +74,8 @@ def test_folders_and_data_files_are_shown_and_links_out_are_not(root):
     ],
 )
 def test_no_path_leads_out_or_fails_with_a_fault(root, below):
-    status, said = listed(root, below)
-    assert status == 404 and SECRET not in str(said) and len(said["error"]) < 6000, said
+    status, shown = listed(root, below)
+    assert status == 404 and SECRET not in str(shown) and len(shown["error"]) < 6000, shown
 
 
 @pytest.mark.parametrize("number", ["1", "-1", "x", "9" * 40])

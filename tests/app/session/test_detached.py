@@ -178,7 +178,7 @@ def test_the_next_server_goes_on_with_the_queue_behind_a_queued_detached_run(
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "text"),
     [
         (
             "import sys\n"
@@ -198,7 +198,7 @@ def test_the_next_server_goes_on_with_the_queue_behind_a_queued_detached_run(
     ],
 )
 def test_a_process_that_ends_at_once_has_failed_with_its_last_words(
-    session, monkeypatch, code, said
+    session, monkeypatch, code, text
 ):
     monkeypatch.setattr(detached, "train_command", as_python(code))
     run_id = session.start_detached(CONFIG)
@@ -207,7 +207,7 @@ def test_a_process_that_ends_at_once_has_failed_with_its_last_words(
     # Nothing was saved, so there is nothing to resume: a new run takes its settings.
     assert bar["state"] == "failed" and bar["actions"] == []
     (run,) = session.runs()
-    assert re.search(said, run.reason) and "\n" not in run.reason
+    assert re.search(text, run.reason) and "\n" not in run.reason
     wait_for(lambda: session.why_not_start() is None)
 
 
@@ -272,8 +272,8 @@ def test_a_clock_that_is_set_makes_no_process_another_one(tmp_path, monkeypatch,
 
 def living(pid: int) -> dict[str, object]:
     """Returns what `detached.json` would say of any process of this machine."""
-    said = {"pid": pid, "started": detached._started(pid), "boot": detached._boot_id()}
-    return said | {"ticks": detached._ticks(pid)}
+    shown = {"pid": pid, "started": detached._started(pid), "boot": detached._boot_id()}
+    return shown | {"ticks": detached._ticks(pid)}
 
 
 def test_a_record_that_names_another_process_closes_nothing(tmp_path, monkeypatch):

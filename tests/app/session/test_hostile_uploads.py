@@ -183,8 +183,8 @@ def test_there_are_only_so_many_uploads(folder):
     for number in range(2):
         made(folder, f"{number:016x}", about("a.csv"), a_csv=ROWS)
     incoming = uploads.begin(ONE, "a.csv", len(ROWS))
-    said = is_refused(uploads.new_id, "b.csv", 5)
-    assert said == (
+    shown = is_refused(uploads.new_id, "b.csv", 5)
+    assert shown == (
         "3 files are uploaded already, and there may be no more; remove some of them, or join "
         "small files into one."
     )

@@ -163,7 +163,7 @@ def test_different_wishes_at_once_have_one_outcome(session, engine):
 
 
 @pytest.mark.parametrize(
-    "ended, command, said",
+    "ended, command, text",
     [
         ("stopped", "discard", "has ended already"),
         ("finished", "stop", "has ended already"),
@@ -171,12 +171,12 @@ def test_different_wishes_at_once_have_one_outcome(session, engine):
         (None, "stop", "its program ended. Resume"),
     ],
 )
-def test_who_comes_too_late_is_told_how_it_ended(session, ended, command, said):
+def test_who_comes_too_late_is_told_how_it_ended(session, ended, command, text):
     folder = finished_run(session, run_events(5, total=10, ended=ended))
     answer = post(
         session, f"/api/runs/{folder.id}/control", {"command": command, "seen": "running"}
     )
-    assert answer.status_code == 409 and said in answer.json()["error"]
+    assert answer.status_code == 409 and text in answer.json()["error"]
 
 
 def test_the_end_of_a_pause_does_not_bring_back_what_another_has_stopped(session, engine):

@@ -71,7 +71,7 @@ def read_queue(runs):
     """Starts a session, as the app does; returns what the page says of its queue."""
     session = Session(runs)
     try:
-        said = queue_rows(session.queue)
+        shown = queue_rows(session.queue)
         session.queue.is_held = True  # the run that is added stays in the queue
         session.queue.add(CONFIG)
     finally:
@@ -81,16 +81,16 @@ def read_queue(runs):
         assert len(again.queue.listed()) == 1 and not again.queue.problem
     finally:
         again.close()
-    return said["problem"]
+    return shown["problem"]
 
 
 def read_draft(runs):
     draft, values = Draft(runs), shown_values(CONFIG)
     assert draft.recall() is None
-    said = draft.problem
+    shown = draft.problem
     draft.remember(None, values)
     assert Draft(runs).recall() == (None, values)
-    return said
+    return shown
 
 
 def read_sessions(runs):
@@ -114,14 +114,14 @@ def test_what_cannot_be_read_is_told_and_set_aside(runs, outside, capsys, name, 
         put(runs / name, what, outside)
     before = (runs / name).lstat()
     with never_stuck():
-        said = READERS[name](runs)
+        shown = READERS[name](runs)
     stem, suffix = name.rsplit(".", 1)
     aside = runs / f"{stem}.damaged.{suffix}"
-    told = capsys.readouterr().err
-    assert told.startswith("ramstream: The ") and f"see {aside}." in told, told
-    assert told.count("\n") == 1
+    found = capsys.readouterr().err
+    assert found.startswith("ramstream: The ") and f"see {aside}." in found, found
+    assert found.count("\n") == 1
     if name != SESSIONS:
-        assert told == f"ramstream: {said}\n"
+        assert found == f"ramstream: {shown}\n"
     after = aside.lstat()
     assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size), "nothing is lost"
     assert (runs / name).stat().st_mode & 0o777 == 0o600

@@ -92,13 +92,13 @@ def test_an_id_is_taken_once(uploads):
     assert refusal_of(uploads.begin, ONE, "b.csv", 5)[0] == 409
     incoming.write(ROWS)
     incoming.keep()
-    status, said = refusal_of(uploads.begin, ONE, "b.csv", 5)
-    assert status == 409 and "complete already" in said
+    status, shown = refusal_of(uploads.begin, ONE, "b.csv", 5)
+    assert status == 409 and "complete already" in shown
     assert uploads.find(ONE).path.read_bytes() == ROWS
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "status", "said"),
+    ("name", "size", "status", "text"),
     [
         ("a.exe", 5, 415, "The name 'a.exe' is none that is read"),
         ("a.parquet.gz", 5, 415, "is none that is read"),
@@ -110,12 +110,12 @@ def test_an_id_is_taken_once(uploads):
         ("a.csv", 1001, 413, "--upload-limit"),
     ],
 )
-def test_what_is_not_received_is_told_before(uploads, folder, name, size, status, said):
+def test_what_is_not_received_is_told_before(uploads, folder, name, size, status, text):
     for refused in (
         refusal_of(uploads.begin, ONE, name, size),
         refusal_of(uploads.new_id, name, size),
     ):
-        assert refused[0] == status and said in refused[1]
+        assert refused[0] == status and text in refused[1]
     assert not folder.exists()
 
 
@@ -128,8 +128,8 @@ def test_no_other_name_than_an_id_makes_a_folder(uploads, folder):
 def test_the_quota_counts_what_is_stored_and_what_arrives(uploads):
     stored(uploads, ONE, content=b"x" * 700)
     incoming = uploads.begin(TWO, "b.csv", 700)
-    status, said = refusal_of(uploads.new_id, "c.csv", 200)
-    assert status == 413 and "100 bytes are left for uploads" in said
+    status, shown = refusal_of(uploads.new_id, "c.csv", 200)
+    assert status == 413 and "100 bytes are left for uploads" in shown
     incoming.drop()
     uploads.new_id("c.csv", 200)
     uploads.remove(ONE)
@@ -139,8 +139,8 @@ def test_the_quota_counts_what_is_stored_and_what_arrives(uploads):
 def test_the_reserve_of_the_disk_is_never_used(tmp_path):
     with small_file_system(tmp_path / "disk", 4) as disk:
         uploads = Uploads(disk / ".uploads", UploadLimits(reserve=2 << 20))
-        status, said = refusal_of(uploads.begin, ONE, "a.csv", 3 << 20)
-        assert status == 507 and "of which 2.00 MiB are kept free" in said
+        status, shown = refusal_of(uploads.begin, ONE, "a.csv", 3 << 20)
+        assert status == 507 and "of which 2.00 MiB are kept free" in shown
         incoming = uploads.begin(ONE, "a.csv", 3 << 19)
         # An upload under way has its room, though it is not written yet.
         assert refusal_of(uploads.begin, TWO, "b.csv", 1 << 20)[0] == 507
@@ -156,8 +156,8 @@ def test_a_disk_that_fills_up_while_writing_is_told(tmp_path, monkeypatch):
     with small_file_system(tmp_path / "disk", 1) as disk:
         uploads = Uploads(disk / ".uploads")
         incoming = uploads.begin(ONE, "a.csv", 2 << 20)
-        status, said = refusal_of(incoming.write, bytes(2 << 20))
-        assert status == 507 and said.startswith("The disk is full; ")
+        status, shown = refusal_of(incoming.write, bytes(2 << 20))
+        assert status == 507 and shown.startswith("The disk is full; ")
         incoming.drop()
         assert list((disk / ".uploads").iterdir()) == []
 

@@ -106,23 +106,23 @@ def test_places_in_sentences():
         "Embed and 7 of blocks 3 to 27 live on the GPU, 21 of blocks 0 to 26 and head in RAM."
     )
     embed = units_by_place(30, PlanChoices(gpu_resident_units=1, gradients_on_gpu=True))
-    said, more = places_text(embed, on_gpu=True)
-    assert said == "Embed lives on the GPU, blocks 0 to 27 and head in RAM."
+    shown, more = places_text(embed, on_gpu=True)
+    assert shown == "Embed lives on the GPU, blocks 0 to 27 and head in RAM."
     assert more.endswith("Gradients wait on the GPU until they are applied.")
 
 
 @pytest.mark.parametrize("units", [SPLIT, IN_RAM])
 def test_of_a_job_that_does_not_fit_nothing_lives_anywhere(units):
-    said, _ = places_text(units, on_gpu=True, fits=False)
-    assert "would live" in said and "lives" not in said
+    shown, _ = places_text(units, on_gpu=True, fits=False)
+    assert "would live" in shown and "lives" not in shown
 
 
 def test_moments_on_the_disk_are_told_of():
     """The disk is the third part. Units whose moments live there need nothing else."""
     (every,) = IN_RAM
     on_disk = replace(every, placement=replace(every.placement, moments=PartName.DISK))
-    said, more = places_text([on_disk], on_gpu=True)
-    assert said == "The whole model lives in RAM, except for moments that are on the disk."
+    shown, more = places_text([on_disk], on_gpu=True)
+    assert shown == "The whole model lives in RAM, except for moments that are on the disk."
     assert more.endswith("The moments of the whole model live on the disk.")
     part = PoolPart(PartName.DISK, None, (Share(Held.MODEL, 57 * GIB, on_disk),))
     (moments,) = pool_bar(part)["segments"]
@@ -137,16 +137,16 @@ def test_costs_in_sentences():
     )
     by_units = ((SPLIT[0], gpu), (SPLIT[1], ram), (SPLIT[2], Cost(NONE, NONE)))
     costs = Costs(1.82, (*by_units, (SPLIT[3], Cost(NONE, NONE))))
-    said = cost_in_a_sentence(POOL, PartName.GPU, costs)
-    assert said == "A step: AdamW here takes 0.034 s; these units are not moved."
+    shown = cost_in_a_sentence(POOL, PartName.GPU, costs)
+    assert shown == "A step: AdamW here takes 0.034 s; these units are not moved."
     assert cost_in_a_sentence(POOL, PartName.HOST, costs) == (
         "A step, beside computing: copies over the bus 1.3 s and AdamW on the host 0.63 s; the GPU "
         "waits 0.24 s for that (13 %)."
     )
     assert cost_in_a_sentence(POOL, PartName.DISK, costs) == ""
     hidden = Costs(1.82, ((SPLIT[1], Cost(ram.busy, NONE)),))
-    said = cost_in_a_sentence(POOL, PartName.HOST, hidden)
-    assert said.endswith("; the GPU does not wait for that.")
+    shown = cost_in_a_sentence(POOL, PartName.HOST, hidden)
+    assert shown.endswith("; the GPU does not wait for that.")
 
 
 def test_what_the_disk_costs_is_told_of_the_disk_alone():

@@ -44,11 +44,11 @@ def matches(before, after, total=50):
 
 def test_a_finished_run_says_what_it_reached():
     good = fold(*steps(), *evaluated(2.0, 1.0, 0.5), *matches(1, 40), RunEnded("finished"))
-    told = verdict(good, "finished", SavedSteps(100, 100), CONFIG)
-    assert (told.main.tone, told.main.advice, told.offer) == ("good", "", None)
-    assert rules(told) == ["doing well"]
+    found = verdict(good, "finished", SavedSteps(100, 100), CONFIG)
+    assert (found.main.tone, found.main.advice, found.offer) == ("good", "", None)
+    assert rules(found) == ["doing well"]
     last = in_digits(good.loss)
-    assert told.main.text == (
+    assert found.main.text == (
         f"Finished 100 steps: the last loss is {last}; validation loss 2 → 0.5; exact match 2 % → "
         "80 %."
     )
@@ -59,33 +59,33 @@ def test_a_finished_run_says_what_it_reached():
 
 
 def test_a_finished_run_that_overfits_says_so_first_and_where_it_was_best():
-    told = verdict(
+    found = verdict(
         fold(*fitted(), *OVERFIT, RunEnded("finished")), "finished", SavedSteps(100, 100), CONFIG
     )
-    assert (told.main.rule, told.main.tone) == ("possibly overfitting", "warn")
-    assert told.main.text.startswith("Finished 100 steps, but it possibly overfits: ")
-    assert "validation loss 1.67 → 3.25, best 1.67 at step 20" in told.main.text
-    assert "learns its rows by heart" in told.main.advice
+    assert (found.main.rule, found.main.tone) == ("possibly overfitting", "warn")
+    assert found.main.text.startswith("Finished 100 steps, but it possibly overfits: ")
+    assert "validation loss 1.67 → 3.25, best 1.67 at step 20" in found.main.text
+    assert "learns its rows by heart" in found.main.advice
     # The line over the run is no greener than the card below it.
-    bar = sentence(fold(*fitted(), *OVERFIT, RunEnded("finished")), "finished", judged=told)
-    assert bar == told.main.text
+    bar = sentence(fold(*fitted(), *OVERFIT, RunEnded("finished")), "finished", judged=found)
+    assert bar == found.main.text
     alone = sentence(fold(*steps(), *evaluated(2.0, 1.0, 1.5), RunEnded("finished")), "finished")
     assert alone.endswith("validation loss 2 → 1.5, best 1 at step 66.")
-    assert "3 of 5 evaluations" in told.main.evidence
+    assert "3 of 5 evaluations" in found.main.evidence
 
 
 def test_too_few_evaluations_make_no_alarm():
     risen = fold(*steps(), *evaluated(1.0, 2.0), RunEnded("finished"))
-    told = verdict(risen, "finished")
-    assert not told.main.is_alarm and rules(told) == ["doing well"]
-    assert "validation loss 1 → 2, best 1 at step 50" in told.main.text
-    assert told.main.tone == "calm"  # it ended above its best, by more than the noise
+    found = verdict(risen, "finished")
+    assert not found.main.is_alarm and rules(found) == ["doing well"]
+    assert "validation loss 1 → 2, best 1 at step 50" in found.main.text
+    assert found.main.tone == "calm"  # it ended above its best, by more than the noise
 
 
 def test_a_loss_that_falls_without_an_exact_answer_is_no_failure_and_not_green():
-    told = verdict(fold(*steps(), *matches(0, 0), RunEnded("finished")), "finished")
-    assert told.main.tone == "calm" and "exact match 0 % → 0 %" in told.main.text
-    assert rules(told)[1] == "nothing exact" and not told.also[0].is_alarm
+    found = verdict(fold(*steps(), *matches(0, 0), RunEnded("finished")), "finished")
+    assert found.main.tone == "calm" and "exact match 0 % → 0 %" in found.main.text
+    assert rules(found)[1] == "nothing exact" and not found.also[0].is_alarm
     few = verdict(fold(*steps(), *matches(0, 0, total=19), RunEnded("finished")), "finished")
     assert "nothing exact" not in rules(few)
 
@@ -93,16 +93,16 @@ def test_a_loss_that_falls_without_an_exact_answer_is_no_failure_and_not_green()
 def test_memory_and_speed_of_a_finished_run_are_remarks():
     events = [*steps(optimizer=0.3), *growing(limit=400), RunEnded("finished")]
     grown = fold(*events, device="cuda")
-    told = verdict(grown, "finished", SavedSteps(100, 100), CONFIG)
-    assert told.main.text.startswith("Finished 100 steps") and told.main.tone == "good"
-    assert rules(told) == ["doing well", "memory", "speed"]
-    assert told.also[0].text == (
+    found = verdict(grown, "finished", SavedSteps(100, 100), CONFIG)
+    assert found.main.text.startswith("Finished 100 steps") and found.main.tone == "good"
+    assert rules(found) == ["doing well", "memory", "speed"]
+    assert found.also[0].text == (
         "Host memory grew by 30.0 GiB after step 31, to 70.0 GiB of 400 GiB."
     )
     assert not alarms(grown) and "growing: 30.0 GiB" in summaries(grown)["memory"]
-    assert "fresh memory" not in str(told)
-    assert told.also[1].text.startswith("The host optimizer holds the GPU up for 30 %")
-    assert told.offer.changes["train.batch_size"] == 32
+    assert "fresh memory" not in str(found)
+    assert found.also[1].text.startswith("The host optimizer holds the GPU up for 30 %")
+    assert found.offer.changes["train.batch_size"] == 32
 
 
 @pytest.mark.parametrize(
@@ -110,40 +110,40 @@ def test_memory_and_speed_of_a_finished_run_are_remarks():
 )
 def test_a_failed_run_says_why_and_what_can_be_done(saved, then):
     failed = fold(*steps(0), RunEnded("failed", "Line 4 of rows.jsonl is not valid JSON."))
-    told = verdict(failed, "failed", SavedSteps(saved, saved), CONFIG)
-    found = told.main
+    reported = verdict(failed, "failed", SavedSteps(saved, saved), CONFIG)
+    found = reported.main
     assert (found.text, found.tone) == ("Line 4 of rows.jsonl is not valid JSON.", "bad")
     assert then in found.advice
-    assert told.also == ()
-    assert "first step" not in str(told)
+    assert reported.also == ()
+    assert "first step" not in str(reported)
 
 
 def test_the_speed_of_a_stopped_run_is_a_remark_and_of_a_failed_one_no_matter():
     slow = fold(*steps(optimizer=0.3), device="cuda")
-    told = verdict(slow, "interrupted", config=CONFIG)
-    assert rules(told) == ["ended", "speed"] and told.offer is not None
+    found = verdict(slow, "interrupted", config=CONFIG)
+    assert rules(found) == ["ended", "speed"] and found.offer is not None
     assert rules(verdict(slow, "failed", config=CONFIG)) == ["ended"]
 
 
 def test_a_failed_run_that_diverged_has_neither_a_green_headline_nor_one_of_the_machine():
     ended = RunEnded("failed", "The loss of step 61 is not a finite number.")
     risen = steps(60, loss=lambda step: 5.0 if step < 40 else 10.0 ** (step - 39))
-    told = verdict(fold(*risen, *growing(), ended), "failed", config=CONFIG)
-    assert (told.main.rule, told.main.tone) == ("ended", "bad")
-    assert told.main.text == ended.reason
-    assert told.also[0].rule == "diverging"
-    assert told.offer.changes == {"train.learning_rate": 1e-4}
-    assert all(found.tone != "good" for found in told.also) and "ompute" not in str(told)
+    reported = verdict(fold(*risen, *growing(), ended), "failed", config=CONFIG)
+    assert (reported.main.rule, reported.main.tone) == ("ended", "bad")
+    assert reported.main.text == ended.reason
+    assert reported.also[0].rule == "diverging"
+    assert reported.offer.changes == {"train.learning_rate": 1e-4}
+    assert all(found.tone != "good" for found in reported.also) and "ompute" not in str(reported)
 
 
 @pytest.mark.parametrize("state", ["stopped", "failed", "interrupted", "discarded"])
 @pytest.mark.parametrize("made", [0, 3])
 def test_a_run_that_is_over_never_has_a_first_step_under_way(state, made):
     ended = [] if state == "interrupted" else [RunEnded(state)]
-    told = verdict(fold(*steps(made), *ended), state).main
-    assert "under way" not in told.text
-    assert told.text.endswith(".")
-    assert told.tone != "good"
+    found = verdict(fold(*steps(made), *ended), state).main
+    assert "under way" not in found.text
+    assert found.text.endswith(".")
+    assert found.tone != "good"
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,11 @@ def test_resume_is_offered_only_where_something_is_saved(saved, begins_anew, the
 def test_weights_alone_are_not_resumed_but_trained_on_from():
     ended = RunEnded("failed", "The GPU was lost.")
     alone, older = SavedSteps(40, None), SavedSteps(40, 30)
-    told = verdict(fold(*steps(50), ended), "failed", alone, CONFIG).main
-    assert "new run from the weights of step 40; there is no full checkpoint" in told.advice
-    assert "Train on" in told.advice
-    told = verdict(fold(*steps(50), ended), "failed", older, CONFIG).main
-    assert told.advice == "Resume goes on from the checkpoint of step 30."
+    found = verdict(fold(*steps(50), ended), "failed", alone, CONFIG).main
+    assert "new run from the weights of step 40; there is no full checkpoint" in found.advice
+    assert "Train on" in found.advice
+    found = verdict(fold(*steps(50), ended), "failed", older, CONFIG).main
+    assert found.advice == "Resume goes on from the checkpoint of step 30."
     interrupted = fold(*steps(50))
     for saved, actions in ((alone, []), (older, ["resume"]), (NOTHING_SAVED, ["resume"])):
         bar = run_bar(interrupted, ShownRun("run-1", "x", is_running=False, saved=saved))
@@ -210,17 +210,17 @@ def test_findings_stand_in_their_order():
     late = {"optimizer": 0.3}
     soon = [*growing(per_step=1.2)]
     events = [*steps(60, **late), *soon]
-    told = verdict(fold(*events, device="cuda"), "running", config=CONFIG)
-    assert rules(told) == ["memory ends soon", "speed", "doing well"]
+    found = verdict(fold(*events, device="cuda"), "running", config=CONFIG)
+    assert rules(found) == ["memory ends soon", "speed", "doing well"]
     events = [*fitted(100, **late), *OVERFIT, *growing(100, per_step=0.5, limit=200)]
-    told = verdict(fold(*events, total=5000, device="cuda"), "running", config=CONFIG)
-    assert rules(told) == ["memory ends soon", "possibly overfitting", "speed"]
+    found = verdict(fold(*events, total=5000, device="cuda"), "running", config=CONFIG)
+    assert rules(found) == ["memory ends soon", "possibly overfitting", "speed"]
     slow = fold(*events, total=5000, device="cuda")
     for place in range(len(slow.steps)):
         slow.steps.seconds[place] = 100.0
         slow.steps.exposed["optimizer"][place] = 30.0
-    told = verdict(slow, "running", config=CONFIG)
-    assert rules(told) == ["possibly overfitting", "memory in danger", "speed"]
+    found = verdict(slow, "running", config=CONFIG)
+    assert rules(found) == ["possibly overfitting", "memory in danger", "speed"]
     skipped = verdict(fold(*steps(50), StepSkipped(51, "loss", [3])), "running", config=CONFIG)
     assert rules(skipped)[:2] == ["skipped steps", "doing well"]
     assert skipped.main.text.startswith("1 step of the latest 100 changed no weight")
@@ -228,25 +228,25 @@ def test_findings_stand_in_their_order():
 
 def test_calm_findings_of_memory_and_speed_stand_under_what_the_run_learns():
     snapshot = fold(*steps(60), *growing(limit=400), total=65)
-    told = verdict(snapshot, "running", config=CONFIG)
-    assert rules(told) == ["doing well", "speed", "memory"] and not alarms(snapshot)
-    assert told.also[1].text == "Host memory grows and lasts to the end: 70.0 GiB of 400 GiB now."
-    assert sentence(snapshot, "running") == told.main.text
+    found = verdict(snapshot, "running", config=CONFIG)
+    assert rules(found) == ["doing well", "speed", "memory"] and not alarms(snapshot)
+    assert found.also[1].text == "Host memory grows and lasts to the end: 70.0 GiB of 400 GiB now."
+    assert sentence(snapshot, "running") == found.main.text
 
 
 def test_a_full_disk_is_the_headline():
     full = StateChanged("paused", "The disk is full: free 3 GiB.", "checkpoint")
     diverged = steps(60, loss=lambda step: 1.0 if step < 40 else 90.0)
-    told = verdict(fold(*diverged, full), "paused", config=CONFIG)
-    assert rules(told)[:2] == ["disk", "diverging"]
-    assert told.main.text == "The disk is full: free 3 GiB."
+    found = verdict(fold(*diverged, full), "paused", config=CONFIG)
+    assert rules(found)[:2] == ["disk", "diverging"]
+    assert found.main.text == "The disk is full: free 3 GiB."
     before = verdict(fold(full), "paused", config=CONFIG)
     assert before.main.rule == "disk" and before.also[0].text == "No step was made yet."
 
 
 def test_a_paused_run_says_whether_it_learns():
-    told = verdict(fold(*steps(60), StateChanged("paused")), "paused")
-    assert told.main.rule == "doing well"
+    found = verdict(fold(*steps(60), StateChanged("paused")), "paused")
+    assert found.main.rule == "doing well"
 
 
 # ------------------------------------------------------------------ what pages receive
@@ -254,11 +254,11 @@ def test_a_paused_run_says_whether_it_learns():
 
 def test_pages_receive_every_finding_with_its_evidence_and_the_first_offer():
     offer = Offer("engine.slots: auto", {"engine.slots": "auto"})
-    told = Verdict(
+    found = Verdict(
         Finding("overfitting", "warn", "One.", "Two.", "Three."),
         (Finding("speed", "warn", "engine.slots was set.", evidence="Four.", offer=offer),),
     )
-    assert told.to_dict() == {
+    assert found.to_dict() == {
         "rule": "overfitting",
         "tone": "warn",
         "text": "One.",
@@ -275,13 +275,13 @@ def test_pages_receive_every_finding_with_its_evidence_and_the_first_offer():
             }
         ],
     }
-    assert Verdict(told.main).to_dict()["offer"] is None
+    assert Verdict(found.main).to_dict()["offer"] is None
 
 
 def test_every_sentence_ends_and_every_alarm_has_its_evidence():
     nothing = fold(*steps(120, loss=lambda step: 5 + 0.01 * math.sin(step)), total=300)
     diverged = fold(*steps(60, loss=lambda step: 1.0 if step < 40 else 90.0), *growing())
     for snapshot in (nothing, diverged, fold(*steps(), *OVERFIT), fold(*steps(7))):
-        told = verdict(snapshot, "running", config=CONFIG)
-        for found in (told.main, *told.also):
+        reported = verdict(snapshot, "running", config=CONFIG)
+        for found in (reported.main, *reported.also):
             assert found.text.endswith(".") and (found.evidence.endswith(".") or not found.is_alarm)

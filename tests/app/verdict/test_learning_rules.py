@@ -79,13 +79,13 @@ def test_a_divergence_is_withdrawn_only_after_ten_good_steps():
     def loss(step):
         return 20.0 if 50 <= step < 70 else 1.0
 
-    told = []
+    found = []
     for count in range(55, 100):
         rose = divergence(losses_of(fold(*steps(count, loss=loss))))
-        told.append(rose is not None and not rose.is_over)
-    assert told.index(True) == 59 - 55  # ten steps are above
-    assert told[told.index(True) :].index(False) == 79 - 59  # ten steps are good again
-    assert not any(told[79 - 55 :])
+        found.append(rose is not None and not rose.is_over)
+    assert found.index(True) == 59 - 55  # ten steps are above
+    assert found[found.index(True) :].index(False) == 79 - 59  # ten steps are good again
+    assert not any(found[79 - 55 :])
     came_back = of_divergence(losses_of(fold(*steps(100, loss=loss))), CONFIG)
     assert (came_back.rule, came_back.tone) == ("rate too high", "calm")
 
@@ -290,14 +290,14 @@ def test_a_run_that_is_above_its_beginning_is_not_said_to_learn():
     exploded = fold(*from_before(6.07, 300.0, 250.0, 150.0, every=30), *steps(loss=loss))
     found = learning(exploded, losses_of(exploded), validation(exploded))
     assert found.falls and not found.learns
-    said = of_learning(found)
-    assert said.tone == "calm" and "no lower than the 6.07 before training" in said.text
+    shown = of_learning(found)
+    assert shown.tone == "calm" and "no lower than the 6.07 before training" in shown.text
     alone = fold(*steps(loss=lambda step: 6.0627 if step == 1 else 9 - step / 100))
-    said = of_learning(learning(alone, losses_of(alone), None))
-    assert said.tone == "calm" and "the 6.063 of the first step" in said.text
+    shown = of_learning(learning(alone, losses_of(alone), None))
+    assert shown.tone == "calm" and "the 6.063 of the first step" in shown.text
     back = fold(*steps(loss=lambda step: 6.0627 if step == 1 else 60 * math.exp(-step / 20)))
-    said = of_learning(learning(back, losses_of(back), None))
-    assert said.text == f"It learns: training loss 6.063 → {in_digits(losses_last(back))}."
+    shown = of_learning(learning(back, losses_of(back), None))
+    assert shown.text == f"It learns: training loss 6.063 → {in_digits(losses_last(back))}."
 
 
 def losses_last(snapshot):

@@ -84,11 +84,11 @@ def test_few_samples_after_the_first_steps_say_nothing(samples):
 def test_memory_runs_short_below_what_must_be_free_unless_it_was_predicted(
     used, limit, predicted, is_short
 ):
-    told = []
+    found = []
     if predicted is not None:
         quantities = {"host_bytes": {"predicted": predicted * GIB, "measured": None, "error": None}}
-        told = [ForecastChecked(5, "running", quantities)]
-    snapshot = fold(*steps(60), *told, *sampled([used * GIB] * 60, limit * GIB))
+        found = [ForecastChecked(5, "running", quantities)]
+    snapshot = fold(*steps(60), *found, *sampled([used * GIB] * 60, limit * GIB))
     assert in_danger(snapshot) == is_short
     if is_short:
         assert "runs short" in of_memory(snapshot)[0].text

@@ -64,8 +64,8 @@ def told_of(which: str, made: Recorded) -> Told:
         )
         if not is_due:
             continue
-        said = verdict(snapshot, snapshot.state)
-        for found in (said.main, *said.also):
+        shown = verdict(snapshot, snapshot.state)
+        for found in (shown.main, *shown.also):
             if found.is_alarm:
                 alarms.setdefault(found.rule, snapshot.step)
     return Told(verdict(snapshot, snapshot.state), snapshot, alarms)
@@ -84,44 +84,44 @@ def row(made: Recorded, told: Told) -> str:
     """Returns the row of a run in the table of the page."""
     alarms = ", ".join(f"{rule} at {step}" for rule, step in told.alarms.items()) or "–"
     found = (told.verdict.main, *told.verdict.also)
-    said = [each.rule for each in found if each.rule not in ("speed", "memory")]
+    shown = [each.rule for each in found if each.rule not in ("speed", "memory")]
     begun = sign(made, told)
     late = "–"
     if begun is not None and told.alarms:
         late = f"{min(told.alarms.values()) - begun}"
     expected = made.expected.replace("|", " or ")
     missed = " (a miss)" if made.missed else ""
-    return f"| {made.name} | {expected} | {', '.join(said)}{missed} | {alarms} | {late} |"
+    return f"| {made.name} | {expected} | {', '.join(shown)}{missed} | {alarms} | {late} |"
 
 
 @pytest.mark.parametrize("which, made", RUNS, ids=[f"{which}-{made.name}" for which, made in RUNS])
 def test_a_real_run_is_judged_as_expected(which, made):
-    told = told_of(which, made)
+    found = told_of(which, made)
     expected = set((made.missed or made.expected).split("|"))
     if which == "ends":
-        assert told.verdict.main.rule in expected
-        assert told.verdict.main.tone == TONES[told.verdict.main.rule]
+        assert found.verdict.main.rule in expected
+        assert found.verdict.main.tone == TONES[found.verdict.main.rule]
     if expected & set(HEALTHY):
-        assert told.alarms == {} and told.rules & expected
+        assert found.alarms == {} and found.rules & expected
     elif "memory" in expected:
-        assert {"memory in danger", "memory ends soon"} & set(told.alarms)
+        assert {"memory in danger", "memory ends soon"} & set(found.alarms)
     elif expected & {"ended"}:
-        assert told.verdict.main.tone == "bad"
+        assert found.verdict.main.tone == "bad"
     else:
-        assert told.rules & expected
+        assert found.rules & expected
     if expected <= {"diverging", "overfitting", "not learning"}:
-        assert told.verdict.main.is_alarm and told.verdict.main.evidence
-    assert not {"memory in danger", "memory ends soon"} & told.rules  # each of them is over
+        assert found.verdict.main.is_alarm and found.verdict.main.evidence
+    assert not {"memory in danger", "memory ends soon"} & found.rules  # each of them is over
     page = (PROGRAM_ROOT / "docs" / "verdict.md").read_text(encoding="utf-8")
-    assert row(made, told) in page.splitlines()
+    assert row(made, found) in page.splitlines()
 
 
 def test_a_finished_run_never_has_a_headline_of_the_machine():
     for which, made in RUNS:
         records = read(which, made.name)
         snapshot = fold(records)
-        said = verdict(snapshot, snapshot.state).main
-        assert said.rule not in ("speed", "memory") and "emory" not in said.text
+        shown = verdict(snapshot, snapshot.state).main
+        assert shown.rule not in ("speed", "memory") and "emory" not in shown.text
 
 
 if __name__ == "__main__":

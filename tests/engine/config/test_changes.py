@@ -32,8 +32,8 @@ def test_rate_and_steps_change_at_a_safe_step_and_are_recorded(tmp_path):
         )
     assert run.recorder.snapshot.total_steps == 11 and run.recorder.snapshot.progress == 1.0
     assert ControlReceived("change", changed.values) in events_of(run, ControlReceived)
-    told = f"From step {changed.step} on: train.learning_rate 0.01 → 0.02, train.steps 8 → 11."
-    assert told in [line.text for line in events_of(run, LogLine)]
+    found = f"From step {changed.step} on: train.learning_rate 0.01 → 0.02, train.steps 8 → 11."
+    assert found in [line.text for line in events_of(run, LogLine)]
 
 
 def test_a_run_that_was_changed_resumes_with_what_it_was_changed_to(tmp_path):
@@ -68,8 +68,8 @@ def test_what_cannot_be_changed_is_told_and_the_run_goes_on(tmp_path):
         {4: Change.from_dict({"train.steps": 2}), 5: Change.from_dict({"train.learning_rate": -1})},
     )
     assert ended.reason == "Finished all 8 steps." and not events_of(run, SettingsChanged)
-    told = " ".join(line.text for line in events_of(run, LogLine) if line.level == "warning")
-    assert "2 are fewer than the" in told and "train.learning_rate" in told
+    found = " ".join(line.text for line in events_of(run, LogLine) if line.level == "warning")
+    assert "2 are fewer than the" in found and "train.learning_rate" in found
     assert run.folder.config.train.steps == 8
 
 

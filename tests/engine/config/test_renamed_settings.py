@@ -87,5 +87,5 @@ def test_a_preset_with_an_old_name_starts_nothing(tmp_path, capsys):
     runs = tmp_path / "runs"
     code = launch.main(["train", str(tmp_path / "old.yaml"), "--runs-dir", str(runs)])
     assert code != 0 and not runs.exists()
-    told = "engine.gradients: parked is called gpu now; write `engine.gradients: gpu`."
-    assert told in capsys.readouterr().err
+    found = "engine.gradients: parked is called gpu now; write `engine.gradients: gpu`."
+    assert found in capsys.readouterr().err

@@ -76,15 +76,15 @@ def test_a_second_preparation_reads_and_encodes_nothing_and_is_the_same_to_the_b
     monkeypatch.setattr(Encoder, "encode", refuse)
     monkeypatch.setattr(tokenize, "open_source", refuse)
     for source, before in zip(every, first):
-        told = []
+        found = []
         settings = DataConfig(
             source if isinstance(source, tuple) else str(source), max_seq_len=128, eval_fraction=0.1
         )
         again = prepare_data(
-            settings, tokenizer, 1, execution=Execution(lambda *now: told.append(now))
+            settings, tokenizer, 1, execution=Execution(lambda *now: found.append(now))
         )
         assert_same(before, again)
-        assert again.summary["cached"] and told[-1][2].endswith(" read from the cache")
+        assert again.summary["cached"] and found[-1][2].endswith(" read from the cache")
     # Settings that only select tokens do not make new ones.
     for changes in ({"seed": 2}, {"packing": False}, {"shuffle": False}):
         assert prepared(every[0], tokenizer, **changes).summary["cached"]
@@ -294,14 +294,14 @@ def test_two_that_write_the_same_tokens_at_once_do_no_harm(tmp_path, own_cache):
     both, results = threading.Barrier(2, timeout=60), []
 
     def run():
-        told = iter(range(10))
+        found = iter(range(10))
         config = DataConfig(str(path), max_seq_len=128, eval_fraction=0.1)
         results.append(
             prepare_data(
                 config,
                 made.byte_level_tokenizer(made.CHATML),
                 1,
-                execution=Execution(lambda *_: both.wait() if next(told) == 0 else None),
+                execution=Execution(lambda *_: both.wait() if next(found) == 0 else None),
             )
         )
 

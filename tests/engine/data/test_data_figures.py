@@ -44,11 +44,11 @@ def test_lengths_are_counted_and_rows_packed_as_a_run_packs_them(tmp_path, token
     go.Figure(json.loads(json.dumps(figure).replace("--rs-text", "#000")))
     assert figure["data"][0]["y"] == histogram["counts"]
     assert figure["layout"]["shapes"][0]["x0"] == 16
-    said = lengths_text(found)
-    assert f"{min(lengths)} to {max(lengths)} tokens, with a median of " in said
-    assert f"packed, 4 examples fill 3 rows of 16 tokens to {found['percent_filled']:g} %" in said
+    text = lengths_text(found)
+    assert f"{min(lengths)} to {max(lengths)} tokens, with a median of " in text
+    assert f"packed, 4 examples fill 3 rows of 16 tokens to {found['percent_filled']:g} %" in text
     assert "; 2 examples of more than 16 tokens are cut" in lengths_text(found | {"rows_cut": 2})
-    assert said.endswith("; 1 example of more than 16 tokens is cut.")
+    assert text.endswith("; 1 example of more than 16 tokens is cut.")
 
 
 def test_without_packing_or_differences_nothing_is_said_of_them(tmp_path, tokenizer):

@@ -51,10 +51,10 @@ def rows(count=400):
     some contain typed special tokens.
     """
     for i in range(count):
-        said = f"<think>so {i}</think> an" if i % 5 == 0 else f"an {'hello ' * (i % 60)}"
+        text = f"<think>so {i}</think> an" if i % 5 == 0 else f"an {'hello ' * (i % 60)}"
         messages = [
             {"role": "user", "content": f"{i} <|im_end|>" if i % 11 == 0 else f"{i}"},
-            {"role": "assistant", "content": said},
+            {"role": "assistant", "content": text},
         ]
         yield {"messages": [] if i % 13 == 0 else messages * (1 + i % 3)}
 
@@ -78,17 +78,17 @@ def test_any_number_of_processes_makes_the_same_bits(
     assert len(alone.summary["warnings"]) > 3
     for count in (1, 3):
         in_a_cache(tmp_path_factory, monkeypatch)
-        told = []
+        found = []
         data = prepare_data(
             config(path),
             tokenizer,
             1,
-            execution=Execution(lambda *now: told.append(now), processes=count),
+            execution=Execution(lambda *now: found.append(now), processes=count),
         )
         assert_same(data, alone)
         assert not data.summary["cached"]
-        assert [now[0] for now in told] == [*range(16, 401, 16), 400]
-        assert told[-1] == (400, 400, "Tokenized a.jsonl")
+        assert [now[0] for now in found] == [*range(16, 401, 16), 400]
+        assert found[-1] == (400, 400, "Tokenized a.jsonl")
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")

@@ -240,14 +240,14 @@ def test_long_rows_are_cut_and_rows_without_an_answer_left_are_skipped(tmp_path,
 
 
 def test_progress_is_told_and_can_stop_the_preparation(source, tokenizer):
-    told = []
+    found = []
     prepare_data(
         DataConfig(source=str(source)),
         tokenizer,
         1,
-        execution=Execution(lambda *told_now: told.append(told_now)),
+        execution=Execution(lambda *told_now: found.append(told_now)),
     )
-    assert told[-1] == (60, 60, "Tokenized rows.jsonl")
+    assert found[-1] == (60, 60, "Tokenized rows.jsonl")
 
     def stop(done, total, message):
         raise KeyboardInterrupt

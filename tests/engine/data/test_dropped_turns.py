@@ -51,7 +51,7 @@ def encoded(template, conversation, tokenizer=None, **settings):
 
 
 def test_a_system_turn_that_answers_push_out_is_trained_with_each_prompt():
-    texts, told = encoded(WITH_THE_LAST_QUESTION, Conversation([SYSTEM, *TURNS]))
+    texts, found = encoded(WITH_THE_LAST_QUESTION, Conversation([SYSTEM, *TURNS]))
     assert texts == [
         (
             "<s>[INST] Speak like a pirate.\n\nwhy hello[/INST] because an answer</s>",
@@ -63,25 +63,25 @@ def test_a_system_turn_that_answers_push_out_is_trained_with_each_prompt():
             " so then</s>",
         ),
     ]
-    (sentence,) = told
+    (sentence,) = found
     assert "leaves out an earlier turn once the answer is there" in sentence
-    assert told[sentence] == 2
+    assert found[sentence] == 2
 
 
 def test_answers_of_a_pair_stand_behind_a_prompt_with_the_system_turn():
     """The text of the whole conversation lacks it, so what is compared would be the answers to
     another question than the model is asked.
     """
-    asked, told = [SYSTEM, TURNS[0]], []
+    asked, reported = [SYSTEM, TURNS[0]], []
     pair = Preference(
         Conversation([*asked, *TURNS[1:]], 2),
         Conversation([*asked, TURNS[1] | {"content": "so"}], 2),
     )
-    texts, told = encoded(WITH_THE_LAST_QUESTION, pair)
+    texts, reported = encoded(WITH_THE_LAST_QUESTION, pair)
     prompt = "<s>[INST] Speak like a pirate.\n\nwhy hello[/INST]"
     chosen = " because an answer</s>[INST] what then[/INST] so then</s>"
     assert texts == [(f"{prompt} so</s>", " so</s>"), (prompt + chosen, chosen)]
-    (sentence,) = told
+    (sentence,) = reported
     assert "leaves out an earlier turn once the answer is there" in sentence
     found, _ = encoded(WITH_THE_LAST_QUESTION, pair, dropped_turns="refuse")
     assert isinstance(found, RejectedExample)
@@ -90,10 +90,10 @@ def test_answers_of_a_pair_stand_behind_a_prompt_with_the_system_turn():
 
 
 def test_a_turn_that_the_prompt_lacks_too_is_told_with_its_role_and_count():
-    texts, told = encoded(WITH_THE_LAST_QUESTION, Conversation([CRITIC, *TURNS, CRITIC]))
+    texts, found = encoded(WITH_THE_LAST_QUESTION, Conversation([CRITIC, *TURNS, CRITIC]))
     assert len(texts) == 1 and "Never" not in texts[0][0]
-    assert told["The chat template leaves out a critic turn, in its prompts too"] == 1
-    assert told["A turn behind the last trained answer is left out"] == 1
+    assert found["The chat template leaves out a critic turn, in its prompts too"] == 1
+    assert found["A turn behind the last trained answer is left out"] == 1
 
 
 def test_rows_with_a_lost_turn_are_refused_where_that_is_wanted(tmp_path):
@@ -115,9 +115,9 @@ def test_rows_with_a_lost_turn_are_refused_where_that_is_wanted(tmp_path):
 
 def test_a_developers_turn_is_written_where_a_template_writes_the_systems():
     developer = SYSTEM | {"role": "developer"}
-    texts, told = encoded(WITH_THE_LAST_QUESTION, Conversation([developer, *TURNS]))
+    texts, found = encoded(WITH_THE_LAST_QUESTION, Conversation([developer, *TURNS]))
     assert texts == encoded(WITH_THE_LAST_QUESTION, Conversation([SYSTEM, *TURNS]))[0]
-    assert any("written as a system turn" in sentence for sentence in told)
+    assert any("written as a system turn" in sentence for sentence in found)
 
 
 def test_a_short_turn_is_missed_though_its_text_stands_elsewhere():
@@ -126,14 +126,14 @@ def test_a_short_turn_is_missed_though_its_text_stands_elsewhere():
         "{% endif %}{% endfor %}"
     )
     turns = [{"role": "user", "content": "so"}, {"role": "assistant", "content": "so then"}]
-    _, told = encoded(drops_users, Conversation(turns))
-    assert told["The chat template leaves out a user turn, in its prompts too"] == 1
+    _, found = encoded(drops_users, Conversation(turns))
+    assert found["The chat template leaves out a user turn, in its prompts too"] == 1
 
 
 def test_tools_that_a_template_ignores_are_told():
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
-    _, told = encoded(made.CHATML, Conversation(TURNS, tools=tools))
-    assert told["The chat template leaves out the tools of a conversation"] == 1
+    _, found = encoded(made.CHATML, Conversation(TURNS, tools=tools))
+    assert found["The chat template leaves out the tools of a conversation"] == 1
 
 
 def test_white_space_and_escaping_are_no_loss():
@@ -148,10 +148,10 @@ def test_white_space_and_escaping_are_no_loss():
         {"role": "tool", "content": "1 < 2 & 'so'"},
         {"role": "assistant", "content": "  hello  "},
     ]
-    texts, told = encoded(template, Conversation(turns))
+    texts, found = encoded(template, Conversation(turns))
     assert len(texts) == 1
     assert texts[0][1] == "hello</s>"
-    assert not told
+    assert not found
 
 
 def test_earlier_reasoning_that_a_template_drops_is_told_and_not_refused():
@@ -161,10 +161,10 @@ def test_earlier_reasoning_that_a_template_drops_is_told_and_not_refused():
         {"role": "user", "content": "what then"},
         {"role": "assistant", "content": "<think>so so</think>then"},
     ]
-    texts, told = encoded(made.QWEN3, Conversation(turns), dropped_turns="refuse")
+    texts, found = encoded(made.QWEN3, Conversation(turns), dropped_turns="refuse")
     assert len(texts) == 2 and "hm" not in texts[1][0]
     assert (
-        told["The chat template leaves out part of an earlier answer, such as its reasoning"] == 1
+        found["The chat template leaves out part of an earlier answer, such as its reasoning"] == 1
     )
 
 
@@ -188,18 +188,18 @@ def test_a_template_that_writes_more_than_the_answer_skips_the_row(written):
 
 def test_a_key_that_the_template_does_not_name_is_told_once_a_row():
     turns = [TURNS[0] | {"mood": "glad"}, TURNS[1] | {"mood": "sad", "role": "assistant"}]
-    _, told = encoded(made.CHATML, Conversation(turns))
-    assert told["The key mood of a turn is not used: the chat template does not name it"] == 1
+    _, found = encoded(made.CHATML, Conversation(turns))
+    assert found["The key mood of a turn is not used: the chat template does not name it"] == 1
 
 
 # ---------------------------------------------------------------------- answers left untrained
 
 
 def test_answers_that_the_row_excludes_stay_in_the_text_and_are_not_trained():
-    texts, told = encoded(made.CHATML, Conversation(TURNS, untrained=frozenset([1])))
+    texts, found = encoded(made.CHATML, Conversation(TURNS, untrained=frozenset([1])))
     ((text, loss_mask),) = texts
     assert "because an answer" in text and loss_mask == "so then<|im_end|>"
-    assert told["An answer is not trained, because its row says so"] == 1
+    assert found["An answer is not trained, because its row says so"] == 1
 
 
 def test_all_but_the_answers_that_the_row_excludes_is_trained():
@@ -223,9 +223,9 @@ def test_a_row_none_of_whose_answers_is_trained_is_skipped():
 
 def test_an_answer_without_text_is_not_trained():
     blank = [*TURNS[:2], {"role": "user", "content": "and"}, {"role": "assistant", "content": " "}]
-    ((_, loss_mask),), told = encoded(made.CHATML, Conversation(blank))
+    ((_, loss_mask),), reported = encoded(made.CHATML, Conversation(blank))
     assert loss_mask == "because an answer<|im_end|>"
-    assert told["An answer without text is not trained"] == 1
+    assert reported["An answer without text is not trained"] == 1
     found, _ = encoded(made.CHATML, Conversation(blank[2:]))
     assert found == RejectedExample("the answer is empty")
 

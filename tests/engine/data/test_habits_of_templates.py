@@ -55,13 +55,13 @@ def encoded(tokenizer, turns, tools=None, **settings):
     """Returns each document's text and what of it is trained, or why the row is skipped."""
     encoder = Encoder(tokenizer, Handling(**settings), 4096)
     (found,) = encoder.encode([as_example(turns, tools)])
-    told = encoder.renderer.take_warnings()
+    reported = encoder.renderer.take_warnings()
     if isinstance(found, RejectedExample):
-        return found, told
+        return found, reported
     return [
         (tokenizer.decode(one.ids), tokenizer.decode(one.ids[one.loss_mask]))
         for one in found.documents
-    ], told
+    ], reported
 
 
 # ---------------------------------------------------------------------- reasoning
@@ -76,12 +76,12 @@ def test_reasoning_inside_an_answer_is_trained_as_reasoning_content(family):
     rows = [[USER, AS_KEY], [USER, INLINE], [USER, RAW]]
     if family == "qwen3":  # its prompt does not begin the reasoning; the template reads it anyway
         rows.remove([USER, RAW])
-    (wanted, told), *others = [encoded(tokenizer, row) for row in rows]
+    (wanted, reported), *others = [encoded(tokenizer, row) for row in rows]
     text = tokenizer.apply_chat_template([USER, AS_KEY], tokenize=False)
     assert [whole for whole, _ in wanted] == [text]
     assert "2 and 2 are four." in wanted[0][1] and wanted[0][1].endswith("Four.<|im_end|>")
     for found in others:
-        assert found == (wanted, told)
+        assert found == (wanted, reported)
 
 
 @pytest.mark.parametrize("answer", [AS_KEY, INLINE, RAW])
@@ -162,8 +162,8 @@ def test_a_row_without_reasoning_is_trained_from_the_empty_block_that_the_templa
 
 def test_an_answer_that_only_speaks_of_tags_stays_as_it_is():
     tokenizer = as_published("qwen3_5_think")
-    said = {"role": "assistant", "content": "Write <think> first, </think> last."}
-    found, _ = encoded(tokenizer, [USER, said])
+    shown = {"role": "assistant", "content": "Write <think> first, </think> last."}
+    found, _ = encoded(tokenizer, [USER, shown])
     assert isinstance(found, RejectedExample) and "leaves out part" in found.reason
     found, _ = encoded(byte_level_tokenizer(CHATML), [USER, INLINE])
     assert found[0][1] == INLINE["content"] + "<|im_end|>"
@@ -259,9 +259,9 @@ def test_a_template_that_wants_parts_gets_parts(family):
         {"role": "assistant", "content": "Elbe."},
     ]
     plain = [turn | {"content": "Another."} if turn is turns[3] else turn for turn in turns]
-    ((text, loss_mask),), told = encoded(tokenizer, turns)
+    ((text, loss_mask),), found = encoded(tokenizer, turns)
     wanted = tokenizer.apply_chat_template(prepare_multimodal_messages(plain), tokenize=False)
-    assert text == wanted and not told
+    assert text == wanted and not found
     assert "Rhine." in loss_mask
     assert "Elbe." in loss_mask
     assert "river" not in loss_mask
@@ -287,9 +287,11 @@ def test_a_developer_is_the_system_where_the_template_does_not_know_the_role(fam
     answer = {"role": "assistant", "content": "Four."}
     tokenizer = as_published(family)
     asked = [{"role": "developer", "content": "Be brief."}, USER, answer]
-    found, told = encoded(tokenizer, asked)
+    found, reported = encoded(tokenizer, asked)
     assert found == encoded(tokenizer, [asked[0] | {"role": "system"}, USER, answer])[0]
-    assert sum("developer turn is written as a system turn" in sentence for sentence in told) == 1
+    assert (
+        sum("developer turn is written as a system turn" in sentence for sentence in reported) == 1
+    )
 
 
 def test_a_developer_stays_one_where_the_template_knows_the_role():
@@ -300,8 +302,8 @@ def test_a_developer_stays_one_where_the_template_knows_the_role():
     )
     answer = {"role": "assistant", "content": "Four."}
     asked = [{"role": "developer", "content": "Be brief."}, USER, answer]
-    found, told = encoded(byte_level_tokenizer(template), asked)
-    assert found[0][0].startswith("<|im_start|>developer\nBe brief.") and not told
+    found, reported = encoded(byte_level_tokenizer(template), asked)
+    assert found[0][0].startswith("<|im_start|>developer\nBe brief.") and not reported
 
 
 # ---------------------------------------------------------------------- tools
@@ -319,8 +321,10 @@ def test_a_developer_stays_one_where_the_template_knows_the_role():
 def test_lost_tools_are_told_though_their_name_is_in_the_chat(turns, writes):
     family = "qwen2_5" if writes else "deepseekv3"
     for tools in ([WEATHER], [{"type": "function", "function": {"name": "weather"}}]):
-        _, told = encoded(as_published(family), turns, tools)
-        assert ("The chat template leaves out the tools of a conversation" in told) is not writes
+        _, reported = encoded(as_published(family), turns, tools)
+        assert (
+            "The chat template leaves out the tools of a conversation" in reported
+        ) is not writes
         found, _ = encoded(as_published(family), turns, tools, dropped_turns="refuse")
         assert (isinstance(found, RejectedExample) and found.refused) is not writes
 

@@ -160,9 +160,9 @@ def test_the_preview_says_how_many_rows_a_text_gives(tmp_path):
     assert lengths_text(shown).endswith(shown["text_rows"])
     assert shown["rows"][1]["documents"][0][0]["trained"] is False
     long = file_of(tmp_path / "long.txt", BOOK * 30)
-    said = preview(config(long), tokenizer)["text_rows"]
-    assert said.startswith("All of the text gives about ")
-    about = int(said.split("about ")[1].split(" row")[0].replace(",", ""))
+    found = preview(config(long), tokenizer)["text_rows"]
+    assert found.startswith("All of the text gives about ")
+    about = int(found.split("about ")[1].split(" row")[0].replace(",", ""))
     assert about == pytest.approx(30 * rows, rel=0.05)
     short = file_of(tmp_path / "short.txt", "hello an")
     assert preview(config(short), tokenizer)["text_rows"] == ""

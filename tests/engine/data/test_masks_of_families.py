@@ -55,15 +55,15 @@ def compared(family: str, which: range) -> tuple[list[Compared], Counter[str]]:
     conversations = drawn(chosen, which.stop)[which.start :]
     encoder = Encoder(tokenizer(family), Handling(), 1_000_000)
     found = encoder.encode(list(conversations))
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     for warning, times in encoder.renderer.take_warnings().items():
         match = _TOLD.match(warning)
         if match:
-            told[match[1] or match[2]] += times
+            reported[match[1] or match[2]] += times
     return [
         Compared(chat, got, expected(chosen, chat.messages, chat.tools, chat.untrained))
         for chat, got in zip(conversations, found)
-    ], told
+    ], reported
 
 
 @in_sets
@@ -87,7 +87,7 @@ def test_ids_and_masks_of_every_document_equal_the_references(family, which):
 @families
 def test_each_document_has_the_text_of_every_turn_or_the_warnings_name_its_role(family, which):
     chosen, made = FAMILIES[family], tokenizer(family)
-    rows, told = compared(family, which)
+    rows, found = compared(family, which)
     missing: Counter[str] = Counter()
     wanted: Counter[str] = Counter()
     for row in rows:
@@ -100,8 +100,8 @@ def test_each_document_has_the_text_of_every_turn_or_the_warnings_name_its_role(
                 if message["role"] != "assistant" and bare(message["content"]) not in text:
                     missing[message["role"]] += 1
     # A turn that is left out may be found in another one, so not every loss is seen in the text.
-    assert missing <= told
-    assert told == wanted
+    assert missing <= found
+    assert found == wanted
 
 
 def bare(text: str) -> str:

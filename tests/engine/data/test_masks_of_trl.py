@@ -173,8 +173,8 @@ def compared(family, tokenizer, answer: Message, before, loss_mask, wanted: Aske
         prompt = tokenizer.decode(wanted.prompt).removesuffix("<think>\n")
         published = tokenizer.decode(wanted.published)
         assert published.startswith(prompt)
-        said = published[len(prompt) :].removeprefix("\n\n")
-        assert text == f"{prompt}<think>\n{reasoning}\n</think>\n\n{said}"
+        shown = published[len(prompt) :].removeprefix("\n\n")
+        assert text == f"{prompt}<think>\n{reasoning}\n</think>\n\n{shown}"
         if f"{reasoning}\n</think>" not in wanted.text:
             used[DROPS] += 1
             return used
@@ -212,12 +212,12 @@ def is_lost(family, messages, tools, places) -> bool:
             wanted = of_trl(family, messages, tools, place)
         except TemplateError:
             return True
-        said = [answer["content"], answer.get("reasoning_content", "")]
+        shown = [answer["content"], answer.get("reasoning_content", "")]
         for call in answer.get("tool_calls", ()):
-            said += [call["function"]["name"], *call["function"]["arguments"]]
+            shown += [call["function"]["name"], *call["function"]["arguments"]]
         tokenizer = as_published(family)
         text = tokenizer.decode(wanted.loss_mask)
-        if not all(each in text for each in said):
+        if not all(each in text for each in shown):
             return True
         if not text.rstrip().endswith(tuple(tokenizer.all_special_tokens)):
             return True  # it has no end, so a model would not learn to stop

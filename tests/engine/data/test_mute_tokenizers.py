@@ -46,9 +46,9 @@ def mute_tokenizer(template):
 def test_a_tokenizer_that_makes_no_tokens_is_told(tmp_path, kind, template):
     if kind == "turns" and template is None:
         pytest.skip("turns need a template")
-    said = r"^The tokenizer \(a \w+\) makes no tokens of the text, in line 1 of rows\.jsonl; tr"
+    text = r"^The tokenizer \(a \w+\) makes no tokens of the text, in line 1 of rows\.jsonl; tr"
     config = written(tmp_path, ROWS[kind])
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=text):
         prepare_data(config, mute_tokenizer(template), 1)
     assert "makes no tokens of the text" in preview(config, mute_tokenizer(template))["error"]
 

@@ -110,8 +110,8 @@ def as_templates_write(row: dict[str, Any], tokenizer) -> list[int]:
 def test_tools_of_later_rows_are_trained_with(tmp_path, tokenizer, early):
     rows = [CHAT] * early + [CALLED] * 2 + [CHAT] * (25 - early)
     found = loss_mask(lines(tmp_path / "rows.jsonl", rows), tokenizer)
-    told = [CHAT] * 25 + [AS_TOLD] * 2
-    ids = Counter(tuple(as_templates_write(row, tokenizer)) for row in told)
+    reported = [CHAT] * 25 + [AS_TOLD] * 2
+    ids = Counter(tuple(as_templates_write(row, tokenizer)) for row in reported)
     assert Counter(ids_of(found)) == ids
 
 
@@ -166,8 +166,8 @@ def test_a_class_in_a_later_row_is_known_and_a_mark_is_refused_in_any_order(tmp_
 
 
 def test_turns_of_two_kinds_are_read_alike_in_any_order(tmp_path, tokenizer):
-    said = {"messages": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
-    rows = [CHAT] + [said] * 30
+    shown = {"messages": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+    rows = [CHAT] + [shown] * 30
     for place, order in enumerate((rows, rows[::-1])):
         found = ids_of(loss_mask(lines(tmp_path / f"{place}.jsonl", order), tokenizer))
         assert found == {tuple(as_templates_write(CHAT, tokenizer)): 31}
@@ -219,9 +219,9 @@ def chats(number: int) -> dict[str, Any]:
 
 
 def sharegpt(number: int) -> dict[str, Any]:
-    said = text_of(number, 4)
+    shown = text_of(number, 4)
     row: dict[str, Any] = {
-        "conversations": [{"from": "human", "value": said}, {"from": "gpt", "value": f"{number}"}]
+        "conversations": [{"from": "human", "value": shown}, {"from": "gpt", "value": f"{number}"}]
     }
     if number % 47 == 10:
         row["conversations"][1:1] = [
@@ -476,8 +476,8 @@ def test_a_column_that_appears_while_rows_are_read_stops_the_run(tmp_path, token
     path = lines(tmp_path / "rows.jsonl", [CHAT] * 30 + [CALLED])
     first = survey_of([CHAT])
     monkeypatch.setattr(columns_room, "_surveyed", lambda source, *limits: first)
-    said = r"^The column tools first appears in line 31 of rows\.jsonl, .* data\.columns"
-    with pytest.raises(DataError, match=said):
+    text = r"^The column tools first appears in line 31 of rows\.jsonl, .* data\.columns"
+    with pytest.raises(DataError, match=text):
         prepare_data(config(path), tokenizer, 1)
 
 

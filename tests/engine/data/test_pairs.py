@@ -120,8 +120,8 @@ def test_what_is_wrong_with_a_pair_is_counted_and_told(tmp_path):
         "no trained token is left within max_seq_len": 1,
         "both answers of the pair are the same within max_seq_len": 1,
     }
-    told = " ".join(summary["warnings"])
-    assert "skipped because both answers of the pair are the same: 1 (first in line 2" in told
+    found = " ".join(summary["warnings"])
+    assert "skipped because both answers of the pair are the same: 1 (first in line 2" in found
 
 
 def test_the_preview_names_both_answers(tmp_path):

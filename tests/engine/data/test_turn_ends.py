@@ -220,14 +220,14 @@ def test_answers_without_an_end_are_told_in_the_preview_and_in_the_summary(tmp_p
     )
     assert shown["endless"] in found.summary["warnings"]
     special = tuple(token for token in SPECIAL if token != "<|im_end|>")
-    told = preview(config, byte_level_tokenizer(CHATML, special=special))["endless"]
-    assert "reads <|im_end|> as text; name it in data.add_tokens" in told
+    reported = preview(config, byte_level_tokenizer(CHATML, special=special))["endless"]
+    assert "reads <|im_end|> as text; name it in data.add_tokens" in reported
     found, config = prepared(
         tmp_path / "text.jsonl", byte_level_tokenizer(eos=False), [{"text": "hello a"}] * 4
     )
-    told = preview(config, byte_level_tokenizer(eos=False))["endless"]
+    reported = preview(config, byte_level_tokenizer(eos=False))["endless"]
     assert (
-        told
+        reported
         == "The tokenizer has no end-of-sequence token, so the model cannot learn where to stop."
     )
-    assert told in found.summary["warnings"]
+    assert reported in found.summary["warnings"]

@@ -241,10 +241,10 @@ def test_a_conversation_of_any_program_is_that_of_openai(tmp_path, tokenizer, pr
 
 
 def test_an_answer_and_the_calls_behind_it_are_one_answer(tmp_path, tokenizer):
-    said = {"role": "assistant", "content": "I look."}
-    rows = {"messages": [ASKED, said, *swift("tool_call", "tool")[2:]], "tools": [TOOL]}
+    shown = {"role": "assistant", "content": "I look."}
+    rows = {"messages": [ASKED, shown, *swift("tool_call", "tool")[2:]], "tools": [TOOL]}
     data = prepared(tmp_path / "a.jsonl", tokenizer, rows)
-    canonical = [ASKED, CALLS | said, *RESULTS, LAST]
+    canonical = [ASKED, CALLS | shown, *RESULTS, LAST]
     expected = tokenizer.apply_chat_template(canonical, tools=[TOOL])["input_ids"]
     assert data.train.ids.tolist() == expected
     assert trained_text(data, tokenizer).startswith("I look.\n<tool_call>")
@@ -377,8 +377,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, tokenizer, name):
-    messages, said = REFUSED[name]
-    with pytest.raises(DataError, match=said):
+    messages, shown = REFUSED[name]
+    with pytest.raises(DataError, match=shown):
         prepared(tmp_path / "a.jsonl", tokenizer, {"messages": messages})
 
 

@@ -56,9 +56,9 @@ def test_every_label_of_an_answer_has_its_weight_and_no_other_position(tmp_path,
     counts = (batch.labels >= 0).sum(axis=1)
     assert batch.loss_weight == float(counts @ np.array(weights))
     assert batch.loss_tokens == counts.sum()
-    (told,) = prepared(str(tmp_path / "a.jsonl"), tokenizer).summary["warnings"]
-    assert told.startswith("The losses of an answer are multiplied by the weight that its row")
-    assert told.endswith("(2 times).")
+    (found,) = prepared(str(tmp_path / "a.jsonl"), tokenizer).summary["warnings"]
+    assert found.startswith("The losses of an answer are multiplied by the weight that its row")
+    assert found.endswith("(2 times).")
 
 
 def test_a_micro_batch_without_weights_has_no_array_and_nor_has_a_file_without(tmp_path, tokenizer):

@@ -75,29 +75,29 @@ def refused(folder, content: bytes) -> str:
     (folder / "config.json").write_bytes(content)
     with pytest.raises(ModelError) as error:
         load_config(str(folder))
-    told = str(error.value)
-    assert told.startswith("model.source: ")
-    assert "\n" not in told
-    assert len(told) < 600
-    assert told.endswith(".")
-    assert "alidation error" not in told
-    assert "(:" not in told
-    assert str(folder / "config.json") in told
-    return told
+    found = str(error.value)
+    assert found.startswith("model.source: ")
+    assert "\n" not in found
+    assert len(found) < 600
+    assert found.endswith(".")
+    assert "alidation error" not in found
+    assert "(:" not in found
+    assert str(folder / "config.json") in found
+    return found
 
 
-@pytest.mark.parametrize("changes, told", FIELDS.values(), ids=FIELDS)
-def test_a_wrong_field_is_named_with_its_file_and_what_it_must_be(tmp_path, changes, told):
+@pytest.mark.parametrize("changes, reported", FIELDS.values(), ids=FIELDS)
+def test_a_wrong_field_is_named_with_its_file_and_what_it_must_be(tmp_path, changes, reported):
     config = {name: value for name, value in (STARTER | changes).items() if value is not None}
     if changes.get("intermediate_size", 0) is None:
         config["intermediate_size"] = None
     found = refused(tmp_path, json.dumps(config).encode())
-    assert told.format(file=tmp_path / "config.json") in found
+    assert reported.format(file=tmp_path / "config.json") in found
 
 
-@pytest.mark.parametrize("content, told", CONTENTS.values(), ids=CONTENTS)
-def test_a_file_that_is_no_configuration_is_told_as_such(tmp_path, content, told):
-    assert told in refused(tmp_path, content)
+@pytest.mark.parametrize("content, reported", CONTENTS.values(), ids=CONTENTS)
+def test_a_file_that_is_no_configuration_is_told_as_such(tmp_path, content, reported):
+    assert reported in refused(tmp_path, content)
 
 
 def test_a_whole_configuration_is_read(tmp_path):

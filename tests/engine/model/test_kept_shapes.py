@@ -238,8 +238,8 @@ def test_a_change_of_any_file_that_decides_a_shape_makes_kept_ones_old():
     found = packages_of(modules)
     assert {"planning/layout", "model/lora", "model/blocks", "planning/shape"} < found
     # What is said where memory is short decides no shape.
-    said = {name for name in modules if name.startswith("engine.machine.")}
-    assert said <= {"engine.machine.cgroups", "engine.machine.short_memory"}
+    shown = {name for name in modules if name.startswith("engine.machine.")}
+    assert shown <= {"engine.machine.cgroups", "engine.machine.short_memory"}
     wings = {each.partition("/")[0] for each in shape_cache.ROOMS if "/" not in each}
     others = {each for each in found if each.partition("/")[0] not in wings}
     assert others - {"machine"} <= set(shape_cache.ROOMS)

@@ -131,8 +131,8 @@ def test_a_part_that_the_small_model_lacks_is_not_believed():
         """Stands for a layer that no layer of the small model was like."""
 
     assert Packing(DOCUMENTS, "", frozenset({"Sequential"})).of(torch.nn.Sequential()).safe
-    told = Packing(DOCUMENTS, "", frozenset({"Sequential"})).of(torch.nn.Sequential(Recurrence()))
-    assert not told.safe and "Recurrence" in told.problem
+    found = Packing(DOCUMENTS, "", frozenset({"Sequential"})).of(torch.nn.Sequential(Recurrence()))
+    assert not found.safe and "Recurrence" in found.problem
 
 
 ROPES = {

@@ -116,8 +116,8 @@ def test_a_run_says_what_it_does_and_its_export_carries_it(tmp_path):
         assert ended.reason.startswith(f"{name} of run {id_} was "), ended.reason
         assert "changes what the model computes" in ended.reason
     run = resumed_to_the_end(stopped)
-    said = [event.text for event in events_of(run, LogLine)]
-    assert any("(yarn, factor 4): rows may have 256 tokens" in text for text in said)
+    shown = [event.text for event in events_of(run, LogLine)]
+    assert any("(yarn, factor 4): rows may have 256 tokens" in text for text in shown)
     model, info = AutoModelForCausalLM.from_pretrained(
         run.folder.export_path, output_loading_info=True
     )
@@ -181,8 +181,8 @@ def test_rows_are_as_long_as_the_factor_says(tmp_path, capsys):
                 read(config)
     config = make_config(tmp_path, **{"model.rope_scaling": "yarn", "data.max_seq_len": 500})
     config.save(tmp_path / "preset.yaml")
-    code, _, told = command(capsys, "check", tmp_path / "preset.yaml")
-    assert code == 2 and told.startswith("data.max_seq_len: 500 is beyond the 128 positions")
+    code, _, found = command(capsys, "check", tmp_path / "preset.yaml")
+    assert code == 2 and found.startswith("data.max_seq_len: 500 is beyond the 128 positions")
 
 
 @pytest.mark.parametrize("factor", [1, 0.5, -2, 5000])

@@ -64,8 +64,8 @@ def with_tokens(tmp_path, tokens=TOKENS, **values):
 def test_an_export_loads_without_a_warning_and_has_the_tokens(tmp_path, dtype, caplog):
     config = with_tokens(tmp_path, **{"model.dtype": dtype, "output.export": True})
     run = trained(config, tmp_path / "runs")
-    said = [event.text for event in events_of(run, LogLine)]
-    assert any("got <call>, </call>. Embedding and head grow by 2 rows to 19." in s for s in said)
+    shown = [event.text for event in events_of(run, LogLine)]
+    assert any("got <call>, </call>. Embedding and head grow by 2 rows to 19." in s for s in shown)
     folder = run.folder.export_path
     library = logging.getLogger("transformers")  # its messages go to no other logger
     library.addHandler(caplog.handler)
@@ -90,8 +90,8 @@ def test_a_stopped_run_goes_on_to_the_bit_and_with_the_same_tokens(tmp_path):
     whole = trained(with_tokens(tmp_path), tmp_path / "whole")
     stopped = trained(with_tokens(tmp_path), tmp_path / "stopped", {1: "stop"})
     id_, runs = stopped.folder.id, tmp_path / "stopped"
-    for told in ("[<call>]", "[]"):
-        ended = execute(resume_run(runs, id_, [f"data.add_tokens={told}"]))
+    for found in ("[<call>]", "[]"):
+        ended = execute(resume_run(runs, id_, [f"data.add_tokens={found}"]))
         assert ended.state == "failed"
         assert ended.reason.startswith(f"data.add_tokens of run {id_} was ")
     again = resumed_to_the_end(stopped)
@@ -165,8 +165,8 @@ def test_where_the_vocabulary_cannot_grow_it_is_said(tmp_path, capsys):
         read.refuse_untrained(build_model(read.config, config.model), config)
     config = with_tokens(tmp_path, **{"train.method": "lora"})
     config.save(tmp_path / "preset.yaml")
-    told = command(capsys, "train", tmp_path / "preset.yaml", "--runs-dir", tmp_path / "runs")
-    assert told[0] and "add embed_tokens and lm_head to train.lora_save_modules" in told[2]
+    found = command(capsys, "train", tmp_path / "preset.yaml", "--runs-dir", tmp_path / "runs")
+    assert found[0] and "add embed_tokens and lm_head to train.lora_save_modules" in found[2]
     lora = {"train.method": "lora", "train.lora_save_modules": ["embed_tokens", "lm_head"]}
     alone = with_tokens(tmp_path, **lora | {"output.export_form": "adapter"})
     ended = execute(start_run(alone, tmp_path / "runs"))

@@ -134,7 +134,7 @@ def test_what_is_not_trained_is_on_the_disk_with_each_export_and_never_in_memory
     assert export.bytes == 2 * 8_292_166_656
     assert export.bytes - plain.pop(MemoryItem.EXPORT).bytes == 2 * 676_550_144
     assert disk == plain
-    assert any("its other parts (676,550,144 parameters) stay" in said for said in report.reasons)
+    assert any("its other parts (676,550,144 parameters) stay" in shown for shown in report.reasons)
 
 
 def without_vision(shape: ModelShape) -> ModelShape:
@@ -153,9 +153,9 @@ def test_the_table_tells_both_parts():
     assert head.split()[:2] == ["model", "parameters"]
     assert "7.62 of 8.29 B" in lines[0] and "  7.62 B" in lines[1]
     names, *values = (line.split(",") for line in as_csv(rows, shown).splitlines())
-    told = [dict(zip(names, line))["whole_parameters"] for line in values]
-    assert told == ["8292166656", "7615616512"]
-    assert [row["whole_parameters"] for row in as_dicts(rows, shown)] == list(map(int, told))
+    found = [dict(zip(names, line))["whole_parameters"] for line in values]
+    assert found == ["8292166656", "7615616512"]
+    assert [row["whole_parameters"] for row in as_dicts(rows, shown)] == list(map(int, found))
 
 
 def test_adapters_are_counted_in_neither_part():

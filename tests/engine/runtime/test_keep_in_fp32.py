@@ -139,13 +139,13 @@ def test_the_fit_report_counts_them_to_the_byte(family):
     choices = PlanChoices(micro_batches=2, offloaded_block_inputs=True, blocks_kept_in_slots=1)
     run = streamed(plain_model(config), choices, dtype="bfloat16", tokens=tokens, config=config)
     shape = shape_of(run.model)
-    said = fixed_items(shape, choices, tokens * shape.hidden_size)
-    assert run.engine.state.fixed_bytes() == sum(item.bytes for item in said)
+    shown = fixed_items(shape, choices, tokens * shape.hidden_size)
+    assert run.engine.state.fixed_bytes() == sum(item.bytes for item in shown)
     plain = dataclasses.replace(
         shape, units=tuple(dataclasses.replace(unit, fp32_numel=0) for unit in shape.units)
     )
     less = fixed_items(plain, choices, tokens * shape.hidden_size)
-    more = sum(a.bytes - b.bytes for a, b in zip(said, less))
+    more = sum(a.bytes - b.bytes for a, b in zip(shown, less))
     held = run.engine.state.keep_in_fp32.values()
     assert more == sum(each.values.nbytes + each.low.nbytes for each in held) > 0
     assert run.host_states.allocated_bytes == shape.host_bytes == plain.host_bytes

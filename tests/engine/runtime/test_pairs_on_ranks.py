@@ -30,8 +30,8 @@ def rows_of(objective: str):
     trained = np.ones(len(ids), bool)
     for start in starts[:-1]:
         trained[start : start + 3] = False
-    told = draw.integers(0, 2, documents).astype(float)
-    tokens = DocumentTokens(ids, trained, starts, told if objective == "kto" else -20 - told)
+    found = draw.integers(0, 2, documents).astype(float)
+    tokens = DocumentTokens(ids, trained, starts, found if objective == "kto" else -20 - found)
     make, layout = (MarkedRows, one_each) if objective == "kto" else (PairRows, two_each)
     rows = make(tokens, layout(documents), 0, Order(7, shuffle=True))
     rows.learn(Objective(name=objective))

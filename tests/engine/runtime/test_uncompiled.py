@@ -76,9 +76,9 @@ def trained(choices, family: str = "llama", lengths=LENGTHS, **changes):
         for unit in run.model.units
         for plane in run.host_states.planes
     ]
-    told = run.engine.uncompiled
+    found = run.engine.uncompiled
     run.close()
-    return planes, told
+    return planes, found
 
 
 def assert_close(ours, theirs):
@@ -91,22 +91,22 @@ def test_more_shapes_than_may_be_compiled_run_as_they_are_and_that_is_known(comp
     choices = dataclasses.replace(COMPILED, blocks_without_recompute=kept)
     expected, nothing = trained(dataclasses.replace(BASE, blocks_without_recompute=kept))
     compiler(limit=64)
-    found, told = trained(choices)
-    assert told == nothing == []
+    found, reported = trained(choices)
+    assert reported == nothing == []
     assert_close(found, expected)
     compiler(limit=LIMIT)
-    found, told = trained(choices)
+    found, reported = trained(choices)
     assert_close(found, expected)
     reason = "it has more shapes than the 2 for which it may be compiled"
-    assert set(told) == {("A block", reason), ("The loss", reason)}
+    assert set(reported) == {("A block", reason), ("The loss", reason)}
 
 
 def test_a_block_that_fails_after_it_drew_numbers_drops_what_its_recompute_drops(compiler):
     values = dict(family="gpt2", resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2)
     expected, _ = trained(BASE, **values)
     compiler(limit=64, broken=nn.Module)
-    found, told = trained(COMPILED, **values)
-    assert ("A block", "no such kernel") in told
+    found, reported = trained(COMPILED, **values)
+    assert ("A block", "no such kernel") in reported
     assert_close(found, expected)
 
 
@@ -115,8 +115,8 @@ def lengths_config(tmp_path):
     """Returns the settings of a run on rows of many lengths, one a micro-batch."""
     rows = []
     for row in range(40):
-        said = " ".join(WORDS[word % 8] for word in range(1 + row % 8))
-        turns = [{"role": "user", "content": said}, {"role": "assistant", "content": "two"}]
+        text = " ".join(WORDS[word % 8] for word in range(1 + row % 8))
+        turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "two"}]
         rows.append(json.dumps({"messages": turns}) + "\n")
     (tmp_path / "data.jsonl").write_text("".join(rows), encoding="utf-8")
     values = {
@@ -143,13 +143,13 @@ def test_a_run_tells_where_it_met_the_limit_of_graphs(tmp_path, compiler, length
     compiler(limit=1)
     run = start_run(lengths_config, tmp_path / "runs")
     assert execute(run).state == "finished", run.recorder.snapshot.reason
-    told = told_by(run)
-    assert [text.partition(". ")[0] for text in told] == [
+    found = told_by(run)
+    assert [text.partition(". ")[0] for text in found] == [
         "The loss of an evaluation could not be compiled in the evaluation before the first step",
         "A block could not be compiled in the first step",
         "The loss could not be compiled in a shape of step 2",
     ]
-    assert all("(it has more shapes than the 1 for which" in text for text in told)
+    assert all("(it has more shapes than the 1 for which" in text for text in found)
 
 
 def test_every_run_tells_that_its_loss_cannot_be_compiled(tmp_path, compiler, lengths_config):
@@ -158,12 +158,12 @@ def test_every_run_tells_that_its_loss_cannot_be_compiled(tmp_path, compiler, le
     for _ in range(2):
         run = start_run(lengths_config, tmp_path / "runs")
         assert execute(run).state == "finished", run.recorder.snapshot.reason
-        told = told_by(run)
-        assert [text.partition(" could not")[0] for text in told] == [
+        found = told_by(run)
+        assert [text.partition(" could not")[0] for text in found] == [
             "The loss of an evaluation",
             "The loss",
         ]
-        assert all("(no such kernel)" in text for text in told)
-        assert "in the evaluation before the first step." in told[0]
+        assert all("(no such kernel)" in text for text in found)
+        assert "in the evaluation before the first step." in found[0]
     eager = start_run(lengths_config.with_values({"engine.kernels": "eager"}), tmp_path / "runs")
     assert execute(eager).state == "finished" and told_by(eager) == []

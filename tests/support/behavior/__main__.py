@@ -109,20 +109,20 @@ def compare(before: Path, after: Path, wanted: list[str], folder: Path, shown: i
             (folder / f"{side}-{name}.json").write_text(
                 json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8"
             )
-        told = [
+        reported = [
             Difference(f"{name}{found.path}", found.before, found.after)
             for found in differences(*facts)
         ]
-        if not told and FAILED in facts[0]:
-            told = [Difference(f"{name}/{FAILED}", facts[0][FAILED], facts[1][FAILED])]
-        wrong = [found for found in told if not _is_deliberate(found, used)]
+        if not reported and FAILED in facts[0]:
+            reported = [Difference(f"{name}/{FAILED}", facts[0][FAILED], facts[1][FAILED])]
+        wrong = [found for found in reported if not _is_deliberate(found, used)]
         table.append(
             (
                 name,
                 len(facts[0]),
                 count(facts[0]),
                 len(wrong),
-                len(told) - len(wrong),
+                len(reported) - len(wrong),
                 time.monotonic() - began,
             )
         )

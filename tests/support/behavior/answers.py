@@ -75,8 +75,8 @@ class Asked:
         """One request, whose answer becomes a fact under its method and path, or `name`."""
         answer = self.server.ask(method, path, body, **more)
         side = self.server.side
-        said = "" if body is None else f" {json.dumps(body, ensure_ascii=False)[:160]}"
-        self.facts[side.plain(name or f"{method} {path[:160]}{said}")] = fact_of(
+        text = "" if body is None else f" {json.dumps(body, ensure_ascii=False)[:160]}"
+        self.facts[side.plain(name or f"{method} {path[:160]}{text}")] = fact_of(
             side, answer, unique, self.plain
         )
         return answer

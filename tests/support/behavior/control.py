@@ -183,7 +183,7 @@ class Led:
             .read_text(encoding="utf-8")
             .splitlines()
         ]
-        told = [
+        found = [
             {
                 key: line[key]
                 for key in ("kind", "state", "reason", "command", "values")
@@ -202,7 +202,7 @@ class Led:
                 "eval_finished",
             )
         ]
-        for line in told:
+        for line in found:
             if line["kind"] in ("settings_changed", "control_received", "log_line"):
                 line["values"] = sorted(line.get("values") or {})
         steps = [
@@ -211,7 +211,7 @@ class Led:
         numbers = [line["step"] for line in steps]
         keys: dict[str, list[str]] = {line["kind"]: list(line) for line in lines}
         return {
-            f"record of {name}": each_text(told, self.plain),
+            f"record of {name}": each_text(found, self.plain),
             f"first steps of {name}": steps[:COMPARED_STEPS],
             f"keys of {name}": dict(sorted(keys.items())),
             f"steps of {name} without a gap": numbers == list(range(1, len(numbers) + 1)),
@@ -408,14 +408,14 @@ def _used(led: Led, place: Path) -> None:
         ("say after two", {}),
         ("say after five", {"system": "say one", "temperature": 0.8, "seed": 3}),
     ):
-        said = {
+        text = {
             "choice": choice,
             "message": message,
             "compare": False,
             "system": "",
             "max_new_tokens": 6,
         } | more
-        answer = led.server.ask("POST", "/api/chat/send", said)
+        answer = led.server.ask("POST", "/api/chat/send", text)
         led.note(f"say {message}", [answer.status, json.loads(answer.body)])
         wait_for(lambda: not led.server.json("GET", "/api/chat")["working"], "the answer")
         led.note(

@@ -112,14 +112,14 @@ class Copy:
         ]
         if (self.folder / "tests" / "conftest.py").exists():
             options.append("--ci")  # what a commit must pass has to notice the change
-        code, said = self._process.run(self.folder, [*options, *tests], seconds)
+        code, shown = self._process.run(self.folder, [*options, *tests], seconds)
         if code == TOO_LONG:
             return CAUGHT, f"no test: {seconds:.0f} s were not enough"
         if code == 0:
             return SURVIVED, ""
-        failed = FAILURE.search(said)
+        failed = FAILURE.search(shown)
         if code == 1 and failed:
             return CAUGHT, failed[1]
         if code < 0:
             return CAUGHT, f"no test: the process died by signal {-code}"
-        return BROKEN, said.strip().splitlines()[-1] if said.strip() else "nothing was said"
+        return BROKEN, shown.strip().splitlines()[-1] if shown.strip() else "nothing was said"

@@ -98,8 +98,8 @@ class Rows:
         return turn
 
     def _called(self) -> list[Row]:
-        name, said = self.word(ANSWER), {"a": self.text(ANSWER)}
-        arguments = self.random.choice((said, json.dumps(said), json.dumps(json.dumps(said))))
+        name, shown = self.word(ANSWER), {"a": self.text(ANSWER)}
+        arguments = self.random.choice((shown, json.dumps(shown), json.dumps(json.dumps(shown))))
         function = {"name": name, "arguments": arguments}
         if self._seldom(0.5):
             calls = {"tool_calls": [{"type": "function", "function": function}]}

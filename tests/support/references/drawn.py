@@ -78,10 +78,10 @@ class Draw:
             calls.append({"type": "function", "id": self._identity(), "function": function})
         content = self._text() if self._seldom(0.15) else ""
         asked = {"role": "assistant", "content": content, "tool_calls": calls}
-        told = [
+        found = [
             {"role": "tool", "content": self._text(), "tool_call_id": call["id"]} for call in calls
         ]
-        return [asked, *told]
+        return [asked, *found]
 
     def _message(self, role: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": role, "content": self._text()}

@@ -136,12 +136,12 @@ def _answer(
     message = messages[place]
     if messages[0]["role"] == "assistant":
         through = _without_lead(through)
-    said = [
+    shown = [
         part
         for part in through
         if part.answer == place and not (part.written and part.text in family.special)
     ]
-    own = "".join(_text(said).split())
+    own = "".join(_text(shown).split())
     for text in (message["content"], *(message.get(key) or "" for key in REASONING)):
         if "".join(text.split()) not in own:
             raise Refused("leaves out")

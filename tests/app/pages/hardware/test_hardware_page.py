@@ -308,7 +308,7 @@ def test_machines_are_offered_for_an_id_and_for_a_title(tab):
 
 
 @pytest.mark.parametrize(
-    "path, body, said",
+    "path, body, text",
     [
         ("column", {"machine": HOSTILE, "timed": False}, "is not a known machine"),
         ("column", {}, "machine is missing"),
@@ -326,11 +326,11 @@ def test_machines_are_offered_for_an_id_and_for_a_title(tab):
         ("csv", {"machines": ["H200"] * 99, "models": []}, "99 machines"),
     ],
 )
-def test_bad_parameters_give_one_sentence(tab, path, body, said):
+def test_bad_parameters_give_one_sentence(tab, path, body, text):
     answer = tab.call(f"hardware/{path}", body)
     error = answer.json()["error"]
     assert answer.status_code == 409
-    assert said in error
+    assert text in error
     assert "\n" not in error
     # Text that a person typed stays text: the answer is JSON, and browsers must not interpret it as
     # anything else.

@@ -149,9 +149,9 @@ def test_what_does_not_fit_names_by_how_much_and_cannot_start(checker):
     assert line["x0"] < sum(trace["x"][0] for trace in host["figure"]["data"])
 
 
-@pytest.mark.parametrize("kind, said", [("tmpfs", "in RAM"), ("nfs4", "of the network")])
+@pytest.mark.parametrize("kind, text", [("tmpfs", "in RAM"), ("nfs4", "of the network")])
 def test_a_folder_that_cannot_take_moments_is_refused_at_its_field(
-    checker, tmp_path, monkeypatch, kind, said
+    checker, tmp_path, monkeypatch, kind, text
 ):
     folder = tmp_path / "moments"
     wanted = shown(engine__disk=str(folder))
@@ -167,7 +167,7 @@ def test_a_folder_that_cannot_take_moments_is_refused_at_its_field(
     monkeypatch.setattr(offload_folder, "mount_of", lambda folder: Mount("/", kind, "some"))
     refused = checker.fit_panel(wanted)
     assert (refused["field"], refused["can_start"]) == ("field-engine-disk", False)
-    assert said in refused["why_not"] and f"is on {kind}" in refused["why_not"]
+    assert text in refused["why_not"] and f"is on {kind}" in refused["why_not"]
     monkeypatch.setattr(offload_folder, "mount_of", lambda folder: Mount("/", "ext4", "some"))
     assert checker.fit_panel(wanted)["field"] is None
 
@@ -176,18 +176,18 @@ def test_a_folder_that_cannot_take_moments_is_refused_at_its_field(
 def test_the_verdict_tells_how_a_drive_of_moments_wears(checker):
     job = {"model__source": "Qwen/Qwen2.5-7B", "output__checkpoint": "none"}
     assert not checker.fit_panel(shown(**job))["can_start"]
-    told = checker.fit_panel(shown(engine__disk="/disk", **job), timed=True)
+    reported = checker.fit_panel(shown(engine__disk="/disk", **job), timed=True)
     report = _estimate(checker.calls[-1])
     sentences = report.disk_offload.sentences()
-    assert told["can_start"] and len(sentences) == 3
-    assert [said for said in told["reasons"] if said in sentences] == list(sentences)
-    assert any("what a drive rated for" in said for said in told["reasons"])
-    costs = {bar["name"]: bar["cost"] for bar in told["bars"]}
+    assert reported["can_start"] and len(sentences) == 3
+    assert [found for found in reported["reasons"] if found in sentences] == list(sentences)
+    assert any("what a drive rated for" in found for found in reported["reasons"])
+    costs = {bar["name"]: bar["cost"] for bar in reported["bars"]}
     assert costs["disk"].startswith("A step, beside computing: reads and writes ")
     # This disk is that of the runs. It is another drive, so its limit says nothing of moments.
-    assert "Moments on the disk" not in json.dumps(told["bars"][-1]["items"])
+    assert "Moments on the disk" not in json.dumps(reported["bars"][-1]["items"])
     small = checker.fit_panel(shown(engine__disk="/disk"), timed=True)
-    assert not any("drive" in said for said in small["reasons"]), "nothing goes to the disk"
+    assert not any("drive" in found for found in small["reasons"]), "nothing goes to the disk"
     assert small["bars"][-1]["cost"] == ""
 
 
@@ -212,7 +212,7 @@ def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_aga
 
 
 @pytest.mark.parametrize(
-    "rows, said, blocks",
+    "rows, text, blocks",
     [
         ("", "is empty", True),
         ('{"messages": [', "is cut off in line 1", True),
@@ -223,7 +223,7 @@ def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_aga
         ('{"prompt": "a", "completion": "b"}\n', None, None),
     ],
 )
-def test_a_preview_says_whether_its_data_can_be_trained_on(tmp_path, rows, said, blocks):
+def test_a_preview_says_whether_its_data_can_be_trained_on(tmp_path, rows, text, blocks):
     engine = SimpleNamespace(preview=preview, load_tokenizer=load_tokenizer)
     checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=engine))
     path = tmp_path / "rows.jsonl"
@@ -231,10 +231,10 @@ def test_a_preview_says_whether_its_data_can_be_trained_on(tmp_path, rows, said,
     finding = checker.preview(shown(model__source="assets/starter-model", data__source=str(path)))[
         "finding"
     ]
-    if said is None:
+    if text is None:
         assert finding is None
     else:
-        assert said in finding["text"] and finding["blocks"] is blocks
+        assert text in finding["text"] and finding["blocks"] is blocks
 
 
 def test_answers_that_end_with_no_token_are_a_finding_that_blocks_nothing(tmp_path):
@@ -247,16 +247,16 @@ def test_answers_that_end_with_no_token_are_a_finding_that_blocks_nothing(tmp_pa
     checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=engine))
     path = make_data(tmp_path / "rows.jsonl")
     found = checker.preview(shown(model__source="assets/starter-model", data__source=str(path)))
-    told = (
+    reported = (
         "The chat template ends an answer with no token, so the model cannot learn where to stop "
         "(40 answers); use a model whose chat template ends an answer with a token."
     )
     assert found["finding"] == {
-        "text": told,
+        "text": reported,
         "blocks": False,
         "headline": "Answers will not end by themselves.",
     }
-    assert found["endless"] == told and found["ends"] == []
+    assert found["endless"] == reported and found["ends"] == []
 
 
 def test_data_that_a_run_would_refuse_at_once_start_none(tmp_path):
@@ -269,10 +269,10 @@ def test_data_that_a_run_would_refuse_at_once_start_none(tmp_path):
     with pytest.raises(DataError, match="There is no file"):
         checker.read_trainable(given | {"data.source": str(tmp_path / "missing.jsonl")})
     path.write_text('{"prompt": "a", "completion": ""}\n' * 3, encoding="utf-8")
-    said = checker.preview(given)["finding"]["text"]
+    found = checker.preview(given)["finding"]["text"]
     with pytest.raises(DataError) as refused:
         checker.read_trainable(given)
-    assert as_labeled(str(refused.value)) == said
+    assert as_labeled(str(refused.value)) == found
     make_data(path)
     assert checker.read_trainable(given).train.steps == 500
     with pytest.raises(DataError, match="is not on this machine, and there is no connection"):
@@ -289,21 +289,21 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
         model__source="HuggingFaceTB/SmolLM2-135M",
         data__source=str(make_data(tmp_path / "d.jsonl")),
     )
-    told = checker.fit_panel(given)
-    assert (told["tone"], told["headline"]) == ("bad", LACKS)
-    assert not told["can_start"] and not told["can_queue"]
-    assert "is not on this machine, and there is no connection" in told["why_not"]
-    assert told["reasons"][0] == told["why_not"]
+    found = checker.fit_panel(given)
+    assert (found["tone"], found["headline"]) == ("bad", LACKS)
+    assert not found["can_start"] and not found["can_queue"]
+    assert "is not on this machine, and there is no connection" in found["why_not"]
+    assert found["reasons"][0] == found["why_not"]
     session.why_not_start = lambda: "One run at a time."
     busy = checker.fit_panel(given)
-    assert not busy["can_queue"] and busy["why_not"] == told["why_not"]
+    assert not busy["can_queue"] and busy["why_not"] == found["why_not"]
     with pytest.raises(ModelError) as refused:
         checker.read_trainable(given)
-    assert as_labeled(str(refused.value)) == told["why_not"]
+    assert as_labeled(str(refused.value)) == found["why_not"]
     # The preview says the same of its tokenizer.
     finding = checker.preview(given)["finding"]
     assert finding["blocks"] and finding["headline"] == NO_TOKENIZER
-    assert finding["text"] == told["why_not"]  # the page shows one sentence once
+    assert finding["text"] == found["why_not"]  # the page shows one sentence once
 
 
 @pytest.mark.parametrize("lacking", ["folder", "start_from"])
@@ -316,16 +316,16 @@ def test_what_else_a_run_needs_closes_start_too(tmp_path, lacking):
     assert Checker(session).fit_panel(given)["can_start"]
     if lacking == "folder":
         runs.write_text("a file", encoding="utf-8")
-        said = "not a folder; name another one"
+        text = "not a folder; name another one"
     else:
         given |= {"model.start_from": str(tmp_path / "nothing")}
-        said = "nothing"
+        text = "nothing"
     checker = Checker(session)
-    told = checker.fit_panel(given)
-    assert not told["can_start"] and said in told["why_not"]
+    found = checker.fit_panel(given)
+    assert not found["can_start"] and text in found["why_not"]
     with pytest.raises(RamstreamError) as refused:
         checker.read_trainable(given)
-    assert as_labeled(str(refused.value)) == told["why_not"]
+    assert as_labeled(str(refused.value)) == found["why_not"]
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
@@ -394,10 +394,10 @@ def test_the_page_is_sent_the_verdict_and_what_it_showed_is_kept(checker, tmp_pa
 
 
 def test_what_was_typed_wrongly_is_a_verdict_not_an_error(checker):
-    said = post(
+    found = post(
         checker, {"shown": shown() | {"train.batch_size": "-3", "model.dtype": None}}
     ).json()
-    assert (said["tone"], said["can_start"], bool(said["field"]), bool(said["why_not"])) == (
+    assert (found["tone"], found["can_start"], bool(found["field"]), bool(found["why_not"])) == (
         "bad",
         False,
         True,
@@ -406,7 +406,7 @@ def test_what_was_typed_wrongly_is_a_verdict_not_an_error(checker):
 
 
 @pytest.mark.parametrize(
-    "body, said",
+    "body, text",
     [
         (b"{", "not a JSON object"),
         ([], "not a JSON object"),
@@ -423,12 +423,12 @@ def test_what_was_typed_wrongly_is_a_verdict_not_an_error(checker):
     ],
 )
 def test_a_wrong_request_is_refused_in_a_sentence_and_nothing_is_kept(
-    checker, tmp_path, body, said
+    checker, tmp_path, body, text
 ):
     answer = post(checker, body)
     error = answer.json()["error"]
     assert answer.status_code == 409
-    assert said in error
+    assert text in error
     assert "\n" not in error
     assert not checker.calls and not (tmp_path / DRAFT_FILE).exists()
 
@@ -438,7 +438,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize(
-    "error, told, is_fault",
+    "error, reported, is_fault",
     [
         (RuntimeError("boom"), "a fault of its own (RuntimeError: boom)", True),
         (Panic("index out of range"), "a fault of its own (Panic: index out of range)", True),
@@ -446,14 +446,14 @@ class Panic(BaseException):
         (MemoryError(), "Memory ran out", False),
     ],
 )
-def test_any_error_of_a_preview_ends_in_a_sentence(checker, capsys, error, told, is_fault):
+def test_any_error_of_a_preview_ends_in_a_sentence(checker, capsys, error, reported, is_fault):
     def failing(*_, **__):
         raise error
 
     checker._session.engine.load_tokenizer = lambda model: None
     checker._session.engine.preview = failing
     found = checker.preview(shown())
-    assert told in found["error"]
+    assert reported in found["error"]
     assert "\n" not in found["error"]
     assert "rows" not in found
     assert found["finding"] == {"text": found["error"], "blocks": True}
@@ -485,10 +485,10 @@ def test_the_verdict_names_where_curves_go_before_start(checker, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "wandb" or None)
     monkeypatch.setenv("WANDB_MODE", "online")
     found = checker.fit_panel(shown(output__trackers=["wandb", "trackio"]))
-    told = found["reasons"][len(plain["reasons"]) :]
-    assert told[0].startswith("Curves also go to Weights & Biases: api.wandb.ai")
-    assert told[0].endswith("These data leave this machine.")
-    assert told[1].startswith("Trackio is not installed") and "pip install" in told[1]
+    reported = found["reasons"][len(plain["reasons"]) :]
+    assert reported[0].startswith("Curves also go to Weights & Biases: api.wandb.ai")
+    assert reported[0].endswith("These data leave this machine.")
+    assert reported[1].startswith("Trackio is not installed") and "pip install" in reported[1]
     assert found["can_start"] is plain["can_start"] is True
     wrong = shown() | {"output.trackers": "wandbb"}
     assert checker.fit_panel(wrong)["field"] == "field-output-trackers"
@@ -513,22 +513,22 @@ def test_a_model_without_weights_that_load_is_refused_before_anything_is_estimat
     model = tmp_path / name
     if model.suffix:
         model.write_bytes(b"GGUF")
-        told = "is a file in GGUF, the format of llama.cpp, which cannot be trained"
+        reported = "is a file in GGUF, the format of llama.cpp, which cannot be trained"
     else:
         model.mkdir()
         (model / "config.json").write_text('{"model_type": "qwen2"}')
-        told = "has no weights (model.safetensors)"
+        reported = "has no weights (model.safetensors)"
     if name == "sharded":
         index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
         (model / "model.safetensors.index.json").write_text(json.dumps(index))
-        told = "lacks model-00001-of-00002.safetensors of the 1 file that"
+        reported = "lacks model-00001-of-00002.safetensors of the 1 file that"
     values = shown(model__source=str(model))
     found = checker.fit_panel(values)
     assert not found["can_start"] and checker.calls == []
-    assert len(found["reasons"]) == 1 and told in found["reasons"][0]
-    with pytest.raises(ModelError, match=re.escape(told)):
+    assert len(found["reasons"]) == 1 and reported in found["reasons"][0]
+    with pytest.raises(ModelError, match=re.escape(reported)):
         checker.read_trainable(values)
     # Random weights need none.
     with_config = model.is_dir()
     values = shown(model__source=str(model), model__init="random")
-    assert (told in checker.fit_panel(values)["reasons"][0]) is not with_config
+    assert (reported in checker.fit_panel(values)["reasons"][0]) is not with_config

@@ -59,7 +59,7 @@ def test_changes_may_be_left_out(session, folder):
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, text",
     [
         ({"train.batch_size": 0}, "train.batch_size: 0 is too small"),
         ({"train.bach_size": 8}, "did you mean batch_size"),
@@ -69,9 +69,9 @@ def test_changes_may_be_left_out(session, folder):
         ({"train.micro_batch_size": 3}, "does not divide"),
     ],
 )
-def test_a_change_that_is_none_is_refused_in_a_sentence(session, folder, changes, said):
+def test_a_change_that_is_none_is_refused_in_a_sentence(session, folder, changes, text):
     answer = post(session, folder.id, {"changes": changes})
-    assert answer.status_code == 409 and said in answer.json()["error"]
+    assert answer.status_code == 409 and text in answer.json()["error"]
     assert kept(session) is None
 
 

@@ -42,8 +42,8 @@ def test_packed_rows_hold_several_documents():
 def test_passes_are_steps():
     found = run_length(config(train__steps=None, train__epochs=3.0), SAMPLE, 2000)
     assert found.steps == pytest.approx(600)
-    said = run_length_text(config(train__steps=None, train__epochs=3.0), found, None, 2.0)
-    assert said == "3 passes over 2,000 rows are about 600 steps, about 20 min."
+    text = run_length_text(config(train__steps=None, train__epochs=3.0), found, None, 2.0)
+    assert text == "3 passes over 2,000 rows are about 600 steps, about 20 min."
 
 
 def test_the_number_of_rows_must_be_known():

@@ -28,7 +28,7 @@ def test_a_change_goes_to_the_run(session, engine):
 
 
 @pytest.mark.parametrize(
-    "values, said",
+    "values, text",
     [
         (None, "names what to change"),
         ({"train.batch_size": 8}, "cannot be changed"),
@@ -37,11 +37,11 @@ def test_a_change_goes_to_the_run(session, engine):
         ({"train.learning_rate": "<b>"}, "not a number"),
     ],
 )
-def test_a_wrong_change_is_refused_in_a_sentence(session, engine, values, said):
+def test_a_wrong_change_is_refused_in_a_sentence(session, engine, values, text):
     run_id = session.start(CONFIG)
     answer = post(session, f"/api/runs/{run_id}/change", {"values": values})
     assert answer.status_code == 409
-    assert said in answer.json()["error"]
+    assert text in answer.json()["error"]
     assert engine.runs[0].commands == []
 
 
@@ -63,8 +63,8 @@ def test_a_run_of_another_process_is_changed_by_its_control_file_and_its_new_set
             == 200
         )
         assert reader.read_new() == [Change({"train.steps": 60})]
-        said = get(session, f"/api/live/{folder.id}").json()["bar"]["sentence"]
-        assert said == "Change requested: made before the next step."
+        shown = get(session, f"/api/live/{folder.id}").json()["bar"]["sentence"]
+        assert shown == "Change requested: made before the next step."
         CONFIG.with_values({"train.learning_rate": 3e-4}).save(folder.path / "config.yaml")
         recorder.emit(SettingsChanged(21, {"train.steps": 60, "train.learning_rate": 3e-4}, 60))
         recorder.close()

@@ -116,9 +116,9 @@ def test_a_run_that_chose_by_exact_match_says_so_everywhere():
     assert loss["to"] == "2" and loss["note"] == "", "the lowest loss is not what was chosen by"
     other = result(snapshot, "finished", SavedSteps(30, 30, best=10), "last")
     assert row(other, "Answered exactly as expected") == exact
-    said = what_it_reached(snapshot)
-    assert "exact match 2 % → 90 %, best 90 % at step 10" in said
-    assert "validation loss 2 → 2.5, lowest 1.5 at step 20" in said
+    shown = what_it_reached(snapshot)
+    assert "exact match 2 % → 90 %, best 90 % at step 10" in shown
+    assert "validation loss 2 → 2.5, lowest 1.5 at step 20" in shown
     loss_names = [trace["name"] for trace in loss_figure(snapshot, "step")["data"]]
     assert "best by exact match: step 10" in loss_names
     points, star = accuracy_figure(snapshot, "step")["data"]

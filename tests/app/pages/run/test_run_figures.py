@@ -154,11 +154,11 @@ def test_the_ceiling_is_drawn_where_it_can_be_seen_and_said_always(finished):
         ], summaries(snapshot)["throughput"]
 
     assert names(0) == (["tokens/s", "TFLOPS"], "0 tokens/s in the median step")
-    drawn, said = names(4)
+    drawn, shown = names(4)
     assert drawn[-1] == "ceiling"
-    assert said.endswith("1 TFLOPS, 25 % of the 4 that large matrix products reach here")
-    drawn, said = names(700)
-    assert drawn[-1] == "TFLOPS" and "0.1 % of the 700" in said
+    assert shown.endswith("1 TFLOPS, 25 % of the 4 that large matrix products reach here")
+    drawn, shown = names(700)
+    assert drawn[-1] == "TFLOPS" and "0.1 % of the 700" in shown
 
 
 def test_power_and_energy_are_shown_where_the_driver_tells(finished):
@@ -189,7 +189,7 @@ def test_the_map_of_norms_has_a_row_a_unit_and_a_bounded_size():
 
 
 @pytest.mark.parametrize(
-    "norms, said",
+    "norms, text",
     [
         ([0.2, 0.5, 4.0, 0.0], {"0.2": 0.0, "0.5": 0.306, "1": 0.537, "2": 0.769, "4": 1.0}),
         (
@@ -215,12 +215,12 @@ def test_the_map_of_norms_has_a_row_a_unit_and_a_bounded_size():
         ([0.0], {}),
     ],
 )
-def test_the_colors_of_norms_are_told_by_values_at_their_places(norms, said):
+def test_the_colors_of_norms_are_told_by_values_at_their_places(norms, text):
     drawn = FIGURES["norms"](
         fold([RunStarted(units=[f"u{k}" for k in range(len(norms))]), UnitNorms(1, norms)]), "step"
     )
-    assert {value["text"]: value["at"] for value in drawn["scale"]} == pytest.approx(said, abs=1e-3)
-    if said:
+    assert {value["text"]: value["at"] for value in drawn["scale"]} == pytest.approx(text, abs=1e-3)
+    if text:
         trace, seen = drawn["data"][0], [norm for norm in norms if norm]
         assert [10 ** trace["zmin"], 10 ** trace["zmax"]] == pytest.approx(
             [min(seen), max(seen)], rel=1e-3
@@ -374,8 +374,8 @@ def test_tiles_and_details(finished):
 
 
 def test_figures_are_said_in_words(finished):
-    said = summaries(finished)
-    assert set(said) == {*FIGURES} - {"preference"}  # which is for runs of pairs
+    shown = summaries(finished)
+    assert set(shown) == {*FIGURES} - {"preference"}  # which is for runs of pairs
     assert summaries(RunSnapshot()) == {}
 
 

@@ -133,9 +133,9 @@ def test_curves_are_given_as_csv(session):
     assert f"{folder.id}-curves.csv" in answer.headers["content-disposition"]
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     snapshot = fold(replay(folder.events_path))
-    told = [row for row in rows if row["loss"]]
-    assert [int(row["step"]) for row in told] == list(snapshot.steps.step)
-    assert [float(row["loss"]) for row in told] == list(snapshot.steps.loss)
+    found = [row for row in rows if row["loss"]]
+    assert [int(row["step"]) for row in found] == list(snapshot.steps.step)
+    assert [float(row["loss"]) for row in found] == list(snapshot.steps.loss)
     validation = [float(row["validation_loss"]) for row in rows if row["validation_loss"]]
     assert validation == list(snapshot.evals.loss) and validation
     assert get(session, "/api/runs/none/curves.csv").status_code == 404
@@ -233,12 +233,12 @@ def test_a_run_is_renamed_in_the_list_and_in_the_bar(session):
     get(session, f"/api/live/{folder.id}")
     about = {"name": " Better ", "note": "as it <i>was</i>", "tags": ["<b>", " a ", "", "a"]}
     answer = post(session, f"/api/runs/{folder.id}/describe", about)
-    told = {"name": "Better", "note": "as it <i>was</i>", "tags": ["<b>", "a"]}
-    assert answer.json() == told
+    found = {"name": "Better", "note": "as it <i>was</i>", "tags": ["<b>", "a"]}
+    assert answer.json() == found
     without_tags = {"name": "Better", "note": "as it <i>was</i>"}
-    assert post(session, f"/api/runs/{folder.id}/describe", without_tags).json() == told
+    assert post(session, f"/api/runs/{folder.id}/describe", without_tags).json() == found
     (row,) = get(session, "/api/runs").json()["runs"]
-    assert {name: row[name] for name in told} == told and row["id"] == folder.id
+    assert {name: row[name] for name in found} == found and row["id"] == folder.id
     details = get(session, f"/api/runs/{folder.id}/details").json()
     assert details["tags"] == "<b>, a"
     wait_for(lambda: get(session, f"/api/live/{folder.id}").json()["bar"]["name"] == "Better")

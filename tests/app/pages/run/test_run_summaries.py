@@ -12,10 +12,10 @@ def snapshot_of(**how) -> RunSnapshot:
 
 
 def test_every_figure_has_a_sentence_with_its_numbers():
-    said = summaries(snapshot_of(steps=80))
-    assert set(said) == set(FIGURES) - {"preference"}  # which is for runs of pairs
-    assert "at step 80" in said["loss"] and "validation" in said["loss"]
-    assert said["optimizer"].startswith("rate ") and "norm" in said["optimizer"]
+    shown = summaries(snapshot_of(steps=80))
+    assert set(shown) == set(FIGURES) - {"preference"}  # which is for runs of pairs
+    assert "at step 80" in shown["loss"] and "validation" in shown["loss"]
+    assert shown["optimizer"].startswith("rate ") and "norm" in shown["optimizer"]
 
 
 def test_sentences_follow_the_run():

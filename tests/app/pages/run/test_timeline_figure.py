@@ -211,7 +211,7 @@ def test_the_routes_of_a_step_and_of_a_stretch(tmp_path, many):
     figure = get("stretch?step=1&from=3000000&to=3400000").json()
     assert figure == json.loads(json.dumps(timeline_figure(many, None, (3.0, 3.4))))
     assert get("stretch?step=2&from=-5000&to=5000").json()["is_whole"]
-    for query, said in (
+    for query, shown in (
         ("", "from: '' is not a number"),
         ("&from=1", "to: '' is not"),
         ("&from=x&to=2", "from: 'x'"),
@@ -219,7 +219,7 @@ def test_the_routes_of_a_step_and_of_a_stretch(tmp_path, many):
         ("&from=2&to=2", "ends before it begins"),
     ):
         answer = get(f"stretch?step=1{query}")
-        assert answer.status_code == 404 and said in answer.json()["error"]
+        assert answer.status_code == 404 and shown in answer.json()["error"]
     assert "nearest one" in get("stretch?step=9&from=1&to=2").json()["error"]
 
 

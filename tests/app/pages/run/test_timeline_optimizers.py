@@ -161,20 +161,20 @@ def _contrast(one, other):
 
 
 def test_ops_are_named_in_words(step):
-    said = {trace["name"]: trace["customdata"] for trace in timeline_figure(step)["data"][:-1]}
-    assert {words.split(": ")[1] for words in said[Lane.STATES_IN]} == {
+    shown = {trace["name"]: trace["customdata"] for trace in timeline_figure(step)["data"][:-1]}
+    assert {words.split(": ")[1] for words in shown[Lane.STATES_IN]} == {
         "optimizer states in",
         "gradient in",
     }
-    assert set(said[Lane.UPDATE]) == {
+    assert set(shown[Lane.UPDATE]) == {
         "embed: optimizer on the GPU",
         "block 2: optimizer on the GPU",
     }
-    assert {words.split(": ")[1] for words in said[Lane.STATES_OUT]} == {
+    assert {words.split(": ")[1] for words in shown[Lane.STATES_OUT]} == {
         "updated weights out",
         "optimizer states out",
     }
-    assert said[Lane.HOST][-1] == "step: everything updated is on the host"
+    assert shown[Lane.HOST][-1] == "step: everything updated is on the host"
     assert {*STATES_OPS, "device_update", "optimizer_step"} <= set(OP_LABELS)
 
 

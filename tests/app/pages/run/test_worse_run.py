@@ -56,10 +56,10 @@ def test_it_is_red_and_never_said_to_learn_at_any_evaluation():
     for record in read("ends", "rate-5"):
         found.apply(record)
         if len(found.steps) and found.step % 30 == 0:
-            told = verdict(found, "running")
-            assert told.main.tone == "bad"
-            assert all(each.tone != "good" or each.rule == "speed" for each in told.also)
-            assert "It learns" not in str(told)
+            reported = verdict(found, "running")
+            assert reported.main.tone == "bad"
+            assert all(each.tone != "good" or each.rule == "speed" for each in reported.also)
+            assert "It learns" not in str(reported)
 
 
 def test_its_row_its_curve_and_its_entry_in_the_sidebar_are_red(folder):

@@ -232,8 +232,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_contradicts_itself_or_cannot_be_done_is_refused(name):
-    row, said = REFUSED[name]
-    with pytest.raises(DataError, match=f"^{said}"):
+    row, shown = REFUSED[name]
+    with pytest.raises(DataError, match=f"^{shown}"):
         read(row)
 
 
@@ -292,8 +292,8 @@ def without(value, key):
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_key_that_may_be_a_flag_must_be_confirmed_once(tmp_path, tokenizer, name):
     row, key, place = UNKNOWN[name]
-    said = rf"^The key {key} in {place}.* data\.unused_flags to \[{key}\] if it does not, or"
-    with pytest.raises(UnknownFlags, match=said) as raised:
+    text = rf"^The key {key} in {place}.* data\.unused_flags to \[{key}\] if it does not, or"
+    with pytest.raises(UnknownFlags, match=text) as raised:
         read(row)
     assert raised.value.names == (key,)
     assert read(row, unused_flags=[key]) is not None
@@ -316,8 +316,8 @@ def test_a_key_that_may_be_a_flag_must_be_confirmed_once(tmp_path, tokenizer, na
 def test_one_sentence_names_all_of_them():
     part = [{"type": "text", "text": "a", "hidden": True}]
     row = {"messages": chat({"toxic": True, "ok": 0, "content": part}), "spam": False}
-    said = r"\(and so may toxic, ok, hidden\).* \[spam, toxic, ok, hidden\]"
-    with pytest.raises(UnknownFlags, match=said) as one:
+    text = r"\(and so may toxic, ok, hidden\).* \[spam, toxic, ok, hidden\]"
+    with pytest.raises(UnknownFlags, match=text) as one:
         read(row)
     assert one.value.names == ("spam", "toxic", "ok", "hidden")
     again = pickle.loads(pickle.dumps(one.value))

@@ -44,7 +44,7 @@ def test_every_format_of_the_settings_is_there_with_its_parts():
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "text"),
     [
         ({"weight": -1}, r"^The weight of turn 2 of messages in line 1 of a\.jsonl is -1; write 0"),
         ({"loss_weight": "0"}, r"^The loss_weight of turn 2 .* is '0'; write 0 for an answer"),
@@ -60,8 +60,8 @@ def test_every_format_of_the_settings_is_there_with_its_parts():
         ({"refusal": "no"}, r"^There are both a content and a refusal in turn 2"),
     ],
 )
-def test_what_cannot_be_done_with_a_turn_is_refused_by_its_key(flag, said):
-    with pytest.raises(DataError, match=said):
+def test_what_cannot_be_done_with_a_turn_is_refused_by_its_key(flag, text):
+    with pytest.raises(DataError, match=text):
         turns(ASKED, ANSWER | flag)
 
 
@@ -379,7 +379,7 @@ def test_segments_and_tokens_say_what_is_trained():
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "text"),
     [
         ({"labels": [6, 7]}, "Label 0 of labels in line 1"),
         ({"labels": [5]}, "has 1 numbers for 2 tokens"),
@@ -388,6 +388,6 @@ def test_segments_and_tokens_say_what_is_trained():
         ({"position_ids": [0, 0]}, "holds several texts"),
     ],
 )
-def test_tokens_that_mean_something_else_are_refused(columns, said):
-    with pytest.raises(DataError, match=said):
+def test_tokens_that_mean_something_else_are_refused(columns, text):
+    with pytest.raises(DataError, match=text):
         read({"input_ids": [5, 6]} | columns)

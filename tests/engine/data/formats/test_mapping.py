@@ -110,12 +110,12 @@ def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, to
         "none.jsonl (a, b) fit no known format" in shown["error"]
         and shown["mapping"]["mix"]["place"] == 1
     ), "one by one"
-    told = [
+    found = [
         *sources[:1],
         sources[1] | {"columns": {"prompt": "Frage", "completion": "Wohin"}},
         sources[2],
     ]
-    shown = preview(preset(source=told).data, tokenizer)
+    shown = preview(preset(source=found).data, tokenizer)
     assert "none.jsonl" in shown["error"]
     assert (shown["mapping"]["state"], shown["mapping"]["mix"]["place"]) == ("none", 2)
     half = [sources[0], sources[1] | {"columns": {"prompt": "Frage"}}]
@@ -136,11 +136,11 @@ def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, to
     }
     assert any("an hello" in text for text in loss_mask(shown))
 
-    told = [sources[0], sources[1] | {"columns": mapping["chosen"]}]
-    mapping = preview(preset(source=told).data, tokenizer)["mapping"]
+    found = [sources[0], sources[1] | {"columns": mapping["chosen"]}]
+    mapping = preview(preset(source=found).data, tokenizer)["mapping"]
     assert mapping["state"] == "named"
     assert not mapping["refused"]
-    assert mapping["mix"]["sources"] == told
+    assert mapping["mix"]["sources"] == found
     assert preview(preset(source=sources[:1] * 2).data, tokenizer)["mapping"] is None, (
         "nothing to be told"
     )
@@ -150,7 +150,7 @@ def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, to
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "text"),
     [
         (
             {"columns": {"promt": "a"}},
@@ -177,14 +177,14 @@ def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, to
         ),
     ],
 )
-def test_wrong_columns_are_refused_in_a_sentence(data, said):
+def test_wrong_columns_are_refused_in_a_sentence(data, text):
     with pytest.raises(ConfigError) as caught:
         preset(**data)
-    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(text) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "text"),
     [
         (
             {"prompt": "Frag", "completion": "Wohin"},
@@ -202,12 +202,12 @@ def test_wrong_columns_are_refused_in_a_sentence(data, said):
     ],
 )
 def test_columns_that_the_data_do_not_have_are_refused_in_a_sentence(
-    tmp_path, tokenizer, columns, said
+    tmp_path, tokenizer, columns, text
 ):
     path = write_rows(tmp_path / "odd.jsonl", ODD)
     with pytest.raises(DataError) as caught:
         prepare_data(config(path, columns=DataColumns(**columns)), tokenizer, 1)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert text in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_columns_can_be_set_on_the_command_line(tmp_path):

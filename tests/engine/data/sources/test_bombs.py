@@ -89,9 +89,9 @@ def test_a_cell_beyond_any_table_is_refused_with_its_row_and_column(tmp_path):
     cell = '<row r="{0}"><c r="{1}{0}" t="inlineStr"><is><t>x</t></is></c></row>'
     for row, column in ((99_999_999_999, "A"), (1_048_577, "B"), (3, "ZZZ")):
         path = with_sheet(tmp_path / "a.xlsx", HEAD + cell.format(row, column))
-        said = first_rows(path)
-        assert said.startswith(f"Row {row:,} of a.xlsx has text in column ")
-        assert "1,048,576 rows and 16,384 columns" in said
+        shown = first_rows(path)
+        assert shown.startswith(f"Row {row:,} of a.xlsx has text in column ")
+        assert "1,048,576 rows and 16,384 columns" in shown
 
 
 def test_blank_cells_far_to_the_right_are_no_cells(tmp_path):
@@ -110,9 +110,11 @@ def test_the_size_that_a_sheet_says_is_not_asked_of_it(tmp_path, monkeypatch):
 @pytest.mark.slow("a sheet of a million cells, which takes a second")
 def test_a_row_of_millions_of_cells_is_refused(tmp_path):
     path = with_sheet(tmp_path / "a.xlsx", f"{HEAD}<row>{'<c/>' * 1_100_000}</row>")
-    said = first_rows(path)
-    assert said.startswith("a.xlsx is too large for a file of Excel (row 3 has more than 64 MiB or")
-    assert said.endswith("; save it as .csv.")
+    shown = first_rows(path)
+    assert shown.startswith(
+        "a.xlsx is too large for a file of Excel (row 3 has more than 64 MiB or"
+    )
+    assert shown.endswith("; save it as .csv.")
 
 
 def test_blank_rows_without_end_are_refused(tmp_path, monkeypatch):
@@ -133,8 +135,8 @@ def test_a_text_in_every_cell_of_a_row_counts_each_time(tmp_path):
     texts = b"<si><t>" + b"x" * (1 << 20) + b"</t></si>"
     rows = HEAD + '<row r="3">' + '<c t="s"><v>0</v></c>' * 70 + "</row>"
     path = with_sheet(tmp_path / "a.xlsx", rows, texts)
-    said = first_rows(path)
-    assert said.startswith("Row 3 of a.xlsx has more than 64 MiB of text, most of it in column 1;")
+    shown = first_rows(path)
+    assert shown.startswith("Row 3 of a.xlsx has more than 64 MiB of text, most of it in column 1;")
 
 
 def test_texts_without_end_are_refused(tmp_path, monkeypatch):
@@ -170,9 +172,9 @@ def test_a_cell_of_many_pages_is_read(tmp_path):
 def test_a_quote_that_never_ends_is_named(tmp_path, monkeypatch, begin, line, column):
     monkeypatch.setattr(tables, "LONGEST_LINE", 1 << 20)
     content = f"prompt,completion\n{begin}".encode() + b"a line of text\n" * 200_000
-    said = first_rows(write(tmp_path / "a.csv.gz", gzip.compress(content)))
-    assert said.startswith(f"The row of a.csv.gz that begins in line {line} is longer than 1 MiB,")
-    assert f"most of it in column {column}; end the double quote that begins there" in said
+    shown = first_rows(write(tmp_path / "a.csv.gz", gzip.compress(content)))
+    assert shown.startswith(f"The row of a.csv.gz that begins in line {line} is longer than 1 MiB,")
+    assert f"most of it in column {column}; end the double quote that begins there" in shown
 
 
 def test_a_cell_of_a_table_that_has_many_lines_is_read(tmp_path):
@@ -206,8 +208,8 @@ def wide(path: Path, columns: int) -> Path:
 @pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl", "a.xlsx", "a.parquet"])
 def test_a_row_of_very_many_columns_is_refused(tmp_path, name):
     assert len(first_rows(wide(tmp_path / name, 4096)).rows) == 1
-    said = first_rows(wide(tmp_path / name, 4097))
-    assert f" of {name} has 4,097 columns, and a row has at most 4,096; keep those " in said
+    shown = first_rows(wide(tmp_path / name, 4097))
+    assert f" of {name} has 4,097 columns, and a row has at most 4,096; keep those " in shown
 
 
 def test_a_preview_reads_no_further_rows_once_they_are_long(tmp_path, monkeypatch):
@@ -356,8 +358,8 @@ def test_a_row_that_may_be_larger_than_the_memory_is_refused(tmp_path, monkeypat
     monkeypatch.setattr(parquet_sizes, "_MOST_BYTES", 1 << 20)
     table = pa.table({"text": ["x" * (4 << 20)]})
     parquet.write_table(table, tmp_path / "a.parquet", compression="zstd")
-    said = first_rows(tmp_path / "a.parquet")
-    assert said.startswith("a.parquet has rows that may take 4 MiB each, and a row has at most")
+    shown = first_rows(tmp_path / "a.parquet")
+    assert shown.startswith("a.parquet has rows that may take 4 MiB each, and a row has at most")
 
 
 def test_rows_of_ordinary_columns_are_read_a_thousand_at_once(tmp_path):
@@ -408,9 +410,9 @@ def of_a_long_text(path: Path, kind: str, compression: str, in_dictionary: bool)
 def test_a_batch_that_decompresses_to_more_than_the_memory_is_refused(
     tmp_path, kind, compression, in_dictionary
 ):
-    said = first_rows(of_a_long_text(tmp_path / "a.arrow", kind, compression, in_dictionary))
-    assert said.startswith("a.arrow has a batch of rows that takes 40.0 GiB of memory when it is")
-    assert said.endswith("; write the file again with fewer rows in each batch, or as Parquet.")
+    shown = first_rows(of_a_long_text(tmp_path / "a.arrow", kind, compression, in_dictionary))
+    assert shown.startswith("a.arrow has a batch of rows that takes 40.0 GiB of memory when it is")
+    assert shown.endswith("; write the file again with fewer rows in each batch, or as Parquet.")
 
 
 @pytest.mark.parametrize("kind", ["file", "stream"])
@@ -476,11 +478,11 @@ def with_false_footer(path: Path) -> Path:
     """Makes the footer of a file of Parquet say that nothing in it is large."""
     group = parquet.ParquetFile(path).metadata.row_group(0)
     columns = [group.column(place) for place in range(group.num_columns)]
-    told = {group.total_byte_size, *(column.total_uncompressed_size for column in columns)}
+    found = {group.total_byte_size, *(column.total_uncompressed_size for column in columns)}
     content = path.read_bytes()
     begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     footer = content[begin:]
-    for large in told:
+    for large in found:
         length = len(varint(large))
         small = 1 << 7 * (length - 1)  # the least that is written as long
         assert varint(large) in footer and len(varint(small)) == length
@@ -501,9 +503,9 @@ def test_pages_that_together_decompress_to_more_than_the_memory_are_refused(tmp_
     assert len(first_rows(path).rows[0][1]) == 40
     monkeypatch.setattr(memory_bound, "_ALWAYS_READ", 0)
     monkeypatch.setattr(memory_bound, "_USUAL_BYTES", 16 << 20)
-    said = first_rows(path)
-    assert said.startswith("a.parquet has a page for each column that takes 38 MiB of memory when")
-    assert said.endswith("; write the file again with smaller pages (data page size).")
+    shown = first_rows(path)
+    assert shown.startswith("a.parquet has a page for each column that takes 38 MiB of memory when")
+    assert shown.endswith("; write the file again with smaller pages (data page size).")
 
 
 @pytest.mark.parametrize("options", [PLAIN, {**PLAIN, "data_page_version": "2.0"}], ids=["1", "2"])

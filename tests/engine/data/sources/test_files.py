@@ -215,6 +215,6 @@ def test_a_map_in_place_of_a_text_is_refused_for_what_it_is(tmp_path, tokenizer)
     kind = pa.map_(pa.string(), pa.string())
     table = pa.table({"prompt": pa.array([[("a", "b")]], kind), "completion": ["hello"]})
     parquet.write_table(table, tmp_path / "maps.parquet")
-    said = r"^The column prompt in row 1 of maps\.parquet is an object, not "
-    with pytest.raises(DataError, match=said):
+    text = r"^The column prompt in row 1 of maps\.parquet is an object, not "
+    with pytest.raises(DataError, match=text):
         prepared(tmp_path / "maps.parquet", tokenizer)

@@ -97,9 +97,9 @@ def test_an_unknown_data_set_is_refused_at_once_and_says_that_there_is_no_connec
     with never_stuck(), pytest.raises(DataError) as refused:
         from_hub_or_cache("acme/none", load())
     assert len(requests) == 1, "nothing is tried again"
-    told = str(refused.value)
-    assert told.startswith("The data set acme/none is not on this machine, and there is no conn")
-    assert "refuses" in told and told.endswith("or give a file or folder of this machine.")
+    found = str(refused.value)
+    assert found.startswith("The data set acme/none is not on this machine, and there is no conn")
+    assert "refuses" in found and found.endswith("or give a file or folder of this machine.")
     assert datasets.config.HF_HUB_OFFLINE is False
 
 

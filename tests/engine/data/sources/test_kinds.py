@@ -122,8 +122,8 @@ def test_an_encoding_that_is_clear_is_read_and_told(tmp_path, encoding, name):
     mark = b"\0\0\xfe\xff" if encoding == "utf-32-be" else b""
     path = write(tmp_path / name, mark + texts[name].encode(encoding))
     assert rows_of(path) == rows_of(write(tmp_path / "plain" / name, texts[name]))
-    told = [note for note in notes_on(DataConfig(source=str(path))) if "read as UTF" in note]
-    assert len(told) == (encoding != "utf-8-sig")
+    found = [note for note in notes_on(DataConfig(source=str(path))) if "read as UTF" in note]
+    assert len(found) == (encoding != "utf-8-sig")
 
 
 def test_a_folder_of_compressed_files_is_one_data_set_with_its_splits(tmp_path, tokenizer, wanted):

@@ -127,12 +127,12 @@ def test_num_samples_takes_the_first_rows_and_says_so(registry, tokenizer, name,
     assert data.summary["rows_read"] == count
     shown = preview(config(registry, name), tokenizer)
     assert shown["rows_measured"] == count
-    said = (
+    text = (
         f"No more than the first {ENTRIES[name]['num_samples']} rows of "
         f"{registry.parent / 'many.jsonl'} are read"
     )
     for warnings in (data.summary["warnings"], shown["warnings"]):
-        assert sum(warning.startswith(said) for warning in warnings) == 1
+        assert sum(warning.startswith(text) for warning in warnings) == 1
 
 
 WRONG = {
@@ -306,8 +306,8 @@ def test_a_file_outside_of_the_registrys_folder_is_told(tmp_path, kind):
     names = {"relative": "../rows.json", "absolute": str(rows), "link": "link.json"}
     config = with_entry(tmp_path / "theirs", file_name=names[kind])
     assert len(list(open_source(config).read())) == 1
-    told = f"The entry it of dataset_info.json reads {rows}, which is outside of its folder."
-    assert told in notes_on(config)
+    found = f"The entry it of dataset_info.json reads {rows}, which is outside of its folder."
+    assert found in notes_on(config)
     (tmp_path / "theirs" / "own.json").write_text(rows.read_text())
     assert notes_on(with_entry(tmp_path / "theirs", file_name="own.json")) == []
 

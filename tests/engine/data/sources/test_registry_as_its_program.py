@@ -73,8 +73,8 @@ def test_rankings_are_joined_as_the_registrys_program_joins_them(tmp_path):
         assert isinstance(example, Preference) and example.rejected is not None
         for answer, talk in (("yes", example.chosen), ("no", example.rejected)):
             asked = converted(row, RANKED)
-            said = talk.conversation() if isinstance(talk, Pair) else talk
-            assert said.messages == [*asked, {"role": "assistant", "content": answer}], row
+            shown = talk.conversation() if isinstance(talk, Pair) else talk
+            assert shown.messages == [*asked, {"role": "assistant", "content": answer}], row
 
 
 def test_rows_without_a_registry_have_a_blank_line_between(tmp_path):

@@ -159,8 +159,8 @@ def test_the_folder_of_an_entry_reaches_the_hub(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_entry_that_is_not_trained_is_named_for_what_it_is(tmp_path, name):
-    entry, said = REFUSED[name]
-    with pytest.raises(DataError, match=rf"^The entry a of dataset_info\.json .*{said}.*\.$"):
+    entry, shown = REFUSED[name]
+    with pytest.raises(DataError, match=rf"^The entry a of dataset_info\.json .*{shown}.*\.$"):
         registered(DataConfig(source=written(tmp_path, entry)))
 
 
@@ -189,8 +189,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_columns_have_the_files_own_names_in_errors(tmp_path, name):
-    more, said = FAULTS[name]
+    more, shown = FAULTS[name]
     entry = {"columns": {"prompt": "q", "response": "a"}}
     source = written(tmp_path, entry, {"q": "hello", "a": "an he"} | more)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=shown):
         prepare_data(DataConfig(source=source, eval_fraction=0.0), reference.tokenizer("qwen"), 1)

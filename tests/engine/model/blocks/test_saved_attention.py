@@ -70,8 +70,8 @@ def test_what_is_allocated_is_what_the_report_says():
         more = attention_room(choices.attention_bytes, 24)
         without = offloaded_input_bytes(shape, replace(choices, attention_blocks=0), 24)
         assert run.engine.block_input_bytes == without + 2 * choices.attention_blocks * more
-        said = fixed_items(shape, choices, 24 * 32)
-        assert sum(item.bytes for item in said) == run.engine.state.fixed_bytes()
+        shown = fixed_items(shape, choices, 24 * 32)
+        assert sum(item.bytes for item in shown) == run.engine.state.fixed_bytes()
         run.close()
 
 

@@ -138,21 +138,21 @@ def other_scales(stored, name):
 
 
 @pytest.mark.parametrize(
-    "damage, told",
+    "damage, reported",
     [
         (other_numbers, "is stored as int8"),
         (fewer_scales, r"has scales of the shape \(1, 2\)"),
         (other_scales, "has scales in uint8"),
     ],
 )
-def test_what_does_not_belong_to_the_method_is_refused_by_name(damage, told, poured, tmp_path):
+def test_what_does_not_belong_to_the_method_is_refused_by_name(damage, reported, poured, tmp_path):
     source = save_family(tmp_path / "source", "llama")
     stored = quantize_to_fp8(source)
     name = "model.layers.1.mlp.up_proj.weight"
     damage(stored, name)
     how = json.loads((source / "config.json").read_text(encoding="utf-8"))["quantization_config"]
     write_quantized(source, stored, how)
-    with pytest.raises(ModelError, match=f"^model.source: {name} {told}") as refused:
+    with pytest.raises(ModelError, match=f"^model.source: {name} {reported}") as refused:
         poured(source)
     assert "\n" not in str(refused.value)
 
@@ -171,7 +171,7 @@ def test_fp8_without_its_scales_is_refused_by_name(poured, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "how, told",
+    "how, reported",
     [
         ({"quant_method": "gptq", "bits": 4}, r"is a quantized checkpoint \(gptq\)"),
         ({"quant_method": "awq"}, r"is a quantized checkpoint \(awq\)"),
@@ -184,10 +184,10 @@ def test_fp8_without_its_scales_is_refused_by_name(poured, tmp_path):
         ({"quant_method": "fp8", "weight_block_size": [128]}, "whose weight_block_size is"),
     ],
 )
-def test_other_methods_are_refused_by_name(how, told, tmp_path):
+def test_other_methods_are_refused_by_name(how, reported, tmp_path):
     source = make_model(tmp_path / "source")
     write_quantized(source, load_file(source / "model.safetensors"), how)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=reported):
         build_model(load_config(str(source)), ModelConfig(source=str(source)))
 
 

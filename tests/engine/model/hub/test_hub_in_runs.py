@@ -111,9 +111,9 @@ def test_a_run_of_a_hub_model_stops_goes_on_and_trains(model, tmp_path):
         while hub.sent < 1 << 20 and process.poll() is None:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[0]
-        assert process.returncode == 0 and "Stopped before the first step" in said, said
-        assert "Download, 5 of 6 files" in said
+        shown = process.communicate(timeout=60)[0]
+        assert process.returncode == 0 and "Stopped before the first step" in shown, shown
+        assert "Download, 5 of 6 files" in shown
         (folder,) = (tmp_path / "runs").iterdir()
         assert folded(folder).state == "stopped"
         stopped = downloads(folder / "events.jsonl")
@@ -121,8 +121,8 @@ def test_a_run_of_a_hub_model_stops_goes_on_and_trains(model, tmp_path):
 
         hub.pause = 0
         process = train(tmp_path, variables, "--resume", folder.name)
-        said = process.communicate(timeout=120)[0]
-        assert process.returncode == 0, said
+        shown = process.communicate(timeout=120)[0]
+        assert process.returncode == 0, shown
         snapshot = folded(folder)
         assert snapshot.state == "finished"
         assert snapshot.step == 3
@@ -135,8 +135,8 @@ def test_a_run_of_a_hub_model_stops_goes_on_and_trains(model, tmp_path):
 
         asked = [path for _, path, _ in hub.requests]
     again = train(tmp_path, variables, preset)  # all is in the cache, so that no hub is needed
-    said = again.communicate(timeout=120)[0]
-    assert again.returncode == 0, said
+    shown = again.communicate(timeout=120)[0]
+    assert again.returncode == 0, shown
     assert [path for _, path, _ in hub.requests] == asked
 
 
@@ -150,6 +150,6 @@ def test_weights_are_not_waited_for_where_the_data_cannot_be_used(model, tmp_pat
     preset.write_text(yaml.safe_dump(config), encoding="utf-8")
     with serve(FakeHub({NAME: model})) as hub:
         process = train(tmp_path, hub.variables(tmp_path / "hub"), preset)
-        said = process.communicate(timeout=120)[0]
-        assert process.returncode != 0 and "rows.jsonl" in said, said
+        shown = process.communicate(timeout=120)[0]
+        assert process.returncode != 0 and "rows.jsonl" in shown, shown
         assert hub.requests and hub.weights_asked() == []

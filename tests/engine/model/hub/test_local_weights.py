@@ -178,11 +178,11 @@ def test_what_cannot_be_loaded_is_told_in_one_sentence(damage, tmp_path):
     with pytest.raises(ModelError) as caught:
         refuse_no_model(str(folder), folder)
         refuse_no_weights(str(folder), folder)
-    said = str(caught.value)
-    assert said.startswith("model.source: ")
-    assert said.endswith(".")
-    assert "\n" not in said
-    assert BROKEN[damage] in said
+    text = str(caught.value)
+    assert text.startswith("model.source: ")
+    assert text.endswith(".")
+    assert "\n" not in text
+    assert BROKEN[damage] in text
     with pytest.raises(Exception, match=r".") as caught, no_progress_bars():
         AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert not isinstance(caught.value, AssertionError)

@@ -173,14 +173,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("write, told", REFUSED.values(), ids=REFUSED)
-def test_other_files_are_refused_in_one_sentence(write, told, poured, tmp_path):
+@pytest.mark.parametrize("write, reported", REFUSED.values(), ids=REFUSED)
+def test_other_files_are_refused_in_one_sentence(write, reported, poured, tmp_path):
     source = make_model(tmp_path / "source")
     write(source, pickle_weights(source))
     with pytest.raises(ModelError) as refused:
         poured(source)
     sentence = str(refused.value)
-    assert told in sentence and "\n" not in sentence
+    assert reported in sentence and "\n" not in sentence
     assert "safetensors" in sentence or write is cut_off
     assert sentence.endswith(".") and len(sentence) < 260
 

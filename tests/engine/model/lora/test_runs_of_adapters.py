@@ -110,8 +110,8 @@ def test_the_merged_model_answers_as_the_run_does(tmp_path, dtype):
     with open_checkpoint(tmp_path / "runs", run.folder.id) as opened:
         limits = AnswerLimits(12, set())
         (found,) = Sampler(opened.engine()).generate(IDS.tolist(), limits)
-    told = whole.generate(IDS, max_new_tokens=12, do_sample=False, eos_token_id=None)
-    assert found == told[0, IDS.shape[1] :].tolist()
+    reported = whole.generate(IDS, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    assert found == reported[0, IDS.shape[1] :].tolist()
 
 
 def test_adapters_begin_as_the_seed_says_and_the_base_stays(tmp_path):

@@ -55,9 +55,9 @@ def built(family: str, *targets: str, **settings):
 def test_as_layers_they_are_refused_with_the_setting_that_names_them(family):
     with pytest.raises(ConfigError) as caught:
         built(family, "q_proj" if family != "deepseek_v3" else "o_proj", "gate_up_proj")
-    said = str(caught.value)
-    assert caught.value.field == "train.lora_targets" and "gate_up_proj fits model.layers." in said
-    assert "name it in train.lora_target_parameters instead." in said
+    text = str(caught.value)
+    assert caught.value.field == "train.lora_targets" and "gate_up_proj fits model.layers." in text
+    assert "name it in train.lora_target_parameters instead." in text
     with pytest.raises(ConfigError, match=r"\*\.experts\.\* fits model\.layers\."):
         built(family, "*.experts.*")
 
@@ -194,8 +194,8 @@ def test_they_are_exported(folder, run):
     assert settings["target_parameters"] == [*BOTH] and not settings["fan_in_fan_out"]
     with open_checkpoint(folder / "runs", run.folder.id) as opened:
         (own,) = Sampler(opened.engine()).generate(IDS.tolist(), AnswerLimits(12, set()))
-    told = whole.generate(IDS, max_new_tokens=12, do_sample=False, eos_token_id=None)
-    assert own == told[0, IDS.shape[1] :].tolist()
+    reported = whole.generate(IDS, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    assert own == reported[0, IDS.shape[1] :].tolist()
 
 
 @pytest.mark.slow("it sweeps over many cases")
@@ -211,7 +211,7 @@ def test_an_adapter_of_other_experts_is_not_started_from(folder, run, capsys):
     for names, ends in (([], 2), ([BOTH[1]], 2), ([*BOTH], 0)):
         values = start | {"train.lora_target_parameters": names, "train.steps": 1}
         make_config(folder, **LORA | values).save(preset)
-        code, _, said = command(capsys, "--runs-dir", str(folder / "then"), "train", str(preset))
-        assert code == ends, said
-        told = 'set train.lora_target_parameters to ["experts.down_proj", "experts.gate_up_proj"]'
-        assert told in said or not ends
+        code, _, shown = command(capsys, "--runs-dir", str(folder / "then"), "train", str(preset))
+        assert code == ends, shown
+        found = 'set train.lora_target_parameters to ["experts.down_proj", "experts.gate_up_proj"]'
+        assert found in shown or not ends

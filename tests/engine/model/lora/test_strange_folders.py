@@ -39,9 +39,9 @@ def taken(folder) -> None:
 @pytest.mark.parametrize("values", BAD.values(), ids=BAD)
 def test_settings_of_other_types_are_refused(folder, values):
     (folder / CONFIG).write_text(json.dumps(GOOD | values))
-    with pytest.raises(ModelError, match="adapter_config.json cannot be read") as told:
+    with pytest.raises(ModelError, match="adapter_config.json cannot be read") as found:
         taken(folder)
-    assert "\n" not in str(told.value) and len(str(told.value)) < 500
+    assert "\n" not in str(found.value) and len(str(found.value)) < 500
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "", "[]", '{"r": NaN}', "\xff", "{" + " " * 2**21])

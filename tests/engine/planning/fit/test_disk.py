@@ -156,8 +156,8 @@ def test_a_disk_without_room_for_the_best_weights_only_costs_these():
     _, report = reported(rest + 2 * WEIGHTS - 1, output__eval_every=10)
     assert MemoryItem.BEST not in disk_items(report) and report.disk.total == rest
     assert report.status != FitStatus.DOES_NOT_FIT
-    said = [reason for reason in report.reasons if "no room for the best weights" in reason]
-    assert len(said) == 1 and "the weights of the last step are exported" in said[0]
+    shown = [reason for reason in report.reasons if "no room for the best weights" in reason]
+    assert len(shown) == 1 and "the weights of the last step are exported" in shown[0]
     _, whole = reported(rest + 2 * WEIGHTS, output__eval_every=10)
     assert whole.disk.total == rest + 2 * WEIGHTS
     # It fits only just, so the report offers to leave them out.

@@ -167,9 +167,9 @@ def test_a_report_tells_what_is_on_the_disk_and_what_it_costs():
     apart = replace(disk, shares=tuple(share for share in disk.shares if share.units is None))
     text = pool_as_text(replace(report.pool, parts=(*report.pool.parts[:-1], apart)), None)
     assert sum("moments on disk" in line for line in text) == len(on_disk)
-    told = report.to_dict()["disk_offload"]
-    assert told["step_bytes"] == found.step_bytes and len(told["sentences"]) == 3
-    assert "TB" in told["sentences"][1] and "assumed" in told["sentences"][2]
+    reported = report.to_dict()["disk_offload"]
+    assert reported["step_bytes"] == found.step_bytes and len(reported["sentences"]) == 3
+    assert "TB" in reported["sentences"][1] and "assumed" in reported["sentences"][2]
 
 
 def offered_changes(suggestion) -> dict:

@@ -215,8 +215,8 @@ def test_the_item_that_crosses_the_limit_is_named(name):
 
 
 def test_a_part_as_plain_data_names_its_items_in_text():
-    told = Part((item("Runtime", 3), Item(MemoryItem.WEIGHT_HIGH, 4, "a note")), 10).to_dict()
-    assert told == {
+    found = Part((item("Runtime", 3), Item(MemoryItem.WEIGHT_HIGH, 4, "a note")), 10).to_dict()
+    assert found == {
         "items": [
             {"name": "Runtime", "bytes": 3, "note": ""},
             {"name": "weight_high", "bytes": 4, "note": "a note"},
@@ -225,7 +225,7 @@ def test_a_part_as_plain_data_names_its_items_in_text():
         "limit": 10,
         "least": None,
     }
-    assert all(type(one["name"]) is str for one in told["items"])
+    assert all(type(one["name"]) is str for one in found["items"])
 
 
 # ---------------------------------------------------------------------- read back
@@ -248,13 +248,13 @@ def test_an_item_is_read_back_from_a_record(name):
 
 
 def test_an_item_of_another_version_is_ordinary_and_keeps_its_name():
-    told = {"name": "Loading margin, runtime data", "bytes": GIB, "note": ""}
-    (unknown,) = items_of({"gpu": {"items": [told | {"share": 0.5}]}}, PartName.GPU)
-    assert unknown.kind is MemoryItem.UNKNOWN and unknown.to_dict() == told
+    reported = {"name": "Loading margin, runtime data", "bytes": GIB, "note": ""}
+    (unknown,) = items_of({"gpu": {"items": [reported | {"share": 0.5}]}}, PartName.GPU)
+    assert unknown.kind is MemoryItem.UNKNOWN and unknown.to_dict() == reported
     assert item_color(unknown.kind) == GRAY
-    found = predictions({"host": {"items": [told]}, "gpu": {"items": [told]}})
+    found = predictions({"host": {"items": [reported]}, "gpu": {"items": [reported]}})
     assert found == {"loading_peak_bytes": 0, "host_bytes": GIB, "gpu_peak_bytes": GIB}
-    (share,) = host_shares({"host": {"items": [told]}}, HostFigures({}, 0, 0, 0))
+    (share,) = host_shares({"host": {"items": [reported]}}, HostFigures({}, 0, 0, 0))
     assert (share.name, share.planned) == ("the rest of it", GIB)
     assert [share.planned for share in gpu_shares([unknown], GpuFigures(0, 0, 0, 0, 0, 0), 0)] == [
         0,

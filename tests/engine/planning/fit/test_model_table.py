@@ -79,12 +79,12 @@ def test_files_of_a_table_name_the_optimizer_of_each_cell():
     shown = columns(["RTX 4090"], named_machine("H200", 2048))
     models = [LLAMA, entry_of("Qwen/Qwen2.5-0.5B")]
     rows = list(rows_of(CONFIG, shown, models, False, any_optimizer=True))
-    said = [
+    answer = [
         [found["optimizer"] for found in row["cells"].values()] for row in as_dicts(rows, shown)
     ]
-    assert said == [["adamw", "adamw_8bit"], ["adamw", "adamw"]]
+    assert answer == [["adamw", "adamw_8bit"], ["adamw", "adamw"]]
     lines = as_csv(rows, shown).splitlines()
-    assert [line.split(",")[-3] for line in lines] == ["optimizer", *said[0], *said[1]]
+    assert [line.split(",")[-3] for line in lines] == ["optimizer", *answer[0], *answer[1]]
 
 
 @pytest.mark.parametrize(
@@ -203,14 +203,14 @@ def test_a_table_of_adapters_has_what_a_report_of_each_says():
     whole = next(rows_of(CONFIG, shown, [LLAMA], timed=False))
     assert whole.cells[0].status == FitStatus.DOES_NOT_FIT
     assert whole.trained_parameters == whole.parameters == llama.parameters
-    said = as_details([llama, other]).splitlines()
-    assert said[0].split("  ")[0] == "model"
-    assert " GiB" in said[1]
-    assert " s " in said[1]
+    answer = as_details([llama, other]).splitlines()
+    assert answer[0].split("  ")[0] == "model"
+    assert " GiB" in answer[1]
+    assert " s " in answer[1]
     lines = [line.split(",") for line in as_csv([llama], shown).splitlines()]
-    told = dict(zip(*lines))
-    assert (told["method"], told["trained_parameters"]) == ("lora", "41943040")
-    assert float(told["step_seconds"]) == pytest.approx(found.step_seconds, abs=0.001)
+    reported = dict(zip(*lines))
+    assert (reported["method"], reported["trained_parameters"]) == ("lora", "41943040")
+    assert float(reported["step_seconds"]) == pytest.approx(found.step_seconds, abs=0.001)
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")

@@ -229,11 +229,11 @@ def test_every_kind_of_item_is_held_for_something():
 def test_a_report_tells_of_its_pool_in_plain_data():
     config, on = JOBS["split"]
     report = estimate(config, on, entry_of(QWEN).shape("bfloat16"))
-    told = json.loads(json.dumps(report.to_dict()))["pool"]
-    assert list(told["parts"]) == ["gpu", "host", "disk"]
-    for name, part in told["parts"].items():
+    found = json.loads(json.dumps(report.to_dict()))["pool"]
+    assert list(found["parts"]) == ["gpu", "host", "disk"]
+    for name, part in found["parts"].items():
         assert sum(share["bytes"] for share in part["shares"]) == getattr(report, name).total
-    assert told["units"][0] | {"stop": 0, "count": 0, "units": ""} == {
+    assert found["units"][0] | {"stop": 0, "count": 0, "units": ""} == {
         "units": "",
         "start": 0,
         "stop": 0,
@@ -263,8 +263,8 @@ def test_a_suggestion_says_how_the_border_moves():
     some, more = PlanChoices(gpu_resident_units=3), PlanChoices(gpu_resident_units=14)
     on_gpu = PlanChoices(gradients_on_gpu=True)
     assert moves_text(some, planned(some), 30, False) == ""
-    said = moves_text(some, planned(more), 30, False)
-    assert said == "14 of 30 units then live on the GPU instead of 3."
+    text = moves_text(some, planned(more), 30, False)
+    assert text == "14 of 30 units then live on the GPU instead of 3."
     about = moves_text(None, planned(more), 30, True)
     assert about == "About 14 of 30 units then live on the GPU."
     assert moves_text(None, planned(on_gpu), 30, True) == "Gradients then wait on the GPU."

@@ -76,8 +76,8 @@ def test_a_job_that_lacks_ram_is_offered_the_most_exact_moments_that_fit(
     assert report.status == FitStatus.DOES_NOT_FIT
     (suggestion,) = of_moments(report)
     assert suggestion.changes == {"train.optimizer": optimizer}
-    said, outcome = suggestion.text.split(": ")
-    assert said == f"Keep AdamW's moments in {words}" and outcome.endswith(" RAM")
+    shown, outcome = suggestion.text.split(": ")
+    assert shown == f"Keep AdamW's moments in {words}" and outcome.endswith(" RAM")
     assert suggestion.exactness == (Exactness.ROUNDED_MOMENTS,)
     after = with_ram(config.with_values(suggestion.changes), report.host.limit)
     assert after.status != FitStatus.DOES_NOT_FIT
@@ -248,9 +248,9 @@ def test_a_suggestion_fits_as_promised_and_its_seconds_are_the_report_s(name):
         assert soon.seconds == pytest.approx(suggestion.seconds, rel=0.11)
         assert suggestion.instead_of == (report.time["step_seconds"] if fits else None)
         assert ("instead of" in suggestion.time_text) <= fits
-        told = suggestion.to_dict()
-        assert told["exactness"] == [kind.value for kind in suggestion.exactness]
-        assert all(kind.sentence in told["exactness_text"] for kind in suggestion.exactness)
+        found = suggestion.to_dict()
+        assert found["exactness"] == [kind.value for kind in suggestion.exactness]
+        assert all(kind.sentence in found["exactness_text"] for kind in suggestion.exactness)
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")

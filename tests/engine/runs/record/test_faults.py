@@ -270,16 +270,16 @@ def test_other_settings_may_change_between_sessions_and_are_told(capsys, runs, s
     changed = stopped_run.folder.config.with_values({"train.learning_rate": 1e-4, "train.steps": 9})
     changed.save(stopped_run.folder.path / "config.yaml")
     assert command(capsys, "--runs-dir", runs, "train", "--resume", stopped_run.id)[0] == 0
-    told = [
+    found = [
         r.event.text
         for r in replay(stopped_run.folder.events_path)
         if isinstance(r.event, LogLine) and r.event.level == "warning"
     ]
     assert any(
         "train.learning_rate was" in text and "up to step 6 and is 0.0001 from here on" in text
-        for text in told
+        for text in found
     )
-    assert any("was to have 8 steps and has 9 now" in text for text in told)
+    assert any("was to have 8 steps and has 9 now" in text for text in found)
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")

@@ -29,13 +29,13 @@ def disk(tmp_path, monkeypatch):
 
 
 def test_threads_that_write_at_once_wait_together_and_lose_no_line(disk):
-    recorder, told = RunRecorder(disk, "r"), threading.Event()
+    recorder, found = RunRecorder(disk, "r"), threading.Event()
     recorder.wait_for_disk_space(lambda: 0)
     rested = []
     recorder.call_after_wait(lambda: rested.append(1))
     recorder.subscribe(
         lambda record: (
-            told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None
+            found.set() if getattr(record.event, "lacks_space_for", "") == "record" else None
         )
     )
     recorder.emit(StateChanged("running"))
@@ -46,7 +46,7 @@ def test_threads_that_write_at_once_wait_together_and_lose_no_line(disk):
     ]
     for writer in writers:
         writer.start()
-    assert told.wait(SECONDS) and recorder.snapshot.state == "paused"
+    assert found.wait(SECONDS) and recorder.snapshot.state == "paused"
     ballast.unlink()
     for writer in writers:
         writer.join()
@@ -65,18 +65,18 @@ def test_threads_that_write_at_once_wait_together_and_lose_no_line(disk):
 
 
 def test_a_record_that_waits_within_the_wait_of_a_checkpoint_goes_back_to_that(disk):
-    recorder, told = RunRecorder(disk, "r"), threading.Event()
+    recorder, found = RunRecorder(disk, "r"), threading.Event()
     recorder.wait_for_disk_space(lambda: 0)
     recorder.subscribe(
         lambda record: (
-            told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None
+            found.set() if getattr(record.event, "lacks_space_for", "") == "record" else None
         )
     )
     waiting = recorder.emit(StateChanged("paused", "It needs 1 GiB.", "checkpoint")).event
     ballast = fill(disk)
     writer = threading.Thread(target=recorder.emit, args=(LogLine("info", "x" * 6000),))
     writer.start()
-    assert told.wait(SECONDS)
+    assert found.wait(SECONDS)
     ballast.unlink()
     writer.join()
     recorder.close()
@@ -94,11 +94,11 @@ def test_a_wait_ends_when_its_owner_ends_the_run(disk):
     """After an error elsewhere, the owner's thread sets `endings` to None, and no lane keeps
     waiting.
     """
-    recorder, told, problems = RunRecorder(disk, "r"), threading.Event(), []
+    recorder, found, problems = RunRecorder(disk, "r"), threading.Event(), []
     recorder.wait_for_disk_space(lambda: 0)
     recorder.subscribe(
         lambda record: (
-            told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None
+            found.set() if getattr(record.event, "lacks_space_for", "") == "record" else None
         )
     )
     fill(disk)
@@ -110,7 +110,7 @@ def test_a_wait_ends_when_its_owner_ends_the_run(disk):
 
     writer = threading.Thread(target=write)
     writer.start()
-    assert told.wait(SECONDS)
+    assert found.wait(SECONDS)
     recorder.wait_for_disk_space(None)
     writer.join()
     assert problems and not recorder.gave_up

@@ -83,12 +83,12 @@ def test_threads_do_not_mix_lines_and_listeners_hear_them_in_order(tmp_path):
     assert [record.seq for record in heard] == list(range(1, 601))
     assert heard == list(replay(tmp_path / "events.jsonl"))
     for worker in range(6):
-        said = [
+        shown = [
             record.event.text.split()[1]
             for record in heard
             if record.event.text.startswith(f"{worker} ")
         ]
-        assert said == [str(step) for step in range(100)]
+        assert shown == [str(step) for step in range(100)]
 
 
 def test_a_slow_listener_does_not_hold_up_the_file(tmp_path):
@@ -299,9 +299,9 @@ def test_a_killed_process_loses_no_line_that_it_emitted(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", code, tmp_path], cwd=PROGRAM_ROOT, stdout=subprocess.PIPE
     )
-    said = [int(process.stdout.readline()) for _ in range(50)]
+    shown = [int(process.stdout.readline()) for _ in range(50)]
     process.send_signal(signal.SIGKILL)
-    said += [
+    shown += [
         int(line)
         for line in process.stdout.read().splitlines(keepends=True)
         if line.endswith(b"\n")
@@ -309,7 +309,7 @@ def test_a_killed_process_loses_no_line_that_it_emitted(tmp_path):
     process.wait()
     process.stdout.close()
     recorder = RunRecorder(tmp_path, "r")
-    assert recorder.snapshot.last_seq >= said[-1] + 1
+    assert recorder.snapshot.last_seq >= shown[-1] + 1
     recorder.close()
 
 

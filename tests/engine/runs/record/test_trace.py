@@ -46,9 +46,9 @@ def test_any_sampled_step_can_be_read(record):
     ],
 )
 def test_a_step_that_was_not_sampled_is_told_with_the_nearest(record, step, sentence):
-    with pytest.raises(RunError) as told:
+    with pytest.raises(RunError) as found:
         TimelineIndex(record).read(step)
-    assert sentence in str(told.value)
+    assert sentence in str(found.value)
 
 
 def test_nothing_sampled_and_nothing_there(tmp_path):
@@ -226,6 +226,6 @@ def test_on_the_command_line(tmp_path, capsys, monkeypatch):
         (["trace", folder.id, "--out", str(tmp_path / "no" / "where.json")], "cannot be written"),
     ):
         assert launch.main([*wrong, *where]) == 2
-        told = capsys.readouterr().err
-        assert sentence in told and told.count("\n") == 1
+        found = capsys.readouterr().err
+        assert sentence in found and found.count("\n") == 1
     assert not list(tmp_path.glob(".trace*"))

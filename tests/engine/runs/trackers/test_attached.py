@@ -60,9 +60,9 @@ def test_a_tracker_that_fails_stops_no_run_and_is_told_once(tmp_path, monkeypatc
     assert time.monotonic() - began < 25
     assert [event.step for event in events_of(run, StepFinished)] == [1, 2, 3, 4]
     warnings = [event.text for event in events_of(run, LogLine) if event.level == "warning"]
-    (told,) = [text for text in warnings if "Weights" in text]
-    assert told.startswith(f"Weights & Biases (output.trackers) {TOLD[fault]}.")
-    assert "wandb login" in told and f"track {run.id}` sends the rest" in told
+    (found,) = [text for text in warnings if "Weights" in text]
+    assert found.startswith(f"Weights & Biases (output.trackers) {TOLD[fault]}.")
+    assert "wandb login" in found and f"track {run.id}` sends the rest" in found
     last = list(replay(run.folder.events_path))[-1]
     assert type(last.event) is RunEnded
 

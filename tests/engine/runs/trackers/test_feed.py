@@ -46,8 +46,8 @@ def fed(folder, open_tracker, ending=FINISHED, timing=QUICK):
     """Feeds the record to its end; returns what was told. A session ends before the next one's
     lines are there.
     """
-    told: list[str] = []
-    feed = Feed(tracked(folder), open_tracker, Ledger(folder).of("mlflow"), told.append, timing)
+    found: list[str] = []
+    feed = Feed(tracked(folder), open_tracker, Ledger(folder).of("mlflow"), found.append, timing)
     if ending.seq is not None:
         feed.end(ending)
     feed.start()
@@ -56,7 +56,7 @@ def fed(folder, open_tracker, ending=FINISHED, timing=QUICK):
     while feed.is_alive and time.monotonic() < deadline:
         time.sleep(0.005)
     assert not feed.is_alive
-    return told
+    return found
 
 
 def test_a_run_is_given_once_in_the_order_of_its_record(folder):
@@ -144,8 +144,8 @@ def test_a_failure_is_told_once_and_leaves_neither_gap_nor_double(folder):
             raise RuntimeError("not yet")
         return KeptTracker(run, store, fails)
 
-    told: list[str] = []
-    feed = Feed(tracked(folder), open_tracker, Ledger(folder).of("mlflow"), told.append, QUICK)
+    found: list[str] = []
+    feed = Feed(tracked(folder), open_tracker, Ledger(folder).of("mlflow"), found.append, QUICK)
     feed.start()
     deadline = time.monotonic() + 20
     while len(opened) < 4 and time.monotonic() < deadline:
@@ -153,7 +153,7 @@ def test_a_failure_is_told_once_and_leaves_neither_gap_nor_double(folder):
     feed.end(Ending("finished"))
     while feed.is_alive and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert told == ["failed (OSError: No space left on device)"]
+    assert found == ["failed (OSError: No space left on device)"]
     assert len(opened) == 4 and curve(store, LOSS) == [(n, loss_of(1, n)) for n in range(1, 6)]
 
 
@@ -165,8 +165,8 @@ def test_at_the_end_a_tracker_that_fails_is_tried_once_more_and_then_left(folder
         tries.append(run)
         raise ImportError("no such package")
 
-    told = fed(folder, open_tracker, timing=Timing(poll=0.01, again=3600, hangs=3600))
-    assert told == ["failed (ImportError: no such package)"] and 1 <= len(tries) <= 2
+    found = fed(folder, open_tracker, timing=Timing(poll=0.01, again=3600, hangs=3600))
+    assert found == ["failed (ImportError: no such package)"] and 1 <= len(tries) <= 2
 
 
 def test_a_call_that_does_not_return_is_told_once(folder):
@@ -178,17 +178,17 @@ def test_a_call_that_does_not_return_is_told_once(folder):
             answer.wait(20)
             super().log(points)
 
-    store, told = [], []
+    store, found = [], []
     feed = Feed(
         tracked(folder),
         lambda run: Slow(run, store),
         Ledger(folder).of("wandb"),
-        told.append,
+        found.append,
         QUICK,
     )
     feed.start()
     deadline = time.monotonic() + 20
-    while not told and time.monotonic() < deadline:
+    while not found and time.monotonic() < deadline:
         feed.check()
         time.sleep(0.01)
     feed.check()
@@ -196,7 +196,7 @@ def test_a_call_that_does_not_return_is_told_once(folder):
     feed.end(Ending("finished"))
     while feed.is_alive and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert told == ["has not answered for 0 s"] and len(curve(store, LOSS)) == 2
+    assert found == ["has not answered for 0 s"] and len(curve(store, LOSS)) == 2
 
 
 def test_lines_after_the_named_one_are_of_the_next_session(folder):

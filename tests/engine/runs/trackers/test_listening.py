@@ -64,8 +64,8 @@ def addresses_of(run: Run, tracker: str) -> tuple[set[str], set[str]]:
             assert time.monotonic() < until and not failed, failed
             time.sleep(0.05)
         family = os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))
-        for addresses, told in zip(found, (listening(*family), beyond_loopback(*family))):
-            addresses.update(address for address, _ in told)
+        for addresses, reported in zip(found, (listening(*family), beyond_loopback(*family))):
+            addresses.update(address for address, _ in reported)
 
     run.recorder.subscribe(look)
     assert run.execute().state == "finished"

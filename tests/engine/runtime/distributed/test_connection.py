@@ -159,19 +159,19 @@ def test_the_end_of_the_other_process_is_noticed_while_nobody_reads():
 def test_whoever_waits_for_a_message_is_told_that_none_will_come(ends):
     ours, theirs = ends
     side = Side(ours)
-    told: list[str] = []
+    found: list[str] = []
 
     def wait() -> None:
         try:
             side.connection.next()
         except ConnectionLostError as error:
-            told.append(str(error))
+            found.append(str(error))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     theirs.close()
     waiting.join(PATIENCE)
-    assert told == ["it has ended"] == side.reasons
+    assert found == ["it has ended"] == side.reasons
 
 
 def test_messages_that_arrived_before_the_end_are_not_lost(ends):

@@ -50,12 +50,12 @@ DIFFERENCES = {
 }
 
 
-@pytest.mark.parametrize("told", DIFFERENCES)
-def test_what_differs_is_told(told):
-    other = replace(OTHER, **DIFFERENCES[told])
+@pytest.mark.parametrize("reported", DIFFERENCES)
+def test_what_differs_is_told(reported):
+    other = replace(OTHER, **DIFFERENCES[reported])
     third = replace(OTHER, place=RankInfo(1, 2, 2))
     sentence = why_refused(RANK_ZERO, [third, other])
-    assert sentence == f"Rank 3 of 4, on second, {told}"
+    assert sentence == f"Rank 3 of 4, on second, {reported}"
 
 
 def test_processes_that_are_alike_are_not_refused():

@@ -148,9 +148,9 @@ def test_a_process_of_any_node_that_is_killed_is_told_and_all_others_end(model, 
             for number in range(2, 10_000):
                 workers.train(number)
         wait_for_end(*pids)
-    told = str(error.value)
-    assert told.startswith(f"Rank {rank} of 4, on {os.uname().nodename}, is lost: its process or ")
-    assert "\n" not in told
+    found = str(error.value)
+    assert found.startswith(f"Rank {rank} of 4, on {os.uname().nodename}, is lost: its process or ")
+    assert "\n" not in found
 
 
 @pytest.mark.slow(SWEEP)

@@ -127,16 +127,16 @@ def test_what_strangers_send_is_refused_and_told(monkeypatch, tmp_path, capfd):
                     stream.shutdown(socket.SHUT_WR)
                 wait_for_end_of(stream)
         coming.finish()
-        said, until = capfd.readouterr().err, time.monotonic() + PATIENCE
+        shown, until = capfd.readouterr().err, time.monotonic() + PATIENCE
         # A stream ends a moment before that is told.
-        while said.count("\n") < len(NAMES) and time.monotonic() < until:
+        while shown.count("\n") < len(NAMES) and time.monotonic() < until:
             time.sleep(0.01)
-            said += capfd.readouterr().err
-        told = said.splitlines()
-        assert len(told) == len(NAMES) <= launched_group.MOST_TOLD
+            shown += capfd.readouterr().err
+        found = shown.splitlines()
+        assert len(found) == len(NAMES) <= launched_group.MOST_TOLD
         who = "A process of this node" if way == "one node" else "Someone at .*127.0.0.1"
         form = re.compile(f"ramstream: {who} wanted to join the run and was sent away \\(.+\\).")
-        assert all(form.fullmatch(line) for line in told), told
+        assert all(form.fullmatch(line) for line in found), found
     assert not (tmp_path / "made").exists()
 
 
@@ -196,8 +196,8 @@ def test_whoever_follows_believes_no_stranger(tmp_path):
         stream, _ = fake.accept()
         with stream, contextlib.suppress(OSError):  # the process may have left already
             stream.sendall(sent + bytes(32 if sent else 0))
-    for told in ("{", '{"port": "x"}', '{"port": 70000}', "[]"):
-        store.set(launched_group.KEY, told)
+    for reported in ("{", '{"port": "x"}', '{"port": 70000}', "[]"):
+        store.set(launched_group.KEY, reported)
         time.sleep(0.3)
     fake.close()
     launched = Launched(place, LOOPBACK, port, has_store=True, run="a test")
@@ -364,11 +364,11 @@ def test_another_account_is_refused_where_it_can_come(tmp_path):
     listener.bind(str(tmp_path / "socket"))
     (tmp_path / "socket").chmod(0o777)
     listener.listen()
-    told: list[str] = []
+    found: list[str] = []
 
     def come() -> None:
         imports = f"import socket, sys; run = {CONNECTS!r}"
-        told.append(as_nobody(imports, "exec(run)", tmp_path / "socket", readable=tmp_path))
+        found.append(as_nobody(imports, "exec(run)", tmp_path / "socket", readable=tmp_path))
 
     thread = threading.Thread(target=come)
     thread.start()
@@ -378,7 +378,7 @@ def test_another_account_is_refused_where_it_can_come(tmp_path):
     stream.close()
     thread.join()
     listener.close()
-    assert told == ["came\n"]
+    assert found == ["came\n"]
 
 
 # --------------------------------------------------------------------- while two ranks train

@@ -73,14 +73,14 @@ def train_until_it_fails(workers: StartedGroup, first: int = 1) -> str:
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize(
-    "number, rank, told",
+    "number, rank, reported",
     [
         (signal.SIGKILL, 1, "its process was killed (SIGKILL), by a person, or by the system for "),
         (signal.SIGTERM, 2, "its process was ended by the signal SIGTERM."),
     ],
 )
 @pytest.mark.parametrize("moment", ["among steps", "while nothing is asked"])
-def test_a_signal_to_one_ends_all(model, number, rank, told, moment):
+def test_a_signal_to_one_ends_all(model, number, rank, reported, moment):
     before = shared_files()
     with started_group(model, 3, batches=3) as workers:
         pids = workers.pids
@@ -92,7 +92,7 @@ def test_a_signal_to_one_ends_all(model, number, rank, told, moment):
             wait_for_end(*pids)  # nobody reads, and all are ended nonetheless
         with ended_soon(pids):
             sentence = train_until_it_fails(workers, 3)
-    assert sentence.startswith(f"Rank {rank} of 3 is lost: {told}")
+    assert sentence.startswith(f"Rank {rank} of 3 is lost: {reported}")
     assert shared_files() == before and not workers_of(os.getpid())
 
 
@@ -137,13 +137,13 @@ DEEDS = {
 
 @pytest.mark.parametrize("deed", DEEDS)
 def test_what_goes_wrong_in_a_step_of_one_is_told(model, tmp_path, monkeypatch, deed):
-    statement, told, traced = DEEDS[deed]
+    statement, found, traced = DEEDS[deed]
     plant(monkeypatch, tmp_path / "fault", 1, "Train", statement)
     with started_group(model, 2) as workers:
         pids = workers.pids
         with ended_soon(pids):
             sentence = train_until_it_fails(workers)
-    assert sentence == f"Rank 1 of 2 {told}"
+    assert sentence == f"Rank 1 of 2 {found}"
     assert bool(workers.logged) == bool(traced)
     assert all("Traceback" in text and traced in text for text in workers.logged)
 
@@ -161,13 +161,13 @@ def test_what_goes_wrong_elsewhere_is_told_too(model, tmp_path, monkeypatch, mes
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, reported",
     [
         ("import os; os._exit(5)", "is lost: its process ended with exit code 5."),
         ("import os; os.kill(os.getpid(), 9)", "is lost: its process was killed (SIGKILL), by a "),
     ],
 )
-def test_a_process_that_does_not_start_is_told(model, tmp_path, monkeypatch, text, told):
+def test_a_process_that_does_not_start_is_told(model, tmp_path, monkeypatch, text, reported):
     (tmp_path / "sitecustomize.py").write_text(text, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with (
@@ -176,13 +176,13 @@ def test_a_process_that_does_not_start_is_told(model, tmp_path, monkeypatch, tex
         started_group(model, 2),
     ):
         pass
-    assert told in str(error.value)
+    assert reported in str(error.value)
 
 
 def test_a_program_that_is_not_there_is_told(model, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    told = r"Rank 1 of 2 cannot be started \(.*No such file"
-    with pytest.raises(RankError, match=told), started_group(model, 2):
+    found = r"Rank 1 of 2 cannot be started \(.*No such file"
+    with pytest.raises(RankError, match=found), started_group(model, 2):
         pass
 
 
@@ -202,14 +202,14 @@ def test_a_model_that_vanishes_is_not_missed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error, told",
+    "error, reported",
     [
         (ValueError("it is\nbroken"), "failed: ValueError: it is."),
         (HostMemoryError("Host memory ran low."), "failed: Host memory ran low."),
         (torch.OutOfMemoryError("no room"), "failed: OutOfMemoryError: no room."),
     ],
 )
-def test_rank_0_s_own_error_in_a_step_ends_all(model, monkeypatch, error, told):
+def test_rank_0_s_own_error_in_a_step_ends_all(model, monkeypatch, error, reported):
     loss = compute_ops.loss
 
     def fails(context, op, step):
@@ -221,7 +221,7 @@ def test_rank_0_s_own_error_in_a_step_ends_all(model, monkeypatch, error, told):
     with started_group(model, 2) as workers:
         pids = workers.pids
         with ended_soon(pids):
-            assert train_until_it_fails(workers) == f"Rank 0 of 2 {told}"
+            assert train_until_it_fails(workers) == f"Rank 0 of 2 {reported}"
 
 
 def read(states) -> dict[tuple[str, str], bytes]:
@@ -333,9 +333,9 @@ def test_workers_of_rank_0_that_is_killed_end_by_themselves(model, tmp_path):
     )
     pids = []
     while len(pids) < 3:
-        told = rank_zero.stdout.readline()
-        assert told, rank_zero.stderr.read()
-        pids = [int(word) for word in told.split()]
+        found = rank_zero.stdout.readline()
+        assert found, rank_zero.stderr.read()
+        pids = [int(word) for word in found.split()]
     rank_zero.kill()
     with ended_soon(pids[1:]):
         _, noise = rank_zero.communicate(timeout=SOON)

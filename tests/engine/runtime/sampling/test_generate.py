@@ -298,20 +298,20 @@ def test_a_cache_that_fails_on_the_way_costs_no_answer(qwen3, monkeypatch, fails
     call = BlockArguments.call
     monkeypatch.setattr(qwen3.engine, "cached_logits", failing)
     monkeypatch.setattr(qwen3.engine, "last_logits", without_cache)
-    told: list[int] = []
+    found: list[int] = []
     gc.collect()
     gc.disable()
     try:
         assert (
             qwen3.sampler.generate(
-                PROMPTS, AnswerLimits(8, {2}), on_token=lambda row, _: told.append(row)
+                PROMPTS, AnswerLimits(8, {2}), on_token=lambda row, _: found.append(row)
             )
             == expected
         )
     finally:
         gc.enable()
     assert len(calls) == fails_at + 1
-    assert len(told) == sum(map(len, expected))
+    assert len(found) == sum(map(len, expected))
 
 
 def test_caches_stay_within_half_of_the_free_memory(qwen3, monkeypatch):

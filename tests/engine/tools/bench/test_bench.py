@@ -304,5 +304,5 @@ def test_a_model_that_cannot_be_read_is_told_before_anything_is_measured(capsys,
         "model: {source: Qwen/Qwen2.5-0.5B, init: random}\ndata: {source: x, max_seq_len: 16}\n"
     )
     assert launch.main(["bench", str(preset), "--streamed-only"]) == 2
-    said = capsys.readouterr().err
-    assert "Qwen/Qwen2.5-0.5B" in said and "Measuring" not in said
+    shown = capsys.readouterr().err
+    assert "Qwen/Qwen2.5-0.5B" in shown and "Measuring" not in shown

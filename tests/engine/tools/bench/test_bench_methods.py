@@ -67,7 +67,7 @@ def test_what_a_run_trains_is_measured(tmp_path, capsys, job):
 @pytest.mark.slow("torch compiles several blocks, for five seconds or more")
 def test_the_table_tells_adapters_and_pairs(tmp_path, capsys):
     assert launch.main(command_of(tmp_path, JOBS["dpo of adapters"])) == 0
-    said = capsys.readouterr()
+    shown = capsys.readouterr()
     for text in (
         "trained, lora)",
         "by DPO",
@@ -75,8 +75,8 @@ def test_the_table_tells_adapters_and_pairs(tmp_path, capsys):
         "its peak",
         "not measured",
     ):
-        assert text in said.out, text
-    assert f"{2 * ROWS} rows of {LENGTH} tokens, two of each pair" in said.err
+        assert text in shown.out, text
+    assert f"{2 * ROWS} rows of {LENGTH} tokens, two of each pair" in shown.err
 
 
 def test_another_model_is_not_trained_on_the_same_planes(tmp_path, capsys):

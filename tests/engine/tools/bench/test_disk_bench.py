@@ -31,9 +31,9 @@ def small(monkeypatch, tmp_path):
 def test_a_measured_disk_is_kept_for_plans(small, capsys):
     assert stored_disk_rates(small) is None
     assert launch.main(["bench", "--disk", str(small), "--json"]) == 0
-    told = capsys.readouterr()
-    assert "while reading" in told.err
-    found = json.loads(told.out)
+    reported = capsys.readouterr()
+    assert "while reading" in reported.err
+    found = json.loads(reported.out)
     kept = stored_disk_rates(small)
     assert kept.is_drained and kept.written == found["written"] == 72 << 20
     rates = ("read", "write", "read_alone", "write_alone")

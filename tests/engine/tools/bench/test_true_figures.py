@@ -95,11 +95,13 @@ def test_the_warm_up_ends_when_two_steps_agree(seconds, warm_up, is_steady):
     found = steady(seconds)
     assert (found.warm_up, found.is_steady) == (warm_up, is_steady)
     own = seconds[warm_up:]
-    told = found.to_dict()
-    assert told["seconds"] == pytest.approx(statistics.fmean(own)) and told["steps"] == len(own)
-    assert (told["least_seconds"], told["most_seconds"]) == (min(own), max(own))
+    reported = found.to_dict()
+    assert reported["seconds"] == pytest.approx(statistics.fmean(own)) and reported["steps"] == len(
+        own
+    )
+    assert (reported["least_seconds"], reported["most_seconds"]) == (min(own), max(own))
     spread = statistics.stdev(own) if len(own) > 1 else None
-    assert told["seconds_deviation"] == spread
+    assert reported["seconds_deviation"] == spread
 
 
 # ------------------------------------------------------------------ what cannot be
@@ -111,10 +113,10 @@ def test_a_share_above_the_whole_is_refused_and_so_is_its_rate():
     assert found["rate"] is None
     assert found["share"] is None
     assert found["other"] == 0.9
-    (said,) = found["doubtful"]
-    assert "rate" in said
-    assert "5.86" in said
-    assert "cannot be" in said
+    (shown,) = found["doubtful"]
+    assert "rate" in shown
+    assert "5.86" in shown
+    assert "cannot be" in shown
     assert share_of(1.04, 1.0) == 1.0, "what was measured before the steps may be a little low"
     assert share_of(None, 1.0) is None
     assert without_doubtful({"share": None}, {"share": ""})["doubtful"] == []

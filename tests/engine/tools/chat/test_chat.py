@@ -127,7 +127,7 @@ def test_two_answers_take_turns_and_stop_at_once(trained):
 
     order = together(lambda order: False)
     assert {
-        name: [token for told, token in order if told == name] for name in chat_engines
+        name: [token for found, token in order if found == name] for name in chat_engines
     } == alone
     assert [name for name, _ in order[:2]] == ["base", "tuned"]
     assert len(together(lambda order: len(order) >= 3)) == 3
@@ -302,15 +302,15 @@ def test_a_paused_run_that_was_asked_goes_on_with_the_same_bits(tmp_path):
 
 def test_a_paused_run_answers_as_its_checkpoint_does(tmp_path):
     config = make_config(tmp_path, **{"output.keep_checkpoints": 9, "output.checkpoint_every": 0})
-    said = []
+    shown = []
 
     def ask(run):
         step = run.recorder.snapshot.step
-        said.append((step, text_of(borrow(run.paused, config, "now"))))
+        shown.append((step, text_of(borrow(run.paused, config, "now"))))
         run.request("save")
 
     run = paused_run(config, tmp_path / "runs", ask)
-    step, text = said[0]
+    step, text = shown[0]
     assert answer_of(checkpoint_of(tmp_path / "runs", run.id, config, step, "saved")) == text
 
 

@@ -70,8 +70,8 @@ def test_what_the_planner_gives_is_what_is_said():
     choices = PlanChoices(
         device_updated_units=("embed",), update_buffers=2, compiled=True
     ).to_dict() | {"micro_batch_size": 2}
-    said = plan_text(choices)
-    assert "compiled kernels, 1 unit updated on the GPU" in said and "predicted" not in said
+    text = plan_text(choices)
+    assert "compiled kernels, 1 unit updated on the GPU" in text and "predicted" not in text
 
 
 # ------------------------------------------------------------------ the Plan section of `check`

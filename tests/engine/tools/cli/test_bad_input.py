@@ -63,17 +63,17 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("content, told", PRESETS.values(), ids=PRESETS)
-def test_a_wrong_preset_leaves_no_run(capsys, tmp_path, content, told):
+@pytest.mark.parametrize("content, reported", PRESETS.values(), ids=PRESETS)
+def test_a_wrong_preset_leaves_no_run(capsys, tmp_path, content, reported):
     path = tmp_path / "wrong.yaml"
     path.write_bytes(content)
     sentence = refused(capsys, tmp_path / "runs", "train", path)
-    assert told in sentence and len(sentence) < 500
+    assert reported in sentence and len(sentence) < 500
 
 
-@pytest.mark.parametrize("setting, told", VALUES.items(), ids=VALUES)
-def test_a_wrong_value_leaves_no_run(capsys, tmp_path, preset, setting, told):
-    assert told in refused(capsys, tmp_path / "runs", "train", preset, "--set", setting)
+@pytest.mark.parametrize("setting, reported", VALUES.items(), ids=VALUES)
+def test_a_wrong_value_leaves_no_run(capsys, tmp_path, preset, setting, reported):
+    assert reported in refused(capsys, tmp_path / "runs", "train", preset, "--set", setting)
 
 
 def test_presets_and_runs_that_are_not_there(capsys, tmp_path, preset):
@@ -181,19 +181,19 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("damage, told", REFUSED.values(), ids=REFUSED)
-def test_a_model_whose_files_are_not_whole_is_refused(capsys, tmp_path, preset, damage, told):
+@pytest.mark.parametrize("damage, reported", REFUSED.values(), ids=REFUSED)
+def test_a_model_whose_files_are_not_whole_is_refused(capsys, tmp_path, preset, damage, reported):
     """Before there is a run, and by `check` too."""
     damage(tmp_path / "model")
     sentence = refused(capsys, tmp_path / "runs", "train", preset)
-    assert sentence.startswith(f"model.source: {tmp_path / 'model'}") and told in sentence
+    assert sentence.startswith(f"model.source: {tmp_path / 'model'}") and reported in sentence
     assert refused(capsys, tmp_path / "runs", "check", preset) == sentence
 
 
-@pytest.mark.parametrize("damage, told", MODELS.values(), ids=MODELS)
-def test_a_wrong_model_fails_the_run_by_name(capsys, tmp_path, preset, damage, told):
+@pytest.mark.parametrize("damage, reported", MODELS.values(), ids=MODELS)
+def test_a_wrong_model_fails_the_run_by_name(capsys, tmp_path, preset, damage, reported):
     damage(tmp_path / "model")
-    assert told in failed(capsys, tmp_path / "runs", preset, code=2)
+    assert reported in failed(capsys, tmp_path / "runs", preset, code=2)
 
 
 def test_a_vocabulary_that_is_too_small_for_the_tokenizer(capsys, tmp_path, preset):
@@ -245,10 +245,10 @@ def test_data_that_is_not_there_is_refused_before_a_run_is_made(capsys, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("damage, told", DATA.values(), ids=DATA)
-def test_wrong_data_fails_the_run_by_name(capsys, tmp_path, preset, damage, told):
+@pytest.mark.parametrize("damage, reported", DATA.values(), ids=DATA)
+def test_wrong_data_fails_the_run_by_name(capsys, tmp_path, preset, damage, reported):
     damage(tmp_path / "data.jsonl")
-    assert told in failed(capsys, tmp_path / "runs", preset, code=2)
+    assert reported in failed(capsys, tmp_path / "runs", preset, code=2)
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,13 @@ def test_a_preset_asks_for_gpus_too(capsys, tmp_path):
     wanted = ("check", str(preset), "--ram-gib", "200", "--disk-gib", "500")
     assert launch.main([*wanted, "--machine", "2 x RTX 4090"]) == 0
     assert "each of 2 GPUs" in capsys.readouterr().out
-    told = bad(capsys, *wanted, "--machine", "RTX 4090")
-    assert "engine.gpus: 2 are asked for, but the machine has 1; choose 1 or fewer" in told
+    found = bad(capsys, *wanted, "--machine", "RTX 4090")
+    assert "engine.gpus: 2 are asked for, but the machine has 1; choose 1 or fewer" in found
 
 
 def test_numbers_that_are_none_are_refused(capsys):
     for text in ("0", "-1", "two", "65"):
-        told = bad(capsys, *ASKED, f"--gpus={text}")
-        assert f"{text!r} is no number of GPUs; give 1 to 64, or auto" in told
-    told = bad(capsys, *ASKED, *ROWS, "--machine", "RTX 4090", "--gpus", "3")
-    assert "engine.gpus: 3 does not divide train.batch_size 148" in told
+        found = bad(capsys, *ASKED, f"--gpus={text}")
+        assert f"{text!r} is no number of GPUs; give 1 to 64, or auto" in found
+    found = bad(capsys, *ASKED, *ROWS, "--machine", "RTX 4090", "--gpus", "3")
+    assert "engine.gpus: 3 does not divide train.batch_size 148" in found

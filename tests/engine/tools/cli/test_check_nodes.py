@@ -44,26 +44,26 @@ def test_what_one_node_cannot_hold_is_divided_among_two(capsys):
 
 def test_nodes_that_are_none_and_a_network_of_one_are_refused(capsys):
     assert "'0' is no number of nodes; give 1 or more" in bad(capsys, *ASKED, "--nodes=0")
-    told = bad(capsys, *ASKED, "--nodes=2", "--network-gbits=fast")
-    assert "'fast' is no rate in Gbit/s; give a number above 0" in told
-    told = bad(capsys, *ASKED, "--network-gbits=100")
-    assert "--network-gbits: one node has no network; add --nodes." in told
+    found = bad(capsys, *ASKED, "--nodes=2", "--network-gbits=fast")
+    assert "'fast' is no rate in Gbit/s; give a number above 0" in found
+    found = bad(capsys, *ASKED, "--network-gbits=100")
+    assert "--network-gbits: one node has no network; add --nodes." in found
     for more in ((), ("--table",)):
-        told = bad(capsys, "check", "--nodes=2", *more)
-        assert "--nodes: a report of one job has several nodes; name a preset" in told
+        found = bad(capsys, "check", "--nodes=2", *more)
+        assert "--nodes: a report of one job has several nodes; name a preset" in found
 
 
 def test_the_page_has_the_figures_of_its_command(capsys):
     page = (PROGRAM_ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^python launch.py (check .* --nodes .*)$", page, re.MULTILINE)
     assert launch.main([*shlex.split(command), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
     (row,) = re.findall(r"^\| 8 \| 400 \| 8 \|(.*)\|$", page, re.MULTILINE)
     figures = [float(re.sub(r"[^\d.]", "", cell)) for cell in row.split("|")]
-    time, between = told["time"], told["between"]
+    time, between = found["time"], found["between"]
     tflops = time["flops_per_step"] / time["step_seconds"] / 64 / 1e12
     computed = [
-        *(told["host"]["total"] / GIB, told["gpu"]["total"] / GIB),
+        *(found["host"]["total"] / GIB, found["gpu"]["total"] / GIB),
         *(between["received_by_node"] / 1e9, between["collective_seconds"], time["step_seconds"]),
         *(time["tokens_per_second"], tflops, between["compute_waits"]),
     ]

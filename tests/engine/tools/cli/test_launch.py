@@ -187,7 +187,7 @@ def test_check_reports_and_judges(capsys, preset):
 
 
 @pytest.mark.parametrize(
-    "rows, said",
+    "rows, text",
     [
         ("", "is empty"),
         ('{"messages": [', "is cut off in line 1"),
@@ -195,16 +195,16 @@ def test_check_reports_and_judges(capsys, preset):
         (None, "There is no file"),
     ],
 )
-def test_check_refuses_data_that_cannot_be_trained_on(capsys, tmp_path, rows, said):
+def test_check_refuses_data_that_cannot_be_trained_on(capsys, tmp_path, rows, text):
     path = tmp_path / "rows.jsonl"
     if rows is not None:
         path.write_text(rows, encoding="utf-8")
     preset = str(PROGRAM_ROOT / "presets/starter.yaml")
     assert launch.main(["check", preset, "--set", f"data.source={path}"]) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert told.err.count("\n") == 1
-    assert not told.out
+    found = capsys.readouterr()
+    assert text in found.err
+    assert found.err.count("\n") == 1
+    assert not found.out
 
 
 def test_check_warns_of_answers_that_end_with_no_token(capsys, tmp_path):
@@ -216,17 +216,19 @@ def test_check_warns_of_answers_that_end_with_no_token(capsys, tmp_path):
     preset = str(PROGRAM_ROOT / "presets/starter.yaml")
     other = [f"model.source={model}", f"data.source={data}"]
     assert launch.main(["check", preset, *(f"--set={each}" for each in other)]) == 0
-    told = capsys.readouterr().out
-    assert "\nWarning: The chat template ends an answer with no token, so the model cannot" in told
-    assert "where to stop (40 answers); use a model whose chat template ends an answer with" in told
+    found = capsys.readouterr().out
+    assert "\nWarning: The chat template ends an answer with no token, so the model cannot" in found
+    assert (
+        "where to stop (40 answers); use a model whose chat template ends an answer with" in found
+    )
 
 
 def test_check_says_how_much_of_the_data_is_trained(capsys):
     preset = str(PROGRAM_ROOT / "presets/starter.yaml")
     assert launch.main(["check", preset]) == 0
-    told = capsys.readouterr().out
-    assert "Data: 42.1 % of the tokens of the first 200 rows" in told
-    assert " An answer ends with <|end|>." in told
+    found = capsys.readouterr().out
+    assert "Data: 42.1 % of the tokens of the first 200 rows" in found
+    assert " An answer ends with <|end|>." in found
     does_not_fit = 1  # on a machine with little free memory, which is not asked here
     other = ["check", preset, "--set", "model.source=Qwen/Qwen2.5-0.5B"]
     assert launch.main(other) in (0, does_not_fit)
@@ -237,13 +239,13 @@ def test_check_says_how_much_of_the_data_is_trained(capsys):
 def test_a_port_that_cannot_be_is_refused_in_one_sentence(capsys, port):
     with pytest.raises(SystemExit) as ended:
         launch.main([f"--port={port}"])
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and told.count("\n") == 1
-    assert f"there is no port {port}; choose 1 to 65535" in told
+    found = capsys.readouterr().err
+    assert ended.value.code == 2 and found.count("\n") == 1
+    assert f"there is no port {port}; choose 1 to 65535" in found
 
 
 @pytest.mark.parametrize(
-    "host, told",
+    "host, reported",
     [
         ("300.1.1.1", "this is no IP address"),
         ("::1::2", "this is no IP address"),
@@ -256,10 +258,10 @@ def test_a_port_that_cannot_be_is_refused_in_one_sentence(capsys, port):
         ("http://localhost", "give the address alone, without http:// or a path"),
     ],
 )
-def test_a_host_that_cannot_be_is_blamed_itself(capsys, tmp_path, host, told):
+def test_a_host_that_cannot_be_is_blamed_itself(capsys, tmp_path, host, reported):
     arguments = [f"--host={host}", "--port=7861", f"--runs-dir={tmp_path}", "--no-browser"]
     sentence = bad(capsys, *arguments)
-    assert sentence.startswith(f"ramstream: --host {host}: {told}") and "7861" not in sentence
+    assert sentence.startswith(f"ramstream: --host {host}: {reported}") and "7861" not in sentence
     assert "leave --host out to listen on 127.0.0.1" in sentence
 
 
@@ -284,7 +286,7 @@ def test_a_port_of_the_system_is_blamed_itself(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "runs, told",
+    "runs, reported",
     [
         ("{file}", "this is not a folder; name another one."),
         ("{file}/runs", "{file} is not a folder; name another one."),
@@ -295,14 +297,14 @@ def test_a_port_of_the_system_is_blamed_itself(capsys, monkeypatch, tmp_path):
     ],
 )
 def test_a_folder_that_cannot_hold_runs_is_refused_before_the_server_is_up(
-    capsys, tmp_path, monkeypatch, runs, told
+    capsys, tmp_path, monkeypatch, runs, reported
 ):
     monkeypatch.setattr("app.main.build_app", lambda *_, **__: pytest.fail("it was built"))
     file = tmp_path / "file"
     file.write_text("", encoding="utf-8")
     names = {"file": file, "folder": tmp_path}
     sentence = bad(capsys, f"--runs-dir={runs.format(**names)}", f"--port={free_port()}")
-    assert told.format(**names) in sentence and "--runs-dir" in sentence
+    assert reported.format(**names) in sentence and "--runs-dir" in sentence
 
 
 def test_a_disk_that_is_full_or_only_read_is_refused(capsys, tmp_path):
@@ -327,8 +329,8 @@ def test_a_port_in_use_is_said_before_anything_is_built(capsys, tmp_path):
         other.listen()
         port = other.getsockname()[1]
         assert launch.main([f"--port={port}", f"--runs-dir={tmp_path / 'runs'}"]) == 2
-    told = capsys.readouterr().err
-    assert told == (
+    found = capsys.readouterr().err
+    assert found == (
         f"ramstream: --port {port}: another program uses it already; choose another port.\n"
     )
     assert not (tmp_path / "runs").exists()
@@ -377,7 +379,7 @@ def in_shell(command: str, **variables: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(
-    "command, code, told",
+    "command, code, reported",
     [
         ("$RAMSTREAM runs >/dev/full", 1, "The output cannot be written (No space left on device)"),
         ("$RAMSTREAM --help >/dev/full", 1, "The output cannot be written (No space left on"),
@@ -387,14 +389,14 @@ def in_shell(command: str, **variables: str) -> subprocess.CompletedProcess:
         ("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $RAMSTREAM runs", 0, ""),
     ],
 )
-def test_an_output_that_takes_nothing_ends_in_a_sentence(tmp_path, command, code, told):
+def test_an_output_that_takes_nothing_ends_in_a_sentence(tmp_path, command, code, reported):
     create_run(
         tmp_path,
         TrainConfig.from_dict({"name": "→", "model": {"source": "m"}, "data": {"source": "d"}}),
     )
     done = in_shell(command.replace(" runs", f" runs --runs-dir {tmp_path}"))
-    assert (done.returncode, bool(done.stderr)) == (code, bool(told)), done.stderr
-    assert told in done.stderr and done.stderr.count("\n") == bool(told)
+    assert (done.returncode, bool(done.stderr)) == (code, bool(reported)), done.stderr
+    assert reported in done.stderr and done.stderr.count("\n") == bool(reported)
 
 
 def test_sentences_name_the_command_that_was_called(capsys, monkeypatch, tmp_path):

@@ -105,8 +105,8 @@ def test_no_model_is_blamed_for_it(tmp_path, monkeypatch, error, read):
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_run_tells_of_it(error):
-    told = explained(error)
-    assert isinstance(told, HostMemoryError) and "free some memory" in str(told)
+    found = explained(error)
+    assert isinstance(found, HostMemoryError) and "free some memory" in str(found)
 
 
 def test_other_errors_are_none_of_it():

@@ -19,6 +19,6 @@ def test_nodes_that_finish_their_step_say_what_is_not_saved(tmp_path, capfd, nod
     run.compute_with(SimpleNamespace(place=RankInfo(0, 1, nodes)))
     _Screen(run).interrupt(15, is_urgent)
     run.close()
-    told = capfd.readouterr().err
-    assert "Stopping after this step and saving" in told
-    assert (STEP_IS_FINISHED in told) is (nodes == 2 and is_urgent)
+    found = capfd.readouterr().err
+    assert "Stopping after this step and saving" in found
+    assert (STEP_IS_FINISHED in found) is (nodes == 2 and is_urgent)

@@ -159,9 +159,9 @@ def test_another_account_that_attacks_it_runs_nothing_and_it_goes_on(
     assert not list(tmp_path.iterdir())
     assert codes == [0, 0] and "Traceback" not in err, err
     np.testing.assert_allclose(figures(runs), figures(plain), rtol=1e-5)
-    told = [line for line in err.splitlines() if "was sent away" in line]
+    found = [line for line in err.splitlines() if "was sent away" in line]
     # The stranger comes too late where ranks find each other at once.
-    assert len(told) <= MOST_TOLD, err
+    assert len(found) <= MOST_TOLD, err
 
 
 # --------------------------------------------------------------------- what is refused
@@ -173,10 +173,10 @@ def test_other_settings_on_another_node_are_refused(folder, preset):
     with launch(2, 1, [own, [*own, "--set", "train.learning_rate=0.5"]]) as started:
         codes, _, err = started.ended()
     assert 0 not in codes
-    told = {line for line in err.splitlines() if line.startswith("ramstream: ")}
+    found = {line for line in err.splitlines() if line.startswith("ramstream: ")}
     # Which of the two gets rank 0 is up to torchrun.
-    assert len(told) == 1, err
-    (sentence,) = told
+    assert len(found) == 1, err
+    (sentence,) = found
     assert sentence.startswith(f"ramstream: Rank 1 of 2, on {os.uname().nodename}, was started ")
     assert "train.learning_rate at 0." in sentence and "same preset" in sentence
     assert not list_runs(runs)
@@ -184,20 +184,20 @@ def test_other_settings_on_another_node_are_refused(folder, preset):
 
 @pytest.mark.slow(PROCESSES)
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, reported",
     [
         (["--set", "train.batch_size=3"], "train.batch_size: 3 is no multiple of the 2 ranks"),
         (["--set", "train.stepz=3"], "train.stepz"),
         (["--gpus", "4"], "--gpus: 4 are asked for, but torchrun has started 1 processes"),
     ],
 )
-def test_wrong_settings_are_told_in_one_sentence(folder, preset, arguments, told):
+def test_wrong_settings_are_told_in_one_sentence(folder, preset, arguments, reported):
     runs = folder / f"wrong {arguments[1]}"
     with launch(2, 1, [[preset, "--runs-dir", str(runs), *arguments]] * 2) as started:
         codes, _, err = started.ended()
     assert 0 not in codes
     lines = {line for line in err.splitlines() if line.startswith("ramstream: ")}
-    assert len(lines) == 1 and told in lines.pop(), err
+    assert len(lines) == 1 and reported in lines.pop(), err
     assert not [run for run in list_runs(runs) if run.step]
 
 

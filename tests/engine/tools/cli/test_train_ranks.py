@@ -128,8 +128,8 @@ def test_a_rank_that_is_lost_is_one_sentence_and_exit_code_1(tmp_path):
     os.kill(workers[0], signal.SIGKILL)
     code, out, err = terminal.output()
     assert code == 1
-    told = [each for each in err.splitlines() if each.startswith("ramstream: ")]
-    assert len(told) == 1 and told[0].startswith("ramstream: Rank 1 of 2 is lost: "), err
+    found = [each for each in err.splitlines() if each.startswith("ramstream: ")]
+    assert len(found) == 1 and found[0].startswith("ramstream: Rank 1 of 2 is lost: "), err
     assert "Traceback" not in out + err and "terminate" not in err
     wait_for_end(*workers)
 

@@ -67,8 +67,8 @@ def command(trained, monkeypatch, capsys):
     def call(*arguments, run=trained.id):
         tasks = ["--tasks", "made", "--runs-dir", str(trained.path.parent)]
         code = launch.main(["eval", run, *tasks, *arguments])
-        said = capsys.readouterr()
-        return code, said.out if code == 0 else said.err.splitlines()[-1]
+        shown = capsys.readouterr()
+        return code, shown.out if code == 0 else shown.err.splitlines()[-1]
 
     yield call
     (trained.path / RESULTS_FILE).unlink(missing_ok=True)
@@ -110,21 +110,21 @@ def test_without_an_export_the_weights_are_those_of_an_export(command, trained):
 def test_a_missing_harness_is_told_with_what_installs_it(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(harness, "PACKAGE", "no_such_package")
     assert launch.main(["eval", "x", "--tasks", "a", "--runs-dir", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("ramstream: lm-evaluation-harness")
-    assert 'pip install -e ".[eval]"' in said
+    shown = capsys.readouterr().err
+    assert shown.startswith("ramstream: lm-evaluation-harness")
+    assert 'pip install -e ".[eval]"' in shown
 
 
 def test_a_run_without_such_weights_is_refused(command, trained, tmp_path):
     more = {"output.keep_best": "none"}
     run = start_run(make_config(tmp_path, **more), trained.path.parent)
     assert execute(run).state == "finished"
-    code, said = command("--of", "best", run=run.id)
+    code, shown = command("--of", "best", run=run.id)
     assert code == 2
-    assert said.endswith(f"The best weights of run {run.id} are not kept; it has the last ones.")
+    assert shown.endswith(f"The best weights of run {run.id} are not kept; it has the last ones.")
     run.folder.delete_weights()
-    code, said = command(run=run.id)
-    assert code == 2 and said.endswith("it has no export and no checkpoint.")
+    code, shown = command(run=run.id)
+    assert code == 2 and shown.endswith("it has no export and no checkpoint.")
 
 
 @pytest.mark.parametrize(
@@ -144,5 +144,5 @@ def test_wrong_arguments_are_told_in_a_sentence(capsys, arguments, words):
 
 def test_a_folder_of_tasks_must_be_there(command, trained, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluating, "open_tasks", harness.open_tasks)
-    code, said = command("--include", str(tmp_path / "nowhere"))
-    assert code == 2 and said.endswith("nowhere is not a folder of task files.")
+    code, shown = command("--include", str(tmp_path / "nowhere"))
+    assert code == 2 and shown.endswith("nowhere is not a folder of task files.")

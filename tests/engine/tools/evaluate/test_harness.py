@@ -51,8 +51,8 @@ def evaluate(trained, tmp_path, capsys):
         runs = ["--runs-dir", str(trained.path.parent), "--include", str(tasks)]
         capsys.readouterr()
         code = launch.main(["eval", run, "--tasks", *names, *runs, *arguments])
-        said = capsys.readouterr()
-        return code, said.out if code == 0 else said.err.splitlines()[-1]
+        shown = capsys.readouterr()
+        return code, shown.out if code == 0 else shown.err.splitlines()[-1]
 
     yield call
     card.write_text(before)
@@ -190,8 +190,8 @@ def test_the_card_of_the_export_has_the_results_in_the_place_of_earlier_ones(eva
     ],
 )
 def test_what_cannot_be_asked_is_told_in_a_sentence(evaluate, trained, arguments, words):
-    code, said = evaluate(**arguments)
-    assert code == 2 and words in said
+    code, shown = evaluate(**arguments)
+    assert code == 2 and words in shown
     assert not (trained.path / RESULTS_FILE).exists()
 
 
@@ -202,28 +202,28 @@ def test_rows_that_are_nowhere_are_told_in_a_sentence(evaluate, tmp_path, monkey
         changed = changed.replace("task: tiny_choice", f"task: {name}").replace("rows.jsonl", "no")
         (tmp_path / "tasks" / f"{name}.yaml").write_text(changed)
     monkeypatch.setattr("engine.data.sources.hub_connection.why_cut_off", lambda: "no network here")
-    code, said = evaluate(names=("far",))
+    code, shown = evaluate(names=("far",))
     assert code == 2
-    assert "far" in said
-    assert "no network here" in said
-    code, said = evaluate(names=("lost",))
-    assert code == 2 and said.startswith("ramstream: lost cannot be asked (")
+    assert "far" in shown
+    assert "no network here" in shown
+    code, shown = evaluate(names=("lost",))
+    assert code == 2 and shown.startswith("ramstream: lost cannot be asked (")
 
 
 def test_a_run_that_goes_on_and_one_without_weights_are_refused(evaluate, trained, tmp_path):
     with trained.lock():
-        code, said = evaluate()
-    assert code == 2 and said.endswith(f"Run {trained.id} goes on; evaluate it when it is over.")
+        code, shown = evaluate()
+    assert code == 2 and shown.endswith(f"Run {trained.id} goes on; evaluate it when it is over.")
     nothing = {"output.checkpoint": "none", "output.keep_best": "none"}
     run = start_run(make_config(tmp_path, **nothing), trained.path.parent)
     assert execute(run).state == "finished"
-    code, said = evaluate(run=run.id)
-    assert code == 2 and said.endswith("has no weights: it has no export and no checkpoint.")
+    code, shown = evaluate(run=run.id)
+    assert code == 2 and shown.endswith("has no weights: it has no export and no checkpoint.")
 
 
 def test_a_question_too_long_for_its_answer_is_refused(evaluate):
-    code, said = evaluate("--max-tokens", "7", names=("tiny_answer",))
-    assert code == 2 and "A task wants answers of 7 tokens and a row has 7 at most" in said
+    code, shown = evaluate("--max-tokens", "7", names=("tiny_answer",))
+    assert code == 2 and "A task wants answers of 7 tokens and a row has 7 at most" in shown
 
 
 def test_results_of_two_evaluations_follow_each_other(evaluate, trained):
@@ -257,9 +257,9 @@ def test_programs_of_tasks_run_only_when_they_are_allowed(evaluate, trained, tmp
         f"open({str(ran)!r}, 'w').close()\ndef all_of(rows):\n    return rows\n"
     )
     changed_task(tmp_path, "odd", process_docs="!function words.all_of")
-    code, said = evaluate(names=("odd",))
+    code, shown = evaluate(names=("odd",))
     assert code == 2 and not ran.exists()
-    assert said == (
+    assert shown == (
         f"ramstream: --include: the tasks in {tmp_path / 'tasks'} run programs of their own: "
         f"words.all_of (odd.yaml); read them, then add {OPTION} to run them."
     )
@@ -288,9 +288,9 @@ def test_texts_of_tasks_are_rendered_in_a_sandbox(evaluate, trained, tmp_path, r
     """Plain Jinja reaches any module by way of its own names."""
     escape = "{{ self.__init__.__globals__.__builtins__.open('%s', 'w') }}" % ran  # noqa: UP031
     changed_task(tmp_path, "odd", doc_to_text=json.dumps(escape))
-    code, said = evaluate(names=("odd",))
+    code, shown = evaluate(names=("odd",))
     assert code == 2
-    assert "odd cannot be asked" in said
+    assert "odd cannot be asked" in shown
     assert not ran.exists()
 
 
@@ -304,8 +304,8 @@ def test_chat_templates_are_rendered_under_the_limits_of_training(evaluate, trai
     )
     try:
         began = time.monotonic()
-        code, said = evaluate("--chat", names=("tiny_answer",))
-        assert code == 2 and "computes for more than 5 s on one conversation" in said
+        code, shown = evaluate("--chat", names=("tiny_answer",))
+        assert code == 2 and "computes for more than 5 s on one conversation" in shown
         assert time.monotonic() - began < 60
     finally:
         template.write_text(before)

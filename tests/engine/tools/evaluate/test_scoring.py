@@ -93,14 +93,14 @@ def test_the_head_sees_few_positions_at_once(sampler, monkeypatch):
 
 def test_memory_that_does_not_last_is_met_with_smaller_micro_batches(sampler):
     asked = some_continuations()
-    told = []
+    reported = []
     watched = Watched(sampler.engine, most=60)
-    found = score(watched, asked, progress=lambda done, total, _="": told.append((done, total)))
+    found = score(watched, asked, progress=lambda done, total, _="": reported.append((done, total)))
     expected = score(sampler.engine, asked)
     assert [one.log for one in found] == pytest.approx([one.log for one in expected], abs=1e-5)
     assert [one.is_greedy for one in found] == [one.is_greedy for one in expected]
     assert max(rows * tokens for rows, tokens in watched.shapes) <= 60
-    assert told[-1] == (40, 40)
+    assert reported[-1] == (40, 40)
     with pytest.raises(FitError, match=r"7 GiB in use of 8\) with a single row of a task"):
         score(Watched(sampler.engine, most=5), asked)
 

@@ -44,13 +44,13 @@ STATE = {
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_bit_comes_back(tmp_path, new_states, dtype):
-    states, root, told = new_states(dtype, seed=1), tmp_path / "checkpoints", []
+    states, root, reported = new_states(dtype, seed=1), tmp_path / "checkpoints", []
     info = write_checkpoint(
         root,
         10,
         Contents(states, STATE),
         keep=2,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: reported.append((done, total)),
     )
     written = sum(path.stat().st_size for path in info.path.iterdir())
     planes = checkpoint_bytes(states)
@@ -61,19 +61,19 @@ def test_every_bit_comes_back(tmp_path, new_states, dtype):
         -(-len(plane) // staging.CHUNK_BYTES) for plane in content(states).values()
     )
     assert planes < written < planes + 10_000 + checksums + PAGE * len(content(states))
-    assert told == sorted(told)
-    assert told[-1] == (planes, planes)
-    assert len(told) > 40
+    assert reported == sorted(reported)
+    assert reported[-1] == (planes, planes)
+    assert len(reported) > 40
     assert names(root) == ["step-10"]
 
-    other, told = new_states(dtype, seed=2), []
+    other, reported = new_states(dtype, seed=2), []
     gradients = other.array("embed", "grad").tobytes()
     loaded = load_checkpoint(
-        info.path, other, {}, progress=lambda done, total: told.append((done, total))
+        info.path, other, {}, progress=lambda done, total: reported.append((done, total))
     )
     assert content(other) == content(states) and loaded.state == STATE
     assert other.array("embed", "grad").tobytes() == gradients
-    assert told[-1] == (planes, planes)
+    assert reported[-1] == (planes, planes)
     found = newest_checkpoint(root)
     assert (found.path, found.step, found.bytes, found.skipped) == (info.path, 10, written, ())
     assert found.state == info.state == STATE

@@ -96,14 +96,14 @@ class Uses:
             lambda b: load_checkpoint(self.path, self._into, b, WEIGHT_PLANES): WEIGHT_PLANES,
             lambda b: load_start(self.run, self._into, b): WEIGHT_PLANES,
         }
-        told = []
+        reported = []
         for load, planes in loads.items():
             fill(self._into, 2)
             buffers = {"gate": torch.zeros(3)}
             try:
                 load(buffers)
             except RamstreamError as error:
-                told.append(str(error))
+                reported.append(str(error))
                 continue
             found = content(self._into)
             wanted = {key for key in found if planes is None or key[1] in planes}
@@ -118,8 +118,8 @@ class Uses:
             try:
                 look(self.root)
             except RamstreamError as error:
-                told.append(str(error))
-        return told
+                reported.append(str(error))
+        return reported
 
 
 @pytest.fixture
@@ -148,17 +148,17 @@ def test_a_forged_value_is_refused_in_a_sentence_or_changes_nothing(uses, part, 
     for name, forged in list(forgeries(body))[part::PARTS]:
         forge(uses.path, forged)
         with opened_outside(uses.run) as outside:
-            told = uses.all()
+            found = uses.all()
         assert not outside, name
-        assert all(map(is_plain, told)), (name, told)
+        assert all(map(is_plain, found)), (name, found)
 
 
 def test_what_only_a_person_thinks_of_is_refused(uses, at_once):
     body = body_of(uses.path)
     for name, forged in thought_of(body):
         forge(uses.path, forged)
-        told = uses.all()
-        assert len(told) >= 4 and all(map(is_plain, told)), (name, told)
+        found = uses.all()
+        assert len(found) >= 4 and all(map(is_plain, found)), (name, found)
 
 
 def test_a_checkpoint_without_planes_is_named(uses):
@@ -195,11 +195,11 @@ def test_no_file_outside_is_opened_even_if_it_is_the_right_one(uses):
 
 def test_a_manifest_without_end_is_not_read(uses, at_once):
     (uses.path / "manifest.json").write_bytes(b"[" * 100_000)
-    assert all("is damaged" in told for told in uses.all())
+    assert all("is damaged" in found for found in uses.all())
     with (uses.path / "manifest.json").open("wb") as file:
         file.truncate(1 << 40)
-    told = uses.all()
-    assert told and all("at most" in each for each in told)
+    found = uses.all()
+    assert found and all("at most" in each for each in found)
 
 
 def test_names_that_are_no_steps_are_no_checkpoints(uses):
@@ -245,8 +245,8 @@ def test_what_is_no_file_is_not_opened(uses, make, at_once):
         file.rename(original)
         make(file, original)
         with opened_outside(uses.run) as outside:
-            told = uses.all()
-        assert len(told) >= 4 and all(file.name in each for each in told), (file, told)
+            found = uses.all()
+        assert len(found) >= 4 and all(file.name in each for each in found), (file, found)
         assert not outside
         shutil.rmtree(file) if make is folder else file.unlink()
         original.rename(file)

@@ -84,17 +84,17 @@ def test_without_links_they_are_written_again(tmp_path, monkeypatch):
         raise OSError("no links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    run, told = a_run(), []
+    run, found = a_run(), []
     first = write(run, tmp_path, 1)
     needed = Contents(run.host_states, {}).needed_bytes(tmp_path)
     contents = Contents(run.host_states, {})
-    second = write_checkpoint(tmp_path, 2, contents, 9, lambda *done: told.append(done[:2]))
+    second = write_checkpoint(tmp_path, 2, contents, 9, lambda *done: found.append(done[:2]))
     for name, file in frozen_of(first.path).items():
         assert file.st_nlink == 1
         assert (first.path / name).read_bytes() == (second.path / name).read_bytes()
     # Space and progress count what is written again.
     assert needed >= contents.most_bytes and second.bytes == first.bytes
-    assert {total for _, total in told} == {contents.most_bytes} and told[-1][0] == told[-1][1]
+    assert {total for _, total in found} == {contents.most_bytes} and found[-1][0] == found[-1][1]
     load_checkpoint(second.path, run.host_states, {})
     run.close()
 

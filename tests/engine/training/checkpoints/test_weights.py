@@ -39,8 +39,8 @@ def opened(tmp_path):
 @pytest.mark.parametrize("family, tied", [("qwen3", False), ("gpt2", True), ("mixtral", False)])
 def test_planes_hold_what_the_library_loads(opened, family, tied, dtype):
     folder, model, states = opened(family, dtype, tie_word_embeddings=tied)
-    told = []
-    load_pretrained(model, str(folder), states, lambda done, total: told.append((done, total)))
+    found = []
+    load_pretrained(model, str(folder), states, lambda done, total: found.append((done, total)))
     # The folder is in fp32, and the masters are so in both modes.
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     plain = dict(loaded.named_parameters())
@@ -49,10 +49,10 @@ def test_planes_hold_what_the_library_loads(opened, family, tied, dtype):
             master = states.master(unit.name, spec.name)
             assert torch.equal(master, plain[spec.full_name]), spec.full_name
     size = model.parameter_count * 4  # the file is in fp32
-    assert told == sorted(told)
-    assert told[0] == (0, size)
-    assert told[-1] == (size, size)
-    assert sum(done < size for done, _ in told) > 5, "reading is told"
+    assert found == sorted(found)
+    assert found[0] == (0, size)
+    assert found[-1] == (size, size)
+    assert sum(done < size for done, _ in found) > 5, "reading is told"
 
 
 def test_buffers_that_are_saved_with_the_weights_are_read_with_them(tmp_path):

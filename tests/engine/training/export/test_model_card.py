@@ -94,10 +94,10 @@ def test_a_card_has_the_benchmarks_of_its_weights_and_takes_new_ones():
 
 def test_a_card_that_a_person_wrote_keeps_their_words():
     mine = "# Mine\n\n## Benchmarks\n\nold\n\n## Words\n\nof mine\n"
-    told = with_benchmarks(mine, [measured("a|b\nc", chat=True, value=None, error=None)])
-    assert told.startswith("# Mine\n\n## Words\n\nof mine\n\n## Benchmarks\n\n")
-    assert "| a\\|b c | acc, chat template | not finite |  | 0 | 2,376 | bfloat16 |" in told
-    assert "old" not in told
+    found = with_benchmarks(mine, [measured("a|b\nc", chat=True, value=None, error=None)])
+    assert found.startswith("# Mine\n\n## Words\n\nof mine\n\n## Benchmarks\n\n")
+    assert "| a\\|b c | acc, chat template | not finite |  | 0 | 2,376 | bfloat16 |" in found
+    assert "old" not in found
 
 
 def test_a_card_names_no_folder_of_this_machine(tmp_path):

@@ -50,9 +50,9 @@ def test_a_folder_is_pushed_whole_into_a_private_repository(hub, exported, tmp_p
     assert done.stdout == f"http://127.0.0.1:{hub.port}/me/tiny\n"
     sent = {file.name: file.read_bytes() for file in exported.iterdir() if file.name[0] != "."}
     assert hub.pushed == {"me/tiny": sent} and hub.private == {"me/tiny": True}
-    said = done.stderr.splitlines()
-    assert said[0].startswith("Asking the hub (0 KB of")
-    assert said[-1].startswith("Making the commit")
+    shown = done.stderr.splitlines()
+    assert shown[0].startswith("Asking the hub (0 KB of")
+    assert shown[-1].startswith("Making the commit")
     assert "hf_mine" not in done.stdout + done.stderr
 
 

@@ -58,18 +58,18 @@ def test_each_checkpoint_is_that_of_a_run_that_stood_still(tmp_path, monkeypatch
     monkeypatch.setattr(checkpoint_sizes, "_in_chunks", lambda *each: min(room, whole(*each)))
     slow(monkeypatch)
     run = train(tmp_path, "beside")
-    beside, told = files_of(run), events_of(run, CheckpointWritten)
+    beside, found = files_of(run), events_of(run, CheckpointWritten)
     assert beside.keys() < still.keys() and 8 in beside
     for step, files in beside.items():
         assert files == still[step], step
-    assert [event.step for event in told] == sorted(beside)
-    first = told[0]
+    assert [event.step for event in found] == sorted(beside)
+    first = found[0]
     assert first.step == 1 and 0 <= first.waited_seconds <= first.seconds
     assert (first.copied_bytes > 0) == (room > 0) and (first.waited_seconds > 0 or room)
     # The second fell due while the first was written.
     lines = [event.text for event in events_of(run, LogLine)]
     assert any("fell due after step 2 is postponed: that of step 1" in line for line in lines)
-    assert [event.due_step for event in told[:2]] == [0, 2] and told[1].step > 2
+    assert [event.due_step for event in found[:2]] == [0, 2] and found[1].step > 2
     assert "Checkpoint copies" in str(run.recorder.snapshot.fit) or not room
 
 
@@ -231,9 +231,9 @@ def test_a_disk_that_is_full_meanwhile_is_told_and_the_last_step_is_saved(
     assert run.execute().state == "finished"
     steps = [event.step for event in events_of(run, CheckpointWritten)]
     assert 3 < steps[0] <= steps[-1] == 8, "the step at which it was found was saved"
-    (told,) = [line.text for line in events_of(run, LogLine) if line.level == "warning"]
-    assert told.startswith("The checkpoint of step 3 cannot be written in ")
-    assert told.endswith(
+    (found,) = [line.text for line in events_of(run, LogLine) if line.level == "warning"]
+    assert found.startswith("The checkpoint of step 3 cannot be written in ")
+    assert found.endswith(
         "(No space left on device); the ones before it are untouched. Training stands still until "
         f"step {steps[0]} is saved."
     )
@@ -304,8 +304,8 @@ def test_a_step_that_is_asked_for_twice_is_written_once(tmp_path, monkeypatch, s
 
     run.recorder.subscribe(ask)
     assert run.execute().state == "finished"
-    told = [(event.step, event.due_step) for event in events_of(run, CheckpointWritten)]
-    assert told == [(4, 0), (8, 0)]
+    found = [(event.step, event.due_step) for event in events_of(run, CheckpointWritten)]
+    assert found == [(4, 0), (8, 0)]
     assert not any("postponed" in line.text for line in events_of(run, LogLine))
 
 
@@ -332,8 +332,8 @@ def test_one_that_is_begun_again_at_its_own_step_was_not_postponed(tmp_path, mon
         make_config(tmp_path, **EVERY | {"output.checkpoint_every": 4}), tmp_path / "runs"
     )
     assert run.execute().state == "finished" and gave_way
-    told = [(event.step, event.due_step) for event in events_of(run, CheckpointWritten)]
-    assert told == [(4, 0), (8, 0)]
+    found = [(event.step, event.due_step) for event in events_of(run, CheckpointWritten)]
+    assert found == [(4, 0), (8, 0)]
 
 
 class Reader:

@@ -71,8 +71,8 @@ def test_the_best_by_exact_match_is_kept_exported_and_told_everywhere(tmp_path, 
     assert (best.step, best.loss, best.correct, best.total) == (step, score.loss, score.correct, 12)
     assert saved_best(run.folder.best_path) == score
     assert snapshot.exported_step == step
-    told = f"The weights of step {step} are exported: they answer {score.correct} of 12 validation"
-    assert told in log_of(run)
+    found = f"The weights of step {step} are exported: they answer {score.correct} of 12 validation"
+    assert found in log_of(run)
     after = events_of(run, ExactMatchMeasured)[-1]
     assert (after.moment, after.step, after.correct) == ("after", step, score.correct)
     assert len(after.samples) == 8, "the answers are those of these weights"

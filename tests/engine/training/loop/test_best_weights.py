@@ -168,8 +168,8 @@ def test_weights_that_the_disk_refuses_leave_those_before_them(tmp_path, monkeyp
     assert calls[:3] == [".step-6.partial", ".step-12.partial", ".step-18.partial"]
     own = weights_in(run.folder.best_path / "step-6")
     assert kept_steps(run) == ["step-6"] and own
-    said = [line.text for line in events_of(run, LogLine) if line.level == "warning"]
-    assert len(said) == 1 and "step 12 are the best so far and could not be kept" in said[0]
+    shown = [line.text for line in events_of(run, LogLine) if line.level == "warning"]
+    assert len(shown) == 1 and "step 12 are the best so far and could not be kept" in shown[0]
     snapshot = run.recorder.snapshot
     assert snapshot.best.step == BEST and not snapshot.best.kept
     # Weights that are worse than the last are not exported.
@@ -184,9 +184,9 @@ def test_a_disk_without_room_costs_the_best_weights_and_not_the_run(tmp_path, mo
     run = started(tmp_path, **{"output.export": True})
     assert execute(run).state == "finished"
     assert not events_of(run, BestKept) and run.recorder.snapshot.exported_step == 36
-    said = [line.text for line in events_of(run, LogLine) if line.level == "warning"]
-    assert len([text for text in said if "are not kept" in text]) == 1
-    assert "Training goes on; free some disk space" in said[0]
+    shown = [line.text for line in events_of(run, LogLine) if line.level == "warning"]
+    assert len([text for text in shown if "are not kept" in text]) == 1
+    assert "Training goes on; free some disk space" in shown[0]
     assert "lower at step 18, whose weights are not kept" in log_of(run)
 
 

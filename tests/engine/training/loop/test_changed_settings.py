@@ -117,9 +117,9 @@ def test_moments_become_those_of_another_optimizer_when_asked(
     assert execute(run, {3: "stop"}).state == "stopped"
     again, ended = resumed(runs, run.id, **{"train.optimizer": asked})
     assert ended.state == "finished", ended.reason
-    said = told(again)
-    assert said[0] == f"train.optimizer was {kept} up to step 3 and is {asked} from here on."
-    assert said[1].startswith("AdamW's moments are ")
+    shown = told(again)
+    assert shown[0] == f"train.optimizer was {kept} up to step 3 and is {asked} from here on."
+    assert shown[1].startswith("AdamW's moments are ")
     wanted = {step.step: step.loss for step in events_of(unbroken, StepFinished)}
     found = {step.step: step.loss for step in events_of(again, StepFinished)}
     # The losses would be far off after moments that were read wrongly.

@@ -154,8 +154,8 @@ def test_calls_end_with_the_token_that_begins_their_results(tmp_path):
             {"role": "user", "content": question(country)},
             {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
         ]
-        told = [{"role": "tool", "content": capital}, {"role": "assistant", "content": capital}]
-        data += [{"messages": calls[country] + told}] * 12
+        reported = [{"role": "tool", "content": capital}, {"role": "assistant", "content": capital}]
+        data += [{"messages": calls[country] + reported}] * 12
     model_folder(tmp_path / "model", tokenizer_for(template("glm4moe")))
     found = learned(config_of(tmp_path, data, **{"train.steps": 150}), tmp_path / "runs")
     assert found.exact == (12, 12)

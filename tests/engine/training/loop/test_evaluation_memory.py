@@ -115,9 +115,9 @@ def test_an_evaluation_is_repeated_with_less_and_nothing_changes(
     assert [event.step for event in events_of(run, EvalFinished)] == [0, 4, 8]
     assert [event.step for event in events_of(run, StepFinished)] == list(range(1, 9))
     assert planes_on_disk(run) == planes_on_disk(whole)
-    (told,) = [line for line in events_of(run, LogLine) if "planned anew" in line.text]
-    assert told.level == "warning" and "in the evaluation after step 4." in told.text
-    assert "this is repeated, and the run goes on. No result changes by that." in told.text
+    (found,) = [line for line in events_of(run, LogLine) if "planned anew" in line.text]
+    assert found.level == "warning" and "in the evaluation after step 4." in found.text
+    assert "this is repeated, and the run goes on. No result changes by that." in found.text
 
 
 @pytest.mark.parametrize("during", ["prompts", "exact_match"])
@@ -159,8 +159,8 @@ def test_a_smaller_micro_batch_is_recorded_and_holds_for_the_steps_after_it(tmp_
     assert ours[0].loss == theirs[0].loss
     assert ours[1].loss == pytest.approx(theirs[1].loss, rel=1e-6)
     assert ours[2].loss == pytest.approx(theirs[2].loss, rel=1e-4)
-    told = [line.text for line in events_of(run, LogLine) if "planned anew" in line.text]
-    assert "Sums are rounded in another order from here on." in told[-1]
+    found = [line.text for line in events_of(run, LogLine) if "planned anew" in line.text]
+    assert "Sums are rounded in another order from here on." in found[-1]
 
 
 @pytest.mark.parametrize("is_beside", [False, True], ids=["standing still", "beside"])

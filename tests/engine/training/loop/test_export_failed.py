@@ -74,8 +74,8 @@ def test_list_page_and_terminal_say_so_until_it_is_exported(unexported, runs):
     assert "export" in row["actions"] and row["export_folder"] == str(run.folder.export_path)
     assert "finished, export failed" in runs_as_text(runs, False)
     assert ended.reason in runs_as_text(runs, False)
-    (told,) = json.loads(runs_as_text(runs, True))
-    assert (told["state"], told["export_failed"]) == ("finished", ended.export_failed)
+    (found,) = json.loads(runs_as_text(runs, True))
+    assert (found["state"], found["export_failed"]) == ("finished", ended.export_failed)
     session = Session(runs)
     shown = head_of(session, run.id)
     assert shown["bar"]["word"] == "Finished, export failed" and shown["bar"]["tone"] == "warn"

@@ -146,11 +146,11 @@ def went_on(folder: RunFolder, whole, reason: str, lacks: str) -> None:
     full.
     """
     records = equals(folder, whole)
-    (told,) = waits(folder)
-    assert (told.state, told.lacks_space_for) == ("paused", lacks)
-    assert reason in told.reason
-    assert told.reason.endswith(".")
-    assert "by itself" in told.reason and str(folder.path) in told.reason
+    (found,) = waits(folder)
+    assert (found.state, found.lacks_space_for) == ("paused", lacks)
+    assert reason in found.reason
+    assert found.reason.endswith(".")
+    assert "by itself" in found.reason and str(folder.path) in found.reason
     assert any(
         isinstance(r.event, LogLine) and r.event.text.startswith("There is room on the disk again")
         for r in records

@@ -20,8 +20,8 @@ def config(tmp_path):
     """A run whose examples have 9 to 40 tokens."""
     lines = []
     for number in range(40):
-        said = " ".join(WORDS[(number + k) % 10] for k in range(1 + (number * 7) % 32))
-        turns = [{"role": "user", "content": said}, {"role": "assistant", "content": WORDS[0]}]
+        text = " ".join(WORDS[(number + k) % 10] for k in range(1 + (number * 7) % 32))
+        turns = [{"role": "user", "content": text}, {"role": "assistant", "content": WORDS[0]}]
         lines.append(json.dumps({"messages": turns}))
     (tmp_path / "data.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return make_config(tmp_path, **UNPACKED)

@@ -90,17 +90,17 @@ def test_a_signal_at_any_moment_stops_and_saves(
 
 
 @pytest.mark.parametrize(
-    "moment, told",
+    "moment, reported",
     [("before the data is read", "nothing is lost"), ("while the weights are read", "--resume")],
 )
 def test_a_signal_while_a_resumed_run_loads_loses_nothing(
-    capsys, runs, stopped_run, monkeypatch, whole, moment, told
+    capsys, runs, stopped_run, monkeypatch, whole, moment, reported
 ):
     with monkeypatch.context() as interrupted:
         at_event(interrupted, MOMENTS[moment], lambda: signal.raise_signal(signal.SIGINT))
         code, out, _ = command(capsys, "--runs-dir", runs, "train", "--resume", stopped_run.id)
     assert code == 0
-    assert told in out
+    assert reported in out
     assert whole_checkpoints(stopped_run.folder.path) >= 6
     resumes_to_the_end(capsys, runs, whole)
 
@@ -138,8 +138,8 @@ launch.main(sys.argv[1:])
     run = list_runs(runs)[0]
     assert run.state == "interrupted" and whole_checkpoints(Path(run.path)) == 3
     resumes_to_the_end(capsys, runs, whole)
-    told = [r.event.text for r in intact(Path(run.path)) if isinstance(r.event, LogLine)]
-    assert "Step 4 was trained before and not saved; it is trained again." in told
+    found = [r.event.text for r in intact(Path(run.path)) if isinstance(r.event, LogLine)]
+    assert "Step 4 was trained before and not saved; it is trained again." in found
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
@@ -361,7 +361,7 @@ def test_host_memory_that_runs_low_in_a_pause(tmp_path, runs, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error, told",
+    "error, reported",
     [
         (MemoryError(), "The host ran out of memory"),
         (
@@ -394,7 +394,9 @@ def test_host_memory_that_runs_low_in_a_pause(tmp_path, runs, monkeypatch):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_errors_of_device_system_and_program(capsys, preset, runs, monkeypatch, whole, error, told):
+def test_errors_of_device_system_and_program(
+    capsys, preset, runs, monkeypatch, whole, error, reported
+):
     """An op of step 5 raises the error; drain and close fail as well, as they do after a device is
     lost.
     """
@@ -414,7 +416,7 @@ def test_errors_of_device_system_and_program(capsys, preset, runs, monkeypatch, 
 
         broken.setattr(StreamingEngine, "train_step", train_step)
         sentence = failed(capsys, runs, preset, code=1)
-    assert told in sentence and "gone" not in sentence
+    assert reported in sentence and "gone" not in sentence
     run = list_runs(runs)[0]
     logged = [
         r.event.text

@@ -31,8 +31,8 @@ MOMENTS = ("any time", "checkpoint", "update", "record")
 
 
 def test_killed_anywhere_resumed_and_equal_to_the_bit():
-    said = run_alone("tests.engine.training.loop.test_kill", "--kills", "10")
-    assert re.search(r"^10 of 10 kills", said, re.MULTILINE), said
+    shown = run_alone("tests.engine.training.loop.test_kill", "--kills", "10")
+    assert re.search(r"^10 of 10 kills", shown, re.MULTILINE), shown
 
 
 # ---------------------------------------------------------------------- the moment of the kill, ins
@@ -222,10 +222,10 @@ def main() -> int:
                 f"trial {trial}: killed at {', '.join(here) or 'nothing'}; planes equal", flush=True
             )
         seconds = time.monotonic() - began
-    told = ", ".join(f"{count} at {moment}" for moment, count in sorted(moments.items()))
+    found = ", ".join(f"{count} at {moment}" for moment, count in sorted(moments.items()))
     print(
         f"{equal} of {kills} kills, {trial} runs: planes bit-identical to the undisturbed run's "
-        f"({told}); {seconds:.0f} s, one life {longest:.1f} s"
+        f"({found}); {seconds:.0f} s, one life {longest:.1f} s"
     )
     return 0
 

@@ -48,8 +48,8 @@ RESUMED = 5
 
 @pytest.mark.slow("it kills a run fourteen times, for some twenty seconds")
 def test_a_checkpoint_is_one_step_s_state_whenever_the_process_dies():
-    said = run_alone("tests.engine.training.loop.test_kill_beside")
-    assert re.search(r"^14 of 14 kills", said, re.MULTILINE), said
+    shown = run_alone("tests.engine.training.loop.test_kill_beside")
+    assert re.search(r"^14 of 14 kills", shown, re.MULTILINE), shown
 
 
 # ---------------------------------------------------------------------- in the child

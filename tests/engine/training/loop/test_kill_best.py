@@ -33,8 +33,8 @@ ROOM = 1 << 30
 
 @pytest.mark.slow("it kills a run six times, for some twenty seconds")
 def test_the_best_weights_are_whole_whenever_the_process_dies():
-    said = run_alone("tests.engine.training.loop.test_kill_best")
-    assert re.search(r"^6 of 6 kills", said, re.MULTILINE), said
+    shown = run_alone("tests.engine.training.loop.test_kill_best")
+    assert re.search(r"^6 of 6 kills", shown, re.MULTILINE), shown
 
 
 def every_step(config, runs: Path) -> None:

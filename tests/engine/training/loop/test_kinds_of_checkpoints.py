@@ -129,8 +129,8 @@ def test_a_resume_goes_on_from_an_older_full_checkpoint(tmp_path, runs, stopped_
     last = resume_run(runs, stopped_run.id, ["output.checkpoint=full"])
     assert execute(last).state == "finished"
     assert events_of(last, RunStarted)[-1].resumed_step == 6
-    told = [line.text for line in events_of(last, LogLine) if line.level == "warning"]
-    (alone,) = (text for text in told if "step-7 holds weights alone" in text)
+    found = [line.text for line in events_of(last, LogLine) if line.level == "warning"]
+    (alone,) = (text for text in found if "step-7 holds weights alone" in text)
     assert "a full checkpoint, and those that it writes take the place of this one." in alone
     assert saved_steps(last.folder.checkpoints_path) == SavedSteps(8, 8)
     assert planes_on_disk(last) == planes_on_disk(whole)

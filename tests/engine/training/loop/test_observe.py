@@ -138,13 +138,13 @@ def test_a_block_that_stops_being_compiled_in_a_late_step_is_told_once(tmp_path,
         if isinstance(record.event, StepFinished) and record.event.step == 2:
             problems.append("no kernel for 96 tokens")
 
-    told = property(lambda _: [("A block", problem) for problem in problems])
-    monkeypatch.setattr(StreamingEngine, "uncompiled", told)
+    found = property(lambda _: [("A block", problem) for problem in problems])
+    monkeypatch.setattr(StreamingEngine, "uncompiled", found)
     run.recorder.subscribe(fail_at_step_2)
     run.execute()
     texts = [event.text for event in events_of(run, LogLine) if event.level == "warning"]
-    (told,) = [text for text in texts if "compiled" in text]
-    assert "a shape of step 2" in told and "no kernel for 96 tokens" in told
+    (found,) = [text for text in texts if "compiled" in text]
+    assert "a shape of step 2" in found and "no kernel for 96 tokens" in found
 
 
 def test_timelines_are_bounded_by_their_spans_and_the_log_says_so(tmp_path, monkeypatch):
@@ -158,5 +158,5 @@ def test_timelines_are_bounded_by_their_spans_and_the_log_says_so(tmp_path, monk
     run = start_run(config, tmp_path / "runs")
     run.execute()
     assert [event.step for event in events_of(run, StepTimeline)] == [1, 2]
-    (told,) = [event.text for event in events_of(run, LogLine) if "timelines" in event.text]
-    assert told.startswith("The record has 2 timelines")
+    (found,) = [event.text for event in events_of(run, LogLine) if "timelines" in event.text]
+    assert found.startswith("The record has 2 timelines")

@@ -59,7 +59,7 @@ def test_the_item_above_its_plan_is_named_with_both_figures():
 
 
 @pytest.mark.parametrize(
-    "rss, others, told",
+    "rss, others, reported",
     [
         (30.5, 2, "the rest of this process took 13.0 GiB, 12.0 GiB more than planned"),
         (18.6, 9, "other programs took 9.0 GiB, 7.0 GiB more than when the plan was made"),
@@ -68,8 +68,8 @@ def test_the_item_above_its_plan_is_named_with_both_figures():
     ],
     ids=["leak", "other programs", "tight", "below"],
 )
-def test_who_is_to_blame(rss, others, told):
-    assert blamed(shares_of(rss, others)) == told
+def test_who_is_to_blame(rss, others, reported):
+    assert blamed(shares_of(rss, others)) == reported
 
 
 def test_while_weights_are_read_only_they_and_their_copy_are_planned():
@@ -176,7 +176,7 @@ def figures(peak=18.0, reserved=18.25, others=0.0, buffers=10.0) -> GpuFigures:
 
 
 @pytest.mark.parametrize(
-    "measured, told",
+    "measured, reported",
     [
         (
             figures(peak=22, reserved=22.2),
@@ -195,9 +195,9 @@ def figures(peak=18.0, reserved=18.25, others=0.0, buffers=10.0) -> GpuFigures:
     ],
     ids=["activations", "buffers", "gaps", "other programs", "tight"],
 )
-def test_the_gpu_by_item(measured, told):
+def test_the_gpu_by_item(measured, reported):
     sentence = gpu_oom_report(gpu_shares(ITEMS, measured, GIB))
-    assert sentence.startswith(told)
+    assert sentence.startswith(reported)
     for name in (
         "activations and the working set",
         "buffers",
@@ -216,15 +216,15 @@ def test_an_error_of_the_gpu_keeps_what_was_measured_when_it_came():
         note_memory(
             error, lambda: MemoryNote("", figures(), GIB)
         )  # memory may have been freed by now
-        told = str(explained(error, ITEMS))
-        assert told.startswith("The GPU ran out of memory (17.0 GiB in use of 24.0")
+        found = str(explained(error, ITEMS))
+        assert found.startswith("The GPU ran out of memory (17.0 GiB in use of 24.0")
         assert (
             ": other programs on the card took 5.0 GiB, 4.0 GiB more than when the plan was made ("
-            in told
+            in found
         )
-        assert "where the plan takes" in told
-        assert "Working set 5.0 GiB (backward of one block)" in told
-        assert "; end the other programs on the card, or lower train.micro_batch_size" in told
+        assert "where the plan takes" in found
+        assert "Working set 5.0 GiB (backward of one block)" in found
+        assert "; end the other programs on the card, or lower train.micro_batch_size" in found
 
 
 def test_a_node_that_refuses_memory_is_told_by_item_and_other_errors_carry_nothing():

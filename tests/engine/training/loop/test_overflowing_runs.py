@@ -99,9 +99,11 @@ def test_what_a_run_says_of_the_disk_is_what_was_measured(tmp_path, shrink):
     assert "The run of 8 steps writes" in wear
     found = events_of(run, ForecastChecked)[-1].quantities["disk_offloaded_bytes"]
     assert found["predicted"] == found["measured"] == count * each
-    told = [event.text for event in events_of(run, LogLine)]
-    assert any(text.startswith(f"{count} block inputs of a step, ") for text in told)
-    assert any("This session has written" in text and "of block inputs to" in text for text in told)
+    reported = [event.text for event in events_of(run, LogLine)]
+    assert any(text.startswith(f"{count} block inputs of a step, ") for text in reported)
+    assert any(
+        "This session has written" in text and "of block inputs to" in text for text in reported
+    )
 
 
 @pytest.mark.parametrize("before, after", [(18, 6), (6, 18), (12, 5)])

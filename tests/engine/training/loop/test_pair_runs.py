@@ -114,8 +114,8 @@ def test_references_of_the_data_are_those_of_the_pass(tmp_path):
     names = ("ref_chosen_logps", "ref_rejected_logps")
     for row, pair in zip(rows, references.tolist()):
         row |= dict(zip(names, pair))
-    told = write_rows(tmp_path / "told.jsonl", rows)
-    own = {"data.source": str(told), "data.eval_fraction": 0.0, "data.shuffle": False}
+    reported = write_rows(tmp_path / "told.jsonl", rows)
+    own = {"data.source": str(reported), "data.eval_fraction": 0.0, "data.shuffle": False}
     read = train(tmp_path, "read", **own)
     assert not (read.folder.path / FILE).exists()
     assert figures_of(read) == figures_of(found)
@@ -133,8 +133,8 @@ def test_references_of_another_model_are_told(tmp_path, off):
         row | {"ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
         for row, (chosen, rejected) in zip(made_pairs(40), references.tolist())
     ]
-    told = write_rows(tmp_path / "told.jsonl", rows)
-    own = {"data.source": str(told), "data.eval_fraction": 0.0, "data.shuffle": False}
+    reported = write_rows(tmp_path / "told.jsonl", rows)
+    own = {"data.source": str(reported), "data.eval_fraction": 0.0, "data.shuffle": False}
     read = train(tmp_path, "read", **own)
     first = figures_of(read)[0][2]
     reward = first["rewards/chosen"]
@@ -147,12 +147,12 @@ def test_references_of_another_model_are_told(tmp_path, off):
 def test_references_of_some_rows_are_computed_for_all_and_told(tmp_path):
     rows = made_pairs(40)
     rows[3] |= {"ref_chosen_logps": -1.0, "ref_rejected_logps": -2.0}
-    told = write_rows(tmp_path / "told.jsonl", rows)
-    own = {"data.source": str(told), "data.eval_fraction": 0.0, "train.steps": 1}
+    found = write_rows(tmp_path / "told.jsonl", rows)
+    own = {"data.source": str(found), "data.eval_fraction": 0.0, "train.steps": 1}
     run = train(tmp_path, "told", **own)
     assert abs(figures_of(run)[0][2]["rewards/chosen"]) < 1e-5
-    said = [line.text for line in events_of(run, LogLine) if "reference" in line.text]
-    assert len(said) == 1 and "Some rows lack ref_chosen_logps" in said[0]
+    shown = [line.text for line in events_of(run, LogLine) if "reference" in line.text]
+    assert len(shown) == 1 and "Some rows lack ref_chosen_logps" in shown[0]
 
 
 def test_validation_pairs_are_evaluated(tmp_path):
@@ -207,16 +207,16 @@ def test_adapters_learn_from_pairs_resume_to_the_bit_and_are_exported(tmp_path):
         for run in (whole, again)
     )
     assert written == resumed
-    told = events_of(whole, EvalFinished)[-1].preference
-    assert told["rewards/margins"] > 0
+    reported = events_of(whole, EvalFinished)[-1].preference
+    assert reported["rewards/margins"] > 0
     source = whole.folder.config.model.source
     base = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     before = mean_of_chosen(whole.folder.config, base)
     found = mean_of_chosen(
         whole.folder.config, PeftModel.from_pretrained(base, whole.folder.export_path)
     )
-    assert found == pytest.approx(told["logps/chosen"], rel=1e-4)
-    assert 0.1 * (found - before) == pytest.approx(told["rewards/chosen"], rel=1e-3, abs=1e-4)
+    assert found == pytest.approx(reported["logps/chosen"], rel=1e-4)
+    assert 0.1 * (found - before) == pytest.approx(reported["rewards/chosen"], rel=1e-3, abs=1e-4)
 
 
 def mean_of_chosen(config, model) -> float:
@@ -365,7 +365,7 @@ def refuse(tmp_path, capsys, sentence: str, preference=(), **values) -> None:
         tree[section][key] = value
     preset = tmp_path / "bad.yaml"
     preset.write_text(json.dumps(tree), encoding="utf-8")
-    code, _, told = command(capsys, "--runs-dir", tmp_path / "runs", "train", preset)
+    code, _, found = command(capsys, "--runs-dir", tmp_path / "runs", "train", preset)
     assert code == 2
-    assert sentence in told
-    assert told.endswith(".")
+    assert sentence in found
+    assert found.endswith(".")

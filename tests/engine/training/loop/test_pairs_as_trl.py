@@ -192,8 +192,8 @@ def test_dpo_of_turns_and_tools_as_trl_reads_and_trains_them(tmp_path, preferenc
     compare(steps_of_run(tmp_path, config), theirs)
 
     columns = ("ref_chosen_logps", "ref_rejected_logps")
-    told = [row | dict(zip(columns, pair)) for row, pair in zip(rows, zip(*references))]
-    data = write_rows(tmp_path / "told.jsonl", told)
+    found = [row | dict(zip(columns, pair)) for row, pair in zip(rows, zip(*references))]
+    data = write_rows(tmp_path / "told.jsonl", found)
     config = pair_config(tmp_path, **values | {"data.source": str(data)})
     run = start_run(config, tmp_path / "told")
     assert execute(run).state == "finished"

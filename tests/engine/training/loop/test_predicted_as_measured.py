@@ -93,10 +93,10 @@ def test_the_end_line_of_adapters_compares_the_same_bytes(tmp_path):
     (written,) = events_of(run, CheckpointWritten)
     manifest = verified_manifest(run.folder.path / written.path)
     planes = sum(unit.bytes for unit in manifest.units)
-    told = at_the_end(run)["checkpoint_bytes"]
-    assert (told["predicted"], told["measured"], told["error"]) == (planes, planes, 0.0)
+    found = at_the_end(run)["checkpoint_bytes"]
+    assert (found["predicted"], found["measured"], found["error"]) == (planes, planes, 0.0)
     assert written.bytes > 1.9 * planes  # the first checkpoint has the frozen weights, too
-    assert "(+0.0 %)" in prediction_check_text({"checkpoint_bytes": told})
+    assert "(+0.0 %)" in prediction_check_text({"checkpoint_bytes": found})
 
 
 def test_a_stopped_and_a_resumed_run_compare_the_same_bytes(tmp_path):

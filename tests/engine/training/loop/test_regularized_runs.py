@@ -71,8 +71,8 @@ def test_each_changes_the_loss_of_steps_and_neither_that_of_an_evaluation(tmp_pa
         run = train(tmp_path, name, **still | {k: v for k, v in plain.items() if k != name})
         first.append(round(losses(run)[0], 5))
         evaluated.append([round(event.loss, 6) for event in events_of(run, EvalFinished)])
-        told = "The loss of steps is smoothed by 0.1 (train.label_smoothing). Validation"
-        assert any(told in line for line in log_of(run)) == (name == "train.label_smoothing")
+        found = "The loss of steps is smoothed by 0.1 (train.label_smoothing). Validation"
+        assert any(found in line for line in log_of(run)) == (name == "train.label_smoothing")
     assert len(set(first)) == 3 and first[1] > first[0]
     assert evaluated[0] == evaluated[1] == evaluated[2] and evaluated[0]
 
@@ -83,9 +83,9 @@ def test_a_resume_with_other_values_says_so(tmp_path):
         tmp_path / "runs", run.folder.id, ["train.neftune_alpha=0", "train.label_smoothing=0.2"]
     )
     assert execute(again).state == "finished"
-    told = log_of(again)
-    assert "train.neftune_alpha was 5.0 up to step 3 and is 0.0 from here on." in told
-    assert "train.label_smoothing was 0.1 up to step 3 and is 0.2 from here on." in told
+    found = log_of(again)
+    assert "train.neftune_alpha was 5.0 up to step 3 and is 0.0 from here on." in found
+    assert "train.label_smoothing was 0.1 up to step 3 and is 0.2 from here on." in found
 
 
 def test_a_card_tells_of_them(tmp_path):

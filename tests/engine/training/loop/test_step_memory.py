@@ -104,8 +104,8 @@ def test_a_checkpoint_that_cannot_take_the_new_rounding_is_told(tmp_path, monkey
     with monkeypatch.context() as full:
         full_at(full, 5, "backward", times=2)
         assert execute(run).state == "finished", run.recorder.snapshot.reason
-    told = [line.text for line in events_of(run, LogLine) if line.level == "warning"]
-    assert any("step 4 does not tell of the new plan (No space left" in text for text in told)
+    found = [line.text for line in events_of(run, LogLine) if line.level == "warning"]
+    assert any("step 4 does not tell of the new plan (No space left" in text for text in found)
 
 
 def test_a_damaged_newest_checkpoint_leaves_the_plan_to_the_one_before(tmp_path, monkeypatch):

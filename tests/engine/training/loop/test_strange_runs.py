@@ -56,7 +56,7 @@ def test_a_forged_checkpoint_is_refused_in_a_sentence_in_every_use(stopped_run, 
     shutil.rmtree(folder.best_path, ignore_errors=True)  # these would be taken instead
     before = body_of(newest)
     forge(newest, dict(thought_of(before))[name])
-    told = []
+    found = []
     uses = {
         "export": lambda: export_run(runs, folder.id, tmp_path / "out"),
         "step": lambda: export_run(
@@ -70,10 +70,10 @@ def test_a_forged_checkpoint_is_refused_in_a_sentence_in_every_use(stopped_run, 
         try:
             call()
         except RamstreamError as error:
-            told.append(str(error))
+            found.append(str(error))
         else:
             pytest.fail(f"{use} succeeds")
-    assert all("\n" not in each and "checkpoint" in each.lower() for each in told), told
+    assert all("\n" not in each and "checkpoint" in each.lower() for each in found), found
     assert not (tmp_path / "out").exists()
 
 

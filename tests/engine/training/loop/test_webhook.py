@@ -54,16 +54,16 @@ def run_with(tmp_path, address, **changes):
 def test_the_end_of_a_run_is_told_once(tmp_path, listener):
     run = run_with(tmp_path, f"http://127.0.0.1:{listener.server_port}/hook?key=secret")
     ended = run.execute()
-    ((path, told),) = listener.got
+    ((path, found),) = listener.got
     assert path == "/hook?key=secret"
-    assert told["run"] == run.id
-    assert told["state"] == ended.state == "finished"
-    assert told["text"] == "Tiny finished: Finished all 2 steps."
+    assert found["run"] == run.id
+    assert found["state"] == ended.state == "finished"
+    assert found["text"] == "Tiny finished: Finished all 2 steps."
     assert (
-        told["step"],
-        told["total_steps"],
+        found["step"],
+        found["total_steps"],
     ) == (2, 2)
-    assert isinstance(told["loss"], float) and told["seconds"] > 0
+    assert isinstance(found["loss"], float) and found["seconds"] > 0
     assert not [line for line in events_of(run, LogLine) if "webhook" in line.text]
 
 
@@ -74,18 +74,18 @@ def test_a_failure_is_told_too(tmp_path, listener):
         **{"data.source": str(tmp_path / "missing.jsonl")},
     )
     ended = run.execute()
-    assert [told["reason"] for _, told in listener.got] == [ended.reason]
+    assert [found["reason"] for _, found in listener.got] == [ended.reason]
     assert ended.state == "failed"
 
 
-@pytest.mark.parametrize("status, said", [(500, "answered 500"), (302, "answered 302")])
-def test_what_does_not_arrive_is_in_the_log_and_costs_nothing(tmp_path, listener, status, said):
+@pytest.mark.parametrize("status, text", [(500, "answered 500"), (302, "answered 302")])
+def test_what_does_not_arrive_is_in_the_log_and_costs_nothing(tmp_path, listener, status, text):
     listener.status = status
     run = run_with(tmp_path, f"http://127.0.0.1:{listener.server_port}/secret")
     assert run.execute().state == "finished" and len(listener.got) == 1
     line = [line.text for line in events_of(run, LogLine) if "webhook" in line.text]
     assert len(line) == 1
-    assert said in line[0]
+    assert text in line[0]
     assert "secret" not in line[0]
     assert events_of(run, RunEnded)
 
@@ -109,7 +109,7 @@ def test_only_web_addresses_are_taken(address):
 
 
 @pytest.mark.parametrize(
-    "address, told",
+    "address, reported",
     [
         ("http://me:secret@example.org/x", "the address has a user or a password before its host"),
         ("https://me@example.org/", "leave them out, and give an address that needs none"),
@@ -119,12 +119,12 @@ def test_only_web_addresses_are_taken(address):
         ("http://a..b/", "names a host"),
     ],
 )
-def test_an_address_that_cannot_be_posted_to_is_refused_with_the_settings(address, told):
+def test_an_address_that_cannot_be_posted_to_is_refused_with_the_settings(address, reported):
     with pytest.raises(ConfigError) as refused:
         TrainConfig.from_dict(
             {"model": {"source": "m"}, "data": {"source": "d"}, "output": {"webhook": address}}
         )
-    assert told in str(refused.value) and "secret" not in str(refused.value)
+    assert reported in str(refused.value) and "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

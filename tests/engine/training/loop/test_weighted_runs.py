@@ -103,7 +103,7 @@ def test_a_bad_weight_ends_the_command_in_one_sentence(tmp_path, capsys, weight)
     write_rows(tmp_path / "weighted.jsonl", rows([None] * 30 + [weight] + [None] * 9))
     preset = tmp_path / "bad.yaml"
     preset.write_text(json.dumps(tree), encoding="utf-8")
-    code, _, told = command(capsys, "--runs-dir", tmp_path / "runs", "train", preset)
+    code, _, found = command(capsys, "--runs-dir", tmp_path / "runs", "train", preset)
     assert code == 2
-    assert "The weight of turn 2 of messages in line 31 of weighted.jsonl is" in told
-    assert told.endswith("its losses are multiplied.")
+    assert "The weight of turn 2 of messages in line 31 of weighted.jsonl is" in found
+    assert found.endswith("its losses are multiplied.")

@@ -44,11 +44,11 @@ def test_nothing_is_kept_as_the_best_and_the_log_says_why(exploded):
     assert snapshot.best is None and snapshot.validation.kept is None
     assert saved_steps(run.folder.checkpoints_path, run.folder.best_path).best is None
     assert snapshot.exported_step == 36
-    told = [line for line in events_of(run, LogLine) if line.level == "warning"]
+    found = [line for line in events_of(run, LogLine) if line.level == "warning"]
     assert any(
         line.text == "The weights of the last step are exported, though no evaluation was better "
         f"than that before training (validation loss {losses[0]:.4f})."
-        for line in told
+        for line in found
     )
     card = (run.folder.export_path / "README.md").read_text(encoding="utf-8")
     assert "**Worse than before training: the validation loss is" in card
