@@ -161,7 +161,8 @@ class Rates:
         """
         if optimizer == "adamw":
             return self.adamw_busy if busy else self.adamw
-        alone = (self.adamw_bf16 if optimizer == "adamw_bf16" else self.adamw_8bit) or self.adamw
+        measured = {"adamw_bf16": self.adamw_bf16, "adamw_8bit": self.adamw_8bit}
+        alone = measured[optimizer] or self.adamw
         if not busy:
             return alone
         # The copies slow down what waits for host memory, in proportion to its bytes.

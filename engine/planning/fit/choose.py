@@ -8,16 +8,17 @@ form all call the same function.
   combined with blocks without recompute, blocks kept in slots and update buffers in several
   candidates, as far as the device's memory allows (`fill_memory`). This gives a few hundred
   candidates.
-- Bounds. A closed form gives a lower bound on the step time of each candidate, as if the step
-  waited for no update (`cost.step_seconds`). Candidates are examined in order of this bound, lowest
-  first. For each, `optimizer_placement` decides where the optimizer of each unit runs, which gives
-  its time. The search stops at the first bound that is clearly above the best time so far.
+- Bounds. A closed form (`cost_model.step_seconds`) gives a lower bound on the step time of each
+  candidate, as if the step waited for no update. Candidates are examined in order of this bound,
+  lowest first. For each, `optimizer_placement` decides where the optimizer of each unit runs,
+  which gives its time. The search stops at the first bound that is clearly above the best time so
+  far.
 - Simulation. The closed form is wrong by a few per cent where the bus limits the step, so the plans
-  of the best few candidates are built and simulated (`predict`). The one with the shortest
-  simulated step is returned.
-- Where no candidate fits in RAM and `engine.disk` names a folder, the moments of so many units go
-  there as do not fit, or the inputs of so many blocks, and all plan families are
-  compared anew.
+  of the best few candidates are built and simulated (`predicted_seconds`). The one with the
+  shortest simulated step is returned.
+- Where no candidate fits in RAM and `engine.disk` names a folder, the moments of as many
+  units as do not fit go there, or the inputs of as many blocks, and all plan families are compared
+  anew.
 - Where no candidate fits and rows are long, parts of the blocks run in sequence chunks
   (`engine.model.blocks`), and all is tried anew.
 - Where no candidate fits, the one that takes the least memory is returned. The report

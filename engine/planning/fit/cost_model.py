@@ -133,9 +133,9 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     gpu_resident = shape.first_weights[choices.gpu_resident_units]
     updated = shape.first_gradients[choices.gpu_resident_units]
     in_place = cost.in_place(updated // choices.ranks)
-    main_grads = 1 if choices.main_grad == MainGrad.DEVICE else choices.rounds
+    first_adds = 1 if choices.main_grad == MainGrad.DEVICE else choices.rounds
     compute = choices.micro_batches * (cost.passes + again + cost.loss()) + in_place
-    compute -= main_grads * cost.saved_by_first
+    compute -= first_adds * cost.saved_by_first
     stop = len(shape.blocks) - choices.blocks_kept_in_slots
     first = max(gpu_resident, shape.embed.weight_numel)
     # Where the head lives on the device too, all blocks do.

@@ -183,8 +183,8 @@ class Sizer:
         """Number of positions for which the loss is computed at a time."""
         self._by_size: dict[int, BlockBytes] = {}
         self._fixed_by, self._step_by = _values_but(NOT_FIXED), _values_but(NOT_IN_STEP)
-        self._fixed_main_grads: dict[tuple[Any, ...], int] = {}
-        self._step_main_grads: dict[tuple[Any, ...], int] = {}
+        self._fixed_totals: dict[tuple[Any, ...], int] = {}
+        self._step_totals: dict[tuple[Any, ...], int] = {}
 
     @property
     def device(self) -> str:
@@ -233,19 +233,19 @@ class Sizer:
         apart = blocks_with_second_main_grad(len(self.shape.blocks), choices)
         key = (rows, apart, not choices.device_updated_units, self._fixed_by(choices))
         slots = sum(block_slot_bytes(self.shape, choices))
-        if key not in self._fixed_main_grads:
+        if key not in self._fixed_totals:
             found = fixed_bytes(self.shape, choices, self._block_input_numel(size))
             program = sum(item.bytes for item in self._program_items(choices))
-            self._fixed_main_grads[key] = sum(found.values()) - slots + program
-        return self._fixed_main_grads[key] + slots
+            self._fixed_totals[key] = sum(found.values()) - slots + program
+        return self._fixed_totals[key] + slots
 
     def _step_bytes(self, size: int, choices: PlanChoices) -> int:
         """Returns the sum of `_step_items`, which is computed as seldom."""
         key = (size, self._step_by(choices))
-        if key not in self._step_main_grads:
+        if key not in self._step_totals:
             found = self._step_items(size, choices)
-            self._step_main_grads[key] = sum(item.bytes for item in found)
-        return self._step_main_grads[key]
+            self._step_totals[key] = sum(item.bytes for item in found)
+        return self._step_totals[key]
 
     def _slack(self, taken: int, choices: PlanChoices) -> int:
         """Returns the bytes of gaps where all items take so much, and those of libraries."""

@@ -152,8 +152,7 @@ def disk_offload_of(
 
 def disk_offload_room(config: TrainConfig, machine: Machine) -> int:
     """Returns how many bytes of the disk moments and block inputs may take; 0 where `engine.disk`
-    is
-    not set.
+    is not set.
     """
     if config.engine.disk is None:
         return 0

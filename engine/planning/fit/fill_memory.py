@@ -3,9 +3,9 @@ allow, or as well as it can. Pure arithmetic, no torch.
 
 The memory that remains is used in this order:
 
-1. The fp32 accumulators of all rounds stay on the device. 2. Block inputs stay on the device if
-   they fit there. If the host has space for them too, a second try keeps them on the host, which
-   leaves more device memory for the other items.
+1. The fp32 accumulators of all rounds stay on the device.
+2. Block inputs stay on the device if they fit there. If the host has space for them too, a second
+   try keeps them on the host, which leaves more device memory for the other items.
 3. Units come to live on the device: as many as fit, as many as fit beside the activations of all
    blocks, or none.
 4. Update buffers are reserved for optimizers on the device. Several numbers of buffers are tried.

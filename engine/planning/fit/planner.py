@@ -1,5 +1,5 @@
-"""A `Planner` compares the candidates of one job: those that keep gradients
-on the GPU, share a slot and place block inputs in one way (`engine.planning.fit.candidates`).
+"""A `Planner` compares the candidates of one plan family: all make the same choices about kept
+gradients, shared slots and block inputs (`engine.planning.fit.candidates`).
 `engine.planning.fit.choose` says how the fastest is found. No torch.
 """
 
@@ -73,7 +73,9 @@ has measured both. Against a vertical step, four GPUs gained more than was predi
 MOST_RECORDED = 600
 """Most passes over blocks that are recorded."""
 FILLED_RESERVE_BYTES = GIB // 2
-"""Part of it that is free beside the program, its data and the pages of a checkpoint."""
+"""RAM that candidates may take beyond the usual limit where nothing fits otherwise. What remains is
+for the program, its data and the pages of a checkpoint.
+"""
 
 
 @dataclass(frozen=True)
@@ -142,12 +144,12 @@ def fastest_of(candidates: Sequence[TimedCandidate]) -> TimedCandidate:
     shards = [
         candidate for candidate in candidates if candidate.choices.main_grad == MainGrad.SHARDS
     ]
-    main_grads = [
+    of_all_rounds = [
         candidate.seconds
         for candidate in candidates
         if candidate.choices.main_grad == MainGrad.DEVICE
     ]
-    on_device = min(main_grads, default=math.inf)
+    on_device = min(of_all_rounds, default=math.inf)
     if best not in shards or best.seconds < SHARDS_GAIN * on_device:
         return best
     return min(
@@ -295,9 +297,9 @@ class Planner:
         return self._filler.offloaded_to_disk(self._filler.minimum_memory(smallest))
 
     def balanced(self, host_free: int) -> Candidate | None:
-        """Returns the minimum-memory candidate with so many units that live on the device that RAM,
-        of which `host_free` bytes are free, and the device's memory are filled alike. Returns None
-        where none may live there.
+        """Returns the minimum-memory candidate with the number of GPU-resident units at which RAM
+        (`host_free` bytes are free) and the device's memory are equally full; None where no unit
+        may live on the device.
         """
         planes = host_free - self._free_host_bytes
 

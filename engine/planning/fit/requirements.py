@@ -397,8 +397,7 @@ def minimum_requirements(
 ) -> Requirements:
     """Returns the needs of a job with the minimum-memory plan. Of the plans with block inputs on
     the host and on the device, it is the one that fits better. `checkpoints_before` and `nodes` are
-    as in
-    `SessionFacts`.
+    as in `SessionFacts`.
     """
     shape = shape.with_optimizer(config.train.optimizer)
     job = Job(shape, config, config.row_tokens, nodes=nodes)

@@ -42,9 +42,9 @@ def lay_out_arena(
 ) -> Arena:
     """Returns the arena of these accumulators and of `buffers` update buffers.
 
-    - Sums of one round are at the end, and the buffers at the front: only embed, whose gradient
-      comes last, completes the accumulators, so as few of the first buffers as possible wait for
-      it.
+    - Accumulators of one round are at the end, and the buffers at the front: only embed, whose
+      gradient comes last, completes the accumulators, so as few of the first buffers as possible
+      wait for it.
     - Accumulators of several rounds are at the front, in the order in which backward completes
       them, so that the memory of the first buffers is free early.
     - Where rounded gradients are kept in the second half of their accumulators, the buffers are in

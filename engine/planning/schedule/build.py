@@ -10,7 +10,7 @@ Three passes turn a step into ops:
    - After a unit's backward its gradient is rounded and sent to the host.
    - After the last round come the summary, the clip factor and the updates. `device_updates` writes
      the ops of optimizers that run on the device, `offloaded_updates` those of moments on the disk.
-   - `disk_offloaded_block_inputs` writes the ops of block inputs on the disk.
+   - `offloaded_activations` writes the ops of block inputs on the disk.
 3. `derive_waits` finds, from what the ops read and write, which op must wait for which.
 """
 

@@ -99,8 +99,8 @@ class StepPlan:
     forward_only: tuple[str, ...] = ()
     """First units, which have no backward, since nothing is trained in them or below."""
     embed_chunk: int = 0
-    """Elements of the chunks of which the norm of the gradient of embed is that; 0 if it is taken
-    as a whole.
+    """Elements of each chunk over which the norm of embed's gradient is computed; 0 if that is the
+    whole gradient.
     """
 
     @property

@@ -15,7 +15,7 @@ three are about every op:
 holds whatever the speeds of the lanes. Two passes are enough, because plans of consecutive steps
 are equal and an op waits for ops of its own step or of the step before.
 
-The validator sees only the finished ops. It does not depend on how the builder derived their waits.
+The check sees only the finished ops. It does not depend on how `derive_waits` found their waits.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class UnitShape:
     frozen_count: int = 0
     """Number of the parameters that are not trained."""
     shared_count: int = 0
-    """A block computes with so many parameters of embed beside its own; of embed, these are those
-    that blocks compute with.
+    """Parameters of embed that a block computes with, too; of embed, those that blocks compute
+    with.
     """
 
     @property

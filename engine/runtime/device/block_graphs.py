@@ -256,8 +256,8 @@ class StepGraphs:
         return static
 
     def run(self, op: BlockOp, step: UnderWay, body: Work, renew: Callable[[], None]) -> None:
-        """Runs an op of a block, whose work as it is is `body`. renew: it makes what a backward
-        needs once more, after a backward that failed.
+        """Runs an op of a block. body: its work where it is not replayed from a graph. renew: makes
+        what a backward needs once more, after a backward that failed.
         """
         micro_batch = op.micro_batch
         if micro_batch in self._apart:

@@ -1,4 +1,4 @@
-"""Files of moments or of saved block inputs in the folder `engine.disk`.
+"""A file of moments or of saved block inputs in the folder `engine.disk`.
 
 - It has no name. So the system frees its space when the process ends, however it ends: no crash
   and no kill leaves anything behind, and nobody removes it by mistake.

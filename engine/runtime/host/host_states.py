@@ -18,9 +18,9 @@ The split of a weight rounds ties away from zero: the remainder is then -32,768,
 `weight_low` is there.
 
 Parameters that are not trained are in `weight_high` alone, rounded once, with ties to even.
-Planes of units that live on the device are there (`device_planes`), and none is of gradients. Other
-moments may be on the disk (`disk_planes`). The rest is in host memory (`ram_planes`), perhaps of
-several nodes (`cross_node_planes`).
+Units that live on the device have their planes there (`device_planes`), and none of gradients.
+Other moments may be on the disk (`disk_planes`). The rest is in host memory (`ram_planes`), perhaps
+of several nodes (`cross_node_planes`).
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ class HostStates:
         self._ram.use(memory)
 
     def divide(self, others: OtherShards | None) -> None:
-        """Says that units which live on the device do so on those of other ranks, too; None where
-        there are none. No unit may live there yet.
+        """Declares that GPU-resident units are sharded over the devices of other ranks, too.
+        others: None for one rank. No unit may live on the device yet.
         """
         self._where.divide(others)
 

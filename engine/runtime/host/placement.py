@@ -59,8 +59,8 @@ class PlanePlacement:
         self.ram = ram
 
     def divide(self, others: OtherShards | None) -> None:
-        """Says that units which live on the device do so on those of other ranks, too; None where
-        there are none. No unit may live there.
+        """Declares that GPU-resident units are sharded over the devices of other ranks, too.
+        others: None for one rank. No unit may live on the device yet.
         """
         assert not self.gpu_resident
         self._others, self._on_device = others, None

@@ -4,7 +4,8 @@
   shard.
 - `barrier` waits until every rank of a node has updated its shard of a unit in RAM.
 - `reduce_scatter` adds the fp32 accumulators of all ranks. Each rank of a node rounds its own shard
-  and computes its norm. A sum of one term is a gradient in bf16, and is exchanged as that.
+  and computes its norm. An accumulator of one term is a gradient in bf16, and is exchanged
+  in bf16.
 - `all_reduce` adds the losses and the squared norms, so that every rank finds the same clip factor,
   and gives every rank the sums of all answers of pairs.
 

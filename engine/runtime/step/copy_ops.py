@@ -44,7 +44,8 @@ HOST:
 
 - `clip` reads loss and norms, stops the run where one is not finite, and computes the clip factor.
 - `update` applies AdamW to the planes of a unit, or to a chunk of them.
-- `home` does no work: by its waits, it finishes once all chunks of a step are on the host.
+- `optimizer_step` does no work: by its waits, it finishes once all chunks of a step are on the
+  host.
 
 READ and WRITE: `read_states` and `write_states` move moments between the disk and ring buffers on
 the host, in which `update` changes them. `write_block_input` and `read_block_input` take a block's

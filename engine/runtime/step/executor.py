@@ -52,7 +52,8 @@ class Executor:
                 check()
             # Lanes run side by side, so a prefetch may be submitted while blocks still compute from
             # the slot that it will write. It is safe because the plan has a wait for each op that
-            # reads a buffer before another op overwrites it (`planning.schedule.derive_waits`).
+            # reads a buffer before another op overwrites it: see
+            # `engine.planning.schedule.derive_waits`.
             # Across steps these waits are `waits_previous`: without them, the first prefetches of
             # a step would bring weights that the updates of the step before have not written yet.
             waits = [tickets[index] for index in op.waits]

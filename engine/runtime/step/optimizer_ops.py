@@ -156,7 +156,7 @@ def offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) ->
     bounds.append(op.chunk[1])
     for between in zip(bounds[::2], bounds[1::2]):
         _send_range(context, op, "weight_low", between)
-    _copy_states(context, op, ["exp_avg", "exp_avg_sq"], to_device=False)
+    _copy_states(context, op, MOMENTS, to_device=False)
 
 
 def read_states(context: OpContext, op: ReadStates, _step: StepUnderWay) -> None:

@@ -1,6 +1,6 @@
-"""Some host memory is read and written by the device while a step runs: block inputs, the inputs of
-blocks, wait there until the backward of their block, and chunks of kept gradients pass through it
-on their way to the optimizer. This file allocates that memory and registers it with the device. It
+"""Some host memory is read and written by the device while a step runs: block inputs
+wait there until the backward pass of their block, and chunks of kept gradients pass through it on
+their way to the optimizer. This file allocates that memory and registers it with the device. It
 also allocates the memory that moments and block inputs on the disk pass through.
 """
 
