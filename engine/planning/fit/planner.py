@@ -37,11 +37,6 @@ SIMULATED_USES = 250
 """Most uses of blocks in forward of a step that is simulated, which takes a few hundredths of a
 second.
 """
-SIMULATED_FROZEN_USES = 1200
-"""The same where most blocks are frozen: which of them live on the device decides more of such a
-step than the closed form knows. Simulating takes half a second there (32.8 billion parameters with
-adapters on an H100 SXM, 64 x 1,024 tokens: 18.8 s instead of 20.5 s, by prediction).
-"""
 WORTH_SIMULATING = 1.05
 """Multiple of the shortest step by the closed form up to which candidates are considered. The error
 of that form is smaller.
@@ -495,8 +490,7 @@ class Planner:
         uses = max(candidate.choices.micro_batches for candidate in worth) * len(
             self.sizer.shape.blocks
         )
-        is_frozen = self.sizer.shape.has_alike_frozen_blocks
-        if uses > (SIMULATED_FROZEN_USES if is_frozen else SIMULATED_USES):
+        if uses > SIMULATED_USES:
             return worth
         return [
             replace(candidate, seconds=self._simulated_seconds(candidate)) for candidate in worth
