@@ -50,9 +50,11 @@ def init(id, **_): return Run(id)
 
 def addresses_of(run: Run, tracker: str) -> tuple[set[str], set[str]]:
     """Executes a run. Returns the addresses at which its process and those that are started from it
-    listen once the tracker is open, and those of them that other hosts reach.
+    listen once the tracker is open, and those of them that other hosts reach. What listened before,
+    such as the server of another test, does not count.
     """
     found: tuple[set[str], set[str]] = set(), set()
+    before = listening(*_family())
 
     def look(record):
         until = time.monotonic() + PATIENCE
@@ -63,13 +65,18 @@ def addresses_of(run: Run, tracker: str) -> tuple[set[str], set[str]]:
             failed = [event.text for event in events_of(run, LogLine) if event.level == "warning"]
             assert time.monotonic() < until and not failed, failed
             time.sleep(0.05)
-        family = os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))
+        family = _family()
         for addresses, reported in zip(found, (listening(*family), beyond_loopback(*family))):
-            addresses.update(address for address, _ in reported)
+            addresses.update(address for address, _ in reported - before)
 
     run.recorder.subscribe(look)
     assert run.execute().state == "finished"
     return found
+
+
+def _family() -> list[int]:
+    """Returns this process and those that are started from it."""
+    return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
 
 
 def tracked_run(tmp_path, name: str) -> Run:
