@@ -19,6 +19,8 @@ from app.server.login_form import login_routes
 from app.server.session_routes import session_routes
 from tests.support.over_sockets import FromElsewhere, ask, enter, opened, post, request, serving
 
+pytestmark = pytest.mark.slow("a plain run has shorter tests of the same")
+
 RIGHT = "open sesame"
 RUNS = "/api/runs"
 

@@ -15,6 +15,8 @@ from tests.support import over_sockets
 from tests.support.routes import wait_for
 from tests.support.served import served
 
+pytestmark = pytest.mark.slow("a plain run has shorter tests of the same")
+
 WAIT_SECONDS = 60
 HEAD = b"Host: 127.0.0.1\r\nContent-Type: application/json\r\n"
 ASKED = b"GET /api/runs HTTP/1.1\r\n" + HEAD + b"\r\n"

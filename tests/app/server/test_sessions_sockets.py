@@ -21,6 +21,8 @@ from tests.support.over_sockets import FromElsewhere, ask, enter, heard, opened,
 from tests.support.served import served
 from tests.support.stuck import never_stuck
 
+pytestmark = pytest.mark.slow("a plain run has shorter tests of the same")
+
 RIGHT = "open sesame"
 FIREFOX = "User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
 SECRET = "what only who is logged in may see"

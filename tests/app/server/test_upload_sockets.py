@@ -28,6 +28,8 @@ from tests.support.disks import small_file_system
 from tests.support.over_sockets import Answer, ask, enter, heard, opened, post, serving
 from tests.support.routes import wait_for
 
+pytestmark = pytest.mark.slow("a plain run has shorter tests of the same")
+
 ONE = "0123456789abcdef"
 ROWS = b"a;b\n1;2\n" * 40_000
 LIMITS = UploadLimits(largest=1 << 20, quota=3 << 20, reserve=0, idle_seconds=600, least_rate=2)

@@ -26,7 +26,7 @@ from tests.support.tiny import Batch, plain_model, random_batches, streamed
 from tests.support.traced import without_kernels
 from tests.support.trained_ranks import Job, train
 
-pytestmark = pytest.mark.computing
+pytestmark = [pytest.mark.slow("a plain run has shorter tests of the same"), pytest.mark.computing]
 
 BASE = PlanChoices(micro_batches=2)
 COEFFICIENT = 0.3

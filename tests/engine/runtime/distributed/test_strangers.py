@@ -40,6 +40,8 @@ from tests.support.worker_groups import (
     started_group,
 )
 
+pytestmark = pytest.mark.slow("a plain run has shorter tests of the same")
+
 PATIENCE = 60
 """A test gives up after so many seconds."""
 NAMES = sorted(garbage(Path()))

@@ -23,7 +23,7 @@ from tests.support.folders import make_config
 from tests.support.same_bits import BASE
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
-pytestmark = pytest.mark.computing
+pytestmark = [pytest.mark.slow("a plain run has shorter tests of the same"), pytest.mark.computing]
 
 TALL = 340
 """The table of so many tokens has several pieces."""

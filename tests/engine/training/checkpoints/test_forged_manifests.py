@@ -30,6 +30,8 @@ from tests.support.filled_states import content, fill
 from tests.support.forged import body_of, forge, forgeries, thought_of
 from tests.support.opened import opened_outside
 
+pytestmark = pytest.mark.slow("a plain run has shorter tests of the same")
+
 STATE = {
     "data": "c2540e39",
     "rounding": {

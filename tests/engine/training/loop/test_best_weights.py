@@ -43,6 +43,8 @@ from tests.support.overfitting import overfitting
 from tests.support.plain_losses import plain_loss
 from tests.support.trained_runs import events_of, execute, planes_on_disk, weights_in
 
+pytestmark = pytest.mark.slow("a plain run has shorter tests of the same")
+
 BEST = 18
 
 

@@ -32,6 +32,8 @@ from tests.support.folders import make_config, make_model
 from tests.support.start_weights import weights_at_start
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
+pytestmark = pytest.mark.slow("a plain run has shorter tests of the same")
+
 
 def resumed(runs, run_id: str, **values):
     """Resumes a run with these settings, and returns the run and how it ended."""

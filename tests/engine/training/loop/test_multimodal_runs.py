@@ -22,7 +22,7 @@ from tests.support.multimodal import CONFIGS, image_prompt, make_multimodal
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.trained_runs import execute
 
-pytestmark = pytest.mark.computing
+pytestmark = [pytest.mark.slow("a plain run has shorter tests of the same"), pytest.mark.computing]
 
 PLAIN = ("qwen2_5_vl",)
 """A plain run of the tests trains this one."""

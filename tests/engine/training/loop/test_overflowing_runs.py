@@ -24,7 +24,7 @@ from tests.support.disk_offloading import train
 from tests.support.gpu_resident_runs import Written
 from tests.support.trained_runs import events_of, execute, files_of
 
-pytestmark = pytest.mark.computing
+pytestmark = [pytest.mark.slow("a plain run has shorter tests of the same"), pytest.mark.computing]
 
 RAM = 64 * GIB
 ON_HOST: dict[str, Any] = {

@@ -21,7 +21,7 @@ from tests.support.rows import write_rows
 from tests.support.trained_runs import events_of, execute, files_of
 from tests.support.worker_groups import forked_workers  # noqa: F401  a fixture
 
-pytestmark = pytest.mark.computing
+pytestmark = [pytest.mark.slow("a plain run has shorter tests of the same"), pytest.mark.computing]
 OBJECTIVES = ["dpo", "orpo", "kto"]
 
 
