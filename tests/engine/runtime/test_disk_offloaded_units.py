@@ -26,7 +26,7 @@ from tests.support.same_bits import BASE, assert_same_bits
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import random_batches
 
-pytestmark = pytest.mark.computing
+pytestmark = [pytest.mark.slow("a plain run has shorter tests of the same"), pytest.mark.computing]
 
 COUNTS = (1, 3, UNITS)
 """So many units have their moments there: the head, also some blocks, and all."""

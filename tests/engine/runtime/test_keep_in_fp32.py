@@ -23,7 +23,7 @@ from tests.support.same_bits import BASE, DelayedBackend, assert_same_bits
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import plain_model, random_batches, streamed
 
-pytestmark = pytest.mark.computing
+pytestmark = [pytest.mark.slow("a plain run has shorter tests of the same"), pytest.mark.computing]
 
 KEEP = (
     "bailing_hybrid",

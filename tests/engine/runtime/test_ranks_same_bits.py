@@ -17,7 +17,7 @@ from tests.support.same_bits import LATE_MOMENTS, SAME_BITS, DelayedBackend
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.trained_ranks import Job, Trained, train
 
-pytestmark = pytest.mark.computing
+pytestmark = [pytest.mark.slow("a plain run has shorter tests of the same"), pytest.mark.computing]
 
 OF_ONE_RANK = ("blocks_per_saved_input", "gradients_in_main_grads")
 PLANS = {

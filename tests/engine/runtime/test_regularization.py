@@ -35,7 +35,7 @@ from tests.support.tiny import FAMILIES, Batch, plain_model, random_batches, str
 from tests.support.traced import without_kernels
 from tests.support.trained_ranks import Job, train
 
-pytestmark = pytest.mark.computing
+pytestmark = [pytest.mark.slow("a plain run has shorter tests of the same"), pytest.mark.computing]
 
 KINDS = {"smoothed": SMOOTHED, "noisy": NOISY, "both": BOTH}
 FEW = ("llama", "gemma3_text", "gpt2")

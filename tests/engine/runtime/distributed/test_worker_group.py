@@ -35,6 +35,8 @@ from tests.support.worker_groups import (
     workers_of,
 )
 
+pytestmark = pytest.mark.slow("a plain run has shorter tests of the same")
+
 SOON = 60
 """An end that takes longer than so many seconds is a wait that nothing bounds."""
 

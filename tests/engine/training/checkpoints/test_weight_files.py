@@ -25,7 +25,7 @@ from tests.support.folders import make_config, make_tokenizer
 from tests.support.multimodal import make_multimodal
 from tests.support.trained_runs import trained
 
-pytestmark = pytest.mark.computing
+pytestmark = [pytest.mark.slow("a plain run has shorter tests of the same"), pytest.mark.computing]
 
 INDEX = "model.safetensors.index.json"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
