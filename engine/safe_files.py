@@ -27,7 +27,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -273,18 +273,6 @@ def open_to_read(path: Path, within: Path, most: int = LARGE, buffering: int = -
             os.close(descriptor)
             raise
         return os.fdopen(descriptor, "rb", buffering=buffering)
-
-
-@contextlib.contextmanager
-def library_path(path: Path, within: Path, most: int = 1 << 62) -> Iterator[Path]:
-    """Yields a path for a library that opens files itself, such as safetensors.
-
-    It leads to the file that was opened here, whatever is done to its name meanwhile, as long as
-    the context is open. What the library has opened or mapped by then stays. Raises OSError, and
-    FileFault.
-    """
-    with open_to_read(path, within, most, buffering=0) as file:
-        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def read_bytes(path: Path, within: Path, most: int = SMALL) -> bytes:

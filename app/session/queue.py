@@ -32,8 +32,6 @@ from engine.runs.record.run_folder import lasting_config
 from engine.safe_files import FileFault
 
 QUEUE_FILE = "queue.json"
-DAMAGED_FILE = "queue.damaged.json"
-"""Name that a file gets that cannot be read, with a number if it is taken."""
 LIMIT = 100
 _LARGEST = 128 << 20
 """Largest number of bytes of the file. The settings of a run have at most those of a request."""

@@ -200,12 +200,3 @@ def test_modes_of_what_is_made(run):
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in run.iterdir()}
     assert modes == {"made": 0o700, "about.json": 0o644, "queue.json": 0o600}
-
-
-def test_a_library_opens_what_was_checked(run, victim):
-    path = run / "weights"
-    path.write_text("checked")
-    with safe_files.library_path(path, run.parent) as opened:
-        path.unlink()
-        path.symlink_to(victim / "notes.txt")
-        assert opened.read_text() == "checked"

@@ -93,11 +93,6 @@ class ChatTemplate:
         habits = self._habits_of(bool(chat.tools))
         return habits is not None and habits.renames_developer
 
-    def formed(self, chat: Chat) -> list[Message]:
-        """Returns the messages of a chat in the form that the template wants."""
-        habits = self._habits_of(bool(chat.tools))
-        return chat.messages if habits is None else habits.in_form([chat])[0].messages
-
     def write(self, chats: list[Chat], generation: bool) -> list[str | Refusal]:
         """Returns the template's text for each chat, or its refusal. `generation` adds the
         beginning of an answer. Raises DataError when the template exceeds the limits of

@@ -64,8 +64,8 @@ class Nodes(NamedTuple):
 class NodeShards:
     """Shards of a plane in the RAM of each of several nodes.
 
-    layouts: those of all units, by name. optimizer: it returns the one whose moments these are.
-    ranks: so many hold the shards. nodes: they are on so many, equally many on each.
+    layouts: those of all units, by name. optimizer: returns the one whose moments these are.
+    ranks: number of ranks that hold the shards. nodes: number of nodes, with as many ranks each.
     """
 
     def __init__(

@@ -74,8 +74,8 @@ def shard_bytes(
 class DeviceShards:
     """Shards of a plane on the devices of several ranks.
 
-    layouts: those of all units, by name. optimizer: it returns the one whose moments these are.
-    ranks: the planes are divided among so many.
+    layouts: those of all units, by name. optimizer: returns the one whose moments these are.
+    ranks: number of ranks over which the planes are sharded.
     """
 
     def __init__(

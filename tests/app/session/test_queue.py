@@ -11,7 +11,7 @@ import pytest
 
 from app.pages.runs.queue_routes import queue_routes, queue_rows
 from app.session.engine_calls import EngineCalls
-from app.session.queue import DAMAGED_FILE, QUEUE_FILE, RunQueue
+from app.session.queue import QUEUE_FILE, RunQueue
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
@@ -249,7 +249,7 @@ def test_a_damaged_file_is_put_aside_and_told(tmp_path, place, content):
     assert names(queue) == []
     assert not queue.is_held
     assert "cannot be read (it is not " in queue.problem
-    assert (tmp_path / DAMAGED_FILE).read_text() == content
+    assert (tmp_path / "queue.damaged.json").read_text() == content
     queue.add(named("a"))
     assert [
         queued["name"] for queued in json.loads((tmp_path / QUEUE_FILE).read_text())["runs"]
