@@ -85,6 +85,18 @@ def clean(page):
     assert page.evaluate(FOUND) == NOTHING
 
 
+def hover_until_labeled(page, chart):
+    """Moves the mouse over a chart until a label shows. A chart that is drawn anew takes its label
+    away, and shows none before the mouse moves again.
+    """
+    label = chart.locator(".hoverlayer")
+    for move in range(WAIT_MILLISECONDS // 200):
+        chart.hover(position={"x": 180 + move % 40, "y": 90})
+        page.wait_for_timeout(200)
+        if label.text_content():
+            return
+
+
 def test_names_never_become_markup(page, context, server):
     dialogs = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
@@ -151,7 +163,7 @@ def test_names_never_become_markup(page, context, server):
     page.goto(f"{server.address}/?compare={one.id},{two.id}")
     page.wait_for_function("document.querySelector('[data-compare=loss]')?.data?.length >= 2")
     expect(page.locator("[data-part=compare-runs] li")).to_have_count(2)
-    page.locator("[data-compare=loss]").hover(position={"x": 200, "y": 90})
+    hover_until_labeled(page, page.locator("[data-compare=loss]"))
     expect(page.locator("[data-compare=loss] .hoverlayer")).to_contain_text("<img src=x")
     more_of(page, two.id).get_by_role("button", name="Delete").click()
     expect(page.locator("dialog[data-part=delete]")).to_contain_text("<img src=x")
