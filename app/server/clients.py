@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from app.server.asgi import Scope
+from starlette.types import Scope
+
 from engine.errors import RamstreamError
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address

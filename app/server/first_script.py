@@ -4,7 +4,8 @@ itself.
 
 from __future__ import annotations
 
-from app.server.asgi import App, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from app.server.login import Login
 
 HEAD = b"<head>"
@@ -17,7 +18,7 @@ class FirstScript:
     the person who asks was let in.
     """
 
-    def __init__(self, app: App, script: str, login: Login | None = None):
+    def __init__(self, app: ASGIApp, script: str, login: Login | None = None):
         self.app = app
         self._login = login
         self._script = f"<script>\n{script}</script>".encode("ascii")

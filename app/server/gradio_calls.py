@@ -13,8 +13,8 @@ from typing import Any
 import gradio as gr
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.asgi import App, Message, Receive, Scope, Send
 from app.server.guard import replayed
 from app.server.requests import LONGEST_SENTENCE, json_object
 from engine.errors import RamstreamError, RunError
@@ -36,7 +36,7 @@ class CheckedCalls:
     an exception in a function (500). Calls that Gradio queues report both in their stream.
     """
 
-    def __init__(self, app: App, page: gr.Blocks):
+    def __init__(self, app: ASGIApp, page: gr.Blocks):
         self.app = app
         self.inputs = {
             number: len(function.inputs)

@@ -10,8 +10,8 @@ import re
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.server.asgi import App, Receive, Scope, Send
 from app.server.login import LOGIN_PATH
 
 _READ = re.compile(
@@ -34,7 +34,7 @@ class OnlyNeeded:
     page needs.
     """
 
-    def __init__(self, app: App):
+    def __init__(self, app: ASGIApp):
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

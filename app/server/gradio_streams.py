@@ -10,8 +10,7 @@ from urllib.parse import parse_qs
 
 import gradio as gr
 from starlette.responses import JSONResponse, Response
-
-from app.server.asgi import App, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 STREAM = "/gradio_api/queue/data"
 _UNKNOWN = {
@@ -28,7 +27,7 @@ class KnownStreams:
     that session.
     """
 
-    def __init__(self, app: App, page: gr.Blocks):
+    def __init__(self, app: ASGIApp, page: gr.Blocks):
         self.app = app
         self._queue = page._queue
 

@@ -28,7 +28,8 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, urlsplit
 
-from app.server.asgi import App, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from app.server.clients import Proxies, client_of
 from app.server.links import token_in
 from app.server.login import LINK_USED, LOGIN_PATH, SESSION_KEY, Login
@@ -109,7 +110,7 @@ class GuardPolicy:
 class Guard:
     """Lets requests pass that its policy allows, and refuses all others."""
 
-    def __init__(self, app: App, policy: GuardPolicy):
+    def __init__(self, app: ASGIApp, policy: GuardPolicy):
         self.app = app
         self.policy = policy
 

@@ -24,7 +24,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from app.server.asgi import Scope
+from starlette.types import Scope
+
 from app.server.browser_name import browser_name
 from app.server.clients import client_of, header_values, port_of
 from app.server.cookies import cookie_values, login_cookie

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from app.server.asgi import App, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from app.server.login_sessions import LoginSession
 
 
 async def answer_while_logged_in(
-    session: LoginSession, app: App, scope: Scope, receive: Receive, send: Send
+    session: LoginSession, app: ASGIApp, scope: Scope, receive: Receive, send: Send
 ) -> bool:
     """Lets `app` answer a request for reading as long as the session lasts.
 

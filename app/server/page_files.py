@@ -15,8 +15,7 @@ from plotly.offline import get_plotlyjs
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
-
-from app.server.asgi import App, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 APP = Path(__file__).parent.parent
 FOREVER = "public, max-age=31536000, immutable"
@@ -126,7 +125,7 @@ class KeptFiles:
     browsers would ask for some seventy files again each time.
     """
 
-    def __init__(self, app: App):
+    def __init__(self, app: ASGIApp):
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from app.server.asgi import Scope
+from starlette.types import Scope
 
 Place: TypeAlias = tuple[str, int]
 Row: TypeAlias = tuple[int, int]

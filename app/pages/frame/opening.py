@@ -11,8 +11,9 @@ import contextlib
 from collections.abc import Sequence
 from urllib.parse import parse_qs
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from app.pages.run.run_watch import watch_of
-from app.server.asgi import App, Message, Receive, Scope, Send
 from app.session.session import Session
 from engine.errors import RamstreamError
 
@@ -25,7 +26,7 @@ class Opening:
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         session: Session,
         scripts: Sequence[str],
         styles: Sequence[str],
