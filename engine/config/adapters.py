@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.config.limits import at_least
+from msgspec import Meta
+
+from engine.config.limits import check_limits
 from engine.errors import ConfigError
 
 TARGETS, SAVE_MODULES = "train.lora_targets", "train.lora_save_modules"
@@ -54,7 +56,7 @@ class Adapters:
 
     def check(self) -> None:
         """Raises ConfigError for the first setting that is wrong."""
-        at_least("train.lora_rank", self.rank, 1)
+        check_limits("train.lora_rank", self.rank, Meta(ge=1))
         if not self.alpha > 0 or not math.isfinite(self.alpha):
             raise ConfigError(
                 "train.lora_alpha",

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from engine.config.limits import LARGEST, at_least, at_most, between
+from msgspec import Meta
+
+from engine.config.limits import LARGEST
 from engine.errors import ConfigError
 
 DataFormat = Literal[
@@ -125,7 +127,7 @@ class DataConfig:
     split: str = "train"
     """The run reads this split, where a data set has several."""
 
-    max_seq_len: int = 1024
+    max_seq_len: Annotated[int, Meta(ge=2, le=LARGEST["max_seq_len"])] = 1024
     """Largest number of tokens of a row. Longer examples are cut and counted; plain texts continue
     in the next row.
     """
@@ -176,7 +178,7 @@ class DataConfig:
     trained. A run refuses any such key that it does not know and that is not named here.
     """
 
-    eval_fraction: float = 0.02
+    eval_fraction: Annotated[float, Meta(ge=0, le=0.9)] = 0.02
     """Share of the examples that are for validation; 0 for none."""
 
     shuffle: bool = True
@@ -236,9 +238,6 @@ class DataConfig:
                 )
         for part, _ in self.parts():
             check_columns(part)
-        at_least("data.max_seq_len", self.max_seq_len, 2)
-        at_most("data.max_seq_len", self.max_seq_len, LARGEST["max_seq_len"])
-        between("data.eval_fraction", self.eval_fraction, 0.0, 0.9)
         if not 0 <= self.overlap <= self.max_seq_len // 2:
             raise ConfigError(
                 "data.overlap",

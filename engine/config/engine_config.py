@@ -6,9 +6,11 @@ No torch is imported.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from engine.config.limits import LARGEST, at_least, at_most
+from msgspec import Meta
+
+from engine.config.limits import LARGEST
 from engine.errors import ConfigError
 from engine.text import GIB
 
@@ -23,7 +25,7 @@ class EngineConfig:
     device: Literal["auto", "cuda", "cpu"] = AUTO
     """Blocks compute on this device; `auto` is the GPU when there is one."""
 
-    gpus: int | Auto = 1
+    gpus: Annotated[int | Auto, Meta(ge=1, le=LARGEST["gpus"])] = 1
     """This many GPUs of this machine compute each step together, each a share of its rows, which
     `train.batch_size` must be a multiple of. RAM holds weights and moments once for all of them.
     `auto` takes as many as make a step fastest. With another number, sums are added in another
@@ -35,10 +37,10 @@ class EngineConfig:
     (`shard`), see docs/gpus.md.
     """
 
-    gpu_memory_gib: float | None = None
+    gpu_memory_gib: Annotated[float | None, Meta(gt=0, description="give null for no cap")] = None
     """The plan may use at most this much memory of each GPU; null is what is free."""
 
-    slots: int | Auto = AUTO
+    slots: Annotated[int | Auto, Meta(ge=1)] = AUTO
     """Number of device buffers that hold one streamed block each; 2 let a prefetch run under the
     compute of the block before.
     """
@@ -51,7 +53,7 @@ class EngineConfig:
     Results have the same bits.
     """
 
-    blocks_kept_in_slots: int | Auto = AUTO
+    blocks_kept_in_slots: Annotated[int | Auto, Meta(ge=0)] = AUTO
     """The device keeps this many blocks (the last ones) from forward to backward, so they are
     fetched once a step.
     """
@@ -62,7 +64,7 @@ class EngineConfig:
     moments in fp32, results have the same bits.
     """
 
-    rounds: int | Auto = AUTO
+    rounds: Annotated[int | Auto, Meta(ge=1)] = AUTO
     """A step's micro-batches are spread over this many whole forward and backward passes: with few
     tokens at a time activations can be kept. `auto` takes what is fastest and sums gradients
     exactly.
@@ -94,20 +96,6 @@ class EngineConfig:
         return min(nbytes, round(self.gpu_memory_gib * GIB))
 
     def check(self) -> None:
-        """Raises ConfigError for the first rule that is broken."""
-        if self.gpus != AUTO:
-            at_least("engine.gpus", self.gpus, 1)
-            at_most("engine.gpus", self.gpus, LARGEST["gpus"])
-        if self.gpu_memory_gib is not None and not self.gpu_memory_gib > 0:
-            raise ConfigError(
-                "engine.gpu_memory_gib",
-                f"{self.gpu_memory_gib} is not above 0; give null for all that is free.",
-            )
+        """Raises ConfigError for a folder without a name."""
         if self.disk is not None and not self.disk.strip():
             raise ConfigError("engine.disk", "the name is empty; give a folder, or null for none.")
-        if self.slots != AUTO:
-            at_least("engine.slots", self.slots, 1)
-        if self.blocks_kept_in_slots != AUTO:
-            at_least("engine.blocks_kept_in_slots", self.blocks_kept_in_slots, 0)
-        if self.rounds != AUTO:
-            at_least("engine.rounds", self.rounds, 1)

@@ -1,9 +1,12 @@
-"""Checks of single values. A ConfigError names the setting and what is wrong with the value."""
+"""Limits of single values. A ConfigError names the setting and what is wrong with the value."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec import Meta
 
 from engine.errors import ConfigError
 
@@ -11,22 +14,29 @@ LARGEST = {"max_seq_len": 1 << 24, "steps": 10**9, "batch_size": 1 << 20, "gpus"
 """Numbers above which a value must be a typing error, and computing with it would take hours."""
 
 
-def at_least(name: str, value: float, low: int) -> None:
-    """Raises ConfigError when `value` is below `low`."""
-    if value < low:
-        raise ConfigError(name, f"{value} is too small; the least is {low}.")
-
-
-def at_most(name: str, value: float, high: int) -> None:
-    """Raises ConfigError when `value` is above `high`."""
-    if value > high:
-        raise ConfigError(name, f"{value:,} is too large; the most is {high:,}.")
-
-
-def between(name: str, value: float, low: float, high: float) -> None:
-    """Raises ConfigError when `value` is below `low` or above `high`."""
-    if not low <= value <= high:
-        raise ConfigError(name, f"{value} is outside {low} to {high}.")
+def check_limits(name: str, value: Any, limits: Meta) -> None:
+    """Raises ConfigError for a number that is outside of `limits`, whose description ends the
+    sentence. Other values, such as null, have none.
+    """
+    if not isinstance(value, (int, float)):
+        return
+    low = limits.gt if limits.ge is None else limits.ge
+    high = limits.lt if limits.le is None else limits.le
+    is_low = low is not None and (value < low or value == limits.gt)
+    is_high = high is not None and (value > high or value == limits.lt)
+    if not is_low and not is_high:
+        return
+    if isinstance(value, int):
+        end = f"large; the most is {high:,}" if is_high else f"small; the least is {low}"
+        problem = f"too {end}"
+    elif high is None:
+        problem = f"{'not above' if limits.ge is None else 'below'} {low}"
+    else:
+        excluded = [end for end in (limits.gt, limits.lt) if end is not None]
+        without = f" ({excluded[0]} excluded)" if excluded else ""
+        problem = f"outside {low} to {high:,}{without}"
+    advice = f"; {limits.description}" if limits.description else ""
+    raise ConfigError(name, f"{value:,} is {problem}{advice}.")
 
 
 def web_address(name: str, value: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from engine.config.export_choice import ExportDtype, ExportForm, ExportFrom
-from engine.config.limits import at_least, at_most, web_address
+from engine.config.limits import check_limits, web_address
 from engine.errors import ConfigError
 
 CheckpointKind = Literal["full", "weights", "none"]
@@ -31,13 +33,13 @@ class OutputConfig:
     kept.
     """
 
-    checkpoint_every: int = 0
+    checkpoint_every: Annotated[int, Meta(ge=0)] = 0
     """A checkpoint is written after every so many steps; 0 writes one at the end only."""
 
-    keep_checkpoints: int = 2
+    keep_checkpoints: Annotated[int, Meta(ge=1)] = 2
     """This many checkpoints, the newest ones, are kept on disk."""
 
-    eval_every: int = 0
+    eval_every: Annotated[int, Meta(ge=0)] = 0
     """The validation rows are evaluated before the first step and after every so many steps; 0
     evaluates at the end only.
     """
@@ -51,7 +53,7 @@ class OutputConfig:
     `eval_every` at 0, or where the disk has no room for it.
     """
 
-    exact_match_samples: int = 0
+    exact_match_samples: Annotated[int, Meta(ge=0)] = 0
     """This many validation examples are answered greedily before and after training, and compared
     with the expected answer. They are also answered at each evaluation where `keep_best` is
     `exact_match`.
@@ -62,10 +64,10 @@ class OutputConfig:
     are kept with the run. Without prompts there are no answers.
     """
 
-    sample_tokens: int = 64
+    sample_tokens: Annotated[int, Meta(ge=1)] = 64
     """Largest number of tokens of each of these answers."""
 
-    timeline_every: int = 10
+    timeline_every: Annotated[int, Meta(ge=1)] = 10
     """A timeline of all units is recorded after every so many steps (at most 500 are kept,
     fewer for models of very many blocks; the log says when there are no more).
     """
@@ -105,12 +107,6 @@ class OutputConfig:
 
     def check(self) -> None:
         """Raises ConfigError for the first rule that is broken."""
-        at_least("output.checkpoint_every", self.checkpoint_every, 0)
-        at_least("output.eval_every", self.eval_every, 0)
-        at_least("output.exact_match_samples", self.exact_match_samples, 0)
-        at_least("output.keep_checkpoints", self.keep_checkpoints, 1)
-        at_least("output.timeline_every", self.timeline_every, 1)
-        at_least("output.sample_tokens", self.sample_tokens, 1)
         if self.keep_best == "exact_match" and not self.exact_match_samples:
             raise ConfigError(
                 "output.keep_best",
@@ -119,7 +115,7 @@ class OutputConfig:
             )
         if any(not prompt.strip() for prompt in self.sample_prompts):
             raise ConfigError("output.sample_prompts", "one of the prompts is empty; leave it out.")
-        at_most("output.sample_prompts", len(self.sample_prompts), MOST_PROMPTS)
+        check_limits("output.sample_prompts", len(self.sample_prompts), Meta(le=MOST_PROMPTS))
         for name in self.trackers:
             if name not in TRACKERS:
                 known = ", ".join(TRACKERS)

@@ -6,7 +6,9 @@ marked as good or bad. No torch is imported.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from engine.config.data_settings import DataConfig, Reading
 from engine.config.regularization import Regularization
@@ -14,13 +16,17 @@ from engine.errors import ConfigError
 
 OBJECTIVE = "train.objective"
 ObjectiveName = Literal["sft", "dpo", "orpo", "kto"]
+MOST_BETA = 1000
+"""A larger weight must be a typing error."""
+Weight = Annotated[float, Meta(ge=0, le=MOST_BETA, description="1 is usual")]
+"""Weight of a term of the loss."""
 
 
 @dataclass(frozen=True)
 class PreferenceConfig:
     """Settings of learning from preferences, by the definitions of TRL."""
 
-    beta: float = 0.1
+    beta: Annotated[float, Meta(gt=0, le=MOST_BETA, description="0.1 is usual")] = 0.1
     """With `dpo`, a larger one keeps the model nearer to the weights with which it began (with the
     loss `ipo` it is that method's tau). With `orpo`, it is the weight of the odds ratio.
     """
@@ -30,44 +36,21 @@ class PreferenceConfig:
     are the wrong way round.
     """
 
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Meta(ge=0, lt=0.5, description="0.1 is usual")] = 0.0
     """With the loss `robust`, this share of the pairs is taken to be the wrong way round; less
     than 0.5.
     """
 
-    sft_weight: float = 0.0
+    sft_weight: Annotated[float, Meta(ge=0, le=MOST_BETA, description="0 leaves it out")] = 0.0
     """DPO's loss has the mean cross-entropy of the chosen answers added with this weight."""
 
-    desirable_weight: float = 1.0
+    desirable_weight: Weight = 1.0
     """KTO weights the losses of good answers so. Where there are more bad ones, a larger one evens
     that out.
     """
 
-    undesirable_weight: float = 1.0
+    undesirable_weight: Weight = 1.0
     """KTO weights the losses of bad answers so."""
-
-    def check(self) -> None:
-        """Raises ConfigError for the first value that is out of range."""
-        if not 0 < self.beta <= MOST_BETA:
-            raise ConfigError(
-                "preference.beta", f"{self.beta} is not above 0 (and at most 1,000); 0.1 is usual."
-            )
-        if not 0 <= self.label_smoothing < 0.5:
-            raise ConfigError(
-                "preference.label_smoothing",
-                f"{self.label_smoothing} is outside 0 to 0.5 (0.5 excluded); 0.1 is usual.",
-            )
-        if not 0 <= self.sft_weight <= MOST_BETA:
-            raise ConfigError(
-                "preference.sft_weight",
-                f"{self.sft_weight} is outside 0 to 1,000; 0 leaves it out, and 1 is usual.",
-            )
-        for name in ("desirable_weight", "undesirable_weight"):
-            if not 0 <= getattr(self, name) <= MOST_BETA:
-                raise ConfigError(
-                    f"preference.{name}",
-                    f"{getattr(self, name)} is outside 0 to 1,000; 1 is usual.",
-                )
 
 
 @dataclass(frozen=True)
@@ -157,10 +140,6 @@ class Objective(PreferenceConfig):
                 "preference.loss",
                 f"{self.loss} is a form of DPO; set {OBJECTIVE} to dpo, or this to sigmoid.",
             )
-
-
-MOST_BETA = 1000.0
-"""A larger weight must be a typing error."""
 
 
 class PairedData(DataConfig):

@@ -7,19 +7,19 @@ No torch is imported: the command line and the app read presets before anything 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
+from msgspec import Meta
 
 from engine.config.adapters import ALL_LINEAR, Adapters
 from engine.config.data_settings import DataConfig
 from engine.config.engine_config import AUTO, Auto, EngineConfig
 from engine.config.gpu_shares import check_shares
-from engine.config.limits import LARGEST, at_least, at_most, between
+from engine.config.limits import LARGEST
 from engine.config.output_settings import OutputConfig
 from engine.config.preference_settings import Objective, ObjectiveName, PreferenceConfig, read_as
 from engine.config.regularization import Regularization
@@ -97,18 +97,18 @@ class OptimConfig:
     the section `preference`.
     """
 
-    steps: int | None = None
+    steps: Annotated[int | None, Meta(ge=1, le=LARGEST["steps"])] = None
     """Number of optimizer steps of the run; give this or `epochs`. When neither is given, it makes
     one epoch.
     """
 
-    epochs: float | None = None
+    epochs: Annotated[float | None, Meta(gt=0, description="1 is one pass")] = None
     """The run makes this many passes over the training rows; give this or `steps`."""
 
-    batch_size: int = 32
+    batch_size: Annotated[int, Meta(ge=1, le=LARGEST["batch_size"])] = 32
     """Number of rows of an optimizer step."""
 
-    micro_batch_size: int | Auto = AUTO
+    micro_batch_size: Annotated[int | Auto, Meta(ge=1)] = AUTO
     """Number of rows that pass through a block at once; it must divide `batch_size`. `auto` takes
     the largest that fits.
     """
@@ -131,7 +131,7 @@ class OptimConfig:
     such as `model.layers.*.mlp.*` or `lm_head.weight`; * stands for any letters.
     """
 
-    last_blocks: int = 0
+    last_blocks: Annotated[int, Meta(ge=0)] = 0
     """With the method `parts`, all parameters of this many blocks are trained, counted from the
     last. Final norm and head are not among them: name them in `part_names`.
     """
@@ -165,7 +165,7 @@ class OptimConfig:
     one of these, such as `experts.gate_up_proj` and `experts.down_proj`, or fits it as a pattern.
     """
 
-    learning_rate: float = 1.0e-5
+    learning_rate: Annotated[float, Meta(gt=0, description="1e-5 is usual")] = 1.0e-5
     """The learning rate of AdamW rises to this peak."""
 
     schedule: Literal["cosine", "linear", "constant", "warmup_stable_decay"] = "cosine"
@@ -173,10 +173,10 @@ class OptimConfig:
     `warmup_stable_decay` it stays, and falls along a cosine in the last `decay_steps`.
     """
 
-    warmup_steps: int = 10
+    warmup_steps: Annotated[int, Meta(ge=0)] = 10
     """The learning rate rises from 0 over this many steps."""
 
-    decay_steps: int | None = None
+    decay_steps: Annotated[int | None, Meta(ge=1)] = None
     """With the schedule `warmup_stable_decay`, the learning rate falls over so many steps at the
     end; null takes a tenth of the run.
     """
@@ -184,27 +184,27 @@ class OptimConfig:
     min_learning_rate: float = 0.0
     """The learning rate falls to this by the end of the run."""
 
-    weight_decay: float = 0.01
+    weight_decay: Annotated[float, Meta(ge=0, description="give 0 or more")] = 0.01
     """The decoupled weight decay acts on weight matrices only (not on norms and biases)."""
 
-    beta1: float = 0.9
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     """AdamW decays its first moment by this factor."""
 
-    beta2: float = 0.999
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.999
     """AdamW decays its second moment by this factor."""
 
-    eps: float = 1.0e-8
+    eps: Annotated[float, Meta(gt=0, description="1e-8 is usual")] = 1.0e-8
     """AdamW adds this to the root of the second moment, by which it divides."""
 
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: Annotated[float | None, Meta(gt=0, description="give null to never clip")] = 1.0
     """The global gradient norm is clipped to this; null never clips."""
 
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Meta(ge=0, lt=1, description="0.1 is usual")] = 0.0
     """This share of a target's probability is spread evenly over the vocabulary, as by the Trainer
     of transformers. The loss of training steps has it; validation losses are plain cross-entropies.
     """
 
-    neftune_alpha: float = 0.0
+    neftune_alpha: Annotated[float, Meta(ge=0, description="5 is usual, and 0 adds no noise")] = 0.0
     """In training, each embedding gets uniform noise of at most `neftune_alpha / sqrt(tokens of the
     row x width)` (NEFTune); 5 is usual, 0 adds none. Evaluations and samples are without noise.
     """
@@ -215,26 +215,37 @@ class OptimConfig:
     continues, at most 5 times in a row and 100 times in a run. Its rows are recorded.
     """
 
-    patience: int = 0
+    patience: Annotated[int, Meta(ge=0)] = 0
     """The run ends early once this many evaluations in a row (`output.eval_every`) were not better
     than the best one, by validation loss or by exact match as `output.keep_best` says; 0 never ends
     it early.
     """
 
-    seed: int = 42
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 42
     """The data order, dropout and the random initialization depend on this seed."""
 
     def check(self) -> None:
         """Raises ConfigError for the first rule that is broken."""
-        self._check_length()
-        self._check_batch()
-        self._check_adamw()
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(
+                "train.steps",
+                "steps and epochs are both given; keep one and set the other to null.",
+            )
+        if self.micro_batch_size != AUTO and self.batch_size % self.micro_batch_size:
+            raise ConfigError(
+                "train.micro_batch_size",
+                f"{self.micro_batch_size} does not divide train.batch_size {self.batch_size}; "
+                "choose a divisor.",
+            )
+        if not 0 <= self.min_learning_rate <= self.learning_rate:
+            raise ConfigError(
+                "train.min_learning_rate",
+                f"{self.min_learning_rate} is not between 0 and train.learning_rate "
+                f"{self.learning_rate}; lower it.",
+            )
         check_parts(self.method, self.part_names, self.last_blocks)
-        self.regularization.check()
         if self.method == "lora":
             self._adapters.check()
-        at_least("train.patience", self.patience, 0)
-        between("train.seed", self.seed, 0, 2**32 - 1)
 
     @property
     def parts(self) -> Parts | Adapters | None:
@@ -258,62 +269,6 @@ class OptimConfig:
             self.lora_save_modules,
             self.lora_target_parameters,
         )
-
-    def _check_length(self) -> None:
-        if self.steps is not None and self.epochs is not None:
-            raise ConfigError(
-                "train.steps",
-                "steps and epochs are both given; keep one and set the other to null.",
-            )
-        if self.steps is not None:
-            at_least("train.steps", self.steps, 1)
-            at_most("train.steps", self.steps, LARGEST["steps"])
-        if self.epochs is not None and not self.epochs > 0:
-            raise ConfigError(
-                "train.epochs", f"{self.epochs} is not above 0; give a positive number of passes."
-            )
-
-    def _check_batch(self) -> None:
-        at_least("train.batch_size", self.batch_size, 1)
-        at_most("train.batch_size", self.batch_size, LARGEST["batch_size"])
-        if self.micro_batch_size != AUTO:
-            at_least("train.micro_batch_size", self.micro_batch_size, 1)
-            if self.batch_size % self.micro_batch_size:
-                raise ConfigError(
-                    "train.micro_batch_size",
-                    f"{self.micro_batch_size} does not divide train.batch_size {self.batch_size}; "
-                    "choose a divisor.",
-                )
-
-    def _check_adamw(self) -> None:
-        if not self.learning_rate > 0 or not math.isfinite(self.learning_rate):
-            raise ConfigError(
-                "train.learning_rate",
-                f"{self.learning_rate} is not a positive number; 1e-5 is usual.",
-            )
-        at_least("train.warmup_steps", self.warmup_steps, 0)
-        if self.decay_steps is not None:
-            at_least("train.decay_steps", self.decay_steps, 1)
-        if not 0 <= self.min_learning_rate <= self.learning_rate:
-            raise ConfigError(
-                "train.min_learning_rate",
-                f"{self.min_learning_rate} is not between 0 and train.learning_rate "
-                f"{self.learning_rate}; lower it.",
-            )
-        if self.weight_decay < 0:
-            raise ConfigError(
-                "train.weight_decay", f"{self.weight_decay} is negative; give 0 or more."
-            )
-        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not 0.0 <= beta < 1.0:
-                raise ConfigError(f"train.{name}", f"{beta} is outside 0 to 1 (1 excluded).")
-        if not self.eps > 0:
-            raise ConfigError("train.eps", f"{self.eps} is not above 0; 1e-8 is usual.")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ConfigError(
-                "train.max_grad_norm",
-                f"{self.max_grad_norm} is not above 0; give null to never clip.",
-            )
 
 
 @dataclass(frozen=True)
@@ -419,7 +374,6 @@ class TrainConfig:
         self.model.check()
         self.data.check()
         self.train.check()
-        self.preference.check()
         self.objective.check_with(self.data.train_on, self.train.regularization)
         if self.objective.is_preference and self.train.method == "lora" and self.train.lora_dropout:
             raise ConfigError(

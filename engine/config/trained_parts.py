@@ -25,8 +25,6 @@ class Parts:
 
 def check_parts(method: str, names: tuple[str, ...], last_blocks: int) -> None:
     """Raises ConfigError where settings ask for the training of parts and name none."""
-    if last_blocks < 0:
-        raise ConfigError(BLOCKS, f"{last_blocks} is too small; the least is 0.")
     if any(not name.strip() for name in names):
         raise ConfigError(NAMES, "a pattern is empty; leave it out, or give * for all parameters.")
     if method == "parts" and not (names or last_blocks):

@@ -13,13 +13,13 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable, Hashable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from engine import safe_files
+from engine.config.limits import check_limits
 from engine.errors import ConfigError
 
 MOST_BYTES = 1 << 18
@@ -36,10 +36,9 @@ def build(cls: type[Any], tree: Any, prefix: str) -> Any:
             prefix.rstrip(".") or "preset", f"expected a mapping of settings, found {_shown(tree)}."
         )
     hints = _hints(typing.cast(Hashable, cls))
-    known = {field.name for field in fields(cls)}
     for key in tree:
-        if key not in known:
-            near = _nearest(str(key), known)
+        if key not in hints:
+            near = _nearest(str(key), sorted(hints))
             raise ConfigError(f"{prefix}{key}", f"there is no such setting{near}.")
     values = {}
     for name, value in tree.items():
@@ -54,10 +53,10 @@ def build(cls: type[Any], tree: Any, prefix: str) -> Any:
 
 @functools.cache
 def _hints(cls: Hashable) -> dict[str, Any]:
-    """Returns the types of a class's fields. Python evaluates the hints anew at each call, which
-    takes longer than all the rest of building a configuration.
+    """Returns the types of a class's fields, with their limits. Python evaluates the hints anew at
+    each call, which takes longer than all the rest of building a configuration.
     """
-    return typing.get_type_hints(cls)
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 class _NoValue:
@@ -68,8 +67,13 @@ class _NoValue:
 
 def _coerce(hint: Any, value: Any, name: str) -> Any:
     """Returns `value` converted to the type `hint` or, for a union, to the first of its types that
-    accepts the value. Raises ConfigError, which names the field `name`.
+    accepts the value. A number is within the limits of an annotated type. Raises ConfigError, which
+    names the field `name`.
     """
+    if limits := getattr(hint, "__metadata__", ()):  # of an annotated type
+        found = _coerce(hint.__origin__, value, name)
+        check_limits(name, found, *limits)
+        return found
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     for option in options:
@@ -100,13 +104,19 @@ def _switch(value: Any) -> Any:
 def _whole(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return value  # unchanged: a float cannot represent every large integer
-    number = _number(value)
-    return int(number) if number is not None and number.is_integer() else _NoValue
+    number = _real(value)
+    return int(number) if number is not _NoValue and number.is_integer() else _NoValue
 
 
 def _real(value: Any) -> Any:
-    number = _number(value)
-    return _NoValue if number is None else number
+    """Returns a finite number. Text is converted too, because YAML reads 3e-4 (no dot) as text."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return _NoValue
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return _NoValue
+    return number if math.isfinite(number) else _NoValue
 
 
 def _text(value: Any) -> Any:
@@ -147,19 +157,6 @@ def _sections(part: type[Any], value: Any, name: str) -> Any:
         tree = {"source": item} if isinstance(item, str) else item
         found.append(build(part, tree, f"{name}[{place}]."))
     return tuple(found)
-
-
-def _number(value: Any) -> float | None:
-    """Returns a finite number, or None for anything else. Text is converted too, because YAML reads
-    3e-4 (no dot) as text.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
 
 
 _SHORT = reprlib.Repr()
@@ -255,14 +252,14 @@ def assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
     tree[last] = value
 
 
-def _nearest(key: str, known: set[str]) -> str:
+def _nearest(key: str, known: list[str]) -> str:
     """Returns the end of an error: the setting that `key` may have meant, or else all known
     settings.
     """
     import difflib
 
-    match = difflib.get_close_matches(key, sorted(known), n=1)
-    return f"; did you mean {match[0]}" if match else f"; known here are {', '.join(sorted(known))}"
+    match = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {match[0]}" if match else f"; known here are {', '.join(known)}"
 
 
 def read_preset(path: Path, within: Path | None = None) -> dict[str, Any]:

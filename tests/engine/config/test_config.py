@@ -149,6 +149,8 @@ def test_numbers_that_are_not_finite_are_refused_everywhere(dotted):
         ("train.micro_batch_size", [0, 5, 64], [AUTO, 1, 8, 32]),
         ("train.learning_rate", [0, -1e-5], [1e-9]),
         ("train.warmup_steps", [-1], [0]),
+        ("train.decay_steps", [0], [1, None]),
+        ("train.last_blocks", [-1], [0, 2]),
         ("train.weight_decay", [-0.01], [0]),
         ("train.beta1", [-0.1, 1.0], [0.0, 0.9999]),
         ("train.beta2", [-0.1, 1.0], [0.0, 0.9999]),
@@ -158,6 +160,10 @@ def test_numbers_that_are_not_finite_are_refused_everywhere(dotted):
         ("train.label_smoothing", [-0.1, 1, 1.5], [0, 0.1, 0.999]),
         ("train.neftune_alpha", [-1, -1e-9], [0, 5, 15.5]),
         ("train.patience", [-1, 3], [0]),
+        ("preference.beta", [0, -1, 1001], [0.01]),
+        ("preference.label_smoothing", [-0.1, 0.5], [0]),
+        ("preference.sft_weight", [-1, 1001], [0]),
+        ("preference.desirable_weight", [-1, 1001], [1]),
         ("engine.gpu_memory_gib", [0, -4], [0.5, None]),
         ("engine.gpus", [0, -1, 3, 64, 65], [AUTO, 1, 2, 32]),
         ("engine.slots", [0], [AUTO, 1]),
@@ -168,6 +174,7 @@ def test_numbers_that_are_not_finite_are_refused_everywhere(dotted):
         ("output.exact_match_samples", [-1], [0]),
         ("output.keep_checkpoints", [0], [1]),
         ("output.timeline_every", [0], [1]),
+        ("output.sample_tokens", [0], [1]),
     ],
 )
 def test_every_range(dotted, bad, good):
@@ -176,6 +183,23 @@ def test_every_range(dotted, bad, good):
     section, name = dotted.split(".")
     for value in good:
         assert getattr(getattr(config_with(dotted, value), section), name) == value
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "problem"),
+    [
+        ("train.steps", 0, "0 is too small; the least is 1."),
+        ("data.max_seq_len", 10**8, "100,000,000 is too large; the most is 16,777,216."),
+        ("train.seed", -1, "-1 is too small; the least is 0."),
+        ("train.learning_rate", 0, "0.0 is not above 0; 1e-5 is usual."),
+        ("train.weight_decay", -0.01, "-0.01 is below 0; give 0 or more."),
+        ("train.beta1", 1, "1.0 is outside 0 to 1 (1 excluded)."),
+        ("data.eval_fraction", 0.91, "0.91 is outside 0 to 0.9."),
+        ("preference.beta", 0, "0.0 is outside 0 to 1,000 (0 excluded); 0.1 is usual."),
+    ],
+)
+def test_a_number_that_is_outside_is_told_with_the_range(dotted, value, problem):
+    assert refused(dotted, value) == f"{dotted}: {problem}"
 
 
 def test_a_step_is_divided_among_gpus_evenly():

@@ -71,7 +71,6 @@ def test_a_rate_that_stays_falls_in_the_last_tenth():
         ({"min_learning_rate": 1e-3, "learning_rate": 1e-4}, "train.min_learning_rate"),
         ({"min_learning_rate": -1e-5}, "train.min_learning_rate"),
         ({"min_learning_rate": float("nan")}, "train.min_learning_rate"),
-        ({"decay_steps": 0}, "train.decay_steps"),
     ],
 )
 def test_rates_that_cannot_be_are_refused(values, field):
