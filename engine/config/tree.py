@@ -252,6 +252,17 @@ def assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
     tree[last] = value
 
 
+def by_dotted_name(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the leaves of nested settings by dotted name; lists are leaves."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            leaves |= by_dotted_name(value, f"{prefix}{name}.")
+        else:
+            leaves[f"{prefix}{name}"] = value
+    return leaves
+
+
 def _nearest(key: str, known: list[str]) -> str:
     """Returns the end of an error: the setting that `key` may have meant, or else all known
     settings.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.pages.runs.comparison import Axis, Compared, comparison
-from app.pages.runs.setting_differences import by_dotted_name
 from engine import safe_files
+from engine.config.tree import by_dotted_name
 from engine.errors import RamstreamError, RunError
 from engine.runs.record.following import Follower, catch_up
 from engine.runs.record.run_folder import RunFolder, shown_state

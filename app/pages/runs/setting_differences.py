@@ -6,21 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from engine.config.tree import by_dotted_name
+
 SHOWN_DIFFERENCES = 6
 """Largest number of settings in an entry of the queue."""
 _SHOWN_ELSEWHERE = ("name", "model.source", "data.source", "data.title")
 """Settings that an entry of the queue shows anyway."""
-
-
-def by_dotted_name(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the leaves of nested settings by dotted name; lists are leaves."""
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            leaves |= by_dotted_name(value, f"{prefix}{name}.")
-        else:
-            leaves[f"{prefix}{name}"] = value
-    return leaves
 
 
 def differing_settings(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

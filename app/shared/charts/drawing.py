@@ -7,6 +7,7 @@ same in light and dark.
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def rounded(values: np.ndarray, digits: int) -> list[float | int | None]:
 
 def escaped(text: str) -> str:
     """Returns a name with HTML escaped, since Plotly interprets some HTML tags in labels."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(text, quote=False)
 
 
 def vertical_line(x: float | None, line: dict[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine import safe_files
 from engine.config.settings import TrainConfig
+from engine.config.tree import by_dotted_name
 from engine.errors import ConfigError, RamstreamError
 from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.distributed.handshake import handshake
@@ -112,18 +112,10 @@ def _handshake_of(
             settings["--set"] = command.overrides
         else:
             config = TrainConfig.load(command.preset, command.overrides)
-            _flatten(config.to_dict(), "", settings)
+            settings |= by_dotted_name(config.to_dict())
     except RamstreamError as error:
         return handshake(place, {}, str(error)), error
     return handshake(place, settings), None
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> None:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            _flatten(value, f"{prefix}{key}.", found)
-        else:
-            found[prefix + key] = value
 
 
 # ---------------------------------------------------------------------- restarts

@@ -56,7 +56,7 @@ _OF_ADAPTERS = (
 """Settings that decide which adapters a run trains, and what they mean."""
 _MOST_QUOTED = 200
 """Number of characters of a setting's value that are quoted, at most."""
-_NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.start_from")
+_NOT_COMPARED = ("train.steps", "train.epochs", "model.init", "model.start_from")
 """Settings that are not compared. The number of steps is compared as it is counted; the others mean
 nothing to a resume.
 """
@@ -249,16 +249,13 @@ def _quoted(value: Any) -> str:
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
     """Returns all settings that are compared, by dotted name, as they look after JSON."""
-    found: dict[str, Any] = {}
-    _flatten(json.loads(json.dumps(config.to_dict())), "", found)
+    tree = json.loads(json.dumps(config.to_dict()))
+    del tree["name"]
+    found = {
+        f"{section}.{name}": value
+        for section, values in tree.items()
+        for name, value in values.items()
+    }
     if config.model.rope_scaling == "none":
         del found[ROPE_FACTOR]  # it changes nothing then
     return {name: value for name, value in found.items() if name not in _NOT_COMPARED}
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> None:
-    for key, value in tree.items():
-        if isinstance(value, dict) and prefix.count(".") < 1:
-            _flatten(value, f"{prefix}{key}.", found)
-        else:
-            found[prefix + key] = value

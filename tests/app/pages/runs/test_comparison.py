@@ -16,11 +16,11 @@ from app.pages.runs.comparison import (
     labels,
 )
 from app.pages.runs.setting_differences import (
-    by_dotted_name,
     differing_settings,
     queued_differences,
 )
 from engine.config.settings import TrainConfig
+from engine.config.tree import by_dotted_name
 from engine.runs.record.events import ExactMatchMeasured
 from engine.runs.record.snapshot import RunSnapshot
 from tests.support import folded
