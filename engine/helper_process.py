@@ -18,7 +18,7 @@ import threading
 from collections.abc import Mapping
 from typing import IO, Any, BinaryIO
 
-import orjson
+import msgspec
 
 from engine.paths import PROGRAM_ROOT
 
@@ -82,7 +82,7 @@ class HelperProcess:
             line = self._lines.get(timeout=patience)
         except queue.Empty:
             return None
-        return orjson.loads(line) if line else {}
+        return msgspec.json.decode(line) if line else {}
 
     def _read(self) -> None:
         for line in self._output:

@@ -5,13 +5,13 @@ Requests are JSON objects and answers are JSON; an error is answered with one se
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -76,11 +76,10 @@ def json_object(raw: bytes) -> dict[str, Any]:
     Raises RunError unless the body is a JSON object whose texts can be written to a file.
     """
     try:
-        body = json.loads(raw)
-        if isinstance(body, dict) and not _is_deeper(body, DEEPEST):
-            # Python accepts NaN, infinite numbers and unpaired surrogates, which no answer and no
-            # file could hold.
-            json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        # NaN, infinite numbers and halves of surrogate pairs are refused, which no answer and no
+        # file could hold.
+        body = msgspec.json.decode(raw, type=dict[str, Any])
+        if not _is_deeper(body, DEEPEST):
             return body
     except (ValueError, RecursionError):
         pass

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import time
 import traceback
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any, TypeVar
 
-import orjson
+import msgspec
 
 from app.pages.run.meters import meters
 from app.pages.run.rank_figure import timeline_part
@@ -262,7 +262,7 @@ class Watch:
             if self._undrawn_of.get((name, axis)) == made_of:
                 return
             try:
-                body = json.dumps(name).encode() + b":" + _serialized(build())
+                body = _serialized(name) + b":" + _serialized(build())
             except Exception as error:  # noqa: BLE001  whatever the fault is, the others are drawn
                 self._undrawn_of[name, axis] = made_of
                 self._note_undrawn(f"the figure {name}", error)
@@ -358,4 +358,5 @@ def _timeline(snapshot: RunSnapshot, is_over: bool) -> dict[str, Any]:
 
 
 def _serialized(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    # numpy's numbers and arrays are written as Python's. A number that is not finite becomes null.
+    return msgspec.json.encode(value, enc_hook=methodcaller("tolist"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
-import orjson
+import msgspec
 
 from engine.data.formats.flags import ANSWER_FLAGS, marks_answers
 from engine.data.formats.refused import LABEL, marks_desirable
@@ -230,8 +230,8 @@ def _parsed(text: str) -> Any:
     if text.lstrip()[:1] not in ("[", "{"):
         return None
     try:
-        return orjson.loads(text)
-    except ValueError:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
         return parsed_json(text)
 
 

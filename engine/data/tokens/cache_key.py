@@ -25,8 +25,8 @@ ones are identified by size, times and inode.
 LIBRARIES = (
     "datasets",
     "jinja2",
+    "msgspec",
     "openpyxl",
-    "orjson",
     "pyarrow",
     "tokenizers",
     "transformers",

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-import orjson
+import msgspec
 import psutil
 
 from engine.data.formats.example import Message
@@ -197,7 +197,7 @@ def serve() -> None:
         _send(answers, b'{"taken":true}')
         try:
             for texts in _written(chat_template_utils.render_jinja_template, asked):
-                _send(answers, orjson.dumps({"texts": texts}))
+                _send(answers, msgspec.json.encode({"texts": texts}))
         except _TimeIsUp:
             _send(answers, b'{"limit":"time"}')
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-import orjson
+import msgspec
 
 from engine.errors import RunError
 from engine.helper_process import HelperProcess
@@ -48,7 +48,7 @@ class Attached:
         try:
             self._helper = HelperProcess(PROGRAM, {}, quiet=True)
             asked = {"folder": str(folder.path.resolve()), "trackers": self._names}
-            self._helper.send(orjson.dumps(asked) + b"\n")
+            self._helper.send(msgspec.json.encode(asked) + b"\n")
         except OSError as error:
             self._all_failed(f"could not be started ({error.strerror})")
             return
@@ -62,7 +62,7 @@ class Attached:
             return
         ending = {"state": state, "seq": self._recorder.snapshot.last_seq}
         with contextlib.suppress(OSError):  # the helper is gone, which the listener reports
-            helper.send(orjson.dumps(ending) + b"\n")
+            helper.send(msgspec.json.encode(ending) + b"\n")
         listener.join(FINISH_SECONDS)
         if listener.is_alive():
             self._all_failed(f"did not take everything in {FINISH_SECONDS:.0f} s")

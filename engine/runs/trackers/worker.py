@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import orjson
+import msgspec
 
 from engine.helper_process import take_output
 from engine.runs.record.run_folder import RunFolder
@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.1
 def main() -> None:
     """Feeds the trackers of one session, then ends this process."""
     output = take_output()
-    asked = orjson.loads(sys.stdin.buffer.readline() or b"{}")
+    asked = msgspec.json.decode(sys.stdin.buffer.readline() or b"{}")
     if asked:
         feeds = _start(asked, output)
         ending = threading.Thread(target=_wait_for_end, args=(feeds,), daemon=True)
@@ -57,7 +57,7 @@ def _start(asked: dict[str, Any], output: BinaryIO) -> list[Feed]:
 
     def report(name: str, what: str) -> None:
         with writing:
-            output.write(orjson.dumps({"tracker": name, "what": what}) + b"\n")
+            output.write(msgspec.json.encode({"tracker": name, "what": what}) + b"\n")
             output.flush()
 
     feeds = [
@@ -73,7 +73,7 @@ def _wait_for_end(feeds: list[Feed]) -> None:
     line = sys.stdin.buffer.readline()
     ending: dict[str, Any] = {"state": "interrupted", "seq": None}
     if line:
-        ending = orjson.loads(line)
+        ending = msgspec.json.decode(line)
     for feed in feeds:
         feed.end(Ending(ending["state"], ending["seq"]))
     if not line:
