@@ -41,7 +41,6 @@ from engine.data.sources.json_files import (
     goes_over_lines,
     item_rows,
     line_rows,
-    skimmed_lines,
     value_rows,
 )
 from engine.data.sources.kinds import (
@@ -347,8 +346,7 @@ def _json(path: Path, counted: bool) -> Source:
             read = partial(value_rows, path)
         if read is not None:
             return _counted(Source(path.name, "item", None, read), path, counted)
-    skim = partial(skimmed_lines, path)
-    source = Source(path.name, "line", None, partial(line_rows, path), skim=skim)
+    source = Source(path.name, "line", None, partial(line_rows, path))
     if not counted:
         return source
     try:
