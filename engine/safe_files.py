@@ -147,11 +147,11 @@ def _refuse_other_kinds(path: Path, status: os.stat_result) -> None:
         raise _fault_of_kind(path, status.st_mode)
 
 
-def _opened(path: Path, name: str, folder: int, flags: int, mode: int = BY_UMASK) -> int:
+def _opened(path: Path, name: str, folder: int, flags: int) -> int:
     """Returns a descriptor of the regular file `name` in `folder`. A device is not even opened."""
     with contextlib.suppress(FileNotFoundError):
         _refuse_other_kinds(path, os.stat(name, dir_fd=folder, follow_symlinks=False))
-    descriptor = os.open(name, flags | _FILE, mode, dir_fd=folder)
+    descriptor = os.open(name, flags | _FILE, BY_UMASK, dir_fd=folder)
     try:
         _refuse_other_kinds(path, os.fstat(descriptor))
     except BaseException:
@@ -401,14 +401,12 @@ def write_whole(
         os.close(folder)
 
 
-def write_new(
-    path: Path, content: bytes, within: Path, durable: bool = True, mode: int = BY_UMASK
-) -> None:
+def write_new(path: Path, content: bytes, within: Path) -> None:
     """Writes a file that does not exist yet; its content is on the disk when this returns, its name
     once its folder is synced. Raises OSError.
     """
     with _Above(path, within) as (_, folder):
-        _write_new(path, folder, content, durable, mode)
+        _write_new(path, folder, content, durable=True, mode=BY_UMASK)
 
 
 def _write_new(path: Path, folder: int, content: bytes, durable: bool, mode: int) -> None:
@@ -424,15 +422,15 @@ def _created(path: Path, folder: int, mode: int) -> int:
     return os.open(path.name, flags, mode, dir_fd=folder)
 
 
-def create(path: Path, within: Path, mode: int = BY_UMASK) -> int:
+def create(path: Path, within: Path) -> int:
     """Returns a descriptor of a new, empty file, for reading and writing. Raises OSError, also if
     the name exists.
     """
     with _Above(path, within) as (_, folder):
-        return _created(path, folder, mode)
+        return _created(path, folder, BY_UMASK)
 
 
-def open_to_append(path: Path, within: Path, mode: int = BY_UMASK) -> int:
+def open_to_append(path: Path, within: Path) -> int:
     """Returns a descriptor for reading and appending; a file that does not exist is made.
 
     A file that has a second name (a hard link), which may be outside, is copied first and the copy
@@ -440,14 +438,14 @@ def open_to_append(path: Path, within: Path, mode: int = BY_UMASK) -> int:
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     with _Above(path, within) as (name, folder):
-        descriptor = _opened(path, name, folder, flags, mode)
+        descriptor = _opened(path, name, folder, flags)
         if os.fstat(descriptor).st_nlink < 2:
             return descriptor
         try:
             _separate(path, descriptor, folder)
         finally:
             os.close(descriptor)
-        return _opened(path, name, folder, flags, mode)
+        return _opened(path, name, folder, flags)
 
 
 def _separate(path: Path, descriptor: int, folder: int) -> None:
@@ -470,13 +468,13 @@ def _separate(path: Path, descriptor: int, folder: int) -> None:
         raise
 
 
-def open_lock(path: Path, within: Path, makes: bool, mode: int = BY_UMASK) -> int:
+def open_lock(path: Path, within: Path, makes: bool) -> int:
     """Returns a descriptor of a file that is locked. makes: it may be created and written; without
     that, it is opened for reading alone. Raises OSError, and FileFault.
     """
     flags = os.O_RDWR | os.O_CREAT if makes else os.O_RDONLY
     with _Above(path, within) as (name, folder):
-        return _opened(path, name, folder, flags, mode)
+        return _opened(path, name, folder, flags)
 
 
 def truncate(path: Path, within: Path, size: int) -> None:
@@ -523,13 +521,13 @@ def sync_folder(path: Path, within: Path) -> None:
 # ---------------------------------------------------------------------- folders and names
 
 
-def make_folder(path: Path, within: Path, mode: int = 0o700, exist_ok: bool = False) -> None:
+def make_folder(path: Path, within: Path, exist_ok: bool = False) -> None:
     """Makes a folder in a folder that exists, for its owner alone. Raises OSError, and FileFault
     for a name that exists and is no folder.
     """
     with _Above(path, within) as (name, folder):
         try:
-            os.mkdir(name, mode, dir_fd=folder)
+            os.mkdir(name, 0o700, dir_fd=folder)
         except FileExistsError:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
             if not exist_ok:

@@ -60,15 +60,15 @@ def losses_of(snapshot: RunSnapshot) -> Losses:
     )
 
 
-def median(values: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Returns the medians[...] of values[..., n] along an axis, a scalar for values[n]. For the few
-    values of a rule this is much faster than that of numpy.
+def median(values: np.ndarray) -> np.ndarray:
+    """Returns the medians[...] of values[..., n], a scalar for values[n]. For the few values of a
+    rule this is much faster than that of numpy.
     """
-    count = values.shape[axis]
+    count = values.shape[-1]
     half = count // 2
-    ordered = np.partition(values, (max(0, half - 1), half), axis=axis)
-    upper = ordered.take(half, axis=axis)
-    return upper if count % 2 else (upper + ordered.take(half - 1, axis=axis)) / 2
+    ordered = np.partition(values, (max(0, half - 1), half))
+    upper = ordered.take(half, axis=-1)
+    return upper if count % 2 else (upper + ordered.take(half - 1, axis=-1)) / 2
 
 
 def noise(losses: np.ndarray) -> float:

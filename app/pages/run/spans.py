@@ -192,10 +192,10 @@ class Phase:
     end: float
 
 
-def phases_of(spans: Sequence[Span], limit: int = MAX_PHASES) -> list[Phase]:
+def phases_of(spans: Sequence[Span]) -> list[Phase]:
     """Returns the phases of a step from its COMPUTE spans, in order of time and without gaps. If
-    there are more than `limit`, the shortest are left out. Without COMPUTE spans of a known phase,
-    there are no phases.
+    there are more than MAX_PHASES, the shortest are left out. Without COMPUTE spans of a known
+    phase, there are no phases.
     """
     compute = sorted((span for span in spans if span["lane"] == Lane.COMPUTE), key=_start)
     turns = _turns(compute)
@@ -217,8 +217,8 @@ def phases_of(spans: Sequence[Span], limit: int = MAX_PHASES) -> list[Phase]:
         phases.append(Phase(name, label, short, start, stop))
     if end > done:
         phases.append(Phase("Updates", "Updates", "Updates", done, end))
-    if len(phases) > limit:
-        kept = sorted(phases, key=lambda phase: phase.start - phase.end)[:limit]
+    if len(phases) > MAX_PHASES:
+        kept = sorted(phases, key=lambda phase: phase.start - phase.end)[:MAX_PHASES]
         phases = sorted(kept, key=lambda phase: phase.start)
     return phases
 

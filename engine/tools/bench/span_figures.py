@@ -36,18 +36,16 @@ def overlaps(spans: Sequence[Span]) -> dict[str, float]:
     return result | {"H2D+COMPUTE+D2H": together}
 
 
-def longest_gaps(
-    spans: Sequence[Span], previous: Sequence[Span] | None, count: int = 12
-) -> list[tuple[str, float]]:
-    """Returns the longest gaps between two ops of COMPUTE, longest first: the op after the gap, and
-    seconds. The gap after the last op of the step before is included.
+def longest_gaps(spans: Sequence[Span], previous: Sequence[Span] | None) -> list[tuple[str, float]]:
+    """Returns the 12 longest gaps between two ops of COMPUTE, longest first: the op after the gap,
+    and seconds. The gap after the last op of the step before is included.
     """
     own = [span for span in spans if span.op.lane == Lane.COMPUTE]
     if previous:
         before = [span for span in previous if span.op.lane == Lane.COMPUTE]
         own = [max(before, key=lambda span: span.end), *own]
     gaps = [(after.op.label, after.start - earlier.end) for earlier, after in pairwise(own)]
-    return sorted(gaps, key=lambda gap: gap[1], reverse=True)[:count]
+    return sorted(gaps, key=lambda gap: gap[1], reverse=True)[:12]
 
 
 def seconds_by_kind(spans: Sequence[Span]) -> dict[str, float]:
