@@ -13,9 +13,9 @@ UNSENT = ("output.webhook", "output.sample_prompts")
 def tracked_run(folder: RunFolder) -> TrackedRun:
     """Returns the run of a folder. Raises ConfigError if its settings cannot be read."""
     config = folder.config
-    parameters = {
-        name: value if isinstance(value, (str, int, float, bool)) else str(value)
-        for name, value in by_dotted_name(config.to_dict()).items()
-        if name not in UNSENT and value not in (None, ())
-    }
+    parameters: dict[str, str | int | float | bool] = {}
+    for name, value in by_dotted_name(config.to_dict()).items():
+        if name not in UNSENT and value not in (None, ()):
+            is_plain = isinstance(value, (str, int, float, bool))
+            parameters[name] = value if is_plain else str(value)
     return TrackedRun(folder.id, config.name, folder.path.resolve(), parameters)
