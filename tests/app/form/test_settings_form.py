@@ -145,7 +145,7 @@ def test_empty_boxes_mean_auto_or_none():
         ("train.batch_size", "2.5", "Batch size (rows): 2.5 is not a whole number"),
         ("train.batch_size", "", "Batch size (rows): this is empty"),
         ("train.learning_rate", "nan", "Learning rate"),
-        ("train.learning_rate", "-1", "Learning rate: -1.0 is not a positive number"),
+        ("train.learning_rate", "-1", "Learning rate: -1.0 is not above 0"),
         ("model.source", "  ", "Model: no model is given"),
         ("engine.slots", "0", "Slots: 0 is too small"),
     ],
