@@ -8,7 +8,6 @@ one that it leaves there, so that a plan can be proved to read only the intended
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -164,8 +163,6 @@ class Content(NamedTuple):
 
 READY = Content(ContentKind.READY)
 
-_FORM = re.compile(r"([a-z_ ]+?)(?:\(([^()]*)\))?(?: (\d+))?(?:/(\d+))?")
-
 
 def _text(kind: Word, unit: str, number: int | None, chunk: int | None) -> str:
     """Returns `kind(unit) number/chunk`, without the parts that are not given."""
@@ -177,30 +174,3 @@ def _text(kind: Word, unit: str, number: int | None, chunk: int | None) -> str:
     if chunk is not None:
         text += f"/{chunk}"
     return text
-
-
-def _parts(text: str) -> tuple[str, str, int | None, int | None]:
-    """Returns the kind, unit, number and chunk in a text that `_text` wrote."""
-    found = _FORM.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} names no buffer and no content")
-    kind, unit, number, chunk = found.groups()
-    return kind, unit or "", _number(number), _number(chunk)
-
-
-def _number(digits: str | None) -> int | None:
-    return None if digits is None else int(digits)
-
-
-def read_buffer(text: str) -> Buffer:
-    """Returns the buffer whose `str` is `text`. Raises ValueError for any other text."""
-    kind, unit, number, chunk = _parts(text)
-    return Buffer(BufferKind(kind), unit, number, chunk)
-
-
-def read_content(text: str) -> Content:
-    """Returns the content whose `str` is `text`. Raises ValueError for any other text."""
-    text, _, slot_text = text.partition(" in ")
-    kind, unit, number, chunk = _parts(text)
-    slot = read_buffer(slot_text) if slot_text else None
-    return Content(ContentKind(kind), unit, number, chunk, slot)

@@ -24,9 +24,9 @@ from collections import defaultdict
 
 from engine.planning.schedule.buffers import Buffer, BufferKind, Content
 from engine.planning.schedule.derive_waits import VectorClock, merge
+from engine.planning.schedule.grid import grid_rows
 from engine.planning.schedule.ops import Lane, Op, OpKind
 from engine.planning.schedule.schedule import StepPlan
-from engine.planning.schedule.text import grid_rows
 
 
 class PlanError(AssertionError):

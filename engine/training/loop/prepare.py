@@ -37,7 +37,7 @@ from engine.model.build.units import StreamedModel
 from engine.model.hub.hub import fetch
 from engine.planning.fit.cost_model import largest_product
 from engine.planning.fit.planner import Chosen
-from engine.planning.schedule.text import grid
+from engine.planning.schedule.grid import grid
 from engine.planning.shape.active_parameters import measured_flops_formula
 from engine.progress import Progress
 from engine.runs.record.events import DataPrepared, PlanBuilt, RunStarted

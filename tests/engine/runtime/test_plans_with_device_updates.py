@@ -8,8 +8,8 @@ import pytest
 
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.grid import grid
 from engine.planning.schedule.ops import DISK_LANES, Lane
-from engine.planning.schedule.text import grid
 from engine.planning.schedule.verify_plan import verify_plan
 from tests.support.device_updates import MAIN_GRAD_PLANS
 from tests.support.same_bits import find_dropped_waits

@@ -24,12 +24,12 @@ from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import OpKind
-from engine.planning.schedule.text import from_text, to_text
 from engine.planning.schedule.verify_plan import verify_plan
 from engine.text import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_states
 from tests.support.gpu_grid import GRID, bytes_of
+from tests.support.plan_text import from_text, to_text
 from tests.support.tiny import tiny_config
 
 

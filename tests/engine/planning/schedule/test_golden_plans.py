@@ -15,8 +15,8 @@ from engine.planning.schedule.build import build_forward_plan, build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.schedule import StepPlan
-from engine.planning.schedule.text import OP_TYPES, from_text, to_text
 from engine.planning.schedule.verify_plan import verify_plan
+from tests.support.plan_text import OP_TYPES, from_text, to_text
 
 FOLDER = Path(__file__).parent / "golden"
 BLOCKS = ["block 0", "block 1", "block 2", "block 3"]

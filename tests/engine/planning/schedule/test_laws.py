@@ -10,8 +10,8 @@ import torch
 from engine.planning.schedule.buffers import Buffer, BufferKind, Content, ContentKind
 from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.grid import grid
 from engine.planning.schedule.ops import Lane, MainGrad
-from engine.planning.schedule.text import grid
 from engine.planning.schedule.verify_plan import PlanError, verify_plan
 from tests.support.same_bits import (
     BASE,

@@ -14,11 +14,12 @@ from engine.planning.layout.moments import BLOCK, MomentKind
 from engine.planning.schedule.buffers import BufferKind
 from engine.planning.schedule.build import ONE_RANK_ONLY, build_forward_plan, build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.grid import grid
 from engine.planning.schedule.ops import Lane, OpKind
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.shards import SHARD_ELEMENTS, Shards
-from engine.planning.schedule.text import from_text, grid, to_text
 from engine.planning.schedule.verify_plan import verify_plan
+from tests.support.plan_text import from_text, to_text
 from tests.support.same_bits import find_dropped_waits
 
 # ---------------------------------------------------------------------- shards

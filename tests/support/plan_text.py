@@ -1,17 +1,15 @@
-"""A plan has two text forms: one that can be parsed back, in which a change to the planner shows as
-a diff of lines, and a grid for human readers. No torch.
-"""
+"""A plan as text that can be parsed back: a change of the planner shows as a diff of lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-from engine.planning.schedule.buffers import Buffer, read_buffer, read_content
+from engine.planning.schedule.buffers import Buffer, BufferKind, Content, ContentKind
 from engine.planning.schedule.offloaded_activations import ReadBlockInput, WriteBlockInput
 from engine.planning.schedule.ops import (
-    RARE_LANES,
     AllGather,
     AllocateSpareBuffers,
     AllReduce,
@@ -28,7 +26,6 @@ from engine.planning.schedule.ops import (
     Forward,
     FreeSpareBuffers,
     Keeps,
-    Lane,
     Loss,
     Offload,
     OffloadBlockInput,
@@ -53,6 +50,38 @@ from engine.planning.schedule.ops import (
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.shards import Shards
 
+_FORM = re.compile(r"([a-z_ ]+?)(?:\(([^()]*)\))?(?: (\d+))?(?:/(\d+))?")
+
+
+def _parts(text: str) -> tuple[str, str, int | None, int | None]:
+    """Returns the kind, unit, number and chunk in a text that `_text` wrote."""
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} names no buffer and no content")
+    kind, unit, number, chunk = found.groups()
+    return kind, unit or "", _number(number), _number(chunk)
+
+
+def _number(digits: str | None) -> int | None:
+    return None if digits is None else int(digits)
+
+
+def _read_buffer(text: str) -> Buffer:
+    """Returns the buffer whose `str` is `text`. Raises ValueError for any other text."""
+    kind, unit, number, chunk = _parts(text)
+    return Buffer(BufferKind(kind), unit, number, chunk)
+
+
+def _read_content(text: str) -> Content:
+    """Returns the content whose `str` is `text`. Raises ValueError for any other text."""
+    text, _, slot_text = text.partition(" in ")
+    kind, unit, number, chunk = _parts(text)
+    slot = _read_buffer(slot_text) if slot_text else None
+    return Content(ContentKind(kind), unit, number, chunk, slot)
+
+
+# ---------------------------------------------------------------------- a plan
+
 _OF_EVERY_OP = ("index", "unit", "reads", "writes", "waits", "waits_previous")
 _READERS: dict[str, Callable[[str], Any]] = {
     "micro_batch": int,
@@ -64,7 +93,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
         lambda text: text == "yes",
     ),
     **dict.fromkeys(
-        ("slot", "grad", "staging", "total", "ring", "host", "buffer", "states"), read_buffer
+        ("slot", "grad", "staging", "total", "ring", "host", "buffer", "states"),
+        _read_buffer,
     ),
 }
 """Functions that parse the text of an op field, by its name."""
@@ -226,12 +256,12 @@ def _places_text(places: Sequence[tuple[str, Buffer]]) -> str:
 
 def _read_places(text: str) -> tuple[tuple[str, Buffer], ...]:
     parts = [each.partition(" in ") for each in _words(text, "; ")]
-    return tuple((unit, read_buffer(slot)) for unit, _, slot in parts)
+    return tuple((unit, _read_buffer(slot)) for unit, _, slot in parts)
 
 
 def _read_arena(text: str) -> tuple[tuple[Buffer, int], ...]:
     parts = [each.partition(" at ") for each in _words(text, "; ")]
-    return tuple((read_buffer(buffer), int(start)) for buffer, _, start in parts)
+    return tuple((_read_buffer(buffer), int(start)) for buffer, _, start in parts)
 
 
 def _read_shards(text: str) -> Shards:
@@ -244,7 +274,7 @@ def _words(text: str, between: str = ", ") -> tuple[str, ...]:
 
 
 def _read_buffers(text: str) -> tuple[Buffer, ...]:
-    return tuple(map(read_buffer, _words(text)))
+    return tuple(map(_read_buffer, _words(text)))
 
 
 def _units_text(units: dict[Buffer, tuple[str, ...]]) -> str:
@@ -254,7 +284,7 @@ def _units_text(units: dict[Buffer, tuple[str, ...]]) -> str:
 
 def _read_units(text: str) -> dict[Buffer, tuple[str, ...]]:
     pairs = [each.partition(" =") for each in _words(text, "; ")]
-    return {read_buffer(buffer): _words(names.strip()) for buffer, _, names in pairs}
+    return {_read_buffer(buffer): _words(names.strip()) for buffer, _, names in pairs}
 
 
 # ---------------------------------------------------------------------- one op
@@ -308,53 +338,8 @@ def _read_op(line: str) -> Op:
 
 def _read_uses(text: str) -> Uses:
     pairs = [each.partition(": ") for each in _words(text.strip(), "; ")]
-    return tuple((read_buffer(buffer), read_content(content)) for buffer, _, content in pairs)
+    return tuple((_read_buffer(buffer), _read_content(content)) for buffer, _, content in pairs)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, _words(text.strip())))
-
-
-# ---------------------------------------------------------------------- the grid
-
-
-def grid(plan: StepPlan, limit: int = 400) -> str:
-    """Returns the plan as a grid for human readers: one row for each op, one column for each lane,
-    and at the right what the op waits for. limit: at most this many ops are shown; the others are
-    only counted.
-    """
-    rows = grid_rows(plan, range(min(len(plan.ops), limit)))
-    more = len(plan.ops) - limit
-    if more > 0:
-        rows.append(f"... {more} more ops")
-    return "\n".join(rows)
-
-
-def grid_rows(plan: StepPlan, indices: Iterable[int], marked: int | None = None) -> list[str]:
-    """Returns the rows of some ops under a heading. marked: an arrow points to this op."""
-    ops = [plan.ops[index] for index in indices]
-    texts = [op.label + _target(op) for op in ops]
-    width = max([24, *map(len, texts)]) + 2
-    used = {op.lane for op in plan.ops}
-    lanes: Sequence[Lane] = [lane for lane in Lane if lane in used or lane not in RARE_LANES]
-    rows = ["   op  " + "".join(lane.ljust(width) for lane in lanes) + "waits for"]
-    for op, text in zip(ops, texts):
-        cells = dict.fromkeys(lanes, "·") | {op.lane: text}
-        row = "".join(cell.ljust(width) for cell in cells.values())
-        waits = [str(wait) for wait in op.waits]
-        waits += [f"previous {wait}" for wait in op.waits_previous]
-        arrow = "->" if op.index == marked else "  "
-        rows.append(f"{arrow}{op.index:3d}  {row}{', '.join(waits)}")
-    return rows
-
-
-_SHOWN = (Lane.H2D, Lane.D2H, Lane.GRADIENTS_OUT, Lane.COLLECTIVE)
-
-
-def _target(op: Op) -> str:
-    """Returns the device buffer of a copy, as the grid shows it."""
-    for name in ("slot", "staging", "ring"):
-        buffer = getattr(op, name, None)
-        if buffer is not None and op.lane in _SHOWN:
-            return f" >{buffer}"
-    return ""
