@@ -13,7 +13,7 @@ import torch
 
 from engine.runs.record.events import EvalFinished, LogLine, PlanBuilt, PlannedAnew, StepFinished
 from engine.runs.summaries.listing import list_runs
-from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.executor import Executor
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop.run import resume_run, start_run
 from tests.support.folders import make_config, make_data, make_model
@@ -100,9 +100,9 @@ import sys
 sys.path.insert(0, {root!r})
 import torch
 import launch
-from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.executor import Executor
 
-real = BlockOps.work
+real = Executor.work
 
 
 def work(self, op, step):
@@ -118,7 +118,7 @@ def work(self, op, step):
     return lose
 
 
-BlockOps.work = work
+Executor.work = work
 sys.exit(launch.main(sys.argv[1:]))
 """
 
@@ -162,7 +162,7 @@ def test_a_cap_that_is_lowered_before_an_evaluation_makes_the_plan_smaller_and_r
     assert execute(whole).state == "finished"
     expected = [event.loss for event in events_of(whole, EvalFinished)]
     run = start_run(whole.folder.config, tmp_path / "runs")
-    work, lowered = BlockOps.work, []
+    work, lowered = Executor.work, []
 
     def lowering(self, op, step):
         is_second = run.recorder.snapshot.step == 4  # the first one comes before training
@@ -176,7 +176,7 @@ def test_a_cap_that_is_lowered_before_an_evaluation_makes_the_plan_smaller_and_r
             torch.cuda.set_per_process_memory_fraction(fraction)
         return work(self, op, step)
 
-    monkeypatch.setattr(BlockOps, "work", lowering)
+    monkeypatch.setattr(Executor, "work", lowering)
     try:
         ended = execute(run)
     finally:

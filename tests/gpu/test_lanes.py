@@ -16,7 +16,7 @@ import torch
 from engine.errors import NonFiniteError
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
-from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.executor import Executor
 from tests.support.lanes import Event, find_missing_waits
 from tests.support.same_bits import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -233,7 +233,7 @@ def test_a_lost_device_leaves_whole_planes_unless_it_was_updating(
         train(sound, [number])
         expected.append(all_planes(sound))
     sound.close()
-    real = BlockOps.work
+    real = Executor.work
 
     def work(self, op, under_way):
         inner = real(self, op, under_way)
@@ -247,7 +247,7 @@ def test_a_lost_device_leaves_whole_planes_unless_it_was_updating(
         return lose
 
     with monkeypatch.context() as patched:
-        patched.setattr(BlockOps, "work", work)
+        patched.setattr(Executor, "work", work)
         run = streamed(plain, choices, backend=lanes())
         assert "unspecified launch failure" in str(error_of(lambda: train(run, [1, 2, 3])))
         error_of(run.engine.drain)

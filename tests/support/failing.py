@@ -26,7 +26,7 @@ from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import RunFolder, open_run
 from engine.runs.summaries.listing import list_runs
-from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.executor import Executor
 from engine.training.checkpoints.restore import newest_checkpoint
 from tests.support.folded import fold
 from tests.support.trained_runs import planes_on_disk
@@ -176,7 +176,7 @@ def full_at(monkeypatch, step: int, kind: str, times: int) -> list[int]:
     """Makes ops of this kind run out of memory in the first `times` attempts of a step; returns a
     list to which each such attempt adds its number of micro-batches.
     """
-    real, tried = BlockOps.work, []
+    real, tried = Executor.work, []
 
     def work(self, op, under_way):
         if under_way.inputs.number == step and op.kind == kind and len(tried) < times:
@@ -184,5 +184,5 @@ def full_at(monkeypatch, step: int, kind: str, times: int) -> list[int]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
         return real(self, op, under_way)
 
-    monkeypatch.setattr(BlockOps, "work", work)
+    monkeypatch.setattr(Executor, "work", work)
     return tried

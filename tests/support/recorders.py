@@ -21,13 +21,6 @@ class Again:
         self._work()
 
 
-class _Kept(dict):
-    """The arguments of the recorded step's blocks, which its last op would delete."""
-
-    def __delitem__(self, key: object) -> None:
-        """Deletes nothing."""
-
-
 class AgainRecorder:
     """Records work without running it, and tells what it was asked for. `refuses` is the number of
     a recording that fails, from 1.
@@ -46,8 +39,9 @@ class AgainRecorder:
         self.told.append("record")
         if self.told.count("record") == self._refuses:
             raise RuntimeError("operation not permitted when stream is capturing")
-        step = inspect.getclosurevars(work).nonlocals["step"]
-        step.arguments = _Kept(step.arguments)
+        # The last op of the recorded step would delete the arguments of its blocks.
+        micro_batch = inspect.getclosurevars(work).nonlocals["micro_batch"]
+        micro_batch.forget_arguments = lambda: None
         return Again(work, self.told)
 
     def has_drawn(self) -> bool:

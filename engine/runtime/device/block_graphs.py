@@ -67,13 +67,23 @@ class Batch(Protocol):
     def documents(self) -> Documents | None: ...
 
 
+class MicroBatch(Protocol):
+    """A micro-batch of a step whose ops run, as
+    `engine.runtime.step.micro_batch_state.MicroBatchState` describes.
+    """
+
+    hidden: torch.Tensor
+    arguments: list[BlockArguments]
+    saved: dict[str, tuple[torch.Tensor, ...]]
+
+
 class UnderWay(Protocol):
     """A step whose ops run, as `engine.runtime.step.step.StepUnderWay` describes."""
 
-    hidden: dict[int, torch.Tensor]
-    arguments: dict[int, list[BlockArguments]]
-    saved: dict[tuple[str, int], tuple[torch.Tensor, ...]]
     graphs: StepGraphs | None
+
+    @property
+    def micro_batches(self) -> Sequence[MicroBatch]: ...
 
 
 def _shape_of(batch: Batch) -> Shape:
@@ -98,13 +108,13 @@ class _Kept:
 
     hidden: torch.Tensor
     """The hidden state, or its gradient, has the shape [rows, tokens, width]."""
-    saved: dict[tuple[str, int], tuple[torch.Tensor, ...]]
+    saved: dict[str, tuple[torch.Tensor, ...]]
 
-    def give_back(self, micro_batch: int, step: UnderWay) -> None:
+    def give_back(self, micro_batch: MicroBatch) -> None:
         """Puts everything back where the op takes it."""
-        step.hidden[micro_batch] = self.hidden
-        step.saved.clear()
-        step.saved.update(self.saved)
+        micro_batch.hidden = self.hidden
+        micro_batch.saved.clear()
+        micro_batch.saved.update(self.saved)
 
 
 class Stage(Enum):
@@ -223,26 +233,27 @@ class StepGraphs:
         elif self._stage == Stage.RECORDING:
             self._stage = Stage.REPLAY
 
-    def enter(self, micro_batch: int, step: UnderWay) -> None:
-        """Takes over a micro-batch whose hidden state [rows, tokens, width] and arguments the op
-        `embed` has left in the step.
+    def enter(self, number: int, step: UnderWay) -> None:
+        """Takes over the micro-batch of this number, whose hidden state [rows, tokens, width] and
+        arguments the op `embed` has left in the step.
         """
-        place, given = micro_batch % self._owner.together, step.arguments[micro_batch]
+        micro_batch, together = step.micro_batches[number], self._owner.together
+        given = micro_batch.arguments
         try:
-            static = self._taken(place, given)
+            static = self._taken(number % together, given)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  arguments may be anything
             if self._stage == Stage.REPLAY:  # others of this step are replayed
                 self._owner.report_unfit(error)
-                self._apart.add(micro_batch)
+                self._apart.add(number)
             else:
                 self._abort(error, step)
             return
         if self._stage != Stage.REPLAY:
-            self._given.pop(micro_batch - self._owner.together, None)
-            self._given[micro_batch] = given
-        step.arguments[micro_batch] = static.arguments
+            self._given.pop(number - together, None)
+            self._given[number] = given
+        micro_batch.arguments = static.arguments
 
     def _taken(self, place: int, given: list[BlockArguments]) -> StaticArguments:
         """Returns the arguments that stay, with the values of the given ones. Raises ValueError
@@ -259,8 +270,7 @@ class StepGraphs:
         """Runs an op of a block. body: its work where it is not replayed from a graph. renew: makes
         what a backward needs once more, after a backward that failed.
         """
-        micro_batch = op.micro_batch
-        if micro_batch in self._apart:
+        if op.micro_batch in self._apart:
             body()
             return
         before, after = self._sides(op)
@@ -271,23 +281,23 @@ class StepGraphs:
         elif not self._is_done(op, step, body, renew):
             return  # it ran as it is
         if after is not None:
-            step.hidden[micro_batch] = self._border(op, after)
+            step.micro_batches[op.micro_batch].hidden = self._border(op, after)
 
     def _is_done(self, op: BlockOp, step: UnderWay, body: Work, renew: Callable[[], None]) -> bool:
         """Rehearses or records an op. Returns False where it cannot be recorded and has run as it
         is.
         """
-        micro_batch = op.micro_batch
+        micro_batch = step.micro_batches[op.micro_batch]
         before, after = self._sides(op)
 
         def work() -> None:
             if before is not None:  # the border gets new values before autograd has done with it
-                step.hidden[micro_batch] = self._border(op, before).clone()
+                micro_batch.hidden = self._border(op, before).clone()
             body()
             if after is not None:
                 self._cross(op, after, step)
 
-        kept = _Kept(step.hidden[micro_batch], dict(step.saved))
+        kept = _Kept(micro_batch.hidden, dict(micro_batch.saved))
         try:
             self._do(op, work)
         except torch.OutOfMemoryError:
@@ -296,7 +306,7 @@ class StepGraphs:
             if isinstance(op, Backward) and self._stage == Stage.REHEARSAL:
                 raise  # it fails as it is, too
             self._abort(error, step)
-            kept.give_back(micro_batch, step)
+            kept.give_back(micro_batch)
             if isinstance(op, Backward):
                 renew()
             body()
@@ -318,10 +328,10 @@ class StepGraphs:
 
     def _cross(self, op: BlockOp, border: Border, step: UnderWay) -> None:
         """Copies the hidden state, or its gradient, to the buffer of a border."""
-        hidden = step.hidden[op.micro_batch]
-        place = self._border(op, border, hidden)
-        place.copy_(hidden)
-        step.hidden[op.micro_batch] = place
+        micro_batch = step.micro_batches[op.micro_batch]
+        place = self._border(op, border, micro_batch.hidden)
+        place.copy_(micro_batch.hidden)
+        micro_batch.hidden = place
 
     def _border(
         self, op: BlockOp, border: Border, like: torch.Tensor | None = None
@@ -360,4 +370,5 @@ class StepGraphs:
         """Makes the rest of the step, and all later ones, run as they are."""
         self._owner.abort(error)
         step.graphs = None
-        step.arguments.update(self._given)
+        for number, given in self._given.items():
+            step.micro_batches[number].arguments = given

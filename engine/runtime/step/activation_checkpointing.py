@@ -54,19 +54,18 @@ def _run(
     """Returns the output of the op's block on `hidden`, both [rows, tokens, width]."""
     seed(context, op, step)
     unit = context.units[op.unit]
-    arguments = step.arguments[op.micro_batch][context.block_positions[op.unit]]
+    micro_batch, position = step.micro_batches[op.micro_batch], context.block_positions[op.unit]
+    arguments = micro_batch.arguments[position]
     block: Callable[..., Any] = context.state.template(op.slot, unit)
     if context.state.balance is not None:
-        tokens = step.balanced(op.micro_batch)
-        context.state.balance.enter(op.unit, op.micro_batch, tokens, isinstance(op, Forward))
+        context.state.balance.enter(op.unit, micro_batch.balanced, isinstance(op, Forward))
     if context.plan.compiles_blocks and step.inputs.training:
         block = context.state.compiled[op.slot, unit.kind]
     elif context.plan.compiles_blocks:
         block = context.state.compiled_alone(op.slot, unit)
     call: Callable[[Any, torch.Tensor], torch.Tensor] = arguments.call
-    if op.micro_batch in step.cross_layer_values:
-        cross_layer_values = step.cross_layer_values[op.micro_batch]
-        call = partial(cross_layer_values.run, context.block_positions[op.unit], arguments)
+    if micro_batch.cross_layer_values is not None:
+        call = partial(micro_batch.cross_layer_values.run, position, arguments)
     gave_up = getattr(block, "problem", "")
     out = call(block, hidden)
     if getattr(block, "problem", "") != gave_up:
@@ -97,23 +96,25 @@ def _run_or_replay(
 
 def _renew(context: OpContext, op: Forward | Recompute | Backward, step: StepUnderWay) -> None:
     """Computes the activations of a block again, for a backward that has used them up."""
-    kept = step.saved.get((op.unit, op.micro_batch))
+    saved = step.micro_batches[op.micro_batch].saved
+    kept = saved.get(op.unit)
     if not isinstance(op, Backward) or op.recomputes or kept is None:
         return
     leaf = _leaf(context, op, kept[0])
     with torch.enable_grad():
         out = _run(context, op, step, leaf)
-    step.saved[op.unit, op.micro_batch] = (leaf, out)
+    saved[op.unit] = (leaf, out)
 
 
 def _forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
-    hidden = step.hidden[op.micro_batch]
+    micro_batch = step.micro_batches[op.micro_batch]
+    hidden = micro_batch.hidden
     kept = op.keeps == Keeps.ACTIVATIONS
     goes_back = step.inputs.training and op.unit not in context.plan.forward_only
     if not (goes_back and (kept or context.plan.compiles_blocks)):
         _save_block_input(context, op, step, hidden)
         with torch.no_grad(), _keeping_attention(context, op, step):
-            step.hidden[op.micro_batch] = _run(context, op, step, hidden)
+            micro_batch.hidden = _run(context, op, step, hidden)
         return
     # A compiled block that will be recomputed also runs with gradients, and the tensors that
     # autograd keeps are freed at once. Without gradients the block would be compiled differently,
@@ -122,12 +123,12 @@ def _forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
     with torch.enable_grad():
         out = _run(context, op, step, leaf)
     if kept:
-        step.saved[op.unit, op.micro_batch] = (leaf, out)
+        micro_batch.saved[op.unit] = (leaf, out)
     else:
         _save_block_input(context, op, step, hidden)
-        if op.micro_batch in step.cross_layer_values:
-            step.cross_layer_values[op.micro_batch].forget_run(context.block_positions[op.unit])
-    step.hidden[op.micro_batch] = out.detach()
+        if micro_batch.cross_layer_values is not None:
+            micro_batch.cross_layer_values.forget_run(context.block_positions[op.unit])
+    micro_batch.hidden = out.detach()
 
 
 def _save_block_input(
@@ -143,7 +144,7 @@ def _save_block_input(
         ring[: bits.numel()].copy_(bits)
         step.state_dtypes[op.unit] = hidden.dtype
     elif op.keeps == Keeps.BLOCK_INPUT:
-        step.saved[op.unit, op.micro_batch] = (hidden,)
+        step.micro_batches[op.micro_batch].saved[op.unit] = (hidden,)
 
 
 @contextlib.contextmanager
@@ -152,25 +153,22 @@ def _keeping_attention(context: OpContext, op: Forward, step: StepUnderWay) -> I
     if op.ring is None or op.unit not in context.plan.with_attention:
         yield
         return
-    ring = context.state.rings[op.ring]
-    with SavesAttention(
-        context.attention_room(op.unit, ring, step.shapes[op.micro_batch])
-    ) as keeping:
+    ring, micro_batch = context.state.rings[op.ring], step.micro_batches[op.micro_batch]
+    with SavesAttention(context.attention_room(op.unit, ring, micro_batch.shape)) as keeping:
         yield
-    step.keep_attention(op.unit, op.micro_batch, keeping.calls)
+    micro_batch.attention[op.unit] = keeping.calls
 
 
 @contextlib.contextmanager
 def _returning_attention(context: OpContext, op: Backward, step: StepUnderWay) -> Iterator[None]:
     """Returns what was kept of attention, while the block is recomputed."""
-    calls = step.saved_attention_calls(op.unit, op.micro_batch)
+    micro_batch = step.micro_batches[op.micro_batch]
+    calls = micro_batch.attention.pop(op.unit, None)
     if calls is None or op.ring is None:
         yield
         return
     ring = context.state.rings[op.ring]
-    with ReplaysAttention(
-        context.attention_room(op.unit, ring, step.shapes[op.micro_batch]), calls
-    ):
+    with ReplaysAttention(context.attention_room(op.unit, ring, micro_batch.shape), calls):
         yield
 
 
@@ -185,8 +183,9 @@ def _recompute(context: OpContext, op: Recompute, step: StepUnderWay) -> None:
     leaf = _leaf(context, op, _block_input(context, op, step))
     with torch.enable_grad():
         out = _run(context, op, step, leaf)
-    step.saved[op.unit, op.micro_batch] = (leaf, out)
-    step.saved[op.following, op.micro_batch] = (out.detach(),)
+    saved = step.micro_batches[op.micro_batch].saved
+    saved[op.unit] = (leaf, out)
+    saved[op.following] = (out.detach(),)
 
 
 def backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
@@ -195,13 +194,13 @@ def backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
     """
     _run_or_replay(_backward, context, op, step)
     if op.unit == context.lowest:
-        step.end_backward(op.micro_batch)
+        step.micro_batches[op.micro_batch].end_backward()
 
 
 def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
-    unit = context.units[op.unit]
+    unit, micro_batch = context.units[op.unit], step.micro_batches[op.micro_batch]
     if not op.recomputes:
-        leaf, out = step.saved.pop((op.unit, op.micro_batch))
+        leaf, out = micro_batch.saved.pop(op.unit)
     else:
         leaf = _leaf(context, op, _block_input(context, op, step))
         with torch.enable_grad(), _returning_attention(context, op, step):
@@ -222,7 +221,7 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
         hidden_gradient, gradients = _block_gradients(context, op, step, (leaf, out))
     if op.unit != context.lowest:
         assert hidden_gradient is not None  # the output of a block depends on its input
-        step.hidden[op.micro_batch] = hidden_gradient
+        micro_batch.hidden = hidden_gradient
     own = len(gradients) - len(unit.shared)
     if op.grad is not None:
         total = main_grad(context, op.unit, op, op.unit)
@@ -242,11 +241,12 @@ def _leaf(context: OpContext, op: BlockOp, hidden: torch.Tensor) -> torch.Tensor
 
 def _block_input(context: OpContext, op: Backward | Recompute, step: StepUnderWay) -> torch.Tensor:
     """Returns the input [rows, tokens, width] that the block had in forward."""
+    micro_batch = step.micro_batches[op.micro_batch]
     if op.ring is not None:
-        shape, ring = step.shapes[op.micro_batch], context.state.rings[op.ring]
+        shape, ring = micro_batch.shape, context.state.rings[op.ring]
         dtype = step.state_dtypes[op.unit]
         return ring[: shape.numel() * dtype.itemsize // ring.itemsize].view(dtype).view(shape)
-    (block_input,) = step.saved.pop((op.unit, op.micro_batch))
+    (block_input,) = micro_batch.saved.pop(op.unit)
     return block_input
 
 
@@ -262,12 +262,10 @@ def _block_gradients(
     """
     leaf, out = ends
     parameters = context.state.parameters(op.slot, context.units[op.unit])
-    cross_layer_values, place = (
-        step.cross_layer_values.get(op.micro_batch),
-        context.block_positions[op.unit],
-    )
+    micro_batch, place = step.micro_batches[op.micro_batch], context.block_positions[op.unit]
+    cross_layer_values = micro_batch.cross_layer_values
     taken: list[torch.Tensor] = []
-    outputs, output_gradients = [out], [step.hidden[op.micro_batch]]
+    outputs, output_gradients = [out], [micro_batch.hidden]
     if cross_layer_values is not None:
         taken = cross_layer_values.leaves(place)
         given, given_gradients = cross_layer_values.outputs(place)

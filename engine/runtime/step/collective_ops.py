@@ -36,9 +36,9 @@ def all_gather(context: OpContext, op: AllGather, _step: StepUnderWay) -> None:
     frozen = shards.padded(layout.high_numel - layout.numel)
     lives_there = (op.unit, op.slot) in context.plan.gpu_resident  # what is frozen stays complete
     if frozen and not lives_there:
-        context.collectives.all_gather(slot[layout.numel : layout.numel + frozen])
+        context.process_group.all_gather(slot[layout.numel : layout.numel + frozen])
     if layout.numel:
-        context.collectives.all_gather(slot[: shards.padded(layout.numel)])
+        context.process_group.all_gather(slot[: shards.padded(layout.numel)])
     if layout.fp32_parts:
         _gather_fp32(context, op.slot, layout)
 
@@ -52,7 +52,7 @@ def _gather_fp32(context: OpContext, slot: Buffer, layout: UnitLayout) -> None:
     for part in layout.fp32_within(*context.plan.shards.bounds(layout.numel)):
         here = slice(part.place, part.place + part.numel)
         low[here] = keep_in_fp32.low[here]
-    keep_in_fp32.low.copy_(context.collectives.all_reduce(low))
+    keep_in_fp32.low.copy_(context.process_group.all_reduce(low))
     for part in layout.fp32_parts:
         here = slice(part.place, part.place + part.numel)
         keep_in_fp32.join(part, high[part.start : part.stop], keep_in_fp32.low[here])
@@ -60,7 +60,7 @@ def _gather_fp32(context: OpContext, slot: Buffer, layout: UnitLayout) -> None:
 
 def barrier(context: OpContext, _op: Barrier, _step: StepUnderWay) -> None:
     """Waits for the other ranks. Each gets here once its own update is in RAM."""
-    context.collectives.all_reduce(context.state.one)
+    context.process_group.all_reduce(context.state.one)
 
 
 def reduce_scatter(context: OpContext, op: ReduceScatter, _step: StepUnderWay) -> None:
@@ -86,14 +86,14 @@ def _sum_of_ranks(context: OpContext, op: ReduceScatter) -> torch.Tensor:
     total = context.state.grads[op.grad][: shards.padded(numel)]
     if op.unit not in context.plan.without_main_grad:
         total[numel:].zero_()  # another unit may have left something beyond this one
-        context.collectives.reduce_scatter(total)
+        context.process_group.reduce_scatter(total)
         start, stop = shards.bounds(shards.padded(numel))
         return total[start:stop]
     # The gradient is in the first half of the memory. What the others send comes to the second.
     gradient, room = total.view(torch.bfloat16).chunk(2)
     gradient[numel:].zero_()
     shard = total[: total.numel() // shards.ranks]  # within the first half, which is sent by then
-    context.collectives.add_gradients(gradient, room, shard)
+    context.process_group.add_gradients(gradient, room, shard)
     return shard
 
 
@@ -102,10 +102,10 @@ def all_reduce(context: OpContext, _op: AllReduce, step: StepUnderWay) -> None:
     host are the same. Each line of a pair has its sums on one rank, and zeros on all
     others, so adding these rounds nothing.
     """
-    totals = context.collectives.all_reduce(context.state.norms)
-    totals[-1:] = context.collectives.all_reduce_nodes(totals[-1:])
+    totals = context.process_group.all_reduce(context.state.norms)
+    totals[-1:] = context.process_group.all_reduce_nodes(totals[-1:])
     context.state.totals.copy_(totals)
     sums = step.own_sequence_sums_among_all()
     if sums is not None:
-        of_node = context.collectives.all_reduce(sums)
-        step.keep_sequence_sums_of_ranks(context.collectives.all_reduce_nodes(of_node))
+        of_node = context.process_group.all_reduce(sums)
+        step.sequence_sums_of_ranks = context.process_group.all_reduce_nodes(of_node)

@@ -62,13 +62,16 @@ def embed(context: OpContext, op: Embed, step: StepUnderWay) -> None:
     """Captures the first hidden state and the arguments of every block."""
     with torch.no_grad():
         captured = _capture(context, op, step)
-    step.hidden[op.micro_batch] = captured.hidden
-    step.shapes[op.micro_batch] = captured.hidden.shape
-    step.arguments[op.micro_batch] = captured.arguments
+    micro_batch = step.micro_batches[op.micro_batch]
+    micro_batch.hidden, micro_batch.shape = captured.hidden, captured.hidden.shape
+    micro_batch.arguments = captured.arguments
     if context.model.cross_layer_flow is not None:
-        step.cross_layer_values[op.micro_batch] = CrossLayerValues(
+        micro_batch.cross_layer_values = CrossLayerValues(
             context.model.cross_layer_flow, context.lowest_block
         )
+    if context.state.balance is not None and step.inputs.training:
+        batch, scale = step.inputs.batches[op.micro_batch], step.inputs.loss_scale
+        micro_batch.balanced = context.state.balance.tokens_of(batch, scale)
     if step.graphs is not None:
         step.graphs.enter(op.micro_batch, step)
 
@@ -83,16 +86,15 @@ def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) ->
     unit = context.units[EMBED]
     with torch.enable_grad():
         captured = _capture(context, op, step)
-    outputs, output_gradients = [captured.hidden], [step.hidden[op.micro_batch]]
-    if op.micro_batch in step.cross_layer_values:
-        taken, taken_gradients = step.cross_layer_values[op.micro_batch].of_embed(
-            captured.arguments
-        )
+    micro_batch = step.micro_batches[op.micro_batch]
+    outputs, output_gradients = [captured.hidden], [micro_batch.hidden]
+    if micro_batch.cross_layer_values is not None:
+        taken, taken_gradients = micro_batch.cross_layer_values.of_embed(captured.arguments)
         outputs, output_gradients = outputs + taken, output_gradients + taken_gradients
     gradients = torch.autograd.grad(
         outputs, context.state.trained_embed_or_head(EMBED), output_gradients, allow_unused=True
     )
-    step.end_backward(op.micro_batch)
+    micro_batch.end_backward()
     add_to_main_grad(unit.layout, main_grad(context, EMBED, op, EMBED), gradients, op.first)
 
 
@@ -101,19 +103,18 @@ def _rows_backward(
 ) -> None:
     """Adds the gradients of some rows of the table to their sum, which is theirs alone."""
     (table,) = context.state.embed_and_head_parameters[EMBED]
+    micro_batch = step.micro_batches[op.micro_batch]
     if op.captures:
         with torch.enable_grad(), LookupWatch(table) as watch:
             captured = _capture(context, op, step)
-        step.lookups[op.micro_batch], vectors = watch.only()
-        (step.hidden[op.micro_batch],) = torch.autograd.grad(
-            captured.hidden, [vectors], step.hidden[op.micro_batch]
-        )
-        step.forget_arguments(op.micro_batch)
+        micro_batch.lookup, vectors = watch.only()
+        (micro_batch.hidden,) = torch.autograd.grad(captured.hidden, [vectors], micro_batch.hidden)
+        micro_batch.forget_arguments()
     start, stop = chunk
     rows, width = table.shape
     first = start // width
     count = min(rows, -(-stop // width)) - first
-    gradient = step.lookups[op.micro_batch].rows_gradient(step.hidden[op.micro_batch], first, count)
+    gradient = micro_batch.lookup.rows_gradient(micro_batch.hidden, first, count)
     assert op.grad is not None  # embed has no backward unless it is trained
     total = context.state.grads[op.grad][: stop - start]
     filled = total[: count * width].view(count, width)
@@ -123,7 +124,8 @@ def _rows_backward(
     else:
         filled.add_(gradient)
     if stop == context.units[EMBED].layout.numel:
-        del step.hidden[op.micro_batch], step.lookups[op.micro_batch]
+        # The gradients of the vectors are as large as the hidden states.
+        del micro_batch.hidden, micro_batch.lookup
 
 
 # ---------------------------------------------------------------- loss
@@ -143,18 +145,18 @@ def loss(context: OpContext, op: Loss, step: StepUnderWay) -> None:
 
 def _loss_alone(context: OpContext, op: Loss, step: StepUnderWay) -> None:
     """Computes the loss of a micro-batch of a pass without gradients."""
-    hidden = step.end_forward(op.micro_batch)
-    total, each = loss_without_gradients(
+    micro_batch = step.micro_batches[op.micro_batch]
+    hidden = micro_batch.end_forward()
+    micro_batch.loss, micro_batch.position_losses = loss_without_gradients(
         context.model.skeleton, hidden, _targets(op, step), _chunks(context)
     )
-    step.losses[op.micro_batch] = total
-    step.position_losses[op.micro_batch] = each
 
 
 def _scores(context: OpContext, op: Loss, step: StepUnderWay) -> None:
     """Computes the cross-entropy of each label, and whether it is the likeliest token."""
-    hidden = step.end_forward(op.micro_batch)
-    step.position_losses[op.micro_batch], step.likeliest[op.micro_batch] = scores(
+    micro_batch = step.micro_batches[op.micro_batch]
+    hidden = micro_batch.end_forward()
+    micro_batch.position_losses, micro_batch.likeliest = scores(
         context.model.skeleton, hidden, _targets(op, step), context.loss_chunk
     )
 
@@ -198,7 +200,8 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
     tail = TailGradients(
         [p for owner in owners for p in embed_and_head[owner]], accumulate, goes_back
     )
-    batch, hidden = step.inputs.batches[op.micro_batch], step.hidden[op.micro_batch]
+    batch, micro_batch = step.inputs.batches[op.micro_batch], step.micro_batches[op.micro_batch]
+    hidden = micro_batch.hidden
     if batch.pairs is None:
         total, gradient = chunked_loss(
             context.model.skeleton, hidden, _targets(op, step), _chunks(context), tail
@@ -206,20 +209,21 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
     else:
         found = loss_of_pairs(context.model.skeleton, hidden, batch, _chunks(context), tail)
         total, gradient = found.loss, found.gradient
-        step.keep_sequence_sums(op.micro_batch, found.sums)
-    balance, tokens = context.state.balance, step.balanced(op.micro_batch)
+        micro_batch.sequence_sums = found.sums
+    balance, tokens = context.state.balance, micro_batch.balanced
     if balance is not None and tokens is not None:
-        total = total + balance.loss(op.micro_batch, tokens)
+        total = total + balance.loss(tokens)
     context.state.norms[-1] += total
     if gradient is None:
-        step.end_backward(op.micro_batch)
+        micro_batch.end_backward()
     else:
-        step.hidden[op.micro_batch] = gradient
+        micro_batch.hidden = gradient
 
 
 def _logits(context: OpContext, op: Loss, step: StepUnderWay, at: torch.Tensor) -> None:
     """Computes the logits at the flat positions `at`, int64 [n]."""
-    hidden = step.end_forward(op.micro_batch)
+    micro_batch = step.micro_batches[op.micro_batch]
+    hidden = micro_batch.end_forward()
     states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, at)
     with torch.no_grad():
-        step.logits[op.micro_batch] = context.model.skeleton.logits(states).float()
+        micro_batch.logits = context.model.skeleton.logits(states).float()

@@ -1,12 +1,12 @@
-"""Every op gets access to the parts of the engine and to its plan through an `OpContext`."""
+"""An `OpContext` is what the ops of one plan use: the parts of their engine, and the plan."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from engine.model.build.units import StreamedModel
+from engine.model.build.units import StreamedModel, Unit
 from engine.planning.schedule.buffers import Buffer
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.shape.saved_attention_sizes import aligned, with_room
@@ -15,13 +15,17 @@ from engine.runtime.device.backend import Backend
 from engine.runtime.host.host_adamw import HostAdamW
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.device_state import DeviceState
-from engine.runtime.step.pinned_buffers import SavedBlockInputs
+from engine.runtime.step.pinned_buffers import PinnedSummary, SavedBlockInputs
 
 
-@dataclass(frozen=True)
-class EngineComponents:
-    """An engine has these parts. The ops of all its plans share them."""
+@dataclass
+class OpContext:
+    """What the ops of one plan use and what is the same for every step. An engine makes one for its
+    training plan; ``dataclasses.replace(context, plan=plan)`` is that of another plan over the same
+    parts.
+    """
 
+    plan: StepPlan
     model: StreamedModel
     host_states: HostStates
     state: DeviceState
@@ -38,45 +42,24 @@ class EngineComponents:
     """Collectives that reach the other ranks; None where there are none."""
     saved_block_inputs: SavedBlockInputs
     """Where block inputs wait from forward to backward, if not on the device."""
+    summary: PinnedSummary
+    """What the host reads of a step."""
+    units: dict[str, Unit] = field(init=False)
+    positions: dict[str, int] = field(init=False)
+    """Index of each unit among all units."""
+    block_positions: dict[str, int] = field(init=False)
+    """Index of each block among the blocks."""
+    lowest: str = field(init=False)
+    """Unit with which backward ends, below which nothing is trained."""
+    lowest_block: int = field(init=False)
+    """`lowest` has this index among the blocks: -1 for the embed unit."""
 
-
-class OpContext:
-    """Holds everything that the ops of one plan use and that is the same for every step."""
-
-    def __init__(self, parts: EngineComponents, plan: StepPlan):
-        self.plan = plan
-        self.model = parts.model
-        self.host_states = parts.host_states
-        self.state = parts.state
-        self.backend = parts.backend
-        self.adamw = parts.adamw
-        self._collectives = parts.collectives
-        self.loss_chunk = parts.loss_chunk
-        self.gradient_rings = parts.gradient_rings
-        self.state_rings = parts.state_rings
-        self.saved_block_inputs = parts.saved_block_inputs
-        self.units = {unit.name: unit for unit in parts.model.units}
-        self.positions = {unit.name: place for place, unit in enumerate(parts.model.units)}
-        """Index of each unit among all units."""
-        self.lowest = next(name for name in self.units if name not in plan.forward_only)
-        """Unit with which backward ends, below which nothing is trained."""
-        self.block_positions = {unit.name: place for place, unit in enumerate(parts.model.blocks)}
-        """Index of each block among the blocks."""
+    def __post_init__(self) -> None:
+        self.units = {unit.name: unit for unit in self.model.units}
+        self.positions = {name: place for place, name in enumerate(self.units)}
+        self.block_positions = {unit.name: place for place, unit in enumerate(self.model.blocks)}
+        self.lowest = next(name for name in self.units if name not in self.plan.forward_only)
         self.lowest_block = min(self.positions[self.lowest] - 1, len(self.block_positions))
-        """`lowest` has this index among the blocks: -1 for the embed unit."""
-        self.summary = parts.backend.host_buffer(len(parts.model.units) + 1, torch.float64)
-        """Pinned copy from which the host reads `DeviceState.norms`, float64 [units + 1]."""
-        self.clip_factor = parts.backend.host_buffer(1, torch.float32)
-        """Pinned copy from which the host reads the clip factor, float32 [1]."""
-        self._sums: torch.Tensor | None = None
-
-    def host_sequence_sums(self, sequences: int) -> torch.Tensor:
-        """Returns the pinned buffer, float32 [lines, 2], from which the host reads the sums of
-        answers. It is made again where a step has another number of lines, which is rare.
-        """
-        if self._sums is None or len(self._sums) != sequences:
-            self._sums = self.backend.host_buffer(2 * sequences, torch.float32).view(sequences, 2)
-        return self._sums
 
     def block_input_numel(self, shape: torch.Size) -> int:
         """Returns how many elements of a ring buffer hold a block input of this shape."""
@@ -98,10 +81,10 @@ class OpContext:
         return ring.view(torch.uint8)[start : self.kept_numel(unit, shape) * ring.itemsize]
 
     @property
-    def collectives(self) -> Collectives:
-        """What reaches the other ranks. Only plans for several ranks use it."""
-        assert self._collectives is not None
-        return self._collectives
+    def process_group(self) -> Collectives:
+        """The collectives. Only plans for several ranks use them."""
+        assert self.collectives is not None
+        return self.collectives
 
     def shard(self, unit: str) -> tuple[int, int]:
         """Returns where this rank's shard of a unit begins and ends, in elements."""

@@ -51,9 +51,9 @@ READ and WRITE: `read_states` and `write_states` move moments between the disk a
 the host, in which `update` changes them. `write_block_input` and `read_block_input` take a block's
 input to the disk and back, through ring buffers of their own.
 
-`BlockOps` makes no choices and has no threads. The executor calls ``work(op, step)`` to get the
-function that the backend runs on the op's lane. Copies are submitted without waiting
-(`non_blocking`). Every op that reads their target waits for them by the plan.
+The executor has the backend run the function of `WORK` for each op on the op's lane. Copies are
+submitted without waiting (`non_blocking`). Every op that reads their target waits for them by the
+plan.
 """
 
 from __future__ import annotations
@@ -72,11 +72,9 @@ from engine.planning.schedule.ops import (
     FetchBlockInput,
     FetchGrad,
     FreeSpareBuffers,
-    Lane,
     Offload,
     OffloadBlockInput,
     OffloadKeptGradient,
-    Op,
     OpKind,
     OptimizerStep,
     Prefetch,
@@ -84,7 +82,6 @@ from engine.planning.schedule.ops import (
     Update,
     UpdateMoments,
 )
-from engine.planning.schedule.schedule import StepPlan
 from engine.runtime.host.host_adamw import GradientChunk
 from engine.runtime.optimizer.device_adamw import clip_of
 from engine.runtime.step import (
@@ -94,50 +91,11 @@ from engine.runtime.step import (
     main_grad,
     optimizer_ops,
 )
-from engine.runtime.step.context import EngineComponents, OpContext
+from engine.runtime.step.context import OpContext
 from engine.runtime.step.step import StepResult, StepUnderWay
 
 Work = Callable[[OpContext, Any, StepUnderWay], None]
 """Type of a function that runs one op of a step."""
-
-
-class BlockOps:
-    """Binds the ops of one plan to the host states, the device state and the model."""
-
-    def __init__(self, parts: EngineComponents, plan: StepPlan):
-        self._context = OpContext(parts, plan)
-
-    def begin(self) -> None:
-        """Makes the next step one that no step went before. It may be applied, whatever happened to
-        those of earlier plans. What was written into planes meanwhile is in use from now on.
-        """
-        context = self._context
-        context.state.clip.fill_(1.0)
-        context.state.join_fp32_of_resident(context.host_states)
-
-    def work(self, op: Op, step: StepUnderWay) -> Callable[[], None]:
-        """Returns the work of `op`, which the backend runs on the op's lane."""
-        do = WORK[op.kind]
-        context = self._context
-        if step.inputs.caches is not None and op.lane == Lane.COMPUTE:
-            return lambda: _attempt(do, context, op, step)
-        return lambda: do(context, op, step)
-
-
-def _attempt(do: Work, context: OpContext, op: Op, step: StepUnderWay) -> None:
-    """Runs an op of a pass with caches.
-
-    An op that raises makes its lane unusable, and a run must not end because its model cannot use a
-    cache. So the error is recorded in the step, and the rest of the pass is skipped.
-    """
-    if step.failure is not None:
-        return
-    try:
-        do(context, op, step)
-    except Exception as error:  # noqa: BLE001  the model's own code may raise anything
-        # Only the text is kept: the frames of the error would form a cycle with this step and keep
-        # the caches alive.
-        step.abort(str(error) or type(error).__name__)
 
 
 # ---------------------------------------------------------------- H2D and D2H
@@ -162,14 +120,14 @@ def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
 
 
 def _offload_block_input(context: OpContext, op: OffloadBlockInput, step: StepUnderWay) -> None:
-    numel = context.kept_numel(op.unit, step.shapes[op.micro_batch])
+    numel = context.kept_numel(op.unit, step.micro_batches[op.micro_batch].shape)
     context.saved_block_inputs.on_host(op)[:numel].copy_(
         context.state.rings[op.ring][:numel], non_blocking=True
     )
 
 
 def _fetch_block_input(context: OpContext, op: FetchBlockInput, step: StepUnderWay) -> None:
-    numel = context.kept_numel(op.unit, step.shapes[op.micro_batch])
+    numel = context.kept_numel(op.unit, step.micro_batches[op.micro_batch].shape)
     host = context.saved_block_inputs.on_host(op)
     context.state.rings[op.ring][:numel].copy_(host[:numel], non_blocking=True)
 
@@ -203,11 +161,11 @@ def _summary(context: OpContext, _op: Summary, step: StepUnderWay) -> None:
     norms = state.totals if context.plan.is_shared else state.norms
     clip.copy_(clip_of(norms, step.inputs.max_grad_norm, clip))
     # The target is pinned memory, so the launching thread does not wait. `clip` waits for this op.
-    context.summary.copy_(norms, non_blocking=True)
-    context.clip_factor.copy_(clip[:1], non_blocking=True)
+    context.summary.norms.copy_(norms, non_blocking=True)
+    context.summary.clip_factor.copy_(clip[:1], non_blocking=True)
     sums = step.sequence_sums_in_order()
     if sums is not None:
-        context.host_sequence_sums(len(sums)).copy_(sums, non_blocking=True)
+        context.summary.sequence_sums(len(sums)).copy_(sums, non_blocking=True)
 
 
 def _allocate_spare_buffers(
@@ -228,7 +186,7 @@ def _applied(_context: OpContext, _op: OptimizerStep, _step: StepUnderWay) -> No
 
 
 def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
-    *squares, loss = context.summary.tolist()
+    *squares, loss = context.summary.norms.tolist()
     grad_norm = math.nan
     if all(math.isfinite(square) for square in squares):
         grad_norm = math.sqrt(math.fsum(squares))
@@ -242,12 +200,11 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
                 what,
             )
     # The factor is the device's, so that every unit gets the same, wherever it is updated.
-    factor = context.clip_factor.item()
+    factor = context.summary.clip_factor.item()
     unit_norms = [math.sqrt(square) for square in squares]
-    sums = (
-        context.host_sequence_sums(step.inputs.sequences).tolist() if step.inputs.sequences else []
-    )
-    step.finish(StepResult(loss, grad_norm, unit_norms, factor, sums))
+    sequences = step.inputs.sequences
+    sums = context.summary.sequence_sums(sequences).tolist() if sequences else []
+    step.result = StepResult(loss, grad_norm, unit_norms, factor, sums)
 
 
 def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
@@ -306,11 +263,15 @@ def _chunk(context: OpContext, op: Update) -> GradientChunk | None:
 
 
 def _write_block_input(context: OpContext, op: WriteBlockInput, step: StepUnderWay) -> None:
-    context.saved_block_inputs.write(op, context.block_input_numel(step.shapes[op.micro_batch]))
+    context.saved_block_inputs.write(
+        op, context.block_input_numel(step.micro_batches[op.micro_batch].shape)
+    )
 
 
 def _read_block_input(context: OpContext, op: ReadBlockInput, step: StepUnderWay) -> None:
-    context.saved_block_inputs.read(op, context.block_input_numel(step.shapes[op.micro_batch]))
+    context.saved_block_inputs.read(
+        op, context.block_input_numel(step.micro_batches[op.micro_batch].shape)
+    )
 
 
 WORK: dict[OpKind, Work] = {

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.planning.schedule.ops import OpKind, Prefetch
-from engine.planning.schedule.schedule import Span, StepPlan
-from engine.runtime.device.backend import Backend, Ticket
-from engine.runtime.step.copy_ops import BlockOps
+from engine.planning.schedule.ops import Lane, Op, OpKind, Prefetch
+from engine.planning.schedule.schedule import Span
+from engine.runtime.device.backend import Ticket
+from engine.runtime.step.context import OpContext
+from engine.runtime.step.copy_ops import WORK, Work
 from engine.runtime.step.step import StepUnderWay
 
 
 class Executor:
     """Runs the steps of one plan on one backend."""
 
-    def __init__(self, plan: StepPlan, ops: BlockOps, backend: Backend):
-        self.plan = plan
-        self.ops = ops
-        self.backend = backend
+    def __init__(self, context: OpContext):
+        self.context = context
+        self.plan = context.plan
+        self.backend = context.backend
         self._previous: list[Ticket] | None = None
 
     def run(
@@ -42,7 +43,7 @@ class Executor:
         summary. An exception from `check` aborts the step, and `drain` must follow.
         """
         if self._previous is None:
-            self.ops.begin()
+            self._begin()
             self._fill_placed(step)
         tickets: list[Ticket] = []
         for op in self.plan.ops:
@@ -59,10 +60,17 @@ class Executor:
             waits = [tickets[index] for index in op.waits]
             if self._previous is not None:
                 waits += [self._previous[index] for index in op.waits_previous]
-            tickets.append(self.backend.submit(op.lane, waits, self.ops.work(op, step)))
+            tickets.append(self.backend.submit(op.lane, waits, self.work(op, step)))
         self._previous = tickets
         if on_applied is not None:
             self.backend.finish_step(lambda: on_applied(step, lambda: self._spans(tickets)))
+
+    def work(self, op: Op, step: StepUnderWay) -> Callable[[], None]:
+        """Returns the work of `op`, which the backend runs on the op's lane."""
+        do, context = WORK[op.kind], self.context
+        if step.inputs.caches is not None and op.lane == Lane.COMPUTE:
+            return lambda: _attempt(do, context, op, step)
+        return lambda: do(context, op, step)
 
     def wait_for(self, kind: OpKind) -> None:
         """Waits until the ops of this kind in the step that was submitted last are over. Raises the
@@ -72,13 +80,21 @@ class Executor:
             if op.kind == kind:
                 ticket.require()
 
+    def _begin(self) -> None:
+        """Makes the next step one that no step went before. It may be applied, whatever happened to
+        those of earlier plans. What was written into planes meanwhile is in use from now on.
+        """
+        state = self.context.state
+        state.clip.fill_(1.0)
+        state.join_fp32_of_resident(self.context.host_states)
+
     def _fill_placed(self, step: StepUnderWay) -> None:
         """Fetches the weights that a step expects in a slot because the step before updates them
         there. It is needed for the first step and after a drain, when no step came before.
         """
         for unit, slot in self.plan.placed:
             op = Prefetch(0, unit, slot=slot)
-            self.backend.submit(op.lane, (), self.ops.work(op, step))
+            self.backend.submit(op.lane, (), self.work(op, step))
         if self.plan.placed:
             # The plan has no waits for these prefetches.
             self.backend.drain()
@@ -90,3 +106,19 @@ class Executor:
         """Waits until everything is applied. Raises the first error of any lane."""
         self._previous = None
         self.backend.drain()
+
+
+def _attempt(do: Work, context: OpContext, op: Op, step: StepUnderWay) -> None:
+    """Runs an op of a pass with caches.
+
+    An op that raises makes its lane unusable, and a run must not end because its model cannot use a
+    cache. So the error is recorded in the step, and the rest of the pass is skipped.
+    """
+    if step.failure is not None:
+        return
+    try:
+        do(context, op, step)
+    except Exception as error:  # noqa: BLE001  the model's own code may raise anything
+        # Only the text is kept: the frames of the error would form a cycle with this step and keep
+        # the caches alive.
+        step.failure = str(error) or type(error).__name__

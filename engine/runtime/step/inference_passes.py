@@ -27,8 +27,7 @@ from engine.planning.schedule.ops import Embed, Lane
 from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.verify_plan import verify_plan
-from engine.runtime.step.context import EngineComponents
-from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.context import OpContext
 from engine.runtime.step.executor import Executor
 from engine.runtime.step.step import DeviceBatch, StepInputs, StepUnderWay
 
@@ -71,16 +70,16 @@ class LabelScores:
 
 
 class ForwardPasses:
-    """Runs the forward passes of an engine with `parts` that trains by `choices`.
+    """Runs the forward passes of an engine with the `context` of its training, by `choices`.
 
     `block_input_bytes` is the size of the largest hidden state of a training micro-batch.
     """
 
-    def __init__(self, parts: EngineComponents, choices: PlanChoices, block_input_bytes: int):
-        self._parts = parts
+    def __init__(self, context: OpContext, choices: PlanChoices, block_input_bytes: int):
+        self._context = context
         self._choices = forward_choices(choices)
         self._compiled = choices.compiled
-        self._blocks = [unit.name for unit in parts.model.blocks]
+        self._blocks = [unit.name for unit in context.model.blocks]
         self._a_round = choices.micro_batches // choices.rounds
         """Number of micro-batches that training has on the device at once."""
         on_device = 0 if choices.offloaded_block_inputs else len(self._blocks)
@@ -101,9 +100,11 @@ class ForwardPasses:
         choices = replace(
             self._choices, micro_batches=micro_batches, rounds=groups, compiled=compiled
         )
-        collectives = self._parts.collectives
+        collectives = self._context.collectives
         rank = collectives.place.local_rank if self._is_divided and collectives is not None else 0
-        return build_forward_plan(self._blocks, self._parts.model.holds_embed, choices, held, rank)
+        return build_forward_plan(
+            self._blocks, self._context.model.holds_embed, choices, held, rank
+        )
 
     def run(self, step: StepUnderWay, check: Callable[[], None] | None = None) -> StepPlan:
         """Runs a pass to its end, and returns its plan.
@@ -125,7 +126,7 @@ class ForwardPasses:
 
     def accompany(self, groups: int) -> None:
         """Takes part in a pass of another rank, with micro-batches of one token, one a group."""
-        upload = self._parts.backend.upload
+        upload = self._context.backend.upload
         token, nothing = upload(np.zeros((1, 1), np.int64)), upload(np.zeros(0, np.int64))
         batches = [DeviceBatch(token, None, nothing, nothing)] * groups
         last = [upload(np.zeros(1, np.int64))] * groups
@@ -145,7 +146,7 @@ class ForwardPasses:
         compiled = self._compiled and inputs.logits_at is None and not inputs.scored
         executor = self._executor((len(inputs.batches), groups, compiled, self._held))
         self._held = False  # should the pass fail, the slots are not known
-        self._parts.state.set_training(False)
+        self._context.state.set_training(False)
         try:
             executor.run(step, check=check)
         finally:
@@ -160,7 +161,7 @@ class ForwardPasses:
         """Yields the scores of each micro-batch, in order. A sweep over the units takes many of
         them. `check` is as for `run`.
         """
-        upload = self._parts.backend.upload
+        upload = self._context.backend.upload
         for sweep in sweeps(batches):
             on_device = [
                 DeviceBatch(
@@ -170,9 +171,9 @@ class ForwardPasses:
             ]
             step = StepUnderWay(StepInputs(0, on_device, 1.0, training=False, scored=True))
             self.run(step, check)
-            for place in range(len(sweep)):
-                losses, likeliest = step.position_losses[place], step.likeliest[place]
-                yield LabelScores(-losses.cpu().numpy(), likeliest.cpu().numpy())
+            for each in step.micro_batches:
+                logps = -each.position_losses.cpu().numpy()
+                yield LabelScores(logps, each.likeliest.cpu().numpy())
 
     @contextlib.contextmanager
     def on_same_weights(self) -> Iterator[None]:
@@ -197,7 +198,7 @@ class ForwardPasses:
         if executor is None:
             plan = self.plan(*key)
             verify_plan(plan)
-            executor = Executor(plan, BlockOps(self._parts, plan), self._parts.backend)
+            executor = Executor(replace(self._context, plan=plan))
         self._executors[key] = executor  # the one that was used last is last
         if len(self._executors) > _PLANS_KEPT:
             del self._executors[next(iter(self._executors))]
@@ -218,7 +219,7 @@ class ForwardPasses:
             return count  # the rows of a wave of sampling were chosen to fit
         if self._is_divided:
             return self._a_round  # all ranks must have as many groups
-        backend = self._parts.backend
+        backend = self._context.backend
         room = self._training_bytes
         if backend.device.type != "cpu":
             room = max(room, backend.free_memory() // 2)
@@ -233,16 +234,18 @@ class ForwardPasses:
         batch = max(inputs.batches, key=lambda batch: batch.input_ids.numel())
         key = (tuple(batch.input_ids.shape), batch.position_ids is None)
         if key not in self._state_bytes:
-            self._parts.state.set_training(False)
+            self._context.state.set_training(False)
             probe = StepUnderWay(StepInputs(0, [batch], 1.0, training=False))
-            ops = BlockOps(self._parts, StepPlan(()))
+            executor = Executor(replace(self._context, plan=StepPlan(())))
             # The values do not matter, so the embedding need not be there.
             op = Embed(0, EMBED, micro_batch=0, slot=slot_of(EMBED))
             try:
-                self._parts.backend.submit(Lane.COMPUTE, (), ops.work(op, probe))
+                self._context.backend.submit(Lane.COMPUTE, (), executor.work(op, probe))
             finally:
-                self._parts.backend.drain()
-            self._state_bytes[key] = _bytes_of(probe.hidden[0], probe.arguments[0])
+                self._context.backend.drain()
+            self._state_bytes[key] = _bytes_of(
+                probe.micro_batches[0].hidden, probe.micro_batches[0].arguments
+            )
         return self._state_bytes[key]
 
 

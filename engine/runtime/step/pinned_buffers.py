@@ -161,6 +161,28 @@ def gradient_rings(
     return RegisteredBuffers(plan.gradient_rings, plan.ring_numel, dtype, backend)
 
 
+class PinnedSummary:
+    """Owns the pinned memory to which the device copies what the host reads of a step. The plans of
+    an engine share it, since their steps never run at the same time.
+    """
+
+    def __init__(self, backend: Backend, units: int):
+        self._backend = backend
+        self.norms = backend.host_buffer(units + 1, torch.float64)
+        """Copy of `DeviceState.norms`, float64 [units + 1]."""
+        self.clip_factor = backend.host_buffer(1, torch.float32)
+        """Copy of the clip factor, float32 [1]."""
+        self._sums: torch.Tensor | None = None
+
+    def sequence_sums(self, sequences: int) -> torch.Tensor:
+        """Returns the buffer, float32 [lines, 2], for the sums of answers. It is made again where a
+        step has another number of lines, which is rare.
+        """
+        if self._sums is None or len(self._sums) != sequences:
+            self._sums = self._backend.host_buffer(2 * sequences, torch.float32).view(sequences, 2)
+        return self._sums
+
+
 class DiskStateBuffers:
     """Owns the buffers that moments on the disk pass through on the host. The device does not use
     them, so they are not registered. They begin at whole pages. Raises FitError where RAM is too

@@ -12,15 +12,11 @@ import torch
 
 from engine.config.preference_settings import Objective
 from engine.data.batches.rows import MicroBatch, PairTargets, sum_of_weights
-from engine.model.blocks.block_inputs import BlockArguments
-from engine.model.blocks.cross_layer_values import CrossLayerValues
-from engine.model.blocks.saved_attention import SavedCalls
 from engine.model.build.attention_documents import Documents
 from engine.planning.schedule.shards import Shards
 from engine.runtime.device.block_graphs import StepGraphs
-from engine.runtime.step.embedding_grad import Lookup
+from engine.runtime.step.micro_batch_state import MicroBatchState
 from engine.runtime.step.neftune import RowNoise, StepNoise
-from engine.runtime.step.router_aux_loss import BalancedTokens
 
 
 @dataclass(frozen=True)
@@ -237,7 +233,9 @@ class StepInputs:
     micro-batch, and no loss is computed. It is None in all other passes.
     """
     scored: bool = False
-    """Whether each label is scored instead of adding up its loss: see `StepUnderWay.likeliest`."""
+    """Whether each label is scored instead of adding up its loss: see
+    `MicroBatchState.likeliest`.
+    """
     caches: list[Any] | None = None
     """For sampling, the list has the key-value cache of each micro-batch. An entry that is None is
     replaced by the cache that the model creates.
@@ -260,102 +258,31 @@ class StepResult:
     """Gradient norm of each unit, in the order of the model's units."""
     clip_factor: float
     sequence_sums: list[list[float]] = field(default_factory=list)
-    """`StepUnderWay.sequence_sums` line by line, of a step of pairs."""
+    """`MicroBatchState.sequence_sums` line by line, of a step of pairs."""
 
 
 @dataclass
 class StepUnderWay:
-    """The intermediate values of a step while its ops run. Most of them are
-    kept by micro-batch, stored by one op and read by another.
-    """
+    """The intermediate values of a step while its ops run, stored by one op and read by another."""
 
     inputs: StepInputs
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Hidden states [rows, tokens, width] of each micro-batch in forward, and their gradients in
-    backward.
-    """
-    shapes: dict[int, torch.Size] = field(default_factory=dict)
-    """Shape of the hidden state of each micro-batch."""
-    state_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-    """Data type of the inputs of each block whose inputs wait in ring buffers."""
-    arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
-    """Arguments with which each micro-batch calls the blocks, in forward order."""
-    cross_layer_values: dict[int, CrossLayerValues] = field(default_factory=dict)
-    """Values that the blocks of each micro-batch pass to later blocks, if any."""
-    lookups: dict[int, Lookup] = field(default_factory=dict)
-    """Token ids of each micro-batch while rows of the embedding get their gradients."""
-    saved: dict[tuple[str, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    """The tensors that a block keeps for its backward, by (unit, micro-batch), are its input and
-    output if it keeps its activations, and otherwise its input alone.
-    """
-    _attention: dict[tuple[str, int], SavedCalls] = field(default_factory=dict)
-    """The calls of attention whose results a block keeps are here, by (unit, micro-batch)."""
-    losses: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Loss of each micro-batch in a pass without gradients, a float64 scalar on the device."""
-    position_losses: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Cross-entropies of the positions of each micro-batch in a pass without gradients, float32 [n]
-    on the device, in the order of `DeviceBatch.loss_index`.
-    """
-    likeliest: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Whether no token is likelier than each label of each micro-batch of a scored pass: bool [n]
-    on the device, in the order of `DeviceBatch.loss_index`.
-    """
-    sequence_sums: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Log-probabilities of the answers and of the lines of each micro-batch of pairs in training,
-    float32 [lines, 2] on the device.
-    """
-    sequence_sums_of_ranks: torch.Tensor | None = None
-    """The same of the micro-batches of the whole step, in order, which all ranks know: float32
-    [lines of the step, 2]; None with one rank.
-    """
-    logits: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Logits [n, vocabulary] of each micro-batch, if `logits_at` requests them."""
     graphs: StepGraphs | None = None
     """Blocks are replayed from these recordings, or recorded; None where they run as they are."""
-    _balanced: dict[int, BalancedTokens] = field(default_factory=dict)
+    micro_batches: list[MicroBatchState] = field(init=False)
+    """Values of each micro-batch, in the order of `StepInputs.batches`."""
+    state_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    """Data type of the inputs of each block whose inputs wait in ring buffers."""
+    sequence_sums_of_ranks: torch.Tensor | None = None
+    """`MicroBatchState.sequence_sums` of the micro-batches of the whole step, in order, which all
+    ranks know: float32 [lines of the step, 2]; None with one rank.
+    """
     failure: str | None = None
     """Why a pass with caches failed; None while it has not."""
     result: StepResult | None = None
     """The result is set by the op `clip`, and is None before."""
 
-    def balanced(self, micro_batch: int) -> BalancedTokens | None:
-        """Returns the tokens of a micro-batch whose routers are balanced; None in a pass without
-        gradients.
-        """
-        if not self.inputs.training:
-            return None
-        if micro_batch not in self._balanced:
-            batch = self.inputs.batches[micro_batch]
-            own = torch.ones(batch.input_ids.shape, device=batch.input_ids.device)
-            if batch.lengths is not None:
-                places = torch.arange(own.shape[1], device=own.device)
-                own = (places < batch.lengths.unsqueeze(1)).float()
-            weight = batch.loss_weight * self.inputs.loss_scale
-            self._balanced[micro_batch] = BalancedTokens(own.reshape(-1), weight)
-        return self._balanced[micro_batch]
-
-    def end_backward(self, micro_batch: int) -> None:
-        """Frees the gradient of a micro-batch's hidden states, and what its blocks were given, such
-        as masks and rotary tables, which are no longer needed.
-        """
-        del self.hidden[micro_batch]
-        self.forget_arguments(micro_batch)
-
-    def end_forward(self, micro_batch: int) -> torch.Tensor:
-        """Returns a micro-batch's last hidden states [rows, tokens, width], and frees them and what
-        its blocks were given: the next group of micro-batches needs the memory.
-        """
-        self.forget_arguments(micro_batch)
-        return self.hidden.pop(micro_batch)
-
-    def forget_arguments(self, micro_batch: int) -> None:
-        """Frees what the blocks of a micro-batch were given."""
-        del self.arguments[micro_batch]
-        self.cross_layer_values.pop(micro_batch, None)
-
-    def keep_sequence_sums(self, micro_batch: int, sums: torch.Tensor) -> None:
-        """Keeps the sums of a micro-batch of pairs, float32 [lines, 2]."""
-        self.sequence_sums[micro_batch] = sums
+    def __post_init__(self) -> None:
+        self.micro_batches = [MicroBatchState() for _ in self.inputs.batches]
 
     def sequence_sums_in_order(self) -> torch.Tensor | None:
         """Returns the sums of all micro-batches of all ranks, as far as they are known, float32
@@ -363,8 +290,9 @@ class StepUnderWay:
         """
         if self.sequence_sums_of_ranks is not None:
             return self.sequence_sums_of_ranks
-        places = sorted(self.sequence_sums)
-        return torch.cat([self.sequence_sums[place] for place in places]) if places else None
+        known = [each.sequence_sums for each in self.micro_batches]
+        sums = [each for each in known if each is not None]
+        return torch.cat(sums) if sums else None
 
     def own_sequence_sums_among_all(self) -> torch.Tensor | None:
         """Returns the sums of this rank at their places among those of the whole step, with 0 at
@@ -376,23 +304,3 @@ class StepUnderWay:
         found = own.new_zeros(self.inputs.sequences, 2)
         found[self.inputs.first_line : self.inputs.first_line + len(own)] = own
         return found
-
-    def keep_sequence_sums_of_ranks(self, sums: torch.Tensor) -> None:
-        """Keeps the sums of all lines of the step, float32 [lines of the step, 2]."""
-        self.sequence_sums_of_ranks = sums
-
-    def keep_attention(self, unit: str, micro_batch: int, calls: SavedCalls) -> None:
-        """Keeps the calls of attention that a block has made in its forward."""
-        self._attention[unit, micro_batch] = calls
-
-    def saved_attention_calls(self, unit: str, micro_batch: int) -> SavedCalls | None:
-        """Returns these calls, and forgets them; None where none were kept."""
-        return self._attention.pop((unit, micro_batch), None)
-
-    def abort(self, failure: str) -> None:
-        """Marks the pass as failed, with the reason, so that its remaining ops are skipped."""
-        self.failure = failure
-
-    def finish(self, result: StepResult) -> None:
-        """Keeps the loss and the norms, after which updates may begin."""
-        self.result = result

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,7 @@ from engine.runtime.device.block_graphs import BlockGraphs
 from engine.runtime.device.compiled import functions_try_again, uncompiled_functions
 from engine.runtime.host.host_adamw import HostAdamW
 from engine.runtime.host.host_states import HostStates
-from engine.runtime.step.context import EngineComponents
-from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.context import OpContext
 from engine.runtime.step.device_state import DeviceBuffers, DeviceState
 from engine.runtime.step.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.step.executor import Executor
@@ -61,7 +61,12 @@ from engine.runtime.step.inference_passes import (
     sweeps,
 )
 from engine.runtime.step.per_document import Evaluation, sums_by_document
-from engine.runtime.step.pinned_buffers import DiskStateBuffers, SavedBlockInputs, gradient_rings
+from engine.runtime.step.pinned_buffers import (
+    DiskStateBuffers,
+    PinnedSummary,
+    SavedBlockInputs,
+    gradient_rings,
+)
 from engine.runtime.step.step import (
     DeviceBatch,
     StepInputs,
@@ -126,7 +131,8 @@ class StreamingEngine:
         # The buffers are zeroed on COMPUTE, and the plan has no wait that orders this before the
         # first prefetch.
         backend.drain()
-        self._parts = EngineComponents(
+        self._context = OpContext(
+            plan=self.plan,
             model=model,
             host_states=states,
             state=self.state,
@@ -137,9 +143,10 @@ class StreamingEngine:
             state_rings=self._state_rings.buffers,
             collectives=settings.collectives,
             saved_block_inputs=self.saved_block_inputs,
+            summary=PinnedSummary(backend, len(model.units)),
         )
-        self.passes = ForwardPasses(self._parts, self.choices, block_input_bytes)
-        self._train = self._executor(self.plan)
+        self.passes = ForwardPasses(self._context, self.choices, block_input_bytes)
+        self._train = Executor(self._context)
         self._graphs: BlockGraphs | None = None
         if self.plan.graphs:
             self._graphs = BlockGraphs(backend.recorder(), self.plan, model)
@@ -161,9 +168,6 @@ class StreamingEngine:
             self.shards.rank,
         )
         return build_step_plan(self._blocks, self.model.holds_embed, self.choices, sizes, updates)
-
-    def _executor(self, plan: StepPlan) -> Executor:
-        return Executor(plan, BlockOps(self._parts, plan), self.backend)
 
     # ------------------------------------------------------------------ training
 
@@ -204,7 +208,7 @@ class StreamingEngine:
         up at different ops would wait for each other.
         """
         step = self._training_step(number, shard, learning_rate)
-        held = self._parts.host_states.held
+        held = self._states.held
 
         def finish(done: StepUnderWay, spans: Callable[[], list[Span]]) -> None:
             held.complete(number)
@@ -233,7 +237,7 @@ class StreamingEngine:
         updated = [*self.plan.device_updated_units, *(unit for unit, _ in self.plan.gpu_resident)]
         if updated and number:
             assert self._adamw is not None  # only a training plan updates units on the device
-            update = self._parts.host_states.held.update_number(number)
+            update = self._states.held.update_number(number)
             scalars = self.backend.upload(self._adamw.scalars(update, learning_rate))
             keys = {unit: self._adamw.key(unit, update) for unit in updated}
         # A dry run, which has the number 0, has another plan.
@@ -269,11 +273,12 @@ class StreamingEngine:
         """Computes what this rank computes of a step, as `dry_run` does."""
         plan = self._step_plan(updates=False)
         verify_plan(plan)
+        executor = Executor(replace(self._context, plan=plan))
         device = self.backend.device
         devices = [device] if device.type != "cpu" else []
         with torch.random.fork_rng(devices, device_type=device.type):
             try:
-                self._executor(plan).run(self._training_step(0, shard), check=check)
+                executor.run(self._training_step(0, shard), check=check)
             finally:
                 self.drain()
 
@@ -330,8 +335,7 @@ class StreamingEngine:
         )
         step = StepUnderWay(inputs)
         self.passes.run(step, check)
-        places = range(len(batches))
-        return [(step.losses[place], step.position_losses[place]) for place in places]
+        return [(each.loss, each.position_losses) for each in step.micro_batches]
 
     def on_same_weights(self) -> contextlib.AbstractContextManager[None]:
         """Returns a scope in which no weights change, except by training steps. Passes without
@@ -401,7 +405,7 @@ class StreamingEngine:
         self.passes.run(step)
         if step.failure is not None:
             raise CacheError(f"Sampling with a cache failed ({step.failure}).")
-        return torch.cat([step.logits[place] for place in range(len(batches))]).cpu()
+        return torch.cat([each.logits for each in step.micro_batches]).cpu()
 
     @property
     def uncompiled(self) -> list[tuple[str, str]]:
@@ -426,7 +430,7 @@ class StreamingEngine:
         """Bytes of host memory that the system refused to register for transfers."""
         rings = self._gradient_rings
         refused = self.saved_block_inputs.refused_bytes + (rings.nbytes if rings.is_refused else 0)
-        return self._parts.host_states.refused_bytes + refused
+        return self._states.refused_bytes + refused
 
     def close(self) -> None:
         """Frees the memory of the block inputs, and lets go of the model. The device's buffers are

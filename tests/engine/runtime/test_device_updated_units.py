@@ -15,7 +15,7 @@ from engine.planning.layout.layout import PLANE_ITEM_BYTES
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.optimizer.device_adamw import StepFactors, clip_of, update
-from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.executor import Executor
 from tests.support.device_updates import (
     DEVICE_UPDATES,
     LATE,
@@ -157,7 +157,7 @@ def test_spare_buffers_are_there_between_the_backward_and_the_forward_of_their_b
     )
     run = streamed(plain_model(tiny_config("qwen3")), choices, dtype="bfloat16")
     state, there = run.engine.state, []
-    work = BlockOps.work
+    work = Executor.work
 
     def watched(ops, op, step):
         do = work(ops, op, step)
@@ -170,7 +170,7 @@ def test_spare_buffers_are_there_between_the_backward_and_the_forward_of_their_b
 
         return then
 
-    monkeypatch.setattr(BlockOps, "work", watched)
+    monkeypatch.setattr(Executor, "work", watched)
     for step in (1, 2):
         run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
     last = f"block {len(run.model.blocks) - 1}"

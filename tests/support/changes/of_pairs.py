@@ -80,7 +80,7 @@ PAIRS = (
     Change(
         "pairs-of-one-rank-in-the-figures",
         "engine/runtime/step/collective_ops.py",
-        "of_node = context.collectives.all_reduce(sums)",
+        "of_node = context.process_group.all_reduce(sums)",
         "of_node = sums",
         "Figures of pairs have zeros for the answers of other ranks.",
         ("tests/engine/runtime/test_pairs_on_ranks.py",),

@@ -29,7 +29,7 @@ RANK_CHANGES = (
     Change(
         "weights-not-gathered",
         OPS,
-        "        context.collectives.all_gather(slot[: shards.padded(layout.numel)])\n",
+        "        context.process_group.all_gather(slot[: shards.padded(layout.numel)])\n",
         "        pass\n",
         "A rank computes with its own shard and what a slot held before.",
         (ONE_EACH,),
@@ -95,7 +95,7 @@ RANK_CHANGES = (
     Change(
         "frozen-weights-not-gathered",
         OPS,
-        "        context.collectives.all_gather(slot[layout.numel : layout.numel + frozen])\n",
+        "        context.process_group.all_gather(slot[layout.numel : layout.numel + frozen])\n",
         "        pass\n",
         "Of the weights beside adapters, a rank has its own part alone.",
         (FROZEN,),
@@ -103,8 +103,8 @@ RANK_CHANGES = (
     Change(
         "exact-weights-not-gathered",
         OPS,
-        "keep_in_fp32.low.copy_(context.collectives.all_reduce(low))",
-        "context.collectives.all_reduce(low)",
+        "keep_in_fp32.low.copy_(context.process_group.all_reduce(low))",
+        "context.process_group.all_reduce(low)",
         "A router has the low bits of this rank's shard alone.",
         (f"{RANKS}::test_so_they_have_where_weights_stay_in_fp32",),
     ),
@@ -128,9 +128,9 @@ RANK_CHANGES = (
     Change(
         "shards-rounded-before-they-are-added",
         OPS,
-        "        context.collectives.reduce_scatter(total)\n",
+        "        context.process_group.reduce_scatter(total)\n",
         "        total.copy_(total.to(context.state.dtype))\n"
-        "        context.collectives.reduce_scatter(total)\n",
+        "        context.process_group.reduce_scatter(total)\n",
         "The sum of each rank is rounded to bf16, and the sum over the ranks once more.",
         (f"{RANKS}::test_in_bf16_a_gradient_differs_by_its_last_bit_alone",),
     ),
@@ -261,7 +261,7 @@ RANK_CHANGES = (
     Change(
         "nodes-report-their-own-loss",
         OPS,
-        "    totals[-1:] = context.collectives.all_reduce_nodes(totals[-1:])\n",
+        "    totals[-1:] = context.process_group.all_reduce_nodes(totals[-1:])\n",
         "",
         "The loss is that of the rows of one node.",
         (f"{NODES}::test_nodes_with_one_rank_have_the_bits_of_one_node",),
@@ -269,8 +269,8 @@ RANK_CHANGES = (
     Change(
         "nodes-count-the-norm-of-each",
         OPS,
-        "    totals[-1:] = context.collectives.all_reduce_nodes(totals[-1:])\n",
-        "    totals = context.collectives.all_reduce_nodes(totals)\n",
+        "    totals[-1:] = context.process_group.all_reduce_nodes(totals[-1:])\n",
+        "    totals = context.process_group.all_reduce_nodes(totals)\n",
         "Every node has the whole norm, and all of them are added.",
         (f"{NODES}::test_nodes_that_clip_have_the_bits_of_one_node",),
     ),

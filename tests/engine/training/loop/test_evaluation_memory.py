@@ -21,7 +21,7 @@ from engine.runs.record.events import (
     PromptsAnswered,
     StepFinished,
 )
-from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.executor import Executor
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop.prepare import Prepared
 from engine.training.loop.run import resume_run, start_run
@@ -45,13 +45,13 @@ def full_in_passes(
 
     An op fails on its lane, as on a GPU, and what its pass has made is held by the error's frames.
     """
-    real, tried, seen = BlockOps.work, [], set()
+    real, tried, seen = Executor.work, [], set()
 
     def work(self, op, step):
         inner = real(self, op, step)
         if step.inputs.training or (step.inputs.logits_at is None) != (during == "evaluation"):
             return inner
-        now = self._context.host_states.held.step
+        now = self.context.host_states.held.step
         if op.kind != kind or now < after or len(tried) >= times or id(step) in seen:
             return inner
 
@@ -63,7 +63,7 @@ def full_in_passes(
 
         return fail
 
-    monkeypatch.setattr(BlockOps, "work", work)
+    monkeypatch.setattr(Executor, "work", work)
     return tried
 
 

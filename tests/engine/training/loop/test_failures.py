@@ -20,7 +20,7 @@ from engine.runs.record.events import (
 )
 from engine.runs.record.following import replay
 from engine.runtime.host.plane_version import PlaneVersion
-from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.executor import Executor
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.loop import step_loop
 from engine.training.loop.run import resume_run, start_run
@@ -206,7 +206,7 @@ def test_a_step_that_fails_in_any_op_before_its_updates_keeps_the_step_before(
     config = make_config(tmp_path, **{"output.checkpoint_every": 0})
     whole = start_run(config, tmp_path / "runs")
     execute(whole)
-    real = BlockOps.work
+    real = Executor.work
 
     def work(self, op, step):
         if step.inputs.number == 4 and op.kind == kind:
@@ -214,7 +214,7 @@ def test_a_step_that_fails_in_any_op_before_its_updates_keeps_the_step_before(
         return real(self, op, step)
 
     with monkeypatch.context() as broken:
-        broken.setattr(BlockOps, "work", work)
+        broken.setattr(Executor, "work", work)
         run = start_run(config, tmp_path / "runs")
         ended = execute(run)
     assert ended.state == "failed" and "the kernel failed" in ended.reason
@@ -233,7 +233,7 @@ def test_a_step_that_cannot_be_saved_is_told(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise CheckpointError("The disk is gone.")
 
-    real = BlockOps.work
+    real = Executor.work
 
     def work(self, op, step):
         if step.inputs.number == 5:
@@ -241,7 +241,7 @@ def test_a_step_that_cannot_be_saved_is_told(tmp_path, monkeypatch):
             raise ZeroDivisionError("division by zero")
         return real(self, op, step)
 
-    monkeypatch.setattr(BlockOps, "work", work)
+    monkeypatch.setattr(Executor, "work", work)
     ended = execute(start_run(make_config(tmp_path), tmp_path / "runs"))
     assert ended.error_type == "ZeroDivisionError"
     assert "Step 4 could not be saved (The disk is gone)" in ended.reason

@@ -37,7 +37,7 @@ from engine.runs.summaries.listing import list_runs
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_adamw import HostAdamW
 from engine.runtime.host.plane_version import PlaneVersion
-from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.executor import Executor
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.text import MIB
 from engine.training.checkpoints.plane_snapshot import Snapshot
@@ -190,7 +190,7 @@ def test_a_clock_that_is_set_in_mid_run_changes_no_duration(
 
 def block_in_step(monkeypatch, number: int, act: Callable[[], None]) -> None:
     """Calls `act` within the first backward op of a step, which goes on once it returns."""
-    real, acted = BlockOps.work, []
+    real, acted = Executor.work, []
 
     def work(self, op, step):
         begin = real(self, op, step)
@@ -204,7 +204,7 @@ def block_in_step(monkeypatch, number: int, act: Callable[[], None]) -> None:
 
         return blocked
 
-    monkeypatch.setattr(BlockOps, "work", work)
+    monkeypatch.setattr(Executor, "work", work)
 
 
 def saved_in_time(monkeypatch) -> threading.Event:
@@ -323,7 +323,7 @@ def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(
     step is saved.
     """
     with monkeypatch.context() as low:
-        real, ops = BlockOps.work, []
+        real, ops = Executor.work, []
 
         def work(self, op, step):
             if step.inputs.number == 5 and op.kind == "backward":
@@ -334,7 +334,7 @@ def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(
                 )
             return real(self, op, step)
 
-        low.setattr(BlockOps, "work", work)
+        low.setattr(Executor, "work", work)
         sentence = failed(capsys, runs, preset, code=1)
     assert len(ops) == 1 and "step 4 is saved" in sentence
     assert whole_checkpoints(Path(list_runs(runs)[0].path)) == 4

@@ -15,7 +15,7 @@ from engine.runs.record.events import (
     RunStarted,
     StepFinished,
 )
-from engine.runtime.step.copy_ops import BlockOps
+from engine.runtime.step.executor import Executor
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.loop.run import resume_run, start_run
 from tests.support.failing import full_at
@@ -154,13 +154,13 @@ def test_out_of_memory_in_the_dry_run_is_planned_with_less(tmp_path, monkeypatch
 @pytest.mark.parametrize("command", ["stop", "discard"])
 def test_a_dry_run_is_ended_at_once(tmp_path, monkeypatch, command):
     run = start_run(make_config(tmp_path, **{"train.steps": 12}), tmp_path / "runs")
-    real, ops = BlockOps.work, []
+    real, ops = Executor.work, []
 
     def work(self, op, under_way):
         ops.append(op)
         run.request(command)
         return real(self, op, under_way)
 
-    monkeypatch.setattr(BlockOps, "work", work)
+    monkeypatch.setattr(Executor, "work", work)
     assert run.execute().state == {"stop": "stopped", "discard": "discarded"}[command]
     assert len(ops) < 5 and not events_of(run, StepFinished)
