@@ -48,7 +48,7 @@ def test_the_loss_is_that_of_the_cpu(compiled, dtype, bound):
     assert gpu.engine.evaluate(batches) == pytest.approx(expected, rel=bound)
     again = gpu.engine.evaluate(batches)
     assert gpu.engine.evaluate(batches) == again
-    assert not gpu.engine.state.compiling[1]
+    assert not gpu.engine.templates.compiling[1]
     cpu.close()
     gpu.close()
 

@@ -34,7 +34,7 @@ def planes_after(choices: PlanChoices, family: str) -> list[torch.Tensor]:
         for unit in (run.model.unit(name) for name in names if len(names) == 1):
             if unit.block is None:
                 continue
-            views = run.engine.state.parameters(slot, unit)
+            views = run.engine.templates.parameters(slot, unit)
             for spec, parameter in zip(unit.layout.parameters, views):
                 if spec.keep_in_fp32:
                     master = run.host_states.master(unit.name, spec.name)

@@ -13,7 +13,7 @@ from engine.planning.schedule.build import build_step_plan
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_of
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
-from engine.runtime.step.device_state import DeviceBuffers, DeviceState
+from engine.runtime.step.device_state import DeviceState
 
 TOKENS = 24
 
@@ -50,9 +50,8 @@ def agreeing_plans(model: StreamedModel, states: HostStates, plans: Iterable[Pla
         )
         plan = build_step_plan(names, model.tied, choices, sizes)
         states.place_units(gpu_resident_of(names, choices), CpuBackend())
-        buffers = DeviceBuffers(states, buffer)
         width = TOKENS * shape.hidden_size
-        state = DeviceState(model, plan, torch.device("cpu"), width, buffers)
+        state = DeviceState(model, plan, torch.device("cpu"), width, states, buffer)
         predicted = sum(item.bytes for item in fixed_items(shape, choices, width))
         assert state.fixed_bytes() == predicted, choices
         tried += 1

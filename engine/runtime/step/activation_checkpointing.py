@@ -56,13 +56,13 @@ def _run(
     unit = context.units[op.unit]
     micro_batch, position = step.micro_batches[op.micro_batch], context.block_positions[op.unit]
     arguments = micro_batch.arguments[position]
-    block: Callable[..., Any] = context.state.template(op.slot, unit)
-    if context.state.balance is not None:
-        context.state.balance.enter(op.unit, micro_batch.balanced, isinstance(op, Forward))
+    block: Callable[..., Any] = context.templates.template(op.slot, unit)
+    if context.templates.balance is not None:
+        context.templates.balance.enter(op.unit, micro_batch.balanced, isinstance(op, Forward))
     if context.plan.compiles_blocks and step.inputs.training:
-        block = context.state.compiled[op.slot, unit.kind]
+        block = context.templates.compiled[op.slot, unit.kind]
     elif context.plan.compiles_blocks:
-        block = context.state.compiled_alone(op.slot, unit)
+        block = context.templates.compiled_alone(op.slot, unit)
     call: Callable[[Any, torch.Tensor], torch.Tensor] = arguments.call
     if micro_batch.cross_layer_values is not None:
         call = partial(micro_batch.cross_layer_values.run, position, arguments)
@@ -215,7 +215,7 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
             raise
         # If compiling backward failed, the block runs uncompiled from now on. An error with another
         # cause is raised again.
-        context.state.compiled[op.slot, unit.kind].abort(error)
+        context.templates.compiled[op.slot, unit.kind].abort(error)
         with torch.enable_grad():
             out = _run(context, op, step, leaf)
         hidden_gradient, gradients = _block_gradients(context, op, step, (leaf, out))
@@ -261,7 +261,7 @@ def _block_gradients(
     block's input and output.
     """
     leaf, out = ends
-    parameters = context.state.parameters(op.slot, context.units[op.unit])
+    parameters = context.templates.parameters(op.slot, context.units[op.unit])
     micro_batch, place = step.micro_batches[op.micro_batch], context.block_positions[op.unit]
     cross_layer_values = micro_batch.cross_layer_values
     taken: list[torch.Tensor] = []

@@ -69,9 +69,9 @@ def embed(context: OpContext, op: Embed, step: StepUnderWay) -> None:
         micro_batch.cross_layer_values = CrossLayerValues(
             context.model.cross_layer_flow, context.lowest_block
         )
-    if context.state.balance is not None and step.inputs.training:
+    if context.templates.balance is not None and step.inputs.training:
         batch, scale = step.inputs.batches[op.micro_batch], step.inputs.loss_scale
-        micro_batch.balanced = context.state.balance.tokens_of(batch, scale)
+        micro_batch.balanced = context.templates.balance.tokens_of(batch, scale)
     if step.graphs is not None:
         step.graphs.enter(op.micro_batch, step)
 
@@ -92,7 +92,7 @@ def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) ->
         taken, taken_gradients = micro_batch.cross_layer_values.of_embed(captured.arguments)
         outputs, output_gradients = outputs + taken, output_gradients + taken_gradients
     gradients = torch.autograd.grad(
-        outputs, context.state.trained_embed_or_head(EMBED), output_gradients, allow_unused=True
+        outputs, context.templates.trained_embed_or_head(EMBED), output_gradients, allow_unused=True
     )
     micro_batch.end_backward()
     add_to_main_grad(unit.layout, main_grad(context, EMBED, op, EMBED), gradients, op.first)
@@ -102,7 +102,7 @@ def _rows_backward(
     context: OpContext, op: EmbedBackward, step: StepUnderWay, chunk: tuple[int, int]
 ) -> None:
     """Adds the gradients of some rows of the table to their sum, which is theirs alone."""
-    (table,) = context.state.embed_and_head_parameters[EMBED]
+    (table,) = context.templates.embed_and_head_parameters[EMBED]
     micro_batch = step.micro_batches[op.micro_batch]
     if op.captures:
         with torch.enable_grad(), LookupWatch(table) as watch:
@@ -178,7 +178,7 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
     """
     owners = [HEAD, EMBED] if context.model.holds_embed else [HEAD]
     owners = [owner for owner in owners if owner not in context.plan.frozen]
-    embed_and_head = {owner: context.state.trained_embed_or_head(owner) for owner in owners}
+    embed_and_head = {owner: context.templates.trained_embed_or_head(owner) for owner in owners}
     if op.first and step.inputs.training:  # a pass without gradients may have no accumulators
         for owner in owners:
             main_grad(context, owner, op, HEAD).zero_()
@@ -210,7 +210,7 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
         found = loss_of_pairs(context.model.skeleton, hidden, batch, _chunks(context), tail)
         total, gradient = found.loss, found.gradient
         micro_batch.sequence_sums = found.sums
-    balance, tokens = context.state.balance, micro_batch.balanced
+    balance, tokens = context.templates.balance, micro_batch.balanced
     if balance is not None and tokens is not None:
         total = total + balance.loss(tokens)
     context.state.norms[-1] += total

@@ -16,6 +16,7 @@ from engine.runtime.host.host_adamw import HostAdamW
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.device_state import DeviceState
 from engine.runtime.step.pinned_buffers import PinnedSummary, SavedBlockInputs
+from engine.runtime.step.templates import Templates
 
 
 @dataclass
@@ -29,6 +30,7 @@ class OpContext:
     model: StreamedModel
     host_states: HostStates
     state: DeviceState
+    templates: Templates
     backend: Backend
     adamw: HostAdamW | None
     """Optimizer; None in an engine that only evaluates and samples."""

@@ -146,7 +146,7 @@ class ForwardPasses:
         compiled = self._compiled and inputs.logits_at is None and not inputs.scored
         executor = self._executor((len(inputs.batches), groups, compiled, self._held))
         self._held = False  # should the pass fail, the slots are not known
-        self._context.state.set_training(False)
+        self._context.templates.set_training(False)
         try:
             executor.run(step, check=check)
         finally:
@@ -234,7 +234,7 @@ class ForwardPasses:
         batch = max(inputs.batches, key=lambda batch: batch.input_ids.numel())
         key = (tuple(batch.input_ids.shape), batch.position_ids is None)
         if key not in self._state_bytes:
-            self._context.state.set_training(False)
+            self._context.templates.set_training(False)
             probe = StepUnderWay(StepInputs(0, [batch], 1.0, training=False))
             executor = Executor(replace(self._context, plan=StepPlan(())))
             # The values do not matter, so the embedding need not be there.

@@ -49,7 +49,7 @@ from engine.runtime.device.compiled import functions_try_again, uncompiled_funct
 from engine.runtime.host.host_adamw import HostAdamW
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.context import OpContext
-from engine.runtime.step.device_state import DeviceBuffers, DeviceState
+from engine.runtime.step.device_state import DeviceState
 from engine.runtime.step.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.step.executor import Executor
 from engine.runtime.step.inference_passes import (
@@ -75,6 +75,7 @@ from engine.runtime.step.step import (
     loss_weight_of,
     upload_batches,
 )
+from engine.runtime.step.templates import Templates
 
 
 class StreamingEngine:
@@ -125,8 +126,10 @@ class StreamingEngine:
             self.plan,
             backend.device,
             sizes.with_attention,
-            DeviceBuffers(states, self._update_buffer),
+            states,
+            self._update_buffer,
         )
+        self.templates = Templates(model, self.plan, self.state)
         states.register_states(self.plan.device_updated_units)
         # The buffers are zeroed on COMPUTE, and the plan has no wait that orders this before the
         # first prefetch.
@@ -136,6 +139,7 @@ class StreamingEngine:
             model=model,
             host_states=states,
             state=self.state,
+            templates=self.templates,
             backend=backend,
             adamw=adamw,
             loss_chunk=settings.loss_chunk,
@@ -232,7 +236,7 @@ class StreamingEngine:
         settings = self._settings
         on_device = upload_batches(self.backend.upload, shard.batches, settings.noise(number))
         # Pairs have no dropout, as with TRL.
-        self.state.set_training(all(batch.pairs is None for batch in on_device))
+        self.templates.set_training(all(batch.pairs is None for batch in on_device))
         scalars, keys = None, {}
         updated = [*self.plan.device_updated_units, *(unit for unit, _ in self.plan.gpu_resident)]
         if updated and number:
@@ -412,7 +416,7 @@ class StreamingEngine:
         """What runs uncompiled although the plan compiles it: what it is in words, and why."""
         if not self.choices.compiled:
             return []
-        _, problems = self.state.compiling
+        _, problems = self.templates.compiling
         return [("A block", problem) for problem in problems] + uncompiled_functions()
 
     @property
@@ -441,7 +445,7 @@ class StreamingEngine:
         self.saved_block_inputs.close()
         self._gradient_rings.close()
         self._state_rings.close()
-        self.state.close()
+        self.templates.close()
 
 
 def _readable(spans: Callable[[], list[Span]]) -> list[Span]:

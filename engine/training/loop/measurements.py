@@ -194,7 +194,7 @@ class Measurements:
         if self._compiling_reported or not self._prepared.has_engine:
             return
         self._compiling_reported = True
-        seconds, _ = self._prepared.engine.state.compiling
+        seconds, _ = self._prepared.engine.templates.compiling
         if seconds:
             self._recorder.emit(
                 LogLine("info", f"Compiling the blocks took {seconds:.0f} s of {where}.")

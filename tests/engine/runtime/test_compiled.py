@@ -62,7 +62,7 @@ def test_blocks_really_are_compiled():
     run = streamed(plain_model(tiny_config("llama")), COMPILED)
     run.engine.train_step(1, random_batches(2), 1e-3)
     run.engine.drain()
-    blocks = run.engine.state.compiled.values()
+    blocks = run.engine.templates.compiled.values()
     assert all(block.problem == "" for block in blocks)
     assert any(block.seconds > 0 for block in blocks)
     run.close()
@@ -77,7 +77,7 @@ def test_an_evaluation_is_compiled_where_training_is(monkeypatch):
     eager, run = streamed(plain, BASE), streamed(plain, COMPILED)
     expected = eager.engine.evaluate(batches)
     assert run.engine.evaluate(batches) == pytest.approx(expected, rel=1e-6)
-    alone = run.engine.state._compiled_alone.values()
+    alone = run.engine.templates._compiled_alone.values()
     assert any(block.seconds > 0 for block in alone) and not any(block.problem for block in alone)
     assert "The loss of an evaluation" not in dict(run.engine.uncompiled)
     assert any(function.ran for function in compiled._functions)
@@ -87,8 +87,8 @@ def test_an_evaluation_is_compiled_where_training_is(monkeypatch):
     for block in alone:
         block.abort(RuntimeError("no compiler"))
     assert run.engine.evaluate(batches) == pytest.approx(expected, rel=1e-6)
-    assert not any(block.problem for block in run.engine.state.compiled.values())
-    assert any("no compiler" in problem for problem in run.engine.state.compiling[1])
+    assert not any(block.problem for block in run.engine.templates.compiled.values())
+    assert any("no compiler" in problem for problem in run.engine.templates.compiling[1])
     eager.close()
     run.close()
 
@@ -143,7 +143,7 @@ def test_a_block_is_compiled_once_for_rows_however_they_are_packed(monkeypatch):
         run.engine.train_step(step + 1, packed_and_apart(lengths)[0], 1e-3)
         run.engine.drain()
         graphs.append(counted["stats"]["unique_graphs"])
-    assert all(block.problem == "" for block in run.engine.state.compiled.values())
+    assert all(block.problem == "" for block in run.engine.templates.compiled.values())
     run.close()
     assert graphs[0] > 0 and len(set(graphs)) == 1, graphs
 
@@ -181,7 +181,7 @@ def test_a_backward_that_cannot_be_compiled_runs_as_it_is(monkeypatch, kept):
                 block(hidden, *args, **kwargs)
             )
 
-    monkeypatch.setattr("engine.runtime.step.device_state.CompiledBlock", Broken)
+    monkeypatch.setattr("engine.runtime.step.templates.CompiledBlock", Broken)
     monkeypatch.setattr("engine.runtime.step.cross_entropy.compiled_function", lambda_of)
     choices = dataclasses.replace(BASE, compiled=True, blocks_without_recompute=kept)
     for ours, theirs in zip(
@@ -233,7 +233,7 @@ def tail():
     for unit in ("embed", "head"):
         plane = run.host_states.tensor(unit, "weight_high")
         run.engine.state.slots[slot_of(unit)][: plane.numel()].copy_(plane)
-    yield run.model.skeleton, run.engine.state.embed_and_head_parameters["head"]
+    yield run.model.skeleton, run.engine.templates.embed_and_head_parameters["head"]
     run.close()
 
 

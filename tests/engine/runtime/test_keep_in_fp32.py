@@ -120,7 +120,7 @@ def test_the_device_has_the_masters_to_the_bit(family, resident):
         held = [name for name in names if slot_of(name) == slot] if resident else names
         for unit in (run.model.unit(name) for name in held if name.startswith("block")):
             for spec, parameter in zip(
-                unit.layout.parameters, run.engine.state.parameters(slot, unit)
+                unit.layout.parameters, run.engine.templates.parameters(slot, unit)
             ):
                 if spec.keep_in_fp32:
                     assert parameter.dtype == torch.float32

@@ -10,7 +10,7 @@ MAIN_GRAD_FILE = "engine/runtime/step/main_grad.py"
 BLOCK_OPS = "engine/runtime/step/copy_ops.py"
 LOSS = "engine/runtime/step/cross_entropy.py"
 ENGINE = "engine/runtime/step/streaming_engine.py"
-STATE = "engine/runtime/step/device_state.py"
+TEMPLATES = "engine/runtime/step/templates.py"
 EXECUTOR = "engine/runtime/step/executor.py"
 BF16 = "tests/engine/runtime/test_bf16_reference.py"
 PARITY = "tests/engine/runtime/test_parity.py"
@@ -140,7 +140,7 @@ STEPS = (
     ),
     Change(
         "evaluation-with-dropout",
-        STATE,
+        TEMPLATES,
         "            template.train(training)\n",
         "            template.train(True)\n",
         "Blocks draw dropout in evaluation and sampling.",
@@ -231,7 +231,7 @@ STEPS = (
     ),
     Change(
         "blocks-share-their-buffers",
-        STATE,
+        TEMPLATES,
         "template.get_submodule(owner)._buffers[attribute] = buffer",
         "template.get_submodule(owner)",
         "A block computes with the buffers of the block whose template it shares.",
@@ -239,7 +239,7 @@ STEPS = (
     ),
     Change(
         "blocks-share-their-number",
-        STATE,
+        TEMPLATES,
         "template.get_submodule(name).layer_idx = index",
         "template.get_submodule(name).layer_idx = 0",
         "Every block believes that it is the first, which a cache goes by.",

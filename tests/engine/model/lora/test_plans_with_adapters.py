@@ -78,7 +78,7 @@ def test_blocks_with_adapters_are_compiled(monkeypatch):
             batches = random_batches(2, seed=step)
             run.engine.train_step(step, batches, 1e-2, lambda home: losses.append(home.loss))
             run.engine.drain()
-        seconds, problems = run.engine.state.compiling
+        seconds, problems = run.engine.templates.compiling
         assert not problems and (seconds > 0) == is_compiled
         found.append(losses)
         run.close()

@@ -45,7 +45,7 @@ from engine.planning.shape.catalog import entry_of
 from engine.planning.shape.model_shape import ModelShape
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
-from engine.runtime.step.device_state import DeviceBuffers, DeviceState
+from engine.runtime.step.device_state import DeviceState
 from engine.text import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.gpu_grid import GRID, NoShards, bytes_of
@@ -99,8 +99,7 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
             names = [unit.name for unit in model.blocks]
             plan = build_step_plan(names, model.tied, choices, sizes)
             states.place_units(gpu_resident_of(names, choices), CpuBackend())
-            buffers = DeviceBuffers(states, buffer)
-            state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffers)
+            state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, states, buffer)
             assert state.fixed_bytes() == expected, choices
     states.close()
 

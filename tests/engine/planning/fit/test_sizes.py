@@ -31,7 +31,7 @@ from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_reside
 from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
-from engine.runtime.step.device_state import DeviceBuffers, DeviceState
+from engine.runtime.step.device_state import DeviceState
 from engine.text import GIB
 from tests.support.chosen import big_shape
 from tests.support.folders import make_config, make_model
@@ -148,8 +148,7 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
         )
         plan = build_step_plan(names, model.tied, choices, sizes)
         states.place_units(gpu_resident_of(names, choices), backend)
-        buffers = DeviceBuffers(states, buffer)
-        state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffers)
+        state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, states, buffer)
         assert (
             sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes()
         ), choices
