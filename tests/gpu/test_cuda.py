@@ -65,8 +65,8 @@ def test_cuda_equals_cpu_in_float32(family, tied):
     for unit in cpu.model.units:
         for spec in unit.layout.parameters:
             torch.testing.assert_close(
-                gpu.host_states.master(unit.name, spec.name),
-                cpu.host_states.master(unit.name, spec.name),
+                gpu.host_states.parameters.master(unit.name, spec.name),
+                cpu.host_states.parameters.master(unit.name, spec.name),
                 rtol=1e-4,
                 atol=2e-5,
                 msg=lambda m: f"{spec.full_name}: {m}",

@@ -74,7 +74,7 @@ def test_an_error_of_the_disk_ends_the_steps(lanes, lane, mixed, tmp_path, monke
     def refused(*_):
         raise DiskOffloadError("the disk is gone")
 
-    monkeypatch.setattr(run.host_states.disk, lane, refused)
+    monkeypatch.setattr(run.host_states.placement.disk, lane, refused)
     with pytest.raises(DiskOffloadError, match="the disk is gone"):
         for step in (2, 3, 4):
             run.engine.train_step(step, random_batches(2, seed=step), 1e-2)

@@ -62,7 +62,7 @@ def test_the_kernel_of_the_gpu_has_the_bits_of_the_host_s(dtype, eps, compiled):
         values.view(-1)[:8] = torch.tensor(
             [3.3895314e38, -3.3895314e38, 1.0039062, 1e-39, -1e-39, 0.0, -0.0, 3.3961775e38]
         )
-        host.write("unit", name, values)
+        host.parameters.write("unit", name, values)
     planes = {plane: host.tensor("unit", plane).cuda() for plane in host.planes if plane != "grad"}
     adamw = HostAdamW(host, AdamWSettings(0.9, 0.99, eps, 0.3), threads=1)
     for step in range(1, 6):

@@ -37,7 +37,7 @@ def planes_after(choices: PlanChoices, family: str) -> list[torch.Tensor]:
             views = run.engine.templates.parameters(slot, unit)
             for spec, parameter in zip(unit.layout.parameters, views):
                 if spec.keep_in_fp32:
-                    master = run.host_states.master(unit.name, spec.name)
+                    master = run.host_states.parameters.master(unit.name, spec.name)
                     assert torch.equal(parameter.cpu(), master), spec.full_name
     planes = run.kept_planes()
     run.close()

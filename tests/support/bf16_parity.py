@@ -117,7 +117,7 @@ def compare_in_bf16(
     theirs = {name: p.detach() - before[name] for name, p in masters.named_parameters()}
     right = {name: p.detach() - before[name] for name, p in truth.named_parameters()}
     mine = {
-        spec.full_name: run.host_states.master(unit.name, spec.name).to(device)
+        spec.full_name: run.host_states.parameters.master(unit.name, spec.name).to(device)
         - before[spec.full_name]
         for unit in run.model.units
         for spec in unit.layout.parameters

@@ -49,7 +49,7 @@ def agreeing_plans(model: StreamedModel, states: HostStates, plans: Iterable[Pla
             frozen=shape.frozen_units,
         )
         plan = build_step_plan(names, model.tied, choices, sizes)
-        states.place_units(gpu_resident_of(names, choices), CpuBackend())
+        states.placement.arrange(gpu_resident_of(names, choices), CpuBackend())
         width = TOKENS * shape.hidden_size
         state = DeviceState(model, plan, torch.device("cpu"), width, states, buffer)
         predicted = sum(item.bytes for item in fixed_items(shape, choices, width))

@@ -19,5 +19,7 @@ def planes_after(choices, folder: Path, late=(), steps=2, dtype="bfloat16", **ho
         how["backend"] = DelayedBackend(late)
     run = run_of(choices, folder, dtype=dtype, **how)
     units = [unit.name for unit in run.model.units]
-    assert run.host_states.disk_offloaded == set(units[len(units) - choices.disk_offloaded_units :])
+    assert run.host_states.placement.disk_offloaded == set(
+        units[len(units) - choices.disk_offloaded_units :]
+    )
     return run.planes_after(choices.micro_batches, steps)

@@ -96,7 +96,7 @@ def law_one(
             if resync or step == steps:
                 for name, parameter in parameters.items():
                     unit, spec, _ = names[name]
-                    master = run.host_states.master(unit, spec.name)
+                    master = run.host_states.parameters.master(unit, spec.name)
                     torch.testing.assert_close(
                         master,
                         parameter.detach(),
@@ -112,7 +112,7 @@ def law_one(
 def assert_allocated_as_said(run, choices: PlanChoices, tokens: int) -> None:
     """Law 5, to the byte: planes and block inputs on the host, buffers on the device."""
     shape = shape_of(run.model)
-    assert run.host_states.allocated_bytes == shape.host_bytes == sum(shape.plane_bytes().values())
+    assert run.host_states.ram.nbytes == shape.host_bytes == sum(shape.plane_bytes().values())
     planes = [
         run.host_states.tensor(unit.name, plane)
         for unit in run.model.units

@@ -32,5 +32,7 @@ def planes_after(choices, late=(), steps=2, dtype="bfloat16", tied=False, **how)
     run = streamed(
         plain, choices, backend=backend, dtype=dtype, max_grad_norm=0.5, optimizer=optimizer
     )
-    assert run.host_states.gpu_resident == {unit for unit, _ in run.engine.plan.gpu_resident}
+    assert run.host_states.placement.gpu_resident == {
+        unit for unit, _ in run.engine.plan.gpu_resident
+    }
     return run.planes_after(choices.micro_batches, steps)

@@ -28,7 +28,7 @@ def new_states(optimizer, dtype="bfloat16", unit="block 0"):
     states.allocate_states(optimizer=optimizer)
     random = torch.Generator().manual_seed(1)
     for spec in states.layouts[unit].parameters:
-        states.write(unit, spec.name, torch.randn(spec.shape, generator=random) * 0.02)
+        states.parameters.write(unit, spec.name, torch.randn(spec.shape, generator=random) * 0.02)
     return states
 
 

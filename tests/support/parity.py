@@ -92,7 +92,7 @@ def compare(
     for name, parameter in plain.named_parameters():
         unit, spec, _ = names[name]
         torch.testing.assert_close(
-            run.host_states.master(unit, spec.name),
+            run.host_states.parameters.master(unit, spec.name),
             parameter.detach(),
             rtol=1e-4,
             atol=2e-5,

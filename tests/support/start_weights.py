@@ -17,7 +17,7 @@ def weights_at_start(run) -> dict[str, torch.Tensor]:
     def poll(self, planned):
         for unit in self.model.units:
             for spec in unit.layout.parameters:
-                found[spec.full_name] = self.host_states.master(unit.name, spec.name)
+                found[spec.full_name] = self.host_states.parameters.master(unit.name, spec.name)
         return build(self, planned)
 
     with pytest.MonkeyPatch.context() as patched:

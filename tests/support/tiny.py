@@ -183,7 +183,7 @@ def pour(plain: torch.nn.Module, model: StreamedModel, states: HostStates) -> No
     for unit in model.units:
         for spec in unit.layout.parameters:
             if not spec.adapter:
-                states.write(unit.name, spec.name, parameters[spec.full_name])
+                states.parameters.write(unit.name, spec.name, parameters[spec.full_name])
 
 
 @dataclass
@@ -275,9 +275,8 @@ def streamed(
         backend.register if on_device else None,
         backend.unregister if on_device else None,
         threads=2,
+        disk=disk,
     )
-    if disk is not None:
-        states.offload_to_disk(disk)
     states.allocate_weights()
     pour(plain, model, states)
     states.allocate_states(optimizer=optimizer, gradients=not choices.gradients_on_gpu)

@@ -26,7 +26,7 @@ from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.distributed import plane_copies
 from engine.runtime.distributed import processes as members
-from engine.runtime.distributed.build_engine import RankZeroComponents, build_engines, share_states
+from engine.runtime.distributed.build_engine import RankZeroComponents, build_engines, sharing_with
 from engine.runtime.distributed.handshake import handshake
 from engine.runtime.distributed.launched_group import LaunchedGroup, connect_to_rank_zero
 from engine.runtime.distributed.rank_zero_engine import RankZeroEngine
@@ -103,11 +103,12 @@ def started_group(
         plan = WorkerGroupPlan(ranks, "cpu", 1, nodes=nodes)
         workers = WorkerGroup(plan, OwnedMemory(), logged.append, launched_group)
         parts.callback(workers.close)
-        states = HostStates(model.layouts, "float32", threads=1)
-        parts.callback(states.close)
         nodes_per_replica = choices.get("nodes_per_replica", 1)
-        share_states(states, workers, nodes_per_replica)
-        states.place_units(gpu_resident, backend)
+        units = [unit.name for unit in model.units]
+        sharing = sharing_with(workers, units, nodes_per_replica)
+        states = HostStates(model.layouts, "float32", threads=1, sharing=sharing)
+        parts.callback(states.close)
+        states.placement.arrange(gpu_resident, backend)
         states.allocate_weights()
         load_pretrained(model, how.source, states)
         if isinstance(trained, Adapters):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,7 +32,7 @@ from engine.runtime.distributed.versions import RankZeroVersion
 from engine.runtime.distributed.worker_group import WorkerGroup
 from engine.runtime.host.cross_node_planes import Nodes
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.host_states import HostStates, Sharing
 from engine.runtime.host.shared_memory import SharedPlanes
 from engine.runtime.step.engine_settings import EngineSettings
 
@@ -63,26 +64,17 @@ def engine_settings(chosen: Chosen, tokens: int, train: OptimConfig) -> EngineSe
     )
 
 
-def share_states(states: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1) -> None:
-    """Makes the planes of host states, before any is allocated, ones that all ranks change. They
-    are divided among `nodes_per_replica` nodes.
+def sharing_with(workers: WorkerGroup, units: Sequence[str], nodes_per_replica: int = 1) -> Sharing:
+    """Returns how host states of these `units` share their planes with all ranks. They are divided
+    among `nodes_per_replica` nodes.
     """
-    states.share(workers.memory)
+    place, nodes = workers.place, None
     if nodes_per_replica > 1:
-        others = RemoteNodes(workers.shards, workers.place)
-        states.shard_over_nodes(workers.place.world_size, Nodes(nodes_per_replica, others=others))
-    share_states_in_ram(states, workers, nodes_per_replica)
-
-
-def share_states_in_ram(
-    states: HostStates, workers: WorkerGroup, nodes_per_replica: int = 1
-) -> None:
-    """Makes planes in memory that the ranks share ones that they change. None may live on the
-    device.
-    """
-    workers.shards.reach(nodes_per_replica * workers.place.local_world_size)
-    states.divide(workers.shards)
-    states.use_version(RankZeroVersion(list(states.layouts), workers.go, workers.wait_for_applied))
+        others = RemoteNodes(workers.shards, place)
+        nodes = Nodes(nodes_per_replica, place.world_size, others=others)
+    workers.shards.reach(nodes_per_replica * place.local_world_size)
+    version = RankZeroVersion(units, workers.go, workers.wait_for_applied)
+    return Sharing(workers.memory, nodes, workers.shards, version)
 
 
 def build_engines(
@@ -99,7 +91,7 @@ def build_engines(
     assert parts.host_states.allocated is not None  # the planes are allocated
     blocks = [unit.name for unit in parts.model.blocks]
     # The other ranks open the planes where they are now.
-    parts.host_states.place_units(gpu_resident_of(blocks, settings.choices), parts.backend)
+    parts.host_states.placement.arrange(gpu_resident_of(blocks, settings.choices), parts.backend)
     # Files of the model need not be on other nodes, and a run may change what they say.
     config, trained = parts.model.config, parts.model.parts
     nodes_per_replica = settings.choices.nodes_per_replica
@@ -109,7 +101,7 @@ def build_engines(
         trained if isinstance(trained, Parts) else None,
         trained if isinstance(trained, Adapters) else None,
         *parts.host_states.allocated,
-        tuple(parts.host_states.gpu_resident),
+        tuple(parts.host_states.placement.gpu_resident),
         nodes_per_replica,
     )
     planes = _planes_of_nodes(workers, held)

@@ -182,8 +182,7 @@ class OwnNodeShards:
         self._held: dict[Key, HeldBytes] = {}
         self._memory = OwnedMemory()
         workers = Workers(threads, "parts-of-planes")
-        self.ram = NodePlanes((None, None, workers), self._held.__getitem__)
-        self.ram.use(self._memory)
+        self.ram = NodePlanes(self._held.__getitem__, None, None, workers, self._memory)
 
     @property
     def planes(self) -> SharedPlanes:

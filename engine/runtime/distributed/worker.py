@@ -163,7 +163,7 @@ class Worker:
             backend.limit_memory(message.memory_limit)
         self._on_device = DevicePlanes(backend)
         self._parts = OwnNodeShards(message.threads)
-        self._opener = Opener(place, backend, self._on_device, message.threads)
+        self._opener = Opener(place, backend, self._on_device, message.threads, self._held)
         c10d_store = message.rendezvous.store()
         self._connection.send(Done())
         self._collectives = join(message.device, c10d_store, place)
@@ -185,7 +185,6 @@ class Worker:
         if message.choices.replicas > 1:
             opened.fill(self._collectives, backend.device)
         states = opened.host_states
-        states.use_version(self._held)
         self._adamw = HostAdamW(states, message.adamw, opener.threads)
         settings = EngineSettings(
             message.choices,

@@ -24,7 +24,8 @@ from engine.runtime.distributed.messages import PlanesSpec
 from engine.runtime.distributed.plane_copies import receive_planes
 from engine.runtime.host.cross_node_planes import Nodes
 from engine.runtime.host.device_planes import DevicePlanes
-from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.host_states import HostStates, OpenedPlanes, Sharing
+from engine.runtime.host.plane_version import PlaneVersion
 from engine.runtime.host.ram_planes import PlaneMemory
 from engine.runtime.host.sharded_planes import DeviceShards, OwnShards
 from engine.runtime.host.shared_memory import OpenedMemory, OwnedMemory, SharedPlanes
@@ -40,6 +41,7 @@ class Opener:
     backend: Backend
     on_device: DevicePlanes
     threads: int
+    version: PlaneVersion
 
 
 class WorkerStates:
@@ -61,13 +63,11 @@ class WorkerStates:
             backend.register if is_on_gpu else None,
             backend.unregister if is_on_gpu else None,
             opener.threads,
+            sharing=Sharing(memory, self._nodes, version=opener.version),
+            opened=OpenedPlanes(
+                held.optimizer, held.has_gradients, held.gpu_resident, self._planes_on_device()
+            ),
         )
-        kinds, place = (held.optimizer, held.has_gradients), opener.place
-        if held.nodes_per_replica > 1:
-            self.host_states.shard_over_nodes(
-                place.world_size, Nodes(held.nodes_per_replica, place.node_rank)
-            )
-        self.host_states.open_planes(memory, kinds, held.gpu_resident, self._planes_on_device())
 
     @classmethod
     def made(cls, opener: Opener, held: PlanesSpec) -> tuple[WorkerStates, SharedPlanes]:
@@ -86,6 +86,12 @@ class WorkerStates:
     def _is_reached(self) -> bool:
         """Whether rank 0 reaches the planes of this rank."""
         return self._opener.place.node_rank == 0 or self.held.nodes_per_replica > 1
+
+    @property
+    def _nodes(self) -> Nodes | None:
+        """Nodes among which the planes are divided; None where they are whole."""
+        place, nodes = self._opener.place, self.held.nodes_per_replica
+        return Nodes(nodes, place.world_size, place.node_rank) if nodes > 1 else None
 
     def _planes_on_device(self) -> DevicePlanes:
         opener, held = self._opener, self.held
@@ -111,7 +117,4 @@ class WorkerStates:
 
     def close(self) -> None:
         """Lets go of the planes. Rank 0 frees those on a device that it reaches."""
-        if self._is_reached:
-            self.host_states.close_planes_in_ram()
-        else:
-            self.host_states.close()
+        self.host_states.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,9 +21,7 @@ from engine.planning.schedule.shards import Shards
 from engine.progress import Progress
 from engine.runtime.host.ram_planes import Key, RamPlanes, Wanted
 from engine.runtime.host.sharded_planes import HeldBytes, shard_bytes
-from engine.runtime.optimizer.host_threads import Workers
 
-Parts: TypeAlias = tuple[Callable[[int, int], bool] | None, Callable[[int], None] | None, Workers]
 MOST_BYTES = 32 << 20
 """Number of bytes that pass between two nodes at a time."""
 
@@ -53,10 +51,13 @@ class OtherNodes(Protocol):
 
 
 class Nodes(NamedTuple):
-    """Which of several nodes this is."""
+    """Nodes among which planes in RAM are divided."""
 
     nodes: int
+    ranks: int
+    """Number of ranks that hold the shards, as many on each node."""
     here: int = 0
+    """Number of this node."""
     others: OtherNodes | None = None
     """Rank 0 reaches the parts of the other nodes through this."""
 
@@ -65,7 +66,6 @@ class NodeShards:
     """Shards of a plane in the RAM of each of several nodes.
 
     layouts: those of all units, by name. optimizer: returns the one whose moments these are.
-    ranks: number of ranks that hold the shards. nodes: number of nodes, with as many ranks each.
     """
 
     def __init__(
@@ -73,16 +73,15 @@ class NodeShards:
         layouts: Mapping[str, UnitLayout],
         dtype: str,
         optimizer: Callable[[], Optimizer],
-        ranks: int,
-        nodes: int,
+        nodes: Nodes,
     ):
         if any(layout.high_numel > layout.numel for layout in layouts.values()):
             raise ValueError("frozen weights are divided among no nodes")
-        self.nodes = nodes
+        self.nodes = nodes.nodes
         self._layouts = layouts
         self._dtype = dtype
         self._optimizer = optimizer
-        self._ranks = ranks
+        self._ranks = nodes.ranks
 
     def held(self, key: Key, node: int) -> HeldBytes:
         """Returns which bytes of a plane a node holds."""
@@ -94,14 +93,14 @@ class NodeShards:
 
 
 class NodePlanes(RamPlanes):
-    """Owns what one node holds of planes. parts: it is made with these, as other `RamPlanes` are.
-    held: it returns what the node holds of a plane.
+    """Owns what one node holds of planes. held: returns what the node holds of a plane. The rest is
+    as for other `RamPlanes`.
     """
 
     is_whole = False
 
-    def __init__(self, parts: Parts, held: Callable[[Key], HeldBytes]):
-        super().__init__(*parts)
+    def __init__(self, held: Callable[[Key], HeldBytes], *like_others: Any):
+        super().__init__(*like_others)
         self._held = held
 
     def held(self, key: Key, nbytes: int) -> tuple[int, int]:  # noqa: ARG002  as for whole planes
@@ -111,8 +110,8 @@ class NodePlanes(RamPlanes):
 class CrossNodePlanes(NodePlanes):
     """Owns what the first node holds, and reaches what the `others` do."""
 
-    def __init__(self, parts: Parts, shards: NodeShards, others: OtherNodes):
-        super().__init__(parts, lambda key: shards.held(key, 0))
+    def __init__(self, shards: NodeShards, others: OtherNodes, *like_others: Any):
+        super().__init__(lambda key: shards.held(key, 0), *like_others)
         self._shards = shards
         self._others = others
 
@@ -162,17 +161,3 @@ class CrossNodePlanes(NodePlanes):
             first, last = self._shards.held(key, node).within(begin, end)
             for start in range(first, last, MOST_BYTES):
                 yield node, start, min(start + MOST_BYTES, last)
-
-
-def planes_of_node(plain: RamPlanes, shards: NodeShards, nodes: Nodes) -> NodePlanes:
-    """Returns the planes of one of several nodes, in the memory and made with the parts of `plain`,
-    which has none yet.
-    """
-    assert not plain.arrays
-    found: NodePlanes
-    if nodes.others is None:
-        found = NodePlanes(plain.parts, lambda key: shards.held(key, nodes.here))
-    else:
-        found = CrossNodePlanes(plain.parts, shards, nodes.others)
-    found.use(plain.memory)
-    return found

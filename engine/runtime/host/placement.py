@@ -33,13 +33,23 @@ MOVED_BYTES = 64 << 20
 class PlanePlacement:
     """Planes of all units. `ram` holds those that are nowhere else."""
 
-    def __init__(self, layouts: Mapping[str, UnitLayout], dtype: str, ram: RamPlanes):
+    def __init__(
+        self,
+        layouts: Mapping[str, UnitLayout],
+        dtype: str,
+        ram: RamPlanes,
+        disk: Path | None = None,
+        others: OtherShards | None = None,
+    ):
+        """`disk` is the folder of moments on the disk, and `others` what other ranks hold of
+        GPU-resident units.
+        """
         self._layouts = layouts
         self._dtype = dtype
         self.ram = ram
         self._on_device: DevicePlanes | None = None
-        self._on_disk: DiskPlanes | None = None
-        self._others: OtherShards | None = None
+        self._on_disk = None if disk is None else DiskPlanes(disk)
+        self._others = others
         self.gpu_resident: frozenset[str] = frozenset()
         """Units whose planes are on the device (GPU-resident)."""
         self.disk_offloaded: frozenset[str] = frozenset()
@@ -54,13 +64,9 @@ class PlanePlacement:
         self.optimizer = optimizer
         self.has_gradients = gradients
 
-    def keep_in(self, ram: RamPlanes) -> None:
-        """Says that what is nowhere else is in `ram`, before anything is there."""
-        self.ram = ram
-
     def divide(self, others: OtherShards | None) -> None:
-        """Declares that GPU-resident units are sharded over the devices of other ranks, too.
-        others: None for one rank. No unit may live on the device yet.
+        """Makes other ranks those over whose devices GPU-resident units are sharded, too. others:
+        None for one rank. No unit may live on the device.
         """
         assert not self.gpu_resident
         self._others, self._on_device = others, None
@@ -72,7 +78,7 @@ class PlanePlacement:
         self.gpu_resident, self._on_device = frozenset(gpu_resident), planes
 
     def offload_to_disk(self, folder: Path) -> None:
-        """Makes `folder` the place of moments on the disk, before any are there."""
+        """Makes `folder` the place of moments on the disk, while none are there."""
         if self._on_disk is None or self._on_disk.folder != folder:
             self._on_disk = DiskPlanes(folder)
 
@@ -86,9 +92,17 @@ class PlanePlacement:
         return self._on_disk
 
     @property
-    def has_disk(self) -> bool:
-        """Whether a folder is given for what goes to the disk."""
-        return self._on_disk is not None
+    def written_bytes(self) -> tuple[int, int]:
+        """Bytes that steps have written to the disk, of moments and of block inputs."""
+        if self._on_disk is None:
+            return 0, 0
+        return self._on_disk.written_bytes, self._on_disk.written_block_input_bytes
+
+    def is_in_ram(self, unit: str, plane: str) -> bool:
+        """Returns whether a plane is in this node's RAM as a whole: then its bytes are read and
+        changed where they are, and otherwise copied.
+        """
+        return self.of(unit, plane) is self.ram and self.ram.is_whole
 
     def of(self, unit: str, plane: str) -> RamPlanes | DevicePlanes | DiskPlanes:
         """Returns the place of a plane."""
@@ -152,11 +166,16 @@ class PlanePlacement:
         self._release([(unit, plane) for unit in self._layouts for plane in planes])
 
     def arrange(
-        self, gpu_resident: Collection[str], disk_offloaded: Collection[str], device: PlaneDevice
+        self,
+        gpu_resident: Collection[str],
+        device: PlaneDevice,
+        disk_offloaded: Collection[str] = (),
     ) -> None:
-        """Moves planes so that `gpu_resident`, and no other units, live on `device`, and the
-        moments of
-        `disk_offloaded`, and of no others, are on the disk. No op may be running on them.
+        """Makes `gpu_resident`, and no other units, live on `device`, and keeps the moments of
+        `disk_offloaded`, and of no others, on the disk. Planes that are allocated already move with
+        what they hold; no op may be running on them. Raises FitError where host memory is short,
+        DiskOffloadError where the disk is, and torch.OutOfMemoryError where the memory of the
+        device is.
         """
         if self._on_device is None:
             self._on_device = self._planes_on(device)

@@ -80,7 +80,7 @@ class PrivateMemory:
 
 class RamPlanes:
     """Owns flat arrays by unit and plane. `register` and `unregister` are those of `HostStates`;
-    `workers` touch and release memory.
+    `workers` touch and release memory, which comes from `memory`.
     """
 
     is_whole = True
@@ -91,13 +91,12 @@ class RamPlanes:
         register: Callable[[int, int], bool] | None,
         unregister: Callable[[int], None] | None,
         workers: Workers,
+        memory: PlaneMemory,
     ):
-        self.parts = register, unregister, workers
-        """Arguments with which it was made."""
         self._register = register
         self._unregister = unregister
         self._workers = workers
-        self.memory: PlaneMemory = PrivateMemory()
+        self.memory = memory
         self._maps: dict[Key, mmap.mmap] = {}
         self._backed: dict[Key, int] = {}
         """Number of bytes of each plane that have memory here."""
@@ -111,11 +110,6 @@ class RamPlanes:
             # count as registered when the system reuses them, and the new memory there could not be
             # registered.
             weakref.finalize(self, _unregister_all, self._registered, unregister).atexit = False
-
-    def use(self, memory: PlaneMemory) -> None:
-        """Takes the memory of planes from `memory`. Nothing may be allocated yet."""
-        assert not self.arrays
-        self.memory = memory
 
     @property
     def nbytes(self) -> int:
@@ -155,6 +149,15 @@ class RamPlanes:
         except BaseException:
             self.release([key for key in wanted if key in self.arrays])
             raise
+
+    def register_units(self, units: Iterable[str]) -> None:
+        """Makes all planes of `units` that are here known to the device for DMA: their optimizer
+        runs there.
+        """
+        wanted = set(units)
+        for key in self.arrays:
+            if key[0] in wanted:
+                self.register(key)
 
     def register(self, key: Key) -> None:
         """Makes a plane known to the device for DMA, unless it is known already."""

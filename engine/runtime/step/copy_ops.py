@@ -255,7 +255,7 @@ def _chunk(context: OpContext, op: Update) -> GradientChunk | None:
     if op.states is None:
         return GradientChunk(start, gradient)
     ring_of_states = context.state_rings[op.states]
-    moments = context.host_states.disk.moments_in(op.unit, start, ring_of_states)
+    moments = context.host_states.placement.disk.moments_in(op.unit, start, ring_of_states)
     return GradientChunk(start, gradient, moments)
 
 

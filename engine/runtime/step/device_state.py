@@ -15,6 +15,7 @@ from engine.planning.layout.update_buffers import UpdateBuffer
 from engine.planning.schedule.buffers import EMBED, HEAD, Buffer, BufferKind
 from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.schedule.schedule import StepPlan
+from engine.planning.schedule.shards import WHOLE, Shards, largest_updated
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.device_moments import moment_tables
 
@@ -77,7 +78,7 @@ class DeviceState:
         self.dtype = TORCH_DTYPES[model.dtype]
         self._shards = plan.shards
         self._units = {unit.name: unit for unit in model.units}
-        self._resident_bytes = states.device_bytes
+        self._resident_bytes = states.placement.device_bytes
         self._resident_memory = {slot: unit for unit, slot in plan.gpu_resident}
         self._make_slots(plan, states)
         self._spare = plan.spare_buffers
@@ -293,3 +294,19 @@ class DeviceState:
         ]
         buffers = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return buffers + self._resident_bytes
+
+
+def update_buffer_of(states: HostStates, chunks: int, shards: Shards = WHOLE) -> UpdateBuffer:
+    """Returns the sizes of a buffer in which the device updates a chunk of a unit. chunks: number
+    of them in the largest shard of a block.
+    """
+    units = [layout.moment_counts for layout in states.layouts.values()]
+    largest = shards.numel(largest_block(states))
+    return UpdateBuffer.of(states.dtype, states.optimizer, units, largest, chunks)
+
+
+def largest_block(states: HostStates) -> int:
+    """Returns the elements of the largest block, by which chunks are measured."""
+    numel = {unit: layout.numel for unit, layout in states.layouts.items()}
+    embed_and_head = [numel.pop(unit) for unit in (EMBED, HEAD) if unit in numel]
+    return largest_updated(numel.values(), embed_and_head)

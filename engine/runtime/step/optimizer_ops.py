@@ -162,13 +162,13 @@ def offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) ->
 def read_states(context: OpContext, op: ReadStates, _step: StepUnderWay) -> None:
     """Reads the moments of the chunk from the disk into its ring buffer."""
     ring = context.state_rings[op.states]
-    context.host_states.disk.read_chunk(op.unit, op.chunk[0], ring)
+    context.host_states.placement.disk.read_chunk(op.unit, op.chunk[0], ring)
 
 
 def write_states(context: OpContext, op: WriteStates, _step: StepUnderWay) -> None:
     """Writes the updated moments of the chunk from its ring buffer to the disk."""
     ring = context.state_rings[op.states]
-    context.host_states.disk.write_chunk(op.unit, op.chunk[0], ring)
+    context.host_states.placement.disk.write_chunk(op.unit, op.chunk[0], ring)
 
 
 def _send_range(context: OpContext, op: OfChunk, name: str, between: tuple[int, int]) -> None:

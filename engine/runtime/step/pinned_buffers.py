@@ -85,7 +85,7 @@ class SavedBlockInputs:
         on_disk = [(op.unit, op.micro_batch) for op in stored if op.host is not None]
         self._room = whole_pages(numel * dtype.itemsize)
         self._places = {key: place * self._room for place, key in enumerate(on_disk)}
-        self._disk = states.disk if on_disk else None
+        self._disk = states.placement.disk if on_disk else None
         self._file: DiskFile | None = None
         if self._disk is not None:
             self._file = DiskFile(self._disk.folder, len(on_disk) * self._room, "block inputs")
@@ -190,7 +190,7 @@ class DiskStateBuffers:
     """
 
     def __init__(self, rings: Sequence[Buffer], states: HostStates):
-        units = [states.layouts[unit].moment_counts for unit in states.disk_offloaded]
+        units = [states.layouts[unit].moment_counts for unit in states.placement.disk_offloaded]
         size = state_ring_bytes(units, states.optimizer)
         self.nbytes = len(rings) * size
         self.buffers: dict[Buffer, memoryview] = {}

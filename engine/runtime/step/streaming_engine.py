@@ -49,7 +49,7 @@ from engine.runtime.device.compiled import functions_try_again, uncompiled_funct
 from engine.runtime.host.host_adamw import HostAdamW
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.context import OpContext
-from engine.runtime.step.device_state import DeviceState
+from engine.runtime.step.device_state import DeviceState, largest_block, update_buffer_of
 from engine.runtime.step.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.step.executor import Executor
 from engine.runtime.step.inference_passes import (
@@ -98,13 +98,15 @@ class StreamingEngine:
         self._adamw = adamw
         self._states = states
         self._blocks = [unit.name for unit in model.blocks]
-        self._update_buffer = states.update_buffer(self.choices.update_chunks, self.shards)
+        self._update_buffer = update_buffer_of(states, self.choices.update_chunks, self.shards)
         if settings.choices.gradients_on_gpu:
             self._update_buffer = self._update_buffer.without_gradients
         gpu_resident = gpu_resident_of(self._blocks, settings.choices)
         if self.shards.ranks > 1 and any(states.layouts[unit].fp32_numel for unit in gpu_resident):
             raise ValueError("units with fp32 weights live on none of several devices")
-        states.place_units(gpu_resident, backend, disk_offloaded_of(self._blocks, settings.choices))
+        states.placement.arrange(
+            gpu_resident, backend, disk_offloaded_of(self._blocks, settings.choices)
+        )
         if adamw is not None:
             self.plan = self._step_plan()
             adamw.compile_for(self.choices.moments_after_weights)
@@ -130,7 +132,7 @@ class StreamingEngine:
             self._update_buffer,
         )
         self.templates = Templates(model, self.plan, self.state)
-        states.register_states(self.plan.device_updated_units)
+        states.ram.register_units(self.plan.device_updated_units)
         # The buffers are zeroed on COMPUTE, and the plan has no wait that orders this before the
         # first prefetch.
         backend.drain()
@@ -159,10 +161,11 @@ class StreamingEngine:
     def _step_plan(self, updates: bool = True) -> StepPlan:
         numel = {unit.name: unit.layout.numel for unit in self.model.units}
         largest = max(unit.layout.high_numel for unit in self.model.blocks)
+        small = small_chunks(largest_block(self._states))
         sizes = PlaneSizes(
             numel,
             self._update_buffer.numel,
-            self._states.update_buffer(small_chunks(self._states.largest_block), self.shards).numel,
+            update_buffer_of(self._states, small, self.shards).numel,
             self._update_buffer.bytes,
             embed_chunk(self.model.units[0].layout, largest, self.model.holds_embed),
             TORCH_DTYPES[self.model.dtype].itemsize,
@@ -434,7 +437,7 @@ class StreamingEngine:
         """Bytes of host memory that the system refused to register for transfers."""
         rings = self._gradient_rings
         refused = self.saved_block_inputs.refused_bytes + (rings.nbytes if rings.is_refused else 0)
-        return self._states.refused_bytes + refused
+        return self._states.ram.refused_bytes + refused
 
     def close(self) -> None:
         """Frees the memory of the block inputs, and lets go of the model. The device's buffers are

@@ -33,11 +33,11 @@ from engine.runtime.device.backend import Backend
 from engine.runtime.distributed.build_engine import (
     RankZeroComponents,
     build_engines,
-    share_states_in_ram,
+    sharing_with,
 )
 from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.host_states import HostStates, Sharing
 from engine.runtime.host.plane_version import PlaneVersion
 from engine.runtime.host.shared_memory import OwnedMemory
 from engine.runtime.optimizer.host_threads import default_threads
@@ -117,16 +117,14 @@ class Planes:
         """
         model = build_model(config, replace(how, source="random", init="random"), trained.parts)
         on_device = backend.device.type != "cpu"
+        memory = OwnedMemory() if trained.is_shared else None
         states = HostStates(
             model.layouts,
             how.dtype,
             backend.register if on_device else None,
             backend.unregister if on_device else None,
+            sharing=None if memory is None else Sharing(memory),
         )
-        memory = None
-        if trained.is_shared:
-            memory = OwnedMemory()
-            states.share(memory)
         try:
             states.allocate_weights()
             initialize(model, states, 0, backend.device)
@@ -150,7 +148,7 @@ class Planes:
         if not is_there:
             self.host_states.release_states()
         blocks = [block.name for block in self.model.blocks]
-        self.host_states.place_units(
+        self.host_states.placement.arrange(
             gpu_resident_of(blocks, choices), self.backend, disk_offloaded_of(blocks, choices)
         )
         if not is_there:
@@ -166,8 +164,7 @@ class Planes:
         if ranks == (1 if self.workers is None else self.workers.plan.ranks):
             return
         self._end_workers()
-        self.host_states.use_version(PlaneVersion())
-        self.host_states.divide(None)
+        self.host_states.use_ranks(None, PlaneVersion())
         if ranks > 1:
             assert self.memory is not None  # the planes were opened for several ranks
             threads = max(1, default_threads() // ranks)
@@ -175,7 +172,8 @@ class Planes:
             self.workers = WorkerGroup(
                 plan, self.memory, lambda trace: print(trace, file=sys.stderr)
             )
-            share_states_in_ram(self.host_states, self.workers)
+            sharing = sharing_with(self.workers, list(self.host_states.layouts))
+            self.host_states.use_ranks(sharing.others, sharing.version)
 
     def host_memory(self) -> int:
         """Returns the bytes of RAM that all ranks hold, with what they share counted once."""
@@ -198,9 +196,9 @@ class Planes:
         """Brings the weights of all units to host memory, if some live on the device. The states of
         the optimizer are freed then.
         """
-        if self.host_states.gpu_resident or self.host_states.disk_offloaded:
+        if self.host_states.placement.gpu_resident or self.host_states.placement.disk_offloaded:
             self.host_states.release_states()
-            self.host_states.place_units((), self.backend)
+            self.host_states.placement.arrange((), self.backend)
 
     def close(self) -> None:
         """Frees the memory of the planes. The backend belongs to the caller."""

@@ -112,7 +112,7 @@ def load(source: Source, progress: Progress = no_progress) -> ChatEngine:
             prompt_builder,
             lambda work: work(),
             lambda: sampler,
-            opened.host_states.allocated_bytes,
+            opened.host_states.ram.nbytes,
             owned.pop_all(),
         )
 

@@ -295,7 +295,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
     length = config.data.max_seq_len
     rates = with_disk(bench.peak_rates.rates(), config)
     if config.engine.disk is not None:
-        bench.planes.host_states.offload_to_disk(check_offload_folder(config.engine.disk))
+        bench.planes.host_states.placement.offload_to_disk(check_offload_folder(config.engine.disk))
     machine = read_machine()
     target = Target(bench.device, limit, bench.free, rates, disk_offload_room(config, machine))
     job = Job(shape, config, config.row_tokens)

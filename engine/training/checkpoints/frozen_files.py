@@ -207,7 +207,7 @@ def _read(
         for number, checksum in enumerate(entry.checksums):
             begin = number * chunk_bytes
             end = min(begin + chunk_bytes, entry.bytes)
-            is_there = states.is_in_ram(unit, _PLANE)
+            is_there = states.placement.is_in_ram(unit, _PLANE)
             chunk = np.empty(end - begin, np.uint8)
             if is_there:
                 chunk = states.content(unit, _PLANE, place + begin, place + end)

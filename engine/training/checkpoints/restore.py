@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.runtime.host.host_states import HostStates
+    from engine.runtime.optimizer.moment_conversion import Bytes
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class _Target:
         """Returns the memory into which a chunk of a plane is read, uint8 [bytes]: its place in the
         states, or other memory if it is converted later or is not in RAM.
         """
-        if self.converts(plane) or not self.host_states.is_in_ram(unit, plane):
+        if self.converts(plane) or not self.host_states.placement.is_in_ram(unit, plane):
             return np.empty(end - begin, np.uint8)
         return self.host_states.content(unit, plane, begin, end)
 
@@ -94,12 +95,27 @@ class _Target:
         """Takes a chunk that was read, uint8 [bytes], unless it is in its place already or is
         converted later.
         """
-        if not self.host_states.is_in_ram(unit, plane) and not self.converts(plane):
+        if not self.host_states.placement.is_in_ram(unit, plane) and not self.converts(plane):
             self.host_states.put(unit, plane, begin, chunk)
 
     def converts(self, plane: str) -> bool:
         """Returns whether the host states keeps the values of a plane in another way."""
         return plane in MOMENTS and self.optimizer != self.host_states.optimizer
+
+    def convert(self, unit: str, plane: str, read: Bytes) -> None:
+        """Sets a plane of moments from that of another optimizer, whose bytes `read` returns
+        (`engine.runtime.optimizer.moment_conversion`).
+        """
+        # Few resumes convert anything, and this loads torch and compiles kernels.
+        from engine.runtime.optimizer.moment_conversion import convert_moments
+
+        states = self.host_states
+        here = states.content(unit, plane, 0, states.nbytes(unit, plane))
+        convert_moments(
+            states.layouts[unit], plane, (read, self.optimizer), (here, states.optimizer)
+        )
+        if not states.placement.is_in_ram(unit, plane):
+            states.put(unit, plane, 0, here)
 
     @property
     def is_of_a_resume(self) -> bool:
@@ -337,7 +353,7 @@ def _read_unit(path: Path, unit: UnitFile, target: _Target, meter: Meter) -> Non
                     "not match its checksum."
                 )
             if target.converts(plane):
-                target.host_states.take_moments(unit.unit, plane, written.bytes, target.optimizer)
+                target.convert(unit.unit, plane, written.bytes)
         # The page cache need not keep what the planes now hold.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

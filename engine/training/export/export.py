@@ -290,7 +290,7 @@ def _save(
     if trained.whole is not None:
         _save_async(trained.whole, trained, whole, folder, written)
         return
-    if trained.written_dtype != model.dtype or states.gpu_resident or is_merged:
+    if trained.written_dtype != model.dtype or states.placement.gpu_resident or is_merged:
         parts = parts_of(model, states, whole)
         write_parts(whole, parts, folder, FILE_BYTES, written).finish()
         return
@@ -298,7 +298,7 @@ def _save(
         for spec in unit.layout.parameters:
             owner, _, attribute = spec.full_name.rpartition(".")
             # The few weights that stay in fp32 are copied.
-            values = states.master if spec.keep_in_fp32 else states.view
+            values = states.parameters.master if spec.keep_in_fp32 else states.parameters.view
             whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(
                 values(unit.name, spec.name), requires_grad=False
             )

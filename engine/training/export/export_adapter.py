@@ -39,7 +39,9 @@ def save_adapter(
     for unit in model.units:
         for spec in unit.layout.parameters:
             if not spec.frozen:
-                values = states.weight if dtype == model.dtype else states.master
+                values = (
+                    states.parameters.weight if dtype == model.dtype else states.parameters.master
+                )
                 found = values(unit.name, spec.name).to(TORCH_DTYPES[dtype])
                 weights[peft_key(spec.full_name)] = found.contiguous()
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

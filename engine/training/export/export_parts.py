@@ -43,7 +43,9 @@ def parts_of(
                 values = merged(states, unit, spec)
                 if values is None:
                     is_own = dtype == TORCH_DTYPES[model.dtype]
-                    values = (states.weight if is_own else states.master)(unit.name, spec.name)
+                    values = (states.parameters.weight if is_own else states.parameters.master)(
+                        unit.name, spec.name
+                    )
                 weights[spec.full_name] = values.to(dtype)
         done += unit.layout.parameter_count
         is_last = unit is model.units[-1]

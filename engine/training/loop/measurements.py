@@ -155,7 +155,9 @@ class Measurements:
         if applied.step == 1:
             self._report_mismatched_reference_logps(figures)
         is_known = self._prediction_check.step(seconds)
-        self._prediction_check.disk_offloaded(sum(self._prepared.host_states.written_bytes))
+        self._prediction_check.disk_offloaded(
+            sum(self._prepared.host_states.placement.written_bytes)
+        )
         if is_known:
             self.compare(applied.step, "running")
         self.report_compiling()
@@ -175,11 +177,11 @@ class Measurements:
         """
         self._recorder.emit(self._prediction_check.event(step, moment))
         states = self._prepared.host_states
-        if moment == "end" and any(states.written_bytes):
-            kinds = zip(("moments", "block inputs"), states.written_bytes)
+        if moment == "end" and any(states.placement.written_bytes):
+            kinds = zip(("moments", "block inputs"), states.placement.written_bytes)
             written = " and ".join(f"{in_gib(size)} of {what}" for what, size in kinds if size)
             self._session.log(
-                "info", f"This session has written {written} to {states.disk.folder}."
+                "info", f"This session has written {written} to {states.placement.disk.folder}."
             )
 
     def _report_mismatched_reference_logps(self, figures: dict[str, float]) -> None:
@@ -284,7 +286,8 @@ class Measurements:
         pinned = 0
         if self._on_gpu:
             pinned = (
-                self._prepared.host_states.pinned_bytes + self._prepared.engine.block_input_bytes
+                self._prepared.host_states.ram.pinned_bytes
+                + self._prepared.engine.block_input_bytes
             )
         drivers = [gpu.sample() for gpu in self._gpus]
         powers = [(driver and driver.power) or 0.0 for driver in drivers]

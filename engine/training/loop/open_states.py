@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.config.settings import TrainConfig
 from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
 from engine.planning.schedule.choices import PlanChoices, disk_offloaded_of, gpu_resident_of
-from engine.runtime.distributed.build_engine import share_states
+from engine.runtime.distributed.build_engine import sharing_with
 from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.mapped_memory import shared_memory_has_huge_pages
@@ -82,19 +82,21 @@ def open_host_states(
     """
     model, backend = job.model, job.backend
     on_device = backend.device.type != "cpu"
+    sharing = None
+    if workers is not None:
+        units = [unit.name for unit in model.units]
+        sharing = sharing_with(workers, units, choices.nodes_per_replica)
     states = HostStates(
         model.layouts,
         model.dtype,
         backend.register if on_device else None,
         backend.unregister if on_device else None,
         None if workers is None else workers.plan.threads,
+        disk=None if config.engine.disk is None else Path(config.engine.disk).expanduser(),
+        sharing=sharing,
     )
-    if workers is not None:
-        share_states(states, workers, choices.nodes_per_replica)
-    if config.engine.disk is not None:
-        states.offload_to_disk(Path(config.engine.disk).expanduser())
     blocks = [unit.name for unit in model.blocks]
-    states.place_units(
+    states.placement.arrange(
         gpu_resident_of(blocks, choices), backend, disk_offloaded_of(blocks, choices)
     )
     return states
@@ -104,7 +106,7 @@ def report_placement(session: Session, engine: StreamingEngine, states: HostStat
     """Logs what is on the disk, and what it costs that the system refused to register memory for
     transfers.
     """
-    if states.disk_offloaded or engine.saved_block_inputs.file_bytes:
+    if states.placement.disk_offloaded or engine.saved_block_inputs.file_bytes:
         _report_disk_offload(session, engine, states)
     refused = engine.refused_bytes
     if refused:
@@ -119,10 +121,10 @@ def report_placement(session: Session, engine: StreamingEngine, states: HostStat
 
 
 def _report_disk_offload(session: Session, engine: StreamingEngine, states: HostStates) -> None:
-    disk, saved_block_inputs = states.disk, engine.saved_block_inputs
+    disk, saved_block_inputs = states.placement.disk, engine.saved_block_inputs
     kinds = []
-    if states.disk_offloaded:
-        moments = f"of {len(states.disk_offloaded)} of {len(states.layouts)} units"
+    if states.placement.disk_offloaded:
+        moments = f"of {len(states.placement.disk_offloaded)} of {len(states.layouts)} units"
         kinds.append(f"moments {moments}, {in_gib(disk.nbytes)}")
     if saved_block_inputs.file_bytes:
         some = engine.choices.disk_offloaded_block_inputs

@@ -165,7 +165,7 @@ class Prepared:
             held[ShareName.BLOCK_INPUTS] = engine.block_input_bytes
             buffers = engine.state.fixed_bytes()
         self.planned.breakdown.holds(
-            lambda: held | {ShareName.PLANES: states.allocated_bytes}, lambda: buffers
+            lambda: held | {ShareName.PLANES: states.ram.nbytes}, lambda: buffers
         )
 
     @property
@@ -293,7 +293,7 @@ def _build(
         states = open_host_states(config, job, planned.chosen.choices, workers)
         allocated.callback(states.close)
         breakdown.holds(
-            lambda: {ShareName.PLANES: states.allocated_bytes, ShareName.DATA: data_bytes(data)}
+            lambda: {ShareName.PLANES: states.ram.nbytes, ShareName.DATA: data_bytes(data)}
         )
         kept = "nothing is lost" if job.is_resumed else "nothing was trained yet"
         allocate_states = partial(

@@ -37,7 +37,7 @@ def initialize_adapters(model: StreamedModel, states: HostStates, seed: int) -> 
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
             bound = 1.0 / math.sqrt(spec.shape[1])
             values.uniform_(-bound, bound, generator=generator)
-        states.write(unit.name, spec.name, values)
+        states.parameters.write(unit.name, spec.name, values)
 
 
 def _adapters(model: StreamedModel) -> Iterator[tuple[Unit, ParameterSpec]]:
@@ -70,7 +70,7 @@ def load_adapters(folder: PeftFolder, model: StreamedModel, states: HostStates) 
                         f"model.start_from: {key} of {file} has the shape {tuple(found.shape)}, "
                         f"and this model needs {spec.shape}; the adapter is of another base model."
                     )
-                states.write(unit, spec.name, found)
+                states.parameters.write(unit, spec.name, found)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"model.start_from: {file} cannot be read ({error}).") from None
 
@@ -123,8 +123,8 @@ def merged(states: HostStates, unit: Unit, spec: ParameterSpec) -> torch.Tensor 
     stacks = {} if unit.block is None else stack_adapters(unit.block)
     if spec.name in stacks:
         module, place = stacks[spec.name]
-        factors = [states.master(unit.name, f"{place}{each}.weight") for each in FACTORS]
-        weight = states.master(unit.name, spec.name)
+        factors = [states.parameters.master(unit.name, f"{place}{each}.weight") for each in FACTORS]
+        weight = states.parameters.master(unit.name, spec.name)
         name = spec.name.rpartition(".")[2]
         return merged_stack(module, name, weight, (factors[0], factors[1]))
     owner, _, attribute = spec.name.rpartition(".")
@@ -132,6 +132,8 @@ def merged(states: HostStates, unit: Unit, spec: ParameterSpec) -> torch.Tensor 
     if attribute != "weight" or not any(each.name == name for each in unit.layout.parameters):
         return None
     assert unit.block is not None  # adapters are in blocks
-    factors = [states.master(unit.name, f"{owner}.{each}.weight") for each in FACTORS]
+    factors = [states.parameters.master(unit.name, f"{owner}.{each}.weight") for each in FACTORS]
     layer = unit.block.get_submodule(owner)
-    return merged_weight(layer, states.master(unit.name, spec.name), (factors[0], factors[1]))
+    return merged_weight(
+        layer, states.parameters.master(unit.name, spec.name), (factors[0], factors[1])
+    )

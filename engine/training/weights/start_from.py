@@ -87,10 +87,10 @@ def load_start(
             wanted = {spec.full_name: spec.shape for spec in specs}
             for unit, layout in other.layouts.items():
                 for spec in layout.parameters:
-                    values = other.master(unit, spec.name)
+                    values = other.parameters.master(unit, spec.name)
                     if rows is not None and spec.shape != wanted[spec.full_name]:
                         values = rows(spec.shape[0]).grown(values, unit)
-                    states.write(unit, spec.name, values)
+                    states.parameters.write(unit, spec.name, values)
             return info
         finally:
             other.close()

@@ -125,7 +125,7 @@ class StreamingLoader:
             values: torch.Tensor = parameter
             if self._rows is not None and self._grows(parameter, spec.shape):
                 values = self._rows.grown(parameter.data, unit)
-            self._states.write(unit, spec.name, values, self._buffer)
+            self._states.parameters.write(unit, spec.name, values, self._buffer)
             del values
             del self._waiting[full_name]
             # The shape stays, since the library compares it, but the memory is freed.

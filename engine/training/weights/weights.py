@@ -177,7 +177,7 @@ def initialize(
         torch.manual_seed(seed)
         for unit in model.units:
             for name, tensor in _fresh(model, unit, device).items():
-                states.write(unit.name, name, tensor)
+                states.parameters.write(unit.name, name, tensor)
             done += unit.layout.parameter_count
             progress(done, total)
 

@@ -101,7 +101,7 @@ def test_training_equals_plain_training_with_the_same_new_rows(tmp_path, family,
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
             unit, spec = places[name]
-            own = states.master(unit, spec.name)
+            own = states.parameters.master(unit, spec.name)
             if len(own) == MANY + 2:
                 assert torch.equal(own[:MANY], parameter[:MANY]), name
                 torch.testing.assert_close(own, parameter, rtol=1e-3, atol=1e-5)
@@ -124,7 +124,7 @@ def test_training_equals_plain_training_with_the_same_new_rows(tmp_path, family,
         step_both(engine, plain, optimizer, batches, step)
     for name, parameter in plain.named_parameters():
         unit, spec = places[name]
-        mine = states.master(unit, spec.name)
+        mine = states.parameters.master(unit, spec.name)
         torch.testing.assert_close(mine, parameter.detach(), rtol=1e-4, atol=2e-5)
     for part in (engine, adamw, states, backend):
         part.close()
@@ -142,7 +142,7 @@ def test_a_bf16_checkpoint_grows_in_bf16_and_spare_rows_stay(tmp_path):
         states = HostStates(model.layouts, "bfloat16", threads=1)
         states.allocate_weights()
         load_pretrained(model, str(source), states, seed=SEED)
-        table = states.master("embed", model.layouts[0].parameters[0].name)
+        table = states.parameters.master("embed", model.layouts[0].parameters[0].name)
         assert len(table) == rows
         states.close()
 

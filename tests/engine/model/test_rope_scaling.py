@@ -93,7 +93,7 @@ def test_training_equals_plain_training_on_longer_rows(tmp_path, made):
             assert abs(other - found) > 1e-4, "scaling makes a difference"
     for name, parameter in plain.named_parameters():
         unit, spec = places[name]
-        mine = states.master(unit, spec.name)
+        mine = states.parameters.master(unit, spec.name)
         torch.testing.assert_close(mine, parameter.detach(), rtol=1e-4, atol=2e-5)
     for part in (engine, adamw, states, backend):
         part.close()

@@ -221,12 +221,14 @@ def test_steps_of_adamw_on_planes_equal_torch_on_fp32_masters():
         weights = dict(plain.named_parameters())
         for unit in run.model.units:
             for spec in unit.layout.parameters:
-                weights[spec.full_name].data.copy_(run.host_states.view(unit.name, spec.name))
+                weights[spec.full_name].data.copy_(
+                    run.host_states.parameters.view(unit.name, spec.name)
+                )
     theirs = {name: p.detach() - before[name] for name, p in masters.named_parameters()}
     ours, seen = {}, {}
     for unit in run.model.units:
         for spec in unit.layout.parameters:
-            name, master = spec.full_name, run.host_states.master(unit.name, spec.name)
+            name, master = spec.full_name, run.host_states.parameters.master(unit.name, spec.name)
             ours[name], seen[name] = master - before[name], weights[name] - master
     run.close()
     assert distance(ours, theirs) < 1e-5

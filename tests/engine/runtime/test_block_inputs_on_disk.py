@@ -141,9 +141,9 @@ def test_what_was_written_is_counted_in_whole_pages(tmp_path):
     run = run_of(choices, tmp_path, tokens=24 * 100)
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
-    assert run.host_states.written_bytes == (0, 3 * PAGE)
+    assert run.host_states.placement.written_bytes == (0, 3 * PAGE)
     run.engine.evaluate(random_batches(2, seed=1))
-    assert run.host_states.written_bytes == (0, 3 * PAGE)
+    assert run.host_states.placement.written_bytes == (0, 3 * PAGE)
     assert run.engine.saved_block_inputs.file_bytes > 3 * 50 * PAGE
     assert list(tmp_path.iterdir()) == []
     run.close()
@@ -160,7 +160,7 @@ def test_the_kernel_counts_the_bytes_that_steps_write(tmp_path):
         run.engine.train_step(step, random_batches(6, seed=step), 1e-2)
     run.engine.drain()
     written = counted()["write_bytes"] - before
-    assert run.host_states.written_bytes == (0, 5 * 6 * LAYERS * PAGE)
+    assert run.host_states.placement.written_bytes == (0, 5 * 6 * LAYERS * PAGE)
     assert written == pytest.approx(5 * 6 * LAYERS * PAGE, rel=0.02)
     run.close()
 

@@ -262,7 +262,7 @@ def test_a_chunk_is_updated_as_the_host_updates_it(dtype, eps):
     for name, shape in (("weight", (70, 64)), ("norm", (640,))):
         values = torch.randn(shape, generator=generator)
         for states in (host, device):
-            states.write("unit", name, values)
+            states.parameters.write("unit", name, values)
     adamw = HostAdamW(host, AdamWSettings(0.9, 0.99, eps, 0.3), threads=1)
     for step in (1, 2, 3):
         # Of very different sizes; some zero, and moments that become subnormal.
@@ -305,7 +305,7 @@ def test_a_chunk_is_updated_as_the_host_updates_it(dtype, eps):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_with_a_factor_that_forbids_it_nothing_changes(dtype, value):
     states = one_unit(dtype)
-    states.write("unit", "weight", torch.randn(70, 64))
+    states.parameters.write("unit", "weight", torch.randn(70, 64))
     states.tensor("unit", "exp_avg").fill_(1e-39)  # left as it is, subnormal or not
     states.tensor("unit", "grad").fill_(value)
     planes = {plane: states.tensor("unit", plane) for plane in states.planes}

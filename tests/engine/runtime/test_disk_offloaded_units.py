@@ -116,20 +116,23 @@ def test_planes_move_between_ram_disk_and_device(tmp_path):
     run.engine.drain()
     expected = run.kept_planes()
     units = [unit.name for unit in run.model.units]
-    in_ram = run.host_states.allocated_bytes
+    in_ram = run.host_states.ram.nbytes
     moves = [((), units), (units[:2], units[2:]), (units, ()), ((), units[:3]), ((), ())]
     for gpu_resident, on_disk in moves:
-        run.host_states.place_units(gpu_resident, run.backend, on_disk)
+        run.host_states.placement.arrange(gpu_resident, run.backend, on_disk)
         assert_same_bits(run.kept_planes(), expected)
-        assert (run.host_states.gpu_resident, run.host_states.disk_offloaded) == (
+        assert (
+            run.host_states.placement.gpu_resident,
+            run.host_states.placement.disk_offloaded,
+        ) == (
             set(gpu_resident),
             set(on_disk),
         )
         for unit in on_disk:
             with pytest.raises(KeyError):
                 run.host_states.tensor(unit, "exp_avg")
-    assert run.host_states.allocated_bytes == in_ram
-    assert not run.host_states.disk.nbytes
+    assert run.host_states.ram.nbytes == in_ram
+    assert not run.host_states.placement.disk.nbytes
     run.close()
 
 
@@ -153,7 +156,7 @@ def test_nothing_stays_in_the_folder(tmp_path):
     run = run_of(dataclasses.replace(BASE, disk_offloaded_units=UNITS), tmp_path)
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
-    assert run.host_states.disk.nbytes > 0
+    assert run.host_states.placement.disk.nbytes > 0
     assert list(tmp_path.iterdir()) == []
     run.close()
 

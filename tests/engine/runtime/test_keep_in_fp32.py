@@ -92,7 +92,9 @@ def test_nor_does_where_units_live(count):
         for unit in run.model.blocks:
             for spec in unit.layout.parameters:
                 if spec.keep_in_fp32:
-                    run.host_states.write(unit.name, spec.name, torch.full(spec.shape, 0.1001))
+                    run.host_states.parameters.write(
+                        unit.name, spec.name, torch.full(spec.shape, 0.1001)
+                    )
         losses = torch.tensor([run.engine.evaluate(random_batches(2, seed=9))])
         run.engine.train_step(3, random_batches(2, seed=3), 1e-2)
         run.engine.drain()
@@ -110,7 +112,7 @@ def test_the_device_has_the_masters_to_the_bit(family, resident):
     seen = 0
     for step in (1, 2):  # after the second step, the slots have the weights after the first
         before = {
-            (unit.name, spec.name): run.host_states.master(unit.name, spec.name)
+            (unit.name, spec.name): run.host_states.parameters.master(unit.name, spec.name)
             for unit in run.model.blocks
             for spec in unit.layout.parameters
         }
@@ -148,7 +150,7 @@ def test_the_fit_report_counts_them_to_the_byte(family):
     more = sum(a.bytes - b.bytes for a, b in zip(shown, less))
     held = run.engine.state.keep_in_fp32.values()
     assert more == sum(each.values.nbytes + each.low.nbytes for each in held) > 0
-    assert run.host_states.allocated_bytes == shape.host_bytes == plain.host_bytes
+    assert run.host_states.ram.nbytes == shape.host_bytes == plain.host_bytes
     assert unpack(pack({"bfloat16": shape}), "bfloat16", "") == shape
     assert shape.in_dtype("float32").units == tuple(
         dataclasses.replace(unit, fp32_numel=0) for unit in shape.units

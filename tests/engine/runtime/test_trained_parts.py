@@ -76,7 +76,7 @@ def compare(family: str, tied: bool, parts: Parts, choices: PlanChoices, **chang
         optimizer.step()
         optimizer.zero_grad()
     for name, (unit, spec, _) in specs.items():
-        mine = run.host_states.master(unit.name, spec.name)
+        mine = run.host_states.parameters.master(unit.name, spec.name)
         if spec.frozen:
             assert torch.equal(mine, before[name]), name
         else:
@@ -144,11 +144,11 @@ def test_frozen_weights_in_fp32_do_not_change(family, changes):
     )
     specs = [(unit, spec) for unit in run.model.units for spec in unit.layout.parameters]
     assert any(spec.keep_in_fp32 and spec.frozen for _, spec in specs)
-    before = [run.host_states.master(unit.name, spec.name) for unit, spec in specs]
+    before = [run.host_states.parameters.master(unit.name, spec.name) for unit, spec in specs]
     for step in range(1, 4):
         run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
     run.engine.drain()
     for (unit, spec), master in zip(specs, before):
-        same = torch.equal(run.host_states.master(unit.name, spec.name), master)
+        same = torch.equal(run.host_states.parameters.master(unit.name, spec.name), master)
         assert same == spec.frozen, spec.full_name
     run.close()

@@ -134,7 +134,7 @@ CHECKPOINT = (
     ),
     Change(
         "fp8-read-without-its-scales",
-        "engine/runtime/host/host_states.py",
+        "engine/runtime/host/parameters.py",
         "if not tensor.is_floating_point() or tensor.itemsize < 2:",
         "if not tensor.is_floating_point():",
         "Weights in fp8 are read as if their scales were 1.",

@@ -7,7 +7,7 @@ from tests.support.changes.record import Change
 HOST = "engine/runtime/host/host_adamw.py"
 KERNELS = "engine/runtime/optimizer/host_kernels.py"
 DEVICE = "engine/runtime/optimizer/device_adamw.py"
-STORE = "engine/runtime/host/host_states.py"
+PARAMETERS = "engine/runtime/host/parameters.py"
 SCHEDULE = "engine/training/loop/lr_schedule.py"
 LAYOUT = "engine/planning/layout/layout.py"
 BUILD = "engine/model/build/build.py"
@@ -140,9 +140,9 @@ OPTIMIZER = (
     ),
     Change(
         "remainder-of-older-weights-kept",
-        STORE,
-        'self.tensor(unit, "weight_low")[offset : offset + spec.numel].zero_()',
-        'self.tensor(unit, "weight_low")[offset : offset + spec.numel]',
+        PARAMETERS,
+        "low[offset : offset + spec.numel].zero_()",
+        "low[offset : offset + spec.numel]",
         "bf16 weights are written beside the remainder of what was there before.",
         (STORE_TESTS,),
     ),

@@ -36,7 +36,7 @@ PART_CHANGES = (
     ),
     Change(
         "frozen-weights-rounded-away-from-zero",
-        "engine/runtime/host/host_states.py",
+        "engine/runtime/host/parameters.py",
         "content = chunk.to(dtype).view(torch.uint8).numpy()",
         "content = (piece * (1 + 2**-9)).to(dtype).view(torch.uint8).numpy()",
         "A frozen weight is rounded otherwise than transformers rounds it.",

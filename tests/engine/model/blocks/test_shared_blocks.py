@@ -151,7 +151,7 @@ def test_random_weights_are_drawn_for_what_blocks_share(llama):
     initialize(model, states, 1, torch.device("cpu"))
     for unit in model.blocks:
         for spec in model.shared_by(unit):
-            assert states.master("embed", spec.name).std() > 0.01
+            assert states.parameters.master("embed", spec.name).std() > 0.01
     states.close()
 
 

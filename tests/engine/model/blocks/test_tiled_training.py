@@ -69,7 +69,9 @@ def test_tiled_adapters_get_the_gradients_of_whole_rows():
             for spec in unit.layout.parameters:
                 if spec.adapter:
                     torch.manual_seed(len(spec.full_name))
-                    run.host_states.write(unit.name, spec.name, torch.randn(spec.shape) / 10)
+                    run.host_states.parameters.write(
+                        unit.name, spec.name, torch.randn(spec.shape) / 10
+                    )
         run.engine.train_step(1, random_batches(2), 1e-3)
         run.engine.drain()
         found.append(torch.cat([run.host_states.tensor(u.name, "grad") for u in run.model.blocks]))

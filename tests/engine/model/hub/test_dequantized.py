@@ -34,7 +34,7 @@ FP8 = FineGrainedFP8Config(dequantize=True)
 
 def masters(model, states) -> dict[str, torch.Tensor]:
     return {
-        spec.full_name: states.master(unit.name, spec.name)
+        spec.full_name: states.parameters.master(unit.name, spec.name)
         for unit in model.units
         for spec in unit.layout.parameters
     }
@@ -104,7 +104,7 @@ def test_an_export_is_in_the_dtype_of_the_settings_and_not_quantized(
     (quantize_to_fp8 if method == "fp8" else quantize_to_mxfp4)(source)
     model, states = poured(source)
     shown = {
-        spec.full_name: states.view(unit.name, spec.name).float()
+        spec.full_name: states.parameters.view(unit.name, spec.name).float()
         for unit in model.units
         for spec in unit.layout.parameters
     }

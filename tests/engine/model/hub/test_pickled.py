@@ -26,7 +26,7 @@ FAMILIES = ("llama", "gpt2", "mixtral", "deepseek_v3", "ernie4_5_moe")
 
 def masters(model, states) -> dict[str, torch.Tensor]:
     return {
-        spec.full_name: states.master(unit.name, spec.name)
+        spec.full_name: states.parameters.master(unit.name, spec.name)
         for unit in model.units
         for spec in unit.layout.parameters
     }
@@ -65,7 +65,7 @@ def test_a_tied_weight_is_found_under_either_name(kept, poured, tmp_path):
     model, states = poured(source)
     assert model.tied
     (spec,) = model.unit("embed").layout.parameters
-    assert torch.equal(states.master("embed", spec.name), embedding)
+    assert torch.equal(states.parameters.master("embed", spec.name), embedding)
 
 
 def test_safetensors_are_read_where_a_folder_has_both(poured, tmp_path):

@@ -84,7 +84,7 @@ def take_adapters(run: Streamed, peft: Any) -> None:
     for unit in run.model.units:
         for spec in unit.layout.parameters:
             if spec.adapter:
-                run.host_states.write(unit.name, spec.name, trained[spec.full_name])
+                run.host_states.parameters.write(unit.name, spec.name, trained[spec.full_name])
 
 
 def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> None:
@@ -129,14 +129,16 @@ def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> N
             optimizer.zero_grad()
             for name, parameter in trained.items() if resync or step == STEPS else ():
                 unit, spec, _ = specs[name]
-                mine = run.host_states.master(unit, spec.name)
+                mine = run.host_states.parameters.master(unit, spec.name)
                 torch.testing.assert_close(
                     mine, parameter.detach(), rtol=1e-4, atol=2e-5, msg=lambda m: f"{name}: {m}"
                 )
                 parameter.data.copy_(mine)
         for name, (unit, spec, _) in specs.items():
             if spec.frozen:
-                assert torch.equal(run.host_states.master(unit, spec.name), before[name]), name
+                assert torch.equal(
+                    run.host_states.parameters.master(unit, spec.name), before[name]
+                ), name
         assert_exported(run, peft, adapters, (config, folder))
     finally:
         run.close()

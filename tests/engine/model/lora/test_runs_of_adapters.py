@@ -129,7 +129,7 @@ def test_adapters_begin_as_the_seed_says_and_the_base_stays(tmp_path):
     with open_checkpoint(tmp_path / "runs", run.folder.id) as opened:
         for unit in opened.model.units:
             for spec in unit.layout.parameters:
-                found = opened.host_states.master(unit.name, spec.name)
+                found = opened.host_states.parameters.master(unit.name, spec.name)
                 assert torch.equal(found, first[spec.full_name]) == spec.frozen, spec.full_name
 
 
@@ -172,7 +172,8 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, first):
         for unit in opened.model.units:
             for spec in unit.layout.parameters:
                 assert torch.equal(
-                    found[spec.full_name], opened.host_states.master(unit.name, spec.name)
+                    found[spec.full_name],
+                    opened.host_states.parameters.master(unit.name, spec.name),
                 )
     assert any(name.endswith("lora_A.weight") for name in found)
 

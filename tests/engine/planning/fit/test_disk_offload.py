@@ -108,11 +108,11 @@ def test_the_bytes_are_the_host_states_and_the_engine_s(optimizer, on_gpu, tmp_p
         run = streamed(plain, choices, dtype="bfloat16", optimizer=optimizer, disk=tmp_path)
         shape = shape_of(run.model).with_optimizer(optimizer)
         rings = run.engine._state_rings.nbytes + run.engine._gradient_rings.nbytes
-        assert state_bytes(shape, choices) == run.host_states.allocated_bytes + rings
+        assert state_bytes(shape, choices) == run.host_states.ram.nbytes + rings
         items = plane_items(shape, choices)
         assert sum(item.bytes for item in items) == state_bytes(shape, choices)
         assert gradient_ring_bytes(shape, choices) == run.engine._gradient_rings.nbytes
-        on_disk = run.host_states.disk.nbytes
+        on_disk = run.host_states.placement.disk.nbytes
         assert on_disk <= disk_offloaded_bytes(shape, choices)
         assert bool(on_disk) == bool(count)
         run.close()

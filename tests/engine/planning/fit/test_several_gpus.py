@@ -45,7 +45,7 @@ from engine.planning.shape.catalog import entry_of
 from engine.planning.shape.model_shape import ModelShape
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
-from engine.runtime.step.device_state import DeviceState
+from engine.runtime.step.device_state import DeviceState, update_buffer_of
 from engine.text import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.gpu_grid import GRID, NoShards, bytes_of
@@ -73,7 +73,7 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
     states = HostStates(model.layouts, dtype, threads=1)
     states.allocate_weights()
     states.allocate_states()
-    states.divide(NoShards(ranks))
+    states.placement.divide(NoShards(ranks))
     numel = {unit.name: unit.numel for unit in shape.units}
     assert any(Shards(ranks).padded(size) != size for size in numel.values())
     for one_rank_s in GRID:
@@ -81,7 +81,7 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
             continue
         choices = replace(one_rank_s, ranks=ranks)
         buffer = update_buffer(shape, choices)
-        of_states = states.update_buffer(choices.update_chunks, Shards(ranks))
+        of_states = update_buffer_of(states, choices.update_chunks, Shards(ranks))
         assert buffer == (of_states.without_gradients if choices.gradients_on_gpu else of_states)
         expected = sum(item.bytes for item in fixed_items(shape, choices, 24 * 32))
         for rank in (0, ranks - 1):
@@ -98,7 +98,7 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
             )
             names = [unit.name for unit in model.blocks]
             plan = build_step_plan(names, model.tied, choices, sizes)
-            states.place_units(gpu_resident_of(names, choices), CpuBackend())
+            states.placement.arrange(gpu_resident_of(names, choices), CpuBackend())
             state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, states, buffer)
             assert state.fixed_bytes() == expected, choices
     states.close()

@@ -54,7 +54,7 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(
     how = ModelConfig(source="tiny", dtype=dtype)
     model = build_model(tiny_config(family, tie_word_embeddings=tied), how, parts)
     states = filled_states(model)
-    states.divide(NoShards(ranks))
+    states.placement.divide(NoShards(ranks))
     plans = (
         replace(one, ranks=ranks) for one in GRID if not (one.shared_embed_and_head_slot and tied)
     )

@@ -31,7 +31,7 @@ from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_reside
 from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
-from engine.runtime.step.device_state import DeviceState
+from engine.runtime.step.device_state import DeviceState, update_buffer_of
 from engine.text import GIB
 from tests.support.chosen import big_shape
 from tests.support.folders import make_config, make_model
@@ -137,7 +137,7 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
         if choices.embed_and_head_in_kept_gradients and (tied or not shape.embed_chunk):
             continue
         buffer = update_buffer(shape, choices)
-        of_states = states.update_buffer(choices.update_chunks)
+        of_states = update_buffer_of(states, choices.update_chunks)
         assert buffer == (of_states.without_gradients if choices.gradients_on_gpu else of_states)
         sizes = PlaneSizes(
             numel,
@@ -147,7 +147,7 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
             item_bytes=shape.item_bytes,
         )
         plan = build_step_plan(names, model.tied, choices, sizes)
-        states.place_units(gpu_resident_of(names, choices), backend)
+        states.placement.arrange(gpu_resident_of(names, choices), backend)
         state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, states, buffer)
         assert (
             sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes()
@@ -198,7 +198,7 @@ def test_the_host_states_allocate_what_the_report_itemises(tmp_path, family, tie
         for plane in states.planes
     }
     assert allocated == itemised
-    assert states.allocated_bytes == sum(itemised.values())
+    assert states.ram.nbytes == sum(itemised.values())
     states.close()
 
 

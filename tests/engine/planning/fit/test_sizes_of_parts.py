@@ -73,7 +73,7 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(name, family, tied, dtyp
     shape = shape_of(model)
     assert shape.frozen_units == model.frozen_units
     states = filled_states(model)
-    assert states.allocated_bytes == shape.host_bytes
+    assert states.ram.nbytes == shape.host_bytes
     plans = [*BUFFER_GRID[::3], *DEVICE_UPDATE_GRID[::2]]
     assert (
         agreeing_plans(model, states, (one for one in plans if one.blocks_per_saved_input == 1))
@@ -242,7 +242,7 @@ def test_the_report_itemises_what_the_host_states_allocate(tmp_path, dtype):
     planes = [item for item in items_of(report.to_dict(), PartName.HOST) if item.kind.is_plane]
     model = build_model(load_config(str(folder)), job.model, job.train.parts)
     states = filled_states(model)
-    assert sum(item.bytes for item in planes) == states.allocated_bytes
+    assert sum(item.bytes for item in planes) == states.ram.nbytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -102,4 +102,4 @@ def test_nodes_with_copies_train_what_one_node_trains(model, usual, name, choice
 def test_frozen_weights_are_divided_among_no_nodes():
     layout = lay_out("block 0", [ParameterSpec("a", "a", (64, 8), True, frozen=True)])
     with pytest.raises(ValueError, match="frozen weights are divided among no nodes"):
-        NodeShards({"block 0": layout}, "float32", lambda: "adamw", 2, Nodes(2).nodes)
+        NodeShards({"block 0": layout}, "float32", lambda: "adamw", Nodes(2, ranks=2))

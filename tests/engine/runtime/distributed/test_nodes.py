@@ -72,7 +72,9 @@ def test_nodes_train_what_one_node_trains(model, planes_of_nodes, case):
         assert len(planes_of_nodes) == nodes
         for planes in planes_of_nodes[1:]:
             opened = OpenedMemory(planes)
-            in_ram = {key for key in found if key[0] not in workers.host_states.gpu_resident}
+            in_ram = {
+                key for key in found if key[0] not in workers.host_states.placement.gpu_resident
+            }
             assert {key for key in planes.files if key[1] != "grad"} == in_ram
             for key in in_ram:
                 assert bytes(opened.map(key, len(found[key]))) == found[key], key
@@ -108,13 +110,13 @@ def test_nodes_that_divide_planes_have_the_bits_of_one_node(model, planes_of_nod
         loss = workers.engine.evaluate(random_batches(5))
         logits = workers.engine.last_logits(ROWS)
         held = [ram_of(planes) for planes in planes_of_nodes]
-        assert workers.host_states.allocated_bytes <= held[0] and not workers.logged
+        assert workers.host_states.ram.nbytes <= held[0] and not workers.logged
     with started_group(model, nodes * ranks, count, **choices) as one:
         one.train(1, 2, 3)
         assert trained_planes(one) == found
         assert one.engine.evaluate(random_batches(5)) == loss
         assert torch.equal(one.engine.last_logits(ROWS), logits)
-        whole, files = one.host_states.allocated_bytes, len(one.workers.memory.planes.files)
+        whole, files = one.host_states.ram.nbytes, len(one.workers.memory.planes.files)
     # A border between two nodes is within a page of each.
     assert len(held) == nodes and whole <= sum(held) <= whole + 2 * nodes * files * PAGESIZE
     assert max(held) <= whole / nodes + 2 * files * PAGESIZE < 0.9 * whole

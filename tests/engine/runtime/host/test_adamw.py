@@ -30,7 +30,9 @@ def new_states(dtype: str, shapes=SHAPES, seed: int = 0) -> HostStates:
     states.allocate_states()
     generator = torch.Generator().manual_seed(seed)
     for spec in specs:
-        states.write("block.0", spec.name, torch.randn(spec.shape, generator=generator) * 0.05)
+        states.parameters.write(
+            "block.0", spec.name, torch.randn(spec.shape, generator=generator) * 0.05
+        )
     return states
 
 
@@ -52,7 +54,10 @@ def reference(
     states: HostStates, rate: float
 ) -> tuple[dict[str, torch.nn.Parameter], torch.optim.AdamW]:
     specs = states.layouts["block.0"].parameters
-    weights = {spec.name: torch.nn.Parameter(states.master("block.0", spec.name)) for spec in specs}
+    weights = {
+        spec.name: torch.nn.Parameter(states.parameters.master("block.0", spec.name))
+        for spec in specs
+    }
     groups = [
         {"params": [weights[s.name] for s in specs if s.decay], "weight_decay": DECAY},
         {"params": [weights[s.name] for s in specs if not s.decay], "weight_decay": 0.0},
@@ -81,14 +86,14 @@ def test_equals_torch_adamw_with_fp32_masters(dtype, clip):
     for spec, offset in zip(layout.parameters, layout.offsets):
         weight, state = weights[spec.name], optimizer.state[weights[spec.name]]
         torch.testing.assert_close(
-            states.master("block.0", spec.name), weight.data, rtol=0, atol=2.4e-6
+            states.parameters.master("block.0", spec.name), weight.data, rtol=0, atol=2.4e-6
         )
         for plane in ("exp_avg", "exp_avg_sq"):
             moment = states.tensor("block.0", plane)[offset : offset + spec.numel].view(spec.shape)
             torch.testing.assert_close(moment, state[plane], rtol=1e-5, atol=1e-9)
         if dtype == "bfloat16":
             assert (
-                (states.view("block.0", spec.name).float() - weight.data).abs()
+                (states.parameters.view("block.0", spec.name).float() - weight.data).abs()
                 <= weight.data.abs() * 2**-8
             ).all()
     host.close()
@@ -97,26 +102,28 @@ def test_equals_torch_adamw_with_fp32_masters(dtype, clip):
 
 def test_updates_below_bf16_resolution_add_up():
     states = new_states("bfloat16", {"proj.weight": (64, 64)})
-    states.write("block.0", "proj.weight", torch.ones(64, 64))
+    states.parameters.write("block.0", "proj.weight", torch.ones(64, 64))
     states.tensor("block.0", "grad").fill_(1.0)
     host = HostAdamW(states, AdamWSettings(0.9, 0.999, 1e-8, 0.0))
     for step in range(1, 21):
         host.update("block.0", step, 1e-5, 1.0)
     expected = torch.full((64, 64), 1 - 2e-4)
-    torch.testing.assert_close(states.master("block.0", "proj.weight"), expected, rtol=0, atol=1e-6)
-    assert (states.view("block.0", "proj.weight") == 1).all()
+    torch.testing.assert_close(
+        states.parameters.master("block.0", "proj.weight"), expected, rtol=0, atol=1e-6
+    )
+    assert (states.parameters.view("block.0", "proj.weight") == 1).all()
     host.close()
     states.close()
 
 
 def test_decay_stops_where_the_decayed_range_ends():
     states = new_states("float32")
-    states.write("block.0", "proj.weight", torch.ones(37, 41))
-    states.write("block.0", "norm.weight", torch.ones(41))
+    states.parameters.write("block.0", "proj.weight", torch.ones(37, 41))
+    states.parameters.write("block.0", "norm.weight", torch.ones(41))
     host = HostAdamW(states, AdamWSettings(*BETAS, EPS, weight_decay=0.5))
     host.update("block.0", 1, 0.1, 1.0)  # gradients are zero
-    assert (states.master("block.0", "proj.weight") == np.float32(0.95)).all()
-    assert (states.master("block.0", "norm.weight") == 1).all()
+    assert (states.parameters.master("block.0", "proj.weight") == np.float32(0.95)).all()
+    assert (states.parameters.master("block.0", "norm.weight") == 1).all()
     host.close()
     states.close()
 
@@ -209,7 +216,9 @@ def test_sizes_around_the_chunk(columns):
         weight.grad = gradients[name]
     optimizer.step()
     for name, weight in weights.items():
-        torch.testing.assert_close(states.master("block.0", name), weight.data, rtol=0, atol=2.4e-6)
+        torch.testing.assert_close(
+            states.parameters.master("block.0", name), weight.data, rtol=0, atol=2.4e-6
+        )
     host.close()
     states.close()
 
@@ -227,7 +236,7 @@ def test_alignment_gaps_stay_zero_even_with_an_eps_that_fp32_cannot_hold():
 
 def test_moments_leave_the_subnormal_range_and_tiny_gradients_change_nothing():
     states = new_states("bfloat16", {"proj.weight": (64, 64)})
-    before = states.master("block.0", "proj.weight")
+    before = states.parameters.master("block.0", "proj.weight")
     states.tensor("block.0", "exp_avg").fill_(1e-39)
     states.tensor("block.0", "exp_avg_sq").fill_(1e-39)
     states.tensor("block.0", "grad").fill_(1e-19)
@@ -240,7 +249,7 @@ def test_moments_leave_the_subnormal_range_and_tiny_gradients_change_nothing():
     states.tensor("block.0", "exp_avg").fill_(1e-39)
     host.update("block.0", 3, 1e-3, 1.0)
     assert not states.tensor("block.0", "exp_avg").any()
-    assert torch.equal(states.master("block.0", "proj.weight"), before)
+    assert torch.equal(states.parameters.master("block.0", "proj.weight"), before)
     host.close()
     states.close()
 
@@ -255,7 +264,10 @@ def test_a_very_small_eps_still_counts_tiny_gradients():
     host.update("block.0", 1, 1e-3, 1.0)
     optimizer.step()
     torch.testing.assert_close(
-        states.master("block.0", "proj.weight"), weights["proj.weight"].data, rtol=0, atol=2.4e-6
+        states.parameters.master("block.0", "proj.weight"),
+        weights["proj.weight"].data,
+        rtol=0,
+        atol=2.4e-6,
     )
     host.close()
     states.close()
@@ -267,7 +279,7 @@ def test_nan_reaches_the_weights_where_it_can_be_found():
     host = HostAdamW(states, AdamWSettings(*BETAS, EPS, DECAY))
     host.update("block.0", 1, 1e-3, 1.0)
     assert states.tensor("block.0", "weight_high").isnan().nonzero().tolist() == [[5]]
-    assert states.master("block.0", "proj.weight").isnan().sum() == 1
+    assert states.parameters.master("block.0", "proj.weight").isnan().sum() == 1
     host.close()
     states.close()
 

@@ -75,7 +75,7 @@ def test_a_file_system_that_cannot_reserve_space_is_written_by_the_c_library(tmp
 
 def test_a_move_that_fails_half_way_leaves_the_planes_where_they_were(tmp_path, monkeypatch):
     layout = layout_of(5000)
-    states = HostStates([layout], "bfloat16", threads=1)
+    states = HostStates([layout], "bfloat16", threads=1, disk=tmp_path)
     states.allocate_weights()
     states.allocate_states()
     moments = states.tensor("block 0", "exp_avg")
@@ -85,15 +85,14 @@ def test_a_move_that_fails_half_way_leaves_the_planes_where_they_were(tmp_path, 
     def fails(*_: object) -> None:
         raise DiskOffloadError("the disk is gone")
 
-    states.offload_to_disk(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(DiskFile, "write", fails)
         with pytest.raises(DiskOffloadError, match="the disk is gone"):
-            states.place_units((), CpuBackend(), ("block 0",))
-    assert not states.disk_offloaded
+            states.placement.arrange((), CpuBackend(), ("block 0",))
+    assert not states.placement.disk_offloaded
     assert torch.equal(states.tensor("block 0", "exp_avg"), kept)
-    states.place_units((), CpuBackend(), ("block 0",))
-    assert states.disk_offloaded == {"block 0"}
+    states.placement.arrange((), CpuBackend(), ("block 0",))
+    assert states.placement.disk_offloaded == {"block 0"}
     content = states.content("block 0", "exp_avg", 0, states.nbytes("block 0", "exp_avg"))
     assert torch.equal(torch.from_numpy(content.copy()).view(torch.float32), kept)
     states.close()

@@ -29,7 +29,7 @@ from engine.runtime.distributed.remote_shards import OwnNodeShards, answer
 from engine.runtime.host import cross_node_planes
 from engine.runtime.host.cross_node_planes import Nodes
 from engine.runtime.host.device_planes import DevicePlanes
-from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.host_states import HostStates, OpenedPlanes, Sharing
 from engine.runtime.host.shared_memory import OpenedMemory
 from tests.support.tiny import plain_model, pour, tiny_config
 
@@ -74,8 +74,9 @@ def cases(request, monkeypatch) -> Iterator[Case]:
     plain = plain_model(tiny_config("llama", intermediate_size=wide))
     model = build_model(plain.config, ModelConfig(source="tiny", dtype=dtype))
     plainly = HostStates(model.layouts, dtype, threads=1)
-    divided, others = HostStates(model.layouts, dtype, threads=1), OtherNodes(nodes)
-    divided.shard_over_nodes(nodes * ranks, Nodes(nodes, others=others))
+    others = OtherNodes(nodes)
+    sharing = Sharing(nodes=Nodes(nodes, nodes * ranks, others=others))
+    divided = HostStates(model.layouts, dtype, threads=1, sharing=sharing)
     generator = np.random.default_rng(0)
     for states in (plainly, divided):
         states.allocate_weights()
@@ -90,7 +91,7 @@ def cases(request, monkeypatch) -> Iterator[Case]:
     choices = PlanChoices(ranks=nodes * ranks, nodes_per_replica=nodes)
     # What the report says of a node may lack the elements that fill a shard.
     filling = 16 * 256 * nodes * ranks * len(plainly.layouts)
-    assert 0 <= divided.allocated_bytes - state_bytes(shape, choices) < filling
+    assert 0 <= divided.ram.nbytes - state_bytes(shape, choices) < filling
     yield plainly, divided, others
     divided.close()
     assert not any(parts.planes.files for parts in others.parts.values())
@@ -102,13 +103,21 @@ def test_planes_read_as_if_they_were_on_one_node(cases: Case):
     for unit, layout in plainly.layouts.items():
         for plane in plainly.planes:
             size = plainly.nbytes(unit, plane)
-            assert divided.nbytes(unit, plane) == size and not divided.is_in_ram(unit, plane)
+            assert divided.nbytes(unit, plane) == size and not divided.placement.is_in_ram(
+                unit, plane
+            )
             for begin, end in ((0, size), (size // 3, size), (size // 2 - 1, size // 2 + 1)):
                 expected = plainly.content(unit, plane, begin, end)
                 assert np.array_equal(divided.content(unit, plane, begin, end), expected)
         for spec in layout.parameters:
-            assert torch.equal(divided.weight(unit, spec.name), plainly.weight(unit, spec.name))
-            assert torch.equal(divided.master(unit, spec.name), plainly.master(unit, spec.name))
+            assert torch.equal(
+                divided.parameters.weight(unit, spec.name),
+                plainly.parameters.weight(unit, spec.name),
+            )
+            assert torch.equal(
+                divided.parameters.master(unit, spec.name),
+                plainly.parameters.master(unit, spec.name),
+            )
 
 
 def test_every_rank_finds_its_shard_where_it_is_in_a_whole_plane(cases: Case):
@@ -117,21 +126,25 @@ def test_every_rank_finds_its_shard_where_it_is_in_a_whole_plane(cases: Case):
     nodes = 1 + len(others.parts)
     ranks = {2: 1, 3: 2}[nodes]
     for host, parts in others.parts.items():
-        opened = HostStates(list(plainly.layouts.values()), plainly.dtype, threads=1)
-        opened.shard_over_nodes(nodes * ranks, Nodes(nodes, host))
         memory, device = OpenedMemory(parts.planes), DevicePlanes(CpuBackend())
-        opened.open_planes(memory, (plainly.optimizer, True), (), device)
+        opened = HostStates(
+            list(plainly.layouts.values()),
+            plainly.dtype,
+            threads=1,
+            sharing=Sharing(memory, Nodes(nodes, nodes * ranks, host)),
+            opened=OpenedPlanes(plainly.optimizer, True, (), device),
+        )
         for unit, layout in plainly.layouts.items():
             for rank in range(host * ranks, host * ranks + ranks):
                 start, stop = Shards(nodes * ranks, rank).bounds(layout.numel)
                 ours, theirs = (each.tensor(unit, "weight_high") for each in (opened, plainly))
                 assert torch.equal(ours[start:stop], theirs[start:stop])
-        opened.close_planes_in_ram()
+        opened.close()
 
 
 def test_units_that_come_to_live_on_a_device_bring_what_other_nodes_have(cases: Case):
     plainly, divided, others = cases
-    divided.place_units(["embed"], CpuBackend())
+    divided.placement.arrange(["embed"], CpuBackend())
     left = {unit for parts in others.parts.values() for unit, _ in parts.planes.files}
     assert left == plainly.layouts.keys() - {"embed"}
     for plane in (plane for plane in plainly.planes if plane != "grad"):
@@ -143,12 +156,13 @@ def test_units_that_come_to_live_on_a_device_bring_what_other_nodes_have(cases: 
 def test_a_node_without_room_says_what_it_lacks(monkeypatch):
     plain = plain_model(tiny_config("llama"))
     model = build_model(plain.config, ModelConfig(source="tiny", dtype="float32"))
-    states, others = HostStates(model.layouts, "float32", threads=1), OtherNodes(2)
-    states.shard_over_nodes(2, Nodes(2, others=others))
+    others = OtherNodes(2)
+    sharing = Sharing(nodes=Nodes(2, 2, others=others))
+    states = HostStates(model.layouts, "float32", threads=1, sharing=sharing)
     monkeypatch.setattr(others.parts[1].ram, "_touch", _full)
     with pytest.raises(FitError, match="^the other node is full$"):
         states.allocate_weights()
-    assert states.allocated_bytes == 0 and not others.parts[1].planes.files
+    assert states.ram.nbytes == 0 and not others.parts[1].planes.files
     states.close()
 
 

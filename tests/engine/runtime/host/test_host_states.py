@@ -47,19 +47,19 @@ def floats(values) -> torch.Tensor:
 def test_allocates_what_the_layout_says_to_the_byte(dtype):
     layouts = [layout("embed", 7, 333), layout("block.0"), lay_out("empty", [])]
     states = HostStates(layouts, dtype)
-    assert states.allocated_bytes == 0
+    assert states.ram.nbytes == 0
     states.allocate_weights()
     weights = {"weight_high", "weight_low"} if dtype == "bfloat16" else {"weight_high"}
-    assert states.allocated_bytes == sum(
+    assert states.ram.nbytes == sum(
         own.plane_bytes(dtype)[plane] for own in layouts for plane in weights
     )
     states.allocate_states()
     for own in layouts:
         found = {plane: states.array(own.unit, plane).nbytes for plane in states.planes}
         assert found == own.plane_bytes(dtype)
-    assert states.allocated_bytes == sum(own.host_bytes(dtype) for own in layouts)
+    assert states.ram.nbytes == sum(own.host_bytes(dtype) for own in layouts)
     states.close()
-    assert states.allocated_bytes == 0
+    assert states.ram.nbytes == 0
 
 
 def test_memory_is_zeroed_and_shared_by_array_tensor_and_view():
@@ -77,10 +77,10 @@ def test_memory_is_zeroed_and_shared_by_array_tensor_and_view():
         assert states.tensor("block.0", plane).dtype == tensor_type
         assert states.tensor("block.0", plane).shape == (states.layouts["block.0"].numel,)
         assert not states.array("block.0", plane).any()
-    states.view("block.0", "proj.weight")[1, 2] = 1.5
+    states.parameters.view("block.0", "proj.weight")[1, 2] = 1.5
     assert states.tensor("block.0", "weight_high")[102] == 1.5
     assert states.array("block.0", "weight_high")[102] == 0x3FC0
-    assert states.view("block.0", "norm.weight").shape == (100,)
+    assert states.parameters.view("block.0", "norm.weight").shape == (100,)
     states.close()
 
 
@@ -110,8 +110,8 @@ def test_fp32_survives_the_split_bit_for_bit(threads, monkeypatch):
     magnitude = values & 0x7FFFFFFF
     values[(magnitude >= 0x7F7F8000) & (magnitude != 0x7F800000)] = 0x3F800000
     states = filled("bfloat16", 50, 400, threads=threads)
-    states.write("block.0", "proj.weight", floats(values))
-    assert (bits(states.master("block.0", "proj.weight")) == values).all()
+    states.parameters.write("block.0", "proj.weight", floats(values))
+    assert (bits(states.parameters.master("block.0", "proj.weight")) == values).all()
     high = states.array("block.0", "weight_high")[: values.size].reshape(values.shape)
     assert (high == ((values.astype(np.uint64) + 0x8000) >> 16)).all()
     states.close()
@@ -131,10 +131,10 @@ def test_nan_infinity_and_the_largest_values_are_told_truly():
         ]
     )
     states = filled("bfloat16", 1, 8)
-    states.write("block.0", "proj.weight", values.view(1, 8))
+    states.parameters.write("block.0", "proj.weight", values.view(1, 8))
     high, master = (
-        states.view("block.0", "proj.weight")[0].float(),
-        states.master("block.0", "proj.weight")[0],
+        states.parameters.view("block.0", "proj.weight")[0].float(),
+        states.parameters.master("block.0", "proj.weight")[0],
     )
     for seen in (high, master):
         assert seen[:4].isnan().all()
@@ -146,11 +146,11 @@ def test_nan_infinity_and_the_largest_values_are_told_truly():
 
 def test_bf16_source_is_copied_as_it_is():
     states = filled("bfloat16")
-    states.write("block.0", "proj.weight", torch.randn(5, 100))
+    states.parameters.write("block.0", "proj.weight", torch.randn(5, 100))
     source = torch.randn(5, 100).bfloat16()
-    states.write("block.0", "proj.weight", source)
-    assert torch.equal(states.view("block.0", "proj.weight"), source)
-    assert torch.equal(states.master("block.0", "proj.weight"), source.float())
+    states.parameters.write("block.0", "proj.weight", source)
+    assert torch.equal(states.parameters.view("block.0", "proj.weight"), source)
+    assert torch.equal(states.parameters.master("block.0", "proj.weight"), source.float())
     states.close()
 
 
@@ -170,11 +170,11 @@ def test_bf16_source_is_copied_as_it_is():
 def test_any_float_tensor_of_the_shape_is_written(dtype, make, chunk, monkeypatch):
     monkeypatch.setattr(fp32_chunks, "_CHUNK", chunk)
     states = filled(dtype)
-    states.write("block.0", "norm.weight", torch.full((100,), 7.0))
+    states.parameters.write("block.0", "norm.weight", torch.full((100,), 7.0))
     source = make(torch.randn(5, 100))
-    states.write("block.0", "proj.weight", source)
-    assert torch.equal(states.master("block.0", "proj.weight"), source.detach().float())
-    assert (states.master("block.0", "norm.weight") == 7).all()
+    states.parameters.write("block.0", "proj.weight", source)
+    assert torch.equal(states.parameters.master("block.0", "proj.weight"), source.detach().float())
+    assert (states.parameters.master("block.0", "norm.weight") == 7).all()
     states.close()
 
 
@@ -186,8 +186,8 @@ def test_memory_that_is_not_aligned_is_written():
         5, 100
     )
     states = filled("bfloat16")
-    states.write("block.0", "proj.weight", source)
-    assert torch.equal(states.master("block.0", "proj.weight"), expected)
+    states.parameters.write("block.0", "proj.weight", source)
+    assert torch.equal(states.parameters.master("block.0", "proj.weight"), expected)
     states.close()
 
 
@@ -196,9 +196,9 @@ def test_wrong_shape_and_quantized_weights_are_refused_by_name():
     with pytest.raises(
         ModelError, match=r"block\.0\.proj\.weight has the shape \(100, 5\).*\(5, 100\)"
     ):
-        states.write("block.0", "proj.weight", torch.zeros(100, 5))
+        states.parameters.write("block.0", "proj.weight", torch.zeros(100, 5))
     with pytest.raises(ModelError, match=r"block\.0\.proj\.weight is stored as int8"):
-        states.write("block.0", "proj.weight", torch.zeros(5, 100, dtype=torch.int8))
+        states.parameters.write("block.0", "proj.weight", torch.zeros(5, 100, dtype=torch.int8))
     states.close()
 
 
@@ -273,19 +273,19 @@ def test_only_dma_planes_are_registered_and_unregistered_while_they_still_hold_t
         for plane in ("weight_high", "grad")
     }
     assert known == expected
-    assert states.pinned_bytes == sum(expected.values())
+    assert states.ram.pinned_bytes == sum(expected.values())
     for unit in "ab":
         states.array(unit, "weight_high")[0] = states.array(unit, "grad")[0] = 77
     states.close()
     assert not known
     assert order == [77] * 4
-    assert states.pinned_bytes == 0
+    assert states.ram.pinned_bytes == 0
     states.close()
 
 
 def test_a_view_outlives_the_host_states_without_its_memory():
     states = filled("bfloat16")
-    view = states.view("block.0", "norm.weight")
+    view = states.parameters.view("block.0", "norm.weight")
     view.fill_(3)
     states.close()
     assert not view.any()
@@ -295,9 +295,9 @@ def test_progress_counts_every_byte_and_its_error_undoes_the_allocation():
     known, seen = {}, []
     states = HostStates([layout("a"), layout("b")], "float32", known.setdefault, known.pop)
     states.allocate_weights(lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (states.allocated_bytes,) * 2
+    assert seen[-1] == (states.ram.nbytes,) * 2
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    before, held = dict(known), states.allocated_bytes
+    before, held = dict(known), states.ram.nbytes
 
     def cancel(done, total):
         if done > total / 2:
@@ -305,7 +305,7 @@ def test_progress_counts_every_byte_and_its_error_undoes_the_allocation():
 
     with pytest.raises(KeyboardInterrupt):
         states.allocate_states(cancel)
-    assert known == before and states.allocated_bytes == held
+    assert known == before and states.ram.nbytes == held
     states.allocate_states()
     states.close()
 
@@ -322,7 +322,7 @@ def test_too_much_is_refused_in_one_sentence_before_anything_is_touched(monkeypa
         FitError, match=r"refused 1048576\.0 GiB \(\S+ bytes\) of host memory for the weights"
     ):
         states.allocate_weights()
-    assert states.allocated_bytes == 0
+    assert states.ram.nbytes == 0
 
 
 def test_older_kernels_touch_memory_too(monkeypatch):
@@ -367,7 +367,8 @@ def test_memory_that_the_system_does_not_register_is_used_and_counted():
     states = HostStates([layout("a")], "bfloat16", lambda *_: False, lambda _: None)
     states.allocate_weights()
     assert (
-        states.refused_bytes == states.array("a", "weight_high").nbytes and not states.pinned_bytes
+        states.ram.refused_bytes == states.array("a", "weight_high").nbytes
+        and not states.ram.pinned_bytes
     )
     states.close()
 

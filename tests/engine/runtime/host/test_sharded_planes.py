@@ -15,7 +15,7 @@ from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
 from engine.planning.schedule.shards import Shards
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.device_planes import DevicePlanes
-from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.host_states import HostStates, Sharing
 from tests.support.tiny import plain_model, pour, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -52,10 +52,9 @@ def host_states_of(dtype, optimizer, ranks, wide=48):
     plain = plain_model(tiny_config("llama", intermediate_size=wide))
     model = build_model(plain.config, ModelConfig(source="tiny", dtype=dtype))
     plainly = HostStates(model.layouts, dtype, threads=1)
-    divided = HostStates(model.layouts, dtype, threads=1)
     others = OtherDevices(ranks)
-    divided.divide(others)
-    divided.place_units(GPU_RESIDENT, CpuBackend())
+    divided = HostStates(model.layouts, dtype, threads=1, sharing=Sharing(others=others))
+    divided.placement.arrange(GPU_RESIDENT, CpuBackend())
     generator = np.random.default_rng(0)
     for states in (plainly, divided):
         states.allocate_weights()
@@ -86,14 +85,20 @@ def test_planes_read_as_if_they_were_in_one_place(dtype, optimizer, ranks, wide)
                 expected = plainly.content(unit, plane, begin, end)
                 assert np.array_equal(divided.content(unit, plane, begin, end), expected)
         for spec in next(each for each in model.layouts if each.unit == unit).parameters:
-            assert torch.equal(divided.weight(unit, spec.name), plainly.weight(unit, spec.name))
-            assert torch.equal(divided.master(unit, spec.name), plainly.master(unit, spec.name))
-    divided.place_units((), CpuBackend())  # and they come back whole
+            assert torch.equal(
+                divided.parameters.weight(unit, spec.name),
+                plainly.parameters.weight(unit, spec.name),
+            )
+            assert torch.equal(
+                divided.parameters.master(unit, spec.name),
+                plainly.parameters.master(unit, spec.name),
+            )
+    divided.placement.arrange((), CpuBackend())  # and they come back whole
     for unit in GPU_RESIDENT:
         for plane in names:
             size = plainly.nbytes(unit, plane)
             found = divided.content(unit, plane, 0, size)
-            assert divided.is_in_ram(unit, plane)
+            assert divided.placement.is_in_ram(unit, plane)
             assert np.array_equal(found, plainly.content(unit, plane, 0, size))
     assert not any(planes.tensors for planes in others.planes.values())
 
@@ -123,5 +128,6 @@ def test_each_rank_holds_the_weights_whole_and_a_shard_of_the_rest(optimizer, ra
                 assert torch.equal(tensor, plainly.tensor(unit, plane)[first:last])
     if optimizer == FP32_MOMENTS:
         assert (
-            divided.device_bytes == shape_of(model).gpu_resident_bytes_on(ranks)[len(GPU_RESIDENT)]
+            divided.placement.device_bytes
+            == shape_of(model).gpu_resident_bytes_on(ranks)[len(GPU_RESIDENT)]
         )

@@ -54,13 +54,16 @@ def test_a_folder_that_takes_no_moments_is_refused(small, capsys):
 
 def test_a_training_with_moments_on_the_disk_is_benched(tmp_path):
     planes = Planes.open(tiny_config("llama"), CpuBackend())
-    planes.host_states.offload_to_disk(tmp_path)
+    planes.host_states.placement.offload_to_disk(tmp_path)
     choices = PlanChoices(micro_batches=2, disk_offloaded_units=3)
     planes.use("adamw_8bit", choices)
-    assert planes.host_states.disk.nbytes > 0
+    assert planes.host_states.placement.disk.nbytes > 0
     batches = random_rows([2, 2], 16, VOCAB)
     found = run_steps(planes, batches, RunSettings(choices, 3, 1e-3, 32))
-    assert len(found.steps) == 3 and planes.host_states.disk.written_bytes > 0
+    assert len(found.steps) == 3 and planes.host_states.placement.disk.written_bytes > 0
     planes.leave_device()
-    assert not planes.host_states.disk.nbytes and not planes.host_states.disk_offloaded
+    assert (
+        not planes.host_states.placement.disk.nbytes
+        and not planes.host_states.placement.disk_offloaded
+    )
     planes.close()

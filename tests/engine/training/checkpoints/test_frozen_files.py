@@ -33,7 +33,7 @@ def a_run(dtype: str = "bfloat16", gpu_resident: int = 0) -> Streamed:
 
 def masters(run: Streamed) -> dict:
     return {
-        spec.full_name: run.host_states.master(unit.name, spec.name)
+        spec.full_name: run.host_states.parameters.master(unit.name, spec.name)
         for unit in run.model.units
         for spec in unit.layout.parameters
     }

@@ -94,8 +94,10 @@ def test_masters_and_exports_have_every_bit_of_the_checkpoint(family, stored, po
     for unit in model.units:
         for spec in unit.layout.parameters:
             true, name = truth[spec.full_name].detach(), spec.full_name
-            assert torch.equal(states.master(unit.name, spec.name), true), name
-            assert torch.equal(states.view(unit.name, spec.name), away_from_zero(true)), name
+            assert torch.equal(states.parameters.master(unit.name, spec.name), true), name
+            assert torch.equal(
+                states.parameters.view(unit.name, spec.name), away_from_zero(true)
+            ), name
     whole, rounded = weights_in(source), weights_in(exported(model, states, source, "auto"))
     given_back = weights_in(exported(model, states, source, "float32"))
     assert given_back.keys() == rounded.keys() == whole.keys()
@@ -135,8 +137,8 @@ def test_one_fp16_weight_in_eight_is_a_tie_and_is_rounded_away_from_zero():
         [lay_out("u", [ParameterSpec("w", "w", tuple(normal.shape), True)])], "bfloat16", threads=1
     )
     states.allocate_weights()
-    states.write("u", "w", normal)
-    high, master = states.view("u", "w").float(), states.master("u", "w")
+    states.parameters.write("u", "w", normal)
+    high, master = states.parameters.view("u", "w").float(), states.parameters.master("u", "w")
     ties = normal.view(torch.int32).numpy().astype(np.uint32) & 0xFFFF == 0x8000
     assert ties.mean() == 1 / 8
     assert torch.equal(master, normal)
@@ -183,7 +185,7 @@ def test_a_tied_weight_is_found_under_its_other_name(poured, tmp_path):
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
     model, states = poured(source)
     (spec,) = model.unit("embed").layout.parameters
-    assert model.tied and torch.equal(states.master("embed", spec.name), embedding)
+    assert model.tied and torch.equal(states.parameters.master("embed", spec.name), embedding)
 
 
 @pytest.mark.parametrize("stored", STORED)

@@ -46,7 +46,7 @@ def test_planes_hold_what_the_library_loads(opened, family, tied, dtype):
     plain = dict(loaded.named_parameters())
     for unit in model.units:
         for spec in unit.layout.parameters:
-            master = states.master(unit.name, spec.name)
+            master = states.parameters.master(unit.name, spec.name)
             assert torch.equal(master, plain[spec.full_name]), spec.full_name
     size = model.parameter_count * 4  # the file is in fp32
     assert found == sorted(found)

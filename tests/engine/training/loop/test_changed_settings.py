@@ -254,7 +254,7 @@ def masters_on_disk(run, model) -> dict[str, torch.Tensor]:
         ("weight_high", "weight_low"),
     )
     masters = {
-        spec.full_name: states.master(unit.name, spec.name)
+        spec.full_name: states.parameters.master(unit.name, spec.name)
         for unit in model.units
         for spec in unit.layout.parameters
     }

@@ -174,7 +174,7 @@ def test_a_skipped_step_is_one_that_torch_does_not_take():
     theirs = dict(plain.named_parameters())
     for unit in run.model.units:
         for spec in unit.layout.parameters:
-            ours = run.host_states.master(unit.name, spec.name)
+            ours = run.host_states.parameters.master(unit.name, spec.name)
             # One update more in AdamW's count would change weights by several thousandths.
             torch.testing.assert_close(ours, theirs[spec.full_name].data, rtol=0, atol=1e-4)
     run.close()

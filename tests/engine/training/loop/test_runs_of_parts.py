@@ -73,9 +73,11 @@ def test_weights_in_fp32_are_rounded_as_transformers_rounds_them(tmp_path):
             for spec in unit.layout.parameters:
                 if spec.frozen:
                     expected = plain.get_parameter(spec.full_name).to(torch.bfloat16)
-                    assert torch.equal(opened.host_states.view(unit.name, spec.name), expected)
                     assert torch.equal(
-                        opened.host_states.master(unit.name, spec.name), expected.float()
+                        opened.host_states.parameters.view(unit.name, spec.name), expected
+                    )
+                    assert torch.equal(
+                        opened.host_states.parameters.master(unit.name, spec.name), expected.float()
                     )
                     compared += 1
         assert compared > 3
@@ -119,7 +121,7 @@ def test_a_run_starts_from_weights_of_one_that_trained_others(tmp_path, first, s
     run = train(tmp_path, "first", **{"model.dtype": dtype} | first)
     with open_checkpoint(tmp_path / "first", run.folder.id) as opened:
         expected = {
-            spec.full_name: opened.host_states.master(unit.name, spec.name)
+            spec.full_name: opened.host_states.parameters.master(unit.name, spec.name)
             for unit in opened.model.units
             for spec in unit.layout.parameters
         }
