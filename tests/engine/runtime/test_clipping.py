@@ -34,8 +34,9 @@ def test_the_factor_is_that_of_torch_even_for_tiny_gradients(limit):
     state = SimpleNamespace(norms=norms, clip=torch.ones(2))
     context = SimpleNamespace(
         state=state,
-        summary=torch.zeros(3, dtype=torch.float64),
-        clip_factor=torch.zeros(1),
+        summary=SimpleNamespace(
+            norms=torch.zeros(3, dtype=torch.float64), clip_factor=torch.zeros(1)
+        ),
         plan=StepPlan(()),
     )
     for kind in (OpKind.SUMMARY, OpKind.CLIP):
@@ -54,5 +55,6 @@ def test_a_loss_or_a_norm_that_is_not_finite_ends_the_step(bad, place, what):
     norms[place] = bad
     step = StepUnderWay(StepInputs(number=3, batches=[], loss_scale=1.0, max_grad_norm=1.0))
     with pytest.raises(NonFiniteError, match=f"The {what} of step 3 is not a finite number"):
-        WORK[OpKind.CLIP](SimpleNamespace(summary=norms), None, step)
+        summary = SimpleNamespace(norms=norms)
+        WORK[OpKind.CLIP](SimpleNamespace(summary=summary), None, step)
     assert step.result is None

@@ -13,7 +13,7 @@ from engine.errors import FitError, ModelError
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.cpu_backend import CpuBackend
-from engine.runtime.host import host_states, mapped_memory, ram_planes
+from engine.runtime.host import mapped_memory, parameters, ram_planes
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer import fp32_chunks
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -87,7 +87,7 @@ def test_memory_is_zeroed_and_shared_by_array_tensor_and_view():
 @pytest.mark.parametrize("threads", [1, 3])
 def test_fp32_survives_the_split_bit_for_bit(threads, monkeypatch):
     monkeypatch.setattr(
-        host_states, "ranges", lambda a, b, size=0: [(i, min(i + 999, b)) for i in range(a, b, 999)]
+        parameters, "ranges", lambda a, b, size=0: [(i, min(i + 999, b)) for i in range(a, b, 999)]
     )
     generator = np.random.default_rng(0)
     values = generator.integers(0, 2**32, (50, 400), np.uint32)
