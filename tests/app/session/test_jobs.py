@@ -196,7 +196,7 @@ def test_loading_that_is_cancelled_gives_its_memory_back(run, tmp_path, monkeypa
 
     def noted(store):
         close(store)
-        closed.append(store.allocated_bytes)
+        closed.append(store.ram.nbytes)
 
     monkeypatch.setattr(HostStates, "close", noted)
     config = make_config(run[0].parent)

@@ -113,12 +113,12 @@ def test_a_step_that_is_not_finite_changes_nothing_and_neither_does_the_next():
         norms.fill_(value)
         share = StepShard.of(random_batches(2, seed=1), WHOLE)
         step = run.engine._training_step(1, share, 1e-2)
-        ops = run.engine._train.ops
+        executor = run.engine._train
         for op in run.engine.plan.ops:
             if op.kind in ("summary", "update_in_place"):
-                ops.work(op, step)()
+                executor.work(op, step)()
 
-    run.engine._train.ops.begin()
+    run.engine._train._begin()
     of_norms("not finite", float("nan"))
     of_norms("finite again", 1.0)
     for key, plane in before.items():

@@ -168,6 +168,6 @@ def test_neither_memory_of_the_host_nor_of_the_device_is_more_than_counted():
     assert engine.host_states.allocated == ("adamw", False)
     assert engine.host_states.ram.nbytes == 12 * sum(units.values())
     chunk = max(size for unit, size in units.items() if unit.startswith("block"))
-    rings = engine.engine._parts.gradient_rings.values()
+    rings = engine.engine._context.gradient_rings.values()
     assert [each.nbytes for each in rings] == [2 * chunk] * GRADIENT_RINGS
     engine.close()

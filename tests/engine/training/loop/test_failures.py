@@ -117,7 +117,7 @@ def test_a_loss_that_is_not_finite_beside_another_error_leaves_no_mixture(
         if number == 5:
             drain(self)
             if is_home:
-                self._parts.host_states.held.begin(5, "head")
+                self._states.held.begin(5, "head")
             broken.append(number)
             raise RuntimeError("the kernel failed")
         train_step(self, number, *arguments)
