@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from engine.planning.fit.checkpoint_sizes import export_bytes
 from engine.runs.record.events import BestKept
 from engine.runs.record.validation import Score
 from engine.text import in_gib
-from engine.training.checkpoints.async_writer import AsyncCheckpoint
+from engine.training.checkpoints.async_writer import AsyncCheckpoint, AsyncWriter
 from engine.training.checkpoints.checkpoint import (
     CheckpointInfo,
     Contents,
@@ -35,18 +34,6 @@ from engine.training.checkpoints.checkpoint import (
 from engine.training.checkpoints.plane_snapshot import Ended, Snapshot
 from engine.training.loop.prepare import Prepared
 from engine.training.loop.session import Session
-
-_POLL_SECONDS = 0.1
-"""Seconds between two checks for requests while waiting for the weights."""
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    """Weights that are being written while steps continue."""
-
-    step: int
-    snapshot: Snapshot
-    writing: AsyncCheckpoint
 
 
 class BestWeights:
@@ -59,7 +46,6 @@ class BestWeights:
     def __init__(self, session: Session, prepared: Prepared, gives_way: Callable[[], bool]):
         self._session = session
         self._prepared = prepared
-        self._gives_way = gives_way
         self._root = session.folder.best_path
         output, shape = session.config.output, prepared.planned.job.shape
         exported = export_bytes(session.config, shape)
@@ -69,7 +55,7 @@ class BestWeights:
             "the export": exported if output.export else 0,
         }
         """Bytes on the disk that are reserved for these, by name."""
-        self._under_way: _UnderWay | None = None
+        self._writer = AsyncWriter(prepared.host_states, prepared.copies, gives_way)
         self._warned = False
         if output.keeps_best and len(prepared.data.eval) and not self._is_on:
             self._warn_once("The best weights are not kept: the disk has no room for them.")
@@ -146,17 +132,10 @@ class BestWeights:
             self._record(info, score, waited=info.seconds, copied=0)
 
     def _begin(self, score: Score, contents: Contents) -> None:
-        prepared, step = self._prepared, score.step
-        snapshot = Snapshot(prepared.host_states, contents.planes, prepared.copies, self._gives_way)
-        prepared.host_states.held.read_by(step, snapshot)
-        beside = Contents(
-            contents.host_states, contents.state, contents.buffers, snapshot, holds="weights"
-        )
-        write = partial(write_checkpoint, self._root, step, beside, 1)
-        record = partial(self._record_snapshot, score=score, snapshot=snapshot)
-        self._under_way = _UnderWay(step, snapshot, AsyncCheckpoint(snapshot, write, record))
+        record = partial(self._record_snapshot, score)
+        self._writer.begin(self._root, score.step, contents, 1, record)
 
-    def _record_snapshot(self, info: CheckpointInfo, score: Score, snapshot: Snapshot) -> None:
+    def _record_snapshot(self, score: Score, info: CheckpointInfo, snapshot: Snapshot) -> None:
         self._record(info, score, snapshot.waited_seconds, snapshot.copied_bytes)
 
     def _record(self, info: CheckpointInfo, score: Score, waited: float, copied: int) -> None:
@@ -188,37 +167,29 @@ class BestWeights:
 
     def poll(self) -> None:
         """Records weights that were written meanwhile."""
-        if self._under_way is not None and self._under_way.writing.is_done:
-            self._take_note()
+        self._take_note(self._writer.ended())
 
     def finish(self, poll: Callable[[], None] | None = None) -> None:
         """Waits for the weights that are being written. `poll` is called meanwhile, and may raise
         to end the wait.
         """
-        while self._under_way is not None:
-            if self._under_way.writing.wait(_POLL_SECONDS):
-                self._take_note()
-            elif poll is not None:
-                poll()
+        self._take_note(self._writer.finished(poll))
 
     def cancel(self) -> None:
         """Gives up the weights that are being written."""
-        if self._under_way is not None:
-            self._under_way.writing.cancel()
-            with contextlib.suppress(Exception):  # they are not to be written any more
-                self._take_note()
+        with contextlib.suppress(Exception):  # they are not to be written any more
+            self._take_note(self._writer.cancelled())
 
     def close(self) -> None:
         """Finishes the weights that are being written, after an error too."""
         with contextlib.suppress(Exception):  # the error that ends the run is known already
             self.finish()
 
-    def _take_note(self) -> None:
-        assert self._under_way is not None
-        done, self._under_way = self._under_way, None
-        self._prepared.host_states.held.release(done.snapshot)
+    def _take_note(self, done: AsyncCheckpoint | None) -> None:
+        if done is None:
+            return
         try:
-            done.writing.result()
+            done.result()
         except Ended:
             pass  # it gave way, or better ones take its place
         except CheckpointError as error:

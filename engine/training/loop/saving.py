@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from engine.config.settings import TrainConfig
 from engine.planning.fit import checkpoint_sizes
 from engine.runs.record.events import CheckpointWritten
 from engine.text import in_gb, in_seconds
-from engine.training.checkpoints.async_writer import AsyncCheckpoint
+from engine.training.checkpoints.async_writer import AsyncCheckpoint, AsyncWriter
 from engine.training.checkpoints.checkpoint import (
     CheckpointInfo,
     Contents,
@@ -40,18 +40,6 @@ from engine.training.loop.prediction_check import PredictionCheck
 from engine.training.loop.prepare import Prepared
 from engine.training.loop.resume import resume_state
 from engine.training.loop.session import Session
-
-_POLL_SECONDS = 0.1
-"""Seconds between two checks for requests while waiting for a checkpoint."""
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    """A checkpoint that is being written while steps continue."""
-
-    step: int
-    snapshot: Snapshot
-    writing: AsyncCheckpoint
 
 
 class Saver:
@@ -72,10 +60,9 @@ class Saver:
         self._session = session
         self._prepared = prepared
         self._prediction_check = prediction_check
-        self._asks_to_end = asks_to_end
         self._kind = session.config.output.checkpoint
         self._saved_step = self._full_step = prepared.step
-        self._under_way: _UnderWay | None = None
+        self._writer = AsyncWriter(prepared.host_states, prepared.copies, asks_to_end)
         keeps_none = self._kind == "none" and not prepared.planned.keeps_best
         if keeps_none and not session.config.output.export:
             session.log(
@@ -127,14 +114,14 @@ class Saver:
         contents = self._contents(config)
         if contents.most_bytes < checkpoint_sizes.SMALL_BYTES:
             return False
-        if self._under_way is not None:
-            is_new = step != self._under_way.step  # it may be asked for twice
+        if self._writer.under_way is not None:
+            is_new = step != self._writer.under_way.step  # it may be asked for twice
             if is_new and self._due is None:
                 self._due = step
                 self._session.log(
                     "info",
                     f"The checkpoint that fell due after step {step:,} is postponed: that of step "
-                    f"{self._under_way.step:,} is still being written.",
+                    f"{self._writer.under_way.step:,} is still being written.",
                 )
         else:
             due_step = self._take_due(step)
@@ -150,12 +137,12 @@ class Saver:
         """
         if self.has(step):
             return True
-        if self._under_way is not None:
-            if self._under_way.step == step:
+        if self._writer.under_way is not None:
+            if self._writer.under_way.step == step:
                 return True
-            if not self._under_way.writing.is_done:
+            if not self._writer.under_way.is_done:
                 return False
-            self._take_note()
+            self._take_note(self._writer.ended())
         keep = config.output.keep_checkpoints
         return self._begin(step, self._take_due(step), self._contents(config), keep)
 
@@ -172,35 +159,16 @@ class Saver:
         `step` is the last step that was submitted. Raises what the writing raised, such as
         DiskFullError.
         """
-        if self._under_way is not None and self._under_way.writing.is_done:
-            self._take_note()
+        self._take_note(self._writer.ended())
         # A step that failed may have to be repeated before it can be saved.
-        if self._due is not None and self._due <= step and self._under_way is None:
+        if self._due is not None and self._due <= step and self._writer.under_way is None:
             self.begin(step, config)
 
     def _begin(self, step: int, due_step: int, contents: Contents, keep: int) -> bool:
-        prepared = self._prepared
-        snapshot = Snapshot(
-            prepared.host_states, contents.planes, prepared.copies, self._asks_to_end
-        )
-        if not prepared.host_states.held.read_by(step, snapshot):
-            return False
-        write = partial(
-            self._write_snapshot,
-            step,
-            replace(contents, snapshot=snapshot),
-            keep,
-        )
-        record = partial(self._record, snapshot=snapshot, due_step=due_step)
-        self._under_way = _UnderWay(step, snapshot, AsyncCheckpoint(snapshot, write, record))
-        return True
+        root, record = self._session.folder.checkpoints_path, partial(self._record, due_step)
+        return self._writer.begin(root, step, contents, keep, record)
 
-    def _write_snapshot(self, step: int, contents: Contents, keep: int) -> CheckpointInfo:
-        assert contents.snapshot is not None
-        contents.snapshot.wait_until_ready()
-        return write_checkpoint(self._session.folder.checkpoints_path, step, contents, keep)
-
-    def _record(self, info: CheckpointInfo, snapshot: Snapshot, due_step: int) -> None:
+    def _record(self, due_step: int, info: CheckpointInfo, snapshot: Snapshot) -> None:
         """Records a checkpoint that is complete; its own thread calls this."""
         self._session.recorder.emit(
             CheckpointWritten(
@@ -215,15 +183,14 @@ class Saver:
             )
         )
 
-    def _take_note(self) -> None:
-        """Takes over the result of the checkpoint under way, which is done. Raises what its writing
+    def _take_note(self, done: AsyncCheckpoint | None) -> None:
+        """Takes over the result of a checkpoint that has ended, if one has. Raises what its writing
         raised.
         """
-        assert self._under_way is not None
-        done, self._under_way = self._under_way, None
-        self._prepared.host_states.held.release(done.snapshot)
+        if done is None:
+            return
         try:
-            info = done.writing.result()
+            info = done.result()
         except Ended:
             # Its step failed before it was applied, or it gave way to an update.
             self._due = self._due or done.step
@@ -235,8 +202,9 @@ class Saver:
         anew after it was begun. No lane may be working.
         """
         is_full = self._full_step == step
-        if self._under_way is not None and self._under_way.step == step:
-            self._under_way.writing.wait()
+        under_way = self._writer.under_way
+        if under_way is not None and under_way.step == step:
+            under_way.wait()
             is_full = self._kind == "full"
         path = self._path(step)
         if not is_full or not path.is_dir():
@@ -303,19 +271,15 @@ class Saver:
 
         `poll` is called meanwhile, and may raise to end the wait. Raises what the writing raised.
         """
-        while self._under_way is not None:
-            if self._under_way.writing.wait(_POLL_SECONDS):
-                self._take_note()
-            elif poll is not None:
-                poll()
+        self._take_note(self._writer.finished(poll))
 
     def cancel(self, but_of: int | None = None) -> None:
         """Cancels the checkpoint that is under way, unless it is that of step `but_of`."""
         self._due = None
-        if self._under_way is not None and self._under_way.step != but_of:
-            self._under_way.writing.cancel()
+        under_way = self._writer.under_way
+        if under_way is not None and under_way.step != but_of:
             with contextlib.suppress(Exception):  # it was not to be written any more
-                self._take_note()
+                self._take_note(self._writer.cancelled())
             self._due = None
 
     def finish_or_cancel(self, step: int, is_whole: bool) -> None:
@@ -331,14 +295,15 @@ class Saver:
 
     def close(self) -> None:
         """Finishes the checkpoint under way, after an error too, if its step was applied."""
-        if self._under_way is None:
+        under_way = self._writer.under_way
+        if under_way is None:
             return
-        if not self._under_way.snapshot.is_ready:
+        if not under_way.snapshot.is_ready:
             # While a lane waits for disk space, it cannot be drained.
             self._session.recorder.wait_for_disk_space(None)
             with contextlib.suppress(Exception):  # the error that ends the run is known already
                 self._prepared.drain()
-        if self._under_way.snapshot.is_ready:
+        if under_way.snapshot.is_ready:
             with contextlib.suppress(Exception):
                 self.finish()
         else:

@@ -31,8 +31,8 @@ LEARNED = (
     ),
     Change(
         "best-weights-not-protected",
-        BEST_WEIGHTS,
-        "        prepared.host_states.held.read_by(step, snapshot)\n",
+        "engine/training/checkpoints/async_writer.py",
+        "        if not self._states.held.read_by(step, snapshot):\n            return False\n",
         "        snapshot.arm()\n",
         "Updates of later steps change the best weights while they are written.",
         (BEST,),

@@ -60,12 +60,7 @@ def hold_writing(snapshot, until) -> None:
 
 def begin(root, states, snapshot, step: int = 1, told=lambda info: None) -> AsyncCheckpoint:
     contents = Contents(states, {"step": step}, snapshot=snapshot)
-
-    def write():
-        snapshot.wait_until_ready()
-        return write_checkpoint(root, step, contents, keep=2)
-
-    return AsyncCheckpoint(snapshot, write, told)
+    return AsyncCheckpoint(root, step, contents, 2, lambda info, _: told(info))
 
 
 def update_all(states, snapshot, other) -> None:

@@ -322,8 +322,8 @@ def test_one_that_is_begun_again_at_its_own_step_was_not_postponed(tmp_path, mon
         wait(self)
 
     def looking(self, step, config):
-        if self._under_way is not None and step == 4:
-            self._under_way.writing.wait(20)
+        if self._writer.under_way is not None and step == 4:
+            self._writer.under_way.wait(20)
         poll(self, step, config)
 
     monkeypatch.setattr(Snapshot, "wait_until_ready", giving_way)
