@@ -128,12 +128,13 @@ def build_engines(
             raise workers.explained(error) from error
     own = replace(settings, collectives=workers.collectives.spanning(nodes_per_replica))
     try:
-        engine = RankZeroEngine(parts.model, parts.host_states, parts.backend, own, parts.adamw)
+        engine = RankZeroEngine(
+            workers, parts.model, parts.host_states, parts.backend, own, parts.adamw
+        )
     except BaseException:
         workers.collect(Done)
         workers.ask(CloseEngine())  # they may be asked to build another
         raise
-    engine.connect(workers)
     workers.collect(Done)
     return engine
 

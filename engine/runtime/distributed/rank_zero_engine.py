@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from engine.errors import NonFiniteError, RankError
+from engine.model.build.units import StreamedModel
+from engine.runtime.device.backend import Backend
 from engine.runtime.distributed.messages import (
     Accompany,
     CloseEngine,
@@ -25,7 +27,9 @@ from engine.runtime.distributed.messages import (
     Train,
 )
 from engine.runtime.distributed.worker_group import WorkerGroup
-from engine.runtime.step.engine_settings import AppliedStep
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_states import HostStates
+from engine.runtime.step.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.step.step import StepShard
 from engine.runtime.step.streaming_engine import StreamingEngine
 
@@ -33,10 +37,16 @@ from engine.runtime.step.streaming_engine import StreamingEngine
 class RankZeroEngine(StreamingEngine):
     """The engine of rank 0. The ranks of `workers` have engines of the same plan."""
 
-    workers: WorkerGroup
-
-    def connect(self, workers: WorkerGroup) -> None:
-        """Connects the engine to the engines of `workers`, before it runs anything."""
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        model: StreamedModel,
+        states: HostStates,
+        backend: Backend,
+        settings: EngineSettings,
+        adamw: HostAdamW,
+    ):
+        super().__init__(model, states, backend, settings, adamw)
         self.workers = workers
         if self.choices.nodes_per_replica > 1:
             self.passes.accompany_by(self._accompanied)
