@@ -8,15 +8,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.host_threads import default_threads
 from engine.training.checkpoints.checkpoint import CheckpointInfo, Contents, write_checkpoint
 from engine.training.checkpoints.plane_snapshot import Snapshot
 from engine.training.checkpoints.staging import StagingBuffers
-
-if TYPE_CHECKING:
-    from engine.runtime.host.host_states import HostStates
 
 POLL_SECONDS = 0.1
 """Seconds between two checks for requests while waiting for a checkpoint."""
