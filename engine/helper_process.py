@@ -60,7 +60,7 @@ class HelperProcess:
         changes between the processes, as far as the system allows it.
         """
         for pipe in (self._input, self._output):
-            with contextlib.suppress(OSError, AttributeError):
+            with contextlib.suppress(OSError):
                 fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def send(self, *contents: bytes) -> None:

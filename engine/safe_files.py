@@ -355,7 +355,7 @@ def decoded(path: Path, content: bytes, kind: type[T] | Any) -> T:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
         raise FileFault(path, f"is not as this program writes it ({_short(error)})") from None
-    except (msgspec.MsgspecError, ValueError) as error:
+    except ValueError as error:
         raise FileFault(path, f"is not valid JSON ({_short(error)})") from None
     except RecursionError:
         raise FileFault(path, "is not valid JSON (it is nested too deeply)") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import math
@@ -41,12 +40,9 @@ def give_back_free_memory() -> None:
     """Returns freed memory, which the allocator of the C library keeps, to the kernel.
 
     How much the allocator keeps depends on the order in which threads free memory. Without this
-    call, the resident size of the same program varies by a hundred MiB. Only glibc supports it.
+    call, the resident size of the same program varies by a hundred MiB.
     """
-    # Other C libraries lack this function, and on Windows a library cannot be opened without a
-    # name.
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 # ---------------------------------------------------------------- CPU

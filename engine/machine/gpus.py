@@ -141,14 +141,8 @@ def _open_nvml() -> tuple[Any, str]:
     """Returns the initialized library and an empty text, or None and one sentence on why it is
     missing.
     """
-    try:
-        import pynvml
-    except ImportError:
-        return (
-            None,
-            "The package nvidia-ml-py is not installed, so GPUs are not seen; blocks compute on "
-            "the CPU.",
-        )
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

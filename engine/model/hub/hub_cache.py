@@ -87,6 +87,12 @@ LISTED = (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX)
 """Files of which the first that a folder has lists its weights."""
 
 
+class _Config(Struct):
+    """What is used of a configuration."""
+
+    transformers_weights: str | None = None
+
+
 class _Index(Struct):
     """What is used of an index."""
 
@@ -101,8 +107,8 @@ def weight_files(names: Collection[str], read: Callable[[str], bytes]) -> list[s
     no weights, or if its index names files outside of it or more than any model has.
     """
     try:
-        config = msgspec.json.decode(read(CONFIG)) if CONFIG in names else {}
-        own = config.get("transformers_weights")
+        config = read(CONFIG) if CONFIG in names else b"{}"
+        own = msgspec.json.decode(config, type=_Config).transformers_weights
         wanted = [own] if own else LISTED
         there = [name for name in wanted if name in names]
         if not there:
@@ -114,6 +120,6 @@ def weight_files(names: Collection[str], read: Callable[[str], bytes]) -> list[s
         # A stranger's index may name files elsewhere.
         outside = [name for name in listed if ".." in Path(name).parts or Path(name).is_absolute()]
         return [] if outside or len(listed) > _MOST_FILES else [first, *listed]
-    except (OSError, msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         # Transformers would not read such a file either.
         return []

@@ -83,7 +83,7 @@ def safetensors_header_of(opened: BinaryIO, size: int) -> tuple[int, dict[str, S
 def _decoded(header: bytes) -> dict[str, SafetensorsEntry]:
     try:
         entries = _DECODER.decode(header)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         raise Contradiction("its header is not that of safetensors") from None
     entries.pop("__metadata__", None)
     # JSON with the same name twice is decoded to the last of the two.

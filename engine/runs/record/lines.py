@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Union
 
-from msgspec import MsgspecError
 from msgspec.json import Decoder
 
 from engine import safe_files
@@ -76,7 +75,7 @@ def parse_line(line: bytes) -> Record:
             return Record(
                 envelope.run_id, envelope.seq, envelope.time, _event(line), envelope.elapsed
             )
-        except (MsgspecError, ValueError, RecursionError):
+        except (ValueError, RecursionError):
             # json may still accept the line, for example one with an unknown kind, with a field
             # named twice, or with NaN where any value is allowed.
             pass

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import MsgspecError
 from msgspec.json import Decoder, Encoder
 
 from engine import safe_files
@@ -98,7 +97,7 @@ def _result_in(line: bytes) -> BenchmarkResult | None:
     """Returns the result in a line, or None if the line is damaged."""
     try:
         result = _decode(line)
-    except (MsgspecError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return None
     numbers = (result.value, result.error, result.time)
     if not all(number is None or math.isfinite(number) for number in numbers):

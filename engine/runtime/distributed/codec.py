@@ -40,10 +40,7 @@ _ARRAYS = {
 """Arrays have these types of elements, by the names that they have in messages."""
 _MOST_AXES = 8
 # Bytes may claim a list that no memory holds, or lists in lists in lists.
-_UNREADABLE = (
-    *(msgspec.MsgspecError, ValueError, TypeError, ArithmeticError),
-    *(MemoryError, RecursionError),
-)
+_UNREADABLE = (ValueError, TypeError, ArithmeticError, MemoryError, RecursionError)
 
 
 class MessageError(RamstreamError):

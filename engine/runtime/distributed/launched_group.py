@@ -297,7 +297,7 @@ def connect_to_rank_zero(launched: Launched, handshake: Handshake) -> Connection
                 connection.send(handshake)
                 answer = connection.receive(FIRST_BYTES)
                 break
-            except (OSError, EOFError, MessageError, msgspec.MsgspecError) as error:
+            except (OSError, EOFError, MessageError, msgspec.DecodeError) as error:
                 if stream is not None:
                     stream.close()
                 if time.monotonic() > until:

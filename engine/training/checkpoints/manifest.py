@@ -239,7 +239,7 @@ def _typed(path: Path, content: bytes) -> Manifest:
     try:
         manifest = msgspec.convert(body | {"manifest_bytes": len(content)}, Manifest)
         _verify_state(manifest.state)
-    except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         why = str(error).splitlines()[0][:200].rstrip(".")
         raise CheckpointError(
             f"Checkpoint {path} is damaged: {MANIFEST} is not as this program writes it ({why})."

@@ -55,6 +55,10 @@ class Made:
                 return drawn.random() < 0.5
             case inspect.IntType():
                 return drawn.choice([0, 1, -1, drawn.getrandbits(31), 2**63 - 1, -(2**63)])
+            case inspect.Metadata(kind):
+                return self.value(kind)
+            case inspect.FloatType() if (info.le, info.lt) != (None, None):
+                return 0.5 * drawn.random()  # within the limits of all settings in messages
             case inspect.FloatType():
                 return drawn.choice([0.0, -0.0, 1e-300, 0.1, float("inf"), drawn.random()])
             case inspect.StrType():
