@@ -65,7 +65,9 @@ def peak_at_depth(
         figures = run_steps(
             planes,
             batches,
-            RunSettings(PlanChoices(micro_batches=2, offloaded_block_inputs=True), 2, 1e-4),
+            RunSettings(
+                PlanChoices().changed(micro_batches=2, offloaded_block_inputs=True), 2, 1e-4
+            ),
         )
         return figures.peak, planes.model.parameter_count
     finally:

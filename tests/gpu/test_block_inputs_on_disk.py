@@ -4,8 +4,6 @@ in any plan, whichever lane is late. Each test also runs without a GPU (`tests.s
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from engine.planning.layout import disk_chunks
@@ -26,7 +24,7 @@ pytestmark = [
 ]
 
 LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.H2D,), (Lane.D2H,), (Lane.COMPUTE,), DISK_LANES)
-EACH = dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=3 * LAYERS, micro_batches=3)
+EACH = ON_HOST.changed(disk_offloaded_block_inputs=3 * LAYERS, micro_batches=3)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +35,7 @@ def small_chunks(monkeypatch):
 
 @pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
 def test_the_bits_are_those_of_block_inputs_in_ram(lanes, plan_family, tmp_path):
-    base = dataclasses.replace(ON_HOST, **PLAN_FAMILIES[plan_family])
+    base = ON_HOST.changed(**PLAN_FAMILIES[plan_family])
     expected = planes_after(base, tmp_path, backend=lanes())
     for choices in with_block_inputs_on_disk(base, plan_family):
         assert_same_bits(planes_after(choices, tmp_path, backend=lanes()), expected)
@@ -46,10 +44,8 @@ def test_the_bits_are_those_of_block_inputs_in_ram(lanes, plan_family, tmp_path)
 @pytest.mark.parametrize("units", [0, 3], ids=["alone", "beside moments"])
 @pytest.mark.parametrize("late", LATE, ids=str)
 def test_delays_change_nothing(lanes, late, units, tmp_path):
-    expected = planes_after(
-        dataclasses.replace(EACH, disk_offloaded_block_inputs=0), tmp_path, backend=lanes()
-    )
-    choices = dataclasses.replace(EACH, disk_offloaded_units=units)
+    expected = planes_after(EACH.changed(disk_offloaded_block_inputs=0), tmp_path, backend=lanes())
+    choices = EACH.changed(disk_offloaded_units=units)
     assert_same_bits(planes_after(choices, tmp_path, backend=lanes(late)), expected)
 
 

@@ -58,8 +58,7 @@ def device_updates(request, monkeypatch):
 
     def with_homes(job, target, *coarse):
         chosen = choose(job, target, *coarse)
-        choices = replace(
-            chosen.choices,
+        choices = chosen.choices.changed(
             device_updated_units=units,
             gpu_resident_units=gpu_resident,
             blocks_kept_in_slots=0,

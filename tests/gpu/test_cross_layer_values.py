@@ -4,8 +4,6 @@ plan gives the same bits.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.runtime.device.backend import Backend
@@ -50,4 +48,4 @@ def test_any_plan_gives_the_same_bits(deterministic, family):
     # An engine that is closed has ended the lanes of its backend, so each has one of its own.
     expected = planes_after(family, BASE, CudaBackend())
     for choices in PLANS.values():
-        assert_same_bits(planes_after(family, replace(BASE, **choices), CudaBackend()), expected)
+        assert_same_bits(planes_after(family, BASE.changed(**choices), CudaBackend()), expected)

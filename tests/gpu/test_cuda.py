@@ -4,7 +4,6 @@ they hold there. Law 3 is in test_lanes.py.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 
 import numpy as np
@@ -43,7 +42,7 @@ def plain_float32():
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "gpt2", "phi3", "qwen3_moe"])
 def test_cuda_equals_cpu_in_float32(family, tied):
     plain = plain_model(tiny_config(family, tie_word_embeddings=tied))
-    choices = PlanChoices(micro_batches=2)
+    choices = PlanChoices().changed(micro_batches=2)
     cpu, gpu = streamed(plain, choices), streamed(plain, choices, backend=CudaBackend())
     for step in range(1, 6):
         device_updates = []
@@ -93,7 +92,7 @@ def streamed_against_resident(backend, **changes) -> None:
         max_position_embeddings=256,
     )
     rows = Rows(count=4, length=128, loss_chunk=100)
-    compare_in_bf16(config, rows, PlanChoices(micro_batches=2, **changes), backend)
+    compare_in_bf16(config, rows, PlanChoices().changed(micro_batches=2, **changes), backend)
 
 
 def test_streamed_equals_resident_in_bf16():
@@ -106,7 +105,7 @@ def test_compiled_equals_resident_in_bf16():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_compiled_gives_the_same_bits_in_any_plan(deterministic, dtype):
-    base = dataclasses.replace(BASE, compiled=True)
+    base = BASE.changed(compiled=True)
     expected = planes_after(base, CudaBackend(), dtype=dtype)
     for changes in (
         dict(blocks_without_recompute=3),
@@ -115,19 +114,17 @@ def test_compiled_gives_the_same_bits_in_any_plan(deterministic, dtype):
         dict(rounds=2, main_grad="device", blocks_without_recompute=3),
     ):
         assert_same_bits(
-            planes_after(dataclasses.replace(base, **changes), CudaBackend(), dtype=dtype), expected
+            planes_after(base.changed(**changes), CudaBackend(), dtype=dtype), expected
         )
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_optimizers_on_the_device_round_as_those_on_the_host(deterministic, compiled):
-    base = dataclasses.replace(
-        BASE, rounds=2, main_grad="device", blocks_without_recompute=3, compiled=compiled
+    base = BASE.changed(rounds=2, main_grad="device", blocks_without_recompute=3, compiled=compiled)
+    device_updates = base.changed(
+        device_updated_units=("embed", "block 0", "block 1", "head"), update_buffers=2
     )
-    device_updates = dataclasses.replace(
-        base, device_updated_units=("embed", "block 0", "block 1", "head"), update_buffers=2
-    )
-    spare = dataclasses.replace(device_updates, update_buffers=4, spare_buffers=2, spare_blocks=2)
+    spare = device_updates.changed(update_buffers=4, spare_buffers=2, spare_blocks=2)
     host, device, spares = (
         planes_after(choices, CudaBackend(), dtype="float32")
         for choices in (base, device_updates, spare)
@@ -157,14 +154,14 @@ def reference():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["the same plan", *SAME_BITS])
 def test_any_plan_gives_the_same_bits(deterministic, reference, name, dtype, tied):
-    choices = dataclasses.replace(BASE, **SAME_BITS.get(name, {}))
+    choices = BASE.changed(**SAME_BITS.get(name, {}))
     assert_same_bits(
         planes_after(choices, CudaBackend(), dtype=dtype, tied=tied), reference[dtype, tied]
     )
 
 
 def test_fp32_sums_over_rounds_keep_their_bits(deterministic, reference):
-    choices = dataclasses.replace(BASE, rounds=2, main_grad="device")
+    choices = BASE.changed(rounds=2, main_grad="device")
     assert_same_bits(
         planes_after(choices, CudaBackend(), dtype="bfloat16"), reference["bfloat16", False]
     )
@@ -172,7 +169,7 @@ def test_fp32_sums_over_rounds_keep_their_bits(deterministic, reference):
 
 def test_dropout_draws_the_same_numbers_in_the_recompute(deterministic):
     recomputed = planes_after(BASE, CudaBackend(), family="gpt2", dropout=0.2)
-    kept = dataclasses.replace(BASE, blocks_kept_in_slots=3, blocks_without_recompute=3)
+    kept = BASE.changed(blocks_kept_in_slots=3, blocks_without_recompute=3)
     assert_same_bits(planes_after(kept, CudaBackend(), family="gpt2", dropout=0.2), recomputed)
 
 
@@ -186,7 +183,9 @@ def test_transfers_run_under_compute():
         figures = run_steps(
             planes,
             random_rows([4, 4], 512, 512),
-            RunSettings(PlanChoices(micro_batches=2, offloaded_block_inputs=True), 3, 1e-4),
+            RunSettings(
+                PlanChoices().changed(micro_batches=2, offloaded_block_inputs=True), 3, 1e-4
+            ),
         )
     finally:
         if planes is not None:
@@ -213,7 +212,9 @@ def test_peak_memory_does_not_grow_with_depth():
 def test_watching_a_step_adds_no_synchronization():
     """Law 8."""
     run = streamed(
-        plain_model(tiny_config("qwen2")), PlanChoices(micro_batches=2), backend=CudaBackend()
+        plain_model(tiny_config("qwen2")),
+        PlanChoices().changed(micro_batches=2),
+        backend=CudaBackend(),
     )
     batches = random_batches(2, seed=1)
     run.engine.train_step(1, batches, RATE)
@@ -236,7 +237,9 @@ def test_watching_a_step_adds_no_synchronization():
 
 def test_running_out_of_device_memory_is_told_plainly():
     backend = CudaBackend()
-    run = streamed(plain_model(tiny_config("qwen2")), PlanChoices(micro_batches=1), backend=backend)
+    run = streamed(
+        plain_model(tiny_config("qwen2")), PlanChoices().changed(micro_batches=1), backend=backend
+    )
     backend.limit_memory(torch.cuda.memory_reserved() + (64 << 20))
     try:
         with pytest.raises(FitError, match="ran out of memory"):
@@ -273,7 +276,7 @@ def test_steps_on_memory_that_is_not_registered_give_the_same_bits(
         if home == "device"
         else {}
     )
-    choices = PlanChoices(micro_batches=2, offloaded_block_inputs=True, **changes)
+    choices = PlanChoices().changed(micro_batches=2, offloaded_block_inputs=True, **changes)
     plain, planes = plain_model(tiny_config("qwen2")), []
     for refused in (False, True):
         with monkeypatch.context() as patched:

@@ -5,7 +5,6 @@ plan, whichever lane is late. Each test also runs without a GPU (`tests.support.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 import pytest
 
@@ -34,19 +33,19 @@ def small_chunks(monkeypatch):
 
 @pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
 def test_the_bits_are_those_of_moments_in_ram(lanes, plan_family, tmp_path):
-    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
+    base = BASE.changed(**PLAN_FAMILIES[plan_family])
     expected = planes_after(base, tmp_path, backend=lanes())
     for count in (1, 3, UNITS):
-        choices = dataclasses.replace(base, disk_offloaded_units=count)
+        choices = base.changed(disk_offloaded_units=count)
         assert_same_bits(planes_after(choices, tmp_path, backend=lanes()), expected)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["plane", "gradients on the GPU"])
 @pytest.mark.parametrize("late", LATE, ids=str)
 def test_delays_change_nothing(lanes, late, on_gpu, tmp_path):
-    base = dataclasses.replace(BASE, gradients_on_gpu=on_gpu)
+    base = BASE.changed(gradients_on_gpu=on_gpu)
     expected = planes_after(base, tmp_path, backend=lanes(), steps=3)
-    choices = dataclasses.replace(base, gpu_resident_units=1, disk_offloaded_units=3)
+    choices = base.changed(gpu_resident_units=1, disk_offloaded_units=3)
     ours = planes_after(choices, tmp_path, backend=lanes(late), steps=3)
     assert_same_bits(ours, expected)
 
@@ -55,7 +54,7 @@ def test_delays_change_nothing(lanes, late, on_gpu, tmp_path):
 def test_a_missing_wait_is_found(lanes, careless, tmp_path):
     """The delays have teeth: without the waits of one lane they change the bits."""
     slow = {Lane.READ: Lane.WRITE, Lane.WRITE: Lane.HOST, Lane.HOST: Lane.READ}[careless]
-    choices = dataclasses.replace(BASE, disk_offloaded_units=UNITS)
+    choices = BASE.changed(disk_offloaded_units=UNITS)
     expected = planes_after(choices, tmp_path, backend=lanes(), steps=3)
 
     def train_and_compare():
@@ -67,7 +66,7 @@ def test_a_missing_wait_is_found(lanes, careless, tmp_path):
 
 @pytest.mark.parametrize("lane, mixed", [("read_chunk", False), ("write_chunk", True)])
 def test_an_error_of_the_disk_ends_the_steps(lanes, lane, mixed, tmp_path, monkeypatch):
-    run = run_of(dataclasses.replace(BASE, disk_offloaded_units=2), tmp_path, backend=lanes())
+    run = run_of(BASE.changed(disk_offloaded_units=2), tmp_path, backend=lanes())
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
 

@@ -33,7 +33,7 @@ class CountingBackend(CudaBackend):
 
 
 def opened(backend=None, dtype="float32", **changes):
-    choices = PlanChoices(micro_batches=2, **changes)
+    choices = PlanChoices().changed(micro_batches=2, **changes)
     size = ROWS["rows"] * ROWS["length"]
     return streamed(plain_model(CONFIG), choices, backend=backend, dtype=dtype, tokens=size)
 
@@ -96,7 +96,7 @@ def test_what_the_compiler_times_is_not_copied_to_pinned_memory(monkeypatch, has
     if not has_room:
         monkeypatch.setattr(CompiledBlock, "_make_room", lambda *_: None)
     backend = CudaBackend()
-    choices = PlanChoices(micro_batches=1, compiled=True)
+    choices = PlanChoices().changed(micro_batches=1, compiled=True)
     wide = streamed(plain_model(WIDE), choices, backend=backend, dtype="bfloat16", tokens=rows * 64)
     widest = rows * 64 * 16384 * 2
     torch.cuda.empty_cache()

@@ -101,7 +101,7 @@ def streamed_against_resident(config, backend, length: int) -> None:
             parameter.copy_(parameter.bfloat16())
     run = streamed(
         start,
-        PlanChoices(micro_batches=2),
+        PlanChoices().changed(micro_batches=2),
         backend=backend,
         dtype="bfloat16",
         tokens=2 * length,

@@ -5,8 +5,6 @@ kernels (`tests.support.lanes`).
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -27,10 +25,10 @@ pytestmark = [
 
 @pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
 def test_the_bits_are_those_of_planes_in_host_memory(lanes, plan_family):
-    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
+    base = BASE.changed(**PLAN_FAMILIES[plan_family])
     expected = planes_after(base, backend=lanes())
     for count in (1, 3, UNITS):
-        choices = dataclasses.replace(base, gpu_resident_units=count)
+        choices = base.changed(gpu_resident_units=count)
         assert_same_bits(planes_after(choices, backend=lanes()), expected)
 
 
@@ -44,7 +42,7 @@ def test_where_an_optimizer_runs_changes_no_bit(lanes):
 
 @pytest.mark.parametrize("late", [(Lane.COMPUTE,), (Lane.HOST,), (Lane.H2D, Lane.D2H)], ids=str)
 def test_delays_change_nothing(lanes, late):
-    choices = dataclasses.replace(BASE, gpu_resident_units=3)
+    choices = BASE.changed(gpu_resident_units=3)
     expected = planes_after(choices, backend=lanes())
     assert_same_bits(planes_after(choices, backend=lanes(late)), expected)
 

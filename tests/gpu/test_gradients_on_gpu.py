@@ -5,8 +5,6 @@ gradients on the host, in any plan, whichever lane is late. Each test also runs 
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from engine.planning.schedule.ops import Lane
@@ -47,15 +45,15 @@ ON_GPU = dict(gradients_on_gpu=True)
 @pytest.mark.parametrize("dtype", slow_but(["float32", "bfloat16"], ("float32",), PLAN_SWEEP))
 @pytest.mark.parametrize("name", PLANS)
 def test_the_bits_are_those_of_a_plane_on_the_host(lanes, name, dtype):
-    choices = dataclasses.replace(BASE, **PLANS[name])
+    choices = BASE.changed(**PLANS[name])
     expected = run(choices, backend=lanes(), dtype=dtype)
     families = [
         *PLAN_FAMILIES.values(),
-        *(EMBED_AND_HEAD_FAMILIES.values() if choices.rounds == 1 else ()),
+        *(EMBED_AND_HEAD_FAMILIES.values() if choices.batching.rounds == 1 else ()),
     ]
     # Without a GPU, every plan family is compared in tests/engine/runtime.
     for plan_family in families if lanes is Lanes else families[-1:]:
-        choices_of_family = dataclasses.replace(choices, **plan_family)
+        choices_of_family = choices.changed(**plan_family)
         assert_same_bits(run(choices_of_family, backend=lanes(), dtype=dtype), expected)
 
 
@@ -64,9 +62,9 @@ def test_the_bits_are_those_of_a_plane_on_the_host(lanes, name, dtype):
 def test_delays_on_the_way_to_the_host_change_nothing(lanes, monkeypatch, name, optimizer):
     # The matrices of a tiny model are kept in 8 bits.
     monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
-    choices = dataclasses.replace(BASE, **PLANS[name])
+    choices = BASE.changed(**PLANS[name])
     expected = run(choices, backend=lanes(), optimizer=optimizer)
-    choices_of_family = dataclasses.replace(choices, **PLAN_FAMILIES["both"])
+    choices_of_family = choices.changed(**PLAN_FAMILIES["both"])
     for slow in LATE:
         assert_same_bits(run(choices_of_family, backend=lanes(slow), optimizer=optimizer), expected)
 
@@ -77,7 +75,7 @@ def test_a_lane_that_does_not_wait_is_found(lanes, careless):
     has come.
     """
     (slow,) = {Lane.GRADIENTS_OUT, Lane.HOST} - {careless}
-    choices = dataclasses.replace(BASE, **ON_GPU)
+    choices = BASE.changed(**ON_GPU)
     expected = planes_after(choices, lanes(), dtype="bfloat16")
     find_missing_waits(
         lambda: assert_same_bits(
@@ -88,7 +86,7 @@ def test_a_lane_that_does_not_wait_is_found(lanes, careless):
 
 def test_tied_embeddings_keep_their_gradient_too(lanes):
     choices = updated_on_device(("block 1",), 2, gradients_on_gpu=True)
-    plane = dataclasses.replace(choices, gradients_on_gpu=False)
+    plane = choices.changed(gradients_on_gpu=False)
     expected = run(plane, backend=lanes(), tied=True)
     assert_same_bits(run(choices, backend=lanes(), tied=True), expected)
     assert_same_bits(run(choices, backend=lanes((Lane.GRADIENTS_OUT,)), tied=True), expected)

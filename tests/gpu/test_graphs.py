@@ -4,8 +4,6 @@ one, also for rows of documents, and what cannot be recorded runs as it is.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -58,7 +56,7 @@ def planes_after(choices, graphs, family="qwen3", shapes=((2, 32),), documents=0
     """
     plain = plain_model(tiny_config(family))
     backend = CudaBackend()
-    choices = dataclasses.replace(choices, graphs=graphs)
+    choices = choices.changed(graphs=graphs)
     how = dict(backend=backend, dtype="bfloat16", max_grad_norm=0.5, tokens=128, parts=parts)
     run = streamed(plain, choices, **how)
     if parts is not None:
@@ -66,7 +64,7 @@ def planes_after(choices, graphs, family="qwen3", shapes=((2, 32),), documents=0
     reserved = []
     for step in range(1, STEPS * len(shapes) + 1):
         shape = shapes[step % len(shapes)]
-        batches = batches_of(choices.micro_batches, shape, step, documents)
+        batches = batches_of(choices.batching.micro_batches, shape, step, documents)
         run.engine.train_step(step, batches, 1e-2)
         run.engine.drain()
         reserved.append(backend.memory()["reserved"])
@@ -80,7 +78,7 @@ def planes_after(choices, graphs, family="qwen3", shapes=((2, 32),), documents=0
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
 def test_replayed_blocks_have_the_same_bits(plan_family, compiled):
-    choices = dataclasses.replace(WHOLE, **PLAN_FAMILIES[plan_family], compiled=compiled)
+    choices = WHOLE.changed(**PLAN_FAMILIES[plan_family], compiled=compiled)
     planes, problem, reserved = planes_after(choices, graphs=True)
     assert not problem
     assert_same_bits(planes, planes_after(choices, graphs=False)[0])
@@ -89,7 +87,7 @@ def test_replayed_blocks_have_the_same_bits(plan_family, compiled):
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_blocks_with_adapters_above_a_frozen_embedding(compiled):
-    choices = dataclasses.replace(WHOLE, compiled=compiled, blocks_without_recompute=2)
+    choices = WHOLE.changed(compiled=compiled, blocks_without_recompute=2)
     planes, problem, _ = planes_after(choices, True, parts=Adapters(rank=4))
     assert not problem
     assert_same_bits(planes, planes_after(choices, False, parts=Adapters(rank=4))[0])
@@ -97,7 +95,7 @@ def test_blocks_with_adapters_above_a_frozen_embedding(compiled):
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_rows_of_documents_and_several_shapes(compiled):
-    choices = dataclasses.replace(WHOLE, compiled=compiled, blocks_without_recompute=3)
+    choices = WHOLE.changed(compiled=compiled, blocks_without_recompute=3)
     shapes = ((2, 64), (1, 48))
     planes, problem, _ = planes_after(choices, True, shapes=shapes, documents=9)
     assert not problem

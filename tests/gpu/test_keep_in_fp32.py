@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ from tests.support.tiny import plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.gpu
 
-BASE = PlanChoices(micro_batches=2)
+BASE = PlanChoices().changed(micro_batches=2)
 DEVICE_UPDATES = dict(device_updated_units=("block 1", "block 2", "head"), update_buffers=2)
 
 
@@ -27,7 +25,7 @@ def planes_after(choices: PlanChoices, family: str) -> list[torch.Tensor]:
     backend = CudaBackend()
     run = streamed(plain_model(config), choices, backend=backend, dtype="bfloat16", config=config)
     for step in range(1, 4):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
+        run.engine.train_step(step, random_batches(choices.batching.micro_batches, seed=step), 1e-2)
     run.engine.drain()
     run.engine.evaluate(random_batches(1, seed=9))  # fetches the weights after the last step
     for slot, names in run.engine.plan.slots.items():
@@ -53,8 +51,8 @@ def test_any_plan_gives_the_same_bits(family, deterministic):
         dict(blocks_kept_in_slots=4),
         dict(offloaded_block_inputs=True),
     ):
-        assert_same_bits(planes_after(dataclasses.replace(BASE, **changes), family), expected)
-    updated_on_device = planes_after(dataclasses.replace(BASE, **DEVICE_UPDATES), family)
+        assert_same_bits(planes_after(BASE.changed(**changes), family), expected)
+    updated_on_device = planes_after(BASE.changed(**DEVICE_UPDATES), family)
     for changes in (dict(blocks_kept_in_slots=4), dict(slots=3, update_buffers=3)):
-        choices = dataclasses.replace(BASE, **(DEVICE_UPDATES | changes))
+        choices = BASE.changed(**(DEVICE_UPDATES | changes))
         assert_same_bits(planes_after(choices, family), updated_on_device)

@@ -6,7 +6,6 @@ as it is launched (`tests.support.lanes`).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import threading
 
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.slow(
 )
 
 RATE = 3e-3
-CHOICES = PlanChoices(micro_batches=2)
+CHOICES = PlanChoices().changed(micro_batches=2)
 PLANS = (
     "base",
     "block inputs on the host",
@@ -43,7 +42,7 @@ PLANS = (
 
 @pytest.mark.parametrize("name", PLANS)
 def test_delays_in_any_lane_change_nothing(lanes, name):
-    choices = dataclasses.replace(BASE, **({"base": {}} | SAME_BITS)[name])
+    choices = BASE.changed(**({"base": {}} | SAME_BITS)[name])
     expected = planes_after(BASE, lanes(), dtype="bfloat16")
     for slow in (
         (Lane.H2D,),
@@ -76,7 +75,7 @@ def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, changes
     were. Spare ones lie where activations were.
     """
     device_updates = dict(device_updated_units=DEVICE_UPDATES, update_buffers=2)
-    choices = dataclasses.replace(BASE, **device_updates | changes)
+    choices = BASE.changed(**device_updates | changes)
     expected = planes_after(choices, lanes(), dtype="bfloat16")
     for slow in (
         *((lane,) for lane in Lane),
@@ -225,7 +224,7 @@ def test_a_lost_device_leaves_whole_planes_unless_it_was_updating(
     mixture, which is known as such.
     """
     changes = dict(device_updated_units=device_updates, update_buffers=2) if device_updates else {}
-    choices = dataclasses.replace(CHOICES, **changes)
+    choices = CHOICES.changed(**changes)
     plain = plain_model(tiny_config("qwen2"))
     expected = []
     sound = streamed(plain, choices, backend=lanes())

@@ -73,7 +73,9 @@ def test_the_peak_of_a_tiled_step_is_the_predicted_one():
 
 def peak_of(planes: Planes, shape: ModelShape, tile_tokens: int) -> tuple[int, int]:
     """The most bytes that were allocated in two steps, and the predicted ones."""
-    choices = PlanChoices(offloaded_block_inputs=True, block_input_rings=1, tile_tokens=tile_tokens)
+    choices = PlanChoices().changed(
+        offloaded_block_inputs=True, block_input_rings=1, tile_tokens=tile_tokens
+    )
     job = Job(shape, TrainConfig.from_dict(SETTINGS), TOKENS)
     memory = DeviceMemory("cuda", 60 * GIB, 60 * GIB, 60 * GIB)
     sizer = Sizer(job, memory, False, tile_tokens)
@@ -108,7 +110,7 @@ def step_of(plain: torch.nn.Module, blocks: int, packed: bool) -> tuple[float, t
     returned, and how often its kernels ran.
     """
     of_token = returned_bytes(896, 14, 2) if blocks else 0
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         offloaded_block_inputs=True,
         block_input_rings=1,
         tile_tokens=4096,

@@ -4,8 +4,6 @@ and update moments after all weights. What they train is what one GPU trains.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -22,8 +20,8 @@ pytestmark = [
 ]
 
 DEVICE = "cuda"
-ONE = PlanChoices(micro_batches=8, blocks_without_recompute=2)
-SHARDS = PlanChoices(
+ONE = PlanChoices().changed(micro_batches=8, blocks_without_recompute=2)
+SHARDS = PlanChoices().changed(
     micro_batches=4, ranks=2, rounds=4, main_grad=MainGrad.SHARDS, blocks_without_recompute=2
 )
 STATES = ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
@@ -57,7 +55,7 @@ def test_the_sum_is_that_of_one_gpu():
 
 def test_moments_after_all_weights_have_the_same_bits():
     late, usual = (
-        states_after(5, replace(SHARDS, moments_after_weights=at)) for at in (True, False)
+        states_after(5, SHARDS.changed(moments_after_weights=at)) for at in (True, False)
     )
     for key, expected in usual.items():
         assert late[key].tobytes() == expected.tobytes(), key

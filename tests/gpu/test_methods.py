@@ -4,8 +4,6 @@ the bit, and any plan of adapters on lanes that run at once gives the same bits.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from engine.config.adapters import Adapters
@@ -91,14 +89,14 @@ def test_a_stopped_run_resumes_to_the_bit(deterministic, tmp_path, job, kernels)
 def test_any_plan_gives_the_same_bits(lanes, case):
     expected = planes_after(BASE, ADAPTERS[case], "bfloat16", lanes())
     for changes in PLANS.values():
-        choices = dataclasses.replace(BASE, **changes)
+        choices = BASE.changed(**changes)
         assert_same_bits(planes_after(choices, ADAPTERS[case], "bfloat16", lanes()), expected)
 
 
 @pytest.mark.computing
 @pytest.mark.parametrize("late", [(Lane.COMPUTE,), (Lane.HOST,), (Lane.H2D, Lane.D2H)], ids=str)
 def test_delays_change_nothing(lanes, late):
-    choices = dataclasses.replace(BASE, offloaded_block_inputs=True)
+    choices = BASE.changed(offloaded_block_inputs=True)
     expected = planes_after(choices, ADAPTERS["everywhere"], "bfloat16", lanes())
     assert_same_bits(
         planes_after(choices, ADAPTERS["everywhere"], "bfloat16", lanes(late)), expected

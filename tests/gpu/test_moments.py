@@ -127,7 +127,7 @@ def test_a_step_from_the_same_state_leaves_the_same_state(optimizer, dtype, unit
 def test_optimizers_on_the_device_round_as_those_on_the_host(
     deterministic, optimizer, dtype, compiled
 ):
-    base = dataclasses.replace(BASE, compiled=compiled)
+    base = BASE.changed(compiled=compiled)
     host, _ = trained(base, optimizer, dtype, 1, BACKEND())
     for device_updates in DEVICE_UPDATES.values():
         choices = updated_on_device(device_updates, 2, compiled=compiled)
@@ -152,7 +152,7 @@ def test_any_plan_has_the_same_bits(deterministic, optimizer, device_updates):
     )
 
     def after(**changes) -> list[torch.Tensor]:
-        choices = dataclasses.replace(base, **changes)
+        choices = base.changed(**changes)
         return planes_after(choices, BACKEND(), dtype="bfloat16", optimizer=optimizer)
 
     expected = after()
@@ -201,7 +201,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
         chosen = choose(job, target, *coarse)
         buffers = dict(update_buffers=2 if device_updates else 0, spare_buffers=0, spare_blocks=0)
         places = dict(device_updated_units=device_updates, gpu_resident_units=0)
-        choices = dataclasses.replace(chosen.choices, **places, **buffers)
+        choices = chosen.choices.changed(**places, **buffers)
         return dataclasses.replace(chosen, choices=choices)
 
     for planner in (requirements, planning):

@@ -34,7 +34,7 @@ def test_norm_and_clip_factor_of_a_step_are_those_of_float64():
     squares = [float(p.grad.double().square().sum()) for p in plain.parameters()]
     norm = math.sqrt(math.fsum(squares))
     run = streamed(
-        plain, PlanChoices(micro_batches=2), backend=CudaBackend(), max_grad_norm=norm / 3
+        plain, PlanChoices().changed(micro_batches=2), backend=CudaBackend(), max_grad_norm=norm / 3
     )
     applied = []
     run.engine.train_step(1, batches, 1e-3, applied.append)

@@ -80,7 +80,7 @@ def gradients(plain, given: list[Batch], dtype: str = "bfloat16") -> tuple[float
     tokens = max(batch.input_ids.size for batch in given)
     run = streamed(
         plain,
-        PlanChoices(micro_batches=len(given)),
+        PlanChoices().changed(micro_batches=len(given)),
         backend=CudaBackend(),
         dtype=dtype,
         tokens=tokens,

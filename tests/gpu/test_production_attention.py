@@ -20,7 +20,7 @@ from tests.support.tiny import plain_model, random_batches, streamed, tiny_confi
 pytestmark = pytest.mark.gpu
 
 ROWS, LENGTH = 4, 512
-BASE = PlanChoices(micro_batches=2)
+BASE = PlanChoices().changed(micro_batches=2)
 PLANS = {
     "one slot": dict(slots=1),
     "three slots": dict(slots=3, prefetch_depth=2),
@@ -105,7 +105,7 @@ def same_plan(plain) -> list[Step]:
 @pytest.mark.parametrize("name", PLANS)
 def test_any_plan_is_within_the_rules_of_the_kernel(plain, same_plan, name):
     first, *others = same_plan
-    found = step_of(plain, dataclasses.replace(BASE, **PLANS[name]))
+    found = step_of(plain, BASE.changed(**PLANS[name]))
     assert found.loss == first.loss and found.evaluation == first.evaluation
     assert apart(first, found) <= 2 * max(apart(first, o) for o in others) + LAST_BITS
 

@@ -4,8 +4,6 @@ and a GPU draws the noise of a CPU. Tests of lanes also run without a GPU.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -28,7 +26,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def test_any_plan_gives_the_same_bits(lanes, dtype):
     expected = planes_after(BASE, BOTH, dtype, backend=lanes())
     for changes in PLANS.values():
-        choices = dataclasses.replace(BASE, **changes)
+        choices = BASE.changed(**changes)
         assert_same_bits(planes_after(choices, BOTH, dtype, backend=lanes()), expected)
 
 

@@ -105,7 +105,7 @@ def compare_in_bf16(
         assert is_near or abs(device_updates[0].grad_norm - right) < 1.1 * abs(plain - right)
         if step == 1:
             ours = streamed_gradients(run)
-            if not choices.compiled:
+            if not choices.kernels.compiled:
                 assert distance(ours, gradients) < 5e-3
             assert distance(ours, exact) < 1.1 * distance(gradients, exact)
         apply(optimizer, masters, gradients, lambda gradient: gradient.bfloat16().float())
@@ -123,7 +123,7 @@ def compare_in_bf16(
         for spec in unit.layout.parameters
     }
     assert distance(mine, right) < 1.1 * distance(theirs, right)
-    if not choices.compiled:
+    if not choices.kernels.compiled:
         assert distance(mine, theirs) < bounds.update
     run.close()
 

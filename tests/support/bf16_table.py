@@ -118,7 +118,7 @@ def streamed_logits(
     states = HostStates(model.layouts, "bfloat16", threads=1)
     states.allocate_weights()
     load_pretrained(model, str(folder), states)
-    settings = EngineSettings(PlanChoices(slots=2, prefetch_depth=1), ids.numel())
+    settings = EngineSettings(PlanChoices().changed(slots=2, prefetch_depth=1), ids.numel())
     engine = StreamingEngine(model, states, CpuBackend(), settings)
     logits = engine._logits([ids.numpy()], [np.arange(ids.numel())])
     engine.close()

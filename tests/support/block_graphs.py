@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from tests.support.same_bits import BASE
 
-WHOLE = dataclasses.replace(BASE, gpu_resident_units=5)
+WHOLE = BASE.changed(gpu_resident_units=5)
 """All units of a model with three blocks live on the device."""
 PLAN_FAMILIES = {
     "plain": {},

@@ -10,7 +10,7 @@ from tests.support.families import tiny_family_config
 from tests.support.tiny import plain_model, streamed
 
 HANDING = ("gemma4_text", "zaya", "gemma3n_text", "glm_moe_dsa", "hy_v4")
-BASE = PlanChoices(micro_batches=2)
+BASE = PlanChoices().changed(micro_batches=2)
 PLANS = {
     "all kept, one slot": dict(blocks_without_recompute=4, slots=1),
     "block inputs on the host": dict(offloaded_block_inputs=True),
@@ -24,4 +24,4 @@ def planes_after(
 ) -> list[torch.Tensor]:
     plain = plain_model(tiny_family_config(family))
     run = streamed(plain, choices, backend=backend, dtype="bfloat16")
-    return run.planes_after(choices.micro_batches)
+    return run.planes_after(choices.batching.micro_batches)

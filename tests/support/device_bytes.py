@@ -10,7 +10,7 @@ from engine.model.build.measure_shape import shape_of
 from engine.model.build.units import StreamedModel
 from engine.planning.fit.buffer_sizes import fixed_items, update_buffer
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_of
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.device_state import DeviceState
@@ -34,22 +34,22 @@ def agreeing_plans(model: StreamedModel, states: HostStates, plans: Iterable[Pla
     numel = {unit.name: unit.numel for unit in shape.units}
     tried = 0
     for choices in plans:
-        has_frozen_update = set(choices.device_updated_units) & set(shape.frozen_units)
+        has_frozen_update = set(choices.updates.device_updated_units) & set(shape.frozen_units)
         if (
             has_frozen_update
-            or choices.blocks_without_recompute > len(names) - shape.forward_blocks
+            or choices.activations.blocks_without_recompute > len(names) - shape.forward_blocks
         ):
             continue
         buffer = update_buffer(shape, choices)
         sizes = PlaneSizes(
-            numel,
-            buffer.numel,
+            numel=numel,
+            chunk_numel=buffer.numel,
             buffer_bytes=buffer.bytes,
             item_bytes=shape.item_bytes,
             frozen=shape.frozen_units,
         )
         plan = build_step_plan(names, model.tied, choices, sizes)
-        states.placement.arrange(gpu_resident_of(names, choices), CpuBackend())
+        states.placement.arrange(choices.placement.gpu_resident(names), CpuBackend())
         width = TOKENS * shape.hidden_size
         state = DeviceState(model, plan, torch.device("cpu"), width, states, buffer)
         predicted = sum(item.bytes for item in fixed_items(shape, choices, width))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from engine.planning.layout.layout import PLANE_ITEM_BYTES, ParameterSpec, lay_out
@@ -41,8 +39,7 @@ LATE = [
 def updated_on_device(
     device_updates: tuple[str, ...], buffers: int, main_grad: str = "vertical", **changes
 ) -> PlanChoices:
-    return dataclasses.replace(
-        BASE,
+    return BASE.changed(
         device_updated_units=device_updates,
         update_buffers=buffers,
         **MAIN_GRAD_PLANS[main_grad],

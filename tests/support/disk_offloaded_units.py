@@ -20,6 +20,6 @@ def planes_after(choices, folder: Path, late=(), steps=2, dtype="bfloat16", **ho
     run = run_of(choices, folder, dtype=dtype, **how)
     units = [unit.name for unit in run.model.units]
     assert run.host_states.placement.disk_offloaded == set(
-        units[len(units) - choices.disk_offloaded_units :]
+        units[len(units) - choices.placement.disk_offloaded_units :]
     )
-    return run.planes_after(choices.micro_batches, steps)
+    return run.planes_after(choices.batching.micro_batches, steps)

@@ -27,7 +27,7 @@ def offload_to_disk(count: int, patch: Any) -> None:
 
     def chosen(job, target, *coarse):
         found = plain(job, target, *coarse)
-        choices = dataclasses.replace(found.choices, disk_offloaded_units=count)
+        choices = found.choices.changed(disk_offloaded_units=count)
         return dataclasses.replace(found, choices=choices)
 
     chosen.plain = plain

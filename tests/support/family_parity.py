@@ -38,7 +38,9 @@ def law_one(
     plain training on them. `plain` has weights of its own, and trains those that need a gradient.
     """
     plain = plain or plain_model(config)
-    choices = PlanChoices(micro_batches=2, offloaded_block_inputs=True, blocks_kept_in_slots=1)
+    choices = PlanChoices().changed(
+        micro_batches=2, offloaded_block_inputs=True, blocks_kept_in_slots=1
+    )
     run = streamed(plain, choices, tokens=rows * tokens, config=config)
     try:
         assert_allocated_as_said(run, choices, rows * tokens)

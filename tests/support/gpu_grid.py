@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from engine.planning.fit.memory_items import MemoryItem, PartName
 from engine.planning.fit.requirements import Requirements
-from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.choices import EmbedAndHead, PlanChoices
 from engine.planning.schedule.ops import MainGrad
 from engine.runtime.host.ram_planes import Key, Wanted
 
@@ -20,18 +19,18 @@ DEVICE_UPDATES: dict = {
     "update_buffers": 2,
 }
 GRID = [
-    replace(base, **changes)
+    base.changed(**changes)
     for base in (
-        PlanChoices(micro_batches=4),
-        PlanChoices(micro_batches=4, rounds=2, main_grad=MainGrad.DEVICE),
-        PlanChoices(micro_batches=4, rounds=2, main_grad=MainGrad.SHARDS),
+        PlanChoices().changed(micro_batches=4),
+        PlanChoices().changed(micro_batches=4, rounds=2, main_grad=MainGrad.DEVICE),
+        PlanChoices().changed(micro_batches=4, rounds=2, main_grad=MainGrad.SHARDS),
     )
     for changes in (
         {},
         {"slots": 1, "blocks_kept_in_slots": 1, "blocks_without_recompute": 1},
         {"slots": 5, "offloaded_block_inputs": True},
         {"gradients_on_gpu": True},
-        {"shared_embed_and_head_slot": True},
+        {"embed_and_head": EmbedAndHead.SHARED_SLOT},
         GPU_RESIDENT,
         GPU_RESIDENT | {"gpu_resident_units": 5},
         GPU_RESIDENT

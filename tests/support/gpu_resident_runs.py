@@ -26,10 +26,8 @@ def keep_on_gpu(monkeypatch):
         def chosen(job, target, *coarse):
             found = plain(job, target, *coarse)
             blocks = max(0, UNITS - 1 - max(1, count))
-            resident = min(found.choices.blocks_kept_in_slots, blocks)
-            choices = dataclasses.replace(
-                found.choices, gpu_resident_units=count, blocks_kept_in_slots=resident
-            )
+            resident = min(found.choices.placement.blocks_kept_in_slots, blocks)
+            choices = found.choices.changed(gpu_resident_units=count, blocks_kept_in_slots=resident)
             return dataclasses.replace(found, choices=choices)
 
         for planner in (requirements, planning):

@@ -35,4 +35,4 @@ def planes_after(choices, late=(), steps=2, dtype="bfloat16", tied=False, **how)
     assert run.host_states.placement.gpu_resident == {
         unit for unit, _ in run.engine.plan.gpu_resident
     }
-    return run.planes_after(choices.micro_batches, steps)
+    return run.planes_after(choices.batching.micro_batches, steps)

@@ -73,7 +73,11 @@ def compare(
         assert device_updates[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
         for name, parameter in plain.named_parameters():
             unit, spec, offset = names[name]
-            if unit in choices.device_updated_units and unit in ("embed", "block 0", "block 1"):
+            if unit in choices.updates.device_updated_units and unit in (
+                "embed",
+                "block 0",
+                "block 1",
+            ):
                 parameter.grad.mul_(scale)
                 continue  # updated from where it was summed: the weights at the end tell
             mine = run.host_states.tensor(unit, "grad")[offset : offset + spec.numel].view(

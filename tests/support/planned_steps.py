@@ -29,13 +29,13 @@ from engine.runs.record.events import PlanSimulated, StepTimeline
 
 
 def plan_of(blocks: int = 12, micro_batches: int = 4, rounds: int = 1) -> StepPlan:
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         micro_batches=micro_batches,
         rounds=rounds,
         main_grad=MainGrad.VERTICAL if rounds == 1 else MainGrad.DEVICE,
     )
     names = [f"block {k}" for k in range(blocks)]
-    sizes = PlaneSizes(dict.fromkeys(["embed", *names, "head"], 1_000_000))
+    sizes = PlaneSizes(numel=dict.fromkeys(["embed", *names, "head"], 1_000_000))
     return build_step_plan(names, False, choices, sizes)
 
 

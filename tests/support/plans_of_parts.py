@@ -8,7 +8,7 @@ from engine.config.trained_parts import Parts
 from engine.planning.schedule.choices import PlanChoices
 from tests.support.tiny import plain_model, streamed, tiny_config
 
-BASE = PlanChoices(micro_batches=2)
+BASE = PlanChoices().changed(micro_batches=2)
 PARTS = {
     "last block": Parts(last_blocks=1),
     "in the middle": Parts(("model.layers.1.mlp.*", "model.layers.2.self_attn.q_proj.*")),
@@ -24,4 +24,4 @@ def planes_after(choices: PlanChoices, parts: Parts, backend=None, **how) -> lis
     run = streamed(
         plain, choices, backend=backend, dtype=dtype, parts=parts, max_grad_norm=0.5, **how
     )
-    return run.planes_after(choices.micro_batches)
+    return run.planes_after(choices.batching.micro_batches)

@@ -9,7 +9,7 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.training.weights.adapter_weights import initialize_adapters
 from tests.support.tiny import plain_model, streamed, tiny_config
 
-BASE = PlanChoices(micro_batches=2)
+BASE = PlanChoices().changed(micro_batches=2)
 
 
 def planes_after(

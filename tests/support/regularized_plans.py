@@ -11,7 +11,7 @@ from tests.support.tiny import VOCAB, plain_model, random_batches, streamed, tin
 
 SMOOTHED, NOISY = Regularization(label_smoothing=0.1), Regularization(neftune_alpha=5.0)
 BOTH = Regularization(0.2, 8.0)
-BASE = PlanChoices(micro_batches=2)
+BASE = PlanChoices().changed(micro_batches=2)
 
 
 def planes_after(
@@ -21,7 +21,7 @@ def planes_after(
     how = dict(backend=backend, dtype=dtype, parts=parts, regularization=regularization)
     run = streamed(plain, choices, **how)
     in_chunks = [op.chunk for op in run.engine.plan.ops if isinstance(op, EmbedBackward)]
-    assert any(in_chunks) == choices.embed_and_head_in_kept_gradients
+    assert any(in_chunks) == choices.streaming.embed_and_head_in_kept_gradients
     return run.planes_after(
-        choices.micro_batches, made=partial(random_batches, vocabulary=vocabulary)
+        choices.batching.micro_batches, made=partial(random_batches, vocabulary=vocabulary)
     )

@@ -32,7 +32,7 @@ def trained(choices, optimizer: str, dtype: str, steps: int, backend=None):
     )
     losses = []
     for step in range(1, steps + 1):
-        batches = random_batches(choices.micro_batches, seed=step % 3)
+        batches = random_batches(choices.batching.micro_batches, seed=step % 3)
         run.engine.train_step(step, batches, 1e-2, lambda applied: losses.append(applied.loss))
     run.engine.drain()
     return run, losses

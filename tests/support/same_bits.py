@@ -16,7 +16,7 @@ from engine.planning.schedule.verify_plan import PlanError, verify_plan
 from engine.runtime.device.cpu_backend import CpuBackend
 from tests.support.tiny import VOCAB, plain_model, random_batches, streamed, tiny_config
 
-BASE = PlanChoices(micro_batches=2)
+BASE = PlanChoices().changed(micro_batches=2)
 SAME_BITS = {
     "one slot": dict(slots=1, prefetch_depth=1),
     "three slots": dict(slots=3, prefetch_depth=1),
@@ -130,14 +130,14 @@ def planes_after(
         plain, choices, backend=backend, dtype=dtype, max_grad_norm=0.5, optimizer=optimizer
     )
     for step in range(1, steps + 1):
-        batches = random_batches(choices.micro_batches, seed=step, vocabulary=vocabulary)
+        batches = random_batches(choices.batching.micro_batches, seed=step, vocabulary=vocabulary)
         run.engine.train_step(step, batches, 1e-2)
     run.engine.drain()
     planes = [
         run.host_states.tensor(unit.name, plane).clone()
         for unit in run.model.units
         for plane in run.host_states.planes
-        if plane != "grad" or not choices.gradients_on_gpu
+        if plane != "grad" or not choices.gradients.gradients_on_gpu
     ]
     run.close()
     return planes
@@ -150,7 +150,7 @@ def assert_same_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> No
 
 
 GRID = [
-    PlanChoices(
+    PlanChoices().changed(
         micro_batches=m,
         rounds=r,
         slots=s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.planning.schedule.choices import PlanChoices
 
 BUFFER_GRID = [
-    PlanChoices(
+    PlanChoices().changed(
         micro_batches=4,
         rounds=r,
         slots=s,
@@ -22,7 +22,7 @@ BUFFER_GRID = [
     for h, b in ((False, 3), (True, 1), (True, 3))
 ]
 DEVICE_UPDATE_GRID = [
-    PlanChoices(
+    PlanChoices().changed(
         micro_batches=4,
         rounds=r,
         main_grad=g,

@@ -279,7 +279,7 @@ def streamed(
     )
     states.allocate_weights()
     pour(plain, model, states)
-    states.allocate_states(optimizer=optimizer, gradients=not choices.gradients_on_gpu)
+    states.allocate_states(optimizer=optimizer, gradients=not choices.gradients.gradients_on_gpu)
     settings = AdamWSettings(eps=eps, weight_decay=weight_decay, seed=seed)
     adamw = HostAdamW(states, settings, threads=2)
     engine = StreamingEngine(

@@ -130,7 +130,7 @@ def shards_of(run: Streamed) -> dict[tuple[str, str], torch.Tensor]:
 def has_gradients(run: Streamed) -> bool:
     """Tells whether the host has planes of gradients that the step wrote as a whole."""
     choices = run.engine.choices
-    return not choices.gradients_on_gpu and not choices.device_updated_units
+    return not choices.gradients.gradients_on_gpu and not choices.updates.device_updated_units
 
 
 def train(
@@ -144,7 +144,7 @@ def train(
     step is drained before the last. backends: makes that of each rank, by its number.
     """
     own = job.micro_batches // (nodes * ranks)
-    planned = PlanChoices(micro_batches=own, ranks=ranks, replicas=nodes, **choices)
+    planned = PlanChoices().changed(micro_batches=own, ranks=ranks, replicas=nodes, **choices)
 
     def work(collectives: ThreadExchange) -> tuple[list[tuple[float, float]], dict]:
         backend = backends(collectives.rank) if backends else None

@@ -21,7 +21,7 @@ from engine.config.settings import ModelConfig
 from engine.model.build.build import build_model
 from engine.model.build.pretrained_files import load_config
 from engine.model.build.units import StreamedModel
-from engine.planning.schedule.choices import PlanChoices, gpu_resident_of
+from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.distributed import plane_copies
@@ -90,8 +90,10 @@ def started_group(
     trained = choices.pop("parts", None)
     if not folder.exists():
         make_model(folder)
-    gpu_resident = gpu_resident_of(
-        [f"block {number}" for number in range(3)], PlanChoices(**choices)
+    gpu_resident = (
+        PlanChoices()
+        .changed(**choices)
+        .placement.gpu_resident([f"block {number}" for number in range(3)])
     )
     how = ModelConfig(source=str(folder), dtype="float32", init="random")
     model = build_model(load_config(how.source), how, trained)
@@ -119,7 +121,7 @@ def started_group(
         parts.callback(adamw.close)
         own = batches // (nodes * ranks)
         of_replica = dict(ranks=ranks * nodes_per_replica, replicas=nodes // nodes_per_replica)
-        planned = PlanChoices(micro_batches=own, **of_replica, **choices)
+        planned = PlanChoices().changed(micro_batches=own, **of_replica, **choices)
         engine = build_engines(
             workers,
             RankZeroComponents(model, states, backend, adamw),

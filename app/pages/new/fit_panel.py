@@ -268,7 +268,7 @@ def _bars(report: FitReport, costs: Costs | None, has_costs: bool) -> list[dict[
     """
     bars = []
     for pooled in report.pool.parts:
-        label, ranks = BARS[pooled.name], report.chosen.choices.ranks
+        label, ranks = BARS[pooled.name], report.chosen.choices.sharding.ranks
         if pooled.name == PartName.GPU and ranks > 1:
             label += f" of each of {ranks} GPUs"
         bar = _bar(label, pooled, getattr(report, pooled.name))

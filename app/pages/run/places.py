@@ -7,7 +7,7 @@ from typing import Any
 from app.shared.pool_labels import places_text
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.pool import Units, listed, units_by_place
-from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.choices import Gradients, Placement, PlanChoices, Updates
 from engine.runs.record.snapshot import RunSnapshot
 
 PLACES = {PartName.GPU: "GPU", PartName.HOST: "RAM", PartName.DISK: "disk"}
@@ -33,15 +33,17 @@ MOST_OUTSIDE = 2
 
 def _choices(recorded: dict[str, Any], count: int) -> PlanChoices:
     """Returns the choices that places depend on. A record may lack them, and may be damaged."""
-    device_updated = recorded.get("device_updated_units")
+    listed_units = recorded.get("device_updated_units")
+    device_updated = listed_units if isinstance(listed_units, (list, tuple)) else ()
+    kept = _number(recorded.get("blocks_kept_in_slots"), count - MOST_OUTSIDE)
     return PlanChoices(
-        gpu_resident_units=_number(recorded.get("gpu_resident_units"), count),
-        gpu_resident_apart=recorded.get("gpu_resident_apart") is True,
-        blocks_kept_in_slots=_number(recorded.get("blocks_kept_in_slots"), count - MOST_OUTSIDE),
-        gradients_on_gpu=recorded.get("gradients_on_gpu") is True,
-        device_updated_units=tuple(map(str, device_updated))
-        if isinstance(device_updated, (list, tuple))
-        else (),
+        placement=Placement(
+            gpu_resident_units=_number(recorded.get("gpu_resident_units"), count),
+            gpu_resident_apart=recorded.get("gpu_resident_apart") is True,
+            blocks_kept_in_slots=kept,
+        ),
+        gradients=Gradients(gradients_on_gpu=recorded.get("gradients_on_gpu") is True),
+        updates=Updates(device_updated_units=tuple(map(str, device_updated))),
     )
 
 

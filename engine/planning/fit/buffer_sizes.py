@@ -12,13 +12,7 @@ from engine.planning.layout.layout import FP32_ITEM_BYTES
 from engine.planning.layout.moments import KINDS, MOMENTS
 from engine.planning.layout.update_buffers import UpdateBuffer, small_chunks
 from engine.planning.schedule.arena import Arena, lay_out_arena
-from engine.planning.schedule.choices import (
-    PlanChoices,
-    blocks_with_second_main_grad,
-    gpu_resident_blocks,
-    gpu_resident_of,
-    seconds_of_pairs,
-)
+from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.offloaded_activations import DISK_RINGS
 from engine.planning.schedule.offloaded_updates import STATE_RINGS
 from engine.planning.schedule.ops import MainGrad
@@ -63,12 +57,14 @@ def fixed_bytes(
     block_input_numel: the number of elements in the hidden state of the largest micro-batch.
     """
     slots, resident = block_slot_bytes(shape, choices)
-    gpu_resident = shape.gpu_resident_bytes_on(choices.ranks)[choices.gpu_resident_units]
-    shape = shape.padded(choices.ranks)
+    gpu_resident = shape.gpu_resident_bytes_on(choices.sharding.ranks)[
+        choices.placement.gpu_resident_units
+    ]
+    shape = shape.padded(choices.sharding.ranks)
     main_grads = 4 * (_main_grad_numel(shape, choices) + _shard_numel(shape, choices))
     norms = 8 * (len(shape.units) + 1)  # in fp64, with the loss
     clip = 8
-    of_token = choices.attention_bytes if choices.attention_blocks else 0
+    of_token = choices.activations.attention_bytes if choices.activations.attention_blocks else 0
     tokens = block_input_numel // shape.hidden_width
     ring_bytes = with_room(block_input_numel * shape.item_bytes, of_token, tokens)
     return {
@@ -85,22 +81,29 @@ def fixed_bytes(
 
 def block_slot_bytes(shape: ModelShape, choices: PlanChoices) -> tuple[int, int]:
     """Returns the bytes of the slots that blocks share, and of those of blocks kept in slots."""
-    shape = shape.padded(choices.ranks)
+    shape = shape.padded(choices.sharding.ranks)
     blocks, sizes = len(shape.blocks), shape.block_sizes
-    first, stop = gpu_resident_blocks(blocks, choices), blocks - choices.blocks_kept_in_slots
-    slots = min(choices.slots, stop - first)
+    placement = choices.placement
+    first, stop = placement.gpu_resident_blocks(blocks), blocks - placement.blocks_kept_in_slots
+    slots = min(choices.streaming.slots, stop - first)
     shared = slots * sizes.slot_bytes(first, stop)
-    return shared, sizes.resident_bytes(choices.blocks_kept_in_slots)
+    return shared, sizes.resident_bytes(placement.blocks_kept_in_slots)
 
 
 def _fixed_notes(shape: ModelShape, choices: PlanChoices) -> dict[MemoryItem, str]:
     """Returns a description of each item of `fixed_bytes`."""
-    resident = choices.blocks_kept_in_slots
-    streamed = len(shape.blocks) - resident - gpu_resident_blocks(len(shape.blocks), choices)
+    resident = choices.placement.blocks_kept_in_slots
+    updates = choices.updates
+    streamed = (
+        len(shape.blocks) - resident - choices.placement.gpu_resident_blocks(len(shape.blocks))
+    )
+    slots = min(choices.streaming.slots, streamed)
     return {
-        MemoryItem.BLOCK_SLOTS: f"{min(choices.slots, streamed)} for the blocks that are streamed",
+        MemoryItem.BLOCK_SLOTS: f"{slots} for the blocks that are streamed",
         MemoryItem.EMBED_AND_HEAD_SLOTS: (
-            "beyond the kept gradient of embed" if choices.embed_and_head_in_kept_gradients else ""
+            "beyond the kept gradient of embed"
+            if choices.streaming.embed_and_head_in_kept_gradients
+            else ""
         ),
         MemoryItem.BLOCKS_KEPT_IN_SLOTS: f"the last {resident} blocks",
         MemoryItem.GPU_RESIDENT_UNITS: (
@@ -109,8 +112,8 @@ def _fixed_notes(shape: ModelShape, choices: PlanChoices) -> dict[MemoryItem, st
         MemoryItem.MAIN_GRADS: f"fp32: {_main_grads_text(shape, choices)}",
         _staging(choices): _staging_note(shape, choices),
         MemoryItem.OPTIMIZER_STATES: (
-            f"chunks of {len(choices.device_updated_units)} units that are updated on the device, "
-            f"{buffers_text(choices.update_buffers, choices.spare_buffers)}"
+            f"chunks of {len(updates.device_updated_units)} units that are updated on the device, "
+            f"{buffers_text(updates.update_buffers, updates.spare_buffers)}"
         ),
         MemoryItem.BLOCK_INPUT_RINGS: f"{_rings(choices)} buffers for block inputs on the host",
     }
@@ -118,12 +121,13 @@ def _fixed_notes(shape: ModelShape, choices: PlanChoices) -> dict[MemoryItem, st
 
 def _rings(choices: PlanChoices) -> int:
     """Returns the number of buffers that block inputs on the host pass through."""
-    return 2 * choices.block_input_rings if choices.offloaded_block_inputs else 0
+    activations = choices.activations
+    return 2 * activations.block_input_rings if activations.offloaded_block_inputs else 0
 
 
 def _staging(choices: PlanChoices) -> MemoryItem:
     """Returns the item of rounded gradients."""
-    is_kept_on_gpu = choices.gradients_in_main_grads or choices.gradients_on_gpu
+    is_kept_on_gpu = choices.gradients.gradients_in_main_grads or choices.gradients.gradients_on_gpu
     return MemoryItem.KEPT_GRADIENTS if is_kept_on_gpu else MemoryItem.GRADIENT_STAGING
 
 
@@ -131,40 +135,40 @@ def _staging_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of rounded gradients. With several ranks the shape is padded, and a
     gradient that is rounded is a shard.
     """
-    if choices.gradients_in_main_grads:
+    if choices.gradients.gradients_in_main_grads:
         return 0
-    gpu_resident = choices.gpu_resident_units
-    is_in_main_grads = choices.main_grad == MainGrad.DEVICE and shape.item_bytes == 2
-    is_in_main_grads = is_in_main_grads and choices.world_size == 1
+    gpu_resident = choices.placement.gpu_resident_units
+    is_in_main_grads = choices.gradients.main_grad == MainGrad.DEVICE and shape.item_bytes == 2
+    is_in_main_grads = is_in_main_grads and choices.sharding.world_size == 1
     waiting = 0 if is_in_main_grads else shape.first_gradients[gpu_resident]
-    if choices.gradients_on_gpu:
+    if choices.gradients.gradients_on_gpu:
         numel = waiting + shape.gradient_numel - shape.first_gradients[gpu_resident]
-        return numel // choices.ranks * shape.item_bytes
-    blocks = gpu_resident_blocks(len(shape.blocks), choices)
+        return numel // choices.sharding.ranks * shape.item_bytes
+    blocks = choices.placement.gpu_resident_blocks(len(shape.blocks))
     embed_and_head = max(
         (unit.gradient_numel for unit in _streamed_embed_and_head(shape, choices)), default=0
     )
     numel = waiting + 2 * shape.block_sizes.largest_from(blocks) + embed_and_head
-    return numel // choices.ranks * shape.item_bytes
+    return numel // choices.sharding.ranks * shape.item_bytes
 
 
 def _staging_note(shape: ModelShape, choices: PlanChoices) -> str:
-    if choices.gradients_in_main_grads:
+    if choices.gradients.gradients_in_main_grads:
         return "in the memory of their accumulators"
-    if choices.gradients_on_gpu:
+    if choices.gradients.gradients_on_gpu:
         return "the rounded gradients of all units, until the clip factor is known"
     words = "rounded gradients on their way to the host"
-    if choices.gpu_resident_units:
+    if choices.placement.gpu_resident_units:
         words += f", and those of {gpu_resident_text(shape, choices)}"
     return words
 
 
 def gpu_resident_text(shape: ModelShape, choices: PlanChoices) -> str:
     """Returns the units that live on the device, in words."""
-    if choices.gpu_resident_units == len(shape.units):
+    if choices.placement.gpu_resident_units == len(shape.units):
         return "the whole model"
-    count = gpu_resident_blocks(len(shape.blocks), choices)
-    if count and choices.gpu_resident_apart:
+    count = choices.placement.gpu_resident_blocks(len(shape.blocks))
+    if count and choices.placement.gpu_resident_apart:
         return f"embed and {count} of {len(shape.blocks)} blocks"
     if count == 1:
         return "embed and the first block"
@@ -174,16 +178,22 @@ def gpu_resident_text(shape: ModelShape, choices: PlanChoices) -> str:
 def _embed_and_head_slot_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of the slots of embed and head, beyond those of a kept gradient."""
     embed, head, item = shape.embed, shape.head, shape.item_bytes
-    if not choices.shared_embed_and_head_slot:
+    if not choices.streaming.shared_embed_and_head_slot:
         return sum(_slot_bytes([unit], item) for unit in _streamed_embed_and_head(shape, choices))
     both = _slot_bytes([embed, head], item)
-    return both - embed.gradient_numel * item if choices.embed_and_head_in_kept_gradients else both
+    return (
+        both - embed.gradient_numel * item
+        if choices.streaming.embed_and_head_in_kept_gradients
+        else both
+    )
 
 
 def _streamed_embed_and_head(shape: ModelShape, choices: PlanChoices) -> list[UnitShape]:
     """Returns which of embed and head do not live on the device."""
-    embed = [shape.embed] if choices.gpu_resident_units == 0 else []
-    return embed if choices.gpu_resident_units == len(shape.units) else [*embed, shape.head]
+    embed = [shape.embed] if choices.placement.gpu_resident_units == 0 else []
+    return (
+        embed if choices.placement.gpu_resident_units == len(shape.units) else [*embed, shape.head]
+    )
 
 
 def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
@@ -200,15 +210,17 @@ def _main_grad_numel(shape: ModelShape, choices: PlanChoices) -> int:
     padded.
     """
     embed_and_head = (shape.embed.gradient_numel, shape.head.gradient_numel)
-    if choices.main_grad == MainGrad.DEVICE:
+    if choices.gradients.main_grad == MainGrad.DEVICE:
         return sum(embed_and_head) + shape.block_sizes.numel
     more, largest = shape.block_sizes.largest_main_grads(
-        blocks_with_second_main_grad(len(shape.blocks), choices)
+        choices.blocks_with_second_main_grad(len(shape.blocks))
     )
     if shape.holds_embed:
         return sum(embed_and_head) + largest + more
     return (
-        largest if choices.embed_and_head_in_kept_gradients else max(*embed_and_head, largest)
+        largest
+        if choices.streaming.embed_and_head_in_kept_gradients
+        else max(*embed_and_head, largest)
     ) + more
 
 
@@ -216,40 +228,40 @@ def _shard_numel(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the number of elements of the shards of accumulators that each of several ranks keeps
     over the rounds. The shape is padded.
     """
-    if choices.main_grad != MainGrad.SHARDS:
+    if choices.gradients.main_grad != MainGrad.SHARDS:
         return 0
-    return shape.gradient_numel // choices.ranks
+    return shape.gradient_numel // choices.sharding.ranks
 
 
 def _main_grads_text(shape: ModelShape, choices: PlanChoices) -> str:
     """Returns which fp32 accumulators there are at once, in words."""
-    if choices.main_grad == MainGrad.DEVICE:
+    if choices.gradients.main_grad == MainGrad.DEVICE:
         return "every unit, accumulated over the rounds"
     more, _ = shape.block_sizes.largest_main_grads(
-        blocks_with_second_main_grad(len(shape.blocks), choices)
+        choices.blocks_with_second_main_grad(len(shape.blocks))
     )
     if shape.holds_embed:
         return "embed, head and the largest block" + (", twice" if more else "")
     words = "one unit at a time" + (", two blocks together" if more else "")
-    if choices.world_size > 1:
+    if choices.sharding.world_size > 1:
         words = "one unit at a time, and one that is added up over the GPUs"
-    if choices.main_grad == MainGrad.SHARDS:
+    if choices.gradients.main_grad == MainGrad.SHARDS:
         words += "; a shard of every unit, accumulated over the rounds"
-    if choices.embed_and_head_in_kept_gradients:
+    if choices.streaming.embed_and_head_in_kept_gradients:
         return f"{words}; embed in chunks, the head among kept gradients"
     return words
 
 
 def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of update buffers beyond the memory that they share with other buffers."""
-    if not choices.device_updated_units:
+    if not choices.updates.device_updated_units:
         return 0
     return arena_of(shape, choices).bytes - sum(shared_main_grad_bytes(shape, choices))
 
 
 def arena_of(shape: ModelShape, choices: PlanChoices) -> Arena:
     """Returns where the plan's accumulators and update buffers are in the memory they share."""
-    own = choices.update_buffers - choices.spare_buffers
+    own = choices.updates.update_buffers - choices.updates.spare_buffers
     size = update_buffer(shape, choices).bytes
     return lay_out_arena(shared_main_grad_bytes(shape, choices), size, own, choices)
 
@@ -259,10 +271,12 @@ def shared_main_grad_bytes(shape: ModelShape, choices: PlanChoices) -> Sequence[
     of the blocks, the last one first, where the accumulators of all rounds stay on the device, and
     else all of them together. With several ranks they are those of each.
     """
-    shape = shape.padded(choices.ranks)
-    if choices.main_grad == MainGrad.DEVICE:
+    shape = shape.padded(choices.sharding.ranks)
+    if choices.gradients.main_grad == MainGrad.DEVICE:
         main_grads = shape.block_sizes.main_grad_bytes
-        return main_grads[: len(main_grads) - gpu_resident_blocks(len(main_grads), choices)]
+        return main_grads[
+            : len(main_grads) - choices.placement.gpu_resident_blocks(len(main_grads))
+        ]
     return [4 * _main_grad_numel(shape, choices)]
 
 
@@ -270,28 +284,28 @@ def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of the host buffers that chunks of kept gradients pass through, for one
     rank. There are none where all optimizers run on the device.
     """
-    gpu_resident = gpu_resident_of([unit.name for unit in shape.blocks], choices)
-    elsewhere = {*gpu_resident, *choices.device_updated_units, *shape.frozen_units}
-    if not choices.gradients_on_gpu or len(elsewhere) == len(shape.units):
+    gpu_resident = choices.placement.gpu_resident([unit.name for unit in shape.blocks])
+    elsewhere = {*gpu_resident, *choices.updates.device_updated_units, *shape.frozen_units}
+    if not choices.gradients.gradients_on_gpu or len(elsewhere) == len(shape.units):
         return 0
     # Kept gradients of moments on the disk come in chunks as large as those of the moments.
     offloaded_to_disk = max(
         (unit.numel for unit in disk_offloaded_units(shape, choices)), default=0
     )
-    numel = max(ring_numel(shape, choices.ranks), min(DISK_CHUNK_NUMEL, offloaded_to_disk))
+    numel = max(ring_numel(shape, choices.sharding.ranks), min(DISK_CHUNK_NUMEL, offloaded_to_disk))
     return GRADIENT_RINGS * numel * shape.item_bytes
 
 
 def disk_offloaded_units(shape: ModelShape, choices: PlanChoices) -> tuple[UnitShape, ...]:
     """Returns the units whose moments are on the disk."""
-    return shape.units[len(shape.units) - choices.disk_offloaded_units :]
+    return shape.units[len(shape.units) - choices.placement.disk_offloaded_units :]
 
 
 def disk_offloaded_text(shape: ModelShape, choices: PlanChoices) -> str:
     """Returns the units whose moments are on the disk, in words."""
-    if choices.disk_offloaded_units == len(shape.units):
+    if choices.placement.disk_offloaded_units == len(shape.units):
         return "all units"
-    count = choices.disk_offloaded_units - 1
+    count = choices.placement.disk_offloaded_units - 1
     return f"the last {counted(count, 'block')} and the head" if count else "the head"
 
 
@@ -305,7 +319,7 @@ def state_rings_bytes(shape: ModelShape, choices: PlanChoices) -> int:
 def disk_offloaded_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the most bytes that moments take on the disk. A step reads and writes them once."""
     units = disk_offloaded_units(shape, choices)
-    moments = len(MOMENTS) * shape.last_moment_bytes[choices.disk_offloaded_units]
+    moments = len(MOMENTS) * shape.last_moment_bytes[choices.placement.disk_offloaded_units]
     return moments + disk_padding(units) if units else 0
 
 
@@ -327,8 +341,8 @@ def ring_numel(shape: ModelShape, ranks: int) -> int:
 
 def update_buffer(shape: ModelShape, choices: PlanChoices) -> UpdateBuffer:
     """Returns the buffer for a chunk of the states of a unit that the device updates."""
-    buffer = shape.update_buffer(choices.update_chunks, choices.ranks)
-    return buffer.without_gradients if choices.gradients_on_gpu else buffer
+    buffer = shape.update_buffer(choices.updates.update_chunks, choices.sharding.ranks)
+    return buffer.without_gradients if choices.gradients.gradients_on_gpu else buffer
 
 
 def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
@@ -336,9 +350,9 @@ def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     on the host. Planes are there once for all ranks of a node, as far as they are that host's.
     """
     planes = _planes_of_node(shape, choices)
-    if choices.gradients_on_gpu:
+    if choices.gradients.gradients_on_gpu:
         del planes["grad"]
-    rings = choices.ranks_per_node * gradient_ring_bytes(shape, choices)
+    rings = choices.sharding.ranks_per_node * gradient_ring_bytes(shape, choices)
     return sum(planes.values()) + rings + state_rings_bytes(shape, choices)
 
 
@@ -346,15 +360,18 @@ def _planes_of_node(shape: ModelShape, choices: PlanChoices) -> dict[str, int]:
     """Returns the bytes of each plane in the RAM of one node. Where planes are divided among nodes,
     the first one has a little more than that, since shards are multiples of `SHARD_ELEMENTS`.
     """
-    planes = shape.plane_bytes(choices.gpu_resident_units, choices.disk_offloaded_units)
-    return {plane: -(-size // choices.nodes_per_replica) for plane, size in planes.items()}
+    planes = shape.plane_bytes(
+        choices.placement.gpu_resident_units, choices.placement.disk_offloaded_units
+    )
+    return {plane: -(-size // choices.sharding.nodes_per_replica) for plane, size in planes.items()}
 
 
 def saved_input_count(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the number of blocks that keep their input for each micro-batch."""
     blocks = len(shape.blocks)
-    without = choices.blocks_without_recompute + len(seconds_of_pairs(blocks, choices))
-    return blocks - shape.forward_blocks - without
+    activations = choices.activations
+    seconds = len(activations.seconds_of_pairs(blocks))
+    return blocks - shape.forward_blocks - activations.blocks_without_recompute - seconds
 
 
 def offloaded_input_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
@@ -362,27 +379,32 @@ def offloaded_input_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) 
     micro-batch and each block that keeps one there, some with what attention returned, and the
     buffers of those on the disk. tokens: the number of tokens in the largest micro-batch.
     """
-    if not choices.offloaded_block_inputs:
+    if not choices.activations.offloaded_block_inputs:
         return 0
     stored = (
-        saved_input_count(shape, choices) * choices.micro_batches
-        - choices.disk_offloaded_block_inputs
+        saved_input_count(shape, choices) * choices.batching.micro_batches
+        - choices.activations.disk_offloaded_block_inputs
     )
     block_input = _block_input_bytes(shape, tokens)
-    more = with_room(block_input, choices.attention_bytes, tokens) - block_input
-    in_ram = stored * block_input + choices.attention_blocks * choices.micro_batches * more
+    more = with_room(block_input, choices.activations.attention_bytes, tokens) - block_input
+    in_ram = (
+        stored * block_input
+        + choices.activations.attention_blocks * choices.batching.micro_batches * more
+    )
     return in_ram + disk_rings_bytes(shape, choices, tokens)
 
 
 def disk_rings_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
     """Returns the bytes of the host buffers that block inputs on the disk pass through."""
-    rings = min(DISK_RINGS, choices.disk_offloaded_block_inputs)
+    rings = min(DISK_RINGS, choices.activations.disk_offloaded_block_inputs)
     return rings * whole_pages(_block_input_bytes(shape, tokens))
 
 
 def disk_offloaded_input_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
     """Returns the bytes of block inputs on the disk, which a step writes and reads once."""
-    return choices.disk_offloaded_block_inputs * whole_pages(_block_input_bytes(shape, tokens))
+    return choices.activations.disk_offloaded_block_inputs * whole_pages(
+        _block_input_bytes(shape, tokens)
+    )
 
 
 def _block_input_bytes(shape: ModelShape, tokens: int) -> int:
@@ -396,8 +418,8 @@ def plane_items(shape: ModelShape, choices: PlanChoices) -> list[Item]:
     """
     items: list[Item] = []
     for plane, size in _planes_of_node(shape, choices).items():
-        if plane == "grad" and choices.gradients_on_gpu:
-            ring = choices.ranks_per_node * gradient_ring_bytes(shape, choices)
+        if plane == "grad" and choices.gradients.gradients_on_gpu:
+            ring = choices.sharding.ranks_per_node * gradient_ring_bytes(shape, choices)
             words = "kept gradients on their way to the optimizer"
             items.append(Item(MemoryItem.GRADIENT_RING, ring, words))
             continue
@@ -416,21 +438,21 @@ def _plane_note(shape: ModelShape, choices: PlanChoices, plane: str, size: int) 
     """
     is_moment = plane in MOMENTS
     kind = f", {KINDS[shape.optimizer]}" if is_moment else ""
-    units = shape.units[choices.gpu_resident_units :]
+    units = shape.units[choices.placement.gpu_resident_units :]
     if is_moment:
-        units = units[: len(units) - choices.disk_offloaded_units]
+        units = units[: len(units) - choices.placement.disk_offloaded_units]
     is_high = plane == "weight_high"
     numel = sum(unit.numel for unit in units)
     if is_high:
         numel += sum(unit.frozen_numel for unit in units)
-    parameter_bytes = choices.nodes_per_replica * size / numel
+    parameter_bytes = choices.sharding.nodes_per_replica * size / numel
     text = f"{PLANE_NOTES[plane]}{kind}, {parameter_bytes:.3g} bytes a parameter"
     if shape.work_parameters is not None and not is_high:
         text += " that is trained"
-    if choices.nodes_per_replica > 1:
-        text += f", divided among {choices.nodes_per_replica} nodes"
-    if choices.gpu_resident_units:
+    if choices.sharding.nodes_per_replica > 1:
+        text += f", divided among {choices.sharding.nodes_per_replica} nodes"
+    if choices.placement.gpu_resident_units:
         text += f"; without {gpu_resident_text(shape, choices)}"
-    if is_moment and choices.disk_offloaded_units:
+    if is_moment and choices.placement.disk_offloaded_units:
         text += f"; those of {disk_offloaded_text(shape, choices)} are on the disk"
     return text

@@ -5,13 +5,12 @@ yields those that the planner tries. No torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from engine.config.settings import AUTO
 from engine.machine.link_rates import reads_unsharded
 from engine.planning.fit.job import Job, Target
-from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.choices import EmbedAndHead, Placement, PlanChoices, Sharding
 from engine.planning.shape.model_shape import ModelShape
 
 # ---------------------------------------------------------------------- plan families
@@ -35,28 +34,30 @@ def plan_families(job: Job, target: Target, coarse: bool) -> list[list[PlanChoic
     # can be fetched at any time.
     apart = job.shape.has_alike_frozen_blocks
     plain = PlanChoices(
-        ranks=of_replica,
-        replicas=replicas,
-        nodes_per_replica=job.nodes_per_replica,
-        unsharded_reads=whole,
-        gpu_resident_apart=apart,
+        sharding=Sharding(
+            ranks=of_replica,
+            replicas=replicas,
+            nodes_per_replica=job.nodes_per_replica,
+            unsharded_reads=whole,
+        ),
+        placement=Placement(gpu_resident_apart=apart),
     )
     usual = [] if on_gpu else [plain]
-    kept_gradients = [] if on_gpu is False else [replace(plain, gradients_on_gpu=True)]
+    kept_gradients = [] if on_gpu is False else [plain.changed(gradients_on_gpu=True)]
     if kept_gradients and not job.shape.holds_embed:
-        kept_gradients.append(replace(kept_gradients[0], shared_embed_and_head_slot=True))
+        kept_gradients.append(kept_gradients[0].changed(embed_and_head=EmbedAndHead.SHARED_SLOT))
     if job.world_size > 1:
         return [group for group in (usual, kept_gradients) if group]
     if job.shape.frozen_units:  # what has no backward has no block input, and keeps no gradient
         return [group for group in (usual, kept_gradients) if group]
     embed_and_head = []
     if kept_gradients and _can_keep_embed_and_head(job.shape):
-        embed_and_head = [replace(kept_gradients[-1], embed_and_head_in_kept_gradients=True)]
+        embed_and_head = [kept_gradients[-1].changed(embed_and_head=EmbedAndHead.IN_KEPT_GRADIENTS)]
     slots = (2,) if coarse or job.config.engine.slots != AUTO else (2, 4)
 
     def in_pairs(families: list[PlanChoices]) -> list[PlanChoices]:
         return [
-            replace(each, blocks_per_saved_input=2, slots=count)
+            each.changed(blocks_per_saved_input=2, slots=count)
             for each in families
             for count in slots
         ]

@@ -30,7 +30,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from engine.config.settings import AUTO
@@ -61,7 +60,7 @@ from engine.planning.fit.planner import (
     TimedCandidate,
     fastest_of,
 )
-from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.choices import Gradients, Placement, PlanChoices
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.shape.sequence_tiling import sequence_chunks_for
 from engine.text import GIB
@@ -104,7 +103,11 @@ def choose(job: Job, target: Target, coarse: bool = False) -> Chosen:
             kept_gradients = maker.with_kept_gradients(best)
             if kept_gradients is not None and kept_gradients.has_room:
                 other = kept_gradients.best()
-                gain = ALIKE if other.choices.gradients_in_main_grads else KEPT_GRADIENTS_GAIN
+                gain = (
+                    ALIKE
+                    if other.choices.gradients.gradients_in_main_grads
+                    else KEPT_GRADIENTS_GAIN
+                )
                 if other.seconds <= gain * best.seconds:
                     planner, best = kept_gradients, other
             candidate = Candidate(best.size, best.choices)
@@ -132,11 +135,11 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
             if balanced is not None:
                 found.append(planner.chosen(balanced))
             if (
-                minimum.choices.offloaded_block_inputs
+                minimum.choices.activations.offloaded_block_inputs
                 and job.config.engine.activation_checkpointing not in ON_HOST
             ):
-                on_device = replace(
-                    minimum.choices, offloaded_block_inputs=False, disk_offloaded_block_inputs=0
+                on_device = minimum.choices.changed(
+                    offloaded_block_inputs=False, disk_offloaded_block_inputs=0
                 )
                 found.append(planner.chosen(Candidate(minimum.size, on_device)))
     return tuple(found)
@@ -260,7 +263,7 @@ class _PlannerMaker:
         anyway, they cost nothing.
         """
         choices = candidate.choices
-        unfit = choices.gradients_on_gpu or choices.main_grad == MainGrad.HOST
+        unfit = choices.gradients.gradients_on_gpu or choices.gradients.main_grad == MainGrad.HOST
         if (
             unfit
             or self._offloads_to_disk
@@ -269,15 +272,13 @@ class _PlannerMaker:
         ):
             return None
         family = PlanChoices(
-            gradients_on_gpu=True,
-            ranks=choices.ranks,
-            replicas=choices.replicas,
-            nodes_per_replica=choices.nodes_per_replica,
-            unsharded_reads=choices.unsharded_reads,
-            gpu_resident_apart=choices.gpu_resident_apart,
+            sharding=choices.sharding,
+            placement=Placement(gpu_resident_apart=choices.placement.gpu_resident_apart),
+            gradients=Gradients(gradients_on_gpu=True),
         )
         return self._planner(
-            family, BatchSplit(candidate.size, choices.micro_batches, choices.rounds)
+            family,
+            BatchSplit(candidate.size, choices.batching.micro_batches, choices.batching.rounds),
         )
 
     def _planner(self, family: PlanChoices, only: BatchSplit | None = None) -> Planner:

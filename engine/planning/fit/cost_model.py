@@ -24,7 +24,7 @@ from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.planning.layout.layout import PLANE_ITEM_BYTES
 from engine.planning.layout.moments import MOMENTS
 from engine.planning.schedule.buffers import HEAD
-from engine.planning.schedule.choices import PlanChoices, has_one_term, seconds_of_pairs
+from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import (
     Lane,
     MainGrad,
@@ -126,17 +126,20 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     blocks for block inputs on the disk (`wait_for_block_inputs`).
     """
     shape, rates = cost.shape, cost.rates
-    without = len(shape.blocks) - choices.blocks_without_recompute
+    activations, placement = choices.activations, choices.placement
+    micro_batches, rounds = choices.batching.micro_batches, choices.batching.rounds
+    ranks, main_grad = choices.sharding.ranks, choices.gradients.main_grad
+    without = len(shape.blocks) - activations.blocks_without_recompute
     recomputed = without - shape.forward_blocks
     again = cost.first_forwards[without] - cost.first_forwards[shape.forward_blocks]
-    again -= choices.attention_blocks * cost.attention
-    gpu_resident = shape.first_weights[choices.gpu_resident_units]
-    updated = shape.first_gradients[choices.gpu_resident_units]
-    in_place = cost.in_place(updated // choices.ranks)
-    first_adds = 1 if choices.main_grad == MainGrad.DEVICE else choices.rounds
-    compute = choices.micro_batches * (cost.passes + again + cost.loss()) + in_place
+    again -= activations.attention_blocks * cost.attention
+    gpu_resident = shape.first_weights[placement.gpu_resident_units]
+    updated = shape.first_gradients[placement.gpu_resident_units]
+    in_place = cost.in_place(updated // ranks)
+    first_adds = 1 if main_grad == MainGrad.DEVICE else rounds
+    compute = micro_batches * (cost.passes + again + cost.loss()) + in_place
     compute -= first_adds * cost.saved_by_first
-    stop = len(shape.blocks) - choices.blocks_kept_in_slots
+    stop = len(shape.blocks) - placement.blocks_kept_in_slots
     first = max(gpu_resident, shape.embed.weight_numel)
     # Where the head lives on the device too, all blocks do.
     streamed = max(0, shape.first_weights[1 + stop] - first)
@@ -144,39 +147,37 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     forward = shape.first_weights[1 + min(stop, shape.forward_blocks)] - first
     largest = max(unit.weight_numel for unit in shape.blocks)
     once = shape.first_weights[-1] - streamed - gpu_resident
-    fetched = choices.rounds * (2 * streamed - max(0, forward)) + once
+    fetched = rounds * (2 * streamed - max(0, forward)) + once
     fetched *= shape.item_bytes
     # Of several ranks, each copies its shards, and receives those of the others, and their
     # accumulators.
-    whole = choices.unsharded_reads
-    carried = fetched if whole else fetched / choices.ranks
+    whole = choices.sharding.unsharded_reads
+    carried = fetched if whole else fetched / ranks
     gathered = updated * shape.item_bytes + (0 if whole else fetched)
-    scattered = choices.rounds if choices.main_grad == MainGrad.SHARDS else 1
-    is_half = has_one_term(choices) and shape.item_bytes == 2 and not shape.has_fp32_weights
+    scattered = rounds if main_grad == MainGrad.SHARDS else 1
+    is_half = choices.has_one_term and shape.item_bytes == 2 and not shape.has_fp32_weights
     of_blocks = 2 if is_half else 4
     embed_and_head = shape.embed.gradient_numel + shape.head.gradient_numel
     reduced = 4 * embed_and_head + of_blocks * (shape.gradient_numel - embed_and_head)
-    received = (1 - 1 / choices.ranks) * (gathered + scattered * reduced)
-    compute += seconds_lost(choices.ranks, received)
-    if choices.offloaded_block_inputs:
-        stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
-        attention = choices.attention_blocks * cost.attention_bytes(choices.attention_bytes)
-        carried += choices.micro_batches * (stored * cost.hidden_bytes + attention)
+    received = (1 - 1 / ranks) * (gathered + scattered * reduced)
+    compute += seconds_lost(ranks, received)
+    if activations.offloaded_block_inputs:
+        stored = recomputed - len(activations.seconds_of_pairs(len(shape.blocks)))
+        of_token = cost.attention_bytes(activations.attention_bytes)
+        attention = activations.attention_blocks * of_token
+        carried += micro_batches * (stored * cost.hidden_bytes + attention)
     # While two blocks are recomputed together, as many others are fetched as there are slots left.
-    pairs = len(seconds_of_pairs(len(shape.blocks), choices))
-    lacking = max(0, 4 - choices.slots) * min(pairs, streamed // max(1, 2 * largest))
-    waited += choices.rounds * lacking * largest * shape.item_bytes / rates.h2d
-    gradients = choices.rounds if choices.main_grad == MainGrad.HOST else 1
-    returned = gradients * (shape.gradient_numel - updated) * shape.item_bytes / choices.ranks
+    pairs = len(activations.seconds_of_pairs(len(shape.blocks)))
+    lacking = max(0, 4 - choices.streaming.slots) * min(pairs, streamed // max(1, 2 * largest))
+    waited += rounds * lacking * largest * shape.item_bytes / rates.h2d
+    gradients = rounds if main_grad == MainGrad.HOST else 1
+    returned = gradients * (shape.gradient_numel - updated) * shape.item_bytes / ranks
     # Ranks add up the accumulators of all rounds in the last one, or those of each round in it.
-    nodes_per_replica = choices.nodes_per_replica
-    between = seconds_between_nodes(rates, choices.replicas, 4 * shape.gradient_numel)
-    added = (
-        seconds_to_receive_across(rates, nodes_per_replica, (1 - 1 / choices.ranks) * reduced)
-        + between
-    )
+    nodes_per_replica = choices.sharding.nodes_per_replica
+    between = seconds_between_nodes(rates, choices.sharding.replicas, 4 * shape.gradient_numel)
+    added = between + seconds_to_receive_across(rates, nodes_per_replica, (1 - 1 / ranks) * reduced)
     exchanged = seconds_to_receive_across(rates, nodes_per_replica, received) + scattered * between
-    exchanged = max(exchanged, added + compute - compute / choices.rounds)
+    exchanged = max(exchanged, added + compute - compute / rounds)
     return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
 
 

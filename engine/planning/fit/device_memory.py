@@ -5,7 +5,7 @@ arithmetic, no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -20,12 +20,7 @@ from engine.planning.fit.buffer_sizes import (
 from engine.planning.fit.job import Job
 from engine.planning.fit.memory_items import Item, MemoryItem
 from engine.planning.layout.moments import FP32_MOMENTS
-from engine.planning.schedule.choices import (
-    PlanChoices,
-    blocks_with_second_main_grad,
-    recorded_passes,
-    seconds_of_pairs,
-)
+from engine.planning.schedule.choices import GROUP_OF, PlanChoices
 from engine.planning.shape.activation_sizes import Activations
 from engine.planning.shape.block_sizes import BlockBytes
 from engine.planning.shape.unit_shape import UnitShape
@@ -137,7 +132,6 @@ NOT_IN_STEP = (
     "disk_offloaded_units",
     "disk_offloaded_block_inputs",
     "gradients_in_main_grads",
-    "shared_embed_and_head_slot",
     "block_input_rings",
     "main_grad",
     "compiled",
@@ -155,7 +149,8 @@ _CUDA_CONTEXT = Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES)
 
 def _values_but(names: Collection[str]) -> Callable[[PlanChoices], tuple[Any, ...]]:
     """Returns a function that returns the values of all choices but these."""
-    return attrgetter(*(each.name for each in fields(PlanChoices) if each.name not in names))
+    kept = [name for name in GROUP_OF if name not in names]
+    return attrgetter(*(f"{GROUP_OF[name]}.{name}" for name in kept))
 
 
 class Sizer:
@@ -229,9 +224,9 @@ class Sizer:
         """
         # The number of rows matters only for the rings of block inputs, and that of blocks which
         # keep their activations only for which accumulators are apart.
-        rows = size if choices.offloaded_block_inputs else 0
-        apart = blocks_with_second_main_grad(len(self.shape.blocks), choices)
-        key = (rows, apart, not choices.device_updated_units, self._fixed_by(choices))
+        rows = size if choices.activations.offloaded_block_inputs else 0
+        apart = choices.blocks_with_second_main_grad(len(self.shape.blocks))
+        key = (rows, apart, not choices.updates.device_updated_units, self._fixed_by(choices))
         slots = sum(block_slot_bytes(self.shape, choices))
         if key not in self._fixed_totals:
             found = fixed_bytes(self.shape, choices, self._block_input_numel(size))
@@ -249,17 +244,15 @@ class Sizer:
 
     def _slack(self, taken: int, choices: PlanChoices) -> int:
         """Returns the bytes of gaps where all items take so much, and those of libraries."""
+        streamed = choices.updates.device_updated_units
+        updates_there = streamed or choices.placement.gpu_resident_units
         slack = round(ALLOCATOR_SLACK * taken)
-        if self.shape.optimizer != FP32_MOMENTS and (
-            choices.device_updated_units or choices.gpu_resident_units
-        ):
+        if self.shape.optimizer != FP32_MOMENTS and updates_there:
             slack += ROUNDING_BYTES
-        slack += LIBRARY_BYTES[self.device] + (
-            UPDATING_BYTES if choices.device_updated_units else 0
-        )
+        slack += LIBRARY_BYTES[self.device] + (UPDATING_BYTES if streamed else 0)
         if self.compiled and self.device == "cuda":
             slack += COMPILER_BYTES
-        return slack + GRAPH_BYTES * recorded_passes(len(self.shape.blocks), choices)
+        return slack + GRAPH_BYTES * choices.recorded_passes(len(self.shape.blocks))
 
     def _gaps_of_kernels(self, size: int, choices: PlanChoices) -> int:
         """Returns the bytes of the gaps that kernels of oneDNN leave among activations."""
@@ -274,7 +267,7 @@ class Sizer:
     def _program_items(self, choices: PlanChoices) -> tuple[Item, ...]:
         """Returns the items of what the program takes whatever it trains."""
         found = (_CUDA_CONTEXT,) if self.device == "cuda" else ()
-        return (*found, self._exchange(choices)) if choices.world_size > 1 else found
+        return (*found, self._exchange(choices)) if choices.sharding.world_size > 1 else found
 
     def _exchange(self, choices: PlanChoices) -> Item:
         """Returns the item of what one rank exchanges tensors with the others through. On the CPU a
@@ -282,17 +275,17 @@ class Sizer:
         """
         if self.device == "cuda":
             # Nodes with copies have groups of all ranks, of those of a node, and between nodes.
-            groups = 1 if choices.replicas == 1 else 2 + (choices.ranks > 1)
+            groups = 1 if choices.sharding.replicas == 1 else 2 + (choices.sharding.ranks > 1)
             size = groups * COLLECTIVE_BYTES
             return Item(MemoryItem.COLLECTIVE, size, "NCCL; assumed, not measured")
-        units = self.shape.padded(choices.ranks).units
+        units = self.shape.padded(choices.sharding.ranks).units
         size = 4 * max(unit.gradient_numel for unit in units)
         return Item(MemoryItem.COLLECTIVE, size, "the largest gradient, from all processes")
 
     def buffers_over_main_grads(self, choices: PlanChoices) -> int:
         """Returns the number of chunks of states that fit in the memory of the accumulators."""
         main_grads, size = shared_main_grad_bytes(self.shape, choices), self._chunk_bytes(choices)
-        if choices.gradients_in_main_grads:
+        if choices.gradients.gradients_in_main_grads:
             return sum(each // 2 // size for each in main_grads)
         return sum(main_grads) // size
 
@@ -303,8 +296,8 @@ class Sizer:
         """
         needed = buffers * self._chunk_bytes(choices)
         activations = self._blocks(size).activations
-        together = choices.micro_batches // choices.rounds
-        for count in range(1, choices.blocks_without_recompute):
+        together = choices.batching.micro_batches_per_round
+        for count in range(1, choices.activations.blocks_without_recompute):
             needed -= together * activations[-count]
             if needed <= 0:
                 return count + 1
@@ -326,15 +319,17 @@ class Sizer:
     def _step_items(self, size: int, choices: PlanChoices) -> tuple[Item, ...]:
         shape, item = self.shape, self.shape.item_bytes
         tokens = size * self.row_length
-        together = choices.micro_batches // choices.rounds  # micro-batches that exist at once
+        together = choices.batching.micro_batches_per_round  # micro-batches that exist at once
         hidden = tokens * shape.hidden_width * item
         with_saved_input = (
-            0 if choices.offloaded_block_inputs else saved_input_count(shape, choices)
+            0 if choices.activations.offloaded_block_inputs else saved_input_count(shape, choices)
         )
-        kept = together * self._blocks(size).kept_by_last[choices.blocks_without_recompute]
+        kept = (
+            together * self._blocks(size).kept_by_last[choices.activations.blocks_without_recompute]
+        )
         # The part of the kept activations' memory that spare buffers take is not available to a
         # recompute.
-        freed = max(0, kept - choices.spare_buffers * self._chunk_bytes(choices))
+        freed = max(0, kept - choices.updates.spare_buffers * self._chunk_bytes(choices))
         working, working_note = self._working_set(size, freed, choices)
         masks = self._mask_bytes(size, together)
         rotary_rows = size if self.packed else 1  # packed rows each have their own positions
@@ -353,13 +348,13 @@ class Sizer:
             ),
             Item(
                 MemoryItem.ROTARY_EMBEDDINGS,
-                together * rotary * (2 if choices.graphs else 1),  # graphs read copies
+                together * rotary * (2 if choices.kernels.graphs else 1),  # graphs read copies
                 "made once for all blocks, with their other inputs",
             ),
             Item(
                 MemoryItem.KEPT_ACTIVATIONS,
                 kept,
-                f"{choices.blocks_without_recompute} blocks that are not recomputed",
+                f"{choices.activations.blocks_without_recompute} blocks that are not recomputed",
             ),
             Item(MemoryItem.WORKING_SET, working, working_note),
             Item(
@@ -390,19 +385,23 @@ class Sizer:
         tokens = size * self.row_length
         hidden = tokens * shape.hidden_width * item
         blocks = self._blocks(size)
-        recomputed = len(shape.blocks) - choices.blocks_without_recompute
-        pairs = seconds_of_pairs(len(shape.blocks), choices)
+        recomputed = len(shape.blocks) - choices.activations.blocks_without_recompute
+        pairs = choices.activations.seconds_of_pairs(len(shape.blocks))
         recompute = max(blocks.by_recompute[recomputed], blocks.by_pairs[len(pairs)])
-        block = max(recompute - freed, blocks.by_backward[choices.blocks_without_recompute])
+        block = max(
+            recompute - freed, blocks.by_backward[choices.activations.blocks_without_recompute]
+        )
         # Blocks make the gradients of what they share.
         embed_numel = shape.embed.gradient_numel - shape.embed.shared_count
         tail = shape.head.gradient_numel + (embed_numel if shape.tied else 0)
         chunk = min(self.loss_chunk, tokens)
         states = 3 if self.compiled else 2
         loss = chunk * self._position_bytes + tail * item + states * hidden
-        rows = shape.embed_chunk if choices.embed_and_head_in_kept_gradients else embed_numel
+        rows = (
+            shape.embed_chunk if choices.streaming.embed_and_head_in_kept_gradients else embed_numel
+        )
         embed = rows * item + 2 * hidden
-        if choices.graphs:
+        if choices.kernels.graphs:
             # What graphs need is kept for them, and a buffer is there between blocks and the rest.
             note = f"backward of one block on {tokens:,} tokens, and logits beside CUDA graphs"
             return block + max(loss, embed) + hidden, note

@@ -132,18 +132,19 @@ def disk_offload_of(
     choices, kinds = chosen.choices, []
     if config.engine.disk is None:
         return None
-    if choices.disk_offloaded_units:
+    if choices.placement.disk_offloaded_units:
         size, words = disk_offloaded_bytes(shape, choices), disk_offloaded_text(shape, choices)
         kinds.append(
             OffloadedKind(MemoryItem.DISK_OFFLOADED_MOMENTS, f"moments of {words}", size, size)
         )
-    if choices.disk_offloaded_block_inputs:
+    if choices.activations.disk_offloaded_block_inputs:
         full = chosen.micro_batch_size * config.row_tokens
         most, usual = (
             disk_offloaded_input_bytes(shape, choices, tokens) for tokens in (full, typical.tokens)
         )
-        count = choices.micro_batches * saved_input_count(shape, choices)
-        words = f"{choices.disk_offloaded_block_inputs} of the {count} block inputs of a step"
+        count = choices.batching.micro_batches * saved_input_count(shape, choices)
+        offloaded = choices.activations.disk_offloaded_block_inputs
+        words = f"{offloaded} of the {count} block inputs of a step"
         kinds.append(OffloadedKind(MemoryItem.DISK_OFFLOADED_BLOCK_INPUTS, words, most, usual))
     if not kinds:
         return None

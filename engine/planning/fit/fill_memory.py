@@ -35,7 +35,7 @@ from engine.planning.fit.candidates import BatchSplit
 from engine.planning.fit.device_memory import Sizer
 from engine.planning.layout.update_buffers import small_chunks
 from engine.planning.schedule.buffers import HEAD
-from engine.planning.schedule.choices import PlanChoices, gpu_resident_blocks
+from engine.planning.schedule.choices import EmbedAndHead, PlanChoices
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.shards import Shards
 
@@ -113,7 +113,11 @@ class MemoryFiller:
     def minimum_memory(self, batch_split: BatchSplit) -> Candidate:
         """Returns the candidate that takes the least device memory that the settings allow."""
         engine = self._engine
-        slots = self._family.slots if engine.slots == AUTO else max(engine.slots, self._least_slots)
+        slots = (
+            self._family.streaming.slots
+            if engine.slots == AUTO
+            else max(engine.slots, self._least_slots)
+        )
         resident = 0 if engine.blocks_kept_in_slots == AUTO else engine.blocks_kept_in_slots
         kept = 0
         if engine.activation_checkpointing == "none":
@@ -134,13 +138,16 @@ class MemoryFiller:
             tile_tokens=self.sizer.tile_tokens,
             # On long rows, a block input is on its candidate for a hundredth of the time of its
             # block.
-            block_input_rings=1 if self.sizer.tile_tokens else self._family.block_input_rings,
+            block_input_rings=1
+            if self.sizer.tile_tokens
+            else self._family.activations.block_input_rings,
         )
-        if choices.main_grad != MainGrad.VERTICAL:
-            choices = choices.changed(embed_and_head_in_kept_gradients=False)
+        in_kept_gradients = choices.streaming.embed_and_head_in_kept_gradients
+        if in_kept_gradients and choices.gradients.main_grad != MainGrad.VERTICAL:
+            choices = choices.changed(embed_and_head=EmbedAndHead.SHARED_SLOT)
         is_small = self.sizer.shape.dtype == "bfloat16" and self._has_one_rank
-        if choices.main_grad == MainGrad.DEVICE and is_small:
-            choices = choices.changed(gradients_in_main_grads=choices.gradients_on_gpu)
+        if choices.gradients.main_grad == MainGrad.DEVICE and is_small:
+            choices = choices.changed(gradients_in_main_grads=choices.gradients.gradients_on_gpu)
         return Candidate(batch_split.size, choices)
 
     def filled(self, minimum: Candidate, host_bytes: float = math.inf) -> Iterator[Candidate]:
@@ -162,12 +169,12 @@ class MemoryFiller:
     @property
     def _least_slots(self) -> int:
         """Fewest slots: two for blocks that are recomputed in pairs, else one."""
-        return self._family.blocks_per_saved_input
+        return self._family.activations.blocks_per_saved_input
 
     def block_input_bytes(self, candidate: Candidate) -> int:
         """Returns the bytes that a candidate's block inputs take of RAM, those of all ranks."""
         tokens = candidate.size * self.sizer.row_length
-        ranks = candidate.choices.ranks_per_node
+        ranks = candidate.choices.sharding.ranks_per_node
         return ranks * offloaded_input_bytes(self.sizer.shape, candidate.choices, tokens)
 
     def host_bytes(self, candidate: Candidate) -> int:
@@ -176,7 +183,7 @@ class MemoryFiller:
         on the disk.
         """
         block_inputs, choices = self.block_input_bytes(candidate), candidate.choices
-        if not (choices.gpu_resident_units or choices.disk_offloaded_units):
+        if not (choices.placement.gpu_resident_units or choices.placement.disk_offloaded_units):
             return block_inputs
         shape = self.sizer.shape
         here = state_bytes(shape, candidate.choices.changed(device_updated_units=()))
@@ -206,7 +213,7 @@ class MemoryFiller:
         moments. If the disk has no room for them, or RAM is still too short, nothing goes there.
         """
         lack = self.host_bytes(candidate) - self._free_host_bytes
-        if not self._disk_bytes or candidate.choices.device_updated_units or lack <= 0:
+        if not self._disk_bytes or candidate.choices.updates.device_updated_units or lack <= 0:
             return [candidate]
         block_inputs = self._disk_offloaded_block_inputs(candidate, lack)
         found = [block_inputs, self._disk_offloaded_moments(candidate)]
@@ -219,7 +226,9 @@ class MemoryFiller:
         None where all of them are not enough, or the disk has no room for them.
         """
         size, choices = candidate
-        most = self._without_block_inputs_in_ram(candidate).choices.disk_offloaded_block_inputs
+        most = self._without_block_inputs_in_ram(
+            candidate
+        ).choices.activations.disk_offloaded_block_inputs
         enough = self.block_input_bytes(candidate) - lack
 
         def offloading(count: int) -> Candidate:
@@ -241,7 +250,7 @@ class MemoryFiller:
         in RAM; None where those of all are not enough, or the disk has no room for them.
         """
         size, choices = candidate.size, candidate.choices.changed(gpu_resident_apart=False)
-        most = len(self.sizer.shape.units) - choices.gpu_resident_units
+        most = len(self.sizer.shape.units) - choices.placement.gpu_resident_units
         for count in range(most + 1):
             found = Candidate(size, choices.changed(disk_offloaded_units=count))
             if self._disk_offloaded_bytes(found) > self._disk_bytes:
@@ -254,10 +263,13 @@ class MemoryFiller:
         """Returns the candidate with all block inputs of the host on the disk."""
         size, choices = candidate
         count = (
-            saved_input_count(self.sizer.shape, choices) if choices.offloaded_block_inputs else 0
+            saved_input_count(self.sizer.shape, choices)
+            if choices.activations.offloaded_block_inputs
+            else 0
         )
         return Candidate(
-            size, choices.changed(disk_offloaded_block_inputs=count * choices.micro_batches)
+            size,
+            choices.changed(disk_offloaded_block_inputs=count * choices.batching.micro_batches),
         )
 
     def _disk_offloaded_bytes(self, candidate: Candidate) -> int:
@@ -271,9 +283,11 @@ class MemoryFiller:
         size, choices = place
         if not self._may_be_gpu_resident(choices):
             return [place]
-        if choices.gpu_resident_apart and self._engine.slots == AUTO:
+        if choices.placement.gpu_resident_apart and self._engine.slots == AUTO:
             # While a block computes that lives there, the bus fills one slot more.
-            choices = choices.changed(slots=1 + choices.slots, prefetch_depth=choices.slots)
+            choices = choices.changed(
+                slots=1 + choices.streaming.slots, prefetch_depth=choices.streaming.slots
+            )
         fits = self._most_gpu_resident(size, choices)
         beside = min(
             fits, self._most_gpu_resident(size, self._with_blocks_without_recompute(size, choices))
@@ -311,7 +325,10 @@ class MemoryFiller:
 
     def _may_be_gpu_resident(self, choices: PlanChoices) -> bool:
         """Returns whether units may live on the device beside these choices."""
-        fits = not choices.shared_embed_and_head_slot and choices.main_grad != MainGrad.HOST
+        fits = (
+            not choices.streaming.shared_embed_and_head_slot
+            and choices.gradients.main_grad != MainGrad.HOST
+        )
         return self.sizer.device == "cuda" and self._allows_gpu_resident and fits
 
     def _minimum_main_grad(self, rounds: int) -> MainGrad:
@@ -323,10 +340,10 @@ class MemoryFiller:
             return MainGrad(kept)
         if rounds == 1:
             return MainGrad.VERTICAL
-        if self._family.ranks > 1:
+        if self._family.sharding.ranks > 1:
             return MainGrad.SHARDS
         # Accumulators on the host need a plane there, which kept gradients do without.
-        is_on_device = self._family.gradients_on_gpu or not self._has_one_rank
+        is_on_device = self._family.gradients.gradients_on_gpu or not self._has_one_rank
         return MainGrad.DEVICE if is_on_device else MainGrad.HOST
 
     def _main_grad_places(self, minimum: Candidate) -> list[Candidate]:
@@ -335,10 +352,10 @@ class MemoryFiller:
         """
         size, choices = minimum
         on_device = choices.changed(main_grad=MainGrad.DEVICE)
-        are_there = choices.rounds == 1 or choices.main_grad == MainGrad.DEVICE
+        are_there = choices.batching.rounds == 1 or choices.gradients.main_grad == MainGrad.DEVICE
         if are_there or self._rounding or not self.sizer.fits(size, on_device):
             return [minimum]
-        shards = [minimum] if choices.main_grad == MainGrad.SHARDS else []
+        shards = [minimum] if choices.gradients.main_grad == MainGrad.SHARDS else []
         return [*shards, Candidate(size, on_device)]
 
     def _block_input_places(self, start: Candidate) -> list[Candidate]:
@@ -354,7 +371,7 @@ class MemoryFiller:
             return [start]
         places = [Candidate(size, on_device)]
         if (
-            choices.offloaded_block_inputs
+            choices.activations.offloaded_block_inputs
             and self.host_bytes(self.offloaded_to_disk(start)) <= self._free_host_bytes
         ):
             places.append(start)
@@ -362,24 +379,29 @@ class MemoryFiller:
 
     def _update_buffers(self, choices: PlanChoices) -> list[UpdateBuffers]:
         """Returns the update buffers to try."""
-        nothing_streamed = choices.gpu_resident_units == len(self.sizer.shape.units)
+        nothing_streamed = choices.placement.gpu_resident_units == len(self.sizer.shape.units)
         # States that are streamed to the device do not go to the disk.
         if nothing_streamed or self._disk_bytes or self.sizer.device == "cpu":
             return [UpdateBuffers(0)]
         found = [UpdateBuffers(0)]
         whole = self.sizer.buffers_over_main_grads(choices)
-        if not choices.gradients_in_main_grads:  # a block does not fit into half of its accumulator
+        if (
+            not choices.gradients.gradients_in_main_grads
+        ):  # a block does not fit into half of its accumulator
             some = UPDATE_BUFFERS[-1:] if self._coarse else UPDATE_BUFFERS
             found += map(UpdateBuffers, some)
-            if choices.main_grad == MainGrad.DEVICE and whole > UPDATE_BUFFERS[-1]:
+            if choices.gradients.main_grad == MainGrad.DEVICE and whole > UPDATE_BUFFERS[-1]:
                 found.append(UpdateBuffers(whole))
         largest = self.sizer.shape.largest_block
-        chunks = small_chunks(Shards(choices.ranks).numel(largest))
+        chunks = small_chunks(Shards(choices.sharding.ranks).numel(largest))
         small = self.sizer.buffers_over_main_grads(choices.changed(update_chunks=chunks))
-        is_scarce = choices.main_grad != MainGrad.DEVICE or choices.gradients_in_main_grads
+        is_scarce = (
+            choices.gradients.main_grad != MainGrad.DEVICE
+            or choices.gradients.gradients_in_main_grads
+        )
         if is_scarce and chunks > 1 and small > 1:
             found.append(UpdateBuffers(small, chunks))
-        if choices.gradients_in_main_grads:
+        if choices.gradients.gradients_in_main_grads:
             found += [UpdateBuffers(blocks * chunks, chunks) for blocks in UPDATE_BUFFERS]
         return found
 
@@ -399,7 +421,7 @@ class MemoryFiller:
             return
         choices = self._with_blocks_without_recompute(size, choices)
         if (
-            choices.blocks_without_recompute == self.sizer.most_without_recompute
+            choices.activations.blocks_without_recompute == self.sizer.most_without_recompute
         ):  # there are no block inputs
             choices = choices.changed(offloaded_block_inputs=False)
         choices = self._with_blocks_kept_in_slots(size, choices)
@@ -421,7 +443,7 @@ class MemoryFiller:
                 return choices.changed(blocks_without_recompute=kept, blocks_kept_in_slots=count)
             return choices.changed(blocks_without_recompute=kept)
 
-        found = self._most(size, choices.blocks_without_recompute, keeping)
+        found = self._most(size, choices.activations.blocks_without_recompute, keeping)
         return choices if found is None else found
 
     def _with_blocks_kept_in_slots(self, size: int, choices: PlanChoices) -> PlanChoices:
@@ -430,22 +452,22 @@ class MemoryFiller:
             return choices
 
         blocks = len(self.sizer.shape.blocks)
-        most = blocks - gpu_resident_blocks(blocks, choices)
+        most = blocks - choices.placement.gpu_resident_blocks(blocks)
 
         def staying(count: int) -> PlanChoices:
             return choices.changed(blocks_kept_in_slots=min(count, most))
 
-        found = self._most(size, choices.blocks_kept_in_slots, staying)
+        found = self._most(size, choices.placement.blocks_kept_in_slots, staying)
         return choices if found is None else found
 
     def _with_spare_buffers(self, size: int, choices: PlanChoices) -> Iterator[Candidate]:
         for blocks in SPARE_BUFFERS:
-            spare = blocks * choices.update_chunks
+            spare = blocks * choices.updates.update_chunks
             spare_blocks = self.sizer.spare_blocks(size, choices, spare)
             if spare_blocks is None:
                 continue
             more = choices.changed(
-                update_buffers=choices.update_buffers + spare,
+                update_buffers=choices.updates.update_buffers + spare,
                 spare_buffers=spare,
                 spare_blocks=spare_blocks,
             )

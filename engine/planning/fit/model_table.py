@@ -35,7 +35,7 @@ from engine.planning.fit.requirements import (
     requirements_of,
 )
 from engine.planning.layout.moments import KINDS
-from engine.planning.schedule.choices import PlanChoices, seconds_of_pairs
+from engine.planning.schedule.choices import PlanChoices
 from engine.planning.shape.catalog import CatalogEntry, catalog
 from engine.planning.shape.model_shape import ModelShape
 from engine.text import GIB, counted, in_gib, in_seconds
@@ -276,7 +276,7 @@ def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool)
         estimated=measured_rates(config, machine) is None,
         optimizer=config.train.optimizer,
         method=config.train.method,
-        gradients_on_gpu=choices.gradients_on_gpu if choices else None,
+        gradients_on_gpu=choices.gradients.gradients_on_gpu if choices else None,
         offload_pairs=_keeps_pairs(shape, choices) if choices else None,
     )
 
@@ -289,7 +289,7 @@ def _missing_gib(size: int) -> str:
 
 def _keeps_pairs(shape: ModelShape, choices: PlanChoices) -> bool:
     """Returns whether any block keeps no input because two of them share one."""
-    return bool(seconds_of_pairs(len(shape.blocks), choices))
+    return bool(choices.activations.seconds_of_pairs(len(shape.blocks)))
 
 
 # ---------------------------------------------------------------------- words and files

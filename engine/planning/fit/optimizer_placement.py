@@ -25,7 +25,7 @@ from engine.planning.fit.cost_model import ONE_OF_TWO_PASSES, Cost, host_rate, s
 from engine.planning.layout.moments import FP32_MOMENTS
 from engine.planning.schedule.arena import lay_out_arena
 from engine.planning.schedule.buffers import EMBED, HEAD
-from engine.planning.schedule.choices import PlanChoices, gpu_resident_of, seconds_of_pairs
+from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.device_updates import LEAD
 from engine.planning.schedule.offloaded_activations import DISK_RINGS
 from engine.planning.schedule.ops import DISK_LANES, Lane, MainGrad, OpKind
@@ -63,9 +63,11 @@ def place_optimizers(cost: Cost, choices: PlanChoices, device: str = "cuda") -> 
     needs planes of gradients, which one rank mostly has not. Where the accumulators of all rounds
     are on the devices, it was never measured and is not done. device: blocks compute on this.
     """
-    placements = [_Placement(cost, choices, buffers) for buffers in {0, choices.update_buffers}]
+    placements = [
+        _Placement(cost, choices, buffers) for buffers in {0, choices.updates.update_buffers}
+    ]
     best = min(placements, key=lambda placement: placement.waited)
-    if device == "cuda" and choices.ranks > 1 and _may_update_weights_first(cost, choices):
+    if device == "cuda" and choices.sharding.ranks > 1 and _may_update_weights_first(cost, choices):
         late = _Placement(cost, choices.changed(moments_after_weights=True), 0)
         step = step_seconds(cost, choices, late.waited)
         # The second pass over the planes must end long before the next gradients arrive.
@@ -79,8 +81,8 @@ def place_optimizers(cost: Cost, choices: PlanChoices, device: str = "cuda") -> 
 
 def _may_update_weights_first(cost: Cost, choices: PlanChoices) -> bool:
     """Returns whether moments may be updated after weights."""
-    is_plain = cost.shape.optimizer == FP32_MOMENTS and not choices.gradients_on_gpu
-    return is_plain and choices.main_grad != MainGrad.DEVICE
+    is_plain = cost.shape.optimizer == FP32_MOMENTS and not choices.gradients.gradients_on_gpu
+    return is_plain and choices.gradients.main_grad != MainGrad.DEVICE
 
 
 def wait_for_disk(cost: Cost, choices: PlanChoices) -> float:
@@ -92,10 +94,10 @@ def wait_for_disk(cost: Cost, choices: PlanChoices) -> float:
     offloaded_to_disk = disk_offloaded_units(shape, choices)
     size = sum(cost.moment_bytes(unit.name, unit.gradient_numel) for unit in offloaded_to_disk)
     seconds = max(cost.on_disk(lane, size) for lane in DISK_LANES)
-    if choices.disk_offloaded_block_inputs:
+    if choices.activations.disk_offloaded_block_inputs:
         return seconds
-    before = max(0, len(shape.blocks) - max(0, choices.disk_offloaded_units - 1))
-    passes = choices.micro_batches // choices.rounds
+    before = max(0, len(shape.blocks) - max(0, choices.placement.disk_offloaded_units - 1))
+    passes = choices.batching.micro_batches_per_round
     return max(0.0, seconds - passes * cost.first_forwards[before])
 
 
@@ -104,22 +106,22 @@ def wait_for_block_inputs(cost: Cost, choices: PlanChoices) -> float:
     written while their blocks go forward, and read while these go backward. The second block of a
     pair goes forward while the last few of the first one are written.
     """
-    if not choices.disk_offloaded_block_inputs:
+    if not choices.activations.disk_offloaded_block_inputs:
         return 0.0
     blocks, first = len(cost.shape.blocks), cost.shape.forward_blocks
     pairs, last_with_saved_input = (
-        len(seconds_of_pairs(blocks, choices)),
-        blocks - choices.blocks_without_recompute,
+        len(choices.activations.seconds_of_pairs(blocks)),
+        blocks - choices.activations.blocks_without_recompute,
     )
     recomputed = last_with_saved_input - first
     below = cost.first_forwards[first]
-    forward = choices.micro_batches * (cost.first_forwards[last_with_saved_input] - below)
-    backward = choices.micro_batches * (cost.passes - cost.first_forwards[-1])
+    forward = choices.batching.micro_batches * (cost.first_forwards[last_with_saved_input] - below)
+    backward = choices.batching.micro_batches * (cost.passes - cost.first_forwards[-1])
     backward *= recomputed / (blocks - first)
     seconds = forward * pairs / recomputed
-    last = choices.rounds * pairs * DISK_RINGS * cost.block_inputs_on_disk(Lane.WRITE, 1)
+    last = choices.batching.rounds * pairs * DISK_RINGS * cost.block_inputs_on_disk(Lane.WRITE, 1)
     hiding = {Lane.WRITE: forward - seconds + min(seconds, last), Lane.READ: forward + backward}
-    count = choices.disk_offloaded_block_inputs
+    count = choices.activations.disk_offloaded_block_inputs
     return sum(max(0.0, cost.block_inputs_on_disk(ln, count) - hiding[ln]) for ln in DISK_LANES)
 
 
@@ -135,45 +137,45 @@ class _Placement:
         self._cost = cost
         self._rates = cost.rates
         self._shape = shape
-        self._shards = Shards(choices.ranks)
-        self._late = choices.moments_after_weights
-        self._reads_unsharded = choices.unsharded_reads
+        self._shards = Shards(choices.sharding.ranks)
+        self._late = choices.updates.moments_after_weights
+        self._reads_unsharded = choices.sharding.unsharded_reads
         self._shard_seconds: dict[tuple[int, int], _ShardSeconds] = {}
         self._seconds: dict[int, _ChunkSeconds] = {}
-        first_resident = len(shape.blocks) - choices.blocks_kept_in_slots
+        first_resident = len(shape.blocks) - choices.placement.blocks_kept_in_slots
         gpu_resident = self._gpu_resident = {
-            *gpu_resident_of([unit.name for unit in shape.blocks], choices)
+            *choices.placement.gpu_resident([unit.name for unit in shape.blocks])
         }
         elsewhere = [unit for unit in shape.blocks if unit.name not in gpu_resident]
         resident = shape.blocks[first_resident:]
         streamed = elsewhere[: len(elsewhere) - len(resident)]
         self._in_place = cost.in_place(
-            shape.first_gradients[choices.gpu_resident_units] // choices.ranks
+            shape.first_gradients[choices.placement.gpu_resident_units] // choices.sharding.ranks
         )
-        in_slots = (*resident, *streamed[: choices.slots])
+        in_slots = (*resident, *streamed[: choices.streaming.slots])
         # These units are updated in the slot that they are still in when the step ends.
         self._placed = {EMBED, HEAD, *(unit.name for unit in in_slots)}
-        if choices.ranks > 1:  # the other ranks need the updated weights, too
+        if choices.sharding.ranks > 1:  # the other ranks need the updated weights, too
             self._placed = set()
         # The gradients of these units are still in their staging buffers.
         trained = [unit for unit in elsewhere if not unit.is_frozen]
         self._staged = {unit.name for unit in (shape.embed, *trained[:2])}
-        if choices.gradients_on_gpu:
+        if choices.gradients.gradients_on_gpu:
             self._staged = {unit.name for unit in shape.units}
-        self._passes = choices.micro_batches // choices.rounds
+        self._passes = choices.batching.micro_batches_per_round
         # Where there are many buffers, several chunks count as one, which takes less time to plan.
-        buffer, own = update_buffer(shape, choices), buffers - choices.spare_buffers
-        together = max(1, min(choices.update_chunks, own // LEAST_BUFFERS))
+        buffer, own = update_buffer(shape, choices), buffers - choices.updates.spare_buffers
+        together = max(1, min(choices.updates.update_chunks, own // LEAST_BUFFERS))
         self._chunk = together * buffer.numel
         self._size = together * buffer.bytes
-        spare, buffers = choices.spare_buffers // together, buffers // together
+        spare, buffers = choices.updates.spare_buffers // together, buffers // together
         self._own = buffers - spare
         self._free = self._buffers_free(choices, spare, self._own) if buffers else []
         self._lanes = _Lanes(spare=spare, first=self._own)
         device_updated, ready_at = self._place(buffers)
-        if choices.spare_blocks and buffers:
+        if choices.updates.spare_blocks and buffers:
             # The forward pass of the first spare block needs the memory of the spare buffers back.
-            first = shape.blocks[len(shape.blocks) - choices.spare_blocks].name
+            first = shape.blocks[len(shape.blocks) - choices.updates.spare_blocks].name
             ready_at[first] = max(ready_at[first], self._lanes.spares_sent())
         self.units = tuple(device_updated)
         self.waited = self._waits(ready_at)
@@ -241,14 +243,14 @@ class _Placement:
             time += self._passes * self._cost.backward(unit.name)
             ends.append(time)
         ends = ends or [0.0]
-        free = [ends[choices.spare_blocks - 1]] * max(0, spare)
+        free = [ends[choices.updates.spare_blocks - 1]] * max(0, spare)
         main_grads = shared_main_grad_bytes(self._shape, choices)
         arena = lay_out_arena(main_grads, self._size, own, choices)
         under = [arena.main_grads_under(number) for number in range(own)]
         for main_grads_there in under:
             if not main_grads_there:
                 free.append(-math.inf)
-            elif choices.main_grad == MainGrad.DEVICE:
+            elif choices.gradients.main_grad == MainGrad.DEVICE:
                 free.append(ends[min(main_grads_there[-1], len(ends) - 1)])
             else:  # buffers over these accumulators wait for embed, the last unit of backward
                 free.append(0.0)

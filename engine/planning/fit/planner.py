@@ -26,7 +26,7 @@ from engine.planning.fit.optimizer_placement import (
     wait_for_disk,
 )
 from engine.planning.fit.simulate_step import predicted_seconds
-from engine.planning.schedule.choices import PlanChoices, gpu_resident_blocks, recorded_passes
+from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.shape.saved_attention_sizes import returned_bytes
 from engine.text import GIB
@@ -97,20 +97,20 @@ class Chosen:
         return {
             "micro_batch_size": self.micro_batch_size,
             "loss_chunk": self.loss_chunk,
-            "main_grad": self.choices.main_grad.value,
-            "rounds": self.choices.rounds,
-            "ranks": self.choices.ranks,
-            "replicas": self.choices.replicas,
-            "nodes_per_replica": self.choices.nodes_per_replica,
-            "compiled": self.choices.compiled,
-            "tile_tokens": self.choices.tile_tokens,
+            "main_grad": self.choices.gradients.main_grad.value,
+            "rounds": self.choices.batching.rounds,
+            "ranks": self.choices.sharding.ranks,
+            "replicas": self.choices.sharding.replicas,
+            "nodes_per_replica": self.choices.sharding.nodes_per_replica,
+            "compiled": self.choices.kernels.compiled,
+            "tile_tokens": self.choices.kernels.tile_tokens,
         }
 
     def pad_up_to(self, max_seq_len: int) -> int:
         """Returns the length that rows may be padded to, since a block is compiled for few lengths;
         0 where it is not compiled.
         """
-        return max_seq_len if self.choices.compiles_blocks else 0
+        return max_seq_len if self.choices.kernels.compiles_blocks else 0
 
     @property
     def gpu_bytes(self) -> int:
@@ -128,7 +128,7 @@ class TimedCandidate:
     @property
     def batch_split(self) -> tuple[int, int]:
         """The micro-batch size and the rounds, which identify the batch split of a candidate."""
-        return self.size, self.choices.rounds
+        return self.size, self.choices.batching.rounds
 
 
 def fastest_of(candidates: Sequence[TimedCandidate]) -> TimedCandidate:
@@ -137,12 +137,14 @@ def fastest_of(candidates: Sequence[TimedCandidate]) -> TimedCandidate:
     """
     best = min(candidates, key=attrgetter("seconds"))
     shards = [
-        candidate for candidate in candidates if candidate.choices.main_grad == MainGrad.SHARDS
+        candidate
+        for candidate in candidates
+        if candidate.choices.gradients.main_grad == MainGrad.SHARDS
     ]
     of_all_rounds = [
         candidate.seconds
         for candidate in candidates
-        if candidate.choices.main_grad == MainGrad.DEVICE
+        if candidate.choices.gradients.main_grad == MainGrad.DEVICE
     ]
     on_device = min(of_all_rounds, default=math.inf)
     if best not in shards or best.seconds < SHARDS_GAIN * on_device:
@@ -155,7 +157,7 @@ def fastest_of(candidates: Sequence[TimedCandidate]) -> TimedCandidate:
 
 def _gpu_resident(candidate: TimedCandidate) -> int:
     """Returns how many units live on the device."""
-    return candidate.choices.gpu_resident_units
+    return candidate.choices.placement.gpu_resident_units
 
 
 class Planner:
@@ -188,12 +190,16 @@ class Planner:
     def best(self) -> TimedCandidate:
         """Returns the fastest candidate that fits. There must be one."""
         best = self._best_of(self._found)
-        if best.choices.main_grad != MainGrad.SHARDS:
+        if best.choices.gradients.main_grad != MainGrad.SHARDS:
             return self._recorded(best)
         found = [best]
         for kind in (MainGrad.DEVICE, MainGrad.VERTICAL):
             candidates = self._spacious or self._closest
-            others = [candidate for candidate in candidates if candidate.choices.main_grad == kind]
+            others = [
+                candidate
+                for candidate in candidates
+                if candidate.choices.gradients.main_grad == kind
+            ]
             found += [self._best_of(self._timed(others))] if others else []
         return self._recorded(fastest_of(found))
 
@@ -207,16 +213,17 @@ class Planner:
         sizer, blocks = self.sizer, len(self.sizer.shape.blocks)
         choices = candidate.choices.changed(graphs=True)
         is_whole = (
-            gpu_resident_blocks(blocks, choices) == blocks and not choices.offloaded_block_inputs
+            choices.placement.gpu_resident_blocks(blocks) == blocks
+            and not choices.activations.offloaded_block_inputs
         )
-        is_whole = is_whole and choices.world_size == 1
+        is_whole = is_whole and choices.sharding.world_size == 1
         # What is recorded of a block goes forward and backward.
         is_whole = is_whole and not sizer.shape.forward_blocks
-        few = recorded_passes(blocks, choices) <= MOST_RECORDED
+        few = choices.recorded_passes(blocks) <= MOST_RECORDED
         if not (
             is_whole
             and few
-            and candidate.choices.compiles_blocks
+            and candidate.choices.kernels.compiles_blocks
             and sizer.fits(candidate.size, choices)
         ):
             return candidate
@@ -333,7 +340,7 @@ class Planner:
             if not self.sizer.fits(*minimum):
                 continue
             for candidate in self._filler.filled(minimum, host_bytes):
-                if exact and candidate.choices.main_grad == MainGrad.HOST:
+                if exact and candidate.choices.gradients.main_grad == MainGrad.HOST:
                     continue
                 yield from self._filler.disk_offload_candidates(candidate)
                 yield from self._keeping_attention(candidate, minimum)
@@ -346,16 +353,24 @@ class Planner:
         activations, as far as `minimum` does without them.
         """
         sizer, shape, (size, choices) = self.sizer, self.sizer.shape, candidate
-        is_whole = choices.blocks_per_saved_input == 1 and not choices.spare_buffers
-        if not (sizer.tile_tokens and choices.offloaded_block_inputs and is_whole):
+        is_whole = (
+            choices.activations.blocks_per_saved_input == 1 and not choices.updates.spare_buffers
+        )
+        if not (sizer.tile_tokens and choices.activations.offloaded_block_inputs and is_whole):
             return
         of_token = returned_bytes(shape.attention_width, shape.attention_heads, shape.item_bytes)
         one = choices.changed(attention_blocks=1, attention_bytes=of_token)
         places = itertools.product(
             range(
-                choices.blocks_without_recompute, minimum.choices.blocks_without_recompute - 1, -1
+                choices.activations.blocks_without_recompute,
+                minimum.choices.activations.blocks_without_recompute - 1,
+                -1,
             ),
-            range(choices.blocks_kept_in_slots, minimum.choices.blocks_kept_in_slots - 1, -1),
+            range(
+                choices.placement.blocks_kept_in_slots,
+                minimum.choices.placement.blocks_kept_in_slots - 1,
+                -1,
+            ),
         )
         for kept, resident in places:
             found = one.changed(blocks_without_recompute=kept, blocks_kept_in_slots=resident)
@@ -370,7 +385,9 @@ class Planner:
         size, choices = candidate
         before = self._filler.host_bytes(Candidate(size, choices.changed(attention_blocks=0)))
         room = int(self._free_host_bytes - before) // (self._filler.host_bytes(candidate) - before)
-        count = min(room, self.sizer.most_without_recompute - choices.blocks_without_recompute)
+        count = min(
+            room, self.sizer.most_without_recompute - choices.activations.blocks_without_recompute
+        )
         if count > 0:
             yield Candidate(size, choices.changed(attention_blocks=count))
 
@@ -389,7 +406,7 @@ class Planner:
             if bound > WORTH_SIMULATING * least:
                 break
             choices, waited = self._with_optimizer_placement(size, without_device_updates)
-            if without_device_updates.update_buffers > choices.update_buffers:
+            if without_device_updates.updates.update_buffers > choices.updates.update_buffers:
                 # Another candidate uses the memory of the buffers that nothing needs.
                 continue
             seconds = self._step_seconds(size, choices, waited)
@@ -413,7 +430,7 @@ class Planner:
         """
         device_updated = place_optimizers(self._cost(size), choices, self.sizer.device)
         waited = device_updated.waited
-        if choices.disk_offloaded_units:
+        if choices.placement.disk_offloaded_units:
             waited = max(waited, wait_for_disk(self._cost(size), choices))
         if device_updated.units:
             return choices.changed(device_updated_units=device_updated.units), waited
@@ -438,7 +455,9 @@ class Planner:
         equally_fast = [
             candidate for candidate in best_of_batch_splits if candidate.seconds <= ALIKE * least
         ]
-        batch_split = min(equally_fast, key=lambda candidate: candidate.choices.rounds).batch_split
+        batch_split = min(
+            equally_fast, key=lambda candidate: candidate.choices.batching.rounds
+        ).batch_split
         alike = [candidate for candidate in found if candidate.batch_split == batch_split]
         near = [
             candidate
@@ -446,7 +465,7 @@ class Planner:
             if candidate.seconds <= WORTH_SIMULATING * alike[0].seconds
         ]
         by_kind = {
-            candidate.choices.disk_offloaded_block_inputs > 0: candidate
+            candidate.choices.activations.disk_offloaded_block_inputs > 0: candidate
             for candidate in reversed(near)
         }
         tried = [*alike[:SIMULATED], max(near, key=_gpu_resident), *by_kind.values()]
@@ -463,7 +482,7 @@ class Planner:
         whole = len(self.sizer.shape.units)
 
         def is_equally_fast(candidate: TimedCandidate) -> bool:
-            uses = whole * candidate.choices.micro_batches
+            uses = whole * candidate.choices.batching.micro_batches
             is_short = candidate.seconds < SHORT_UNIT_SECONDS * uses
             cost = (
                 ALL_GPU_RESIDENT_COST
@@ -487,7 +506,7 @@ class Planner:
             for candidate in candidates
             if candidate.seconds <= WORTH_SIMULATING * candidates[0].seconds
         ]
-        uses = max(candidate.choices.micro_batches for candidate in worth) * len(
+        uses = max(candidate.choices.batching.micro_batches for candidate in worth) * len(
             self.sizer.shape.blocks
         )
         if uses > SIMULATED_USES:

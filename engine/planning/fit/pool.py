@@ -18,7 +18,7 @@ from engine.planning.fit.requirements import Part, Requirements
 from engine.planning.layout.layout import FP32_ITEM_BYTES, WEIGHT_PLANES
 from engine.planning.layout.moments import MOMENTS
 from engine.planning.schedule.buffers import EMBED, HEAD, Word
-from engine.planning.schedule.choices import PlanChoices, gpu_resident_of
+from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.shards import Shards
 from engine.planning.shape.model_shape import ModelShape
@@ -210,12 +210,12 @@ def units_by_place(count: int, choices: PlanChoices) -> list[Units]:
     """
     blocks = [f"block {index}" for index in range(count - 2)]
     names = [EMBED, *blocks, HEAD]
-    gpu_resident = frozenset(gpu_resident_of(blocks, choices))
+    gpu_resident = frozenset(choices.placement.gpu_resident(blocks))
     on_device = [name in gpu_resident for name in names]
     places = [_placement(at, count, choices, on_device[at]) for at in range(count)]
-    updated = gpu_resident.union(choices.device_updated_units)
+    updated = gpu_resident.union(choices.updates.device_updated_units)
     numbers: Iterable[int] = range(count)
-    if choices.gpu_resident_apart:
+    if choices.placement.gpu_resident_apart:
         numbers = sorted(numbers, key=lambda at: places.index(places[at]))
     found: list[Units] = []
     for place, run in groupby(numbers, key=lambda at: places[at]):
@@ -230,9 +230,11 @@ def _placement(index: int, count: int, choices: PlanChoices, on_device: bool) ->
     """
     if on_device:
         return Placement(PartName.GPU, PartName.GPU, PartName.GPU)
-    gradient = PartName.GPU if choices.gradients_on_gpu else PartName.HOST
-    moments = PartName.DISK if index >= count - choices.disk_offloaded_units else PartName.HOST
-    is_kept_in_slot = count - 1 - choices.blocks_kept_in_slots <= index < count - 1
+    gradient = PartName.GPU if choices.gradients.gradients_on_gpu else PartName.HOST
+    moments = (
+        PartName.DISK if index >= count - choices.placement.disk_offloaded_units else PartName.HOST
+    )
+    is_kept_in_slot = count - 1 - choices.placement.blocks_kept_in_slots <= index < count - 1
     return Placement(PartName.HOST, moments, gradient, is_copied=is_kept_in_slot)
 
 
@@ -287,7 +289,7 @@ def _shares(
     if name in MEMORY or held[Held.MODEL]:
         model = [Share(Held.MODEL, _bytes_in(name, each, shape, choices), each) for each in units]
         copied = [each for each in units if each.placement.is_copied]
-        padded = shape.padded(choices.ranks)
+        padded = shape.padded(choices.sharding.ranks)
         copies = [Share(Held.COPY, _copy_bytes(each, padded), each) for each in copied]
         if not _holds(part.items, MemoryItem.BLOCKS_KEPT_IN_SLOTS):
             copies = []
@@ -317,15 +319,17 @@ def _unit_bytes(
     """Returns the bytes that planes of one unit take in a part of memory."""
     planes = shape.unit_bytes(unit)
     on_device = name == PartName.GPU
-    if on_device and choices.ranks > 1 and unit.weight_numel:
+    if on_device and choices.sharding.ranks > 1 and unit.weight_numel:
         # A device of several holds the weights whole, and of other planes a shard.
-        shards = Shards(choices.ranks)
+        shards = Shards(choices.sharding.ranks)
         own = min(unit.numel, shards.numel(unit.numel))
         planes = {plane: -(-size * own // max(1, unit.numel)) for plane, size in planes.items()}
         planes["weight_high"] = unit.padded(shards).weight_numel * shape.item_bytes
         planes["grad"] = shards.numel(unit.numel) * shape.item_bytes
     elif name == PartName.HOST:
-        planes = {plane: size // choices.nodes_per_replica for plane, size in planes.items()}
+        planes = {
+            plane: size // choices.sharding.nodes_per_replica for plane, size in planes.items()
+        }
     found = 0
     if place.weights == name:
         found += sum(planes.get(plane, 0) for plane in WEIGHT_PLANES)
@@ -345,9 +349,9 @@ def _is_in_main_grad(place: Placement, shape: ModelShape, choices: PlanChoices) 
     accumulator.
     """
     is_gpu_resident = place.weights == PartName.GPU
-    are_kept = choices.main_grad == MainGrad.DEVICE and shape.item_bytes == 2
-    are_kept = are_kept and choices.world_size == 1
-    return choices.gradients_in_main_grads or (is_gpu_resident and are_kept)
+    are_kept = choices.gradients.main_grad == MainGrad.DEVICE and shape.item_bytes == 2
+    are_kept = are_kept and choices.sharding.world_size == 1
+    return choices.gradients.gradients_in_main_grads or (is_gpu_resident and are_kept)
 
 
 def _copy_bytes(units: Units, shape: ModelShape) -> int:

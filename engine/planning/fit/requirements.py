@@ -243,12 +243,12 @@ class Requirements:
     @property
     def ranks(self) -> int:
         """Number of ranks on a node. The GPU memory is that of each."""
-        return self.chosen.choices.ranks_per_node
+        return self.chosen.choices.sharding.ranks_per_node
 
     @property
     def nodes(self) -> int:
         """Number of nodes. The RAM is that of each."""
-        return self.chosen.choices.node_count
+        return self.chosen.choices.sharding.node_count
 
     @property
     def micro_batch(self) -> MicroBatch:
@@ -311,8 +311,10 @@ class Requirements:
         full = self.chosen.micro_batch_size * self.config.row_tokens
         rings = disk_rings_bytes(self.shape, self.chosen.choices, full)
         kept, words = self.chosen.offloaded_input_bytes - rings, "inputs of blocks, for backward"
-        if self.chosen.choices.attention_blocks:
-            words += f"; {self.chosen.choices.attention_blocks} with the result of attention"
+        if self.chosen.choices.activations.attention_blocks:
+            words += (
+                f"; {self.chosen.choices.activations.attention_blocks} with the result of attention"
+            )
         passing = "inputs of blocks, on their way to the disk and back"
         both = (MemoryItem.HOST_BLOCK_INPUTS, kept, words), (MemoryItem.DISK_RINGS, rings, passing)
         return [Item(*values) for values in both if values[1]]
@@ -338,9 +340,9 @@ class Requirements:
     def _loading_peak(self) -> Item:
         """Returns the memory that reading weights takes beyond that of training."""
         shape = self.shape
-        planes = shape.plane_bytes(self.chosen.choices.gpu_resident_units)
+        planes = shape.plane_bytes(self.chosen.choices.placement.gpu_resident_units)
         weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
-        weights //= self.chosen.choices.nodes_per_replica
+        weights //= self.chosen.choices.sharding.nodes_per_replica
         ahead = most_read_ahead_bytes(shape.read_ahead_numel)
         loading = weights + ahead
         running = state_bytes(shape, self.chosen.choices) + self.chosen.offloaded_input_bytes
@@ -438,11 +440,11 @@ def _slowness(requirements: Requirements) -> tuple[bool, float, float]:
     all others, which take less RAM with fewer ranks, and with planes that are divided among nodes.
     """
     if requirements.status(MEMORY) == FitStatus.DOES_NOT_FIT:
-        return True, requirements.ranks, 1 / requirements.chosen.choices.nodes_per_replica
+        return True, requirements.ranks, 1 / requirements.chosen.choices.sharding.nodes_per_replica
     return (
         False,
         requirements.step_seconds or math.inf,
-        requirements.chosen.choices.nodes_per_replica,
+        requirements.chosen.choices.sharding.nodes_per_replica,
     )
 
 

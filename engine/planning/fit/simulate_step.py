@@ -25,7 +25,7 @@ from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL
 from engine.planning.layout.layout import PLANE_ITEM_BYTES
 from engine.planning.schedule.buffers import EMBED
 from engine.planning.schedule.build import build_forward_plan, build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, forward_choices
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import (
     DISK_LANES,
     Backward,
@@ -75,12 +75,12 @@ def predicted_step(
     buffer = update_buffer(shape, choices)
     numel = {unit.name: unit.numel for unit in shape.units}
     sizes = PlaneSizes(
-        numel,
-        buffer.numel,
-        ring_numel(shape, choices.ranks),
-        buffer.bytes,
-        shape.embed_chunk,
-        shape.item_bytes,
+        numel=numel,
+        chunk_numel=buffer.numel,
+        ring_numel=ring_numel(shape, choices.sharding.ranks),
+        buffer_bytes=buffer.bytes,
+        embed_chunk=shape.embed_chunk,
+        item_bytes=shape.item_bytes,
         disk_chunk_numel=DISK_CHUNK_NUMEL,
         frozen=shape.frozen_units,
         has_fp32_weights=shape.has_fp32_weights,
@@ -103,17 +103,16 @@ def predicted_pass(
     Of several ranks, each takes its part of them, and weights that it reads whole unless these are
     divided among nodes. Where block inputs are on the device, all micro-batches fit there at once.
     """
-    own = forward_choices(choices)
-    is_alike = choices.offloaded_block_inputs or choices.nodes_per_replica > 1
-    passed = replace(
-        own,
-        micro_batches=choices.micro_batches,
-        rounds=choices.rounds if is_alike else 1,
-        compiled=choices.compiled,
+    own = choices.of_forward_passes()
+    is_alike = choices.activations.offloaded_block_inputs or choices.sharding.nodes_per_replica > 1
+    passed = own.changed(
+        micro_batches=choices.batching.micro_batches,
+        rounds=choices.batching.rounds if is_alike else 1,
+        compiled=choices.kernels.compiled,
     )
     plan = build_forward_plan([unit.name for unit in shape.blocks], shape.holds_embed, passed)
-    if choices.nodes_per_replica == 1:
-        rates = of_rank(rates, choices.ranks)
+    if choices.sharding.nodes_per_replica == 1:
+        rates = of_rank(rates, choices.sharding.ranks)
     seconds_of = op_seconds(plan, shape, rates, micro_batch)
     return simulate(plan, seconds_of, inline=device == "cpu", steps=1)
 

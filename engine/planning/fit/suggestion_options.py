@@ -252,7 +252,7 @@ def _kinds_of_steps(requirements: Requirements) -> list[Kind]:
     """Returns the kinds of change in how a step computes and what it trains on."""
     config = requirements.config
     rows, length = config.train.batch_size, config.data.max_seq_len
-    size, rounds = requirements.chosen.micro_batch_size, requirements.chosen.choices.rounds
+    size, rounds = requirements.chosen.micro_batch_size, requirements.chosen.choices.batching.rounds
     smaller = [
         Option(
             f"Lower train.micro_batch_size from {size} to {less}",

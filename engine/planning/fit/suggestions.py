@@ -145,17 +145,18 @@ def moves_text(before: PlanChoices | None, after: Chosen, units: int, about: boo
     choices = after.choices
     told = []
     gpu_resident, was = (
-        choices.gpu_resident_units,
-        0 if before is None else before.gpu_resident_units,
+        choices.placement.gpu_resident_units,
+        0 if before is None else before.placement.gpu_resident_units,
     )
     if gpu_resident != was:
         roughly = "about " if about and gpu_resident < units else ""
         now = "" if before is None else f" instead of {was}"
         one = "lives" if gpu_resident == 1 else "live"
         told.append(f"{roughly}{gpu_resident} of {units} units then {one} on the GPU{now}")
-    was_kept_on_gpu = before is not None and before.gradients_on_gpu
-    if choices.gradients_on_gpu != was_kept_on_gpu:
-        told.append(f"gradients then wait {'on the GPU' if choices.gradients_on_gpu else 'in RAM'}")
+    was_kept_on_gpu = before is not None and before.gradients.gradients_on_gpu
+    is_kept_on_gpu = choices.gradients.gradients_on_gpu
+    if is_kept_on_gpu != was_kept_on_gpu:
+        told.append(f"gradients then wait {'on the GPU' if is_kept_on_gpu else 'in RAM'}")
     words = ", and ".join(told)
     return f"{words[0].upper()}{words[1:]}." if words else ""
 
@@ -303,7 +304,7 @@ def _in_dtype_of(config: TrainConfig, shape: ModelShape) -> ModelShape:
 
 def _rounds_gradients(requirements: Requirements) -> bool:
     """Returns whether the plan rounds gradients to bf16 once a round, not once a step."""
-    is_on_host = requirements.chosen.choices.main_grad == MainGrad.HOST
+    is_on_host = requirements.chosen.choices.gradients.main_grad == MainGrad.HOST
     return is_on_host and requirements.shape.dtype == "bfloat16"
 
 

@@ -52,12 +52,12 @@ def lay_out_arena(
     """
     total = sum(main_grad_bytes)
     start = 0
-    if choices.main_grad != MainGrad.DEVICE:
+    if choices.gradients.main_grad != MainGrad.DEVICE:
         start = max(0, buffers * buffer_bytes - total)
         start = -(-start // _ALIGNMENT) * _ALIGNMENT
     starts = tuple(itertools.accumulate(main_grad_bytes[:-1], initial=start))
     places = [number * buffer_bytes for number in range(buffers)]
-    if choices.gradients_in_main_grads:
+    if choices.gradients.gradients_in_main_grads:
         places = [
             begin + number * buffer_bytes
             for begin, size in zip(starts, main_grad_bytes)

@@ -28,7 +28,7 @@ from engine.planning.schedule.buffers import (
     Content,
     ContentKind,
 )
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_of
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.derive_waits import Draft
 from engine.planning.schedule.ops import (
     AllocateSpareBuffers,
@@ -86,35 +86,38 @@ class DeviceUpdates:
     ):
         self._choices = choices
         self._drafts = drafts
-        self._units = frozenset(choices.device_updated_units)
+        self._units = frozenset(choices.updates.device_updated_units)
         """Units whose optimizers run on the device."""
         embed_and_head = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD)}
         self._slots = (
             places.slots
-            if choices.shared_embed_and_head_slot
+            if choices.streaming.shared_embed_and_head_slot
             else {**embed_and_head, **places.slots}
         )
-        self._shards = Shards(choices.ranks, sizes.rank)
-        if choices.ranks > 1:
+        self._shards = Shards(choices.sharding.ranks, sizes.rank)
+        if choices.sharding.ranks > 1:
             self._slots = {}  # the other ranks need the updated weights, too
         self._numel = sizes.numel
         self.chunk_numel = self.ring_numel = 0
         self.buffers: list[Buffer] = []
-        if choices.gradients_on_gpu:
+        if choices.gradients.gradients_on_gpu:
             self.ring_numel = sizes.ring_numel or self._largest_shard(blocks)
         if self._units:
             self.chunk_numel = sizes.chunk_numel or self._largest_shard(blocks)
             self.buffers = [
-                Buffer(BufferKind.UPDATE, number=number) for number in range(choices.update_buffers)
+                Buffer(BufferKind.UPDATE, number=number)
+                for number in range(choices.updates.update_buffers)
             ]
-        self.spare = self.buffers[: choices.spare_buffers]
-        self._own = self.buffers[choices.spare_buffers :]
+        self.spare = self.buffers[: choices.updates.spare_buffers]
+        self._own = self.buffers[choices.updates.spare_buffers :]
         """The update buffers that exist throughout the run, that is, all but the spare ones."""
-        self.spare_blocks = blocks[len(blocks) - choices.spare_blocks :] if self.spare else []
+        self.spare_blocks = (
+            blocks[len(blocks) - choices.updates.spare_blocks :] if self.spare else []
+        )
         """Blocks of whose activations the spare buffers reuse the memory."""
         self._bounds = {
             unit: cut_between(*self._shards.bounds(sizes.numel[unit]), self.chunk_numel)
-            for unit in choices.device_updated_units
+            for unit in choices.updates.device_updated_units
         }
         self._slot_parts = {slot: len(self._bounds[unit]) for unit, slot in self.placed_units()}
         """Number of parts of each slot in which a unit is updated: one for each of its chunks."""
@@ -122,10 +125,10 @@ class DeviceUpdates:
         self._buffer = dict(zip(self._chunks, self._buffers_in_turn()))
         # The gradients of these units are not overwritten in the staging buffers before the step
         # ends.
-        elsewhere = {*gpu_resident_of(blocks, choices), *sizes.frozen}
+        elsewhere = {*choices.placement.gpu_resident(blocks), *sizes.frozen}
         streamed = [block for block in blocks if block not in elsewhere]
         self._may_stay_staged = frozenset((EMBED, *streamed[:2]))
-        if choices.gradients_on_gpu:
+        if choices.gradients.gradients_on_gpu:
             self._may_stay_staged = self._units
         self._staging: dict[str, Buffer] = {}
         """Staging buffer in which the complete gradient of a unit stays, by unit."""
@@ -173,7 +176,7 @@ class DeviceUpdates:
         """
         size = sizes.buffer_bytes or _ITEM_BYTES * self.chunk_numel
         numel = dict(sizes.numel)
-        if self._choices.embed_and_head_in_kept_gradients:
+        if self._choices.streaming.embed_and_head_in_kept_gradients:
             numel[EMBED] = sizes.embed_chunk
         largest = [
             self._shards.padded(max(map(numel.__getitem__, units))) for units in main_grads.values()
@@ -201,7 +204,7 @@ class DeviceUpdates:
 
     def placed_units(self) -> tuple[tuple[str, Buffer], ...]:
         """Returns the units that are updated in a slot, each with its slot."""
-        slots = [(unit, self.placed(unit)) for unit in self._choices.device_updated_units]
+        slots = [(unit, self.placed(unit)) for unit in self._choices.updates.device_updated_units]
         return tuple((unit, slot) for unit, slot in slots if slot is not None)
 
     def planes(self, unit: str) -> dict[Buffer, Content]:
@@ -375,7 +378,7 @@ class DeviceUpdates:
         self._with_gradient.add(chunk)
         if unit in self._staging:
             return
-        reads = host_gradient(unit, self._choices.rounds - 1)
+        reads = host_gradient(unit, self._choices.batching.rounds - 1)
         writes = {_gradient_in(buffer): Content(ContentKind.MAIN_GRAD, unit, chunk=number)}
         self._emit(FetchGradient, chunk, reads, writes)
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.planning.schedule.buffers import Buffer, BufferKind, Content, ContentKind
-from engine.planning.schedule.choices import PlanChoices, block_inputs_on_disk
+from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.derive_waits import Draft
 from engine.planning.schedule.ops import Lane, OfMicroBatch, OpKind
 from engine.planning.schedule.rounds import Round, Uses
@@ -52,12 +52,12 @@ class DiskOffloadedBlockInputs:
 
     def __init__(self, blocks: Sequence[str], choices: PlanChoices, drafts: list[Draft]):
         self._drafts = drafts
-        places = block_inputs_on_disk(len(blocks), choices)
+        places = choices.block_inputs_on_disk(len(blocks))
         self._disk_offloaded = frozenset(
             (blocks[index], micro_batch) for index, micro_batch in places
         )
         """Block inputs on the disk, by block and micro-batch."""
-        numbers = range(min(DISK_RINGS, choices.disk_offloaded_block_inputs))
+        numbers = range(min(DISK_RINGS, choices.activations.disk_offloaded_block_inputs))
         self.rings = tuple(Buffer(BufferKind.DISK_RING, number=number) for number in numbers)
         """Buffers through which the block inputs pass."""
         self._turns = itertools.cycle(self.rings)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from engine.planning.schedule.buffers import READY, Buffer, BufferKind, Content, ContentKind
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, disk_offloaded_of
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.derive_waits import Draft
 from engine.planning.schedule.ops import OffloadKeptGradient, Op, ReadStates, Update, WriteStates
 from engine.planning.schedule.shards import cut
@@ -56,7 +56,7 @@ class DiskOffloadedUpdates:
         self._buffers = buffers
         self._choices = choices
         self._drafts = drafts
-        self.units = buffers.trained.only(disk_offloaded_of(blocks, choices))
+        self.units = buffers.trained.only(choices.placement.disk_offloaded(blocks))
         """Units whose moments are on the disk and are updated, in forward order."""
         self.numel = 0
         """Most elements of a chunk."""
@@ -116,7 +116,7 @@ class DiskOffloadedUpdates:
         """
         reads = {CLIP: READY, chunk.ring: _content(ContentKind.FETCHED, chunk)}
         ring = None
-        if self._choices.gradients_on_gpu:
+        if self._choices.gradients.gradients_on_gpu:
             ring = self._buffers.next_gradient_ring()
             staging = self._buffers.next_staging(chunk.unit)
             kept_gradient = {staging: Content(ContentKind.MAIN_GRAD, chunk.unit), SUMMARY: READY}
@@ -127,7 +127,7 @@ class DiskOffloadedUpdates:
             )
             reads |= gradient
         else:
-            reads |= host_gradient(chunk.unit, self._choices.rounds - 1)
+            reads |= host_gradient(chunk.unit, self._choices.batching.rounds - 1)
         writes = {
             chunk.ring: _content(ContentKind.UPDATED, chunk),
             Buffer(BufferKind.WEIGHTS, chunk.unit): READY,

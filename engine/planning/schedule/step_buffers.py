@@ -8,13 +8,7 @@ import itertools
 from collections.abc import Iterable
 
 from engine.planning.schedule.buffers import EMBED, HEAD, Buffer, BufferKind, Content, ContentKind
-from engine.planning.schedule.choices import (
-    PlanChoices,
-    PlaneSizes,
-    blocks_with_second_main_grad,
-    gpu_resident_of,
-    seconds_of_pairs,
-)
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.prefetch_slots import block_slots, slot_of
 from engine.planning.schedule.rounds import TrainedUnits
@@ -50,35 +44,38 @@ class StepBuffers:
         self.trained = TrainedUnits(blocks, sizes.frozen)
         self._tied = tied
         self._choices = choices
-        self.gpu_resident = gpu_resident_of(blocks, choices)
+        self.gpu_resident = choices.placement.gpu_resident(blocks)
         """Units that live on the device."""
-        resident = {*self.gpu_resident, *blocks[len(blocks) - choices.blocks_kept_in_slots :]}
+        resident = {
+            *self.gpu_resident,
+            *blocks[len(blocks) - choices.placement.blocks_kept_in_slots :],
+        }
         self._streamed = [block for block in blocks if block not in resident]
         self._resident = [block for block in blocks if block in resident]
-        self.kept = frozenset(blocks[len(blocks) - choices.blocks_without_recompute :])
+        self.kept = frozenset(blocks[len(blocks) - choices.activations.blocks_without_recompute :])
         """Blocks that keep their activations."""
-        seconds = seconds_of_pairs(len(blocks), choices)
+        seconds = choices.activations.seconds_of_pairs(len(blocks))
         self.second_of_pair = {blocks[at]: blocks[at - 1] for at in seconds}
         """Blocks that keep no input. Each is recomputed together with the block before it, which it
         is mapped to.
         """
         self._in_second_main_grad = {
-            blocks[at] for at in blocks_with_second_main_grad(len(blocks), choices)
+            blocks[at] for at in choices.blocks_with_second_main_grad(len(blocks))
         }
-        self.slots = block_slots(self._streamed, self._resident, choices.slots)
+        self.slots = block_slots(self._streamed, self._resident, choices.streaming.slots)
         """Slot from which each block computes."""
         # Gradients in fp32 do not fit into half of their accumulators.
-        are_small = sizes.item_bytes == 2 and choices.main_grad == MainGrad.DEVICE
+        are_small = sizes.item_bytes == 2 and choices.gradients.main_grad == MainGrad.DEVICE
         # Several ranks round an accumulator elsewhere, of which they may own a shard alone.
-        are_small = are_small and choices.world_size == 1
+        are_small = are_small and choices.sharding.world_size == 1
         trained = self.trained.only
         self.rounded_in_main_grads = tuple(trained(self.gpu_resident)) if are_small else ()
         """Units whose rounded gradients are in the memory of their accumulators."""
-        if choices.gradients_in_main_grads:
+        if choices.gradients.gradients_in_main_grads:
             self.rounded_in_main_grads = tuple(trained((EMBED, *blocks, HEAD)))
         self.under_head: tuple[str, ...] = ()
         """Blocks in the memory of whose kept gradients the accumulator of the head is."""
-        if choices.embed_and_head_in_kept_gradients:
+        if choices.streaming.embed_and_head_in_kept_gradients:
             self.under_head = _first_blocks(blocks, sizes)
         self._ring_turn = {BufferKind.OFFLOAD_RING: 0, BufferKind.FETCH_RING: 0}
         self._staging_turn = 0
@@ -91,7 +88,7 @@ class StepBuffers:
         slots before the next step. Blocks without a backward are no longer there, but no optimizer
         looks for them.
         """
-        lasting = [*self._resident, *self._streamed[: self._choices.slots]]
+        lasting = [*self._resident, *self._streamed[: self._choices.streaming.slots]]
         return {block: self.slots[block] for block in lasting}
 
     def gpu_resident_slots(self) -> tuple[tuple[str, Buffer], ...]:
@@ -105,14 +102,14 @@ class StepBuffers:
 
     def embed_or_head_slot(self, unit: str) -> Buffer:
         """Returns the slot of embed or head."""
-        return slot_of(EMBED if self._choices.shared_embed_and_head_slot else unit)
+        return slot_of(EMBED if self._choices.streaming.shared_embed_and_head_slot else unit)
 
     def slot_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every slot with the units that it must be able to hold."""
         units: dict[Buffer, tuple[str, ...]] = {slot_of(EMBED): (EMBED,), slot_of(HEAD): (HEAD,)}
-        if self._choices.shared_embed_and_head_slot:
+        if self._choices.streaming.shared_embed_and_head_slot:
             units = {slot_of(EMBED): (EMBED, HEAD)}
-        for number in range(min(self._choices.slots, len(self._streamed))):
+        for number in range(min(self._choices.streaming.slots, len(self._streamed))):
             units[Buffer(BufferKind.SLOT, number=number)] = tuple(self._streamed)
         for unit in self._resident:
             units[slot_of(unit)] = (unit,)
@@ -126,10 +123,12 @@ class StepBuffers:
         get gradients at both ends of a pass.
         """
         embed_and_head = unit in (EMBED, HEAD)
-        lasts_all_step = self._choices.main_grad == MainGrad.DEVICE or (
+        lasts_all_step = self._choices.gradients.main_grad == MainGrad.DEVICE or (
             embed_and_head and self._tied
         )
-        if lasts_all_step or (unit == HEAD and self._choices.embed_and_head_in_kept_gradients):
+        if lasts_all_step or (
+            unit == HEAD and self._choices.streaming.embed_and_head_in_kept_gradients
+        ):
             return Buffer(BufferKind.MAIN_GRAD, unit)
         return SECOND_MAIN_GRAD if unit in self._in_second_main_grad else UNIT_MAIN_GRAD
 
@@ -151,7 +150,7 @@ class StepBuffers:
         embed is accumulated in chunks, which are no larger than a block, the units are blocks; the
         sum of the head is then in other memory.
         """
-        if self._choices.embed_and_head_in_kept_gradients:
+        if self._choices.streaming.embed_and_head_in_kept_gradients:
             return self._main_grads_of(self._blocks)
         units = self.trained.only([EMBED, *self._blocks, HEAD])
         shards = {
@@ -163,7 +162,7 @@ class StepBuffers:
         """Returns the buffer of this rank's shard of the unit's sum over the rounds; None where
         there is none.
         """
-        is_kept = self._choices.main_grad == MainGrad.SHARDS
+        is_kept = self._choices.gradients.main_grad == MainGrad.SHARDS
         return Buffer(BufferKind.MAIN_GRAD_SHARD, unit) if is_kept else None
 
     def _main_grads_of(self, names: Iterable[str]) -> dict[Buffer, tuple[str, ...]]:
@@ -181,11 +180,11 @@ class StepBuffers:
         of blocks that live on the device may wait there, so the memory of their accumulators is not
         shared.
         """
-        if self._choices.main_grad == MainGrad.DEVICE:
+        if self._choices.gradients.main_grad == MainGrad.DEVICE:
             trained = self.trained.only(self._blocks)
             shared = [block for block in trained if block not in self.gpu_resident]
             return {self.grad(block): (block,) for block in reversed(shared)}
-        if self._choices.embed_and_head_in_kept_gradients:
+        if self._choices.streaming.embed_and_head_in_kept_gradients:
             return self._main_grads_of([*self._blocks, EMBED])
         return self._main_grads_of(self.trained.only([EMBED, *self._blocks, HEAD]))
 
@@ -193,14 +192,14 @@ class StepBuffers:
         """Returns every staging buffer with the units that it must be able to hold."""
         everything = self.trained.only([EMBED, *self._blocks, HEAD])
         waiting = self.trained.only(self.gpu_resident)
-        if self._choices.gradients_on_gpu:
+        if self._choices.gradients.gradients_on_gpu:
             waiting = everything
         units: dict[Buffer, tuple[str, ...]] = {
             Buffer(BufferKind.STAGING, unit): (unit,)
             for unit in waiting
             if unit not in self.rounded_in_main_grads
         }
-        if self._choices.gradients_on_gpu:
+        if self._choices.gradients.gradients_on_gpu:
             return units
         elsewhere = [unit for unit in everything if unit not in self.gpu_resident]
         blocks = tuple(unit for unit in elsewhere if unit not in (EMBED, HEAD))
@@ -215,9 +214,9 @@ class StepBuffers:
         """Returns the ring buffers of both directions. The result is empty where block inputs stay
         on the device.
         """
-        if not self._choices.offloaded_block_inputs:
+        if not self._choices.activations.offloaded_block_inputs:
             return ()
-        numbers = range(self._choices.block_input_rings)
+        numbers = range(self._choices.activations.block_input_rings)
         offload = [Buffer(BufferKind.OFFLOAD_RING, number=number) for number in numbers]
         fetch = [Buffer(BufferKind.FETCH_RING, number=number) for number in numbers]
         return (*offload, *fetch)
@@ -225,14 +224,14 @@ class StepBuffers:
     def next_ring(self, kind: BufferKind) -> Buffer:
         """Returns the next ring buffer in turn, for a copy to the host or back."""
         turn = self._ring_turn[kind]
-        self._ring_turn[kind] = (turn + 1) % self._choices.block_input_rings
+        self._ring_turn[kind] = (turn + 1) % self._choices.activations.block_input_rings
         return Buffer(kind, number=turn)
 
     def next_staging(self, unit: str) -> Buffer:
         """Returns the staging buffer for the unit's next gradient; blocks use two in turn. A unit
         whose gradient waits on the device has its own.
         """
-        if self._choices.gradients_on_gpu or unit in self.gpu_resident:
+        if self._choices.gradients.gradients_on_gpu or unit in self.gpu_resident:
             return Buffer(BufferKind.STAGING, unit)
         if unit in (EMBED, HEAD):
             return EMBED_AND_HEAD_STAGING
@@ -254,7 +253,7 @@ class StepBuffers:
         """Returns what the weights of a unit overwrite beside their slot: the kept gradient of
         embed, where both share their memory.
         """
-        if not (self._choices.embed_and_head_in_kept_gradients and unit in (EMBED, HEAD)):
+        if not (self._choices.streaming.embed_and_head_in_kept_gradients and unit in (EMBED, HEAD)):
             return {}
         return {Buffer(BufferKind.STAGING, EMBED): Content(ContentKind.WEIGHTS, unit)}
 
@@ -263,7 +262,7 @@ class StepBuffers:
         content = Content(ContentKind.MAIN_GRAD, unit)
         if unit in self.under_head:
             return {self.grad(HEAD): content}
-        if unit == EMBED and self._choices.embed_and_head_in_kept_gradients:
+        if unit == EMBED and self._choices.streaming.embed_and_head_in_kept_gradients:
             return {self.embed_or_head_slot(EMBED): content}
         return {}
 
@@ -271,10 +270,10 @@ class StepBuffers:
         """Returns the ring buffers of gradients. There are none where no gradient is kept on the
         GPU for an optimizer on the host.
         """
-        elsewhere = {*self._choices.device_updated_units, *self.gpu_resident}
+        elsewhere = {*self._choices.updates.device_updated_units, *self.gpu_resident}
         trained = self.trained.only([EMBED, *self._blocks, HEAD])
         on_host = [unit for unit in trained if unit not in elsewhere]
-        if not (self._choices.gradients_on_gpu and on_host):
+        if not (self._choices.gradients.gradients_on_gpu and on_host):
             return ()
         numbers = range(GRADIENT_RINGS)
         return tuple(Buffer(BufferKind.GRADIENT_RING, number=number) for number in numbers)

@@ -86,11 +86,11 @@ class UnitOps:
         self._drafts: list[Draft] = []
         self.buffers = StepBuffers(blocks, tied, choices, sizes)
         self.trained = self.buffers.trained
-        self.shards = Shards(choices.ranks, sizes.rank)
+        self.shards = Shards(choices.sharding.ranks, sizes.rank)
         self._numel = sizes.numel
         self._embed_chunks: list[tuple[int, int] | None] = [None]
         """Chunks in which the gradient of embed is accumulated; one None for a whole."""
-        if choices.embed_and_head_in_kept_gradients:
+        if choices.streaming.embed_and_head_in_kept_gradients:
             self._embed_chunks = [*cut(sizes.numel[EMBED], sizes.embed_chunk)]
         places = Places(self.buffers.lasting_slots(), self.buffers.shared_main_grads())
         self.device = DeviceUpdates(blocks, places, choices, sizes, self._drafts)
@@ -116,7 +116,7 @@ class UnitOps:
         ring, keeps = None, self._keeps(block)
         if self._training:
             reads |= self.device.activations_of(block)
-        if keeps == Keeps.BLOCK_INPUT and self._choices.offloaded_block_inputs:
+        if keeps == Keeps.BLOCK_INPUT and self._choices.activations.offloaded_block_inputs:
             ring = self.buffers.next_ring(BufferKind.OFFLOAD_RING)
             writes[ring] = Content(ContentKind.BLOCK_INPUT, block, micro_batch)
         elif keeps != Keeps.NOTHING:
@@ -199,9 +199,11 @@ class UnitOps:
         one as ring buffers become free. Of a group, the last block keeps block inputs.
         """
         block = group[-1]
-        on_host = self._choices.offloaded_block_inputs and block not in self.buffers.kept
+        on_host = (
+            self._choices.activations.offloaded_block_inputs and block not in self.buffers.kept
+        )
         block_inputs = OffloadedBlockInputs(iter(round_.micro_batches if on_host else ()))
-        for _ in range(max(1, self._choices.block_input_rings - 1)):
+        for _ in range(max(1, self._choices.activations.block_input_rings - 1)):
             self._fetch_block_input(block, round_, block_inputs)
         return block_inputs
 
@@ -388,7 +390,7 @@ class UnitOps:
 
     def _starts_main_grad(self, micro_batch: int, round_: Round) -> bool:
         """Returns whether a backward of this micro-batch begins its unit's accumulator."""
-        is_first = round_.number == 0 or self._choices.main_grad != MainGrad.DEVICE
+        is_first = round_.number == 0 or self._choices.gradients.main_grad != MainGrad.DEVICE
         return is_first and micro_batch == round_.micro_batches[0]
 
     def _begun_main_grad(self, unit: str) -> Uses:
@@ -399,15 +401,15 @@ class UnitOps:
         """Rounds the unit's accumulator and sends it to the host, after each round or after the
         last.
         """
-        is_early = self._choices.main_grad == MainGrad.DEVICE and not round_.is_last
+        is_early = self._choices.gradients.main_grad == MainGrad.DEVICE and not round_.is_last
         if is_early or not self.trained.trains(unit):
             return
-        if self._choices.world_size > 1:
+        if self._choices.sharding.world_size > 1:
             self._scatter(unit, round_)
             return
         grad, staging = self.buffers.grad(unit), self.buffers.next_staging(unit)
         reads = {grad: Content(ContentKind.MAIN_GRAD, unit)} | self.device.arena_of(unit)
-        adds = self._choices.main_grad == MainGrad.HOST and round_.number > 0
+        adds = self._choices.gradients.main_grad == MainGrad.HOST and round_.number > 0
         if adds:
             earlier = Content(ContentKind.EARLIER_MAIN_GRAD, unit)
             before = host_gradient(unit, round_.number - 1)
@@ -454,7 +456,7 @@ class UnitOps:
 
     def _offload(self, unit: str, staging: Buffer, round_: Round) -> None:
         """Sends a rounded gradient to the host, unless it waits on the device for its update."""
-        waits = self._choices.gradients_on_gpu or unit in self.buffers.gpu_resident
+        waits = self._choices.gradients.gradients_on_gpu or unit in self.buffers.gpu_resident
         stays = self.device.keep_staged(unit, staging) or waits
         if round_.is_last and stays:
             return
@@ -467,7 +469,7 @@ class UnitOps:
         states = {Buffer(BufferKind.STATES, unit): READY}
         weights = self.device.weights(unit, slot)
         reads = {staging: Content(ContentKind.MAIN_GRAD, unit), SUMMARY: READY} | states | weights
-        if self._choices.ranks == 1:
+        if self._choices.sharding.ranks == 1:
             self._emit(UpdateInPlace, unit, reads, states | weights, slot=slot, staging=staging)
             return
         shard = dict.fromkeys(weights, Content(ContentKind.SHARD, unit))

@@ -79,7 +79,7 @@ class StepWriter(UnitOps):
             if unit in self.buffers.slots
         }
         back = self.trained.blocks_back if self._training else []
-        passes = [*blocks, *reversed(back)] * choices.rounds
+        passes = [*blocks, *reversed(back)] * choices.batching.rounds
         self._uses = assign_slots(passes, self.buffers.slots, there)
         self._current = 0
         """Index in `_uses` of the block use that is written next."""
@@ -107,7 +107,7 @@ class StepWriter(UnitOps):
         return self._drafts
 
     def _rounds(self) -> Iterator[Round]:
-        rounds, count = self._choices.rounds, self._choices.micro_batches
+        rounds, count = self._choices.batching.rounds, self._choices.batching.micro_batches
         for number in range(rounds):
             micro_batches = range(number * count // rounds, (number + 1) * count // rounds)
             yield Round(number, micro_batches, is_last=number == rounds - 1)
@@ -115,7 +115,7 @@ class StepWriter(UnitOps):
     def _forward_pass(self, round_: Round) -> None:
         """Writes embed and every block of a round."""
         first_round = round_.number == 0
-        shares = self._choices.shared_embed_and_head_slot
+        shares = self._choices.streaming.shared_embed_and_head_slot
         # After its backward, embed is in the slot that it shares with the head.
         goes_back = self._training and self.trained.trains(EMBED)
         if (first_round or (shares and not goes_back)) and not self._is_there(EMBED):
@@ -154,7 +154,7 @@ class StepWriter(UnitOps):
         for group, following in zip(groups, [*groups[1:], None]):
             self._fetch_ahead()
             is_last = following is None and self.trained.trains(EMBED)
-            if is_last and self._choices.shared_embed_and_head_slot:
+            if is_last and self._choices.streaming.shared_embed_and_head_slot:
                 # The head was there. The next round, too, finds embed in its slot.
                 self._prefetch(EMBED, self.buffers.embed_or_head_slot(EMBED))
             self._backward_group(group, round_, block_inputs)
@@ -163,7 +163,7 @@ class StepWriter(UnitOps):
                 # opposite order, the first backward of the next block would wait for both.
                 block_inputs = self._fetch_block_inputs(following, round_)
             self._current += len(group)
-            if self._choices.ranks == 1:
+            if self._choices.sharding.ranks == 1:
                 self._fetch_ahead()
             for block in group:
                 self._finish_gradient(block, round_)
@@ -172,7 +172,7 @@ class StepWriter(UnitOps):
                     if self._is_first_spare_block(block):
                         self.device.allocate_spare_buffers()
                     self.device.fetch_first(finished)
-            if self._choices.ranks > 1:
+            if self._choices.sharding.ranks > 1:
                 # On COLLECTIVE the accumulator is complete, and goes before weights that come from
                 # the host.
                 self._fetch_ahead()
@@ -188,7 +188,7 @@ class StepWriter(UnitOps):
         trained = self.trained.only(self._units())
         reads = {Buffer(BufferKind.NORM, unit): READY for unit in trained}
         reads[LOSS] = READY
-        if self._choices.world_size > 1:
+        if self._choices.sharding.world_size > 1:
             self._emit(AllReduce, STEP, reads, {TOTALS: READY})
             reads = {TOTALS: READY}
         self._emit(Summary, STEP, reads, {SUMMARY: READY})
@@ -206,7 +206,7 @@ class StepWriter(UnitOps):
         self.device.write()
         self.disk_offloaded.write_first()
         elsewhere = {
-            *self._choices.device_updated_units,
+            *self._choices.updates.device_updated_units,
             *self.buffers.gpu_resident,
             *self.disk_offloaded.units,
         }
@@ -215,13 +215,13 @@ class StepWriter(UnitOps):
                 self._update_on_host(unit)
                 self.disk_offloaded.write_next()
         self.disk_offloaded.write_rest()
-        if self._choices.moments_after_weights:
+        if self._choices.updates.moments_after_weights:
             for unit in self.trained.only(self._units()):
                 if unit not in elsewhere:
                     self._update_moments(unit)
-        if self._choices.device_updated_units or gpu_resident or self.disk_offloaded.units:
+        if self._choices.updates.device_updated_units or gpu_resident or self.disk_offloaded.units:
             states = {Buffer(BufferKind.STATES, unit): READY for unit, _ in gpu_resident}
-            if self._choices.ranks > 1:  # the weights are gathered after the update
+            if self._choices.sharding.ranks > 1:  # the weights are gathered after the update
                 for unit, slot in gpu_resident:
                     states |= self.device.weights(unit, slot)
             states |= self.disk_offloaded.states()
@@ -229,12 +229,12 @@ class StepWriter(UnitOps):
 
     def _update_on_host(self, unit: str) -> None:
         """Writes the update of a unit whose planes are all in RAM."""
-        if self._choices.gradients_on_gpu:
+        if self._choices.gradients.gradients_on_gpu:
             self._update_kept_gradient(unit)
             return
-        gradient = host_gradient(unit, self._choices.rounds - 1)
+        gradient = host_gradient(unit, self._choices.batching.rounds - 1)
         weights = {Buffer(BufferKind.WEIGHTS, unit): READY}
-        after_weights = True if self._choices.moments_after_weights else None
+        after_weights = True if self._choices.updates.moments_after_weights else None
         chunk = self._own_chunk(unit)
         self._emit(
             Update,
@@ -247,13 +247,13 @@ class StepWriter(UnitOps):
 
     def _update_moments(self, unit: str) -> None:
         """Writes the update of moments that goes after those of all weights."""
-        gradient = host_gradient(unit, self._choices.rounds - 1)
+        gradient = host_gradient(unit, self._choices.batching.rounds - 1)
         chunk = self._own_chunk(unit)
         self._emit(UpdateMoments, unit, {CLIP: READY} | gradient, {}, chunk=chunk)
 
     def _own_chunk(self, unit: str) -> tuple[int, int] | None:
         """Returns the elements that this rank updates; None where it updates all of the unit."""
-        return self.shards.bounds(self._numel[unit]) if self._choices.ranks > 1 else None
+        return self.shards.bounds(self._numel[unit]) if self._choices.sharding.ranks > 1 else None
 
     def _units(self) -> list[str]:
         return [EMBED, *self._blocks, HEAD]
@@ -264,7 +264,7 @@ class StepWriter(UnitOps):
         """Writes the prefetches of the uses up to `prefetch_depth` ahead, in order. It stops at the
         first use whose slot is still needed.
         """
-        last = min(self._current + self._choices.prefetch_depth, len(self._uses) - 1)
+        last = min(self._current + self._choices.streaming.prefetch_depth, len(self._uses) - 1)
         while self._next_fetch <= last:
             use = self._uses[self._next_fetch]
             if use.fetch:
@@ -277,10 +277,10 @@ class StepWriter(UnitOps):
     def _prefetch(self, unit: str, slot: Buffer) -> None:
         writes = self.device.weights(unit, slot) | self.buffers.fetched_over(unit)
         planes = self.device.planes(unit)
-        if self._choices.ranks == 1:
+        if self._choices.sharding.ranks == 1:
             self._emit(Prefetch, unit, planes, writes, slot=slot)
             return
-        if self._choices.unsharded_reads:
+        if self._choices.sharding.unsharded_reads:
             self._prefetch_unsharded(unit, slot)
             return
         shard = dict.fromkeys(writes, Content(ContentKind.SHARD, unit))

@@ -12,7 +12,6 @@ from engine.config.settings import ModelConfig, OptimConfig
 from engine.config.trained_parts import Parts
 from engine.model.build.units import StreamedModel
 from engine.planning.fit.planner import Chosen
-from engine.planning.schedule.choices import gpu_resident_of
 from engine.runtime.collectives.process_groups import CollectiveError
 from engine.runtime.device.backend import Backend
 from engine.runtime.distributed.codec import config_text
@@ -91,10 +90,12 @@ def build_engines(
     assert parts.host_states.allocated is not None  # the planes are allocated
     blocks = [unit.name for unit in parts.model.blocks]
     # The other ranks open the planes where they are now.
-    parts.host_states.placement.arrange(gpu_resident_of(blocks, settings.choices), parts.backend)
+    parts.host_states.placement.arrange(
+        settings.choices.placement.gpu_resident(blocks), parts.backend
+    )
     # Files of the model need not be on other nodes, and a run may change what they say.
     config, trained = parts.model.config, parts.model.parts
-    nodes_per_replica = settings.choices.nodes_per_replica
+    nodes_per_replica = settings.choices.sharding.nodes_per_replica
     held = PlanesSpec(
         model,
         config_text(config),
@@ -121,7 +122,7 @@ def build_engines(
         )
 
     workers.send(message)
-    if settings.choices.replicas > 1:
+    if settings.choices.sharding.replicas > 1:
         try:
             send_planes(parts.host_states, workers.collectives, parts.backend.device)
         except CollectiveError as error:

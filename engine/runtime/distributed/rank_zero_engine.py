@@ -48,7 +48,7 @@ class RankZeroEngine(StreamingEngine):
     ):
         super().__init__(model, states, backend, settings, adamw)
         self.workers = workers
-        if self.choices.nodes_per_replica > 1:
+        if self.choices.sharding.nodes_per_replica > 1:
             self.passes.accompany_by(self._accompanied)
 
     @contextlib.contextmanager
@@ -125,7 +125,7 @@ class RankZeroEngine(StreamingEngine):
         """Returns the losses of micro-batches as `StreamingEngine.losses_of` does. Each rank
         computes some of them.
         """
-        if self.choices.nodes_per_replica > 1:
+        if self.choices.sharding.nodes_per_replica > 1:
             return self._losses_of_divided(batches, check)
         size = -(-len(batches) // self.place.world_size)
         starts = range(size, len(batches), size)

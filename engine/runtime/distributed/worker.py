@@ -182,7 +182,7 @@ class Worker:
         if self._opened is None:
             self._opened = WorkerStates.opened(opener, message.held, message.planes)
         opened = self._opened
-        if message.choices.replicas > 1:
+        if message.choices.sharding.replicas > 1:
             opened.fill(self._collectives, backend.device)
         states = opened.host_states
         self._adamw = HostAdamW(states, message.adamw, opener.threads)
@@ -192,7 +192,7 @@ class Worker:
             message.loss_chunk,
             message.max_grad_norm,
             message.seed,
-            self._collectives.spanning(message.choices.nodes_per_replica),
+            self._collectives.spanning(message.choices.sharding.nodes_per_replica),
             message.regularization,
         )
         self._engine = StreamingEngine(opened.model, states, backend, settings, self._adamw)

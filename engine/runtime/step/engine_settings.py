@@ -39,7 +39,7 @@ class EngineSettings:
     @property
     def shards(self) -> Shards:
         """How the planes are divided on a host, and which rank of it this is."""
-        return Shards(self.choices.ranks, self.place.local_rank)
+        return Shards(self.choices.sharding.ranks, self.place.local_rank)
 
     def noise(self, step: int) -> StepNoise | None:
         """Returns the noise on the embeddings of a step; None where there is none."""

@@ -22,7 +22,7 @@ import torch
 from engine.model.blocks.block_inputs import tensors_in
 from engine.planning.schedule.buffers import EMBED
 from engine.planning.schedule.build import build_forward_plan
-from engine.planning.schedule.choices import PlanChoices, forward_choices
+from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Embed, Lane
 from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.schedule.schedule import StepPlan
@@ -77,15 +77,15 @@ class ForwardPasses:
 
     def __init__(self, context: OpContext, choices: PlanChoices, block_input_bytes: int):
         self._context = context
-        self._choices = forward_choices(choices)
-        self._compiled = choices.compiled
+        self._choices = choices.of_forward_passes()
+        self._compiled = choices.kernels.compiled
         self._blocks = [unit.name for unit in context.model.blocks]
-        self._a_round = choices.micro_batches // choices.rounds
+        self._a_round = choices.batching.micro_batches_per_round
         """Number of micro-batches that training has on the device at once."""
-        on_device = 0 if choices.offloaded_block_inputs else len(self._blocks)
+        on_device = 0 if choices.activations.offloaded_block_inputs else len(self._blocks)
         self._training_bytes = (1 + on_device) * self._a_round * block_input_bytes
         """Bytes of the device that hidden states and block inputs of training take."""
-        self._is_divided = choices.nodes_per_replica > 1
+        self._is_divided = choices.sharding.nodes_per_replica > 1
         self._accompanied: Accompanied | None = None
         self._executors: dict[tuple[int, int, bool, bool], Executor] = {}
         self._scopes = 0
@@ -97,8 +97,8 @@ class ForwardPasses:
         self, micro_batches: int, groups: int = 1, compiled: bool = False, held: bool = False
     ) -> StepPlan:
         """Returns the plan of one pass; `groups`, `compiled` and `held` are those of `run`."""
-        choices = replace(
-            self._choices, micro_batches=micro_batches, rounds=groups, compiled=compiled
+        choices = self._choices.changed(
+            micro_batches=micro_batches, rounds=groups, compiled=compiled
         )
         collectives = self._context.collectives
         rank = collectives.place.local_rank if self._is_divided and collectives is not None else 0

@@ -33,12 +33,7 @@ from engine.planning.layout import disk_chunks
 from engine.planning.layout.embed_chunks import embed_chunk
 from engine.planning.layout.update_buffers import small_chunks
 from engine.planning.schedule.build import build_forward_plan, build_step_plan
-from engine.planning.schedule.choices import (
-    PlaneSizes,
-    disk_offloaded_of,
-    forward_choices,
-    gpu_resident_of,
-)
+from engine.planning.schedule.choices import PlaneSizes
 from engine.planning.schedule.ops import OpKind
 from engine.planning.schedule.schedule import Span, StepPlan
 from engine.planning.schedule.verify_plan import verify_plan
@@ -98,21 +93,23 @@ class StreamingEngine:
         self._adamw = adamw
         self._states = states
         self._blocks = [unit.name for unit in model.blocks]
-        self._update_buffer = update_buffer_of(states, self.choices.update_chunks, self.shards)
-        if settings.choices.gradients_on_gpu:
+        self._update_buffer = update_buffer_of(
+            states, self.choices.updates.update_chunks, self.shards
+        )
+        if settings.choices.gradients.gradients_on_gpu:
             self._update_buffer = self._update_buffer.without_gradients
-        gpu_resident = gpu_resident_of(self._blocks, settings.choices)
+        gpu_resident = settings.choices.placement.gpu_resident(self._blocks)
         if self.shards.ranks > 1 and any(states.layouts[unit].fp32_numel for unit in gpu_resident):
             raise ValueError("units with fp32 weights live on none of several devices")
         states.placement.arrange(
-            gpu_resident, backend, disk_offloaded_of(self._blocks, settings.choices)
+            gpu_resident, backend, settings.choices.placement.disk_offloaded(self._blocks)
         )
         if adamw is not None:
             self.plan = self._step_plan()
-            adamw.compile_for(self.choices.moments_after_weights)
+            adamw.compile_for(self.choices.updates.moments_after_weights)
         else:
             # It has the slots of every pass without gradients; the passes have plans of their own.
-            choices = forward_choices(settings.choices)
+            choices = settings.choices.of_forward_passes()
             self.plan = build_forward_plan(self._blocks, model.holds_embed, choices)
         verify_plan(self.plan)
         block_input_numel = settings.tokens * model.hidden_width
@@ -163,16 +160,16 @@ class StreamingEngine:
         largest = max(unit.layout.high_numel for unit in self.model.blocks)
         small = small_chunks(largest_block(self._states))
         sizes = PlaneSizes(
-            numel,
-            self._update_buffer.numel,
-            update_buffer_of(self._states, small, self.shards).numel,
-            self._update_buffer.bytes,
-            embed_chunk(self.model.units[0].layout, largest, self.model.holds_embed),
-            TORCH_DTYPES[self.model.dtype].itemsize,
-            disk_chunks.DISK_CHUNK_NUMEL,
-            self.model.frozen_units,
-            self.model.has_fp32_weights,
-            self.shards.rank,
+            numel=numel,
+            chunk_numel=self._update_buffer.numel,
+            ring_numel=update_buffer_of(self._states, small, self.shards).numel,
+            buffer_bytes=self._update_buffer.bytes,
+            embed_chunk=embed_chunk(self.model.units[0].layout, largest, self.model.holds_embed),
+            item_bytes=TORCH_DTYPES[self.model.dtype].itemsize,
+            disk_chunk_numel=disk_chunks.DISK_CHUNK_NUMEL,
+            frozen=self.model.frozen_units,
+            has_fp32_weights=self.model.has_fp32_weights,
+            rank=self.shards.rank,
         )
         return build_step_plan(self._blocks, self.model.holds_embed, self.choices, sizes, updates)
 
@@ -417,7 +414,7 @@ class StreamingEngine:
     @property
     def uncompiled(self) -> list[tuple[str, str]]:
         """What runs uncompiled although the plan compiles it: what it is in words, and why."""
-        if not self.choices.compiled:
+        if not self.choices.kernels.compiled:
             return []
         _, problems = self.templates.compiling
         return [("A block", problem) for problem in problems] + uncompiled_functions()

@@ -23,7 +23,7 @@ from engine.machine.cgroups import sample_host_memory
 from engine.model.build.build import build_model
 from engine.model.build.units import StreamedModel
 from engine.planning.layout.layout import PLANE_ITEM_BYTES
-from engine.planning.schedule.choices import PlanChoices, disk_offloaded_of, gpu_resident_of
+from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane, OpKind
 from engine.planning.schedule.schedule import Span
 from engine.planning.schedule.shards import Shards
@@ -142,14 +142,16 @@ class Planes:
         `choices` has them. The states of another one are freed, and the new ones are zeros.
         """
         workers_before = self.workers
-        self._use_ranks(choices.ranks)
-        gradients = not choices.gradients_on_gpu
+        self._use_ranks(choices.sharding.ranks)
+        gradients = not choices.gradients.gradients_on_gpu
         is_there = self.host_states.allocated == (optimizer, gradients)
         if not is_there:
             self.host_states.release_states()
         blocks = [block.name for block in self.model.blocks]
         self.host_states.placement.arrange(
-            gpu_resident_of(blocks, choices), self.backend, disk_offloaded_of(blocks, choices)
+            choices.placement.gpu_resident(blocks),
+            self.backend,
+            choices.placement.disk_offloaded(blocks),
         )
         if not is_there:
             self.host_states.allocate_states(optimizer=optimizer, gradients=gradients)

@@ -362,10 +362,12 @@ def _as_figures(
     kept = taken[-len(counted.seconds) :]
     took = counted.mean
     choices = chosen.choices
-    recomputed = len(shape.blocks) - shape.forward_blocks - choices.blocks_without_recompute
+    recomputed = (
+        len(shape.blocks) - shape.forward_blocks - choices.activations.blocks_without_recompute
+    )
     learned = planned_rows(chosen, Job(shape, config, config.row_tokens))
     flops = step_flops(shape, rows, length, max(0, recomputed), learned)
-    flops["hardware"] -= choices.attention_blocks * shape.attention_flops(rows, length)
+    flops["hardware"] -= choices.activations.attention_blocks * shape.attention_flops(rows, length)
     exposed = mean_of(kept, "exposed")
     share = sum(exposed.values()) / took
     longest_wait = max(exposed, key=lambda cause: exposed[cause])
@@ -375,11 +377,11 @@ def _as_figures(
     assert peak_rates.sweep is not None  # only a measurement for plans omits it
     # With moments in fp32, a sweep over the same memory is compared.
     alone = peak_rates.adamw_kinds.get(shape.optimizer, peak_rates.sweep)
-    passes = 2 * ONE_OF_TWO_PASSES[shape.dtype] if choices.moments_after_weights else 1.0
+    passes = 2 * ONE_OF_TWO_PASSES[shape.dtype] if choices.updates.moments_after_weights else 1.0
     adamw, there = (mean_rate(kept, name) for name in ("adamw_g_s", "device_adamw_g_s"))
     # Products are measured in float32 on the CPU, and are faster there in bf16.
     has_peak = bench.device == "cuda" or shape.dtype == "float32"
-    peak = choices.ranks * peak_rates.matmul
+    peak = choices.sharding.ranks * peak_rates.matmul
     on_gpu = bench.device == "cuda"
     figures = {
         "parameters": shape.parameter_count,
@@ -405,7 +407,7 @@ def _as_figures(
         "device_adamw_parameters_per_second": None if there is None else 1e9 * there,
         "device_adamw_of_memory": share_of(
             None if there is None else 1e9 * there * UPDATE_BYTES[shape.optimizer],
-            choices.ranks * peak_rates.device_memory,
+            choices.sharding.ranks * peak_rates.device_memory,
         ),
         "optimizer": shape.optimizer,
         # On the CPU, the thread that launches the work also does it.
@@ -446,7 +448,7 @@ def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, A
         )
         return {"ways": [], "why_not": why_not}
     batches = random_rows([rows], length, shape.vocab_size)
-    compiled = chosen.choices.compiled
+    compiled = chosen.choices.kernels.compiled
     found: list[ResidentFigures] = []
     why_not = ""
     for recompute in (True, False):

@@ -80,7 +80,7 @@ def _between(requirements: Requirements, shape: ModelShape, rates: Rates) -> Bet
     received = sum(map(times.received, plan.ops))
     by_node = (
         float(received)
-        if choices.nodes_per_replica > 1
+        if choices.sharding.nodes_per_replica > 1
         else sum(map(times.between_nodes, plan.ops))
     )
     return Between(

@@ -44,7 +44,7 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
             if suggestion.time_text:
                 text = f"{suggestion.time_text}. {text}"
             lines += [f"  * {suggestion.text}", f"      {text}", "      " + " ".join(changes)]
-    ranks = report.chosen.choices.ranks_per_node
+    ranks = report.chosen.choices.sharding.ranks_per_node
     for name, title in TITLES:
         part = getattr(report, name)
         if part is not None:

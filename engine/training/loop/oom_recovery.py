@@ -164,7 +164,7 @@ def plan_with_less_memory(planned: Planned, backend: Backend, attempt: int) -> C
         if target.device != "cpu":
             # The planes of units that live there are there still, and count as part of the plan.
             sizes = planned.job.shape.gpu_resident_bytes_on(planned.job.ranks)
-            gpu_resident = sizes[failed.choices.gpu_resident_units]
+            gpu_resident = sizes[failed.choices.placement.gpu_resident_units]
             limit = min(limit, backend.free_memory() + gpu_resident + CUDA_CONTEXT_BYTES)
     lowered = _lowered(planned, limit)
     if limit:
@@ -188,7 +188,7 @@ def _lowered(planned: Planned, limit: int) -> Target:
 
 def _loosened(job: Job, failed: Chosen) -> Job:
     values: dict[str, Any] = dict.fromkeys(_LOOSE, AUTO)
-    values["engine.kernels"] = "compiled" if failed.choices.compiled else "eager"
+    values["engine.kernels"] = "compiled" if failed.choices.kernels.compiled else "eager"
     return replace(job, config=job.config.with_values(values), rounding={})
 
 
@@ -202,7 +202,7 @@ def differences(before: Chosen, after: Chosen) -> tuple[dict[str, Any], dict[str
 def _values(chosen: Chosen) -> dict[str, Any]:
     sizes = {"micro_batch_size": chosen.micro_batch_size, "loss_chunk": chosen.loss_chunk}
     values = chosen.choices.to_dict() | sizes | {"device_bytes": chosen.gpu_bytes}
-    return values | {"device_updated_units": list(chosen.choices.device_updated_units)}
+    return values | {"device_updated_units": list(chosen.choices.updates.device_updated_units)}
 
 
 def recovery_text(moment: Moment, before: Chosen, after: Chosen) -> str:
@@ -213,12 +213,15 @@ def recovery_text(moment: Moment, before: Chosen, after: Chosen) -> str:
             f"micro-batches of {after.micro_batch_size} rows, not {before.micro_batch_size}"
         )
     for name, words in _COUNTED.items():
-        old, new = getattr(before.choices, name), getattr(after.choices, name)
+        old, new = before.choices.value(name), after.choices.value(name)
         if old != new:
             parts.append(f"{new} {words}, not {old}")
-    if after.choices.tile_tokens != before.choices.tile_tokens:
-        parts.append(f"blocks in sequence chunks of {after.choices.tile_tokens:,} tokens")
-    if after.choices.offloaded_block_inputs and not before.choices.offloaded_block_inputs:
+    if after.choices.kernels.tile_tokens != before.choices.kernels.tile_tokens:
+        parts.append(f"blocks in sequence chunks of {after.choices.kernels.tile_tokens:,} tokens")
+    if (
+        after.choices.activations.offloaded_block_inputs
+        and not before.choices.activations.offloaded_block_inputs
+    ):
         parts.append("block inputs on the host")
     sums = "No result changes by that."
     if after.rounding != before.rounding:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.config.settings import TrainConfig
 from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
-from engine.planning.schedule.choices import PlanChoices, disk_offloaded_of, gpu_resident_of
+from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.distributed.build_engine import sharing_with
 from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
 from engine.runtime.host.host_states import HostStates
@@ -85,7 +85,7 @@ def open_host_states(
     sharing = None
     if workers is not None:
         units = [unit.name for unit in model.units]
-        sharing = sharing_with(workers, units, choices.nodes_per_replica)
+        sharing = sharing_with(workers, units, choices.sharding.nodes_per_replica)
     states = HostStates(
         model.layouts,
         model.dtype,
@@ -97,7 +97,7 @@ def open_host_states(
     )
     blocks = [unit.name for unit in model.blocks]
     states.placement.arrange(
-        gpu_resident_of(blocks, choices), backend, disk_offloaded_of(blocks, choices)
+        choices.placement.gpu_resident(blocks), backend, choices.placement.disk_offloaded(blocks)
     )
     return states
 
@@ -127,7 +127,7 @@ def _report_disk_offload(session: Session, engine: StreamingEngine, states: Host
         moments = f"of {len(states.placement.disk_offloaded)} of {len(states.layouts)} units"
         kinds.append(f"moments {moments}, {in_gib(disk.nbytes)}")
     if saved_block_inputs.file_bytes:
-        some = engine.choices.disk_offloaded_block_inputs
+        some = engine.choices.activations.disk_offloaded_block_inputs
         kinds.append(f"{some:,} block inputs of a step, {in_gib(saved_block_inputs.file_bytes)}")
     on_disk = ", and ".join(kinds)
     session.log(

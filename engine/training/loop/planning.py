@@ -146,7 +146,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
         report.choices["blocks_per_saved_input"],
     )
     choices, nodes = chosen.choices, session.nodes
-    ranks, nodes_per_replica = choices.ranks_per_node, choices.nodes_per_replica
+    ranks, nodes_per_replica = choices.sharding.ranks_per_node, choices.sharding.nodes_per_replica
     planned_job = Job(
         shape,
         config,

@@ -144,7 +144,7 @@ class Prepared:
         settings = engine_settings(chosen, tokens, train)
         if isinstance(self.backend, CpuBackend):
             product = largest_product(planned.job.shape, tokens)
-            self.backend.share_work(product, chosen.choices.ranks_per_node)
+            self.backend.share_work(product, chosen.choices.sharding.ranks_per_node)
         if self.workers is None:
             self._engine = StreamingEngine(
                 self.model, self.host_states, self.backend, settings, self.adamw
@@ -286,7 +286,7 @@ def _build(
     try:
         check()
         workers = workers or start_workers(
-            session, job, planned.chosen.choices.ranks_per_node, allocated
+            session, job, planned.chosen.choices.sharding.ranks_per_node, allocated
         )
         if workers is not None:
             breakdown.counts(workers.host_memory)
@@ -299,7 +299,7 @@ def _build(
         allocate_states = partial(
             states.allocate_states,
             optimizer=config.train.optimizer,
-            gradients=not planned.chosen.choices.gradients_on_gpu,
+            gradients=not planned.chosen.choices.gradients.gradients_on_gpu,
         )
         watched = breakdown.watched(check, kept)
         loading_peak, loaded = _fill(session, job, states, watched, allocate_states)

@@ -198,7 +198,7 @@ class Steps:
         self._try_a_step(poll)
         seconds = time.perf_counter() - began
         progress(1, 1, "Done")
-        compiled = prepared.chosen.choices.compiled
+        compiled = prepared.chosen.choices.kernels.compiled
         took = f"A dry run of one step on the longest rows took {in_seconds(seconds)}"
         self._session.log("info", f"{took}, compiling included." if compiled else f"{took}.")
         # A time that includes compiling does not predict the time of a step.

@@ -16,7 +16,7 @@ from engine.model.build.build import build_model
 from engine.model.build.read_model import read_model
 from engine.model.build.units import StreamedModel
 from engine.planning.layout.layout import WEIGHT_PLANES
-from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.choices import Placement, PlanChoices, Streaming
 from engine.progress import Progress, no_progress
 from engine.runs.record.run_folder import open_run
 from engine.runtime.device.backend import Backend
@@ -85,7 +85,11 @@ class OpenedModel:
             self.host_states,
             self.backend,
             EngineSettings(
-                PlanChoices(slots=2, prefetch_depth=1, blocks_kept_in_slots=resident), tokens=1
+                PlanChoices(
+                    placement=Placement(blocks_kept_in_slots=resident),
+                    streaming=Streaming(slots=2, prefetch_depth=1),
+                ),
+                tokens=1,
             ),
         )
 

@@ -20,7 +20,7 @@ from engine.planning.fit.pool_costs import Cost, Costs, Work
 from engine.planning.schedule.choices import PlanChoices
 from engine.text import GIB
 
-SPLIT = units_by_place(30, PlanChoices(gpu_resident_units=14, blocks_kept_in_slots=2))
+SPLIT = units_by_place(30, PlanChoices().changed(gpu_resident_units=14, blocks_kept_in_slots=2))
 IN_RAM = units_by_place(30, PlanChoices())
 GPU = PoolPart(
     PartName.GPU,
@@ -75,7 +75,7 @@ def test_where_more_is_needed_than_there_is_the_bar_says_where_that_ends():
 
 
 def test_planes_that_live_elsewhere_than_the_rest_are_named():
-    on_gpu = units_by_place(30, PlanChoices(gradients_on_gpu=True))
+    on_gpu = units_by_place(30, PlanChoices().changed(gradients_on_gpu=True))
     part = PoolPart(PartName.GPU, 20 * GIB, (Share(Held.MODEL, 14 * GIB, on_gpu[0]),))
     (gradients, _) = pool_bar(part)["segments"]
     assert gradients["label"] == "gradients"
@@ -97,15 +97,15 @@ def test_places_in_sentences():
         "The whole model lives in RAM.",
         "It passes through the GPU unit by unit in each step.",
     )
-    whole = units_by_place(30, PlanChoices(gpu_resident_units=30))
+    whole = units_by_place(30, PlanChoices().changed(gpu_resident_units=30))
     assert places_text(whole, on_gpu=True)[0] == "The whole model lives on the GPU."
     cpu = places_text(IN_RAM, on_gpu=False)
     assert cpu == ("The whole model lives in RAM, where blocks compute.", "")
-    apart = units_by_place(30, PlanChoices(gpu_resident_units=8, gpu_resident_apart=True))
+    apart = units_by_place(30, PlanChoices().changed(gpu_resident_units=8, gpu_resident_apart=True))
     assert places_text(apart, on_gpu=True)[0] == (
         "Embed and 7 of blocks 3 to 27 live on the GPU, 21 of blocks 0 to 26 and head in RAM."
     )
-    embed = units_by_place(30, PlanChoices(gpu_resident_units=1, gradients_on_gpu=True))
+    embed = units_by_place(30, PlanChoices().changed(gpu_resident_units=1, gradients_on_gpu=True))
     shown, more = places_text(embed, on_gpu=True)
     assert shown == "Embed lives on the GPU, blocks 0 to 27 and head in RAM."
     assert more.endswith("Gradients wait on the GPU until they are applied.")
@@ -150,7 +150,7 @@ def test_costs_in_sentences():
 
 
 def test_what_the_disk_costs_is_told_of_the_disk_alone():
-    units = units_by_place(30, PlanChoices(disk_offloaded_units=18))
+    units = units_by_place(30, PlanChoices().changed(disk_offloaded_units=18))
     assert [each.placement.moments for each in units] == [PartName.HOST, PartName.DISK]
     host = Cost(NONE | {Work.HOST_ADAMW: 1.0}, NONE | {Work.HOST_ADAMW: 0.5})
     disk = Cost(

@@ -176,7 +176,7 @@ def test_dropout_draws_the_same_numbers_in_the_recompute(family):
     """
     config = tiny_family_config(family, dropout=0.2)
     plain = plain_model(config)
-    run = streamed(plain, PlanChoices(micro_batches=2))
+    run = streamed(plain, PlanChoices().changed(micro_batches=2))
     batches, device_updates = random_batches(2, seed=1), []
     run.engine.train_step(1, batches, RATE, device_updates.append)
     run.engine.drain()

@@ -112,7 +112,7 @@ def test_training_equals_plain_training_with_the_same_new_rows(tmp_path, family,
     states.allocate_states()
     adamw = HostAdamW(states, AdamWSettings(eps=1e-5, weight_decay=0.1), threads=1)
     engine = StreamingEngine(
-        model, states, backend, EngineSettings(PlanChoices(micro_batches=2), 24, 7), adamw
+        model, states, backend, EngineSettings(PlanChoices().changed(micro_batches=2), 24, 7), adamw
     )
     decay = {name for name, (_, spec) in places.items() if spec.decay}
     optimizer = plain_optimizer(plain.train(), decay)

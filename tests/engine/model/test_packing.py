@@ -36,7 +36,7 @@ def gradients(
 ) -> tuple[float, torch.Tensor]:
     run = streamed(
         plain,
-        choices or PlanChoices(micro_batches=len(batches)),
+        choices or PlanChoices().changed(micro_batches=len(batches)),
         max_grad_norm=None,
         tokens=48,
         config=config,
@@ -211,8 +211,8 @@ def test_packed_rows_give_the_same_bits_under_any_plan(family, dropout):
     expected = gradients(plain, packed)
     depth = plain.config.num_hidden_layers
     for choices in (
-        PlanChoices(blocks_kept_in_slots=depth, blocks_without_recompute=depth),
-        PlanChoices(slots=1, offloaded_block_inputs=True),
+        PlanChoices().changed(blocks_kept_in_slots=depth, blocks_without_recompute=depth),
+        PlanChoices().changed(slots=1, offloaded_block_inputs=True),
     ):
         loss, gradient = gradients(plain, packed, choices)
         assert loss == expected[0] and torch.equal(gradient, expected[1])

@@ -79,7 +79,11 @@ def test_training_equals_plain_training_on_longer_rows(tmp_path, made):
     states.allocate_states()
     adamw = HostAdamW(states, AdamWSettings(eps=1e-5, weight_decay=0.1), threads=1)
     engine = StreamingEngine(
-        model, states, backend, EngineSettings(PlanChoices(micro_batches=2), 200, 50), adamw
+        model,
+        states,
+        backend,
+        EngineSettings(PlanChoices().changed(micro_batches=2), 200, 50),
+        adamw,
     )
     places = {s.full_name: (u.name, s) for u in model.units for s in u.layout.parameters}
     decay = {name for name, (_, spec) in places.items() if spec.decay}

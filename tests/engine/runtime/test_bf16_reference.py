@@ -8,7 +8,6 @@ shows that it would see the fault that it is for.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,10 +37,10 @@ gemma3_text, for which the engine and transformers choose unlike kernels.
 """
 TOKENS = 36
 STEPS = 4
-CHOICES = PlanChoices(micro_batches=len(SIZES))
+CHOICES = PlanChoices().changed(micro_batches=len(SIZES))
 PLANS = {
     "vertical": CHOICES,
-    "rounds": dataclasses.replace(CHOICES, rounds=3, main_grad="device"),
+    "rounds": CHOICES.changed(rounds=3, main_grad="device"),
 }
 
 

@@ -4,7 +4,6 @@ whichever lanes are late.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from itertools import pairwise
@@ -17,7 +16,7 @@ from engine.machine.offload_folder import mount_of
 from engine.planning.layout import disk_chunks
 from engine.planning.layout.disk_chunks import PAGE
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlaneSizes, block_inputs_on_disk
+from engine.planning.schedule.choices import PlaneSizes
 from engine.planning.schedule.offloaded_activations import DISK_RINGS
 from engine.planning.schedule.ops import DISK_LANES, Lane, MainGrad, OpKind
 from tests.support.block_inputs_on_disk import (
@@ -46,15 +45,13 @@ def small_chunks(monkeypatch):
 @functools.cache
 def expected_planes(plan_family: str, dtype: str = "float32") -> list:
     """Returns the planes that a plan_family has with all block inputs in RAM."""
-    return planes_after(
-        dataclasses.replace(ON_HOST, **PLAN_FAMILIES[plan_family]), None, dtype=dtype
-    )
+    return planes_after(ON_HOST.changed(**PLAN_FAMILIES[plan_family]), None, dtype=dtype)
 
 
 @pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bits_are_those_of_block_inputs_in_ram(plan_family, dtype, tmp_path):
-    base = dataclasses.replace(ON_HOST, **PLAN_FAMILIES[plan_family])
+    base = ON_HOST.changed(**PLAN_FAMILIES[plan_family])
     expected = expected_planes(plan_family, dtype)
     for choices in with_block_inputs_on_disk(base, plan_family):
         assert_same_bits(planes_after(choices, tmp_path, dtype=dtype), expected)
@@ -63,7 +60,7 @@ def test_the_bits_are_those_of_block_inputs_in_ram(plan_family, dtype, tmp_path)
 @pytest.mark.parametrize("late", LATE, ids=str)
 @pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
 def test_a_late_lane_changes_nothing(plan_family, late, tmp_path):
-    base = dataclasses.replace(ON_HOST, **PLAN_FAMILIES[plan_family])
+    base = ON_HOST.changed(**PLAN_FAMILIES[plan_family])
     expected = expected_planes(plan_family)
     _, *several = with_block_inputs_on_disk(base, plan_family)
     for choices in several:
@@ -74,24 +71,24 @@ def test_a_late_lane_changes_nothing(plan_family, late, tmp_path):
 @pytest.mark.parametrize("late", [(), Lane], ids=["inline", "late"])
 @pytest.mark.parametrize("plan_family", ["plain", "rounds", "gradients on the GPU", "pairs"])
 def test_moments_may_be_on_the_disk_too(plan_family, late, tmp_path):
-    base = dataclasses.replace(ON_HOST, **PLAN_FAMILIES[plan_family])
+    base = ON_HOST.changed(**PLAN_FAMILIES[plan_family])
     expected = expected_planes(plan_family)
     for units in (1, 4):
         for choices in with_block_inputs_on_disk(
-            dataclasses.replace(base, disk_offloaded_units=units), plan_family
+            base.changed(disk_offloaded_units=units), plan_family
         ):
             assert_same_bits(planes_after(choices, tmp_path, late), expected)
 
 
 def test_a_file_system_without_direct_access_gives_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "O_DIRECT", 0)
-    choices = dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=3)
+    choices = ON_HOST.changed(disk_offloaded_block_inputs=3)
     expected = planes_after(ON_HOST, tmp_path)
     assert_same_bits(planes_after(choices, tmp_path), expected)
 
 
 def test_block_inputs_on_the_disk_are_spread_over_the_pass(tmp_path):
-    choices = dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=10, micro_batches=4)
+    choices = ON_HOST.changed(disk_offloaded_block_inputs=10, micro_batches=4)
     run = run_of(choices, tmp_path)
     ops = run.engine.plan.ops
     written = [(op.unit, op.micro_batch) for op in ops if op.kind == OpKind.WRITE_BLOCK_INPUT]
@@ -109,10 +106,10 @@ def test_block_inputs_on_the_disk_are_spread_over_the_pass(tmp_path):
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_any_number_is_spread_evenly(rounds, count):
     sums = MainGrad.DEVICE if rounds > 1 else MainGrad.VERTICAL
-    choices = dataclasses.replace(
-        ON_HOST, micro_batches=8, rounds=rounds, main_grad=sums, blocks_without_recompute=2
+    choices = ON_HOST.changed(
+        micro_batches=8, rounds=rounds, main_grad=sums, blocks_without_recompute=2
     )
-    found = block_inputs_on_disk(5, dataclasses.replace(choices, disk_offloaded_block_inputs=count))
+    found = choices.changed(disk_offloaded_block_inputs=count).block_inputs_on_disk(5)
     assert len(found) == count
     together = 8 // rounds
     places = sorted(
@@ -124,7 +121,7 @@ def test_any_number_is_spread_evenly(rounds, count):
 
 def test_reads_are_ahead_of_backward(tmp_path):
     """Every buffer is being filled or full before the first block input is fetched from one."""
-    choices = dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=LAYERS * 4, micro_batches=4)
+    choices = ON_HOST.changed(disk_offloaded_block_inputs=LAYERS * 4, micro_batches=4)
     run = run_of(choices, tmp_path)
     ops = run.engine.plan.ops
     reads = [op.index for op in ops if op.kind == OpKind.READ_BLOCK_INPUT]
@@ -137,7 +134,7 @@ def test_reads_are_ahead_of_backward(tmp_path):
 
 def test_what_was_written_is_counted_in_whole_pages(tmp_path):
     """Shorter micro-batches write less, and evaluation writes nothing."""
-    choices = dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=3)
+    choices = ON_HOST.changed(disk_offloaded_block_inputs=3)
     run = run_of(choices, tmp_path, tokens=24 * 100)
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
@@ -153,7 +150,7 @@ def test_the_kernel_counts_the_bytes_that_steps_write(tmp_path):
     mount = mount_of(tmp_path)
     if mount is None or mount.kind not in ("ext4", "xfs"):
         pytest.skip("the kernel counts bytes of disks alone")
-    choices = dataclasses.replace(ON_HOST, micro_batches=6, disk_offloaded_block_inputs=6 * LAYERS)
+    choices = ON_HOST.changed(micro_batches=6, disk_offloaded_block_inputs=6 * LAYERS)
     run = run_of(choices, tmp_path)
     before = counted()["write_bytes"]
     for step in range(1, 6):
@@ -175,7 +172,7 @@ def test_the_kernel_counts_the_bytes_that_steps_write(tmp_path):
 def test_an_error_of_the_disk_is_one_sentence_and_nothing_is_applied(
     call, words, tmp_path, monkeypatch
 ):
-    run = run_of(dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=2), tmp_path)
+    run = run_of(ON_HOST.changed(disk_offloaded_block_inputs=2), tmp_path)
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
     before = run.kept_planes()
@@ -203,13 +200,13 @@ def test_a_full_disk_is_told_before_training(tmp_path, monkeypatch):
     with pytest.raises(
         DiskOffloadError, match=r"^The disk is full: block inputs that engine.disk keeps"
     ):
-        run_of(dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=2), tmp_path)
+        run_of(ON_HOST.changed(disk_offloaded_block_inputs=2), tmp_path)
 
 
 def test_a_folder_is_needed():
     plain = plain_model(tiny_config("qwen3"))
     with pytest.raises(DiskOffloadError, match="set engine.disk to one"):
-        streamed(plain, dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=2))
+        streamed(plain, ON_HOST.changed(disk_offloaded_block_inputs=2))
 
 
 def test_an_engine_that_cannot_be_built_frees_its_file(tmp_path, monkeypatch):
@@ -221,13 +218,13 @@ def test_an_engine_that_cannot_be_built_frees_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(streaming_engine, "gradient_rings", short)
     before = np.array(sorted(os.listdir("/proc/self/fd")))
     with pytest.raises(MemoryError):
-        run_of(dataclasses.replace(ON_HOST, disk_offloaded_block_inputs=2), tmp_path)
+        run_of(ON_HOST.changed(disk_offloaded_block_inputs=2), tmp_path)
     assert np.array_equal(before, np.array(sorted(os.listdir("/proc/self/fd"))))
 
 
 def test_wrong_choices_are_refused():
     blocks = [f"block {index}" for index in range(LAYERS)]
-    sizes = PlaneSizes(dict.fromkeys(("embed", *blocks, "head"), 64))
+    sizes = PlaneSizes(numel=dict.fromkeys(("embed", *blocks, "head"), 64))
     for changes, words in (
         (
             dict(disk_offloaded_block_inputs=11),
@@ -242,4 +239,4 @@ def test_wrong_choices_are_refused():
         (dict(disk_offloaded_block_inputs=1, ranks=2), "is for one rank"),
     ):
         with pytest.raises(ValueError, match=words):
-            build_step_plan(blocks, False, dataclasses.replace(ON_HOST, **changes), sizes)
+            build_step_plan(blocks, False, ON_HOST.changed(**changes), sizes)

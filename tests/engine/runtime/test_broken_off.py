@@ -10,7 +10,7 @@ from tests.support.tiny import Streamed, plain_model, random_batches, streamed, 
 
 pytestmark = pytest.mark.computing
 
-CHOICES = PlanChoices(micro_batches=2)
+CHOICES = PlanChoices().changed(micro_batches=2)
 OPTIMIZER_STEP = ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
 
 

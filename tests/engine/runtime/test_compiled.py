@@ -4,7 +4,6 @@ eager ones, and no more is kept than the planner counts on.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import pytest
@@ -32,7 +31,7 @@ from tests.support.tiny import plain_model, random_batches, streamed, tiny_confi
 pytestmark = pytest.mark.computing
 
 
-COMPILED = dataclasses.replace(BASE, compiled=True)
+COMPILED = BASE.changed(compiled=True)
 SAME_BITS = {
     "all kept, one slot": dict(blocks_without_recompute=3, slots=1),
     "all resident, one kept": dict(blocks_kept_in_slots=3, blocks_without_recompute=1),
@@ -51,7 +50,7 @@ SAME_BITS = {
 def test_compiled_plans_give_the_same_bits_and_nearly_those_of_eager_ones():
     expected = planes_after(COMPILED)
     for changes in SAME_BITS.values():
-        assert_same_bits(planes_after(dataclasses.replace(COMPILED, **changes)), expected)
+        assert_same_bits(planes_after(COMPILED.changed(**changes)), expected)
     for ours, theirs in zip(expected, planes_after(BASE)):
         assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
 
@@ -107,7 +106,7 @@ def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(monke
     for device_updates in (("embed", "block 0"), ("block 0", "block 1", "block 2", "head")):
         found = states_of(
             planes_after(
-                dataclasses.replace(updated_on_device(device_updates, 2), compiled=True),
+                updated_on_device(device_updates, 2).changed(compiled=True),
                 dtype="bfloat16",
                 steps=1,
             ),
@@ -130,9 +129,7 @@ def test_a_block_is_compiled_once_for_rows_however_they_are_packed(monkeypatch):
     )
     monkeypatch.setattr("engine.runtime.step.cross_entropy.compiled_function", lambda_of)
     counted, graphs = torch._dynamo.utils.counters, []
-    run = streamed(
-        plain_model(tiny_config("llama")), dataclasses.replace(COMPILED, micro_batches=1), tokens=48
-    )
+    run = streamed(plain_model(tiny_config("llama")), COMPILED.changed(micro_batches=1), tokens=48)
     shared = [
         ((9, 4, 11), (1, 20, 3)),
         ((12, 12), (2, 2, 20)),
@@ -183,7 +180,7 @@ def test_a_backward_that_cannot_be_compiled_runs_as_it_is(monkeypatch, kept):
 
     monkeypatch.setattr("engine.runtime.step.templates.CompiledBlock", Broken)
     monkeypatch.setattr("engine.runtime.step.cross_entropy.compiled_function", lambda_of)
-    choices = dataclasses.replace(BASE, compiled=True, blocks_without_recompute=kept)
+    choices = BASE.changed(compiled=True, blocks_without_recompute=kept)
     for ours, theirs in zip(
         planes_after(choices), planes_after(BASE)
     ):  # positions are padded, so sums differ in their bits

@@ -4,7 +4,6 @@ buffers and whichever lanes are late.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 from engine.errors import NonFiniteError
 from engine.planning.layout.layout import PLANE_ITEM_BYTES
+from engine.planning.schedule.choices import EmbedAndHead
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.optimizer.device_adamw import StepFactors, clip_of, update
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.computing
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("main_grad", MAIN_GRAD_PLANS)
 def test_states_have_the_host_s_bits(main_grad, dtype, tied):
-    host = dataclasses.replace(BASE, **MAIN_GRAD_PLANS[main_grad])
+    host = BASE.changed(**MAIN_GRAD_PLANS[main_grad])
     expected = planes_after(host, dtype=dtype, tied=tied, steps=3)
     for device_updates in DEVICE_UPDATES.values():
         for resident in (0, 2):
@@ -77,7 +77,7 @@ def test_neither_buffers_nor_delays_change_a_bit(main_grad, resident, tied):
 
 @pytest.mark.parametrize("slots", [2, 3])
 @pytest.mark.parametrize(
-    "plan_family", [{}, dict(gradients_on_gpu=True, shared_embed_and_head_slot=True)]
+    "plan_family", [{}, dict(gradients_on_gpu=True, embed_and_head=EmbedAndHead.SHARED_SLOT)]
 )
 def test_small_chunks_change_no_bit_whichever_lane_is_late(plan_family, slots):
     """Blocks that share a slot are updated in it chunk by chunk, while the next block is fetched to

@@ -4,7 +4,6 @@ there and whichever lanes are late.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 from collections import Counter
@@ -40,7 +39,7 @@ def small_chunks(monkeypatch):
 
 
 def test_a_step_has_more_chunks_than_ring_buffers(tmp_path):
-    run = run_of(dataclasses.replace(BASE, disk_offloaded_units=3), tmp_path)
+    run = run_of(BASE.changed(disk_offloaded_units=3), tmp_path)
     kinds = Counter(op.kind for op in run.engine.plan.ops)
     assert kinds[OpKind.READ_STATES] == kinds[OpKind.WRITE_STATES] > 3 * STATE_RINGS
     assert len(run.engine.plan.state_rings) == STATE_RINGS
@@ -49,7 +48,7 @@ def test_a_step_has_more_chunks_than_ring_buffers(tmp_path):
 
 def test_a_step_is_over_once_its_moments_are_on_the_disk(tmp_path):
     """A checkpoint of the step may read them from then on."""
-    run = run_of(dataclasses.replace(BASE, disk_offloaded_units=2), tmp_path)
+    run = run_of(BASE.changed(disk_offloaded_units=2), tmp_path)
     *ops, last = run.engine.plan.ops
     assert last.kind == OpKind.OPTIMIZER_STEP
     assert ops[max(op.index for op in ops if op.kind == OpKind.WRITE_STATES)].index in last.waits
@@ -61,32 +60,30 @@ def test_a_step_is_over_once_its_moments_are_on_the_disk(tmp_path):
     "plan_family", slow_but(PLAN_FAMILIES, ("plain", "gradients on the GPU"), PLAN_SWEEP)
 )
 def test_the_bits_are_those_of_moments_in_ram(plan_family, tied, tmp_path):
-    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
+    base = BASE.changed(**PLAN_FAMILIES[plan_family])
     for dtype in ("bfloat16", "float32") if "main_grads" not in plan_family else ("bfloat16",):
         expected = planes_after(base, tmp_path, dtype=dtype, tied=tied)
         for count in COUNTS:
-            choices = dataclasses.replace(base, disk_offloaded_units=count)
+            choices = base.changed(disk_offloaded_units=count)
             assert_same_bits(planes_after(choices, tmp_path, dtype=dtype, tied=tied), expected)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["plane", "gradients on the GPU"])
 @pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
 def test_small_moments_have_the_same_bits(optimizer, on_gpu, tmp_path):
-    base = dataclasses.replace(BASE, gradients_on_gpu=on_gpu)
+    base = BASE.changed(gradients_on_gpu=on_gpu)
     expected = planes_after(base, tmp_path, optimizer=optimizer)
     for count in COUNTS:
-        choices = dataclasses.replace(base, disk_offloaded_units=count)
+        choices = base.changed(disk_offloaded_units=count)
         assert_same_bits(planes_after(choices, tmp_path, optimizer=optimizer), expected)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["plane", "gradients on the GPU"])
 def test_other_units_may_live_on_the_device(on_gpu, tmp_path):
-    base = dataclasses.replace(BASE, gradients_on_gpu=on_gpu)
+    base = BASE.changed(gradients_on_gpu=on_gpu)
     expected = planes_after(base, tmp_path)
     for gpu_resident, count in ((1, 2), (2, 3), (4, 1)):
-        choices = dataclasses.replace(
-            base, gpu_resident_units=gpu_resident, disk_offloaded_units=count
-        )
+        choices = base.changed(gpu_resident_units=gpu_resident, disk_offloaded_units=count)
         for late in ((), Lane):
             assert_same_bits(planes_after(choices, tmp_path, late), expected)
 
@@ -95,16 +92,16 @@ def test_other_units_may_live_on_the_device(on_gpu, tmp_path):
     "plan_family", slow_but(PLAN_FAMILIES, ("plain", "gradients on the GPU"), PLAN_SWEEP)
 )
 def test_a_late_lane_changes_nothing(plan_family, tmp_path):
-    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
+    base = BASE.changed(**PLAN_FAMILIES[plan_family])
     expected = planes_after(base, tmp_path, steps=3)
     for count, late in itertools.product((2, UNITS), LATE):
-        choices = dataclasses.replace(base, disk_offloaded_units=count)
+        choices = base.changed(disk_offloaded_units=count)
         assert_same_bits(planes_after(choices, tmp_path, late, steps=3), expected)
 
 
 def test_a_file_system_without_direct_access_gives_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "O_DIRECT", 0)
-    choices = dataclasses.replace(BASE, disk_offloaded_units=3)
+    choices = BASE.changed(disk_offloaded_units=3)
     expected = planes_after(BASE, tmp_path)
     assert_same_bits(planes_after(choices, tmp_path), expected)
 
@@ -137,7 +134,7 @@ def test_planes_move_between_ram_disk_and_device(tmp_path):
 
 
 def test_bytes_of_a_plane_are_read_and_written_wherever_they_begin(tmp_path):
-    run = run_of(dataclasses.replace(BASE, disk_offloaded_units=UNITS), tmp_path, dtype="bfloat16")
+    run = run_of(BASE.changed(disk_offloaded_units=UNITS), tmp_path, dtype="bfloat16")
     states = run.host_states
     for plane in ("exp_avg", "exp_avg_sq"):
         size = states.nbytes("block 1", plane)
@@ -153,7 +150,7 @@ def test_bytes_of_a_plane_are_read_and_written_wherever_they_begin(tmp_path):
 
 
 def test_nothing_stays_in_the_folder(tmp_path):
-    run = run_of(dataclasses.replace(BASE, disk_offloaded_units=UNITS), tmp_path)
+    run = run_of(BASE.changed(disk_offloaded_units=UNITS), tmp_path)
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
     assert run.host_states.placement.disk.nbytes > 0
@@ -169,7 +166,7 @@ def test_nothing_stays_in_the_folder(tmp_path):
     ],
 )
 def test_an_error_of_the_disk_is_one_sentence(call, lane, words, tmp_path, monkeypatch):
-    run = run_of(dataclasses.replace(BASE, disk_offloaded_units=2), tmp_path)
+    run = run_of(BASE.changed(disk_offloaded_units=2), tmp_path)
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     run.engine.drain()
 
@@ -194,7 +191,7 @@ def test_a_full_disk_is_told_before_training(tmp_path, monkeypatch):
     with pytest.raises(
         DiskOffloadError, match=r"^The disk is full: moments that engine.disk keeps in "
     ):
-        run_of(dataclasses.replace(BASE, disk_offloaded_units=2), tmp_path)
+        run_of(BASE.changed(disk_offloaded_units=2), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -215,7 +212,7 @@ def disk_offload_memory():
 
 def test_wrong_choices_are_refused():
     blocks = ["block 0", "block 1", "block 2"]
-    sizes = PlaneSizes(dict.fromkeys(("embed", *blocks, "head"), 64))
+    sizes = PlaneSizes(numel=dict.fromkeys(("embed", *blocks, "head"), 64))
     for changes, words in (
         (dict(disk_offloaded_units=6), "cannot be on the disk"),
         (dict(gpu_resident_units=3, disk_offloaded_units=3), "where 3 of 5 live on the device"),
@@ -225,4 +222,4 @@ def test_wrong_choices_are_refused():
         ),
     ):
         with pytest.raises(ValueError, match=words):
-            build_step_plan(blocks, False, dataclasses.replace(BASE, **changes), sizes)
+            build_step_plan(blocks, False, BASE.changed(**changes), sizes)

@@ -37,7 +37,9 @@ class SeedsNoted(CpuBackend):
 
 def test_every_step_unit_and_micro_batch_has_a_seed_that_its_recompute_repeats():
     backend = SeedsNoted()
-    run = streamed(with_dropout(), PlanChoices(micro_batches=MICRO_BATCHES), backend=backend)
+    run = streamed(
+        with_dropout(), PlanChoices().changed(micro_batches=MICRO_BATCHES), backend=backend
+    )
     of_steps = []
     for step in range(1, STEPS + 1):
         backend.seeds.clear()
@@ -54,7 +56,7 @@ def test_every_step_unit_and_micro_batch_has_a_seed_that_its_recompute_repeats()
 
 
 def test_the_same_rows_lose_otherwise_in_the_next_step():
-    run, losses = streamed(with_dropout(), PlanChoices(micro_batches=MICRO_BATCHES)), []
+    run, losses = streamed(with_dropout(), PlanChoices().changed(micro_batches=MICRO_BATCHES)), []
     for step in range(1, STEPS + 1):
         batches = random_batches(MICRO_BATCHES, seed=1)
         run.engine.train_step(step, batches, 0.0, lambda home: losses.append(home.loss))
@@ -65,7 +67,7 @@ def test_the_same_rows_lose_otherwise_in_the_next_step():
 
 def test_an_evaluation_between_two_steps_draws_nothing():
     plain, batches = with_dropout(), random_batches(MICRO_BATCHES, seed=1)
-    run = streamed(plain, PlanChoices(micro_batches=MICRO_BATCHES))
+    run = streamed(plain, PlanChoices().changed(micro_batches=MICRO_BATCHES))
     run.engine.train_step(1, batches, 0.0)
     run.engine.drain()
     found = run.engine.evaluate(batches)

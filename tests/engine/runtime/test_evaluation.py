@@ -84,7 +84,7 @@ def reference_loss(model: torch.nn.Module, batches) -> float:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loss_is_that_of_transformers(family, dtype):
     config, batches = tiny_config(family), uneven_batches()
-    run = streamed(plain_model(config), PlanChoices(micro_batches=2), dtype=dtype)
+    run = streamed(plain_model(config), PlanChoices().changed(micro_batches=2), dtype=dtype)
     reference = plain_model(config).to(DTYPES[dtype])
     expected = reference_loss(reference, batches)
     assert run.engine.evaluate(batches) == pytest.approx(expected, rel=LOSS_BOUND[dtype])
@@ -131,7 +131,7 @@ def document_losses(model: torch.nn.Module, batch, row: int) -> list[tuple[float
 def test_each_row_has_the_loss_of_transformers(family):
     """In chunks of five positions, which end within rows, and with several sweeps."""
     config, batches = tiny_config(family), uneven_batches()
-    run = streamed(plain_model(config), PlanChoices(micro_batches=2), loss_chunk=5)
+    run = streamed(plain_model(config), PlanChoices().changed(micro_batches=2), loss_chunk=5)
     found = run.engine.evaluate_rows(batches)
     rows = [
         dataclasses.replace(
@@ -153,7 +153,7 @@ def test_each_row_has_the_loss_of_transformers(family):
 
 def test_packed_rows_have_the_losses_of_their_documents():
     config, batches = tiny_config("qwen3"), packed_batches()
-    run = streamed(plain_model(config), PlanChoices(micro_batches=2), loss_chunk=7)
+    run = streamed(plain_model(config), PlanChoices().changed(micro_batches=2), loss_chunk=7)
     found = run.engine.evaluate_rows(batches)
     plain = plain_model(config).eval()
     expected = [
@@ -168,7 +168,7 @@ def test_packed_rows_have_the_losses_of_their_documents():
 
 
 def test_rows_have_the_same_bits_in_other_micro_batches_and_sweeps(monkeypatch):
-    run = opened(PlanChoices(micro_batches=2))
+    run = opened(PlanChoices().changed(micro_batches=2))
     batches = uneven_batches()
     whole = run.engine.evaluate_rows(batches)
     monkeypatch.setattr(inference_passes, "SWEEP_MICRO_BATCHES", 1)
@@ -192,7 +192,7 @@ def test_the_sum_has_the_bits_of_torch():
 
 def test_one_sweep_fetches_each_unit_once():
     """Eight micro-batches once took 64 fetches, where a training step takes 12."""
-    run = opened(PlanChoices(micro_batches=8))
+    run = opened(PlanChoices().changed(micro_batches=8))
     batches = random_batches(8, seed=4)
     run.backend.fetches()
     run.engine.evaluate(batches)
@@ -215,12 +215,12 @@ def test_one_sweep_fetches_each_unit_once():
 )
 def test_groups_that_fit_fetch_no_more_than_they_must(changes, fetches):
     """Resident units, and those whose slot still holds them, are not fetched again."""
-    run = opened(PlanChoices(micro_batches=2, **changes))
+    run = opened(PlanChoices().changed(micro_batches=2, **changes))
     batches = random_batches(8, seed=4)
     run.backend.fetches()
     loss = run.engine.evaluate(batches)
     assert run.backend.fetches() == fetches
-    whole = opened(PlanChoices(micro_batches=8))
+    whole = opened(PlanChoices().changed(micro_batches=8))
     assert loss == whole.engine.evaluate(batches)
     run.close()
     whole.close()
@@ -229,7 +229,7 @@ def test_groups_that_fit_fetch_no_more_than_they_must(changes, fetches):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bits_are_those_of_one_micro_batch_at_a_time(dtype):
     batches = uneven_batches()
-    run = opened(PlanChoices(micro_batches=2, blocks_kept_in_slots=2), dtype=dtype)
+    run = opened(PlanChoices().changed(micro_batches=2, blocks_kept_in_slots=2), dtype=dtype)
     total, count = 0.0, 0
     for batch in batches:
         counted = dataclasses.replace(batch, loss_tokens=1)
@@ -241,7 +241,7 @@ def test_the_bits_are_those_of_one_micro_batch_at_a_time(dtype):
 
 def test_more_sweeps_than_one_keep_what_has_its_own_slot(monkeypatch):
     monkeypatch.setattr(inference_passes, "SWEEP_MICRO_BATCHES", 2)
-    run = opened(PlanChoices(micro_batches=2, blocks_kept_in_slots=3))
+    run = opened(PlanChoices().changed(micro_batches=2, blocks_kept_in_slots=3))
     run.backend.fetches()
     loss = run.engine.evaluate(random_batches(5, seed=4))
     assert run.backend.fetches() == 8 + 2 * 3
@@ -260,7 +260,7 @@ def test_a_long_sweep_is_divided_by_its_tokens(monkeypatch):
 
 def test_an_evaluation_after_a_step_has_the_new_weights():
     """Also within a scope of unchanged weights, as an answer that is not finished holds one."""
-    run = opened(PlanChoices(micro_batches=2, blocks_kept_in_slots=6))
+    run = opened(PlanChoices().changed(micro_batches=2, blocks_kept_in_slots=6))
     batches = random_batches(2, seed=4)
     with run.engine.on_same_weights():
         before = run.engine.evaluate(batches)
@@ -277,7 +277,7 @@ def test_an_evaluation_after_a_step_has_the_new_weights():
 
 
 def test_sampling_fetches_resident_units_once():
-    run = opened(PlanChoices(blocks_kept_in_slots=4))
+    run = opened(PlanChoices().changed(blocks_kept_in_slots=4))
     assert run.sampler.cache_cost is not None
     run.backend.fetches()
     (answer,) = run.sampler.generate([[3, 4, 5]], AnswerLimits(5, set()))
@@ -301,7 +301,7 @@ def test_rows_without_a_cache_share_one_sweep(monkeypatch):
 
 
 def test_an_evaluation_can_be_stopped():
-    run = opened(PlanChoices(micro_batches=2))
+    run = opened(PlanChoices().changed(micro_batches=2))
     calls = []
 
     def look() -> None:
@@ -323,7 +323,7 @@ def test_a_pass_whose_plan_lacks_a_wait_does_not_run(monkeypatch):
         ops = tuple(dataclasses.replace(op, waits=(), waits_previous=()) for op in plan.ops)
         return dataclasses.replace(plan, ops=ops)
 
-    run = opened(PlanChoices(micro_batches=2))
+    run = opened(PlanChoices().changed(micro_batches=2))
     monkeypatch.setattr(inference_passes, "build_forward_plan", without_waits)
     with pytest.raises(PlanError):
         run.engine.evaluate(random_batches(2))
@@ -336,7 +336,9 @@ def test_a_pass_whose_plan_lacks_a_wait_does_not_run(monkeypatch):
 @pytest.mark.parametrize("resident", [0, 2, 4])
 @pytest.mark.parametrize("micro_batches, groups", [(1, 1), (5, 2), (7, 3)])
 def test_each_wait_of_a_pass_is_needed(micro_batches, groups, resident, held):
-    choices = PlanChoices(micro_batches, groups, blocks_kept_in_slots=resident)
+    choices = PlanChoices().changed(
+        micro_batches=micro_batches, rounds=groups, blocks_kept_in_slots=resident
+    )
     plan = build_forward_plan([f"block {i}" for i in range(4)], True, choices, held)
     verify_plan(plan)
     for op in plan.ops:

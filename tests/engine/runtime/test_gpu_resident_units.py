@@ -4,8 +4,6 @@ whichever units live there and whichever lanes are late.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -27,20 +25,20 @@ pytestmark = pytest.mark.computing
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("plan_family", slow_but(PLAN_FAMILIES, ("plain", "rounds"), PLAN_SWEEP))
 def test_the_bits_are_those_of_planes_in_host_memory(plan_family, tied):
-    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
+    base = BASE.changed(**PLAN_FAMILIES[plan_family])
     for dtype in ("bfloat16", "float32") if "main_grads" not in plan_family else ("bfloat16",):
         expected = planes_after(base, dtype=dtype, tied=tied)
         for count in range(1, UNITS + 1):
-            choices = dataclasses.replace(base, gpu_resident_units=count)
+            choices = base.changed(gpu_resident_units=count)
             assert_same_bits(planes_after(choices, dtype=dtype, tied=tied), expected)
 
 
 @pytest.mark.parametrize("plan_family", slow_but(PLAN_FAMILIES, ("plain", "kept"), PLAN_SWEEP))
 def test_blocks_that_live_there_may_be_apart(plan_family):
-    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
+    base = BASE.changed(**PLAN_FAMILIES[plan_family])
     expected = planes_after(base)
     for count, late in ((2, ()), (3, ()), (3, (Lane.H2D,)), (2, (Lane.COMPUTE,))):
-        choices = dataclasses.replace(base, gpu_resident_units=count, gpu_resident_apart=True)
+        choices = base.changed(gpu_resident_units=count, gpu_resident_apart=True)
         assert_same_bits(planes_after(choices, late), expected)
 
 
@@ -48,7 +46,7 @@ def test_blocks_that_live_there_may_be_apart(plan_family):
 def test_small_moments_have_the_same_bits_wherever_they_are(optimizer):
     expected = planes_after(BASE, optimizer=optimizer)
     for changes in (dict(gpu_resident_units=2), dict(gpu_resident_units=UNITS)):
-        choices = dataclasses.replace(BASE, **changes)
+        choices = BASE.changed(**changes)
         assert_same_bits(planes_after(choices, optimizer=optimizer), expected)
 
 
@@ -56,11 +54,11 @@ def test_small_moments_have_the_same_bits_wherever_they_are(optimizer):
     "plan_family", slow_but(PLAN_FAMILIES, ("plain", "in main_grads"), PLAN_SWEEP)
 )
 def test_a_late_lane_changes_nothing(plan_family):
-    base = dataclasses.replace(BASE, **PLAN_FAMILIES[plan_family])
+    base = BASE.changed(**PLAN_FAMILIES[plan_family])
     expected = planes_after(base)
     for count in (2, UNITS):
         for late in ((Lane.COMPUTE,), (Lane.HOST,), (Lane.H2D, Lane.D2H), Lane):
-            choices = dataclasses.replace(base, gpu_resident_units=count)
+            choices = base.changed(gpu_resident_units=count)
             assert_same_bits(planes_after(choices, late), expected)
 
 
@@ -77,19 +75,17 @@ def test_others_may_be_updated_on_the_device_from_states_that_are_streamed(main_
 
 
 def test_resident_blocks_may_follow_those_that_live_on_the_device():
-    choices = dataclasses.replace(
-        BASE, gpu_resident_units=2, blocks_kept_in_slots=1, blocks_without_recompute=3
-    )
+    choices = BASE.changed(gpu_resident_units=2, blocks_kept_in_slots=1, blocks_without_recompute=3)
     assert_same_bits(planes_after(choices), planes_after(BASE))
     with pytest.raises(ValueError, match="blocks kept in slots are among"):
-        planes_after(dataclasses.replace(BASE, gpu_resident_units=3, blocks_kept_in_slots=2))
+        planes_after(BASE.changed(gpu_resident_units=3, blocks_kept_in_slots=2))
 
 
 def test_a_model_that_lives_on_the_device_moves_nothing():
     blocks = ["block 0", "block 1", "block 2"]
-    choices = dataclasses.replace(BASE, gpu_resident_units=UNITS)
+    choices = BASE.changed(gpu_resident_units=UNITS)
     numel = dict.fromkeys(("embed", *blocks, "head"), 64)
-    plan = build_step_plan(blocks, False, choices, PlaneSizes(numel))
+    plan = build_step_plan(blocks, False, choices, PlaneSizes(numel=numel))
     assert {op.lane for op in plan.ops} == {Lane.COMPUTE, Lane.HOST}
     assert not any(isinstance(op, Prefetch) for op in plan.ops)
     # Forward and backward wait for nothing. From the summary on, the step before must be over.
@@ -101,7 +97,7 @@ def test_a_model_that_lives_on_the_device_moves_nothing():
 def test_a_step_that_is_not_finite_changes_nothing_and_neither_does_the_next():
     """The device may run the next step before the host has seen what is wrong."""
     plain = plain_model(tiny_config("qwen3"))
-    run = streamed(plain, dataclasses.replace(BASE, gpu_resident_units=UNITS), dtype="bfloat16")
+    run = streamed(plain, BASE.changed(gpu_resident_units=UNITS), dtype="bfloat16")
     before = {
         (unit, plane): run.host_states.tensor(unit, plane).clone()
         for unit in run.host_states.layouts

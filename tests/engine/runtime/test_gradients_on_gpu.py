@@ -4,14 +4,12 @@ of gradients on the host, whichever lane is late.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 from engine.errors import NonFiniteError
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlaneSizes
+from engine.planning.schedule.choices import EmbedAndHead, PlaneSizes
 from engine.planning.schedule.ops import Lane, OffloadKeptGradient, Prefetch
 from engine.planning.schedule.step_buffers import GRADIENT_RINGS
 from engine.planning.schedule.verify_plan import verify_plan
@@ -43,10 +41,10 @@ LATE = [
     [*((plan_family, "adamw") for plan_family in PLAN_FAMILIES), ("all", "adamw_8bit")],
 )
 def test_the_bits_are_those_of_a_plane_on_the_host(plan_family, rounds, optimizer):
-    base = dataclasses.replace(BASE, **ROUNDS[rounds])
+    base = BASE.changed(**ROUNDS[rounds])
     expected = run(base, optimizer=optimizer)
-    choices_of_family = dataclasses.replace(base, **PLAN_FAMILIES[plan_family])
-    in_pairs = choices_of_family.blocks_per_saved_input == 2
+    choices_of_family = base.changed(**PLAN_FAMILIES[plan_family])
+    in_pairs = choices_of_family.activations.blocks_per_saved_input == 2
     for name, changes in SAME_BITS.items():
         # `test_laws` has the plans of pairs, which need two slots.
         if "pairs" in name or (in_pairs and changes.get("slots") == 1):
@@ -55,7 +53,7 @@ def test_the_bits_are_those_of_a_plane_on_the_host(plan_family, rounds, optimize
             continue
         # What is kept where does not depend on how moments are kept.
         if optimizer == "adamw" or "host" in name:
-            changed = dataclasses.replace(choices_of_family, **changes)
+            changed = choices_of_family.changed(**changes)
             assert_same_bits(run(changed, optimizer=optimizer), expected)
     for late in LATE if optimizer == "adamw" else LATE[::2]:
         assert_same_bits(run(choices_of_family, late, optimizer=optimizer), expected)
@@ -67,19 +65,19 @@ def test_gradients_kept_in_their_main_grads_are_those_of_a_plane_on_the_host(dev
     base = (
         updated_on_device(device_updates, 2, "device")
         if device_updates
-        else dataclasses.replace(BASE, **ROUNDS["device"])
+        else BASE.changed(**ROUNDS["device"])
     )
     expected = run(base)
     for changes in (
         {},
-        dict(shared_embed_and_head_slot=True),
+        dict(embed_and_head=EmbedAndHead.SHARED_SLOT),
         dict(update_buffers=5) if device_updates else {},
     ):
-        choices_of_family = dataclasses.replace(base, **IN_MAIN_GRADS, **changes)
+        choices_of_family = base.changed(**IN_MAIN_GRADS, **changes)
         for late in LATE[::2]:
             assert_same_bits(run(choices_of_family, late), expected)
     with pytest.raises(ValueError, match="only in those of all rounds"):
-        run(dataclasses.replace(BASE, **IN_MAIN_GRADS))
+        run(BASE.changed(**IN_MAIN_GRADS))
 
 
 @pytest.mark.parametrize("device_updates", [(), *DEVICE_UPDATES.values()])
@@ -91,14 +89,14 @@ def test_embed_and_head_in_the_memory_of_kept_gradients_change_no_bit(
     base = updated_on_device(device_updates, 2) if device_updates else BASE
     model = dict(vocabulary=vocabulary, pad_token_id=5)
     expected = run(base, **model)
-    choices_of_family = dataclasses.replace(base, **EMBED_AND_HEAD_FAMILIES[plan_family])
+    choices_of_family = base.changed(**EMBED_AND_HEAD_FAMILIES[plan_family])
     for late in LATE if vocabulary == TALL else LATE[:2]:
         assert_same_bits(run(choices_of_family, late, **model), expected)
     for changes in (
         dict(offloaded_block_inputs=True),
         dict(update_buffers=5 if device_updates else 0),
     ):
-        changed = dataclasses.replace(choices_of_family, **changes)
+        changed = choices_of_family.changed(**changes)
         for late in LATE[:1] + LATE[-1:]:
             assert_same_bits(run(changed, late, **model), expected)
 
@@ -110,22 +108,22 @@ def test_optimizers_on_the_device_read_kept_gradients(device_updates, on_host):
     expected = run(choices, dtype="float32")
     for name in ("gradients on the GPU", "all"):
         for late in LATE:
-            choices_of_family = dataclasses.replace(choices, **PLAN_FAMILIES[name])
+            choices_of_family = choices.changed(**PLAN_FAMILIES[name])
             assert_same_bits(run(choices_of_family, late, dtype="float32"), expected)
 
 
 def test_the_embedding_of_a_tied_model_keeps_its_gradient_too():
     expected = run(BASE, tied=True)
-    on_gpu = dataclasses.replace(BASE, gradients_on_gpu=True)
+    on_gpu = BASE.changed(gradients_on_gpu=True)
     assert_same_bits(run(on_gpu, tied=True), expected)
     with pytest.raises(ValueError, match="tied model cannot share"):
-        run(dataclasses.replace(BASE, shared_embed_and_head_slot=True), tied=True)
+        run(BASE.changed(embed_and_head=EmbedAndHead.SHARED_SLOT), tied=True)
 
 
 def test_a_step_that_is_not_applied_changes_nothing():
     """Its kept gradients never leave the device."""
     plain = plain_model(tiny_config("qwen3"))
-    engine = streamed(plain, dataclasses.replace(BASE, gradients_on_gpu=True), dtype="bfloat16")
+    engine = streamed(plain, BASE.changed(gradients_on_gpu=True), dtype="bfloat16")
     engine.engine.train_step(1, random_batches(2, seed=1), 1e-2)
     engine.engine.drain()
     engine.host_states.tensor("block 1", "weight_high")[0] = torch.inf
@@ -145,11 +143,11 @@ def test_a_step_that_is_not_applied_changes_nothing():
 def test_block_inputs_never_wait_for_kept_gradients():
     """They leave on another lane than block inputs do, and each waits for the summary."""
     blocks = [f"block {number}" for number in range(4)]
-    choices = dataclasses.replace(
-        BASE, offloaded_block_inputs=True, gradients_on_gpu=True, shared_embed_and_head_slot=True
+    choices = BASE.changed(
+        offloaded_block_inputs=True, gradients_on_gpu=True, embed_and_head=EmbedAndHead.SHARED_SLOT
     )
     numel = dict.fromkeys(["embed", *blocks, "head"], 10)
-    plan = build_step_plan(blocks, False, choices, PlaneSizes(numel))
+    plan = build_step_plan(blocks, False, choices, PlaneSizes(numel=numel))
     verify_plan(plan)
     sent = [op for op in plan.ops if isinstance(op, OffloadKeptGradient)]
     assert [op.unit for op in sent] == ["embed", *blocks, "head"]
@@ -162,7 +160,7 @@ def test_block_inputs_never_wait_for_kept_gradients():
 
 def test_neither_memory_of_the_host_nor_of_the_device_is_more_than_counted():
     plain = plain_model(tiny_config("qwen3"))
-    choices = dataclasses.replace(BASE, gradients_on_gpu=True)
+    choices = BASE.changed(gradients_on_gpu=True)
     engine = streamed(plain, choices, dtype="bfloat16")
     units = {unit.name: unit.layout.numel for unit in engine.model.units}
     assert engine.host_states.allocated == ("adamw", False)

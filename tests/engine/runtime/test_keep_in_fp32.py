@@ -49,13 +49,13 @@ def planes_after(choices: PlanChoices, backend=None, family="ernie4_5_moe") -> l
     config = tiny_family_config(family, num_hidden_layers=3)
     run = streamed(plain_model(config), choices, backend=backend, dtype="bfloat16", config=config)
     assert any(layout.fp32_numel for layout in run.model.layouts)
-    return run.planes_after(choices.micro_batches, steps=3)
+    return run.planes_after(choices.batching.micro_batches, steps=3)
 
 
 def test_any_plan_gives_the_same_bits():
     expected = planes_after(BASE)
     for name, changes in PLANS.items():
-        assert_same_bits(planes_after(dataclasses.replace(BASE, **changes)), expected), name
+        assert_same_bits(planes_after(BASE.changed(**changes)), expected), name
 
 
 @pytest.mark.parametrize("late", [(Lane.H2D,), (Lane.D2H, Lane.HOST), tuple(Lane)], ids=str)
@@ -84,7 +84,7 @@ def test_nor_does_where_units_live(count):
     """Also after their planes were filled anew, as from the best weights of a run."""
     config = tiny_family_config("ernie4_5_moe")
     found = []
-    for choices in (BASE, dataclasses.replace(BASE, gpu_resident_units=count)):
+    for choices in (BASE, BASE.changed(gpu_resident_units=count)):
         run = streamed(plain_model(config), choices, dtype="bfloat16", config=config)
         for step in (1, 2):
             run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
@@ -107,7 +107,7 @@ def test_nor_does_where_units_live(count):
 @pytest.mark.parametrize("family", slow_but(KEEP, ("ernie4_5_moe", "flint"), FAMILY_SWEEP))
 def test_the_device_has_the_masters_to_the_bit(family, resident):
     config = tiny_family_config(family)
-    choices = PlanChoices(micro_batches=1, blocks_kept_in_slots=resident)
+    choices = PlanChoices().changed(micro_batches=1, blocks_kept_in_slots=resident)
     run = streamed(plain_model(config), choices, dtype="bfloat16", config=config)
     seen = 0
     for step in (1, 2):  # after the second step, the slots have the weights after the first
@@ -138,7 +138,9 @@ def test_the_device_has_the_masters_to_the_bit(family, resident):
 @pytest.mark.parametrize("family", slow_but(KEEP, ("ernie4_5_moe", "flint"), FAMILY_SWEEP))
 def test_the_fit_report_counts_them_to_the_byte(family):
     config, tokens = tiny_family_config(family), 20
-    choices = PlanChoices(micro_batches=2, offloaded_block_inputs=True, blocks_kept_in_slots=1)
+    choices = PlanChoices().changed(
+        micro_batches=2, offloaded_block_inputs=True, blocks_kept_in_slots=1
+    )
     run = streamed(plain_model(config), choices, dtype="bfloat16", tokens=tokens, config=config)
     shape = shape_of(run.model)
     shown = fixed_items(shape, choices, tokens * shape.hidden_size)
@@ -189,4 +191,6 @@ first step are 0.501 % apart, where the bound is 0.5 %.
 def test_training_in_bf16_is_that_of_plain_transformers(family):
     """Losses and norms of five steps, and the gradients of the first."""
     bounds = Bounds(norm=2e-2, update=0.15)
-    compare_in_bf16(tiny_family_config(family), ROWS, PlanChoices(micro_batches=2), bounds=bounds)
+    compare_in_bf16(
+        tiny_family_config(family), ROWS, PlanChoices().changed(micro_batches=2), bounds=bounds
+    )

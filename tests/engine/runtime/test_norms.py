@@ -53,7 +53,7 @@ def test_norm_and_clip_factor_of_a_step_are_those_of_float64():
     squares = [float(p.grad.double().square().sum()) for p in plain.parameters()]
     norm = math.sqrt(math.fsum(squares))
     limit = norm / 3
-    run = streamed(plain, PlanChoices(micro_batches=2), max_grad_norm=limit)
+    run = streamed(plain, PlanChoices().changed(micro_batches=2), max_grad_norm=limit)
     applied = []
     run.engine.train_step(1, batches, 1e-3, applied.append)
     run.engine.drain()

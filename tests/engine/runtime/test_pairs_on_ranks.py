@@ -43,7 +43,7 @@ def rows_of(objective: str):
 def trained(objective: str, ranks: int, nodes: int, dtype: str) -> list:
     """Returns (loss, norm, sums of answers) of each step, from each rank."""
     rows, own = rows_of(objective), ROWS // (ranks * nodes)
-    choices = PlanChoices(micro_batches=own, ranks=ranks, replicas=nodes)
+    choices = PlanChoices().changed(micro_batches=own, ranks=ranks, replicas=nodes)
 
     def work(collectives):
         run = open_rank(Job(dtype=dtype), choices, collectives)

@@ -16,18 +16,18 @@ pytestmark = pytest.mark.computing
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_streamed_training_equals_plain_training(family, tied):
-    compare(family, tied, 2, PlanChoices(micro_batches=2))
+    compare(family, tied, 2, PlanChoices().changed(micro_batches=2))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_one_micro_batch(family):
-    compare(family, False, 1, PlanChoices(micro_batches=1))
+    compare(family, False, 1, PlanChoices().changed(micro_batches=1))
 
 
 @pytest.mark.parametrize("main_grad", ["device", "host"])
 def test_rounds(main_grad):
     """In float32 the host's sum is as exact as the device's."""
-    compare("qwen2", True, 4, PlanChoices(micro_batches=4, rounds=2, main_grad=main_grad))
+    compare("qwen2", True, 4, PlanChoices().changed(micro_batches=4, rounds=2, main_grad=main_grad))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_rounds(main_grad):
     ids=["plain", "rounds", "block inputs on the host"],
 )
 def test_uneven_micro_batches(changes):
-    compare("qwen2", False, 3, PlanChoices(micro_batches=3, **changes), uneven, tokens=36)
+    compare("qwen2", False, 3, PlanChoices().changed(micro_batches=3, **changes), uneven, tokens=36)
 
 
 @pytest.mark.parametrize("main_grad,rounds", [("vertical", 1), ("device", 2), ("host", 2)])
@@ -49,7 +49,7 @@ def test_the_optimizer_on_the_device(main_grad, rounds):
         "llama",
         rounds == 2,
         2,
-        PlanChoices(
+        PlanChoices().changed(
             micro_batches=2,
             rounds=rounds,
             main_grad=main_grad,

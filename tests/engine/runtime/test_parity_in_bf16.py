@@ -18,4 +18,4 @@ pytestmark = pytest.mark.computing
 def test_streamed_training_equals_plain_training_in_bf16(family: str, tied: bool):
     config = tiny_config(family, tie_word_embeddings=tied)
     bounds = MIXTURE if family == "mixtral" else DENSE
-    compare_in_bf16(config, ROWS, PlanChoices(micro_batches=2), bounds=bounds)
+    compare_in_bf16(config, ROWS, PlanChoices().changed(micro_batches=2), bounds=bounds)

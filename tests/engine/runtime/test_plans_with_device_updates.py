@@ -42,7 +42,7 @@ def plans(depth: int):
                         if kept
                         else ((1, 0), (3, 0))
                     ):
-                        choices = PlanChoices(
+                        choices = PlanChoices().changed(
                             micro_batches=micro_batches,
                             rounds=rounds,
                             main_grad=main_grad,
@@ -56,7 +56,7 @@ def plans(depth: int):
                             spare_buffers=spare,
                             spare_blocks=min(kept, 2) if spare else 0,
                         )
-                        plan = build_step_plan(blocks, tied, choices, PlaneSizes(numel))
+                        plan = build_step_plan(blocks, tied, choices, PlaneSizes(numel=numel))
                         yield plan, numel, choices
 
 
@@ -70,8 +70,8 @@ def test_plans_with_device_updates_validate_and_update_everything_once(depth):
             for unit in numel
         }
         on_host = [op.unit for op in plan.ops if op.kind == "update"]
-        assert sorted(on_host) == sorted(set(numel) - set(choices.device_updated_units))
-        for unit in choices.device_updated_units:
+        assert sorted(on_host) == sorted(set(numel) - set(choices.updates.device_updated_units))
+        for unit in choices.updates.device_updated_units:
             covered = [k for start, stop in chunks[unit] for k in range(start, stop)]
             assert covered == list(range(numel[unit]))
             assert all(b - a <= plan.chunk_numel for a, b in chunks[unit])
@@ -79,15 +79,17 @@ def test_plans_with_device_updates_validate_and_update_everything_once(depth):
                 found = [op.chunk for op in plan.ops if op.kind == kind and op.unit == unit]
                 # Chunks of one unit may be spread over spare and other buffers, which are free at
                 # other times.
-                assert (sorted(found) if choices.spare_buffers else found) == chunks[unit]
+                assert (sorted(found) if choices.updates.spare_buffers else found) == chunks[unit]
         sent = [op.buffer for op in plan.ops if op.kind == "offload_states"]
-        if choices.spare_buffers:  # those are given back before what nothing waits for is sent
+        if (
+            choices.updates.spare_buffers
+        ):  # those are given back before what nothing waits for is sent
             late = len(sent) - len(plan.update_buffers)
             spares = [k for k, buffer in enumerate(sent) if buffer in plan.spare_buffers]
             assert not spares or spares[-1] <= len(spares) + max(0, late)
         used = {op.buffer for op in plan.ops if op.kind == "device_update"}
         assert used == set(plan.update_buffers[: sum(map(len, chunks.values()))])
-        assert len(plan.update_buffers) == choices.update_buffers
+        assert len(plan.update_buffers) == choices.updates.update_buffers
         assert {unit for unit, _ in plan.placed} == {
             op.unit for op in plan.ops if op.kind == "device_update" and op.slot is not None
         }
@@ -116,7 +118,7 @@ BLOCKS = [f"block {k}" for k in range(8)]
 def test_dropping_any_single_wait_of_a_plan_with_device_updates_is_found(
     main_grad, device_updates, spare
 ):
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         micro_batches=2,
         device_updated_units=device_updates,
         update_buffers=3 + spare,
@@ -126,7 +128,7 @@ def test_dropping_any_single_wait_of_a_plan_with_device_updates_is_found(
         spare_blocks=spare,
         **MAIN_GRAD_PLANS[main_grad],
     )
-    sizes = PlaneSizes(dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310})
+    sizes = PlaneSizes(numel=dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310})
     plan = build_step_plan(BLOCKS, False, choices, sizes)
     verify_plan(plan)
     # Sums over several rounds are at the front, others at the end of the memory that they share.
@@ -164,8 +166,8 @@ def test_device_updates_without_buffers_and_device_updates_of_no_unit_are_refuse
             build_step_plan(
                 ["block 0"],
                 False,
-                PlanChoices(**changes),
-                PlaneSizes({"embed": 1, "block 0": 1, "head": 1}),
+                PlanChoices().changed(**changes),
+                PlaneSizes(numel={"embed": 1, "block 0": 1, "head": 1}),
             )
 
 
@@ -173,8 +175,8 @@ def test_lanes_of_device_updates_are_columns_of_the_grid():
     plan = build_step_plan(
         ["block 0", "block 1"],
         False,
-        PlanChoices(device_updated_units=("block 0",), update_buffers=2),
-        PlaneSizes({"embed": 9, "block 0": 4, "block 1": 4, "head": 9}),
+        PlanChoices().changed(device_updated_units=("block 0",), update_buffers=2),
+        PlaneSizes(numel={"embed": 9, "block 0": 4, "block 1": 4, "head": 9}),
     )
     text = grid(plan)
     # No gradient is kept on the GPU, nothing is on the disk, and there are no other ranks.

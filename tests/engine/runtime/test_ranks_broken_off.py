@@ -98,7 +98,7 @@ def test_all_ranks_give_up_the_same_step_and_can_skip_it(monkeypatch, bad, culpr
     """Whichever rank has the bad rows; the bad element is in the shard of the first."""
     monkeypatch.setattr(cuda_backend, "torch", ImmediateStreams())
     name, what, number = bad
-    choices = PlanChoices(micro_batches=2, ranks=2, **PLANS[name])
+    choices = PlanChoices().changed(micro_batches=2, ranks=2, **PLANS[name])
     backend = lanes_without_a_gpu if in_threads else CpuBackend
 
     def work(collectives: ThreadExchange) -> tuple[bool, dict, dict]:
@@ -140,7 +140,7 @@ def test_all_ranks_give_up_the_same_step_and_can_skip_it(monkeypatch, bad, culpr
 @pytest.mark.parametrize("late", ["exchange", "all"])
 def test_it_is_raised_by_the_call_that_submits_the_step_however_late_a_lane_is(late):
     """Else one rank would be in the next step, where it would wait for a rank that is not."""
-    choices = PlanChoices(micro_batches=2, ranks=2)
+    choices = PlanChoices().changed(micro_batches=2, ranks=2)
 
     def work(collectives: ThreadExchange) -> bool:
         spoilt = Spoilt(collectives._rendezvous, collectives.rank, "loss", math.nan)
@@ -161,7 +161,7 @@ class Enough(Exception):
 
 def test_ranks_that_break_a_step_off_together_change_no_state():
     """`check` asks every rank before each op; a stop reaches all of them at the same op."""
-    choices = PlanChoices(micro_batches=2, ranks=2)
+    choices = PlanChoices().changed(micro_batches=2, ranks=2)
 
     def work(collectives: ThreadExchange) -> list[bool]:
         run = open_rank(JOB, choices, collectives)
@@ -197,7 +197,7 @@ def test_ranks_that_break_a_step_off_together_change_no_state():
 
 
 def test_a_dry_run_of_all_ranks_changes_no_state():
-    choices = PlanChoices(micro_batches=2, ranks=2)
+    choices = PlanChoices().changed(micro_batches=2, ranks=2)
 
     def work(collectives: ThreadExchange) -> bool:
         run = open_rank(JOB, choices, collectives)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.planning.schedule.choices import EmbedAndHead
 from engine.planning.schedule.ops import Lane
 from engine.runtime.device import cuda_backend
 from engine.runtime.device.cpu_backend import CpuBackend
@@ -30,12 +31,12 @@ UNTIED_PLANS = {
     ),
     "rounds, kept": dict(rounds=2, main_grad="device", blocks_without_recompute=2),
     "rounds, gradients on the GPU": dict(gradients_on_gpu=True, rounds=2, main_grad="device"),
-    "shared embed and head slot": dict(shared_embed_and_head_slot=True),
+    "shared embed and head slot": dict(embed_and_head=EmbedAndHead.SHARED_SLOT),
     "shared embed and head slot, rounds": dict(
-        shared_embed_and_head_slot=True, rounds=2, main_grad="device"
+        embed_and_head=EmbedAndHead.SHARED_SLOT, rounds=2, main_grad="device"
     ),
     "shared embed and head slot, gradients on the GPU": dict(
-        shared_embed_and_head_slot=True, gradients_on_gpu=True
+        embed_and_head=EmbedAndHead.SHARED_SLOT, gradients_on_gpu=True
     ),
 }
 """In a tied model, rounds add the gradients of embed and head in another order."""
@@ -114,7 +115,7 @@ SHARD_PLANS = {
     "kept, three slots": dict(blocks_without_recompute=2, slots=3, prefetch_depth=2),
     "late moments": dict(moments_after_weights=True, blocks_without_recompute=2),
     "gradients on the GPU": dict(gradients_on_gpu=True),
-    "shared embed and head slot": dict(shared_embed_and_head_slot=True),
+    "shared embed and head slot": dict(embed_and_head=EmbedAndHead.SHARED_SLOT),
 }
 
 

@@ -72,7 +72,9 @@ def test_rows_of_several_lengths_have_noise_of_their_own_strength():
             first += rows
         return found
 
-    choices = PlanChoices(micro_batches=3, rounds=3, main_grad="device", blocks_without_recompute=1)
+    choices = PlanChoices().changed(
+        micro_batches=3, rounds=3, main_grad="device", blocks_without_recompute=1
+    )
     compare("llama", False, 3, choices, made, 36, BOTH)
 
 
@@ -122,7 +124,7 @@ def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(how, smoot
 def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s(monkeypatch):
     """A process has one compiled loss for each number."""
     without_kernels(monkeypatch)
-    compiled = dataclasses.replace(BASE, compiled=True)
+    compiled = BASE.changed(compiled=True)
     plain, losses = plain_model(tiny_config("llama")), {}
     for name, regularization in {"plain": NO_REGULARIZATION, **KINDS}.items():
         for choices in (BASE, compiled) if name in KINDS else (BASE,):
@@ -131,7 +133,7 @@ def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s(monkeypatch):
             run.engine.train_step(1, random_batches(2), 0.0, applied.append)
             run.engine.drain()
             assert not run.engine.uncompiled
-            losses[name, choices.compiled] = applied[0].loss
+            losses[name, choices.kernels.compiled] = applied[0].loss
             run.close()
     for name in KINDS:
         assert losses[name, True] == pytest.approx(losses[name, False], rel=1e-5)
@@ -148,20 +150,20 @@ def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s(monkeypatch):
 def test_any_plan_gives_the_same_bits(names, dtype):
     expected = planes_after(BASE, BOTH, dtype)
     for name in names:
-        choices = dataclasses.replace(BASE, **SAME_BITS[name])
+        choices = BASE.changed(**SAME_BITS[name])
         assert_same_bits(planes_after(choices, BOTH, dtype), expected)
 
 
 def test_an_embedding_that_is_trained_in_chunks_gets_the_same_noise():
     expected = planes_after(BASE, BOTH, vocabulary=TALL)
-    embed_and_head = dataclasses.replace(BASE, **EMBED_AND_HEAD)
+    embed_and_head = BASE.changed(**EMBED_AND_HEAD)
     assert_same_bits(planes_after(embed_and_head, BOTH, vocabulary=TALL), expected)
 
 
 def test_a_frozen_embedding_gets_noise_too():
     last = Parts(last_blocks=1)
     found = {kind: planes_after(BASE, KINDS[kind], parts=last) for kind in ("smoothed", "both")}
-    kept = dataclasses.replace(BASE, blocks_without_recompute=1)
+    kept = BASE.changed(blocks_without_recompute=1)
     assert_same_bits(planes_after(kept, BOTH, parts=last), found["both"])
     assert any(not torch.equal(*pair) for pair in zip(found["both"], found["smoothed"]))
 

@@ -4,8 +4,6 @@ host does, and losses stay near those of fp32.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -30,7 +28,7 @@ def tiny_is_not_small(monkeypatch):
 def test_any_plan_has_the_same_bits(optimizer, dtype):
     expected = planes_after(BASE, dtype=dtype, optimizer=optimizer)
     for changes in SAME_BITS.values():
-        choices = dataclasses.replace(BASE, **changes)
+        choices = BASE.changed(**changes)
         assert_same_bits(planes_after(choices, dtype=dtype, optimizer=optimizer), expected)
 
 

@@ -28,7 +28,7 @@ from tests.support.trained_ranks import Job, train
 
 pytestmark = [pytest.mark.slow("a plain run has shorter tests of the same"), pytest.mark.computing]
 
-BASE = PlanChoices(micro_batches=2)
+BASE = PlanChoices().changed(micro_batches=2)
 COEFFICIENT = 0.3
 ASKED = {"output_router_logits": True, "router_aux_loss_coef": COEFFICIENT}
 FEW = ("mixtral", "qwen3_moe", "ernie4_5_moe")
@@ -89,28 +89,31 @@ def test_training_equals_plain_training(family):
     ids=str,
 )
 def test_it_does_with_other_plans(changes):
-    choices, how = PlanChoices(**changes), dict(config=asked("mixtral"), loss_of=balanced_loss)
-    compare("mixtral", False, choices.micro_batches, choices, made, 36, **how)
+    choices, how = (
+        PlanChoices().changed(**changes),
+        dict(config=asked("mixtral"), loss_of=balanced_loss),
+    )
+    compare("mixtral", False, choices.batching.micro_batches, choices, made, 36, **how)
 
 
 def planes_after(choices, dtype="float32", parts=None, backend=None):
     plain = plain_model(asked("qwen3_moe"))
     run = streamed(plain, choices, tokens=36, dtype=dtype, parts=parts, backend=backend)
-    return run.planes_after(choices.micro_batches, made=padded)
+    return run.planes_after(choices.batching.micro_batches, made=padded)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_any_plan_gives_the_same_bits(dtype):
     expected = planes_after(BASE, dtype=dtype)
     for name in list(SAME_BITS)[::3]:
-        choices = dataclasses.replace(BASE, **SAME_BITS[name])
+        choices = BASE.changed(**SAME_BITS[name])
         assert_same_bits(planes_after(choices, dtype=dtype), expected)
 
 
 def test_blocks_are_not_recorded_and_the_run_says_why():
     """They count what changes from step to step."""
-    whole = dataclasses.replace(BASE, gpu_resident_units=6)
-    recorded, backend = dataclasses.replace(whole, graphs=True), RecordingBackend(AgainRecorder())
+    whole = BASE.changed(gpu_resident_units=6)
+    recorded, backend = whole.changed(graphs=True), RecordingBackend(AgainRecorder())
     assert_same_bits(planes_after(recorded, backend=backend), planes_after(whole))
     run = streamed(
         plain_model(asked("qwen3_moe")), recorded, backend=RecordingBackend(AgainRecorder())
@@ -122,9 +125,7 @@ def test_blocks_are_not_recorded_and_the_run_says_why():
 def test_frozen_blocks_count_too():
     last = Parts(last_blocks=1)
     expected = planes_after(BASE, parts=last)
-    assert_same_bits(
-        planes_after(dataclasses.replace(BASE, blocks_without_recompute=1), parts=last), expected
-    )
+    assert_same_bits(planes_after(BASE.changed(blocks_without_recompute=1), parts=last), expected)
 
 
 def test_ranks_have_the_bits_of_one_rank():
@@ -158,7 +159,7 @@ def test_steps_in_bf16_are_nearly_those_of_plain_transformers(family):
 def test_a_compiled_plan_has_the_same_loss(monkeypatch):
     without_kernels(monkeypatch)
     losses = []
-    for choices in (BASE, dataclasses.replace(BASE, compiled=True)):
+    for choices in (BASE, BASE.changed(compiled=True)):
         run, applied = streamed(plain_model(asked("mixtral")), choices, tokens=36), []
         for step in (1, 2):
             run.engine.train_step(step, padded(2, seed=step), 1e-3, applied.append)

@@ -11,7 +11,7 @@ from tests.support.tiny import plain_loss, plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.computing
 
-CHOICES = PlanChoices(micro_batches=2)
+CHOICES = PlanChoices().changed(micro_batches=2)
 LENGTH = 12
 """Rows are longer than the window of sliding attention, which has eight tokens."""
 BIAS = "e_score_correction_bias"

@@ -4,7 +4,6 @@ which the same parameters have `requires_grad` False.
 
 from __future__ import annotations
 
-import dataclasses
 from fnmatch import fnmatchcase
 
 import pytest
@@ -64,7 +63,7 @@ def compare(family: str, tied: bool, parts: Parts, choices: PlanChoices, **chang
     ]
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-5)
     for step in range(1, STEPS + 1):
-        batches = random_batches(choices.micro_batches, seed=step)
+        batches = random_batches(choices.batching.micro_batches, seed=step)
         applied = []
         run.engine.train_step(step, batches, RATE, applied.append)
         run.engine.drain()
@@ -95,7 +94,7 @@ def compare(family: str, tied: bool, parts: Parts, choices: PlanChoices, **chang
 def test_training_of_parts_equals_plain_training(family, tied, parts):
     if family == "mixtral" and parts is MLP:
         parts = Parts(("*.experts.*", "*.gate.*"))
-    compare(family, tied, parts, PlanChoices(micro_batches=2))
+    compare(family, tied, parts, PlanChoices().changed(micro_batches=2))
 
 
 PARTS = {
@@ -110,7 +109,7 @@ PARTS = {
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
 def test_parts_anywhere(parts, tied):
-    compare("llama", tied, parts, PlanChoices(micro_batches=2))
+    compare("llama", tied, parts, PlanChoices().changed(micro_batches=2))
 
 
 ATTENTION = Parts(("*self_attn*",))
@@ -133,7 +132,7 @@ def test_frozen_weights_in_fp32_do_not_change(family, changes):
     decay.
     """
     config = tiny_family_config(family)
-    choices = dataclasses.replace(PlanChoices(micro_batches=2), **changes)
+    choices = PlanChoices().changed(micro_batches=2).changed(**changes)
     run = streamed(
         plain_model(config),
         choices,

@@ -4,7 +4,6 @@ those of eager kernels, and the run tells it, once for each part.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import threading
@@ -23,7 +22,7 @@ from tests.support.trained_runs import events_of, execute
 
 pytestmark = pytest.mark.slow("torch compiles several blocks, for five seconds or more")
 
-COMPILED = dataclasses.replace(BASE, compiled=True)
+COMPILED = BASE.changed(compiled=True)
 LIMIT = 2
 LENGTHS = (6, 8, 10, 12)
 """These are more lengths of rows than LIMIT."""
@@ -68,7 +67,9 @@ def trained(choices, family: str = "llama", lengths=LENGTHS, **changes):
     """Returns all planes after a step with rows of each length, and what ran uncompiled."""
     run = streamed(plain_model(tiny_config(family, **changes)), choices)
     for step, length in enumerate(lengths):
-        batches = random_batches(choices.micro_batches, length=length, seed=step, masked=0.0)
+        batches = random_batches(
+            choices.batching.micro_batches, length=length, seed=step, masked=0.0
+        )
         run.engine.train_step(step + 1, batches, 1e-3)
         run.engine.drain()
     planes = [
@@ -88,8 +89,8 @@ def assert_close(ours, theirs):
 
 @pytest.mark.parametrize("kept", [0, 3], ids=["recomputed", "kept"])
 def test_more_shapes_than_may_be_compiled_run_as_they_are_and_that_is_known(compiler, kept):
-    choices = dataclasses.replace(COMPILED, blocks_without_recompute=kept)
-    expected, nothing = trained(dataclasses.replace(BASE, blocks_without_recompute=kept))
+    choices = COMPILED.changed(blocks_without_recompute=kept)
+    expected, nothing = trained(BASE.changed(blocks_without_recompute=kept))
     compiler(limit=64)
     found, reported = trained(choices)
     assert reported == nothing == []

@@ -34,7 +34,7 @@ from tests.support.trained_ranks import Job, train
 
 pytestmark = pytest.mark.computing
 
-BASE = PlanChoices(micro_batches=2)
+BASE = PlanChoices().changed(micro_batches=2)
 FEW = ("llama", "gemma3_text", "gpt2")
 
 
@@ -92,7 +92,7 @@ def after(choices, batches_of, dtype="float32", **engine):
     run = streamed(plain_model(tiny_config("qwen3")), choices, dtype=dtype, **engine)
     applied = []
     for step in (1, 2):
-        batches = batches_of(choices.micro_batches, seed=step)
+        batches = batches_of(choices.batching.micro_batches, seed=step)
         run.engine.train_step(step, batches, 1e-2, applied.append)
     run.engine.drain()
     losses = [step.loss for step in applied]
@@ -157,7 +157,7 @@ def test_an_evaluation_is_weighted_and_its_documents_are_not():
 def test_any_plan_gives_the_same_bits(dtype):
     expected, losses = after(BASE, weighted_batches, dtype)
     for name in list(SAME_BITS)[::3]:
-        choices = dataclasses.replace(BASE, **SAME_BITS[name])
+        choices = BASE.changed(**SAME_BITS[name])
         planes, found = after(choices, weighted_batches, dtype)
         assert_same_bits(planes, expected)
         assert found[:2] == losses[:2], name
@@ -187,7 +187,7 @@ def test_rows_in_other_micro_batches_have_the_same_weighted_mean(size):
     losses = []
     for batches in ([whole], parts):
         plain = plain_model(tiny_config("llama"))
-        run = streamed(plain, PlanChoices(micro_batches=len(batches)), tokens=48)
+        run = streamed(plain, PlanChoices().changed(micro_batches=len(batches)), tokens=48)
         run.engine.train_step(1, batches, 0.0, losses.append)
         run.engine.drain()
         run.close()

@@ -45,7 +45,7 @@ RANK_CHANGES = (
     Change(
         "several-terms-added-in-bf16",
         "engine/planning/schedule/choices.py",
-        "    is_one = choices.micro_batches == choices.rounds and not is_accumulated_later\n",
+        "    is_one = batching.micro_batches == batching.rounds and not is_accumulated_later\n",
         "    is_one = not is_accumulated_later\n",
         "A rank adds the gradients of its micro-batches in bf16 before they are exchanged.",
         (f"{SAME_BITS}::test_so_do_plans_for_untied_models", RANKS),

@@ -101,7 +101,7 @@ SEQUENCE_TILING: tuple[Change, ...] = (
     Change(
         "kept-attention-without-ram",
         "engine/planning/fit/buffer_sizes.py",
-        " + choices.attention_blocks * choices.micro_batches * more",
+        " + choices.activations.attention_blocks * choices.batching.micro_batches * more",
         "",
         "The report leaves out the RAM of what attention returned.",
         (f"{KEPT_TESTS}::test_what_is_allocated_is_what_the_report_says",),
@@ -109,7 +109,7 @@ SEQUENCE_TILING: tuple[Change, ...] = (
     Change(
         "kept-attention-saves-nothing",
         "engine/planning/fit/cost_model.py",
-        "again -= choices.attention_blocks * cost.attention",
+        "again -= activations.attention_blocks * cost.attention",
         "again -= 0.0",
         "The closed form counts attention that does not run again.",
         (f"{LONG_ROWS}::test_ram_that_is_free_keeps_what_attention_returned",),

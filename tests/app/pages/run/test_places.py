@@ -22,7 +22,7 @@ def seen(choices: dict, device: str = "cuda", units: list[str] | None = None) ->
 
 def test_rows_say_what_lives_where_and_what_updates_it():
     homes = ("block 4", "head")
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         gpu_resident_units=3, blocks_kept_in_slots=2, device_updated_units=homes, update_buffers=4
     )
     found = places(seen(choices.to_dict()))
@@ -36,7 +36,7 @@ def test_rows_say_what_lives_where_and_what_updates_it():
         ["blocks 6 to 7", "RAM", "host"],
         ["head", "RAM", "GPU"],
     ]
-    on_gpu = places(seen(PlanChoices(gradients_on_gpu=True).to_dict()))
+    on_gpu = places(seen(PlanChoices().changed(gradients_on_gpu=True).to_dict()))
     assert on_gpu["rows"] == [["the whole model", "RAM, gradients: GPU", "host"]]
 
 

@@ -46,13 +46,13 @@ def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2, **others):
     """Returns a step as the engine records it, for a plan whose ops take a millisecond each."""
     names = [f"block {k}" for k in range(blocks)]
     numel = dict.fromkeys(["embed", *names, "head"], 1000) | {"embed": 2500}
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         micro_batches=micro_batches,
         device_updated_units=homes,
         update_buffers=2,
         **others,
     )
-    plan = build_step_plan(names, False, choices, PlaneSizes(numel))
+    plan = build_step_plan(names, False, choices, PlaneSizes(numel=numel))
     starts = simulate(plan, lambda op: 0.001).starts
     return as_records([Span(op, start, start + 0.001) for op, start in zip(plan.ops, starts)])
 

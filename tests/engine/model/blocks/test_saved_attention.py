@@ -4,8 +4,6 @@ its kernel runs once.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as torch_functional
@@ -23,7 +21,7 @@ from tests.support.tiny import plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
 
-ON_HOST = PlanChoices(
+ON_HOST = PlanChoices().changed(
     micro_batches=2, tile_tokens=10, offloaded_block_inputs=True, block_input_rings=1
 )
 ITEM = {"float32": 4, "bfloat16": 2}
@@ -33,7 +31,7 @@ SWEEP = "it trains more models; a plain run has one in bfloat16"
 def keeping(blocks: int, dtype: str = "float32", **more) -> PlanChoices:
     """Attention of a tiny model has 4 heads of 8 features."""
     of_token = returned_bytes(32, 4, ITEM[dtype])
-    return replace(ON_HOST, attention_blocks=blocks, attention_bytes=of_token, **more)
+    return ON_HOST.changed(attention_blocks=blocks, attention_bytes=of_token, **more)
 
 
 def counted(choices: PlanChoices, **more) -> tuple[list[torch.Tensor], int]:
@@ -57,7 +55,7 @@ def test_other_plans_and_families_keep_their_bits(family):
     right = planes_after(ON_HOST, family=family)
     assert_same_bits(planes_after(keeping(2, blocks_without_recompute=1), family=family), right)
     rounds = dict(micro_batches=4, rounds=2, main_grad="device", block_input_rings=2)
-    in_rounds = replace(ON_HOST, **rounds)
+    in_rounds = ON_HOST.changed(**rounds)
     right, found = (planes_after(c, family=family) for c in (in_rounds, keeping(3, **rounds)))
     assert_same_bits(found, right)
 
@@ -67,9 +65,12 @@ def test_what_is_allocated_is_what_the_report_says():
         run = streamed(plain_model(tiny_config("llama")), choices, tokens=24)
         shape = shape_of(run.model)
         assert run.engine.block_input_bytes == offloaded_input_bytes(shape, choices, 24)
-        more = attention_room(choices.attention_bytes, 24)
-        without = offloaded_input_bytes(shape, replace(choices, attention_blocks=0), 24)
-        assert run.engine.block_input_bytes == without + 2 * choices.attention_blocks * more
+        more = attention_room(choices.activations.attention_bytes, 24)
+        without = offloaded_input_bytes(shape, choices.changed(attention_blocks=0), 24)
+        assert (
+            run.engine.block_input_bytes
+            == without + 2 * choices.activations.attention_blocks * more
+        )
         shown = fixed_items(shape, choices, 24 * 32)
         assert sum(item.bytes for item in shown) == run.engine.state.fixed_bytes()
         run.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -37,7 +35,7 @@ from tests.support.trained_runs import execute, planes_on_disk
 
 pytestmark = pytest.mark.computing
 
-BASE = PlanChoices(micro_batches=2)
+BASE = PlanChoices().changed(micro_batches=2)
 PLANS = {
     "all kept, one slot": dict(blocks_without_recompute=4, slots=1),
     "block inputs on the host": dict(offloaded_block_inputs=True),
@@ -91,7 +89,7 @@ def test_training_in_bf16_is_as_near_to_float32_as_plain_training():
 
 def planes_after(config, choices: PlanChoices, **how) -> list[torch.Tensor]:
     run = streamed(plain_model(config), choices, dtype="bfloat16", **how)
-    return run.planes_after(choices.micro_batches)
+    return run.planes_after(choices.batching.micro_batches)
 
 
 @pytest.mark.slow("it trains by six plans")
@@ -99,7 +97,7 @@ def test_any_plan_gives_the_same_bits():
     config = two_shared()
     expected = planes_after(config, BASE)
     for changes in PLANS.values():
-        assert_same_bits(planes_after(config, replace(BASE, **changes)), expected)
+        assert_same_bits(planes_after(config, BASE.changed(**changes)), expected)
 
 
 @pytest.mark.slow("tests of other families say as much of sampling")

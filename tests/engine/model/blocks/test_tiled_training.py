@@ -4,8 +4,6 @@ sequence chunks of one size any plan gives the same bits.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -18,7 +16,7 @@ from tests.support.tiny import plain_model, random_batches, streamed, tiny_confi
 
 pytestmark = pytest.mark.computing
 
-TILED = PlanChoices(micro_batches=2, tile_tokens=10)
+TILED = PlanChoices().changed(micro_batches=2, tile_tokens=10)
 SWEEP = "it sweeps over families; a plain run compares a module and adapters"
 FAMILIES = ["llama", "mixtral"]
 OTHER_PLANS = {
@@ -47,13 +45,13 @@ def test_training_in_bf16_is_as_near_to_float32_as_plain_training(family):
 def test_any_plan_gives_the_same_bits(family):
     right = planes_after(TILED, family=family)
     for changes in OTHER_PLANS.values():
-        assert_same_bits(planes_after(replace(TILED, **changes), family=family), right)
+        assert_same_bits(planes_after(TILED.changed(**changes), family=family), right)
 
 
 def test_evaluation_with_tiling_equals_evaluation_of_whole_rows():
     plain = plain_model(tiny_config("qwen2"))
     losses = []
-    for choices in (TILED, PlanChoices(micro_batches=2)):
+    for choices in (TILED, PlanChoices().changed(micro_batches=2)):
         run = streamed(plain, choices)
         losses.append(run.engine.evaluate(random_batches(2)))
         run.close()
@@ -63,7 +61,7 @@ def test_evaluation_with_tiling_equals_evaluation_of_whole_rows():
 
 def test_tiled_adapters_get_the_gradients_of_whole_rows():
     plain, found = plain_model(tiny_config("qwen2")), []
-    for choices in (TILED, PlanChoices(micro_batches=2)):
+    for choices in (TILED, PlanChoices().changed(micro_batches=2)):
         run = streamed(plain, choices, parts=Adapters(rank=4))
         for unit in run.model.blocks:  # the second factor of a new adapter is zero
             for spec in unit.layout.parameters:

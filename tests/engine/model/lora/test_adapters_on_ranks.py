@@ -8,6 +8,7 @@ import pytest
 
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
+from engine.planning.schedule.choices import EmbedAndHead
 from tests.support.rank_parity import IN_ORDER, UNTIED, assert_near
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.trained_ranks import Job, Trained, train
@@ -29,7 +30,7 @@ PLANS = {
     "kept": dict(blocks_without_recompute=1, slots=3, prefetch_depth=2),
     "block inputs on the host": dict(offloaded_block_inputs=True, block_input_rings=1),
     "shared embed and head slot, rounds": dict(
-        shared_embed_and_head_slot=True, rounds=2, main_grad="device"
+        embed_and_head=EmbedAndHead.SHARED_SLOT, rounds=2, main_grad="device"
     ),
     "resident": dict(blocks_kept_in_slots=2),
 }

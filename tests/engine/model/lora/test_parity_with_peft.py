@@ -93,7 +93,9 @@ def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> N
     """
     plain = plain_model(config)
     before = {name: each.detach().clone() for name, each in plain.named_parameters()}
-    choices = PlanChoices(micro_batches=2, offloaded_block_inputs=True, blocks_kept_in_slots=1)
+    choices = PlanChoices().changed(
+        micro_batches=2, offloaded_block_inputs=True, blocks_kept_in_slots=1
+    )
     run = streamed(plain, choices, tokens=20, config=config, parts=adapters)
     try:
         assert_allocated_as_said(run, choices, 20)
@@ -116,7 +118,7 @@ def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> N
         ]
         optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-5)
         for step in range(1, STEPS + 1):
-            batches = random_batches(choices.micro_batches, 2, 10, seed=step)
+            batches = random_batches(choices.batching.micro_batches, 2, 10, seed=step)
             device_updates = []
             run.engine.train_step(step, batches, RATE, device_updates.append)
             run.engine.drain()

@@ -4,8 +4,6 @@ input, and a recompute drops the same.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -54,7 +52,7 @@ def reference():
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("plan", PLANS)
 def test_any_plan_gives_the_same_bits(reference, plan, case, dtype):
-    choices = dataclasses.replace(BASE, **PLANS[plan])
+    choices = BASE.changed(**PLANS[plan])
     assert_same_bits(planes_after(choices, CASES[case], dtype), reference[case, dtype])
 
 
@@ -70,7 +68,7 @@ def test_blocks_with_adapters_are_compiled(monkeypatch):
     plain = plain_model(tiny_config("llama"))
     found = []
     for is_compiled in (False, True):
-        choices = dataclasses.replace(BASE, compiled=is_compiled)
+        choices = BASE.changed(compiled=is_compiled)
         run = streamed(plain, choices, parts=EVERYWHERE)
         initialize_adapters(run.model, run.host_states, seed=7)
         losses = []

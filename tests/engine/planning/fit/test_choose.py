@@ -28,7 +28,7 @@ from engine.planning.fit.job import Job, Target
 from engine.planning.fit.planner import GPU_RESIDENT_COST, SIMULATED, Planner
 from engine.planning.fit.simulate_step import op_seconds, predicted_seconds
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_blocks
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.simulate import simulate
@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
 
 LIMITS = (12, 16, 20, 24, 28, 32, 48, 80, 139)
 NUMEL = {unit.name: unit.numel for unit in big_shape().units}
-SIZES = PlaneSizes(NUMEL, embed_chunk=big_shape().embed_chunk)
+SIZES = PlaneSizes(numel=NUMEL, embed_chunk=big_shape().embed_chunk)
 
 
 def comfortable(gib: float) -> float:
@@ -78,32 +78,39 @@ def test_memory_is_used_where_it_is_and_saved_where_it_is_not(either):
     large, middle, small = on_gpu(139), on_gpu(80), on_gpu(24)
     for chosen in (large, middle):
         c = chosen.choices
-        assert c.rounds == c.micro_batches > 1 and c.main_grad == "device"
-        assert c.blocks_without_recompute == (28 if chosen is large else pytest.approx(26, abs=2))
-        assert not c.offloaded_block_inputs and chosen.offloaded_input_bytes == 0
-        assert c.device_updated_units and c.update_buffers > 1
+        assert (
+            c.batching.rounds == c.batching.micro_batches > 1 and c.gradients.main_grad == "device"
+        )
+        assert c.activations.blocks_without_recompute == (
+            28 if chosen is large else pytest.approx(26, abs=2)
+        )
+        assert not c.activations.offloaded_block_inputs and chosen.offloaded_input_bytes == 0
+        assert c.updates.device_updated_units and c.updates.update_buffers > 1
     assert large.micro_batch_size > middle.micro_batch_size
     assert (
-        small.choices.rounds,
-        small.choices.main_grad,
-        small.choices.blocks_without_recompute,
+        small.choices.batching.rounds,
+        small.choices.gradients.main_grad,
+        small.choices.activations.blocks_without_recompute,
     ) == (
         1,
         "vertical",
         0,
     )
-    assert small.choices.offloaded_block_inputs and small.choices.blocks_kept_in_slots < 28
+    assert (
+        small.choices.activations.offloaded_block_inputs
+        and small.choices.placement.blocks_kept_in_slots < 28
+    )
     assert small.offloaded_input_bytes == 28 * 148 * 1024 * 3584 * 2
     for gib in LIMITS:
         chosen, rows = on_gpu(gib), 148
         assert chosen.gpu_bytes <= comfortable(gib)
-        assert -(-rows // chosen.micro_batch_size) == chosen.choices.micro_batches
-        assert chosen.choices.micro_batches % chosen.choices.rounds == 0
-        assert chosen.choices.main_grad != "host"
-        assert chosen.choices.compiled == either
-        assert chosen.choices.slots == 2
-        assert chosen.choices.prefetch_depth == 1
-        assert chosen.rounding["rounds"] == chosen.choices.rounds
+        assert -(-rows // chosen.micro_batch_size) == chosen.choices.batching.micro_batches
+        assert chosen.choices.batching.micro_batches % chosen.choices.batching.rounds == 0
+        assert chosen.choices.gradients.main_grad != "host"
+        assert chosen.choices.kernels.compiled == either
+        assert chosen.choices.streaming.slots == 2
+        assert chosen.choices.streaming.prefetch_depth == 1
+        assert chosen.rounding["rounds"] == chosen.choices.batching.rounds
         verify_plan(plan_of(chosen))
 
 
@@ -116,22 +123,23 @@ def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
         (size, choices) for _, size, choices, _ in seen
     ]
     for _, size, choices, sizer in seen:
-        kept, resident = choices.blocks_without_recompute, choices.blocks_kept_in_slots
-        placed = dataclasses.replace(
-            choices, device_updated_units=("head",) if choices.update_buffers else ()
+        kept, resident = (
+            choices.activations.blocks_without_recompute,
+            choices.placement.blocks_kept_in_slots,
+        )
+        placed = choices.changed(
+            device_updated_units=("head",) if choices.updates.update_buffers else ()
         )
         if kept < 28:  # what is kept comes before what stays
             assert not sizer.fits(
                 size,
-                dataclasses.replace(
-                    placed, blocks_without_recompute=kept + 1, blocks_kept_in_slots=0
-                ),
+                placed.changed(blocks_without_recompute=kept + 1, blocks_kept_in_slots=0),
                 sizer.memory.keeping,
             )
-        if resident < 28 - gpu_resident_blocks(28, choices):
+        if resident < 28 - choices.placement.gpu_resident_blocks(28):
             assert not sizer.fits(
                 size,
-                dataclasses.replace(placed, blocks_kept_in_slots=resident + 1),
+                placed.changed(blocks_kept_in_slots=resident + 1),
                 sizer.memory.keeping,
             )
 
@@ -153,7 +161,7 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
     assert min(seconds for seconds, *_ in seen) == pytest.approx(ours, rel=0.04)
     batch_splits = {}
     for _, size, choices, _ in sorted(seen, key=lambda way: way[0]):
-        batch_splits.setdefault((size, choices.rounds), choices)
+        batch_splits.setdefault((size, choices.batching.rounds), choices)
     for (size, _), choices in [*batch_splits.items()][:SIMULATED]:
         assert ours <= 1.002 * GPU_RESIDENT_COST * simulated(size, choices)
     for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0])[:25:6]:
@@ -164,7 +172,7 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_the_closed_form_counts_all_work_of_a_model_that_lives_on_the_device(rounds):
     shape, rates, micro_batch = big_shape(), FAST_RATES, MicroBatch(4, 1024)
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         micro_batches=rounds,
         rounds=rounds,
         gpu_resident_units=30,
@@ -181,10 +189,10 @@ def test_one_more_resident_block_would_not_have_fitted():
     for gib in (16, 20, 24, 28):
         chosen = on_gpu(gib)
         memory = DeviceMemory("cuda", gib * GIB, comfortable(gib), comfortable(gib))
-        sizer = Sizer(Job(big_shape(), config(), 1024), memory, chosen.choices.compiled)
+        sizer = Sizer(Job(big_shape(), config(), 1024), memory, chosen.choices.kernels.compiled)
         assert sizer.total(chosen.micro_batch_size, chosen.choices) == chosen.gpu_bytes
-        more = dataclasses.replace(
-            chosen.choices, blocks_kept_in_slots=chosen.choices.blocks_kept_in_slots + 1
+        more = chosen.choices.changed(
+            blocks_kept_in_slots=chosen.choices.placement.blocks_kept_in_slots + 1
         )
         assert sizer.fits(chosen.micro_batch_size, chosen.choices)
         assert not sizer.fits(chosen.micro_batch_size, more)
@@ -210,18 +218,23 @@ def test_rounds_are_not_many_and_their_micro_batches_are_not_small():
     for gib, length, rows in itertools.product((48, 139), (256, 8192), (7, 148, 512)):
         chosen = on_gpu(gib, length=length, train__batch_size=rows)
         c = chosen.choices
-        assert c.rounds <= MOST_ROUNDS and -(-rows // chosen.micro_batch_size) == c.micro_batches
-        assert c.rounds == 1 or chosen.micro_batch_size * length >= LEAST_TOKENS
+        assert (
+            c.batching.rounds <= MOST_ROUNDS
+            and -(-rows // chosen.micro_batch_size) == c.batching.micro_batches
+        )
+        assert c.batching.rounds == 1 or chosen.micro_batch_size * length >= LEAST_TOKENS
     asked = on_gpu(139, train__micro_batch_size=4)
     assert asked.micro_batch_size == 4
-    assert asked.choices.micro_batches == 37
-    assert asked.choices.rounds in (1, 37)
+    assert asked.choices.batching.micro_batches == 37
+    assert asked.choices.batching.rounds in (1, 37)
 
 
 def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs(monkeypatch):
     _, seen = with_candidates(monkeypatch, 139)
-    sizer, size = next((sizer, size) for _, size, choices, sizer in seen if choices.spare_buffers)
-    base = PlanChoices(
+    sizer, size = next(
+        (sizer, size) for _, size, choices, sizer in seen if choices.updates.spare_buffers
+    )
+    base = PlanChoices().changed(
         micro_batches=2,
         rounds=2,
         main_grad="device",
@@ -235,20 +248,17 @@ def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs
     for spare in (4, 8):
         spare_blocks = sizer.spare_blocks(size, base, spare)
         assert (spare_blocks - 1) * activations >= spare * chunk > (spare_blocks - 2) * activations
-        more = dataclasses.replace(
-            base, update_buffers=8 + spare, spare_buffers=spare, spare_blocks=spare_blocks
+        more = base.changed(
+            update_buffers=8 + spare, spare_buffers=spare, spare_blocks=spare_blocks
         )
         assert sizer.total(size, more) == sizer.total(size, base)  # no memory of their own
-    few = dataclasses.replace(base, blocks_without_recompute=spare_blocks)
+    few = base.changed(blocks_without_recompute=spare_blocks)
     assert (
-        sizer.spare_blocks(
-            size, dataclasses.replace(base, blocks_without_recompute=spare_blocks - 1), 8
-        )
-        is None
+        sizer.spare_blocks(size, base.changed(blocks_without_recompute=spare_blocks - 1), 8) is None
     )
     all_of_it = spare_blocks * activations // chunk
-    more = dataclasses.replace(
-        few, update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=spare_blocks
+    more = few.changed(
+        update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=spare_blocks
     )
     assert sizer.total(size, few) < sizer.total(size, more)  # what is recomputed finds less space
 
@@ -261,13 +271,25 @@ def test_explicit_settings_are_kept():
         engine__blocks_kept_in_slots=5,
         engine__activation_checkpointing="offload",
     ).choices
-    assert (asked.slots, asked.prefetch_depth, asked.blocks_kept_in_slots) == (3, 2, 5)
-    assert asked.offloaded_block_inputs and asked.blocks_without_recompute == 0
     assert (
-        on_gpu(24, engine__activation_checkpointing="full").choices.offloaded_block_inputs is False
+        asked.streaming.slots,
+        asked.streaming.prefetch_depth,
+        asked.placement.blocks_kept_in_slots,
+    ) == (3, 2, 5)
+    assert (
+        asked.activations.offloaded_block_inputs and asked.activations.blocks_without_recompute == 0
     )
     assert (
-        on_gpu(139, engine__activation_checkpointing="none").choices.blocks_without_recompute == 28
+        on_gpu(
+            24, engine__activation_checkpointing="full"
+        ).choices.activations.offloaded_block_inputs
+        is False
+    )
+    assert (
+        on_gpu(
+            139, engine__activation_checkpointing="none"
+        ).choices.activations.blocks_without_recompute
+        == 28
     )
     some = on_gpu(
         48,
@@ -276,16 +298,19 @@ def test_explicit_settings_are_kept():
         engine__rounds=2,
     ).choices
     assert (
-        some.blocks_without_recompute > some.blocks_kept_in_slots == 0
+        some.activations.blocks_without_recompute > some.placement.blocks_kept_in_slots == 0
     )  # what is kept needs no residency
     assert (
         on_gpu(
             24, engine__activation_checkpointing="none", engine__blocks_kept_in_slots=3
-        ).choices.blocks_without_recompute
+        ).choices.activations.blocks_without_recompute
         >= 3
     )
     nothing = on_gpu(139, engine__blocks_kept_in_slots=0).choices
-    assert (nothing.blocks_without_recompute, nothing.blocks_kept_in_slots) == (28, 0)
+    assert (
+        nothing.activations.blocks_without_recompute,
+        nothing.placement.blocks_kept_in_slots,
+    ) == (28, 0)
     assert on_gpu(139, engine__gpu_memory_gib=24.0).choices == on_gpu(24).choices
     assert on_gpu(24, engine__gpu_memory_gib=139.0).choices == on_gpu(24).choices
 
@@ -295,7 +320,7 @@ def test_kernels_are_compiled_where_they_can_be_or_as_asked(compiler):
     def compiled(device: str = "cuda", **changes) -> bool:
         shape = big_shape(changes.get("model__dtype", "bfloat16"))
         job = Job(shape, config(**changes), 1024)
-        return choose(job, Target(device, 139 * GIB, 500 * GIB)).choices.compiled
+        return choose(job, Target(device, 139 * GIB, 500 * GIB)).choices.kernels.compiled
 
     assert compiled()
     assert not compiled(model__dtype="float32")
@@ -306,9 +331,13 @@ def test_kernels_are_compiled_where_they_can_be_or_as_asked(compiler):
 
 
 def test_rounds_sum_on_the_device_where_they_fit():
-    assert on_gpu(139, engine__rounds=2).choices.main_grad == "device"
+    assert on_gpu(139, engine__rounds=2).choices.gradients.main_grad == "device"
     small = on_gpu(24, engine__rounds=2).choices
-    assert (small.rounds, small.main_grad, small.micro_batches % 2) == (2, "host", 0)
+    assert (small.batching.rounds, small.gradients.main_grad, small.batching.micro_batches % 2) == (
+        2,
+        "host",
+        0,
+    )
 
 
 @pytest.mark.parametrize("gib", [12, 24, 32, 48, 139])
@@ -333,11 +362,11 @@ def test_an_optimizer_may_move_when_a_run_is_resumed():
     shape = big_shape().with_optimizer("adamw_8bit")
     settings = config(train__optimizer="adamw_8bit", train__batch_size=16)
     first = choose(Job(shape, settings, 1024), Target("cuda", 80 * GIB, 200 * GIB))
-    assert first.choices.device_updated_units and first.choices.gpu_resident_units
+    assert first.choices.updates.device_updated_units and first.choices.placement.gpu_resident_units
     kept = json.loads(json.dumps(first.rounding))
     again = choose(Job(shape, settings, 1024, kept), Target("cuda", 139 * GIB, 200 * GIB))
     assert again.rounding == first.rounding
-    assert again.choices.gpu_resident_units > first.choices.gpu_resident_units
+    assert again.choices.placement.gpu_resident_units > first.choices.placement.gpu_resident_units
 
 
 def test_a_session_is_continued_on_a_cpu(compiler):
@@ -375,15 +404,18 @@ def test_on_the_cpu_a_small_model_stays_and_keeps_its_activations():
     tiny = shape_of(build_model(tiny_config("llama"), ModelConfig(source="tiny", dtype="float32")))
     settings = config(model__dtype="float32", train__batch_size=32)
     small = choose(Job(tiny, settings, 64), Target("cpu", None, 8 * GIB))
-    assert (small.choices.blocks_kept_in_slots, small.choices.blocks_without_recompute) == (
+    assert (
+        small.choices.placement.blocks_kept_in_slots,
+        small.choices.activations.blocks_without_recompute,
+    ) == (
         3,
         3,
     )
-    assert not small.choices.offloaded_block_inputs
+    assert not small.choices.activations.offloaded_block_inputs
     assert small.micro_batch_size == 32 and small.gpu_bytes < 2 * GIB
     large = choose(Job(big_shape(), config(), 1024), Target("cpu", None, 180 * GIB)).choices
     assert (
-        large.blocks_kept_in_slots,
-        large.blocks_without_recompute,
-        large.offloaded_block_inputs,
+        large.placement.blocks_kept_in_slots,
+        large.activations.blocks_without_recompute,
+        large.activations.offloaded_block_inputs,
     ) == (0, 0, False)

@@ -47,8 +47,8 @@ def test_rotary_embeddings_are_counted_for_every_row_of_their_own_positions():
 def test_what_cannot_fit_is_answered_with_the_minimum_choices():
     chosen = on_gpu(1)
     assert chosen.micro_batch_size == 1
-    assert chosen.choices.offloaded_block_inputs
-    assert chosen.choices.blocks_kept_in_slots == 0
+    assert chosen.choices.activations.offloaded_block_inputs
+    assert chosen.choices.placement.blocks_kept_in_slots == 0
     assert chosen.gpu_bytes > GIB
 
 
@@ -218,7 +218,7 @@ def test_the_ram_that_a_job_needs_is_enough():
     )
     machine = named_machine("H100 SXM")
     plenty = requirements_of(asked, machine, shape)
-    assert plenty.chosen.choices.gpu_resident_units == 8
+    assert plenty.chosen.choices.placement.gpu_resident_units == 8
     need = plenty.parts[PartName.HOST].total
     for free in (need + 16 * MIB, need + GIB // 4):
         with_little = dataclasses.replace(machine, ram_available=free)

@@ -52,27 +52,27 @@ def chosen_with(ram: float, gpu: float = 23, disk: int = ENOUGH, **changes):
 
 
 def test_nothing_goes_to_the_disk_that_fits_in_ram():
-    assert chosen_with(ram=150).choices.disk_offloaded_units == 0
+    assert chosen_with(ram=150).choices.placement.disk_offloaded_units == 0
     # Units that live on a large card need no RAM either.
-    assert chosen_with(ram=61, gpu=139).choices.disk_offloaded_units == 0
+    assert chosen_with(ram=61, gpu=139).choices.placement.disk_offloaded_units == 0
 
 
 def test_the_overflow_alone_goes_to_the_disk():
     counts = []
     for ram in (61, 70, 80):
         choices = chosen_with(ram=ram).choices
-        counts.append(choices.disk_offloaded_units)
+        counts.append(choices.placement.disk_offloaded_units)
         shape, free = big_shape(), (ram - 3) * GIB
         assert state_bytes(shape, choices) <= free
-        assert not choices.device_updated_units
-        fewer = replace(choices, disk_offloaded_units=choices.disk_offloaded_units - 1)
+        assert not choices.updates.device_updated_units
+        fewer = choices.changed(disk_offloaded_units=choices.placement.disk_offloaded_units - 1)
         assert state_bytes(shape, fewer) > free - GIB, "one unit fewer would have fitted"
     assert counts == sorted(counts, reverse=True) and counts[-1] > 0
 
 
 def test_a_disk_without_room_takes_nothing():
-    assert chosen_with(ram=61, disk=GIB).choices.disk_offloaded_units == 0
-    assert chosen_with(ram=61, disk=0).choices.disk_offloaded_units == 0
+    assert chosen_with(ram=61, disk=GIB).choices.placement.disk_offloaded_units == 0
+    assert chosen_with(ram=61, disk=0).choices.placement.disk_offloaded_units == 0
 
 
 def test_the_disk_works_from_the_norm_to_the_last_update():
@@ -99,7 +99,7 @@ def test_the_bytes_are_the_host_states_and_the_engine_s(optimizer, on_gpu, tmp_p
         monkeypatch.setattr(place, "DISK_CHUNK_NUMEL", 512)
     plain = plain_model(tiny_config("qwen3"))
     for gpu_resident, count in ((0, 0), (0, 2), (1, 4), (0, 5)):
-        choices = PlanChoices(
+        choices = PlanChoices().changed(
             micro_batches=2,
             disk_offloaded_units=count,
             gpu_resident_units=gpu_resident,

@@ -41,7 +41,7 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_a_step_takes_its_pass_and_itself_from_the_first_op_to_the_last(name):
     """No op of the step is beside those of the step before, as in training without a pass."""
-    choices, device = PlanChoices(micro_batches=4, **PLANS[name]), "cuda"
+    choices, device = PlanChoices().changed(micro_batches=4, **PLANS[name]), "cuda"
     if name == "on the CPU":
         device = "cpu"
     one = MicroBatch(8, 1024)
@@ -63,9 +63,9 @@ def test_a_step_takes_its_pass_and_itself_from_the_first_op_to_the_last(name):
 def test_a_pass_computes_what_a_forward_does():
     shape, one = big_shape(), MicroBatch(8, 1024)
     blocks = [unit.name for unit in shape.blocks]
-    plan = build_forward_plan(blocks, shape.tied, PlanChoices(micro_batches=2))
+    plan = build_forward_plan(blocks, shape.tied, PlanChoices().changed(micro_batches=2))
     seconds = op_seconds(plan, shape, FAST_RATES, one)
-    step, _ = predicted_step(shape, PlanChoices(micro_batches=2), FAST_RATES, one, "cuda")
+    step, _ = predicted_step(shape, PlanChoices().changed(micro_batches=2), FAST_RATES, one, "cuda")
     of_step = op_seconds(step, shape, FAST_RATES, one)
     found, trained = (
         {(op.kind, op.unit): of(op) for op in each.ops}

@@ -4,7 +4,6 @@ to bring many blocks one after the other.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
@@ -19,12 +18,7 @@ from engine.planning.fit.pool import pool_of
 from engine.planning.fit.requirements import requirements_of
 from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import (
-    PlanChoices,
-    PlaneSizes,
-    gpu_resident_of,
-    gpu_resident_places,
-)
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import Lane
 from tests.support.chosen import FAST_RATES, big_shape, config
 from tests.support.device_bytes import agreeing_plans, filled_states
@@ -44,20 +38,20 @@ def test_the_blocks_that_live_there_are_spread_evenly():
     for blocks, gpu_resident, resident in itertools.product((1, 5, 28), range(31), (0, 1, 4)):
         if max(0, gpu_resident - 1) + resident > blocks:
             continue
-        choices = PlanChoices(
+        choices = PlanChoices().changed(
             gpu_resident_units=gpu_resident, gpu_resident_apart=True, blocks_kept_in_slots=resident
         )
-        places = gpu_resident_places(blocks, choices)
+        places = choices.placement.gpu_resident_places(blocks)
         assert len(places) == max(0, gpu_resident - 1)
         assert all(0 <= at < blocks - resident for at in places)
         gaps = {then - now for now, then in itertools.pairwise([-1, *places])}
         assert not gaps or max(gaps) - min(gaps) <= 1
     names = [f"block {at}" for at in range(4)]
-    assert gpu_resident_of(names, PlanChoices(gpu_resident_units=3, gpu_resident_apart=True)) == (
-        *("embed", "block 1", "block 3"),
-    )
-    whole = PlanChoices(gpu_resident_units=6, gpu_resident_apart=True)
-    assert gpu_resident_of(names, whole) == ("embed", *names, "head")
+    assert PlanChoices().changed(
+        gpu_resident_units=3, gpu_resident_apart=True
+    ).placement.gpu_resident(names) == (*("embed", "block 1", "block 3"),)
+    whole = PlanChoices().changed(gpu_resident_units=6, gpu_resident_apart=True)
+    assert whole.placement.gpu_resident(names) == ("embed", *names, "head")
 
 
 @pytest.mark.parametrize(
@@ -67,8 +61,8 @@ def test_a_frozen_base_is_fetched_while_blocks_compute(model, rows, ram):
     """With the first blocks there instead, the device waits for the bus at the last ones."""
     requirements = lora_needs(model, rows, ram)
     chosen = requirements.chosen.choices
-    assert chosen.gpu_resident_apart
-    assert 10 < chosen.gpu_resident_units < len(requirements.shape.units)
+    assert chosen.placement.gpu_resident_apart
+    assert 10 < chosen.placement.gpu_resident_units < len(requirements.shape.units)
 
     def seconds(choices: PlanChoices) -> tuple[float, float]:
         _, timing = predicted_step(
@@ -77,9 +71,7 @@ def test_a_frozen_base_is_fetched_while_blocks_compute(model, rows, ram):
         return timing.seconds, timing.busy[Lane.COMPUTE]
 
     apart, compute = seconds(chosen)
-    first = dataclasses.replace(
-        chosen, gpu_resident_apart=False, device_updated_units=(), update_buffers=0
-    )
+    first = chosen.changed(gpu_resident_apart=False, device_updated_units=(), update_buffers=0)
     assert apart < 1.01 * compute
     assert seconds(first)[0] - compute > 5 * (apart - compute)
 
@@ -88,8 +80,8 @@ def test_what_is_trained_whole_lives_there_from_the_first_block_on():
     requirements = requirements_of(
         config(train__batch_size=64), named_machine("H200", 128), big_shape()
     )
-    assert requirements.chosen.choices.gpu_resident_units > 1
-    assert not requirements.chosen.choices.gpu_resident_apart
+    assert requirements.chosen.choices.placement.gpu_resident_units > 1
+    assert not requirements.chosen.choices.placement.gpu_resident_apart
 
 
 def test_the_pool_says_how_many_of_which_blocks_live_where():
@@ -98,7 +90,7 @@ def test_the_pool_says_how_many_of_which_blocks_live_where():
     for part in pool.parts:
         assert part.total == requirements.parts[part.name].total
     here, *others = pool.units
-    blocks = requirements.chosen.choices.gpu_resident_units - 1
+    blocks = requirements.chosen.choices.placement.gpu_resident_units - 1
     assert here.placement.weights == PartName.GPU
     assert here.words == f"embed and {blocks} of blocks 1 to 63"
     assert len(here.numbers) + sum(len(each.numbers) for each in others) == 66
@@ -113,21 +105,23 @@ def test_buffers_are_the_device_state_to_the_byte():
         Adapters(rank=4),
     )
     plans = [
-        dataclasses.replace(each, gpu_resident_units=gpu_resident, gpu_resident_apart=True)
+        each.changed(gpu_resident_units=gpu_resident, gpu_resident_apart=True)
         for each in BUFFER_GRID[::3]
-        if each.blocks_per_saved_input == 1
-        and not each.gpu_resident_units
-        and not each.shared_embed_and_head_slot
-        if each.main_grad != "host"
+        if each.activations.blocks_per_saved_input == 1
+        and not each.placement.gpu_resident_units
+        and not each.streaming.shared_embed_and_head_slot
+        if each.gradients.main_grad != "host"
         for gpu_resident in (2, 3)
-        if gpu_resident - 1 + each.blocks_kept_in_slots <= 4
+        if gpu_resident - 1 + each.placement.blocks_kept_in_slots <= 4
     ]
     assert agreeing_plans(model, filled_states(model), plans) > 20
 
 
 def test_moments_on_the_disk_keep_the_usual_order():
     names = [f"block {at}" for at in range(3)]
-    sizes = PlaneSizes(dict.fromkeys(["embed", *names, "head"], 64))
-    choices = PlanChoices(gpu_resident_units=2, gpu_resident_apart=True, disk_offloaded_units=1)
+    sizes = PlaneSizes(numel=dict.fromkeys(["embed", *names, "head"], 64))
+    choices = PlanChoices().changed(
+        gpu_resident_units=2, gpu_resident_apart=True, disk_offloaded_units=1
+    )
     with pytest.raises(ValueError, match="moments on the disk"):
         build_step_plan(names, False, choices, sizes)

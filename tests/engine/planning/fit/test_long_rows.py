@@ -60,7 +60,7 @@ def items(chosen) -> dict[MemoryItem, int]:
 @pytest.mark.parametrize(("length", "gib"), [(4096, 23), (262_144, 140)])
 def test_the_plan_is_unchanged_where_memory_suffices(length, gib):
     chosen = planned(with_tiling(), length, gib)
-    assert chosen.choices.tile_tokens == 0
+    assert chosen.choices.kernels.tile_tokens == 0
     assert chosen == planned(big_shape(), length, gib)
 
 
@@ -70,8 +70,8 @@ def test_the_plan_is_unchanged_where_memory_suffices(length, gib):
 def test_rows_that_fit_with_tiling_alone(length, gib, chunk):
     chosen = planned(with_tiling(), length, gib)
     assert chosen.gpu_bytes <= gib * GIB
-    assert chosen.choices.tile_tokens == chunk
-    assert not chosen.choices.compiles_blocks
+    assert chosen.choices.kernels.tile_tokens == chunk
+    assert not chosen.choices.kernels.compiles_blocks
     assert planned(big_shape(), length, gib).gpu_bytes > 1.1 * gib * GIB
     job = Job(with_tiling(), config(train__batch_size=1), length)
     least = least_choices(job, Target("cuda", gib * GIB, 240 * GIB))
@@ -82,14 +82,14 @@ def test_rows_that_are_not_long_have_no_tiling():
     assert [sequence_chunks_for(length) for length in (1024, 16_384)] == [(), ()]
     assert sequence_chunks_for(16_385) == SEQUENCE_CHUNKS
     chosen = planned(with_tiling(), 16_384, 8)
-    assert chosen.choices.tile_tokens == 0
+    assert chosen.choices.kernels.tile_tokens == 0
     assert chosen.gpu_bytes > 8 * GIB
 
 
 def test_the_report_counts_what_a_tiled_block_takes():
     length, hidden = 131_072, 131_072 * 3584 * 2
     chosen = planned(with_tiling(), length, 23)
-    assert chosen.choices.blocks_without_recompute == 0
+    assert chosen.choices.activations.blocks_without_recompute == 0
     found = items(chosen)
     inside = 52336 * length + 234496 * 16_384 + 1086324736
     assert found[MemoryItem.WORKING_SET] == inside == TILED.peak_bytes(length, 16_384)
@@ -100,7 +100,7 @@ def test_the_report_counts_what_a_tiled_block_takes():
     (working,) = [each for each in chosen.gpu_items if each.kind == MemoryItem.WORKING_SET]
     assert working.note == "backward of one block on 131,072 tokens, in sequence chunks of 16,384"
     roomy = planned(with_tiling(), 524_288, 140)
-    kept = roomy.choices.blocks_without_recompute
+    kept = roomy.choices.activations.blocks_without_recompute
     assert kept > 0
     of_block = TILED.kept_bytes(524_288) + 4 * hidden  # with its input
     assert items(roomy)[MemoryItem.KEPT_ACTIVATIONS] == kept * of_block
@@ -110,11 +110,11 @@ def test_ram_that_is_free_keeps_what_attention_returned():
     """Each block has 3,584 features of 2 bytes and 28 heads."""
     length, of_token = 524_288, 2 * 3584 + 4 * 28
     found = [planned(with_tiling(), length, 140, ram) for ram in (170, 200, 230)]
-    counts = [each.choices.attention_blocks for each in found]
+    counts = [each.choices.activations.attention_blocks for each in found]
     assert 0 < counts[0] < counts[1] < counts[2]
     for chosen, count in zip(found, counts):
         hidden, room = length * 3584 * 2, attention_room(of_token, length)
-        block_inputs = 28 - chosen.choices.blocks_without_recompute
+        block_inputs = 28 - chosen.choices.activations.blocks_without_recompute
         assert chosen.offloaded_input_bytes == block_inputs * hidden + count * room
         assert items(chosen)[MemoryItem.BLOCK_INPUT_RINGS] == 2 * (hidden + room)
         assert chosen.gpu_bytes <= 140 * GIB
@@ -125,7 +125,10 @@ def test_ram_that_is_free_keeps_what_attention_returned():
 
 def seconds_of(chosen) -> float:
     """The predicted seconds of a step, as they are simulated. The closed form is near them."""
-    shape, rows = with_tiling(), MicroBatch(1, 524_288, tile_tokens=chosen.choices.tile_tokens)
+    shape, rows = (
+        with_tiling(),
+        MicroBatch(1, 524_288, tile_tokens=chosen.choices.kernels.tile_tokens),
+    )
     seconds = predicted_seconds(shape, chosen.choices, FAST_RATES, rows, "cuda")
     closed = step_seconds(Cost(shape, FAST_RATES, rows, True), chosen.choices, 0.0)
     assert seconds == pytest.approx(closed, rel=0.05)
@@ -145,20 +148,20 @@ def seconds_of(chosen) -> float:
     ],
 )
 def test_attention_that_cannot_be_kept_is_refused(changes):
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         offloaded_block_inputs=True, tile_tokens=16_384, attention_blocks=2, attention_bytes=7280
     )
     blocks = [f"block {number}" for number in range(4)]
     assert build_step_plan(blocks, False, choices).with_attention == ("block 2", "block 3")
     with pytest.raises(ValueError, match="attention"):
-        build_step_plan(blocks, False, dataclasses.replace(choices, **changes))
+        build_step_plan(blocks, False, choices.changed(**changes))
 
 
 def test_a_resumed_run_keeps_its_tiling():
     chosen = planned(with_tiling(), 131_072, 23)
     assert chosen.rounding["tile_tokens"] == 16_384
     again = planned(with_tiling(), 131_072, 140, rounding=chosen.rounding)
-    assert again.choices.tile_tokens == 16_384
+    assert again.choices.kernels.tile_tokens == 16_384
 
 
 def test_backward_computes_what_is_tiled_once_more():

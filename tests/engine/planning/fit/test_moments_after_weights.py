@@ -55,14 +55,14 @@ def test_shards_and_late_moments_make_a_vertical_step_shorter():
 
     chosen = choose(job, target)
     choices = chosen.choices
-    assert choices.main_grad == MainGrad.SHARDS and choices.moments_after_weights
-    assert choices.blocks_without_recompute == 64  # nothing is recomputed
+    assert choices.gradients.main_grad == MainGrad.SHARDS and choices.updates.moments_after_weights
+    assert choices.activations.blocks_without_recompute == 64  # nothing is recomputed
     vertical = choose(
         replace(job, rounding=chosen.rounding | {"main_grad": "vertical", "rounds": 1}), target
     )
-    assert vertical.choices.main_grad == MainGrad.VERTICAL
+    assert vertical.choices.gradients.main_grad == MainGrad.VERTICAL
     late, at_once = (
-        simulated(chosen, replace(choices, moments_after_weights=at)) for at in (True, False)
+        simulated(chosen, choices.changed(moments_after_weights=at)) for at in (True, False)
     )
     assert late.seconds < 0.98 * simulated(vertical, vertical.choices).seconds
     assert late.seconds < at_once.seconds - 1
@@ -86,13 +86,13 @@ def cost_of(shape: ModelShape, slower: float = 1.0) -> Cost:
 )
 def test_moments_are_updated_at_once_where_that_costs_little(changes):
     shape = entry_of("Qwen/Qwen2.5-32B").shape("bfloat16")
-    shards = PlanChoices(
+    shards = PlanChoices().changed(
         micro_batches=8, rounds=8, ranks=4, main_grad=MainGrad.SHARDS, blocks_without_recompute=64
     )
     cost = cost_of(shape)
     assert place_optimizers(cost, shards).moments_after_weights
     assert not place_optimizers(cost, shards, "cpu").moments_after_weights
-    assert not place_optimizers(cost, replace(shards, **changes)).moments_after_weights
+    assert not place_optimizers(cost, shards.changed(**changes)).moments_after_weights
     # Two passes of a slow host would take most of a step.
     assert not place_optimizers(cost_of(shape, slower=4), shards).moments_after_weights
     rounded = cost_of(shape.with_optimizer("adamw_8bit"))
@@ -100,7 +100,7 @@ def test_moments_are_updated_at_once_where_that_costs_little(changes):
 
 
 def way(seconds: float, sums: MainGrad) -> TimedCandidate:
-    return TimedCandidate(seconds, 8, PlanChoices(main_grad=sums, ranks=4))
+    return TimedCandidate(seconds, 8, PlanChoices().changed(main_grad=sums, ranks=4))
 
 
 def test_shards_must_be_clearly_faster_than_main_grads_on_the_device_alone():

@@ -68,17 +68,22 @@ def ram_of(found: Chosen, length: int = 1024, shape: ModelShape = SMALL_MOMENTS)
 
 
 def test_nothing_goes_to_the_disk_that_fits_in_ram():
-    assert chosen_with(130, 512).choices.disk_offloaded_block_inputs == 0
+    assert chosen_with(130, 512).choices.activations.disk_offloaded_block_inputs == 0
 
 
 @pytest.mark.parametrize("ram, rows, length", [(90, 512, 1024), (70, 512, 1024), (100, 8, 1 << 17)])
 def test_the_overflow_alone_goes_to_the_disk(ram, rows, length):
     found = chosen_with(ram, rows, length)
     choices = found.choices
-    assert choices.disk_offloaded_block_inputs > 0 and choices.disk_offloaded_units == 0
+    assert (
+        choices.activations.disk_offloaded_block_inputs > 0
+        and choices.placement.disk_offloaded_units == 0
+    )
     free = ram * GIB - HOST_RESERVE_BYTES
     assert ram_of(found, length) <= free
-    fewer = choices.changed(disk_offloaded_block_inputs=choices.disk_offloaded_block_inputs - 1)
+    fewer = choices.changed(
+        disk_offloaded_block_inputs=choices.activations.disk_offloaded_block_inputs - 1
+    )
     tokens = found.micro_batch_size * length
     more = offloaded_input_bytes(SMALL_MOMENTS, fewer, tokens) + state_bytes(SMALL_MOMENTS, fewer)
     assert more > free, "one block input fewer would have fitted"
@@ -114,26 +119,39 @@ def test_no_step_is_longer_than_with_moments_alone(monkeypatch, ram, rows, lengt
         MemoryFiller, "_without_block_inputs_in_ram", lambda _, candidate: candidate
     )
     alone = chosen_with(ram, rows, length, big_shape())
-    assert alone.choices.disk_offloaded_units > 0 and alone.choices.disk_offloaded_block_inputs == 0
+    assert (
+        alone.choices.placement.disk_offloaded_units > 0
+        and alone.choices.activations.disk_offloaded_block_inputs == 0
+    )
     assert seconds(found) <= 1.06 * seconds(alone)
 
 
 def test_block_inputs_are_taken_where_the_step_hides_them():
     choices = chosen_with(160, 8, 1 << 17, big_shape()).choices
-    assert choices.disk_offloaded_block_inputs > 0 and choices.disk_offloaded_units == 0
+    assert (
+        choices.activations.disk_offloaded_block_inputs > 0
+        and choices.placement.disk_offloaded_units == 0
+    )
 
 
 def test_both_go_there_where_neither_alone_is_enough():
     found = chosen_with(44, 512)
     choices = found.choices
-    assert choices.disk_offloaded_units > 0 and choices.disk_offloaded_block_inputs > 0
+    assert (
+        choices.placement.disk_offloaded_units > 0
+        and choices.activations.disk_offloaded_block_inputs > 0
+    )
     assert ram_of(found) <= 44 * GIB - HOST_RESERVE_BYTES
 
 
 def test_a_disk_without_room_takes_nothing():
     for disk in (0, GIB):
         choices = chosen_with(80, 512, disk=disk).choices
-        assert choices.disk_offloaded_block_inputs == choices.disk_offloaded_units == 0
+        assert (
+            choices.activations.disk_offloaded_block_inputs
+            == choices.placement.disk_offloaded_units
+            == 0
+        )
     some = chosen_with(80, 512)
     needed = disk_offloaded_input_bytes(SMALL_MOMENTS, some.choices, some.micro_batch_size * 1024)
     assert chosen_with(80, 512, disk=needed).choices == some.choices
@@ -142,9 +160,12 @@ def test_a_disk_without_room_takes_nothing():
 def test_the_minimum_keeps_nothing_on_the_disk_that_is_on_the_device():
     job = Job(SMALL_MOMENTS, config(engine__disk="/disk", train__batch_size=512), 1024)
     found = least_choices(job, Target("cuda", 23 * GIB, 70 * GIB, FAST_RATES, ENOUGH))
-    assert any(each.choices.disk_offloaded_block_inputs for each in found)
+    assert any(each.choices.activations.disk_offloaded_block_inputs for each in found)
     for each in found:
-        assert each.choices.offloaded_block_inputs or not each.choices.disk_offloaded_block_inputs
+        assert (
+            each.choices.activations.offloaded_block_inputs
+            or not each.choices.activations.disk_offloaded_block_inputs
+        )
 
 
 @pytest.mark.parametrize("pairs", [1, 2])
@@ -154,7 +175,7 @@ def test_the_closed_form_is_near_the_simulation(rounds, share, pairs):
     """The disk of a step at 1 GB/s is idle, half busy or what the step waits for."""
     rates = with_disk(FAST_RATES, config(engine__disk="/disk"))
     micro_batch = MicroBatch(8, 8192)
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         micro_batches=4,
         rounds=rounds,
         offloaded_block_inputs=True,
@@ -182,7 +203,7 @@ def test_block_inputs_have_the_disk_alone_and_moments_share_it():
     assert cost.block_inputs_on_disk(Lane.READ, 3) == 3 * size / 2e9
     assert cost.block_inputs_on_disk(Lane.WRITE, 3) == 3 * size / 4e9
     assert cost.on_disk(Lane.READ, size) == cost.on_disk(Lane.WRITE, size) == size / 1e9
-    with_block_inputs = PlanChoices(
+    with_block_inputs = PlanChoices().changed(
         micro_batches=4, offloaded_block_inputs=True, disk_offloaded_block_inputs=100, compiled=True
     )
     slow = replace(rates, disk_read_alone=1e9, disk_write_alone=1e9)
@@ -199,7 +220,7 @@ def test_block_inputs_have_the_disk_alone_and_moments_share_it():
 def test_the_bytes_are_the_engine_s(tmp_path, dtype, pairs):
     plain, tokens = plain_model(tiny_config("qwen3")), 24 * 7
     for count in (0, 1, 2, 4, 6 if pairs == 1 else 4):
-        choices = PlanChoices(
+        choices = PlanChoices().changed(
             micro_batches=2,
             offloaded_block_inputs=True,
             blocks_per_saved_input=pairs,
@@ -255,7 +276,7 @@ def test_a_report_offers_and_tells_what_is_on_the_disk():
 def test_typical_rows_wear_the_drive_less_than_full_ones():
     """Space is kept for full rows; a step writes what its rows need."""
     machine, job = named_machine("RTX 4090", 128), config(engine__disk="/disk")
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         micro_batches=4, offloaded_block_inputs=True, disk_offloaded_block_inputs=50
     )
     chosen = Chosen(choices, 4, 128, (), 0)
@@ -275,7 +296,7 @@ def test_typical_rows_wear_the_drive_less_than_full_ones():
 def test_an_offload_of_both_kinds_tells_each():
     machine = named_machine("RTX 4090", 128)
     job = config(engine__disk="/disk", train__steps=1000)
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         micro_batches=4,
         offloaded_block_inputs=True,
         disk_offloaded_block_inputs=50,
@@ -297,4 +318,4 @@ def test_an_offload_of_both_kinds_tells_each():
 def test_what_is_filled_to_the_last_is_tried_before_the_disk():
     found = chosen_with(130, 512)
     ram = (ram_of(found) + HOST_RESERVE_BYTES - FILLED_RESERVE_BYTES // 2) / GIB
-    assert chosen_with(ram, 512).choices.disk_offloaded_block_inputs == 0
+    assert chosen_with(ram, 512).choices.activations.disk_offloaded_block_inputs == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -101,7 +100,7 @@ def test_every_unit_is_in_one_place_by_plane(name):
     for index, place in enumerate(by_unit):
         there = [place.planes_in(part) for part in PartName]
         assert sorted(sum(there, ())) == ["gradients", "moments", "weights"]
-        assert (place.weights == GPU) == (index < choices.gpu_resident_units)
+        assert (place.weights == GPU) == (index < choices.placement.gpu_resident_units)
     for one, other in zip(pool.units, pool.units[1:]):
         assert one.placement != other.placement, "neighbors alike are one"
 
@@ -114,7 +113,7 @@ def test_units_live_where_the_plan_uses_them(name):
     found = requirements(*JOBS[name])
     shape, choices = found.shape, found.chosen.choices
     numel = {unit.name: unit.numel for unit in shape.units}
-    sizes = PlaneSizes(numel, embed_chunk=shape.embed_chunk, item_bytes=shape.item_bytes)
+    sizes = PlaneSizes(numel=numel, embed_chunk=shape.embed_chunk, item_bytes=shape.item_bytes)
     blocks = [unit.name for unit in shape.blocks]
     plan = build_step_plan(blocks, shape.tied, choices, sizes)
     names = [unit.name for unit in shape.units]
@@ -140,11 +139,13 @@ def _by_name(names: list[str], pool: Pool) -> Iterator[tuple[str, object]]:
 def test_gradients_that_wait_in_the_memory_of_their_main_grads_take_none_of_their_own():
     found = requirements(*JOBS["rounds"])
     choices = found.chosen.choices
-    assert choices.gradients_in_main_grads and choices.main_grad == MainGrad.DEVICE
+    assert (
+        choices.gradients.gradients_in_main_grads and choices.gradients.main_grad == MainGrad.DEVICE
+    )
     gpu = pool_of(found).parts[0]
     assert gpu.held(Held.MODEL) == 0 and pool_of(found).living_in(GPU)
     on_gpu = requirements(*JOBS["gradients on the GPU"])
-    assert not on_gpu.chosen.choices.gradients_in_main_grads
+    assert not on_gpu.chosen.choices.gradients.gradients_in_main_grads
     gradients = 2 * on_gpu.shape.gradient_numel
     assert pool_of(on_gpu).parts[0].held(Held.MODEL) == gradients
 
@@ -161,14 +162,14 @@ def test_a_border_that_moves_takes_its_bytes_along():
     assert moved[0] - moved[1] == planes
     arrived = [pool.parts[0].held(Held.MODEL) for pool in (before, after)]
     assert arrived[1] - arrived[0] == planes
-    assert filler_choices.main_grad == MainGrad.VERTICAL
+    assert filler_choices.gradients.main_grad == MainGrad.VERTICAL
 
 
 def _with_gpu_resident(found: Requirements, count: int) -> Pool:
-    choices = replace(
-        found.chosen.choices, gpu_resident_units=count, device_updated_units=(), update_buffers=0
+    choices = found.chosen.choices.changed(
+        gpu_resident_units=count, device_updated_units=(), update_buffers=0
     )
-    choices = replace(choices, spare_buffers=0, spare_blocks=0)
+    choices = choices.changed(spare_buffers=0, spare_blocks=0)
     items = _items(found, Candidate(found.chosen.micro_batch_size, choices))
     chosen = Chosen(choices, found.chosen.micro_batch_size, 128, items, 0)
     return pool_of(Requirements(found.config, found.machine, found.shape, chosen, NOTHING_MORE))
@@ -197,7 +198,7 @@ def test_units_are_named_from_embed_to_head():
 
 
 def test_neighbors_are_named_together():
-    units = units_by_place(10, PlanChoices(gpu_resident_units=3, blocks_kept_in_slots=2))
+    units = units_by_place(10, PlanChoices().changed(gpu_resident_units=3, blocks_kept_in_slots=2))
     words = ["embed and blocks 0 to 1", "blocks 2 to 5", "blocks 6 to 7", "head"]
     assert [each.words for each in units] == words
     assert together_text(units[1:]) == "blocks 2 to 7 and head"
@@ -208,7 +209,10 @@ def test_neighbors_are_named_together():
 def test_where_optimizers_run_does_not_cut_a_range():
     device_updates = ("block 2", "block 4", "head")
     units = units_by_place(
-        10, PlanChoices(gpu_resident_units=3, device_updated_units=device_updates, update_buffers=4)
+        10,
+        PlanChoices().changed(
+            gpu_resident_units=3, device_updated_units=device_updates, update_buffers=4
+        ),
     )
     assert [(each.words, each.updated_on_gpu) for each in units] == [
         ("embed and blocks 0 to 1", 3),
@@ -260,15 +264,18 @@ def planned(choices: PlanChoices) -> Chosen:
 
 
 def test_a_suggestion_says_how_the_border_moves():
-    some, more = PlanChoices(gpu_resident_units=3), PlanChoices(gpu_resident_units=14)
-    on_gpu = PlanChoices(gradients_on_gpu=True)
+    some, more = (
+        PlanChoices().changed(gpu_resident_units=3),
+        PlanChoices().changed(gpu_resident_units=14),
+    )
+    on_gpu = PlanChoices().changed(gradients_on_gpu=True)
     assert moves_text(some, planned(some), 30, False) == ""
     text = moves_text(some, planned(more), 30, False)
     assert text == "14 of 30 units then live on the GPU instead of 3."
     about = moves_text(None, planned(more), 30, True)
     assert about == "About 14 of 30 units then live on the GPU."
     assert moves_text(None, planned(on_gpu), 30, True) == "Gradients then wait on the GPU."
-    back = moves_text(on_gpu, planned(PlanChoices(gpu_resident_units=1)), 30, False)
+    back = moves_text(on_gpu, planned(PlanChoices().changed(gpu_resident_units=1)), 30, False)
     assert back == (
         "1 of 30 units then lives on the GPU instead of 0, and gradients then wait in RAM."
     )
@@ -287,5 +294,8 @@ def test_settings_that_keep_all_in_ram_are_lifted_where_that_lacks():
         "Set engine.states to auto, so that units live on the GPU where it has room: "
     )
     lifted = requirements_of(config.with_values(suggestion.changes), on, shape)
-    assert f"{lifted.chosen.choices.gpu_resident_units} of 30 units then live" in suggestion.places
+    assert (
+        f"{lifted.chosen.choices.placement.gpu_resident_units} of 30 units then live"
+        in suggestion.places
+    )
     assert suggestion.to_dict()["places"] == suggestion.places

@@ -37,7 +37,7 @@ from engine.planning.fit.report import estimate
 from engine.planning.fit.requirements import Requirements, requirements_of
 from engine.planning.fit.simulate_step import op_seconds, predicted_step
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_of
+from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import Lane, MainGrad, OpKind
 from engine.planning.schedule.shards import Shards
 from engine.planning.schedule.verify_plan import verify_plan
@@ -77,28 +77,30 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
     numel = {unit.name: unit.numel for unit in shape.units}
     assert any(Shards(ranks).padded(size) != size for size in numel.values())
     for one_rank_s in GRID:
-        if one_rank_s.shared_embed_and_head_slot and tied:
+        if one_rank_s.streaming.shared_embed_and_head_slot and tied:
             continue
-        choices = replace(one_rank_s, ranks=ranks)
+        choices = one_rank_s.changed(ranks=ranks)
         buffer = update_buffer(shape, choices)
-        of_states = update_buffer_of(states, choices.update_chunks, Shards(ranks))
-        assert buffer == (of_states.without_gradients if choices.gradients_on_gpu else of_states)
+        of_states = update_buffer_of(states, choices.updates.update_chunks, Shards(ranks))
+        assert buffer == (
+            of_states.without_gradients if choices.gradients.gradients_on_gpu else of_states
+        )
         expected = sum(item.bytes for item in fixed_items(shape, choices, 24 * 32))
         for rank in (0, ranks - 1):
             if (
-                rank and choices.gpu_resident_units
+                rank and choices.placement.gpu_resident_units
             ):  # the planes of the host states are those of rank 0
                 continue
             sizes = PlaneSizes(
-                numel,
-                buffer.numel,
+                numel=numel,
+                chunk_numel=buffer.numel,
                 buffer_bytes=buffer.bytes,
                 item_bytes=shape.item_bytes,
                 rank=rank,
             )
             names = [unit.name for unit in model.blocks]
             plan = build_step_plan(names, model.tied, choices, sizes)
-            states.placement.arrange(gpu_resident_of(names, choices), CpuBackend())
+            states.placement.arrange(choices.placement.gpu_resident(names), CpuBackend())
             state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, states, buffer)
             assert state.fixed_bytes() == expected, choices
     states.close()
@@ -107,7 +109,7 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(family, tie
 @pytest.mark.parametrize("ranks", RANKS)
 def test_what_engines_allocate_is_what_is_reported(ranks):
     plain = plain_model(tiny_config("llama"))
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         micro_batches=2, ranks=ranks, gradients_on_gpu=True, offloaded_block_inputs=True
     )
 
@@ -159,8 +161,12 @@ def test_the_pool_of_several_gpus_has_the_bytes_of_their_items(changes, is_gpu_r
     """Two of these GPUs hold most of the model, and a shard each of its moments."""
     requirements = needs_on("2 x H100 SXM", engine__gpus=2, train__batch_size=32, **changes)
     choices = requirements.chosen.choices
-    assert choices.gpu_resident_units >= 20 if is_gpu_resident else choices.blocks_kept_in_slots > 0
-    assert is_gpu_resident or not choices.gpu_resident_units
+    assert (
+        choices.placement.gpu_resident_units >= 20
+        if is_gpu_resident
+        else choices.placement.blocks_kept_in_slots > 0
+    )
+    assert is_gpu_resident or not choices.placement.gpu_resident_units
     for part in pool_of(requirements).parts:
         assert part.total == requirements.parts[part.name].total
         assert all(share.bytes > 0 for share in part.shares)
@@ -190,15 +196,15 @@ def chosen_for(ranks: int, gib: float, rates: Rates = FAST_RATES, **changes) -> 
 def test_what_is_chosen_is_a_plan_for_every_rank(ranks, gib, rows):
     chosen = chosen_for(ranks, gib, train__batch_size=rows * ranks)
     choices = chosen.choices
-    assert choices.ranks == ranks and chosen.rounding["ranks"] == ranks
+    assert choices.sharding.ranks == ranks and chosen.rounding["ranks"] == ranks
     cuts = micro_batch_bounds(rows * ranks, chosen.micro_batch_size)
-    assert len(cuts) == ranks * choices.micro_batches  # each rank takes as many
+    assert len(cuts) == ranks * choices.batching.micro_batches  # each rank takes as many
     assert chosen.gpu_bytes <= gib * GIB
     shape = big_shape()
     numel = {unit.name: unit.numel for unit in shape.units}
     blocks = [unit.name for unit in shape.blocks]
     for rank in (0, ranks - 1):
-        verify_plan(build_step_plan(blocks, False, choices, PlaneSizes(numel, rank=rank)))
+        verify_plan(build_step_plan(blocks, False, choices, PlaneSizes(numel=numel, rank=rank)))
 
 
 @pytest.mark.slow("a plain run has shorter tests of the same")
@@ -206,7 +212,7 @@ def test_ranks_take_micro_batches_of_any_size_as_one_gpu_does():
     """148 rows have no divisor near the 16 that keep a GPU busy; 37 leave activations less room."""
     chosen = chosen_for(2, 139, train__batch_size=296)
     assert 148 % chosen.micro_batch_size > 0
-    assert chosen.choices.blocks_without_recompute == 28  # nothing is recomputed
+    assert chosen.choices.activations.blocks_without_recompute == 28  # nothing is recomputed
 
 
 @pytest.mark.slow("a plain run has shorter tests of the same")
@@ -218,18 +224,18 @@ def test_shards_of_main_grads_are_kept_where_they_make_a_step_much_shorter():
     asked = config(train__batch_size=512, engine__gpus=4, output__checkpoint="none")
     requirements = requirements_of(asked, named_with_several("8 x H200", 512), shape)
     chosen = requirements.chosen
-    assert chosen.choices.main_grad == MainGrad.SHARDS
+    assert chosen.choices.gradients.main_grad == MainGrad.SHARDS
     job = Job(shape, asked, 1024, chosen.rounding | {"main_grad": "device"}, ranks=4)
     target = Target("cuda", requirements.machine.gpus[0].total, 500 * GIB, FAST_RATES)
     whole = choose(job, target)
-    assert whole.choices.main_grad == MainGrad.DEVICE
+    assert whole.choices.gradients.main_grad == MainGrad.DEVICE
     sums = [
         next(item.bytes for item in each.gpu_items if item.kind == MemoryItem.MAIN_GRADS)
         for each in (chosen, whole)
     ]
     assert sums[1] - sums[0] > 2.5 * shape.gradient_numel
     few = needs_on("8 x H200", engine__gpus=4, train__batch_size=592).chosen
-    assert few.choices.main_grad == MainGrad.DEVICE
+    assert few.choices.gradients.main_grad == MainGrad.DEVICE
 
 
 def test_a_session_of_several_ranks_is_continued_with_as_many():
@@ -286,13 +292,17 @@ def test_a_whole_model_on_the_gpus_is_preferred_only_where_units_are_short(monke
     short = planner.SHORT_UNIT_SECONDS
     # Long units: activations use the memory better.
     long = chosen(96)
-    assert long.blocks_without_recompute == 28 and long.gpu_resident_units < 30
+    assert (
+        long.activations.blocks_without_recompute == 28 and long.placement.gpu_resident_units < 30
+    )
     monkeypatch.setattr(planner, "SHORT_UNIT_SECONDS", 1.0)
     whole = chosen(96)
-    assert whole.blocks_without_recompute < 28 and whole.gpu_resident_units == 30
+    assert (
+        whole.activations.blocks_without_recompute < 28 and whole.placement.gpu_resident_units == 30
+    )
     monkeypatch.setattr(planner, "SHORT_UNIT_SECONDS", short)
     # Short ones: nothing else takes the interpreter.
-    assert chosen(8).gpu_resident_units == 30
+    assert chosen(8).placement.gpu_resident_units == 30
 
 
 # ---------------------------------------------------------------------- time
@@ -311,7 +321,7 @@ def test_a_rank_copies_and_updates_its_shards_and_receives_the_others():
     numel = {unit.name: unit.numel for unit in shape.units}
     blocks = [unit.name for unit in shape.blocks]
     plan = build_step_plan(
-        blocks, False, PlanChoices(micro_batches=2, ranks=ranks), PlaneSizes(numel)
+        blocks, False, PlanChoices().changed(micro_batches=2, ranks=ranks), PlaneSizes(numel=numel)
     )
     shard = Shards(ranks).numel(numel["block 3"])
 
@@ -400,7 +410,7 @@ def test_on_the_cpu_each_process_has_a_share_of_ram():
         requirements_of(small.with_values({"engine.gpus": ranks}), machine, shape)
         for ranks in (1, 2)
     )
-    assert (one.ranks, two.ranks) == (1, 2) and two.chosen.choices.micro_batches >= 1
+    assert (one.ranks, two.ranks) == (1, 2) and two.chosen.choices.batching.micro_batches >= 1
     slots = [bytes_of(each, PartName.HOST, MemoryItem.EMBED_AND_HEAD_SLOTS) for each in (one, two)]
     assert slots[1] >= 2 * slots[0] > 0
     exchanged = bytes_of(two, PartName.HOST, MemoryItem.COLLECTIVE)

@@ -4,8 +4,6 @@ the byte, frozen weights are in RAM once, and a step exchanges nothing of them b
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.config.adapters import Adapters
@@ -56,7 +54,9 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(
     states = filled_states(model)
     states.placement.divide(NoShards(ranks))
     plans = (
-        replace(one, ranks=ranks) for one in GRID if not (one.shared_embed_and_head_slot and tied)
+        one.changed(ranks=ranks)
+        for one in GRID
+        if not (one.streaming.shared_embed_and_head_slot and tied)
     )
     assert agreeing_plans(model, states, plans) > 10
     states.close()
@@ -88,7 +88,7 @@ def test_ram_has_frozen_weights_once():
 def test_a_step_gathers_all_weights_and_scatters_the_gradients_of_adapters():
     requirements = needs_on(2, engine__states="host")
     shape, choices = requirements.shape, requirements.chosen.choices
-    assert not choices.unsharded_reads and not choices.gpu_resident_units
+    assert not choices.sharding.unsharded_reads and not choices.placement.gpu_resident_units
     plan, _ = predicted_step(shape, choices, FAST_RATES, requirements.micro_batch, "cuda")
     numels = {unit.name: (unit.numel, unit.weight_numel) for unit in shape.units}
     times, shards = CollectiveTimes(plan, numels, shape.item_bytes, FAST_RATES), Shards(2)

@@ -43,17 +43,17 @@ def chosen_on(nodes: int, ranks: int = 1, gib: float = 80, **changes) -> Chosen:
 def test_what_is_chosen_is_a_plan_for_every_rank_of_every_node(ranks, gib):
     chosen = chosen_on(2, ranks, gib, train__batch_size=32 * ranks)
     choices = chosen.choices
-    assert (choices.replicas, choices.ranks) == (2, ranks)
+    assert (choices.sharding.replicas, choices.sharding.ranks) == (2, ranks)
     assert (chosen.rounding["replicas"], chosen.rounding["ranks"]) == (2, ranks)
-    assert chosen.micro_batch_size * choices.micro_batches == 16
-    assert not choices.graphs
-    assert not choices.gradients_in_main_grads
-    assert not choices.embed_and_head_in_kept_gradients
+    assert chosen.micro_batch_size * choices.batching.micro_batches == 16
+    assert not choices.kernels.graphs
+    assert not choices.gradients.gradients_in_main_grads
+    assert not choices.streaming.embed_and_head_in_kept_gradients
     shape = big_shape()
     numel = {unit.name: unit.numel for unit in shape.units}
     blocks = [unit.name for unit in shape.blocks]
     for rank in range(ranks):
-        verify_plan(build_step_plan(blocks, False, choices, PlaneSizes(numel, rank=rank)))
+        verify_plan(build_step_plan(blocks, False, choices, PlaneSizes(numel=numel, rank=rank)))
 
 
 def test_a_session_is_continued_as_it_was():
@@ -73,7 +73,10 @@ def test_each_node_holds_all_planes_and_computes_its_part_of_the_rows():
     one = requirements_of(asked, machine, big_shape())
     two = requirements_of(asked, machine, big_shape(), SessionFacts(nodes=2, rates=FAST_RATES))
     assert (one.nodes, two.nodes, one.ranks, two.ranks) == (1, 2, 2, 2)
-    rows = [each.chosen.micro_batch_size * each.chosen.choices.micro_batches for each in (one, two)]
+    rows = [
+        each.chosen.micro_batch_size * each.chosen.choices.batching.micro_batches
+        for each in (one, two)
+    ]
     assert rows == [32, 16]
     kind = MemoryItem.WEIGHT_HIGH
     assert bytes_of(one, PartName.HOST, kind) == bytes_of(two, PartName.HOST, kind) > 0
@@ -116,7 +119,11 @@ def test_planes_that_are_divided_take_half_of_the_ram_of_two_nodes():
         on_two(machine, FAST_RATES, engine__across_nodes=way) for way in ("replicate", "shard")
     )
     choices = divide.chosen.choices
-    assert (choices.ranks, choices.replicas, choices.nodes_per_replica) == (4, 1, 2)
+    assert (
+        choices.sharding.ranks,
+        choices.sharding.replicas,
+        choices.sharding.nodes_per_replica,
+    ) == (4, 1, 2)
     assert (divide.nodes, divide.ranks) == (2, 2)
     for kind in (MemoryItem.WEIGHT_HIGH, MemoryItem.EXP_AVG):
         whole = bytes_of(copy, PartName.HOST, kind)
@@ -139,7 +146,7 @@ def test_planes_that_are_divided_take_half_of_the_ram_of_two_nodes():
     numel = {unit.name: unit.numel for unit in big_shape().units}
     blocks = [unit.name for unit in big_shape().blocks]
     for rank in range(4):
-        plan = build_step_plan(blocks, False, again.choices, PlaneSizes(numel, rank=rank))
+        plan = build_step_plan(blocks, False, again.choices, PlaneSizes(numel=numel, rank=rank))
         verify_plan(plan)
         assert from_text(to_text(plan)) == plan and plan.nodes_per_replica == 2
 
@@ -152,14 +159,14 @@ def test_what_does_not_fit_on_one_node_is_divided_and_else_the_faster_way_is_tak
     )
     requirements = on_two(small, FAST_RATES)
     assert (
-        requirements.chosen.choices.nodes_per_replica == 2
+        requirements.chosen.choices.sharding.nodes_per_replica == 2
         and requirements.status() != FitStatus.DOES_NOT_FIT
     )
     large = named_with_several("2 x RTX 4090", 512)
     slow, fast = replace(FAST_RATES, network=2e8), replace(FAST_RATES, link=1e11, network=1e11)
-    assert on_two(large, slow).chosen.choices.nodes_per_replica == 1
+    assert on_two(large, slow).chosen.choices.sharding.nodes_per_replica == 1
     # AdamW on each node then updates half of the model.
-    assert on_two(large, fast).chosen.choices.nodes_per_replica == 2
+    assert on_two(large, fast).chosen.choices.sharding.nodes_per_replica == 2
 
 
 def test_weights_and_gradients_that_are_divided_pass_the_network():
@@ -196,7 +203,9 @@ def test_the_buffers_of_a_rank_alone_on_its_node_are_its_device_state_to_the_byt
     )
     states = filled_states(model)
     plans = [
-        one.changed(replicas=2) for one in GRID if not (one.shared_embed_and_head_slot and tied)
+        one.changed(replicas=2)
+        for one in GRID
+        if not (one.streaming.shared_embed_and_head_slot and tied)
     ]
     assert agreeing_plans(model, states, plans) == len(plans)
     states.close()

@@ -27,7 +27,7 @@ from engine.planning.fit.buffer_sizes import fixed_items, offloaded_input_bytes,
 from engine.planning.fit.memory_items import PartName, items_of
 from engine.planning.fit.report import estimate
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes, gpu_resident_of
+from engine.planning.schedule.choices import EmbedAndHead, PlanChoices, PlaneSizes
 from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_states import HostStates
@@ -55,21 +55,18 @@ QWEN_7B = dict(
 )
 
 DEVICE_UPDATE_GRID += [
-    dataclasses.replace(
-        choices,
+    choices.changed(
         blocks_without_recompute=3,
-        spare_buffers=choices.update_buffers - 1,
+        spare_buffers=choices.updates.update_buffers - 1,
         spare_blocks=2,
     )
     for choices in DEVICE_UPDATE_GRID
-    if choices.update_buffers > 1
+    if choices.updates.update_buffers > 1
 ]
 ON_GPU = dict(gradients_on_gpu=True)
-EMBED_AND_HEAD = ON_GPU | dict(
-    shared_embed_and_head_slot=True, embed_and_head_in_kept_gradients=True
-)
+EMBED_AND_HEAD = ON_GPU | dict(embed_and_head=EmbedAndHead.IN_KEPT_GRADIENTS)
 PLAN_FAMILIES = [
-    dataclasses.replace(choices, **changes)
+    choices.changed(**changes)
     for choices in DEVICE_UPDATE_GRID[::7] + BUFFER_GRID[::11]
     for changes in (
         ON_GPU,
@@ -77,7 +74,7 @@ PLAN_FAMILIES = [
         dict(
             blocks_per_saved_input=2,
             slots=2,
-            blocks_without_recompute=min(1, choices.blocks_without_recompute),
+            blocks_without_recompute=min(1, choices.activations.blocks_without_recompute),
         ),
         ON_GPU | dict(gradients_in_main_grads=True),
         EMBED_AND_HEAD,
@@ -85,7 +82,7 @@ PLAN_FAMILIES = [
         | dict(
             blocks_per_saved_input=2,
             slots=2,
-            blocks_without_recompute=min(1, choices.blocks_without_recompute),
+            blocks_without_recompute=min(1, choices.activations.blocks_without_recompute),
         ),
         *(
             plan_family
@@ -100,11 +97,11 @@ PLAN_FAMILIES = [
             for gpu_resident, device_updates in ((1, ("block 2",)), (3, ("head",)))
         ),
     )
-    if choices.main_grad != "host"
+    if choices.gradients.main_grad != "host"
     or not changes.keys() & {"gradients_on_gpu", "gpu_resident_units"}
-    if choices.main_grad == "device" or not changes.get("gradients_in_main_grads")
-    if choices.main_grad == "vertical" or not changes.get("embed_and_head_in_kept_gradients")
-    if choices.spare_blocks <= 1 or "blocks_per_saved_input" not in changes
+    if choices.gradients.main_grad == "device" or not changes.get("gradients_in_main_grads")
+    if choices.gradients.main_grad == "vertical" or "embed_and_head" not in changes
+    if choices.updates.spare_blocks <= 1 or "blocks_per_saved_input" not in changes
 ]
 
 
@@ -132,22 +129,24 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
     # Moments in other kinds change update buffers alone.
     grid = BUFFER_GRID if optimizer == "adamw" else BUFFER_GRID[::20]
     for choices in grid + DEVICE_UPDATE_GRID[::2] + PLAN_FAMILIES[::2]:
-        if choices.gradients_in_main_grads and dtype == "float32":
+        if choices.gradients.gradients_in_main_grads and dtype == "float32":
             continue
-        if choices.embed_and_head_in_kept_gradients and (tied or not shape.embed_chunk):
+        if choices.streaming.embed_and_head_in_kept_gradients and (tied or not shape.embed_chunk):
             continue
         buffer = update_buffer(shape, choices)
-        of_states = update_buffer_of(states, choices.update_chunks)
-        assert buffer == (of_states.without_gradients if choices.gradients_on_gpu else of_states)
+        of_states = update_buffer_of(states, choices.updates.update_chunks)
+        assert buffer == (
+            of_states.without_gradients if choices.gradients.gradients_on_gpu else of_states
+        )
         sizes = PlaneSizes(
-            numel,
-            buffer.numel,
+            numel=numel,
+            chunk_numel=buffer.numel,
             buffer_bytes=buffer.bytes,
             embed_chunk=shape.embed_chunk,
             item_bytes=shape.item_bytes,
         )
         plan = build_step_plan(names, model.tied, choices, sizes)
-        states.placement.arrange(gpu_resident_of(names, choices), backend)
+        states.placement.arrange(choices.placement.gpu_resident(names), backend)
         state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, states, buffer)
         assert (
             sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes()
@@ -157,10 +156,12 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
 @pytest.mark.parametrize(
     "choices",
     [
-        PlanChoices(micro_batches=2),
-        PlanChoices(micro_batches=2, offloaded_block_inputs=True),
-        PlanChoices(micro_batches=2, offloaded_block_inputs=True, blocks_per_saved_input=2),
-        PlanChoices(
+        PlanChoices().changed(micro_batches=2),
+        PlanChoices().changed(micro_batches=2, offloaded_block_inputs=True),
+        PlanChoices().changed(
+            micro_batches=2, offloaded_block_inputs=True, blocks_per_saved_input=2
+        ),
+        PlanChoices().changed(
             micro_batches=4,
             rounds=2,
             main_grad="host",
@@ -174,7 +175,7 @@ def test_host_block_inputs_are_the_engine_s_to_the_byte(choices):
     run = streamed(plain_model(tiny_config("llama")), choices, tokens=24)
     expected = offloaded_input_bytes(shape_of(run.model), choices, 24)
     assert expected == run.engine.block_input_bytes
-    assert (expected > 0) == choices.offloaded_block_inputs
+    assert (expected > 0) == choices.activations.offloaded_block_inputs
     run.close()
 
 

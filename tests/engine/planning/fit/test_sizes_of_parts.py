@@ -76,14 +76,16 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(name, family, tied, dtyp
     assert states.ram.nbytes == shape.host_bytes
     plans = [*BUFFER_GRID[::3], *DEVICE_UPDATE_GRID[::2]]
     assert (
-        agreeing_plans(model, states, (one for one in plans if one.blocks_per_saved_input == 1))
+        agreeing_plans(
+            model, states, (one for one in plans if one.activations.blocks_per_saved_input == 1)
+        )
         > 20
     )
 
 
 @pytest.mark.parametrize("offloaded_block_inputs", [False, True])
 def test_host_block_inputs_are_the_engine_s_to_the_byte(offloaded_block_inputs):
-    choices = PlanChoices(micro_batches=2, offloaded_block_inputs=offloaded_block_inputs)
+    choices = PlanChoices().changed(micro_batches=2, offloaded_block_inputs=offloaded_block_inputs)
     plain = plain_model(tiny_config("llama"))
     run = streamed(plain, choices, tokens=24, parts=Parts(last_blocks=1))
     expected = offloaded_input_bytes(shape_of(run.model), choices, 24)
@@ -191,8 +193,8 @@ def test_what_is_chosen_is_sound_and_fits(name, blocks, compiler):
     chosen = choose(job, Target("cuda", round(gib * GIB), ram * GIB, FAST_RATES))
     choices = chosen.choices
     assert chosen.gpu_bytes <= gib * GIB
-    assert choices.blocks_without_recompute <= blocks and not choices.graphs
-    assert not set(choices.device_updated_units) & set(shape.frozen_units)
+    assert choices.activations.blocks_without_recompute <= blocks and not choices.kernels.graphs
+    assert not set(choices.updates.device_updated_units) & set(shape.frozen_units)
     plan, timing = predicted_step(
         shape, choices, FAST_RATES, MicroBatch(chosen.micro_batch_size, 1024), "cuda"
     )

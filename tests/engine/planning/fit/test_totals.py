@@ -12,24 +12,24 @@ import pytest
 
 from engine.planning.fit.device_memory import DeviceMemory, Sizer
 from engine.planning.fit.job import Job
-from engine.planning.schedule.choices import PlanChoices
+from engine.planning.schedule.choices import GROUP_OF, EmbedAndHead, PlanChoices
 from engine.planning.schedule.ops import MainGrad
 from engine.text import GIB
 from tests.support.chosen import big_shape, config
 
 pytestmark = pytest.mark.computing
 
-_IN_ROUNDS = PlanChoices(micro_batches=4, rounds=4, main_grad=MainGrad.DEVICE)
-_PARKED = PlanChoices(gradients_on_gpu=True, shared_embed_and_head_slot=True)
+_IN_ROUNDS = PlanChoices().changed(micro_batches=4, rounds=4, main_grad=MainGrad.DEVICE)
+_PARKED = PlanChoices().changed(gradients_on_gpu=True, embed_and_head=EmbedAndHead.SHARED_SLOT)
 STARTS = (
-    PlanChoices(micro_batches=4),
+    PlanChoices().changed(micro_batches=4),
     _IN_ROUNDS,
-    dataclasses.replace(_IN_ROUNDS, gradients_on_gpu=True, gradients_in_main_grads=True),
+    _IN_ROUNDS.changed(gradients_on_gpu=True, gradients_in_main_grads=True),
     _PARKED,
-    dataclasses.replace(
-        _PARKED, embed_and_head_in_kept_gradients=True, blocks_per_saved_input=2, slots=4
+    _PARKED.changed(
+        embed_and_head=EmbedAndHead.IN_KEPT_GRADIENTS, blocks_per_saved_input=2, slots=4
     ),
-    PlanChoices(
+    PlanChoices().changed(
         blocks_without_recompute=12,
         device_updated_units=("head",),
         update_buffers=12,
@@ -53,8 +53,7 @@ OTHERS = {
     "offloaded_block_inputs": (False, True),
     "gradients_on_gpu": (False, True),
     "gradients_in_main_grads": (False, True),
-    "shared_embed_and_head_slot": (False, True),
-    "embed_and_head_in_kept_gradients": (False, True),
+    "embed_and_head": tuple(EmbedAndHead),
     "blocks_per_saved_input": (1, 2),
     "block_input_rings": (3, 5),
     "main_grad": tuple(MainGrad),
@@ -77,7 +76,7 @@ def check_totals(device, tied, together):
     """Changes so many choices at once, whatever they are, so that a total that was computed for one
     value of a choice and is taken for another would be found. Returns the number of plans.
     """
-    assert OTHERS.keys() == {field.name for field in dataclasses.fields(PlanChoices)}
+    assert OTHERS.keys() == GROUP_OF.keys()
     blocks = big_shape().units
     # No two blocks are alike, so that it matters which of them a buffer must hold.
     units = tuple(
@@ -89,8 +88,12 @@ def check_totals(device, tied, together):
     seen = 0
     for start, names in itertools.product(STARTS, itertools.combinations(OTHERS, together)):
         for values in itertools.product(*(OTHERS[name] for name in names)):
-            choices = dataclasses.replace(start, **dict(zip(names, values)))
-            if choices.blocks_kept_in_slots + max(0, choices.gpu_resident_units - 1) > 28:
+            choices = start.changed(**dict(zip(names, values)))
+            if (
+                choices.placement.blocks_kept_in_slots
+                + max(0, choices.placement.gpu_resident_units - 1)
+                > 28
+            ):
                 continue
             seen += 1
             for size in (1, 3):
@@ -117,7 +120,9 @@ def test_choices_are_changed_as_a_dataclass_is_replaced():
     for _ in range(100):
         name = pick.choice(list(OTHERS))
         value = pick.choice(OTHERS[name])
-        before, expected = choices, dataclasses.replace(choices, **{name: value})
+        before, group = choices, GROUP_OF[name]
+        of_group = dataclasses.replace(getattr(choices, group), **{name: value})
+        expected = dataclasses.replace(before, **{group: of_group})
         kept = dataclasses.asdict(before)
         choices = choices.changed(**{name: value})
         assert choices == expected and hash(choices) == hash(expected)
@@ -125,4 +130,4 @@ def test_choices_are_changed_as_a_dataclass_is_replaced():
     with pytest.raises(TypeError, match="kept_block"):
         choices.changed(kept_block=1)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        choices.slots = 3
+        choices.streaming.slots = 3

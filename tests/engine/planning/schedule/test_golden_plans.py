@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.planning.schedule.build import build_forward_plan, build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.choices import EmbedAndHead, PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.verify_plan import verify_plan
@@ -21,16 +21,16 @@ from tests.support.plan_text import OP_TYPES, from_text, to_text
 FOLDER = Path(__file__).parent / "golden"
 BLOCKS = ["block 0", "block 1", "block 2", "block 3"]
 NUMEL = dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310}
-SMALL_OUTER = PlaneSizes(NUMEL | {"embed": 180, "head": 190}, embed_chunk=90)
-OF_RANKS = PlaneSizes({unit: 10 * numel for unit, numel in NUMEL.items()}, rank=1)
+SMALL_OUTER = PlaneSizes(numel=NUMEL | {"embed": 180, "head": 190}, embed_chunk=90)
+OF_RANKS = PlaneSizes(numel={unit: 10 * numel for unit, numel in NUMEL.items()}, rank=1)
 DEVICE_UPDATES = ("embed", "block 0", "block 1", "head")
 
 CHOICES = {
-    "vertical": PlanChoices(micro_batches=2),
-    "host-block-inputs": PlanChoices(
+    "vertical": PlanChoices().changed(micro_batches=2),
+    "host-block-inputs": PlanChoices().changed(
         micro_batches=3, offloaded_block_inputs=True, block_input_rings=2, slots=3, prefetch_depth=2
     ),
-    "saved-attention": PlanChoices(
+    "saved-attention": PlanChoices().changed(
         offloaded_block_inputs=True,
         block_input_rings=1,
         blocks_without_recompute=1,
@@ -38,10 +38,10 @@ CHOICES = {
         attention_blocks=2,
         attention_bytes=7280,
     ),
-    "kept-and-in-slots": PlanChoices(
+    "kept-and-in-slots": PlanChoices().changed(
         micro_batches=2, blocks_without_recompute=2, blocks_kept_in_slots=1, compiled=True
     ),
-    "rounds-on-the-device": PlanChoices(
+    "rounds-on-the-device": PlanChoices().changed(
         micro_batches=2,
         rounds=2,
         main_grad=MainGrad.DEVICE,
@@ -49,17 +49,17 @@ CHOICES = {
         slots=3,
         prefetch_depth=2,
     ),
-    "rounds-on-the-host": PlanChoices(
+    "rounds-on-the-host": PlanChoices().changed(
         micro_batches=4, rounds=2, main_grad=MainGrad.HOST, offloaded_block_inputs=True
     ),
-    "kept-gradients": PlanChoices(
+    "kept-gradients": PlanChoices().changed(
         micro_batches=2,
         gradients_on_gpu=True,
-        shared_embed_and_head_slot=True,
+        embed_and_head=EmbedAndHead.SHARED_SLOT,
         device_updated_units=("block 1",),
         update_buffers=1,
     ),
-    "gradients-in-main-grads": PlanChoices(
+    "gradients-in-main-grads": PlanChoices().changed(
         micro_batches=2,
         rounds=2,
         main_grad=MainGrad.DEVICE,
@@ -68,7 +68,7 @@ CHOICES = {
         device_updated_units=("embed", "block 1"),
         update_buffers=2,
     ),
-    "gpu-resident": PlanChoices(
+    "gpu-resident": PlanChoices().changed(
         micro_batches=4,
         rounds=2,
         main_grad=MainGrad.DEVICE,
@@ -76,80 +76,85 @@ CHOICES = {
         device_updated_units=("block 2",),
         update_buffers=1,
     ),
-    "disk-offload": PlanChoices(micro_batches=2, gpu_resident_units=1, disk_offloaded_units=2),
-    "disk-offload-and-kept-gradients": PlanChoices(
+    "disk-offload": PlanChoices().changed(
+        micro_batches=2, gpu_resident_units=1, disk_offloaded_units=2
+    ),
+    "disk-offload-and-kept-gradients": PlanChoices().changed(
         micro_batches=2, gradients_on_gpu=True, disk_offloaded_units=3
     ),
-    "disk-offloaded-block-inputs": PlanChoices(
+    "disk-offloaded-block-inputs": PlanChoices().changed(
         micro_batches=2,
         offloaded_block_inputs=True,
         disk_offloaded_block_inputs=2,
         disk_offloaded_units=1,
     ),
-    "embed-and-head-in-kept-gradients": PlanChoices(
+    "embed-and-head-in-kept-gradients": PlanChoices().changed(
         micro_batches=2,
         gradients_on_gpu=True,
-        shared_embed_and_head_slot=True,
-        embed_and_head_in_kept_gradients=True,
+        embed_and_head=EmbedAndHead.IN_KEPT_GRADIENTS,
         device_updated_units=("embed", "block 1"),
         update_buffers=2,
     ),
-    "pairs": PlanChoices(
+    "pairs": PlanChoices().changed(
         micro_batches=2,
         blocks_per_saved_input=2,
         offloaded_block_inputs=True,
         blocks_without_recompute=1,
         slots=3,
     ),
-    "ranks": PlanChoices(micro_batches=2, ranks=2),
-    "ranks-with-device-updates": PlanChoices(
+    "ranks": PlanChoices().changed(micro_batches=2, ranks=2),
+    "ranks-with-device-updates": PlanChoices().changed(
         micro_batches=2,
         ranks=2,
         rounds=2,
         main_grad=MainGrad.DEVICE,
         gradients_on_gpu=True,
-        shared_embed_and_head_slot=True,
+        embed_and_head=EmbedAndHead.SHARED_SLOT,
         device_updated_units=("embed", "block 1"),
         update_buffers=2,
     ),
-    "ranks-with-main-grad-shards": PlanChoices(
+    "ranks-with-main-grad-shards": PlanChoices().changed(
         micro_batches=2, ranks=2, rounds=2, main_grad=MainGrad.SHARDS, blocks_without_recompute=1
     ),
-    "ranks-with-moments-after-weights": PlanChoices(
+    "ranks-with-moments-after-weights": PlanChoices().changed(
         micro_batches=2, ranks=2, gpu_resident_units=2, moments_after_weights=True
     ),
-    "ranks-with-unsharded-reads": PlanChoices(
+    "ranks-with-unsharded-reads": PlanChoices().changed(
         micro_batches=2,
         ranks=2,
         unsharded_reads=True,
         device_updated_units=("embed",),
         update_buffers=1,
     ),
-    "ranks-with-gpu-resident-units": PlanChoices(micro_batches=2, ranks=2, gpu_resident_units=3),
-    "replicas": PlanChoices(
+    "ranks-with-gpu-resident-units": PlanChoices().changed(
+        micro_batches=2, ranks=2, gpu_resident_units=3
+    ),
+    "replicas": PlanChoices().changed(
         micro_batches=2, replicas=2, device_updated_units=("block 1",), update_buffers=1
     ),
-    "replicas-of-ranks": PlanChoices(micro_batches=2, replicas=3, ranks=2, blocks_kept_in_slots=1),
-    "last-blocks": PlanChoices(
+    "replicas-of-ranks": PlanChoices().changed(
+        micro_batches=2, replicas=3, ranks=2, blocks_kept_in_slots=1
+    ),
+    "last-blocks": PlanChoices().changed(
         micro_batches=2,
         offloaded_block_inputs=True,
         blocks_without_recompute=1,
         gpu_resident_units=1,
         slots=3,
     ),
-    "frozen-in-the-middle": PlanChoices(
+    "frozen-in-the-middle": PlanChoices().changed(
         micro_batches=2,
         rounds=2,
         main_grad=MainGrad.DEVICE,
         gradients_on_gpu=True,
-        shared_embed_and_head_slot=True,
+        embed_and_head=EmbedAndHead.SHARED_SLOT,
         device_updated_units=("block 1",),
         update_buffers=1,
     ),
-    "updates-on-the-device": PlanChoices(
+    "updates-on-the-device": PlanChoices().changed(
         micro_batches=2, device_updated_units=DEVICE_UPDATES, update_buffers=2
     ),
-    "spare-buffers": PlanChoices(
+    "spare-buffers": PlanChoices().changed(
         micro_batches=2,
         rounds=2,
         main_grad=MainGrad.DEVICE,
@@ -165,9 +170,9 @@ FROZEN = {
     "frozen-in-the-middle": ("embed", "block 0", "block 2"),
 }
 FORWARD = {
-    "forward": PlanChoices(micro_batches=2),
-    "forward-in-groups": PlanChoices(micro_batches=3, rounds=2, blocks_kept_in_slots=2),
-    "forward-held": PlanChoices(micro_batches=3, rounds=2, blocks_kept_in_slots=2),
+    "forward": PlanChoices().changed(micro_batches=2),
+    "forward-in-groups": PlanChoices().changed(micro_batches=3, rounds=2, blocks_kept_in_slots=2),
+    "forward-held": PlanChoices().changed(micro_batches=3, rounds=2, blocks_kept_in_slots=2),
 }
 
 
@@ -176,12 +181,12 @@ def plan_of(name: str) -> StepPlan:
         return build_forward_plan(BLOCKS, True, FORWARD[name], held=name == "forward-held")
     sizes = (
         SMALL_OUTER
-        if CHOICES[name].embed_and_head_in_kept_gradients
-        else PlaneSizes(NUMEL, disk_chunk_numel=30)
+        if CHOICES[name].streaming.embed_and_head_in_kept_gradients
+        else PlaneSizes(numel=NUMEL, disk_chunk_numel=30)
     )
     if name in FROZEN:
-        sizes = PlaneSizes(NUMEL | dict.fromkeys(FROZEN[name], 0), frozen=FROZEN[name])
-    if CHOICES[name].ranks > 1:
+        sizes = PlaneSizes(numel=NUMEL | dict.fromkeys(FROZEN[name], 0), frozen=FROZEN[name])
+    if CHOICES[name].sharding.ranks > 1:
         sizes = OF_RANKS
     return build_step_plan(BLOCKS, name == "vertical", CHOICES[name], sizes)
 

@@ -9,7 +9,7 @@ import torch
 
 from engine.planning.schedule.buffers import Buffer, BufferKind, Content, ContentKind
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.choices import EmbedAndHead, PlanChoices, PlaneSizes
 from engine.planning.schedule.grid import grid
 from engine.planning.schedule.ops import Lane, MainGrad
 from engine.planning.schedule.verify_plan import PlanError, verify_plan
@@ -40,7 +40,7 @@ def reference():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SAME_BITS | LATE_MOMENTS)
 def test_any_plan_gives_the_same_bits(reference, name, dtype, tied):
-    choices = dataclasses.replace(BASE, **(SAME_BITS | LATE_MOMENTS)[name])
+    choices = BASE.changed(**(SAME_BITS | LATE_MOMENTS)[name])
     assert_same_bits(planes_after(choices, dtype=dtype, tied=tied), reference[dtype, tied])
 
 
@@ -48,7 +48,7 @@ def test_dropout_draws_the_same_numbers_in_the_recompute():
     recomputed = planes_after(BASE, family="gpt2", dropout=0.2)
     assert_same_bits(
         planes_after(
-            dataclasses.replace(BASE, blocks_kept_in_slots=3, blocks_without_recompute=3),
+            BASE.changed(blocks_kept_in_slots=3, blocks_without_recompute=3),
             family="gpt2",
             dropout=0.2,
         ),
@@ -63,11 +63,9 @@ def test_sum_over_rounds_in_bf16_differs_by_rounding_only(reference):
     same bits.
     """
     vertical = planes_after(BASE, dtype="bfloat16")
-    device = planes_after(dataclasses.replace(BASE, rounds=2, main_grad="device"), dtype="bfloat16")
+    device = planes_after(BASE.changed(rounds=2, main_grad="device"), dtype="bfloat16")
     assert_same_bits(device, vertical)
-    host = planes_after(
-        dataclasses.replace(BASE, rounds=2, main_grad="host"), dtype="bfloat16", steps=1
-    )
+    host = planes_after(BASE.changed(rounds=2, main_grad="host"), dtype="bfloat16", steps=1)
     once = planes_after(BASE, dtype="bfloat16", steps=1)
     gradients = [(a.float(), b.float()) for k, (a, b) in enumerate(zip(host, once)) if k % 5 == 4]
     norm = torch.cat([b for _, b in gradients]).norm()
@@ -107,7 +105,7 @@ def test_delays_in_any_lane_change_nothing(reference, lanes, name):
         "base": {},
         "rounds": dict(rounds=2, main_grad="host", micro_batches=2),
     } | SAME_BITS
-    choices = dataclasses.replace(BASE, **changes[name])
+    choices = BASE.changed(**changes[name])
     expected = planes_after(choices) if name == "rounds" else reference["float32", False]
     assert_same_bits(planes_after(choices, backend=DelayedBackend(lanes)), expected)
 
@@ -127,19 +125,20 @@ def test_dropping_any_single_wait_is_found():
     plan = build_step_plan(
         [f"block {k}" for k in range(4)],
         False,
-        PlanChoices(micro_batches=2, offloaded_block_inputs=True, block_input_rings=2),
+        PlanChoices().changed(micro_batches=2, offloaded_block_inputs=True, block_input_rings=2),
     )
     assert len(find_dropped_waits(plan)) > 20
     embed_and_head = build_step_plan(
         [f"block {k}" for k in range(4)],
         False,
-        PlanChoices(
+        PlanChoices().changed(
             micro_batches=2,
             gradients_on_gpu=True,
-            shared_embed_and_head_slot=True,
-            embed_and_head_in_kept_gradients=True,
+            embed_and_head=EmbedAndHead.IN_KEPT_GRADIENTS,
         ),
-        PlaneSizes({"embed": 16, "head": 17} | {f"block {k}": 10 for k in range(4)}, embed_chunk=8),
+        PlaneSizes(
+            numel={"embed": 16, "head": 17} | {f"block {k}": 10 for k in range(4)}, embed_chunk=8
+        ),
     )
     assert len(find_dropped_waits(embed_and_head)) > 20
 
@@ -160,7 +159,9 @@ def test_a_wrong_slot_is_found_and_shown():
 
 
 def test_a_plan_reads_as_a_grid():
-    text = grid(build_step_plan(["block 0", "block 1"], True, PlanChoices(micro_batches=2)))
+    text = grid(
+        build_step_plan(["block 0", "block 1"], True, PlanChoices().changed(micro_batches=2))
+    )
     assert text.splitlines()[0].split() == ["op", "H2D", "COMPUTE", "D2H", "HOST", "waits", "for"]
     assert "forward block 1[0]" in text
     assert "update head" in text
@@ -169,11 +170,11 @@ def test_a_plan_reads_as_a_grid():
 
 def test_contradicting_choices_are_refused():
     for choices in (
-        PlanChoices(micro_batches=3, rounds=2, main_grad="host"),
-        PlanChoices(blocks_without_recompute=2),
-        PlanChoices(main_grad=MainGrad.HOST),
-        PlanChoices(moments_after_weights=True, gradients_on_gpu=True),
-        PlanChoices(moments_after_weights=True, disk_offloaded_units=1),
+        PlanChoices().changed(micro_batches=3, rounds=2, main_grad="host"),
+        PlanChoices().changed(blocks_without_recompute=2),
+        PlanChoices().changed(main_grad=MainGrad.HOST),
+        PlanChoices().changed(moments_after_weights=True, gradients_on_gpu=True),
+        PlanChoices().changed(moments_after_weights=True, disk_offloaded_units=1),
     ):
         with pytest.raises(ValueError):
             build_step_plan(["block 0"], False, choices)

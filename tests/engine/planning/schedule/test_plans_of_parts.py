@@ -4,14 +4,13 @@ that frozen units leave, and delays change nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
 import torch
 
 from engine.planning.schedule.build import build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.choices import EmbedAndHead, PlanChoices, PlaneSizes
 from engine.planning.schedule.ops import Lane, MainGrad, OpKind
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.verify_plan import verify_plan
@@ -35,10 +34,10 @@ SAME_BITS = {
     "GPU-resident and resident": dict(
         gpu_resident_units=3, blocks_kept_in_slots=1, blocks_without_recompute=1
     ),
-    "shared embed and head slot": dict(shared_embed_and_head_slot=True),
+    "shared embed and head slot": dict(embed_and_head=EmbedAndHead.SHARED_SLOT),
     "gradients on the GPU": dict(gradients_on_gpu=True),
     "gradients on the GPU, shared embed and head slot": dict(
-        gradients_on_gpu=True, shared_embed_and_head_slot=True
+        gradients_on_gpu=True, embed_and_head=EmbedAndHead.SHARED_SLOT
     ),
     "rounds on the device": dict(rounds=2, main_grad=MainGrad.DEVICE),
     "gradients in sums": dict(
@@ -62,7 +61,7 @@ def allows(name: str, parts: str, tied: bool) -> bool:
     """
     if "blocks_without_recompute" in SAME_BITS[name] and parts == "head" and not tied:
         return False
-    return not tied or not SAME_BITS[name].keys() & {"shared_embed_and_head_slot", "rounds"}
+    return not tied or not SAME_BITS[name].keys() & {"embed_and_head", "rounds"}
 
 
 POSSIBLE = [
@@ -77,14 +76,14 @@ POSSIBLE = [
 
 @pytest.mark.parametrize("name, parts, dtype, tied", POSSIBLE)
 def test_any_plan_gives_the_same_bits(reference, name, parts, dtype, tied):
-    choices = dataclasses.replace(BASE, **SAME_BITS[name])
+    choices = BASE.changed(**SAME_BITS[name])
     found = planes_after(choices, PARTS[parts], dtype=dtype, tied=tied)
     assert_same_bits(found, reference[parts, dtype, tied])
 
 
 @pytest.mark.parametrize("on_disk", [1, 3, 6])
 def test_moments_on_the_disk_give_the_same_bits(reference, on_disk, tmp_path):
-    choices = dataclasses.replace(BASE, disk_offloaded_units=on_disk)
+    choices = BASE.changed(disk_offloaded_units=on_disk)
     for name in PARTS:
         found = planes_after(choices, PARTS[name], dtype="bfloat16", disk=tmp_path)
         assert_same_bits(found, reference[name, "bfloat16", False])
@@ -92,16 +91,14 @@ def test_moments_on_the_disk_give_the_same_bits(reference, on_disk, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_block_inputs_on_the_disk_give_the_same_bits(reference, count, tmp_path):
-    choices = dataclasses.replace(
-        BASE, offloaded_block_inputs=True, disk_offloaded_block_inputs=count
-    )
+    choices = BASE.changed(offloaded_block_inputs=True, disk_offloaded_block_inputs=count)
     for name in ("last block", "in the middle"):
         found = planes_after(choices, PARTS[name], dtype="bfloat16", disk=tmp_path)
         assert_same_bits(found, reference[name, "bfloat16", False])
     with pytest.raises(
         ValueError, match="3 block inputs cannot be on the disk where a step keeps 2"
     ):
-        more = dataclasses.replace(choices, disk_offloaded_block_inputs=3)
+        more = choices.changed(disk_offloaded_block_inputs=3)
         planes_after(more, PARTS["last block"], disk=tmp_path)
 
 
@@ -110,9 +107,7 @@ def test_rounded_moments(optimizer):
     """The moments of frozen parameters are nowhere, and those of the others are in their places."""
     for parts in PARTS.values():
         first = planes_after(BASE, parts, dtype="bfloat16", optimizer=optimizer)
-        choices = dataclasses.replace(
-            BASE, slots=3, blocks_without_recompute=0, blocks_kept_in_slots=1
-        )
+        choices = BASE.changed(slots=3, blocks_without_recompute=0, blocks_kept_in_slots=1)
         again = planes_after(choices, parts, dtype="bfloat16", optimizer=optimizer)
         assert_same_bits(again, first)
 
@@ -133,7 +128,7 @@ def test_the_optimizer_on_the_device_gives_nearly_the_same(home, reference):
     """Both devices round alike but for the last bits."""
     parts, units = PARTS["around"], ("embed", "block 1", "block 3", "head")
     trained = ("embed", "block 3", "head")
-    choices = dataclasses.replace(BASE, device_updated_units=(home,), update_buffers=2)
+    choices = BASE.changed(device_updated_units=(home,), update_buffers=2)
     if home not in trained:
         with pytest.raises(ValueError, match="have no optimizer"):
             planes_after(choices, parts)
@@ -158,7 +153,7 @@ FROZEN = [
 
 def plan_of(frozen: tuple[str, ...], choices: PlanChoices, tied: bool = False) -> StepPlan:
     numel = dict.fromkeys(UNITS, 100) | dict.fromkeys(frozen, 0)
-    return build_step_plan(BLOCKS, tied, choices, PlaneSizes(numel, frozen=frozen))
+    return build_step_plan(BLOCKS, tied, choices, PlaneSizes(numel=numel, frozen=frozen))
 
 
 def back(frozen: tuple[str, ...]) -> list[str]:
@@ -170,7 +165,7 @@ def back(frozen: tuple[str, ...]) -> list[str]:
 @pytest.mark.parametrize("frozen", FROZEN, ids="+".join)
 def test_every_plan_of_a_size_grid_validates(frozen, tied):
     for choices in GRID:
-        if choices.blocks_without_recompute <= len(back(frozen)):
+        if choices.activations.blocks_without_recompute <= len(back(frozen)):
             verify_plan(plan_of(frozen, choices, tied))
 
 
@@ -182,7 +177,7 @@ def test_plans_with_device_updates_validate(frozen):
             verify_plan(
                 plan_of(
                     frozen,
-                    PlanChoices(
+                    PlanChoices().changed(
                         micro_batches=2,
                         rounds=rounds,
                         main_grad=main_grad,
@@ -190,7 +185,9 @@ def test_plans_with_device_updates_validate(frozen):
                         update_buffers=buffers,
                         update_chunks=2,
                         gradients_on_gpu=shares,
-                        shared_embed_and_head_slot=shares,
+                        embed_and_head=EmbedAndHead.SHARED_SLOT
+                        if shares
+                        else EmbedAndHead.OWN_SLOTS,
                         blocks_kept_in_slots=1,
                     ),
                 )
@@ -199,7 +196,7 @@ def test_plans_with_device_updates_validate(frozen):
 
 @pytest.mark.parametrize("frozen", FROZEN, ids="+".join)
 def test_a_frozen_unit_has_no_gradient_and_no_update(frozen):
-    ops = plan_of(frozen, PlanChoices(micro_batches=2)).ops
+    ops = plan_of(frozen, PlanChoices().changed(micro_batches=2)).ops
     trained = [unit for unit in UNITS if unit not in frozen]
     for kind in (OpKind.REDUCE, OpKind.OFFLOAD, OpKind.UPDATE):
         assert sorted(op.unit for op in ops if op.kind == kind) == sorted(trained), kind
@@ -211,7 +208,7 @@ def test_a_frozen_unit_has_no_gradient_and_no_update(frozen):
 
 def test_what_lies_below_keeps_and_fetches_nothing():
     frozen = FROZEN[0]
-    ops = plan_of(frozen, PlanChoices(micro_batches=2, offloaded_block_inputs=True)).ops
+    ops = plan_of(frozen, PlanChoices().changed(micro_batches=2, offloaded_block_inputs=True)).ops
     stored = [op.unit for op in ops if op.kind == OpKind.OFFLOAD_BLOCK_INPUT]
     assert sorted(set(stored)) == ["block 2", "block 3"]
     fetched = [op.unit for op in ops if op.kind == OpKind.PREFETCH]
@@ -221,15 +218,15 @@ def test_what_lies_below_keeps_and_fetches_nothing():
 
 def test_a_block_is_updated_in_its_slot_if_the_next_step_finds_it_there():
     """The next step begins with the first blocks, of which some have no backward."""
-    device_updates = PlanChoices(
+    device_updates = PlanChoices().changed(
         micro_batches=2, device_updated_units=("block 2", "block 3"), update_buffers=2
     )
     assert plan_of(FROZEN[0], device_updates).placed == ()
-    resident = dataclasses.replace(device_updates, blocks_kept_in_slots=1)
+    resident = device_updates.changed(blocks_kept_in_slots=1)
     assert [unit for unit, _ in plan_of(FROZEN[0], resident).placed] == ["block 3"]
-    others = dataclasses.replace(device_updates, device_updated_units=("block 0", "block 2"))
+    others = device_updates.changed(device_updated_units=("block 0", "block 2"))
     assert [unit for unit, _ in plan_of(FROZEN[3], others).placed] == ["block 0"]
-    second = dataclasses.replace(device_updates, device_updated_units=("block 1", "block 2"))
+    second = device_updates.changed(device_updated_units=("block 1", "block 2"))
     plan = plan_of(("embed", "block 0"), second)
     verify_plan(plan)
     assert [unit for unit, _ in plan.placed] == ["block 1"]
@@ -238,7 +235,9 @@ def test_a_block_is_updated_in_its_slot_if_the_next_step_finds_it_there():
 
 def test_every_wait_of_such_a_plan_is_needed():
     for frozen in FROZEN[:3]:
-        choices = PlanChoices(micro_batches=2, offloaded_block_inputs=True, block_input_rings=2)
+        choices = PlanChoices().changed(
+            micro_batches=2, offloaded_block_inputs=True, block_input_rings=2
+        )
         assert len(find_dropped_waits(plan_of(frozen, choices))) > 10
 
 
@@ -253,9 +252,9 @@ def test_every_wait_of_such_a_plan_is_needed():
 )
 def test_contradictions(changes, words):
     with pytest.raises(ValueError, match=words):
-        plan_of(FROZEN[0], PlanChoices(micro_batches=2, **changes))
+        plan_of(FROZEN[0], PlanChoices().changed(micro_batches=2, **changes))
 
 
 def test_something_is_trained():
     with pytest.raises(ValueError, match="nothing is trained"):
-        plan_of(UNITS, PlanChoices(micro_batches=2))
+        plan_of(UNITS, PlanChoices().changed(micro_batches=2))

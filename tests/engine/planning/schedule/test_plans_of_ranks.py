@@ -12,8 +12,8 @@ import pytest
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.planning.layout.moments import BLOCK, MomentKind
 from engine.planning.schedule.buffers import BufferKind
-from engine.planning.schedule.build import ONE_RANK_ONLY, build_forward_plan, build_step_plan
-from engine.planning.schedule.choices import PlanChoices, PlaneSizes
+from engine.planning.schedule.build import build_forward_plan, build_step_plan
+from engine.planning.schedule.choices import ONE_RANK_ONLY, EmbedAndHead, PlanChoices, PlaneSizes
 from engine.planning.schedule.grid import grid
 from engine.planning.schedule.ops import Lane, OpKind
 from engine.planning.schedule.schedule import StepPlan
@@ -118,7 +118,9 @@ CHOICES = {
 WAYS: dict[str, dict] = {
     "": {},
     "gradients on the GPU": dict(gradients_on_gpu=True),
-    "shared embed and head slot": dict(shared_embed_and_head_slot=True, gradients_on_gpu=True),
+    "shared embed and head slot": dict(
+        embed_and_head=EmbedAndHead.SHARED_SLOT, gradients_on_gpu=True
+    ),
     "kept": dict(blocks_without_recompute=3, slots=3, prefetch_depth=2),
     "block inputs on the host": dict(
         offloaded_block_inputs=True, block_input_rings=1, blocks_without_recompute=1
@@ -135,11 +137,11 @@ WAYS: dict[str, dict] = {
 
 def choices_of(name: str, ranks: int) -> PlanChoices:
     changes = {key: value for part in CHOICES[name] for key, value in WAYS[part].items()}
-    return PlanChoices(micro_batches=2, ranks=ranks, **changes)
+    return PlanChoices().changed(micro_batches=2, ranks=ranks, **changes)
 
 
 def plan_of(name: str, ranks: int, rank: int, tied: bool = False, chunk: int = 0) -> StepPlan:
-    sizes = PlaneSizes(NUMEL, chunk_numel=chunk, rank=rank)
+    sizes = PlaneSizes(numel=NUMEL, chunk_numel=chunk, rank=rank)
     return build_step_plan(BLOCKS, tied, choices_of(name, ranks), sizes)
 
 
@@ -148,7 +150,7 @@ def plan_of(name: str, ranks: int, rank: int, tied: bool = False, chunk: int = 0
 def test_every_plan_of_every_rank_is_sound(ranks, tied):
     """Every rank updates its own shard and nothing else, and meets the others where they are."""
     for name in CHOICES:
-        if tied and choices_of(name, ranks).shared_embed_and_head_slot:
+        if tied and choices_of(name, ranks).streaming.shared_embed_and_head_slot:
             continue
         collectives = []
         for rank in range(ranks):
@@ -177,7 +179,7 @@ def assert_own_shard_updated(plan: StepPlan, choices: PlanChoices, name: str) ->
         chunks = [op.chunk for op in plan.ops if op.kind in kinds and op.unit == unit]
         covered = [element for chunk in chunks for element in range(*chunk)]
         assert covered == [*range(start, stop)], (name, unit)
-        updated_on_device = unit in choices.device_updated_units
+        updated_on_device = unit in choices.updates.device_updated_units
         found = {op.kind for op in plan.ops if op.kind in kinds and op.unit == unit}
         expected = OpKind.DEVICE_UPDATE if updated_on_device else OpKind.UPDATE
         assert found <= {expected}, (name, unit)
@@ -235,7 +237,7 @@ def test_dropping_any_single_wait_is_found(name, ranks):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_pass_without_gradients_gathers_weights_too(ranks):
-    choices = PlanChoices(micro_batches=2, ranks=ranks, blocks_kept_in_slots=1)
+    choices = PlanChoices().changed(micro_batches=2, ranks=ranks, blocks_kept_in_slots=1)
     plans = [build_forward_plan(BLOCKS, False, choices, rank=rank) for rank in range(ranks)]
     for rank, plan in enumerate(plans):
         verify_plan(plan)
@@ -264,10 +266,10 @@ def test_units_that_live_on_the_device_are_gathered_after_their_update(changes):
     """Each rank updates its shard in the slot, and no later op computes with the others' old
     weights.
     """
-    choices = PlanChoices(micro_batches=2, ranks=3, gpu_resident_units=3, **changes)
+    choices = PlanChoices().changed(micro_batches=2, ranks=3, gpu_resident_units=3, **changes)
     collectives = []
     for rank in range(3):
-        plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL, rank=rank))
+        plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(numel=NUMEL, rank=rank))
         verify_plan(plan)
         assert from_text(to_text(plan)) == plan
         kinds = {kind for kind, _ in find_dropped_waits(plan)}
@@ -290,11 +292,11 @@ def test_nodes_exchange_gradients_and_no_weights(ranks, tied):
     """
     for name in CHOICES:
         choices = choices_of(name, ranks)
-        if (tied and choices.shared_embed_and_head_slot) or (
-            choices.unsharded_reads and ranks == 1
+        if (tied and choices.streaming.shared_embed_and_head_slot) or (
+            choices.sharding.unsharded_reads and ranks == 1
         ):
             continue
-        sizes = PlaneSizes(NUMEL, chunk_numel=256, rank=ranks - 1)
+        sizes = PlaneSizes(numel=NUMEL, chunk_numel=256, rank=ranks - 1)
         choices = choices.changed(replicas=3)
         plan = build_step_plan(BLOCKS, tied, choices, sizes)
         verify_plan(plan)
@@ -318,7 +320,7 @@ def test_nodes_exchange_gradients_and_no_weights(ranks, tied):
 )
 def test_dropping_any_single_wait_between_nodes_is_found(name):
     choices = choices_of(name, 1).changed(replicas=2)
-    plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
+    plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(numel=NUMEL))
     dropped = {kind for kind, _ in find_dropped_waits(plan)}
     assert dropped >= {OpKind.REDUCE_SCATTER, OpKind.SUMMARY, OpKind.PREFETCH, OpKind.BACKWARD}
 
@@ -335,10 +337,10 @@ def test_dropping_any_single_wait_between_nodes_is_found(name):
     ],
 )
 def test_choices_of_one_rank_are_refused_for_several_nodes(name, changes):
-    choices = PlanChoices(micro_batches=2, **changes)
-    build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
+    choices = PlanChoices().changed(micro_batches=2, **changes)
+    build_step_plan(BLOCKS, False, choices, PlaneSizes(numel=NUMEL))
     with pytest.raises(ValueError, match=f"^{name} is for one rank, not for 2$"):
-        build_step_plan(BLOCKS, False, choices.changed(replicas=2), PlaneSizes(NUMEL))
+        build_step_plan(BLOCKS, False, choices.changed(replicas=2), PlaneSizes(numel=NUMEL))
 
 
 def test_the_grid_shows_the_exchange():
@@ -366,10 +368,12 @@ FROZEN = ("embed", "block 0", "block 3", "head")
 def test_frozen_units_are_gathered_and_nothing_else(changes, ranks):
     """Nobody waits for an update of theirs, where each rank reads them whole."""
     numel = NUMEL | dict.fromkeys(FROZEN, 0)
-    choices = PlanChoices(micro_batches=2, ranks=ranks, **changes)
+    choices = PlanChoices().changed(micro_batches=2, ranks=ranks, **changes)
     collectives = []
     for rank in range(ranks):
-        plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(numel, rank=rank, frozen=FROZEN))
+        plan = build_step_plan(
+            BLOCKS, False, choices, PlaneSizes(numel=numel, rank=rank, frozen=FROZEN)
+        )
         verify_plan(plan)
         assert from_text(to_text(plan)) == plan
         trained = set(NUMEL) - set(FROZEN)
@@ -393,9 +397,8 @@ ALONE = {
     "disk_offloaded_block_inputs": dict(disk_offloaded_block_inputs=1, offloaded_block_inputs=True),
     "gradients_in_main_grads": dict(gradients_in_main_grads=True, gradients_on_gpu=True, **DEVICE),
     "embed_and_head_in_kept_gradients": dict(
-        embed_and_head_in_kept_gradients=True,
+        embed_and_head=EmbedAndHead.IN_KEPT_GRADIENTS,
         gradients_on_gpu=True,
-        shared_embed_and_head_slot=True,
     ),
     "spare_buffers": dict(
         device_updated_units=("embed",),
@@ -412,22 +415,24 @@ ALONE = {
 
 def test_shards_of_main_grads_are_for_several_ranks():
     with pytest.raises(ValueError, match="only several ranks keep shards"):
-        build_step_plan(BLOCKS, False, PlanChoices(micro_batches=2, **SHARDS), PlaneSizes(NUMEL))
+        build_step_plan(
+            BLOCKS, False, PlanChoices().changed(micro_batches=2, **SHARDS), PlaneSizes(numel=NUMEL)
+        )
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_choices_for_one_rank_are_refused_for_several(name):
     assert set(ONE_RANK_ONLY) <= set(ALONE)
-    choices = PlanChoices(micro_batches=2, **ALONE[name])
-    sizes = PlaneSizes(NUMEL, embed_chunk=500)
+    choices = PlanChoices().changed(micro_batches=2, **ALONE[name])
+    sizes = PlaneSizes(numel=NUMEL, embed_chunk=500)
     build_step_plan(BLOCKS, False, choices, sizes)  # one rank may have them
-    several = PlanChoices(micro_batches=2, ranks=2, **ALONE[name])
+    several = PlanChoices().changed(micro_batches=2, ranks=2, **ALONE[name])
     with pytest.raises(ValueError, match="(is|are) for one rank"):
         build_step_plan(BLOCKS, False, several, sizes)
 
 
 def test_a_plan_is_of_one_of_its_ranks():
-    choices = PlanChoices(ranks=2)
-    for sizes in (None, PlaneSizes(NUMEL, rank=2), PlaneSizes(NUMEL, rank=-1)):
+    choices = PlanChoices().changed(ranks=2)
+    for sizes in (None, PlaneSizes(numel=NUMEL, rank=2), PlaneSizes(numel=NUMEL, rank=-1)):
         with pytest.raises(ValueError, match="of none of 2 ranks"):
             build_step_plan(BLOCKS, False, choices, sizes)

@@ -42,22 +42,22 @@ from tests.support.tiny import tiny_config
 BLOCKS = [f"block {k}" for k in range(6)]
 CHOICES = (
     PlanChoices(),
-    PlanChoices(micro_batches=4, slots=3, prefetch_depth=2),
-    PlanChoices(micro_batches=4, rounds=2, main_grad="host"),
-    PlanChoices(
+    PlanChoices().changed(micro_batches=4, slots=3, prefetch_depth=2),
+    PlanChoices().changed(micro_batches=4, rounds=2, main_grad="host"),
+    PlanChoices().changed(
         micro_batches=4,
         rounds=2,
         main_grad="device",
         blocks_kept_in_slots=3,
         blocks_without_recompute=2,
     ),
-    PlanChoices(micro_batches=3, offloaded_block_inputs=True),
-    PlanChoices(
+    PlanChoices().changed(micro_batches=3, offloaded_block_inputs=True),
+    PlanChoices().changed(
         micro_batches=2,
         device_updated_units=("embed", "block 0", "block 2", "head"),
         update_buffers=2,
     ),
-    PlanChoices(
+    PlanChoices().changed(
         micro_batches=4,
         rounds=2,
         main_grad="device",
@@ -67,6 +67,15 @@ CHOICES = (
         blocks_without_recompute=6,
     ),
 )
+NAMES = (
+    "one micro-batch",
+    "three slots",
+    "rounds on the host",
+    "rounds on the device",
+    "block inputs on the host",
+    "some updates on the device",
+    "all updates on the device",
+)
 NUMEL = dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 250}
 
 
@@ -74,9 +83,9 @@ def of_lane(**seconds: float):
     return lambda op: seconds.get(op.lane.replace(" ", "_"), 0.0)
 
 
-@pytest.mark.parametrize("choices", CHOICES, ids=repr)
+@pytest.mark.parametrize("choices", CHOICES, ids=NAMES)
 def test_a_step_takes_no_less_than_its_busiest_lane_and_no_more_than_all(choices):
-    plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
+    plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(numel=NUMEL))
     for seconds in (
         of_lane(COMPUTE=1.0),
         of_lane(COMPUTE=1.0, H2D=0.4, D2H=0.7, HOST=0.2),
@@ -92,9 +101,9 @@ def test_a_step_takes_no_less_than_its_busiest_lane_and_no_more_than_all(choices
         assert found.exposed == pytest.approx(max(0.0, found.seconds - found.busy[Lane.COMPUTE]))
 
 
-@pytest.mark.parametrize("choices", CHOICES, ids=repr)
+@pytest.mark.parametrize("choices", CHOICES, ids=NAMES)
 def test_ops_keep_their_lane_and_their_waits(choices):
-    plan = build_step_plan(BLOCKS, True, choices, PlaneSizes(NUMEL))
+    plan = build_step_plan(BLOCKS, True, choices, PlaneSizes(numel=NUMEL))
     seconds = of_lane(
         COMPUTE=1.0, H2D=0.9, D2H=1.3, HOST=0.5, STATES_IN=0.8, UPDATE=0.4, STATES_OUT=1.1
     )
@@ -113,7 +122,7 @@ def test_ops_keep_their_lane_and_their_waits(choices):
 
 def test_compute_that_nothing_holds_up_is_the_whole_step():
     """Copies and updates that take no time: what is left is the sum of the ops of COMPUTE."""
-    plan = build_step_plan(BLOCKS, False, PlanChoices(micro_batches=2))
+    plan = build_step_plan(BLOCKS, False, PlanChoices().changed(micro_batches=2))
     found = simulate(plan, of_lane(COMPUTE=2.0))
     assert found.seconds == pytest.approx(2.0 * sum(op.lane == Lane.COMPUTE for op in plan.ops))
     assert found.exposed == 0.0
@@ -139,7 +148,7 @@ def test_updates_run_under_the_next_forward_and_show_when_they_are_longer():
 
 
 def test_a_slow_bus_is_what_a_step_takes():
-    plan = build_step_plan(BLOCKS, False, PlanChoices(slots=2))
+    plan = build_step_plan(BLOCKS, False, PlanChoices().changed(slots=2))
     found = simulate(
         plan, lambda op: {"prefetch": 5.0, "forward": 1.0, "backward": 1.0}.get(op.kind, 0.0)
     )
@@ -171,9 +180,11 @@ def bus(rate: float) -> dict[str, float]:
 
 def test_ops_take_what_their_bytes_and_products_take(shape):
     block, blocks = shape.blocks[0], [unit.name for unit in shape.blocks]
-    plan = build_step_plan(blocks, False, PlanChoices(micro_batches=2, offloaded_block_inputs=True))
+    plan = build_step_plan(
+        blocks, False, PlanChoices().changed(micro_batches=2, offloaded_block_inputs=True)
+    )
     kept_plan = build_step_plan(
-        blocks, False, PlanChoices(micro_batches=2, blocks_without_recompute=3)
+        blocks, False, PlanChoices().changed(micro_batches=2, blocks_without_recompute=3)
     )
 
     def of(kind: str, plan=plan, **rates: float) -> float:
@@ -230,7 +241,7 @@ def test_packed_rows_have_a_kernel_of_their_own(shape):
 
 def test_nothing_on_a_gpu_is_faster_than_its_launch(shape):
     plan = build_step_plan(
-        [unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2)
+        [unit.name for unit in shape.blocks], False, PlanChoices().changed(micro_batches=2)
     )
     seconds = op_seconds(plan, shape, only(call=1.0), MicroBatch(2, 16))
     took = {op.kind: seconds(op) for op in plan.ops if op.lane == Lane.COMPUTE}
@@ -256,8 +267,12 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
     plan = build_step_plan(
         [unit.name for unit in shape.blocks],
         False,
-        PlanChoices(device_updated_units=device_updates, update_buffers=2),
-        PlaneSizes(numel, shape.update_buffer(1).numel, buffer_bytes=shape.update_buffer(1).bytes),
+        PlanChoices().changed(device_updated_units=device_updates, update_buffers=2),
+        PlaneSizes(
+            numel=numel,
+            chunk_numel=shape.update_buffer(1).numel,
+            buffer_bytes=shape.update_buffer(1).bytes,
+        ),
     )
 
     def of(kind: str, unit: str, **rates: float) -> float:
@@ -301,7 +316,7 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
     monkeypatch.setattr(cost_model, "HALF_SPEED_TOKENS", 0)
     monkeypatch.setattr(cost_model, "HALF_SPEED_WIDTH", 0)
     plan = build_step_plan(
-        [unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2)
+        [unit.name for unit in shape.blocks], False, PlanChoices().changed(micro_batches=2)
     )
     found = simulate(
         plan, op_seconds(plan, shape, only(matmul=1.0, attention=1.0), MicroBatch(2, 16))
@@ -329,7 +344,9 @@ def test_small_micro_batches_are_slower_by_the_token(shape):
     rates = only(matmul=1.0)
     few, many = (
         step_seconds(
-            Cost(shape, rates, MicroBatch(64 // m, 16), False), PlanChoices(micro_batches=m), 0.0
+            Cost(shape, rates, MicroBatch(64 // m, 16), False),
+            PlanChoices().changed(micro_batches=m),
+            0.0,
         )
         for m in (16, 1)
     )
@@ -337,7 +354,7 @@ def test_small_micro_batches_are_slower_by_the_token(shape):
     even = [
         step_seconds(
             Cost(shape, rates, MicroBatch(4096 // m, 1024), False),
-            PlanChoices(micro_batches=m),
+            PlanChoices().changed(micro_batches=m),
             0.0,
         )
         for m in (16, 1)
@@ -376,7 +393,8 @@ def device_updates_of(
     shape, rates: Rates, buffers: int = 2, **changes
 ) -> tuple[tuple[str, ...], float]:
     device_updates = place_optimizers(
-        Cost(shape, rates, MicroBatch(2, 16), False), PlanChoices(update_buffers=buffers, **changes)
+        Cost(shape, rates, MicroBatch(2, 16), False),
+        PlanChoices().changed(update_buffers=buffers, **changes),
     )
     assert not device_updates.moments_after_weights  # of one rank
     return device_updates.units, device_updates.waited

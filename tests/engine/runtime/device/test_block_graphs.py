@@ -4,7 +4,6 @@ what cannot be recorded runs as it is. The CPU's recordings run the recorded wor
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from itertools import groupby
 
@@ -30,7 +29,7 @@ def planes_after(choices, recorder=None, shapes=((2, 12),), tied=False, each=STE
     """
     plain = plain_model(tiny_config("qwen3", tie_word_embeddings=tied))
     backend = None if recorder is None else RecordingBackend(recorder)
-    choices = dataclasses.replace(choices, graphs=recorder is not None)
+    choices = choices.changed(graphs=recorder is not None)
     run = streamed(
         plain, choices, backend=backend, dtype="bfloat16", max_grad_norm=0.5, parts=parts
     )
@@ -38,7 +37,7 @@ def planes_after(choices, recorder=None, shapes=((2, 12),), tied=False, each=STE
         initialize_adapters(run.model, run.host_states, seed=7)
     for step in range(1, each * len(shapes) + 1):
         rows, tokens = shapes[(step - 1) % len(shapes)]
-        batches = random_batches(choices.micro_batches, rows, tokens, seed=step)
+        batches = random_batches(choices.batching.micro_batches, rows, tokens, seed=step)
         run.engine.train_step(step, batches, 1e-2)
     run.engine.drain()
     planes = run.kept_planes()
@@ -50,20 +49,20 @@ def planes_after(choices, recorder=None, shapes=((2, 12),), tied=False, each=STE
 @functools.cache
 def unrecorded_planes(plan_family: str, tied: bool = False) -> list:
     """Returns the planes that a plan_family has where nothing is recorded."""
-    return planes_after(dataclasses.replace(WHOLE, **PLAN_FAMILIES[plan_family]), tied=tied)[0]
+    return planes_after(WHOLE.changed(**PLAN_FAMILIES[plan_family]), tied=tied)[0]
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("plan_family", PLAN_FAMILIES)
 def test_replayed_blocks_have_the_same_bits(plan_family, tied):
-    choices = dataclasses.replace(WHOLE, **PLAN_FAMILIES[plan_family])
+    choices = WHOLE.changed(**PLAN_FAMILIES[plan_family])
     recorder = AgainRecorder()
     planes, problem = planes_after(choices, recorder, tied=tied)
     assert_same_bits(planes, unrecorded_planes(plan_family, tied))
     assert not problem
     of_step = recorder.told.count("rehearse")
-    rounds = min(choices.rounds, 2)  # later rounds replay what the second one recorded
-    assert recorder.told.count("record") == of_step * rounds // choices.rounds
+    rounds = min(choices.batching.rounds, 2)  # later rounds replay what the second one recorded
+    assert recorder.told.count("record") == of_step * rounds // choices.batching.rounds
     assert recorder.told.count("replay") == (STEPS - 1) * of_step
 
 
@@ -71,7 +70,7 @@ def test_replayed_blocks_have_the_same_bits(plan_family, tied):
 @pytest.mark.parametrize("parts", [Adapters(rank=4), Parts(("model.layers*",))], ids=repr)
 def test_blocks_above_a_frozen_embedding_are_replayed(plan_family, parts):
     """The gradient of the first block's input is not needed, and no copy of it is made."""
-    choices = dataclasses.replace(WHOLE, **PLAN_FAMILIES[plan_family])
+    choices = WHOLE.changed(**PLAN_FAMILIES[plan_family])
     recorder = AgainRecorder()
     planes, problem = planes_after(choices, recorder, parts=parts)
     assert_same_bits(planes, planes_after(choices, parts=parts)[0])
@@ -116,7 +115,7 @@ def test_too_many_shapes_are_told():
 @pytest.mark.parametrize("number", [1, 4, 7, 12])
 @pytest.mark.parametrize("plan_family", ["plain", "kept", "pairs"])
 def test_a_block_that_cannot_be_recorded_runs_as_it_is(plan_family, number):
-    choices = dataclasses.replace(WHOLE, **PLAN_FAMILIES[plan_family])
+    choices = WHOLE.changed(**PLAN_FAMILIES[plan_family])
     recorder = AgainRecorder(refuses=number)
     planes, problem = planes_after(choices, recorder)
     assert_same_bits(planes, unrecorded_planes(plan_family))
@@ -134,7 +133,7 @@ def test_a_step_that_is_given_up_leaves_no_recordings():
     """The step in which blocks are recorded ends in the middle: the next one records anew."""
     plain = plain_model(tiny_config("qwen3"))
     recorder = AgainRecorder()
-    choices = dataclasses.replace(WHOLE, graphs=True)
+    choices = WHOLE.changed(graphs=True)
     run = streamed(plain, choices, backend=RecordingBackend(recorder), dtype="bfloat16")
     run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
 
@@ -154,6 +153,6 @@ def test_a_step_that_is_given_up_leaves_no_recordings():
 def test_only_models_that_live_on_the_device_are_recorded():
     blocks = ["block 0", "block 1", "block 2"]
     for changes in (dict(gpu_resident_units=3), dict(offloaded_block_inputs=True)):
-        choices = dataclasses.replace(WHOLE, graphs=True, **changes)
+        choices = WHOLE.changed(graphs=True, **changes)
         with pytest.raises(ValueError, match="only where all of them live on the device"):
             build_step_plan(blocks, False, choices)

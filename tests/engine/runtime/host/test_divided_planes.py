@@ -88,7 +88,7 @@ def cases(request, monkeypatch) -> Iterator[Case]:
             for states in (plainly, divided):
                 states.put(unit, plane, 0, content)
     shape = shape_of(model).with_optimizer(optimizer)
-    choices = PlanChoices(ranks=nodes * ranks, nodes_per_replica=nodes)
+    choices = PlanChoices().changed(ranks=nodes * ranks, nodes_per_replica=nodes)
     # What the report says of a node may lack the elements that fill a shard.
     filling = 16 * 256 * nodes * ranks * len(plainly.layouts)
     assert 0 <= divided.ram.nbytes - state_bytes(shape, choices) < filling

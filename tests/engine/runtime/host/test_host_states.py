@@ -229,7 +229,9 @@ def test_a_forked_process_gets_neither_planes_nor_block_inputs():
     known, backend = {}, CpuBackend()
     backend.register, backend.unregister = known.__setitem__, known.pop
     run = streamed(
-        plain_model(tiny_config("qwen2")), PlanChoices(offloaded_block_inputs=True), backend=backend
+        plain_model(tiny_config("qwen2")),
+        PlanChoices().changed(offloaded_block_inputs=True),
+        backend=backend,
     )
     assert run.engine.block_input_bytes in known.values()
     assert all(map(is_kept_from_forks, known))
@@ -240,7 +242,7 @@ def test_a_forked_process_gets_neither_planes_nor_block_inputs():
 def test_an_engine_that_found_too_little_device_memory_leaves_nothing_registered(monkeypatch):
     known, backend, plain = {}, CpuBackend(), plain_model(tiny_config("qwen2"))
     backend.register, backend.unregister = known.setdefault, known.pop
-    choices = PlanChoices(offloaded_block_inputs=True)
+    choices = PlanChoices().changed(offloaded_block_inputs=True)
     whole = streamed(plain, choices, backend=backend)
     assert known
     whole.close()
@@ -354,7 +356,7 @@ def test_memory_that_the_system_does_not_register_is_used_and_counted():
         backend.register = lambda *_, granted=granted: granted
         unregistered = []
         backend.unregister = unregistered.append
-        run = streamed(plain, PlanChoices(offloaded_block_inputs=True), backend=backend)
+        run = streamed(plain, PlanChoices().changed(offloaded_block_inputs=True), backend=backend)
         assert (run.engine.refused_bytes > 0) == (not granted)
         run.engine.train_step(1, random_batches(1), 1e-2)
         run.engine.drain()

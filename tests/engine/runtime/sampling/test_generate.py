@@ -199,7 +199,7 @@ def test_any_plan_and_any_legal_order_answer_alike(qwen3, choices):
             for lanes in ((Lane.H2D,), (Lane.COMPUTE,), (Lane.H2D, Lane.COMPUTE))
         ),
     ):
-        run = streamed(plain, PlanChoices(**choices), backend=backend)
+        run = streamed(plain, PlanChoices().changed(**choices), backend=backend)
         assert run.sampler.generate(PROMPTS, AnswerLimits(8, {2})) == expected
         run.close()
 
@@ -209,7 +209,7 @@ def test_training_goes_on_with_the_same_bits_after_sampling(dtype):
     planes = []
     for samples in (False, True):
         plain = plain_model(tiny_config("gpt2", resid_pdrop=0.1, attn_pdrop=0.1))
-        run = streamed(plain, PlanChoices(micro_batches=2), dtype=dtype)
+        run = streamed(plain, PlanChoices().changed(micro_batches=2), dtype=dtype)
         for step in range(1, 4):
             run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
             run.engine.drain()

@@ -31,7 +31,7 @@ def test_two_ranks_and_one_are_measured(tmp_path, capsys, monkeypatch, gpu_resid
 
     def choose(job, target):
         found = plain(job, target)
-        choices = replace(found.choices, gpu_resident_units=gpu_resident, blocks_kept_in_slots=0)
+        choices = found.choices.changed(gpu_resident_units=gpu_resident, blocks_kept_in_slots=0)
         return replace(found, choices=choices)
 
     monkeypatch.setattr(plan_training, "choose", choose)
@@ -65,7 +65,7 @@ def test_each_rank_has_its_share_of_the_cores(monkeypatch):
     planes = Planes.open(tiny_config("llama"), backend, RANDOM, False, Trained(is_shared=True))
     try:
         for ranks in (1, 2, 1):
-            planes.use("adamw", PlanChoices(ranks=ranks))
+            planes.use("adamw", PlanChoices().changed(ranks=ranks))
     finally:
         planes.close()
         backend.close()

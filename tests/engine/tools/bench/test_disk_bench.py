@@ -55,7 +55,7 @@ def test_a_folder_that_takes_no_moments_is_refused(small, capsys):
 def test_a_training_with_moments_on_the_disk_is_benched(tmp_path):
     planes = Planes.open(tiny_config("llama"), CpuBackend())
     planes.host_states.placement.offload_to_disk(tmp_path)
-    choices = PlanChoices(micro_batches=2, disk_offloaded_units=3)
+    choices = PlanChoices().changed(micro_batches=2, disk_offloaded_units=3)
     planes.use("adamw_8bit", choices)
     assert planes.host_states.placement.disk.nbytes > 0
     batches = random_rows([2, 2], 16, VOCAB)

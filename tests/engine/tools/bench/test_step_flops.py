@@ -71,7 +71,7 @@ def counted(parts, tied: bool, kept: int, form=None, chunk: int = 1024):
         found = random_answers(form, ROWS // form.sequences, LENGTH, VOCAB)
         answers = AnswersOfSteps(found, len(found))
         batches = answers.batches()
-    choices = PlanChoices(blocks_without_recompute=kept)
+    choices = PlanChoices().changed(blocks_without_recompute=kept)
     engine = planes.engine(EngineSettings(choices, ROWS * LENGTH, chunk, 1.0))
     try:
         if answers is not None:

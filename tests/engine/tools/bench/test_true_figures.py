@@ -5,7 +5,6 @@ shown.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import statistics
@@ -29,15 +28,15 @@ TALL = 340
 """The table of so many tokens has several pieces."""
 PLANS = {
     "on the host": BASE,
-    "gradients on the GPU": dataclasses.replace(BASE, gradients_on_gpu=True),
-    "late moments": dataclasses.replace(BASE, moments_after_weights=True),
+    "gradients on the GPU": BASE.changed(gradients_on_gpu=True),
+    "late moments": BASE.changed(moments_after_weights=True),
     "some on the device": updated_on_device(DEVICE_UPDATES["some"], 2),
     "some, gradients on the GPU": updated_on_device(
         DEVICE_UPDATES["others"], 2, gradients_on_gpu=True
     ),
     "all on the device": updated_on_device(DEVICE_UPDATES["all"], 2),
-    "two live on the device": dataclasses.replace(BASE, gpu_resident_units=2),
-    "all live on the device": dataclasses.replace(BASE, gpu_resident_units=5),
+    "two live on the device": BASE.changed(gpu_resident_units=2),
+    "all live on the device": BASE.changed(gpu_resident_units=5),
 }
 
 
@@ -51,14 +50,16 @@ def test_each_parameter_is_updated_once_and_where_the_plan_says(name):
     numels["head"] = sum(p.numel() for p in [*plain.model.norm.parameters(), plain.lm_head.weight])
     run = streamed(plain, choices, dtype="bfloat16")
     applied = []
-    batches = random_batches(choices.micro_batches, vocabulary=TALL)
+    batches = random_batches(choices.batching.micro_batches, vocabulary=TALL)
     run.engine.train_step(1, batches, 1e-3, applied.append)
     run.engine.drain()
     spans = applied[0].spans
     planes = SimpleNamespace(
         model=SimpleNamespace(dtype="bfloat16"), host_states=run.host_states, workers=None
     )
-    there = set(choices.device_updated_units) | set([*numels][: choices.gpu_resident_units])
+    there = set(choices.updates.device_updated_units) | set(
+        [*numels][: choices.placement.gpu_resident_units]
+    )
     expected = {
         "host": sum(numel for unit, numel in numels.items() if unit not in there),
         "device": sum(numel for unit, numel in numels.items() if unit in there),

@@ -67,7 +67,7 @@ def test_what_a_plan_does_not_name_is_left_out():
 
 
 def test_what_the_planner_gives_is_what_is_said():
-    choices = PlanChoices(
+    choices = PlanChoices().changed(
         device_updated_units=("embed",), update_buffers=2, compiled=True
     ).to_dict() | {"micro_batch_size": 2}
     text = plan_text(choices)

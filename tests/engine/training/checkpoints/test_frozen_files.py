@@ -26,7 +26,7 @@ pytestmark = pytest.mark.computing
 
 
 def a_run(dtype: str = "bfloat16", gpu_resident: int = 0) -> Streamed:
-    choices = PlanChoices(gpu_resident_units=gpu_resident)
+    choices = PlanChoices().changed(gpu_resident_units=gpu_resident)
     adapters = Adapters(rank=4, save_modules=("norm",))
     return streamed(plain_model(tiny_config("llama")), choices, dtype=dtype, parts=adapters)
 

@@ -79,7 +79,7 @@ def test_so_it_is_where_optimizers_run_on_the_device(tmp_path, monkeypatch, smal
 
     def with_homes(job, target, *coarse):
         chosen = choose(job, target, *coarse)
-        choices = replace(chosen.choices, device_updated_units=device_updates, update_buffers=2)
+        choices = chosen.choices.changed(device_updated_units=device_updates, update_buffers=2)
         return replace(chosen, choices=choices)
 
     for planner in (requirements, planning):

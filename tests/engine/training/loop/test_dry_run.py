@@ -34,10 +34,10 @@ from tests.support.tiny import plain_model, random_batches, streamed, tiny_confi
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 CHOICES = {
-    name: dataclasses.replace(BASE, **SAME_BITS[name])
+    name: BASE.changed(**SAME_BITS[name])
     for name in ("two kept, two slots", "block inputs on the host, two kept")
 } | {
-    "rounds": dataclasses.replace(BASE, rounds=2, main_grad="host"),
+    "rounds": BASE.changed(rounds=2, main_grad="host"),
     "on the device": updated_on_device(DEVICE_UPDATES["all"], 3, "device", blocks_kept_in_slots=1),
     "in spare buffers": updated_on_device(
         DEVICE_UPDATES["all"], 4, blocks_without_recompute=3, spare_buffers=2, spare_blocks=2
@@ -55,7 +55,7 @@ WRITES_STATES = {
 
 def plan_of(choices, updates: bool):
     blocks = ["block 0", "block 1", "block 2"]
-    sizes = PlaneSizes(dict.fromkeys(["embed", *blocks, "head"], 640))
+    sizes = PlaneSizes(numel=dict.fromkeys(["embed", *blocks, "head"], 640))
     return build_step_plan(blocks, False, choices, sizes, updates)
 
 

@@ -156,7 +156,7 @@ def test_a_skipped_step_is_one_that_torch_does_not_take():
     """The schedule goes on, AdamW's moments and its count do not: as with torch's GradScaler."""
     rates = {1: 1e-2, 2: 2e-2, 3: 3e-2, 4: 4e-2}
     plain = plain_model(tiny_config("qwen3"))
-    run = streamed(plain, PlanChoices(micro_batches=2), weight_decay=0.0)
+    run = streamed(plain, PlanChoices().changed(micro_batches=2), weight_decay=0.0)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1.0, eps=1e-5, weight_decay=0.0)
     for step, rate in rates.items():
         batches = random_batches(2, seed=step)
