@@ -11,10 +11,11 @@ which folders can, and which disk a folder is on. No torch.
 
 from __future__ import annotations
 
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from engine.errors import ConfigError
 
@@ -25,7 +26,6 @@ _NETWORK = (
     *("lustre", "gpfs", "beegfs", "ocfs2", "gfs2", "pvfs2", "glusterfs", "orangefs"),
 )
 _IN_RAM = ("tmpfs", "ramfs")
-_MOUNTS = Path("/proc/self/mountinfo")
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,14 @@ class Mount:
 def mount_of(folder: Path) -> Mount | None:
     """Returns the mount that a folder is on; None where the system does not report it."""
     try:
-        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+        mounts = psutil.disk_partitions(all=True)
     except OSError:
         return None
-    place = str(folder.resolve())
-    found: Mount | None = None
-    for line in lines:
-        mount = _read_mount(line)
-        if mount is None or not _is_under(place, mount.path):
-            continue
-        # Of two mounts at one place, the later one hides the earlier one.
-        if found is None or len(mount.path) >= len(found.path):
-            found = mount
-    return found
+    place = folder.resolve()
+    above = [mount for mount in mounts if place.is_relative_to(mount.mountpoint)]
+    # Of two mounts at one place, the later one hides the earlier one.
+    above.sort(key=lambda mount: len(mount.mountpoint))
+    return Mount(above[-1].mountpoint, above[-1].fstype, above[-1].device) if above else None
 
 
 def check_offload_folder(name: str) -> Path:
@@ -104,21 +99,3 @@ def _reason_against(kind: str) -> str:
     if kind.startswith("fuse."):
         return "a file system that runs as a program (FUSE)"
     return "which keeps its files in RAM" if kind in _IN_RAM else ""
-
-
-def _read_mount(line: str) -> Mount | None:
-    """Reads a line of the mount table; None for one that is not understood."""
-    before, separator, after = line.partition(" - ")
-    fields, more = before.split(), after.split()
-    if not separator or len(fields) < 5 or len(more) < 2:
-        return None
-    return Mount(_unescaped(fields[4]), more[0], _unescaped(more[1]))
-
-
-def _unescaped(text: str) -> str:
-    r"""Returns a path of the mount table, where a space is \040."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
-
-
-def _is_under(place: str, mount: str) -> bool:
-    return mount == "/" or place == mount or place.startswith(f"{mount}/")

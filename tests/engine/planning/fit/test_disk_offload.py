@@ -191,8 +191,8 @@ def test_a_faster_disk_makes_shorter_steps(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- folders
 
 
-TABLE = """22 1 8:1 / / rw - ext4 /dev/sda1 rw
-30 22 0:40 / {at} rw,relatime shared:1 - {kind} server:/export rw
+TABLE = """/dev/sda1 / ext4 rw 0 0
+server:/export {at} {kind} rw,relatime 0 0
 """
 
 
@@ -218,9 +218,10 @@ def test_file_systems_that_cannot_take_moments_are_refused_by_name(
 ):
     folder = tmp_path / "a folder"
     folder.mkdir()
-    table = tmp_path / "mountinfo"
+    table = tmp_path / "self" / "mounts"
+    table.parent.mkdir()
     table.write_text(TABLE.format(at=str(folder).replace(" ", "\\040"), kind=kind))
-    monkeypatch.setattr(offload_folder, "_MOUNTS", table)
+    monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path))
     with pytest.raises(ConfigError) as caught:
         check_offload_folder(str(folder))
     assert f"is on {kind}, " in str(caught.value) and words in str(caught.value)
