@@ -16,12 +16,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 import msgspec
 
 from engine.paths import PROGRAM_ROOT
 
+_STARTTIME = 19
+"""Place of a process's start in its status line, counted from 0 after the name."""
+_OVER = ("Z", "X", "x")
+"""States of a process that has ended."""
 _PIPE_BYTES = 1 << 20
 """Bytes that a pipe holds at most without special rights; 64 KiB if nobody asks for more."""
 
@@ -119,6 +124,20 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def start_ticks(pid: int) -> int:
+    """Returns how many clock ticks after the machine's boot a process began, or 0 if it has ended
+    or the system does not report it. Who sets the machine's clock does not change this number, and
+    another process of the same id has another one.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        # A process's name, in parentheses, may contain anything.
+        fields = text.rpartition(")")[2].split()
+        return 0 if fields[0] in _OVER else int(fields[_STARTTIME])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def take_output() -> BinaryIO:

@@ -32,7 +32,7 @@ from engine import safe_files
 from engine.config.changes import Change
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.helper_process import signal_name
+from engine.helper_process import signal_name, start_ticks
 from engine.paths import PROGRAM_ROOT
 from engine.runs.record.control import send_command
 from engine.runs.record.events import RunEnded
@@ -56,10 +56,6 @@ SAME_START = 1.0
 boot time, which the system may report slightly differently each time.
 """
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-TICKS_FIELD = 19
-"""Place of a process's start in its status line, counted from 0 after the name."""
-OVER = ("Z", "X", "x")
-"""States of a process that has ended."""
 
 
 INTERRUPTED = {128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP}
@@ -182,7 +178,7 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
         "pid": process.pid,
         "started": _started(process.pid),
         "boot": _boot_id(),
-        "ticks": _ticks(process.pid),
+        "ticks": start_ticks(process.pid),
         "recorded": recorded,
     }
     try:
@@ -328,19 +324,6 @@ def _boot_id() -> str:
         return ""
 
 
-def _ticks(pid: int) -> int:
-    """Returns how many clock ticks after the machine's boot a process began, or 0 if it has ended
-    or the system does not report it. Who sets the machine's clock does not change this number.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        # A process's name, in parentheses, may contain anything.
-        fields = text.rpartition(")")[2].split()
-        return 0 if fields[0] in OVER else int(fields[TICKS_FIELD])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 def _started(pid: int) -> float:
     """Returns the Unix time at which a process began, or 0 if it has ended."""
     try:
@@ -370,6 +353,6 @@ def _is_alive(folder: RunFolder) -> bool:
     if process is None or not _is_of(folder, process.pid):
         return False
     if process.boot and process.ticks:
-        return process.boot == _boot_id() and process.ticks == _ticks(process.pid)
+        return process.boot == _boot_id() and process.ticks == start_ticks(process.pid)
     # The system reports no more. A later process with the same id began at another time.
     return process.started > 0 and abs(_started(process.pid) - process.started) < SAME_START

@@ -19,6 +19,7 @@ from engine import safe_files
 from engine.config.settings import TrainConfig
 from engine.config.tree import by_dotted_name
 from engine.errors import ConfigError, RamstreamError
+from engine.helper_process import start_ticks
 from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.distributed.handshake import handshake
 from engine.runtime.distributed.launched_group import LaunchedGroup, connect_to_rank_zero
@@ -127,7 +128,7 @@ class _Begun:
     def __init__(self, runs_dir: Path, name: str):
         self._runs_dir = runs_dir
         agent = os.getppid()
-        written = f"{name} {agent} {_start_of(agent)}"
+        written = f"{name} {agent} {start_ticks(agent)}"
         digest = hashlib.sha256(written.encode()).hexdigest()[:16]
         self._file = runs_dir / BEGUN_FOLDER / digest
 
@@ -152,14 +153,3 @@ class _Begun:
         with contextlib.suppress(OSError):
             safe_files.remove(self._file, self._runs_dir)
             self._file.parent.rmdir()  # if no other run is noted there
-
-
-def _start_of(process: int) -> str:
-    """Returns when a process was started, in ticks of the system, since its number may be used
-    again.
-    """
-    try:
-        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return text.rpartition(")")[2].split()[19]

@@ -29,6 +29,7 @@ from app.session.detached import (
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
+from engine.helper_process import start_ticks
 from engine.runs.record.following import replay
 from engine.runs.record.run_folder import create_run, open_run
 from engine.runs.summaries.listing import list_runs
@@ -273,7 +274,7 @@ def test_a_clock_that_is_set_makes_no_process_another_one(tmp_path, monkeypatch,
 def living(pid: int) -> dict[str, object]:
     """Returns what `detached.json` would say of any process of this machine."""
     shown = {"pid": pid, "started": detached._started(pid), "boot": detached._boot_id()}
-    return shown | {"ticks": detached._ticks(pid)}
+    return shown | {"ticks": start_ticks(pid)}
 
 
 def test_a_record_that_names_another_process_closes_nothing(tmp_path, monkeypatch):
