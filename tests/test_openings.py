@@ -82,7 +82,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "engine/tools/cli/train.py": {"os.open": "the null device, in place of a terminal"},
     "engine/tools/cli/bench.py": {"Planes.open": "planes in memory"},
     "engine/tools/cli/launched.py": {
-        "Path(f'/proc/{process}/stat').read_text": "the system's own file",
         "self._file.parent.rmdir": "it removes an empty folder and no link",
     },
     "engine/data/tokens/token_cache.py": {"root.mkdir": "the folder of the cache is the owner's"},
@@ -108,10 +107,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "app/session/data_folders.py": {
         "os.scandir": "a folder that the owner has named; it keeps to its own rules about links"
     },
-    "app/session/detached.py": {
-        "BOOT_ID.read_text": "the system's own file",
-        "Path(f'/proc/{pid}/stat').read_text": "the system's own file",
-    },
+    "app/session/detached.py": {"BOOT_ID.read_text": "the system's own file"},
     "app/session/queue.py": {"self._path.parent.mkdir": "the folder of runs is the owner's"},
     "app/session/uploads.py": {"self._all.mkdir": "the folder of uploads is the owner's"},
 }
