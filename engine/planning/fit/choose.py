@@ -4,18 +4,16 @@ form all call the same function.
 
 `choose` keeps what the user set and fills in `auto`:
 
-- Candidates. Each way to spread a step's rows over micro-batches and rounds (`batch_splits`) is
-  combined with blocks without recompute, blocks kept in slots and update buffers in several
-  candidates, as far as the device's memory allows (`fill_memory`). This gives a few hundred
-  candidates.
-- Bounds. A closed form (`cost_model.step_seconds`) gives a lower bound on the step time of each
-  candidate, as if the step waited for no update. Candidates are examined in order of this bound,
-  lowest first. For each, `optimizer_placement` decides where the optimizer of each unit runs,
-  which gives its time. The search stops at the first bound that is clearly above the best time so
-  far.
-- Simulation. The closed form is wrong by a few per cent where the bus limits the step, so the plans
-  of the best few candidates are built and simulated (`predicted_seconds`). The one with the
-  shortest simulated step is returned.
+- Strategies. A plan family (`candidates.plan_families`) is a way to take less RAM or less memory of
+  the device at some cost, and a strategy (`Strategy`) gives its candidates: each way to spread a
+  step's rows over micro-batches and rounds is combined with blocks without recompute, blocks kept
+  in slots and update buffers, as far as the device's memory allows (`fill_memory`). This gives a
+  few hundred candidates.
+- Search. One loop (`fastest`) finds the candidate with the shortest step among those of all
+  strategies: by a closed form, by deciding where the optimizer of each unit runs, and by simulating
+  the plans of the few that may be the fastest.
+- The fastest candidate is compared with the same batch split with gradients kept on the device, and
+  with its blocks recorded as CUDA graphs.
 - Where no candidate fits in RAM and `engine.disk` names a folder, the moments of as many
   units as do not fit go there, or the inputs of as many blocks, and all plan families are compared
   anew.
@@ -28,8 +26,8 @@ form all call the same function.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from engine.config.settings import AUTO
@@ -43,6 +41,7 @@ from engine.planning.fit.candidates import (
     keeps_gradients_on_gpu,
     plan_families,
 )
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.device_memory import (
     COMFORTABLE,
     WORKER_BYTES,
@@ -50,16 +49,11 @@ from engine.planning.fit.device_memory import (
     Sizer,
     size_of_device,
 )
+from engine.planning.fit.fastest import Found, fastest
 from engine.planning.fit.fill_memory import ON_HOST, Candidate, MemoryFiller, OutsideRam
 from engine.planning.fit.job import Job, Target, refuse_contradictions
-from engine.planning.fit.planner import (
-    ALIKE,
-    WORTH_SIMULATING,
-    Chosen,
-    Planner,
-    TimedCandidate,
-    fastest_of,
-)
+from engine.planning.fit.step_times import StepTimes, TimedCandidate
+from engine.planning.fit.strategy import FILLED_RESERVE_BYTES, Strategy
 from engine.planning.schedule.choices import Gradients, Placement, PlanChoices
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.shape.sequence_tiling import sequence_chunks_for
@@ -71,6 +65,16 @@ only if the step is shorter by this factor. They leave no room for blocks that s
 predictions of such plans have been up to 13 % too short (an H100, 7.6 billion parameters, 16 x
 1,024 tokens).
 """
+NEAR = 1.01
+"""Factor by which a step may take longer than the fastest for its batch split to be tried with kept
+gradients, too.
+"""
+ALIKE = 1.002
+"""Factor by which the times of two steps may differ that count as equally fast."""
+GRAPHS_GAIN = 0.98
+"""Factor by which a step must be shorter for blocks to be recorded as CUDA graphs."""
+MOST_RECORDED = 600
+"""Most passes over blocks that are recorded."""
 
 CPU_SHARE = 0.25
 """Fraction of the free RAM below which all device memory must be for blocks to stay in their slots
@@ -92,30 +96,19 @@ def choose(job: Job, target: Target, coarse: bool = False) -> Chosen:
     for attempt in _attempts(job, target):
         if over is not None and attempt.tile_tokens:
             break  # sequence chunks take less memory of the device, not of RAM
-        maker = _PlannerMaker(job, target, coarse, attempt)
-        planners = maker.planners()
-        least = min(planner.least_seconds for planner in planners)
-        if least < math.inf:
-            worth = [each for each in planners if each.least_seconds <= WORTH_SIMULATING * least]
-            found = [(planner, planner.best()) for planner in worth]
-            best = fastest_of([timed for _, timed in found])
-            planner = next(planner for planner, timed in found if timed is best)
-            kept_gradients = maker.with_kept_gradients(best)
-            if kept_gradients is not None and kept_gradients.has_room:
-                other = kept_gradients.best()
-                gain = (
-                    ALIKE
-                    if other.choices.gradients.gradients_in_main_grads
-                    else KEPT_GRADIENTS_GAIN
-                )
-                if other.seconds <= gain * best.seconds:
-                    planner, best = kept_gradients, other
-            candidate = Candidate(best.size, best.choices)
-            chosen = planner.chosen(candidate)
-            if planner.is_in_ram(candidate):
+        tried = _Try(job, target, coarse, attempt)
+        strategies = tried.strategies()
+        found = tried.fastest(strategies)
+        if found is not None:
+            best = tried.with_kept_gradients(found) or found.best
+            chosen = strategies[0].chosen(Candidate(best.size, best.choices))
+            if (
+                chosen.offloaded_input_bytes
+                <= tried.free_beside(best.choices) + FILLED_RESERVE_BYTES
+            ):
                 return chosen
             over = over or chosen
-    return over or planners[-1].chosen(planners[-1].minimum_memory())
+    return over or strategies[-1].chosen(strategies[-1].minimum_memory())
 
 
 def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
@@ -128,12 +121,12 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
     for attempt in _attempts(job, target):
         if attempt.share < 1.0:
             continue
-        for planner in _PlannerMaker(job, target, True, attempt).planners():
-            minimum = planner.minimum_memory()
-            found.append(planner.chosen(minimum))
-            balanced = planner.balanced(target.host_free)
+        for strategy in _Try(job, target, True, attempt).strategies():
+            minimum = strategy.minimum_memory()
+            found.append(strategy.chosen(minimum))
+            balanced = strategy.balanced(target.host_free)
             if balanced is not None:
-                found.append(planner.chosen(balanced))
+                found.append(strategy.chosen(balanced))
             if (
                 minimum.choices.activations.offloaded_block_inputs
                 and job.config.engine.activation_checkpointing not in ON_HOST
@@ -141,7 +134,7 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
                 on_device = minimum.choices.changed(
                     offloaded_block_inputs=False, disk_offloaded_block_inputs=0
                 )
-                found.append(planner.chosen(Candidate(minimum.size, on_device)))
+                found.append(strategy.chosen(Candidate(minimum.size, on_device)))
     return tuple(found)
 
 
@@ -195,8 +188,8 @@ def _sequence_chunks(job: Job, device: str) -> tuple[int, ...]:
     return (0, *sequence_chunks_for(job.row_length))
 
 
-class _PlannerMaker:
-    """Makes the planners of one try."""
+class _Try:
+    """One try to find a plan: its strategies, and the fastest of their candidates."""
 
     def __init__(self, job: Job, target: Target, coarse: bool, attempt: _Attempt):
         refuse_contradictions(job)
@@ -206,28 +199,29 @@ class _PlannerMaker:
         self._coarse = coarse
         memory = _device_memory(job, target, attempt.share)
         self._sizer = Sizer(job, memory, compiled, attempt.tile_tokens)
+        rates = with_disk(target.rates or TYPICAL[target.device], job.config)
+        self._times = StepTimes(self._sizer, rates)
         self._offloads_to_disk = attempt.offloads_to_disk
         self._allows_gpu_resident = True
         """Whether units may live on the device."""
 
-    def planners(self) -> list[Planner]:
-        """Returns the planners of the plan families that the job needs (`_of_families`). On a
+    def strategies(self) -> list[Strategy]:
+        """Returns the strategies of the plan families that the job needs (`_of_families`). On a
         small GPU, memory does more for activations, so units live there only where the job does not
-        fit
-        otherwise.
+        fit otherwise.
         """
         memory = self._sizer.memory
         is_small = size_of_device(memory.device, memory.limit) == "small"
         if is_small and not self._offloads_to_disk:  # what lives on the GPU need not go to the disk
             self._allows_gpu_resident = False
-            planners = self._of_families()
-            if any(planner.has_room for planner in planners):
-                return planners
+            strategies = self._of_families()
+            if any(strategy.has_room for strategy in strategies):
+                return strategies
             self._allows_gpu_resident = True
         return self._of_families()
 
-    def _of_families(self) -> list[Planner]:
-        """Returns the usual planner where RAM suffices, else those of the first group of plan
+    def _of_families(self) -> list[Strategy]:
+        """Returns the usual strategy where RAM suffices, else those of the first group of plan
         families that fits, or the one that comes closest.
 
         Where a group fits only with its block inputs on the device, the next one is looked at too:
@@ -235,34 +229,65 @@ class _PlannerMaker:
         Where the disk takes the overflow, all are looked at: the less RAM the rest takes, the fewer
         go.
         """
-        planners: list[Planner] = []
-        found: list[Planner] = []
+        strategies: list[Strategy] = []
+        found: list[Strategy] = []
         for families in plan_families(self._job, self._target, self._coarse):
-            group = [self._planner(family) for family in families]
+            group = [self._strategy(family) for family in families]
             roomy = [each for each in group if each.has_room]
-            is_enough = any(each.free_after_block_inputs >= 0 for each in roomy)
+            is_enough = any(each.minimum_lack <= 0 for each in roomy)
             if (is_enough or found) and not self._offloads_to_disk:
                 return [*found, *roomy]
             found = [*found, *roomy]
-            planners += group
+            strategies += group
         if found:
             return found
         # Units that live on the GPU leave RAM free that no minimum of memory knows of.
-        filled = [each for each in planners if each.fits_in_filled_ram]
+        filled = [each for each in strategies if each.fits_in_filled_ram]
         if filled:
             return filled
-        on_device = [each for each in planners if each.fits_on_device()] or planners
-        most = max(each.free_after_block_inputs for each in on_device)
-        return [each for each in on_device if each.free_after_block_inputs == most]
+        on_device = [each for each in strategies if each.fits_on_device()] or strategies
+        least = min(each.minimum_lack for each in on_device)
+        return [each for each in on_device if each.minimum_lack == least]
 
-    def with_kept_gradients(self, candidate: TimedCandidate) -> Planner | None:
-        """Returns the planner that keeps gradients on the GPU and has the batch split of
-        `candidate`; None where they are kept on the GPU already, or the settings or the device
-        forbid it. Kept gradients take 2 bytes a parameter less of RAM, and those of units that the
-        device updates never cross the bus. In the memory of accumulators that stay on the device
-        anyway, they cost nothing.
+    def _strategy(self, family: PlanChoices, only: Sequence[BatchSplit] = ()) -> Strategy:
+        """Returns the strategy of one plan family. only: it considers these batch splits alone."""
+        job, target, coarse = self._job, self._target, self._coarse
+        free = self.free_beside(family)
+        elsewhere = OutsideRam(
+            self._allows_gpu_resident, target.disk_free if self._offloads_to_disk else 0
+        )
+        filler = MemoryFiller(self._sizer, free, coarse, family, elsewhere)
+        splits = list(only or batch_splits(job, self._sizer.device, coarse))
+        return Strategy(filler, splits, free)
+
+    def free_beside(self, choices: PlanChoices) -> int:
+        """Returns the bytes of RAM that are left for block inputs beside the states of all units
+        and the program.
         """
-        choices = candidate.choices
+        job, target = self._job, self._target
+        states = state_bytes(job.shape, choices.changed(device_updated_units=()))
+        workers = (job.ranks - 1) * WORKER_BYTES[target.device]  # each rank is a process
+        return target.host_free - states - workers - HOST_RESERVE_BYTES
+
+    def fastest(self, strategies: Sequence[Strategy]) -> Found | None:
+        """Returns the fastest candidate of the strategies; None where none fits on the device."""
+        candidates = [
+            candidate for strategy in strategies for candidate in strategy.least_lacking()
+        ]
+        if not candidates:
+            return None
+        units = len(self._sizer.shape.units)
+        found = fastest(candidates, self._times, units, simulates=not self._coarse)
+        return found._replace(best=self._recorded(found.best))
+
+    def with_kept_gradients(self, found: Found) -> TimedCandidate | None:
+        """Returns the fastest candidate with one of the best batch splits that keeps gradients on
+        the GPU; None where it is not clearly faster than the best without, this one keeps them
+        there already, or the settings or the device forbid it. Kept gradients take 2 bytes a
+        parameter less of RAM, and those of units that the device updates never cross the bus. In
+        the memory of accumulators that stay on the device anyway, they cost nothing.
+        """
+        best, choices = found.best, found.best.choices
         unfit = choices.gradients.gradients_on_gpu or choices.gradients.main_grad == MainGrad.HOST
         if (
             unfit
@@ -276,23 +301,43 @@ class _PlannerMaker:
             placement=Placement(gpu_resident_apart=choices.placement.gpu_resident_apart),
             gradients=Gradients(gradients_on_gpu=True),
         )
-        return self._planner(
-            family,
-            BatchSplit(candidate.size, choices.batching.micro_batches, choices.batching.rounds),
-        )
+        splits = {
+            BatchSplit(each.size, each.choices.batching.micro_batches, each.choices.batching.rounds)
+            for each in found.near
+            if each.seconds <= NEAR * found.near[0].seconds
+        }
+        strategy = self._strategy(family, sorted(splits))
+        kept = self.fastest([strategy]) if strategy.has_room else None
+        if kept is None:
+            return None
+        other = kept.best
+        gain = ALIKE if other.choices.gradients.gradients_in_main_grads else KEPT_GRADIENTS_GAIN
+        return other if other.seconds <= gain * best.seconds else None
 
-    def _planner(self, family: PlanChoices, only: BatchSplit | None = None) -> Planner:
-        """Returns the planner of one plan family. only: it considers this batch split alone."""
-        job, target, coarse = self._job, self._target, self._coarse
-        free = target.host_free - state_bytes(job.shape, family) - HOST_RESERVE_BYTES
-        free -= (job.ranks - 1) * WORKER_BYTES[target.device]  # each rank is a process
-        elsewhere = OutsideRam(
-            self._allows_gpu_resident, target.disk_free if self._offloads_to_disk else 0
+    def _recorded(self, candidate: TimedCandidate) -> TimedCandidate:
+        """Returns the candidate with its blocks recorded as CUDA graphs, where that is possible and
+        makes its step shorter.
+        """
+        sizer, blocks = self._sizer, len(self._sizer.shape.blocks)
+        choices = candidate.choices.changed(graphs=True)
+        is_whole = (
+            choices.placement.gpu_resident_blocks(blocks) == blocks
+            and not choices.activations.offloaded_block_inputs
         )
-        filler = MemoryFiller(self._sizer, free, coarse, family, elsewhere)
-        splits = list(batch_splits(job, self._sizer.device, coarse)) if only is None else [only]
-        rates = with_disk(target.rates or TYPICAL[target.device], job.config)
-        return Planner(filler, splits, rates, free, coarse)
+        is_whole = is_whole and choices.sharding.world_size == 1
+        # What is recorded of a block goes forward and backward.
+        is_whole = is_whole and not sizer.shape.forward_blocks
+        few = choices.recorded_passes(blocks) <= MOST_RECORDED
+        if not (
+            is_whole
+            and few
+            and candidate.choices.kernels.compiles_blocks
+            and sizer.fits(candidate.size, choices)
+        ):
+            return candidate
+        recorded = self._times.simulated(replace(candidate, choices=choices))
+        before = self._times.simulated(candidate)
+        return recorded if recorded.seconds <= GRAPHS_GAIN * before.seconds else candidate
 
 
 def _comfortable(job: Job, target: Target) -> float:

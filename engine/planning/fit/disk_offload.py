@@ -20,9 +20,9 @@ from engine.planning.fit.buffer_sizes import (
     disk_offloaded_text,
     saved_input_count,
 )
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.memory_items import MemoryItem
-from engine.planning.fit.planner import Chosen
 from engine.planning.shape.model_shape import ModelShape
 from engine.text import counted, in_gib
 

@@ -57,6 +57,11 @@ class Candidate(NamedTuple):
     size: int
     choices: PlanChoices
 
+    @property
+    def batch_split(self) -> tuple[int, int]:
+        """The micro-batch size and the rounds, which identify the batch split of a candidate."""
+        return self.size, self.choices.batching.rounds
+
 
 class UpdateBuffers(NamedTuple):
     """So many buffers hold chunks of the states of units that the device updates. `chunks` of them

@@ -13,7 +13,7 @@ from engine.config.settings import TrainConfig
 from engine.machine.device import rates_of
 from engine.machine.disk_rates import with_disk
 from engine.machine.read_machine import Machine
-from engine.planning.fit.planner import Chosen
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.pool import Units, units_by_place
 from engine.planning.fit.requirements import NOTHING_MORE, Requirements, SessionFacts
 from engine.planning.fit.simulate_step import predicted_step

@@ -15,9 +15,9 @@ from engine.machine.device import measured_rates
 from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
 from engine.planning.fit.checkpoint_sizes import best_bytes
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.disk_offload import DiskOffload
 from engine.planning.fit.memory_items import MEMORY, PartName
-from engine.planning.fit.planner import Chosen
 from engine.planning.fit.pool import Pool, pool_of
 from engine.planning.fit.requirements import (
     NOTHING_MORE,

@@ -24,6 +24,7 @@ from engine.paths import resolve_source
 from engine.planning.fit.buffer_sizes import disk_rings_bytes, plane_items, state_bytes
 from engine.planning.fit.checkpoint_sizes import best_items, copy_bytes, disk_items
 from engine.planning.fit.choose import choose, least_choices
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.device_memory import RUNTIME_BYTES, WORKER_BYTES
 from engine.planning.fit.disk_offload import disk_offload_of, disk_offload_room, shares_disk_of_runs
@@ -35,7 +36,6 @@ from engine.planning.fit.job import (
     numbers_of_ranks,
 )
 from engine.planning.fit.memory_items import MEMORY, Item, MemoryItem, PartName
-from engine.planning.fit.planner import Chosen
 from engine.planning.fit.simulate_step import predicted_seconds, rates_of_steps
 from engine.planning.layout.layout import WEIGHT_PLANES
 from engine.planning.schedule.buffers import Word

@@ -42,6 +42,7 @@ from engine.planning.schedule.ops import (
     Offload,
     OffloadBlockInput,
     OffloadKeptGradient,
+    OfMicroBatch,
     Op,
     OpKind,
     Prefetch,
@@ -51,6 +52,7 @@ from engine.planning.schedule.ops import (
     Update,
     UpdateInPlace,
     UpdateMoments,
+    WithMainGrad,
 )
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.simulate import Simulated, simulate
@@ -59,18 +61,69 @@ from engine.planning.shape.model_shape import ModelShape
 
 @functools.lru_cache(maxsize=256)
 def predicted_seconds(
-    shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
+    shape: ModelShape,
+    choices: PlanChoices,
+    rates: Rates,
+    micro_batch: MicroBatch,
+    device: str,
 ) -> float:
     """Returns the predicted seconds of a step, from one applied step to the next."""
-    return predicted_step(shape, choices, rates, micro_batch, device)[1].seconds
+    return predicted_step(shape, choices, rates, micro_batch, device, waits=False)[1].seconds
+
+
+SIMULATED_ROUNDS = 3
+"""Most rounds of a step that are simulated to estimate it."""
+SIMULATED_USES = 400
+"""Number of uses of blocks in forward up to which all micro-batches of these rounds are."""
+
+
+@functools.lru_cache(maxsize=256)
+def estimated_seconds(
+    shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
+) -> float:
+    """Returns the seconds of a step like `predicted_seconds`, from a plan with few ops. All rounds
+    between the first ones and the last take as long as one of them; where a round has many
+    micro-batches, several of them count as one that takes as long as all of these.
+    """
+    rounds, of_round = choices.batching.rounds, choices.batching.micro_batches_per_round
+    few = min(rounds, SIMULATED_ROUNDS)
+    room = SIMULATED_USES // (len(shape.blocks) * few)
+    apart = max(n for n in range(1, of_round + 1) if of_round % n == 0 and n <= max(1, room))
+
+    inputs = choices.activations.disk_offloaded_block_inputs * few * apart
+    plan, timing = predicted_step(
+        shape,
+        choices.changed(
+            rounds=few,
+            micro_batches=few * apart,
+            disk_offloaded_block_inputs=-(-inputs // choices.batching.micro_batches),
+        ),
+        rates,
+        micro_batch,
+        device,
+        waits=False,
+        together=of_round // apart,
+    )
+    if few == rounds:
+        return timing.seconds
+    begins = {op.micro_batch: timing.starts[op.index] for op in plan.ops if isinstance(op, Embed)}
+    a_round = begins[(few - 1) * apart] - begins[(few - 2) * apart]
+    return timing.seconds + (rounds - few) * a_round
 
 
 def predicted_step(
-    shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
+    shape: ModelShape,
+    choices: PlanChoices,
+    rates: Rates,
+    micro_batch: MicroBatch,
+    device: str,
+    waits: bool = True,
+    together: int = 1,
 ) -> tuple[StepPlan, Simulated]:
     """Returns the plan of these choices, and when each of its ops would run. Of several ranks, it
     is that of the first, whose shards are the largest. A pass that goes before each step counts in
-    the step's seconds; then nothing is left of the step before when an op runs.
+    the step's seconds; then nothing is left of the step before when an op runs. waits: as for
+    `build_step_plan`. together: number of micro-batches that each one of the plan stands for.
     """
     buffer = update_buffer(shape, choices)
     numel = {unit.name: unit.numel for unit in shape.units}
@@ -86,18 +139,24 @@ def predicted_step(
         has_fp32_weights=shape.has_fp32_weights,
     )
     blocks = [unit.name for unit in shape.blocks]
-    plan = build_step_plan(blocks, shape.holds_embed, choices, sizes)
-    seconds_of, inline = op_seconds(plan, shape, rates, micro_batch), device == "cpu"
+    plan = build_step_plan(blocks, shape.holds_embed, choices, sizes, waits=waits)
+    seconds_of = op_seconds(plan, shape, rates, micro_batch, together)
+    inline = device == "cpu"
     if not micro_batch.has_pass:
         return plan, simulate(plan, seconds_of, inline)
-    before = predicted_pass(shape, choices, rates, micro_batch, device)
+    before = predicted_pass(shape, choices, rates, micro_batch, device, together)
     alone = simulate(plan, seconds_of, inline, steps=1)
     busy = {lane: alone.busy[lane] + before.busy[lane] for lane in alone.busy}
     return plan, replace(alone, seconds=before.seconds + alone.seconds, busy=busy)
 
 
 def predicted_pass(
-    shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
+    shape: ModelShape,
+    choices: PlanChoices,
+    rates: Rates,
+    micro_batch: MicroBatch,
+    device: str,
+    together: int = 1,
 ) -> Simulated:
     """Returns when the ops of a pass without gradients would run, over as many rows as a step has.
     Of several ranks, each takes its part of them, and weights that it reads whole unless these are
@@ -113,29 +172,38 @@ def predicted_pass(
     plan = build_forward_plan([unit.name for unit in shape.blocks], shape.holds_embed, passed)
     if choices.sharding.nodes_per_replica == 1:
         rates = of_rank(rates, choices.sharding.ranks)
-    seconds_of = op_seconds(plan, shape, rates, micro_batch)
+    seconds_of = op_seconds(plan, shape, rates, micro_batch, together)
     return simulate(plan, seconds_of, inline=device == "cpu", steps=1)
 
 
 def op_seconds(
-    plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch
+    plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch, together: int = 1
 ) -> Callable[[Op], float]:
     """Returns a function that estimates the seconds of each op of `plan`.
 
     An op of COMPUTE takes the time of its matrix products, its attention and its other memory
     traffic. In a forward, each byte that autograd keeps for a block is written once and read once;
     a backward moves twice as much. Compiled blocks move half of that. On a GPU an op takes at least
-    as long as its launch. With several ranks, the plan is that of one of them.
+    as long as its launch. With several ranks, the plan is that of one of them. together: number of
+    micro-batches that each one of the plan stands for.
     """
-    return _OpSeconds(plan, shape, rates, micro_batch).of
+    return _OpSeconds(plan, shape, rates, micro_batch, together).of
 
 
 class _OpSeconds:
     """Estimates how long each op of one plan takes."""
 
-    def __init__(self, plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch):
+    def __init__(
+        self,
+        plan: StepPlan,
+        shape: ModelShape,
+        rates: Rates,
+        micro_batch: MicroBatch,
+        together: int,
+    ):
         rates, shards = of_rank(rates, plan.shards.ranks // plan.nodes_per_replica), plan.shards
         self._rates = rates
+        self._together = together
         self._ranks = shards.ranks
         self._item = shape.item_bytes
         self._numel = {unit.name: shards.numel(unit.gradient_numel) for unit in shape.units}
@@ -162,11 +230,24 @@ class _OpSeconds:
         received = sum(map(self._exchange.received, plan.ops))
         lost = seconds_lost(shards.ranks, received)
         if lost:
-            compute = sum(self._of_compute(op) for op in plan.ops if op.lane == Lane.COMPUTE)
+            compute = sum(self._of_all(op) for op in plan.ops if _computes(op))
             self._slower += lost / max(lost, compute)
 
     def of(self, op: Op) -> float:
         """Returns the seconds of one op."""
+        return (self._slower if _computes(op) else 1.0) * self._of_all(op)
+
+    def _of_all(self, op: Op) -> float:
+        """Returns the seconds of an op for all micro-batches that it stands for."""
+        seconds, others = self._of_one(op), self._together - 1
+        if others and isinstance(op, OfMicroBatch):
+            later = seconds
+            if isinstance(op, WithMainGrad) and op.first:
+                later = self._of_one(replace(op, first=False))
+            return seconds + others * later
+        return seconds
+
+    def _of_one(self, op: Op) -> float:
         if isinstance(op, OfChunk):
             return self._of_chunk(op)
         if op.lane in DISK_LANES:
@@ -174,7 +255,7 @@ class _OpSeconds:
         if isinstance(op, UpdateInPlace):
             return self._cost.in_place(self._numel[op.unit])
         if op.lane == Lane.COMPUTE:
-            return self._slower * self._of_compute(op)
+            return self._of_compute(op)
         if op.lane == Lane.COLLECTIVE:
             return self._exchange.seconds(op)
         return self._of_host_or_copy(op)
@@ -247,6 +328,11 @@ class _OpSeconds:
         """Returns the number of elements of the op's chunk, or of the whole unit."""
         chunk = None if isinstance(op, Offload) else op.chunk
         return self._numel[op.unit] if chunk is None else chunk[1] - chunk[0]
+
+
+def _computes(op: Op) -> bool:
+    """Returns whether the op computes while ranks may exchange gradients."""
+    return op.lane == Lane.COMPUTE and not isinstance(op, UpdateInPlace)
 
 
 def rates_of_steps(

@@ -18,9 +18,9 @@ from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.errors import ConfigError
 from engine.machine.read_machine import Machine
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.exactness import Exactness, sentences
 from engine.planning.fit.memory_items import MEMORY, PartName
-from engine.planning.fit.planner import Chosen
 from engine.planning.fit.requirements import (
     PART_WORDS,
     FitStatus,

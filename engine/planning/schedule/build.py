@@ -21,7 +21,7 @@ from typing import Any
 
 from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
-from engine.planning.schedule.derive_waits import with_waits
+from engine.planning.schedule.derive_waits import with_waits, without_waits
 from engine.planning.schedule.device_updates import DeviceUpdates
 from engine.planning.schedule.rounds import TrainedUnits
 from engine.planning.schedule.schedule import StepPlan
@@ -34,6 +34,7 @@ def build_step_plan(
     choices: PlanChoices,
     sizes: PlaneSizes | None = None,
     updates: bool = True,
+    waits: bool = True,
 ) -> StepPlan:
     """Returns the plan of one training step over `blocks` (unit names in forward order) between the
     embed and head units.
@@ -41,7 +42,8 @@ def build_step_plan(
     tied: the head or blocks also use the embed unit's weights, so the embed slot is held and the
     embed gradient is accumulated all step. sizes: needed where an optimizer runs on the device.
     updates: False for a dry run, the same step up to its summary, in which no op writes weights or
-    moments. Raises ValueError for choices that contradict each other.
+    moments. waits: False for a plan that is only simulated (`without_waits`). Raises ValueError for
+    choices that contradict each other.
     """
     choices.check()
     _refuse_other_units(blocks, tied, choices, sizes)
@@ -50,7 +52,7 @@ def build_step_plan(
     buffers, device = writer.buffers, writer.device
     kept_gradients_numel = writer.disk_offloaded.numel if choices.gradients.gradients_on_gpu else 0
     return StepPlan(
-        ops=with_waits(writer.write()),
+        ops=with_waits(writer.write()) if waits else without_waits(writer.write()),
         slots=buffers.slot_units(),
         grads=buffers.grad_units(),
         stagings=buffers.staging_units(),

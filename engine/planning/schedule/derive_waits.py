@@ -57,6 +57,20 @@ class Draft:
     fields: Mapping[str, Any]
     """Fields specific to the op's kind, by name."""
 
+    def op(
+        self, index: int, waits: tuple[int, ...] = (), waits_previous: tuple[int, ...] = ()
+    ) -> Op:
+        """Returns the op at this place of its plan, with its waits."""
+        return self.type(
+            index,
+            self.unit,
+            tuple(self.reads.items()),
+            tuple(self.writes.items()),
+            waits=waits,
+            waits_previous=waits_previous,
+            **self.fields,
+        )
+
 
 def with_waits(drafts: Sequence[Draft]) -> tuple[Op, ...]:
     """Returns the ops of a step in the steady state: the same step went before it, and another
@@ -69,18 +83,17 @@ def with_waits(drafts: Sequence[Draft]) -> tuple[Op, ...]:
     ops = []
     for index, draft in enumerate(drafts):
         needed = sorted(history.add(draft))
-        ops.append(
-            draft.type(
-                index,
-                draft.unit,
-                tuple(draft.reads.items()),
-                tuple(draft.writes.items()),
-                waits=tuple(position - count for position in needed if position >= count),
-                waits_previous=tuple(position for position in needed if position < count),
-                **draft.fields,
-            )
-        )
+        waits = tuple(position - count for position in needed if position >= count)
+        waits_previous = tuple(position for position in needed if position < count)
+        ops.append(draft.op(index, waits, waits_previous))
     return tuple(ops)
+
+
+def without_waits(drafts: Sequence[Draft]) -> tuple[Op, ...]:
+    """Returns the ops of a step in program order, without what they wait for: `simulate` needs no
+    waits, and three fifths of the time of a plan go into finding them.
+    """
+    return tuple(draft.op(index) for index, draft in enumerate(drafts))
 
 
 @dataclass

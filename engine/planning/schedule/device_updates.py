@@ -119,8 +119,10 @@ class DeviceUpdates:
             unit: cut_between(*self._shards.bounds(sizes.numel[unit]), self.chunk_numel)
             for unit in choices.updates.device_updated_units
         }
-        self._slot_parts = {slot: len(self._bounds[unit]) for unit, slot in self.placed_units()}
-        """Number of parts of each slot in which a unit is updated: one for each of its chunks."""
+        self._slot_parts = {
+            slot: _parts(slot, len(self._bounds[unit])) for unit, slot in self.placed_units()
+        }
+        """Parts of each slot in which a unit is updated, one for each of its chunks."""
         self._chunks = self._chunks_in_order(blocks)
         self._buffer = dict(zip(self._chunks, self._buffers_in_turn()))
         # The gradients of these units are not overwritten in the staging buffers before the step
@@ -221,8 +223,7 @@ class DeviceUpdates:
         updated in it chunk by chunk, and other units of the slot then use all these parts.
         """
         content = Content(ContentKind.WEIGHTS, unit)
-        parts = self._slot_parts.get(slot, 1)
-        return {_part(slot, number, parts): content for number in range(parts)}
+        return dict.fromkeys(self._slot_parts.get(slot, (slot,)), content)
 
     def arena_of(self, unit: str) -> dict[Buffer, Content]:
         """Returns the parts of the arena that the accumulator of a unit uses, with accumulators as
@@ -342,7 +343,7 @@ class DeviceUpdates:
         writes = {buffer: Content(ContentKind.UPDATED, unit, chunk=number)}
         slot = self.placed(unit)
         if slot is not None:
-            part = _part(slot, number, len(self._bounds[unit]))
+            part = _parts(slot, len(self._bounds[unit]))[number]
             writes[part] = Content(ContentKind.WEIGHTS, unit)
         self._emit(DeviceUpdate, chunk, reads, writes, staging=staging, slot=slot)
 
@@ -418,9 +419,9 @@ def _alternating(first: Sequence[Chunk], second: Sequence[Chunk]) -> Iterator[Ch
         yield from (chunk for chunk in pair if chunk is not None)
 
 
-def _part(slot: Buffer, number: int, chunks: int) -> Buffer:
-    """Returns the part of a slot that a chunk of its unit is written to."""
-    return slot if chunks == 1 else slot.part(number)
+def _parts(slot: Buffer, chunks: int) -> list[Buffer]:
+    """Returns the parts of a slot that the chunks of its unit are written to."""
+    return [slot] if chunks == 1 else [slot.part(number) for number in range(chunks)]
 
 
 def _arena(buffer: Buffer) -> Buffer:

@@ -2,8 +2,10 @@
 arithmetic, no torch.
 
 - Lanes are simulated as the backends run them: each lane runs its ops in plan order.
-- An op starts once its lane is free and every op that it waits for has ended, in this step or in
-  the step before.
+- An op starts once its lane is free, what it reads has been written, and nothing uses what it
+  overwrites any more, in this step or in the step before. The waits of a plan say the same with
+  fewer words (`derive_waits`). They are not needed here: finding them takes longer than all the
+  rest, and the planner simulates a dozen plans for each choice.
 - The plan is run for a few steps in a row. By the last of them, the time from one step's end to the
   next no longer depends on the first step. The times of the last step are returned.
 
@@ -15,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.planning.schedule.ops import Lane, Op
+from engine.planning.schedule.buffers import Buffer
+from engine.planning.schedule.ops import Lane, Op, Uses
 from engine.planning.schedule.schedule import StepPlan
 
 STEPS = 4
@@ -50,12 +53,12 @@ def simulate(
     any more.
     """
     durations = [seconds_of(op) for op in plan.ops]
-    free = dict.fromkeys(Lane, 0.0)
+    clock = _Clock(plan.ops, inline)
     applied = [0.0]
     starts: list[float] = []
     ends: list[float] = []
     for _ in range(steps):
-        starts, ends = _run_step(plan.ops, durations, free, ends, inline)
+        starts, ends = clock.run_step(durations)
         applied.append(max(ends))
     busy = dict.fromkeys(Lane, 0.0)
     for op, duration in zip(plan.ops, durations):
@@ -69,27 +72,46 @@ def simulate(
     )
 
 
-def _run_step(
-    ops: Sequence[Op],
-    durations: Sequence[float],
-    free: dict[Lane, float],
-    previous: Sequence[float],
-    inline: bool,
-) -> tuple[list[float], list[float]]:
-    """Returns when the ops of one step start and end, and updates `free`, the time at which each
-    lane becomes free. previous: when the ops of the step before ended; empty for the first step.
-    """
-    starts: list[float] = []
-    ends: list[float] = []
-    for op, duration in zip(ops, durations):
-        lane = Lane.COMPUTE if inline else op.lane
-        start = free[lane]
-        for index in op.waits:
-            start = max(start, ends[index])
-        if previous:
-            for index in op.waits_previous:
-                start = max(start, previous[index])
-        starts.append(start)
-        ends.append(start + duration)
-        free[lane] = start + duration
-    return starts, ends
+class _Clock:
+    """The times at which lanes become free and buffers were last written and read."""
+
+    def __init__(self, ops: Sequence[Op], inline: bool):
+        buffers: dict[Buffer, int] = {}
+        lanes = dict.fromkeys(Lane, 0) if inline else {lane: at for at, lane in enumerate(Lane)}
+
+        def numbers(uses: Uses) -> list[int]:
+            # Numbers take a fraction of the time of buffers, whose hashes are those of four fields.
+            return [buffers.setdefault(buffer, len(buffers)) for buffer, _ in uses]
+
+        self._ops = [(lanes[op.lane], numbers(op.reads), numbers(op.writes)) for op in ops]
+        self._free = [0.0] * len(Lane)
+        self._written = [0.0] * len(buffers)
+        self._read = [0.0] * len(buffers)
+        """When the last op ends that has read a buffer since it was written."""
+
+    def run_step(self, durations: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Returns when the ops of one step start and end, after the steps before."""
+        free, written, read = self._free, self._written, self._read
+        starts: list[float] = []
+        ends: list[float] = []
+        for (lane, reads, writes), duration in zip(self._ops, durations):
+            start = free[lane]
+            for buffer in reads:
+                if written[buffer] > start:
+                    start = written[buffer]
+            for buffer in writes:
+                if written[buffer] > start:
+                    start = written[buffer]
+                if read[buffer] > start:
+                    start = read[buffer]
+            end = start + duration
+            for buffer in reads:
+                if end > read[buffer]:
+                    read[buffer] = end
+            for buffer in writes:
+                written[buffer] = end
+                read[buffer] = 0.0
+            starts.append(start)
+            ends.append(end)
+            free[lane] = end
+        return starts, ends

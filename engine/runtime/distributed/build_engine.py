@@ -11,7 +11,7 @@ from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig, OptimConfig
 from engine.config.trained_parts import Parts
 from engine.model.build.units import StreamedModel
-from engine.planning.fit.planner import Chosen
+from engine.planning.fit.chosen import Chosen
 from engine.runtime.collectives.process_groups import CollectiveError
 from engine.runtime.device.backend import Backend
 from engine.runtime.distributed.codec import config_text

@@ -11,10 +11,10 @@ from engine.machine.device import device_of, gpu_count
 from engine.machine.disk_rates import with_disk
 from engine.machine.read_machine import Machine
 from engine.planning.fit.choose import choose
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.job import Job, Target, numbers_of_ranks
 from engine.planning.fit.memory_items import MemoryItem, PartName
-from engine.planning.fit.planner import Chosen
 from engine.planning.fit.requirements import (
     RUNTIME_GROWTH_BYTES,
     Requirements,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.data.batches.rows import MicroBatch
-from engine.planning.fit.planner import Chosen
+from engine.planning.fit.chosen import Chosen
 from engine.planning.schedule.ops import Lane
 from engine.runtime.step.engine_settings import EngineSettings
 from engine.runtime.step.streaming_engine import StreamingEngine

@@ -29,11 +29,11 @@ from engine.model.build.library import errors_only
 from engine.model.build.measure_shape import shape_of
 from engine.model.build.read_model import configured
 from engine.model.build.shape_of_run import shape_of_run
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.cost_model import ONE_OF_TWO_PASSES
 from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
 from engine.planning.fit.disk_offload import disk_offload_room
 from engine.planning.fit.job import Job, Target
-from engine.planning.fit.planner import Chosen
 from engine.planning.fit.report import estimate
 from engine.planning.fit.requirements import FitStatus
 from engine.planning.shape.model_shape import ModelShape

@@ -20,9 +20,9 @@ from engine.errors import GpuMemoryError
 from engine.machine.cgroups import sample_host_memory
 from engine.planning.fit.buffer_sizes import state_bytes
 from engine.planning.fit.choose import CPU_RUNTIME_BYTES, choose
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
 from engine.planning.fit.job import Job, Target
-from engine.planning.fit.planner import Chosen
 from engine.runs.record.events import PlannedAnew
 from engine.runtime.device.backend import Backend
 from engine.text import in_gib

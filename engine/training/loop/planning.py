@@ -33,12 +33,12 @@ from engine.model.build.measure_shape import shape_of
 from engine.model.build.units import StreamedModel
 from engine.paths import program_command
 from engine.planning.fit.choose import choose
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.cost_model import MicroBatch, largest_product
 from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
 from engine.planning.fit.disk_offload import disk_offload_room
 from engine.planning.fit.job import Job, Target, nodes_per_replica_options, numbers_of_ranks
 from engine.planning.fit.memory_items import MemoryItem
-from engine.planning.fit.planner import Chosen
 from engine.planning.fit.predictions import predictions
 from engine.planning.fit.report import FitReport, estimate
 from engine.planning.fit.requirements import RUNTIME_GROWTH_BYTES, FitStatus, Resident, SessionFacts

@@ -35,8 +35,8 @@ from engine.model.build.build import build_model
 from engine.model.build.read_model import read_model
 from engine.model.build.units import StreamedModel
 from engine.model.hub.hub import fetch
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.cost_model import largest_product
-from engine.planning.fit.planner import Chosen
 from engine.planning.schedule.grid import grid
 from engine.planning.shape.active_parameters import measured_flops_formula
 from engine.progress import Progress

@@ -19,8 +19,8 @@ from engine.config.changes import Change
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
 from engine.machine.short_memory import Work, refuse_little_memory
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.memory_items import Item, PartName, items_of
-from engine.planning.fit.planner import Chosen
 from engine.runs.record.control import COMMANDS, CommandReader
 from engine.runs.record.events import (
     ControlReceived,

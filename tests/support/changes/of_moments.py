@@ -139,8 +139,8 @@ MOMENT_CHANGES = (
     Change(
         "slot-of-parts-as-a-whole",
         "engine/planning/schedule/device_updates.py",
-        "        parts = self._slot_parts.get(slot, 1)\n",
-        "        parts = 1 if self.placed(unit) is None else len(self._bounds[unit])\n",
+        "return dict.fromkeys(self._slot_parts.get(slot, (slot,)), content)",
+        "return dict.fromkeys((slot,), content)",
         "A prefetch into a slot that is updated in parts does not wait for the block before.",
         ("tests/engine/runtime/test_device_updated_units.py",),
     ),

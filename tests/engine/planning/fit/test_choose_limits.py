@@ -15,8 +15,8 @@ from engine.model.build.measure_shape import shape_of
 from engine.planning.fit.choose import choose, least_choices
 from engine.planning.fit.job import Job, Target
 from engine.planning.fit.memory_items import PartName
-from engine.planning.fit.planner import Planner
 from engine.planning.fit.requirements import FitStatus, requirements_of
+from engine.planning.fit.strategy import Strategy
 from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.text import GIB, MIB
 from tests.support.chosen import FAST_RATES, big_shape, config, on_gpu
@@ -179,17 +179,18 @@ def test_a_way_that_fits_is_found_where_one_of_all_candidates_fits(monkeypatch):
     """Those that cannot fit are passed over before they are filled, and others once one fits."""
     found, filled = [], []
 
-    class Compared(Planner):
+    class Compared(Strategy):
         @property
         def has_room(self) -> bool:
             has_room = super().has_room
-            usual = self.free_after_block_inputs >= 0 and self.sizer.fits(*self.minimum_memory())
-            assert has_room == (usual or bool(self._spacious))
+            usual = self.minimum_lack <= 0 and self.sizer.fits(*self.minimum_memory())
+            roomy = [each for each in self.candidates if self.lack(each) <= 0]
+            assert has_room == (usual or bool(roomy))
             found.append(has_room)
-            filled.append(len(self._spacious))
+            filled.append(len(roomy))
             return has_room
 
-    monkeypatch.setattr("engine.planning.fit.choose.Planner", Compared)
+    monkeypatch.setattr("engine.planning.fit.choose.Strategy", Compared)
     for gib, ram, optimizer, rounds in itertools.product(
         (12, 48, 139), (40, 90, 130), ("adamw", "adamw_8bit"), ("auto", 2)
     ):

@@ -10,11 +10,14 @@ from engine.config.settings import TrainConfig
 from engine.machine.link_rates import of_rank
 from engine.machine.rates import Rates
 from engine.planning.fit.choose import choose
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.cost_model import Cost, MicroBatch
+from engine.planning.fit.fastest import fastest
+from engine.planning.fit.fill_memory import Candidate
 from engine.planning.fit.job import Job, Target
 from engine.planning.fit.optimizer_placement import place_optimizers
-from engine.planning.fit.planner import Chosen, TimedCandidate, fastest_of
 from engine.planning.fit.simulate_step import predicted_step
+from engine.planning.fit.step_times import TimedCandidate
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane, MainGrad
 from engine.planning.schedule.simulate import Simulated
@@ -99,16 +102,35 @@ def test_moments_are_updated_at_once_where_that_costs_little(changes):
     assert not place_optimizers(rounded, shards).moments_after_weights
 
 
-def way(seconds: float, sums: MainGrad) -> TimedCandidate:
-    return TimedCandidate(seconds, 8, PlanChoices().changed(main_grad=sums, ranks=4))
+class FixedTimes:
+    """Step times that are known from the start."""
+
+    def __init__(self, **seconds: float):
+        self.seconds = {MainGrad(kind): value for kind, value in seconds.items()}
+
+    def bound(self, candidate: Candidate) -> float:
+        return self.seconds[candidate.choices.gradients.main_grad]
+
+    def placed(self, candidate: Candidate) -> TimedCandidate:
+        return TimedCandidate(self.bound(candidate), *candidate)
+
+    def simulated(self, timed: TimedCandidate) -> TimedCandidate:
+        return timed
 
 
-def test_shards_must_be_clearly_faster_than_main_grads_on_the_device_alone():
-    vertical, device = way(10.0, MainGrad.VERTICAL), way(10.2, MainGrad.DEVICE)
-    assert fastest_of([vertical, device]) is vertical  # without shards, the fastest
-    assert fastest_of([vertical, device, way(9.9, MainGrad.SHARDS)]) is vertical
-    slow = way(10.3, MainGrad.VERTICAL)
-    assert fastest_of([slow, device, way(9.9, MainGrad.SHARDS)]) is device
-    short = way(9.6, MainGrad.SHARDS)
-    assert fastest_of([vertical, device, short]) is short
-    assert fastest_of([vertical, way(9.9, MainGrad.SHARDS)]).seconds == 9.9
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({"vertical": 10.0, "device": 10.2}, "vertical"),  # without shards, the fastest
+        ({"vertical": 10.0, "device": 10.2, "shards": 9.9}, "vertical"),
+        ({"vertical": 10.3, "device": 10.2, "shards": 9.9}, "device"),
+        ({"vertical": 10.0, "device": 10.2, "shards": 9.6}, "shards"),
+        ({"vertical": 10.0, "shards": 9.9}, "shards"),
+    ],
+)
+def test_shards_must_be_clearly_faster_than_main_grads_on_the_device_alone(seconds, expected):
+    candidates = [
+        Candidate(8, PlanChoices().changed(main_grad=MainGrad(kind), ranks=4)) for kind in seconds
+    ]
+    found = fastest(candidates, FixedTimes(**seconds), units=30, simulates=True).best
+    assert found.choices.gradients.main_grad == expected

@@ -18,15 +18,16 @@ from engine.planning.fit.buffer_sizes import (
     state_bytes,
 )
 from engine.planning.fit.choose import HOST_RESERVE_BYTES, choose, least_choices
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.cost_model import Cost, MicroBatch, step_seconds
 from engine.planning.fit.fill_memory import MemoryFiller
 from engine.planning.fit.job import Job, Target
 from engine.planning.fit.memory_items import MemoryItem, PartName
 from engine.planning.fit.optimizer_placement import wait_for_block_inputs
-from engine.planning.fit.planner import FILLED_RESERVE_BYTES, Chosen
 from engine.planning.fit.report import estimate
 from engine.planning.fit.requirements import FitStatus, Requirements, SessionFacts
 from engine.planning.fit.simulate_step import predicted_seconds
+from engine.planning.fit.strategy import FILLED_RESERVE_BYTES
 from engine.planning.layout import disk_chunks
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane, MainGrad

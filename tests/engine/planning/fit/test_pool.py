@@ -10,9 +10,9 @@ import pytest
 from engine.config.settings import TrainConfig
 from engine.machine.known_machines import named_machine, with_figures
 from engine.machine.read_machine import Machine
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.fill_memory import Candidate, MemoryFiller
 from engine.planning.fit.memory_items import Item, MemoryItem, PartName
-from engine.planning.fit.planner import Chosen
 from engine.planning.fit.pool import (
     Held,
     Pool,

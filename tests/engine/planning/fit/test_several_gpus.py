@@ -18,7 +18,6 @@ from engine.machine.rates import Rates
 from engine.machine.several_gpus import named_with_several
 from engine.model.build.build import build_model
 from engine.model.build.measure_shape import shape_of
-from engine.planning.fit import planner
 from engine.planning.fit.buffer_sizes import (
     fixed_items,
     gradient_ring_bytes,
@@ -27,11 +26,12 @@ from engine.planning.fit.buffer_sizes import (
     update_buffer,
 )
 from engine.planning.fit.choose import choose
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.device_memory import COLLECTIVE_BYTES, RUNTIME_BYTES
+from engine.planning.fit.fastest import SHORT_UNIT_SECONDS
 from engine.planning.fit.job import Job, Target, numbers_of_ranks
 from engine.planning.fit.memory_items import MemoryItem, PartName
-from engine.planning.fit.planner import Chosen
 from engine.planning.fit.pool import pool_of
 from engine.planning.fit.report import estimate
 from engine.planning.fit.requirements import Requirements, requirements_of
@@ -288,19 +288,19 @@ def test_a_whole_model_on_the_gpus_is_preferred_only_where_units_are_short(monke
         found = needs_on("8 x H200", engine__gpus=4, train__batch_size=4 * rows)
         return found.chosen.choices
 
-    monkeypatch.setattr(planner, "SHARDS_GAIN", 0.1)  # accumulators are not in shards
-    short = planner.SHORT_UNIT_SECONDS
+    monkeypatch.setattr(
+        "engine.planning.fit.fastest.SHARDS_GAIN", 0.1
+    )  # accumulators are not in shards
+    short = SHORT_UNIT_SECONDS
     # Long units: activations use the memory better.
     long = chosen(96)
-    assert (
-        long.activations.blocks_without_recompute == 28 and long.placement.gpu_resident_units < 30
-    )
-    monkeypatch.setattr(planner, "SHORT_UNIT_SECONDS", 1.0)
+    kept = long.activations.blocks_without_recompute
+    assert kept == 28 and long.placement.gpu_resident_units < 30
+    monkeypatch.setattr("engine.planning.fit.fastest.SHORT_UNIT_SECONDS", 1.0)
     whole = chosen(96)
-    assert (
-        whole.activations.blocks_without_recompute < 28 and whole.placement.gpu_resident_units == 30
-    )
-    monkeypatch.setattr(planner, "SHORT_UNIT_SECONDS", short)
+    kept = whole.activations.blocks_without_recompute
+    assert kept < 28 and whole.placement.gpu_resident_units == 30
+    monkeypatch.setattr("engine.planning.fit.fastest.SHORT_UNIT_SECONDS", short)
     # Short ones: nothing else takes the interpreter.
     assert chosen(8).placement.gpu_resident_units == 30
 
@@ -388,8 +388,9 @@ def test_the_report_says_what_each_gpu_takes():
     assert two.choices["ranks"] == 2
     # A step has as many tokens, and takes less time; both cards draw power.
     assert two.time["tokens_per_step"] == one.time["tokens_per_step"] == 148 * 1024
-    # Each of two keeps half of the accumulators, so it has room for larger micro-batches.
-    assert two.choices["micro_batch_size"] > one.choices["micro_batch_size"]
+    # Each of two keeps half of the accumulators, so it has room for more activations.
+    room = ("micro_batch_size", "blocks_without_recompute")
+    assert [two.choices[name] for name in room] > [one.choices[name] for name in room]
     assert 1.5 < two.time["tokens_per_second"] / one.time["tokens_per_second"] < 2.1
     assert two.time["watts"] - one.time["watts"] == 700
 

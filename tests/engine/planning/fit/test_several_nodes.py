@@ -14,11 +14,11 @@ from engine.machine.link_rates import ASSUMED_NETWORK, seconds_between_nodes
 from engine.machine.several_gpus import named_with_several
 from engine.model.build.build import build_model
 from engine.planning.fit.choose import choose
+from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.cost_model import MicroBatch
 from engine.planning.fit.device_memory import COLLECTIVE_BYTES
 from engine.planning.fit.job import Job, Target
 from engine.planning.fit.memory_items import MemoryItem, PartName
-from engine.planning.fit.planner import Chosen
 from engine.planning.fit.requirements import FitStatus, Requirements, SessionFacts, requirements_of
 from engine.planning.fit.simulate_step import predicted_step
 from engine.planning.schedule.build import build_step_plan
