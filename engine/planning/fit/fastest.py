@@ -92,11 +92,7 @@ def _fastest(
     near = _SplitSearch(candidates, times, units).best(SPLITS_SIMULATED if simulates else 0)
     if not simulates:
         return Found(near[0], near)
-    alike = [
-        each
-        for each in candidates
-        if (each.size, each.choices.batching.rounds) == near[0].batch_split
-    ]
+    alike = [each for each in candidates if each.batch_split == near[0].batch_split]
     return Found(_MemorySearch(alike, times, units).best(USES_SIMULATED)[0], near)
 
 
