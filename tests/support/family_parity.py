@@ -114,13 +114,17 @@ def law_one(
 def assert_allocated_as_said(run, choices: PlanChoices, tokens: int) -> None:
     """Law 5, to the byte: planes and block inputs on the host, buffers on the device."""
     shape = shape_of(run.model)
-    assert run.host_states.ram.nbytes == shape.host_bytes == sum(shape.plane_bytes().values())
+    assert (
+        run.host_states.ram.nbytes
+        == shape.states.host_bytes
+        == sum(shape.states.plane_bytes().values())
+    )
     planes = [
         run.host_states.tensor(unit.name, plane)
         for unit in run.model.units
         for plane in run.host_states.planes
     ]
-    assert sum(plane.numel() * plane.element_size() for plane in planes) == shape.host_bytes
+    assert sum(plane.numel() * plane.element_size() for plane in planes) == shape.states.host_bytes
     assert run.engine.block_input_bytes == offloaded_input_bytes(shape, choices, tokens)
     shown = fixed_items(shape, choices, tokens * shape.hidden_width)
     assert run.engine.state.fixed_bytes() == sum(item.bytes for item in shown)

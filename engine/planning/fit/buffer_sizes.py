@@ -57,7 +57,7 @@ def fixed_bytes(
     block_input_numel: the number of elements in the hidden state of the largest micro-batch.
     """
     slots, resident = block_slot_bytes(shape, choices)
-    gpu_resident = shape.gpu_resident_bytes_on(choices.sharding.ranks)[
+    gpu_resident = shape.states.gpu_resident_bytes_on(choices.sharding.ranks)[
         choices.placement.gpu_resident_units
     ]
     shape = shape.padded(choices.sharding.ranks)
@@ -319,7 +319,7 @@ def state_rings_bytes(shape: ModelShape, choices: PlanChoices) -> int:
 def disk_offloaded_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the most bytes that moments take on the disk. A step reads and writes them once."""
     units = disk_offloaded_units(shape, choices)
-    moments = len(MOMENTS) * shape.last_moment_bytes[choices.placement.disk_offloaded_units]
+    moments = len(MOMENTS) * shape.states.last_moment_bytes[choices.placement.disk_offloaded_units]
     return moments + disk_padding(units) if units else 0
 
 
@@ -360,7 +360,7 @@ def _planes_of_node(shape: ModelShape, choices: PlanChoices) -> dict[str, int]:
     """Returns the bytes of each plane in the RAM of one node. Where planes are divided among nodes,
     the first one has a little more than that, since shards are multiples of `SHARD_ELEMENTS`.
     """
-    planes = shape.plane_bytes(
+    planes = shape.states.plane_bytes(
         choices.placement.gpu_resident_units, choices.placement.disk_offloaded_units
     )
     return {plane: -(-size // choices.sharding.nodes_per_replica) for plane, size in planes.items()}

@@ -63,8 +63,8 @@ def best_at_once(config: TrainConfig) -> int:
 def best_bytes(config: TrainConfig, shape: ModelShape) -> int:
     """Returns the space that the best weights take on the disk at most, in bytes."""
     # Checkpoints have the weights that are not trained, and share them with these.
-    own = 0 if checkpoints_at_once(config) else shape.frozen_bytes
-    return best_at_once(config) * shape.checkpoint_bytes("weights") + own
+    own = 0 if checkpoints_at_once(config) else shape.states.frozen_bytes
+    return best_at_once(config) * shape.states.checkpoint_bytes("weights") + own
 
 
 def copy_bytes(
@@ -93,11 +93,11 @@ def copy_bytes(
 
 def _in_chunks(shape: ModelShape, kind: CheckpointKind) -> int:
     """Returns the bytes of all chunks of one checkpoint that is written while steps continue."""
-    if kind == "none" or shape.checkpoint_bytes(kind) < SMALL_BYTES:
+    if kind == "none" or shape.states.checkpoint_bytes(kind) < SMALL_BYTES:
         return 0
     chunks = 0
     for unit in shape.units:
-        sizes = shape.unit_bytes(replace(unit, frozen_numel=0))
+        sizes = shape.states.unit_bytes(replace(unit, frozen_numel=0))
         for plane in checkpoint_planes(shape.dtype, kind):
             chunks += -(-sizes[plane] // STAGING_CHUNK_BYTES)
     return chunks * STAGING_CHUNK_BYTES
@@ -120,13 +120,15 @@ def disk_items(config: TrainConfig, shape: ModelShape, checkpoints_before: int) 
     kind = config.output.checkpoint
     copies = checkpoints_at_once(config, checkpoints_before)
     if copies:
-        size = shape.checkpoint_bytes(kind)
+        size = shape.states.checkpoint_bytes(kind)
         each = in_gib(size) if kind == "full" else f"{in_gib(size)}, weights alone"
         last = "one of them being written" if copies > 1 else "written at the end"
         note = f"{copies} of {each}, {last}"
-        if shape.frozen_bytes:
-            note += f", and {in_gib(shape.frozen_bytes)} that are not trained, for all of them"
-        size = copies * size + shape.frozen_bytes
+        if shape.states.frozen_bytes:
+            note += (
+                f", and {in_gib(shape.states.frozen_bytes)} that are not trained, for all of them"
+            )
+        size = copies * size + shape.states.frozen_bytes
         items.append(Item(MemoryItem.CHECKPOINTS, size, note))
     if config.output.export:
         dtype = written_dtype(config.output.export_dtype, shape.dtype)
@@ -164,7 +166,7 @@ def best_items(config: TrainConfig, shape: ModelShape) -> tuple[Item, ...]:
     if not size:
         return ()
     copies = best_at_once(config)
-    each = in_gib(shape.checkpoint_bytes("weights"))
+    each = in_gib(shape.states.checkpoint_bytes("weights"))
     note = f"fp32 masters of the best evaluation, {each}"
     if copies > 1:
         note += ", and once more while better ones are written"

@@ -348,7 +348,7 @@ def _comfortable(job: Job, target: Target) -> float:
 
 def _device_memory(job: Job, target: Target, share: float) -> DeviceMemory:
     if target.device == "cpu":
-        planes = job.shape.host_bytes // job.nodes_per_replica
+        planes = job.shape.states.host_bytes // job.nodes_per_replica
         limit = (target.host_free - planes) // job.ranks - CPU_RUNTIME_BYTES
         keeping = min(COMFORTABLE["cpu"] * limit, CPU_SHARE * target.host_free / job.ranks)
         return DeviceMemory("cpu", limit, share * limit, keeping)

@@ -359,7 +359,7 @@ class Cost:
     @property
     def state_bytes(self) -> float:
         """Bytes of everything that the optimizer needs for one parameter."""
-        return self.shape.state_item_bytes
+        return self.shape.states.state_item_bytes
 
     def in_place(self, numel: int) -> float:
         """Returns the seconds in which `numel` elements on the device are updated in place."""

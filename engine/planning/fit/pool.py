@@ -317,7 +317,7 @@ def _unit_bytes(
     name: PartName, place: Placement, unit: UnitShape, shape: ModelShape, choices: PlanChoices
 ) -> int:
     """Returns the bytes that planes of one unit take in a part of memory."""
-    planes = shape.unit_bytes(unit)
+    planes = shape.states.unit_bytes(unit)
     on_device = name == PartName.GPU
     if on_device and choices.sharding.ranks > 1 and unit.weight_numel:
         # A device of several holds the weights whole, and of other planes a shard.

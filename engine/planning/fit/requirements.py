@@ -340,7 +340,7 @@ class Requirements:
     def _loading_peak(self) -> Item:
         """Returns the memory that reading weights takes beyond that of training."""
         shape = self.shape
-        planes = shape.plane_bytes(self.chosen.choices.placement.gpu_resident_units)
+        planes = shape.states.plane_bytes(self.chosen.choices.placement.gpu_resident_units)
         weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
         weights //= self.chosen.choices.sharding.nodes_per_replica
         ahead = most_read_ahead_bytes(shape.read_ahead_numel)

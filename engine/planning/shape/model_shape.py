@@ -9,16 +9,12 @@ import functools
 import itertools
 from dataclasses import dataclass, replace
 
-from engine.config.output_settings import CheckpointKind
 from engine.config.settings import Optimizer
 from engine.planning.layout.embed_chunks import chunk_of_table
 from engine.planning.layout.layout import (
-    FP32_ITEM_BYTES,
     PLANE_ITEM_BYTES,
-    checkpoint_planes,
-    plane_bytes,
 )
-from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
+from engine.planning.layout.moments import FP32_MOMENTS
 from engine.planning.layout.update_buffers import UpdateBuffer
 from engine.planning.schedule.rounds import TrainedUnits
 from engine.planning.schedule.shards import Shards, largest_updated
@@ -26,6 +22,7 @@ from engine.planning.shape.activation_sizes import DOCUMENTS, MASK_ELEMENTS
 from engine.planning.shape.block_sizes import BlockSizes
 from engine.planning.shape.quantized_weights import Method
 from engine.planning.shape.read_ahead import read_ahead_numel
+from engine.planning.shape.state_sizes import StateSizes
 from engine.planning.shape.unit_shape import UnitShape
 
 FP32_LOGIT_BYTES = 12
@@ -39,7 +36,7 @@ frozen.
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """An instance is a model as the planner sees it. Sizes are elements unless called bytes."""
 
@@ -137,6 +134,11 @@ class ModelShape:
         )
 
     @functools.cached_property
+    def states(self) -> StateSizes:
+        """The bytes of weights, moments and gradients."""
+        return StateSizes(self.units, self.dtype, self.optimizer)
+
+    @functools.cached_property
     def item_bytes(self) -> int:
         """Bytes that an element takes on the device."""
         return PLANE_ITEM_BYTES[self.dtype]["weight_high"]
@@ -172,72 +174,6 @@ class ModelShape:
     def gradient_numel(self) -> int:
         """Number of elements of the gradients of all units together."""
         return self.first_gradients[-1]
-
-    def plane_bytes(self, gpu_resident: int = 0, disk_offloaded: int = 0) -> dict[str, int]:
-        """Returns the bytes of each plane in host memory: of all units but the first
-        `gpu_resident`, which live on the device, without the moments of the last `disk_offloaded`,
-        which are on the disk.
-        """
-        if (gpu_resident, disk_offloaded) not in self._plane_bytes:
-            found = dict.fromkeys(PLANE_ITEM_BYTES[self.dtype], 0)
-            for unit in self.units[gpu_resident:]:
-                sizes = self.unit_bytes(unit)
-                for plane, size in sizes.items():
-                    found[plane] += size
-            for plane in MOMENTS:
-                found[plane] -= self.last_moment_bytes[disk_offloaded]
-            self._plane_bytes[gpu_resident, disk_offloaded] = found
-        return dict(self._plane_bytes[gpu_resident, disk_offloaded])
-
-    def unit_bytes(self, unit: UnitShape) -> dict[str, int]:
-        """Returns the bytes of each plane of a unit of this model."""
-        counts = unit.moment_counts
-        return plane_bytes(self.dtype, self.optimizer, counts, unit.weight_numel)
-
-    @functools.cached_property
-    def _plane_bytes(self) -> dict[tuple[int, int], dict[str, int]]:
-        return {}
-
-    @functools.cached_property
-    def last_moment_bytes(self) -> list[int]:
-        """Bytes of one moment of the last n units, for every n."""
-        sizes = (unit.moment_counts.bytes(self.optimizer) for unit in reversed(self.units))
-        return list(itertools.accumulate(sizes, initial=0))
-
-    @functools.cached_property
-    def gpu_resident_bytes(self) -> list[int]:
-        """Bytes that the first n units take if they live on the device, for every n: all planes but
-        that of gradients, and the weights that stay in fp32.
-        """
-        found = [0]
-        for unit in self.units:
-            sizes = self.unit_bytes(unit)
-            keep_in_fp32 = unit.fp32_numel * FP32_ITEM_BYTES
-            found.append(found[-1] + sum(sizes.values()) - sizes["grad"] + keep_in_fp32)
-        return found
-
-    def gpu_resident_bytes_on(self, ranks: int) -> list[int]:
-        """Returns `gpu_resident_bytes` for the device of one of several ranks: weights whole, with
-        the elements of all shards, and a shard of the rest (`engine.runtime.host.sharded_planes`).
-        Moments that are not in fp32 are estimated by the mean of a unit.
-        """
-        if ranks == 1:
-            return self.gpu_resident_bytes
-        if ranks not in self._gpu_resident_bytes_on:
-            shards, item = Shards(ranks), self.item_bytes
-            found = [0]
-            for unit in self.units:
-                own = min(unit.numel, shards.numel(unit.numel))
-                planes = self.unit_bytes(unit)
-                rest = sum(planes.values()) - planes["grad"] - planes["weight_high"]
-                shard = -(-rest * own // unit.numel) if unit.numel else 0
-                found.append(found[-1] + unit.padded(shards).weight_numel * item + shard)
-            self._gpu_resident_bytes_on[ranks] = found
-        return self._gpu_resident_bytes_on[ranks]
-
-    @functools.cached_property
-    def _gpu_resident_bytes_on(self) -> dict[int, list[int]]:
-        return {}
 
     @functools.cached_property
     def has_fp32_weights(self) -> bool:
@@ -330,37 +266,11 @@ class ModelShape:
     def _padded(self) -> dict[int, ModelShape]:
         return {}
 
-    @functools.cached_property
-    def state_item_bytes(self) -> float:
-        """Bytes that a parameter that is trained takes over all planes, on average over the
-        blocks.
-        """
-        units = [unit for unit in self.blocks if unit.numel] or self.units
-        numel = sum(unit.numel for unit in units)
-        moments = 2 * sum(unit.moment_counts.bytes(self.optimizer) for unit in units)
-        items = PLANE_ITEM_BYTES[self.dtype]
-        return sum(item for plane, item in items.items() if plane not in MOMENTS) + moments / numel
-
     @property
     def read_ahead_numel(self) -> int:
         """Most parameters that are in memory beside their planes while a checkpoint is read."""
         counts = [unit.parameter_count for unit in self.units]
         return read_ahead_numel(counts, self.active_parameters < self.parameter_count)
-
-    @property
-    def host_bytes(self) -> int:
-        return sum(self.plane_bytes().values())
-
-    def checkpoint_bytes(self, kind: CheckpointKind = "full") -> int:
-        """Returns the bytes of a checkpoint of this kind, without weights that are not trained."""
-        planes, sizes = checkpoint_planes(self.dtype, kind), self.plane_bytes()
-        sizes["weight_high"] -= self.frozen_bytes
-        return sum(size for plane, size in sizes.items() if plane in planes)
-
-    @property
-    def frozen_bytes(self) -> int:
-        """Bytes of the weights that are not trained."""
-        return self.item_bytes * sum(unit.frozen_numel for unit in self.units)
 
     def export_bytes(self, dtype: str) -> int:
         """Returns the bytes of weights in an exported folder whose weights are in `dtype`. Weights

@@ -51,7 +51,7 @@ class BestWeights:
         exported = export_bytes(session.config, shape)
         self._is_on = output.keeps_best and prepared.planned.keeps_best
         self._others = {
-            "a checkpoint": shape.checkpoint_bytes(output.checkpoint),
+            "a checkpoint": shape.states.checkpoint_bytes(output.checkpoint),
             "the export": exported if output.export else 0,
         }
         """Bytes on the disk that are reserved for these, by name."""

@@ -163,7 +163,7 @@ def plan_with_less_memory(planned: Planned, backend: Backend, attempt: int) -> C
         limit = round(SHARES[attempt - 1] * failed.gpu_bytes)
         if target.device != "cpu":
             # The planes of units that live there are there still, and count as part of the plan.
-            sizes = planned.job.shape.gpu_resident_bytes_on(planned.job.ranks)
+            sizes = planned.job.shape.states.gpu_resident_bytes_on(planned.job.ranks)
             gpu_resident = sizes[failed.choices.placement.gpu_resident_units]
             limit = min(limit, backend.free_memory() + gpu_resident + CUDA_CONTEXT_BYTES)
     lowered = _lowered(planned, limit)
@@ -180,7 +180,7 @@ def _lowered(planned: Planned, limit: int) -> Target:
     target, shape = planned.target, planned.job.shape
     if target.device == "cpu":
         each = limit + CPU_RUNTIME_BYTES
-        return replace(target, host_free=planned.job.ranks * each + shape.host_bytes)
+        return replace(target, host_free=planned.job.ranks * each + shape.states.host_bytes)
     # The planes are allocated already, and the planner subtracts them.
     host_free = sample_host_memory()[1] + state_bytes(shape, planned.chosen.choices)
     return replace(target, gpu_limit=limit, host_free=host_free)

@@ -175,7 +175,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     )
     return Planned(
         chosen,
-        predictions(as_dict, shape.checkpoint_bytes(config.output.checkpoint)),
+        predictions(as_dict, shape.states.checkpoint_bytes(config.output.checkpoint)),
         simulated_step(planned_job, chosen, target, typical_length(config, job.data, chosen)),
         breakdown,
         planned_job,
@@ -257,7 +257,7 @@ def _judged(
     """
     resident = _resident(job.backend.device.type)
     config = session.config.with_values({"data.max_seq_len": sequence_length})
-    kept = shape.checkpoint_bytes(config.output.checkpoint) + shape.frozen_bytes
+    kept = shape.states.checkpoint_bytes(config.output.checkpoint) + shape.states.frozen_bytes
     machine = _machine_for(session.folder, kept)
     if target.gpu_limit is not None and machine.gpus:
         first = replace(machine.gpus[0], free=target.gpu_limit)

@@ -248,7 +248,7 @@ def test_only_what_is_bundled_is_answered():
     assert catalog_shape("Qwen/Qwen3-8B", "bfloat16", "eager") is None
     assert catalog_shape("no/such-model") is None
     assert keep_in_fp32.dtype == "float32"
-    assert keep_in_fp32.plane_bytes() == plain.in_dtype("float32").plane_bytes()
+    assert keep_in_fp32.states.plane_bytes() == plain.in_dtype("float32").states.plane_bytes()
     assert (
         keep_in_fp32.blocks[0].activations.per_token > 1.5 * plain.blocks[0].activations.per_token
     )

@@ -29,11 +29,11 @@ KEY = "0" * 64
 
 
 SHAPE = ModelShape(
-    "llama",
-    "any",
-    "bfloat16",
-    "documents",
-    (
+    model_type="llama",
+    source="any",
+    dtype="bfloat16",
+    attention="documents",
+    units=(
         UnitShape("embed", 128, 100),
         *(
             UnitShape(
@@ -49,12 +49,12 @@ SHAPE = ModelShape(
         ),
         UnitShape("head", 64, 8),
     ),
-    True,
-    True,
-    8,
-    12,
-    708,
-    64,
+    tied=True,
+    packs=True,
+    hidden_size=8,
+    vocab_size=12,
+    active_parameters=708,
+    work_parameters=64,
     sliding_window=None,
     logit_bytes=14,
     attention_heads=2,

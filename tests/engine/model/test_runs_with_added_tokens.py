@@ -139,7 +139,7 @@ def test_the_report_itemises_what_the_host_states_allocate(tmp_path, dtype):
     states.allocate_weights()
     states.allocate_states()
     assert report.model["parameters"] == model.parameter_count
-    assert sum(shape.plane_bytes().values()) == states.ram.nbytes
+    assert sum(shape.states.plane_bytes().values()) == states.ram.nbytes
     states.close()
 
 

@@ -172,7 +172,7 @@ def test_block_inputs_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
         target = Target("cuda", 48 * GIB, ram * GIB, FAST_RATES)
         return choose(Job(big_shape(), asked, 1024), target).offloaded_input_bytes
 
-    assert block_inputs(125) <= 125 * GIB - big_shape().host_bytes
+    assert block_inputs(125) <= 125 * GIB - big_shape().states.host_bytes
 
 
 def test_a_way_that_fits_is_found_where_one_of_all_candidates_fits(monkeypatch):

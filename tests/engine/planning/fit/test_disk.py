@@ -16,8 +16,8 @@ from engine.text import GIB
 from tests.support.chosen import big_shape, config
 
 SHAPE = big_shape()
-FULL = SHAPE.checkpoint_bytes()
-WEIGHTS = SHAPE.checkpoint_bytes("weights")
+FULL = SHAPE.states.checkpoint_bytes()
+WEIGHTS = SHAPE.states.checkpoint_bytes("weights")
 EXPORT = SHAPE.export_bytes("bfloat16")
 MACHINE = with_figures(named_machine("H200", 512), disk_gib=1)
 STEPS = {"train__steps": 100, "output__checkpoint_every": 10}
@@ -36,9 +36,9 @@ def disk_items(report: FitReport) -> dict[MemoryItem, int]:
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_the_kinds_take_what_their_planes_take():
-    assert SHAPE.checkpoint_bytes() == 12 * SHAPE.gradient_numel
-    assert SHAPE.checkpoint_bytes("weights") == 4 * SHAPE.gradient_numel
-    assert SHAPE.checkpoint_bytes("none") == 0
+    assert SHAPE.states.checkpoint_bytes() == 12 * SHAPE.gradient_numel
+    assert SHAPE.states.checkpoint_bytes("weights") == 4 * SHAPE.gradient_numel
+    assert SHAPE.states.checkpoint_bytes("none") == 0
     plain = {MemoryItem.EXPORT: EXPORT, MemoryItem.RECORD: RECORD_BYTES}
     for kind, taken in (("full", 3 * FULL), ("weights", 3 * WEIGHTS), ("none", 0)):
         _, report = reported(1 << 50, output__checkpoint=kind)

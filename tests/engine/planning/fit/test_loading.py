@@ -48,7 +48,7 @@ def test_the_item_is_what_loading_takes_beyond_training():
     config = CONFIG.with_values({"engine.states": "host"})
     requirements = requirements_of(config, named_machine("H200", 256), shape)
     items = {item.kind: item for item in requirements.parts[PartName.HOST].items}
-    planes = shape.plane_bytes()
+    planes = shape.states.plane_bytes()
     ahead = most_read_ahead_bytes(shape.read_ahead_numel)
     item = items[MemoryItem.LOADING_PEAK]
     assert item.bytes == 0

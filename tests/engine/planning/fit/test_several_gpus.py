@@ -129,7 +129,7 @@ def test_what_engines_allocate_is_what_is_reported(ranks):
         assert fixed == sum(item.bytes for item in items)
         assert block_inputs == offloaded_input_bytes(shape, choices, 24) > 0
         assert rings == gradient_ring_bytes(shape, choices) > 0
-    planes = shape.host_bytes - shape.plane_bytes()["grad"]
+    planes = shape.states.host_bytes - shape.states.plane_bytes()["grad"]
     assert state_bytes(shape, choices) == planes + ranks * rings
 
 

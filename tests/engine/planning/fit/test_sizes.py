@@ -272,9 +272,9 @@ def test_a_shape_from_a_config_file_alone(tmp_path):
     shape = shape_from_source(ModelConfig(source=str(tmp_path)))
     assert shape.parameter_count == shape.active_parameters == 7_615_616_512
     alignment = 14 * sum(unit.numel - unit.parameter_count for unit in shape.units)
-    assert shape.host_bytes == 14 * shape.parameter_count + alignment
-    assert alignment < 1e-4 * shape.host_bytes
-    assert shape.checkpoint_bytes() == 12 * shape.gradient_numel
+    assert shape.states.host_bytes == 14 * shape.parameter_count + alignment
+    assert alignment < 1e-4 * shape.states.host_bytes
+    assert shape.states.checkpoint_bytes() == 12 * shape.gradient_numel
     assert shape.export_bytes("bfloat16") == 2 * shape.parameter_count
     # design.md section 4: measured on the GPU.
     assert shape.blocks[0].activations.of(1, 1024) / 1024 == pytest.approx(220 * 1024, rel=0.02)

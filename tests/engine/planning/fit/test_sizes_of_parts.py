@@ -73,7 +73,7 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(name, family, tied, dtyp
     shape = shape_of(model)
     assert shape.frozen_units == model.frozen_units
     states = filled_states(model)
-    assert states.ram.nbytes == shape.host_bytes
+    assert states.ram.nbytes == shape.states.host_bytes
     plans = [*BUFFER_GRID[::3], *DEVICE_UPDATE_GRID[::2]]
     assert (
         agreeing_plans(

@@ -120,7 +120,9 @@ def test_where_disk_and_ram_are_short_smaller_moments_are_combined_with_what_hel
     config = job().with_values({"output.export": False})
     limit = with_ram(config, GIB).host.total - 25 * GIB
     shape = entry_of(MODEL).shape("bfloat16")
-    machine = replace(MACHINE, ram_available=limit, disk_free=shape.checkpoint_bytes("weights"))
+    machine = replace(
+        MACHINE, ram_available=limit, disk_free=shape.states.checkpoint_bytes("weights")
+    )
     report = estimate(config, machine, shape)
     suggestion, adapters = report.suggestions
     assert adapters.changes == {"train.method": "lora"}

@@ -129,5 +129,5 @@ def test_each_rank_holds_the_weights_whole_and_a_shard_of_the_rest(optimizer, ra
     if optimizer == FP32_MOMENTS:
         assert (
             divided.placement.device_bytes
-            == shape_of(model).gpu_resident_bytes_on(ranks)[len(GPU_RESIDENT)]
+            == shape_of(model).states.gpu_resident_bytes_on(ranks)[len(GPU_RESIDENT)]
         )

@@ -65,7 +65,7 @@ def test_a_real_report_says_every_quantity_of_a_gpu(tmp_path):
     shape = shape_from_source(config.model)
     found = predictions(
         estimate(config, machine, shape, SessionFacts(rates=TYPICAL["cuda"])).to_dict(),
-        shape.checkpoint_bytes(),
+        shape.states.checkpoint_bytes(),
     )
     assert list(found) == [
         "loading_peak_bytes",
