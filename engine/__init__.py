@@ -18,7 +18,7 @@ pyproject.toml.
 The single files (`errors`, `paths`, `text`, `files`, `safe_files`, `progress`, `helper_process`)
 are for all of them.
 
-JSON is read by msgspec where its types are declared or speed counts, and written by it to other
-processes and to pages. `json` writes files, whose checksums rely on its ASCII text, and reads what
-other programs wrote, which may have NaN or half of a surrogate pair.
+JSON is read by msgspec where its types are declared or speed counts, and written by it where speed
+counts. Elsewhere it is `json`: its ASCII text is what checksums cover, and it takes what other
+programs write, such as NaN and half of a surrogate pair.
 """
