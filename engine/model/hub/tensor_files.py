@@ -57,7 +57,7 @@ def reading_dtype(folder: Path | None) -> torch.dtype:
     try:
         found = [tensors_in(file) for file in files_with_weights(folder)]
         stored = {each.dtype for tensors in found for each in tensors.values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         stored = set()  # the library reports what is wrong with the files
     is_bf16 = "BF16" in stored and not stored & _FINER
     return torch.bfloat16 if is_bf16 else torch.float32
