@@ -23,6 +23,7 @@ def rebuilt(workers: StartedGroup) -> None:
             workers.engine.backend,
             HostAdamW(workers.host_states, settings),
         ),
-        (how, settings),
+        how,
+        settings,
         EngineSettings(workers.engine.choices, 24, 7, 1.0, 0),
     )

@@ -125,7 +125,8 @@ def started_group(
         engine = build_engines(
             workers,
             RankZeroComponents(model, states, backend, adamw),
-            (how, settings),
+            how,
+            settings,
             EngineSettings(planned, 24, 7, 1.0, 0),
         )
         parts.callback(engine.close)

@@ -79,14 +79,15 @@ def sharing_with(workers: WorkerGroup, units: Sequence[str], nodes_per_replica: 
 def build_engines(
     workers: WorkerGroup,
     parts: RankZeroComponents,
-    sources: tuple[ModelConfig, AdamWSettings],
+    model: ModelConfig,
+    adamw: AdamWSettings,
     settings: EngineSettings,
 ) -> RankZeroEngine:
     """Builds the engine of every rank, and returns that of this one. The planes must be allocated
-    already. sources: the settings of the model and those of AdamW. Raises RankError where another
-    rank cannot build its engine, and what a `StreamingEngine` raises where this one cannot.
+    already. The other ranks build the model and the optimizer by the settings `model` and `adamw`.
+    Raises RankError where one cannot build its engine, and what a `StreamingEngine` raises where
+    this rank cannot.
     """
-    model, adamw = sources
     assert parts.host_states.allocated is not None  # the planes are allocated
     blocks = [unit.name for unit in parts.model.blocks]
     # The other ranks open the planes where they are now.

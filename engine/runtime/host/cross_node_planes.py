@@ -89,7 +89,7 @@ class NodeShards:
         layout, of_node = self._layouts[unit], self._ranks // self.nodes
         start, _ = Shards(self._ranks, node * of_node).bounds(layout.numel)
         _, stop = Shards(self._ranks, (node + 1) * of_node - 1).bounds(layout.numel)
-        return shard_bytes(layout, plane, (self._dtype, self._optimizer()), (start, stop))
+        return shard_bytes(layout, plane, self._dtype, self._optimizer(), start, stop)
 
 
 class NodePlanes(RamPlanes):

@@ -57,12 +57,11 @@ class HeldBytes(NamedTuple):
 
 
 def shard_bytes(
-    layout: UnitLayout, plane: str, kinds: tuple[str, Optimizer], bounds: tuple[int, int]
+    layout: UnitLayout, plane: str, dtype: str, optimizer: Optimizer, start: int, stop: int
 ) -> HeldBytes:
-    """Returns where the elements between two `bounds` are in a plane of a unit, in bytes. kinds:
-    the dtype of the model, and the optimizer whose moments these are.
+    """Returns where the elements from `start` up to `stop` are in a plane of a unit, in bytes.
+    dtype: that of the model. optimizer: the one whose moments these are.
     """
-    (dtype, optimizer), (start, stop) = kinds, bounds
     if plane in MOMENTS and optimizer != FP32_MOMENTS:
         if start == stop:
             return HeldBytes(0, 0)
@@ -108,10 +107,10 @@ class DeviceShards:
         """Returns which bytes of a plane a rank holds."""
         unit, plane = key
         layout = self._layouts[unit]
-        bounds = Shards(self._ranks, rank).bounds(layout.numel)
+        start, stop = Shards(self._ranks, rank).bounds(layout.numel)
         if plane == WHOLE_PLANE:
-            bounds = 0, layout.high_numel
-        return shard_bytes(layout, plane, (self._dtype, self._optimizer()), bounds)
+            start, stop = 0, layout.high_numel
+        return shard_bytes(layout, plane, self._dtype, self._optimizer(), start, stop)
 
 
 class OwnShards(DevicePlanes):

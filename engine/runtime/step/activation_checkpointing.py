@@ -206,7 +206,7 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
         with torch.enable_grad(), _returning_attention(context, op, step):
             out = _run(context, op, step, leaf)
     try:
-        hidden_gradient, gradients = _block_gradients(context, op, step, (leaf, out))
+        hidden_gradient, gradients = _block_gradients(context, op, step, leaf, out)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -218,7 +218,7 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
         context.templates.compiled[op.slot, unit.kind].abort(error)
         with torch.enable_grad():
             out = _run(context, op, step, leaf)
-        hidden_gradient, gradients = _block_gradients(context, op, step, (leaf, out))
+        hidden_gradient, gradients = _block_gradients(context, op, step, leaf, out)
     if op.unit != context.lowest:
         assert hidden_gradient is not None  # the output of a block depends on its input
         micro_batch.hidden = hidden_gradient
@@ -254,13 +254,13 @@ def _block_gradients(
     context: OpContext,
     op: Backward,
     step: StepUnderWay,
-    ends: tuple[torch.Tensor, torch.Tensor],
+    leaf: torch.Tensor,
+    out: torch.Tensor,
 ) -> tuple[torch.Tensor | None, Gradients]:
     """Returns the gradients of a block's input, None where nothing below the block is trained, and
-    of its parameters that are trained, with those that it shares at the end. `ends` holds the
-    block's input and output.
+    of its parameters that are trained, with those that it shares at the end. leaf, out: the block's
+    input and output.
     """
-    leaf, out = ends
     parameters = context.templates.parameters(op.slot, context.units[op.unit])
     micro_batch, place = step.micro_batches[op.micro_batch], context.block_positions[op.unit]
     cross_layer_values = micro_batch.cross_layer_values

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy, pad
 from engine.model.build.skeleton import Skeleton
 from engine.runtime.device.compiled import CompiledFunction, compiled_function
 from engine.runtime.step.cross_entropy import UNCOMPILED, LossChunks, TailGradients, filled_up
-from engine.runtime.step.preference import AnswerSums, Comparison, pair_loss
+from engine.runtime.step.preference import AnswerSums, pair_loss
 from engine.runtime.step.step import DeviceBatch, DevicePairs
 
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -64,7 +64,7 @@ def loss_of_pairs(
     for group in _groups(batch.pairs, hidden.shape[1], chunks):
         own = None if gradient is None else gradient[group.sequences].view(-1, hidden.shape[-1])
         part = _part(batch, batch.pairs, group)
-        found.append(_loss_of_group(skeleton, hidden[group.sequences], part, chunks, (tail, own)))
+        found.append(_loss_of_group(skeleton, hidden[group.sequences], part, chunks, tail, own))
     losses, sums = zip(*found)
     return PairResult(torch.stack(losses).sum(dtype=torch.float64), gradient, torch.cat(sums))
 
@@ -85,7 +85,7 @@ def _groups(pairs: DevicePairs, tokens: int, chunks: LossChunks) -> list[_Group]
     """Returns the groups of a micro-batch with lines of `tokens` tokens. As many pairs are in a
     group as have their positions in one chunk, and at least one.
     """
-    size, of_row = _size_of(chunks), pairs.objective.sequences
+    size, of_row = _size_of(chunks), pairs.compared.objective.sequences
     cuts, taken = [0], 0
     for row, count in enumerate(pairs.labels_of_rows):
         if taken and taken + count > size:
@@ -116,12 +116,13 @@ def _size_of(chunks: LossChunks) -> int:
 
 def _part(batch: DeviceBatch, pairs: DevicePairs, group: _Group) -> DeviceBatch:
     """Returns what the loss needs of a group of a micro-batch, as if it were one by itself."""
-    desirable = None if pairs.desirable is None else pairs.desirable[group.sequences]
+    compared = pairs.compared
+    marks = None if compared.desirable is None else compared.desirable[group.sequences]
+    reference = compared.reference[group.sequences]
     own = replace(
         pairs,
+        compared=replace(compared, reference=reference, desirable=marks),
         answer=pairs.answer[group.positions],
-        reference=pairs.reference[group.sequences],
-        desirable=desirable,
     )
     index = batch.loss_index[group.positions] - group.first
     return replace(batch, loss_index=index, labels=batch.labels[group.positions], pairs=own)
@@ -132,14 +133,14 @@ def _loss_of_group(
     hidden: torch.Tensor,
     batch: DeviceBatch,
     chunks: LossChunks,
-    gradients: tuple[TailGradients, torch.Tensor | None],
+    tail: TailGradients,
+    gradient: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the loss of a group, a scalar, and its sums, as in `PairResult`. `hidden` [lines,
-    tokens, width] and `batch` are those of the group. gradients: those of the tail go to the first,
-    and that of `hidden` into the second [positions, width].
+    tokens, width] and `batch` are those of the group. The gradients of the tail go to `tail`, and
+    that of `hidden` into `gradient` [positions, width].
     """
     assert batch.pairs is not None
-    tail, gradient = gradients
     states = hidden.detach().reshape(-1, hidden.shape[-1])
     selected = states.index_select(0, batch.loss_index)
     size, labels, compiled = _size_of(chunks), batch.labels, None
@@ -192,18 +193,10 @@ class _Lines:
         with torch.enable_grad():
             given = sums.detach().requires_grad_()
             both = AnswerSums(given[:, 0], given[:, 1], tokens)
-            loss = pair_loss(both, self._compared)
+            loss = pair_loss(both, self.pairs.compared)
             (by_sum,) = torch.autograd.grad(loss, [given])
         of_line = by_sum.index_select(0, self.batch.loss_index // self.shape[1])
         return loss.detach(), -(of_line[:, 0] * self.pairs.answer + of_line[:, 1]), sums
-
-    @property
-    def _compared(self) -> Comparison:
-        pairs = self.pairs
-        totals = pairs.pairs, pairs.chosen_tokens
-        return Comparison(
-            pairs.objective, pairs.reference, *totals, pairs.desirable, pairs.divergence
-        )
 
 
 class _Head:
@@ -242,7 +235,7 @@ class _Head:
         for place, start in enumerate(starts):
             if not at_once:
                 graphs[place] = self._again(*chunks[place])
-            self._add(sequences, start, (*graphs[place], weights[start : start + size]))
+            self._add(sequences, start, *graphs[place], weights[start : start + size])
         return loss, sums
 
     def _again(
@@ -257,12 +250,13 @@ class _Head:
         self,
         sequences: _Lines,
         start: int,
-        chunk: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        given: torch.Tensor,
+        losses: torch.Tensor,
+        weights: torch.Tensor,
     ) -> None:
-        """Adds up the gradients of a chunk: its states [n, width], cross-entropies [n] and weights
-        [n].
+        """Adds up the gradients of a chunk with the states `given` [n, width], their
+        cross-entropies `losses` [n] and `weights` [n].
         """
-        given, losses, weights = chunk
         of_chunk = [given] if self._tail.of_hidden else []
         found = torch.autograd.grad(
             losses, [*of_chunk, *self._tail.parameters], weights, allow_unused=True

@@ -81,13 +81,15 @@ class PairSums:
         )
         reference = torch.from_numpy(self.reference.astype(np.float64))
         desirable = None if self.desirable is None else torch.from_numpy(self.desirable)
-        totals = self.pairs, self.chosen_tokens
-        return float(
-            pair_loss(
-                sums,
-                Comparison(self.objective, reference, *totals, desirable, self.divergence),
-            )
+        compared = Comparison(
+            objective=self.objective,
+            reference=reference,
+            pairs=self.pairs,
+            chosen_tokens=self.chosen_tokens,
+            desirable=desirable,
+            divergence=self.divergence,
         )
+        return float(pair_loss(sums, compared))
 
     def metrics(self) -> dict[str, float]:
         """Returns the figures by their names, in seven digits."""

@@ -10,29 +10,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.config.preference_settings import Objective
 from engine.data.batches.rows import MicroBatch, PairTargets, sum_of_weights
 from engine.model.build.attention_documents import Documents
 from engine.planning.schedule.shards import Shards
 from engine.runtime.device.block_graphs import StepGraphs
 from engine.runtime.step.micro_batch_state import MicroBatchState
 from engine.runtime.step.neftune import RowNoise, StepNoise
+from engine.runtime.step.preference import Comparison
 
 
 @dataclass(frozen=True)
 class DevicePairs:
     """Micro-batch of B lines, the answers of pairs, on the device."""
 
-    objective: Objective
+    compared: Comparison
+    """What the answers are compared with, and their part of the step."""
     answer: torch.Tensor
     """Whether a position in `DeviceBatch.loss_index` belongs to an answer, bool [n]."""
-    reference: torch.Tensor
-    """Answers are compared with these logarithms of their probabilities, float32 [B]."""
-    pairs: int
-    """As in `PairTargets`, like what follows."""
-    chosen_tokens: int
-    desirable: torch.Tensor | None
-    divergence: float
     labels_of_rows: tuple[int, ...]
     """Number of positions of each pair, or of each answer with a mark, in `DeviceBatch.loss_index`,
     in their order.
@@ -147,10 +141,16 @@ def _device_batch(
     if targets is not None:
         answer, reference = next(parts).bool(), _floats(next(parts))
         desirable = None if targets.desirable is None else next(parts).bool()
-        totals = targets.pairs, targets.chosen_tokens, desirable, targets.divergence
+        compared = Comparison(
+            objective=targets.objective,
+            reference=reference,
+            pairs=targets.pairs,
+            chosen_tokens=targets.chosen_tokens,
+            desirable=desirable,
+            divergence=targets.divergence,
+        )
         labeled = (batch.labels >= 0).reshape(-1, targets.objective.sequences * tokens).sum(axis=1)
-        of_rows = tuple(labeled.tolist())
-        pairs = DevicePairs(targets.objective, answer, reference, *totals, of_rows)
+        pairs = DevicePairs(compared, answer, tuple(labeled.tolist()))
     weights = None if _weights_of(batch) is None else _floats(next(parts))
     if batch.position_ids is None:
         positions = None
@@ -165,12 +165,12 @@ def _device_batch(
         positions,
         index,
         labels,
-        documents,
-        noise,
-        lengths,
-        pairs,
-        weights,
-        loss_weight_of([batch]),
+        documents=documents,
+        noise=noise,
+        lengths=lengths,
+        pairs=pairs,
+        weights=weights,
+        loss_weight=loss_weight_of([batch]),
     )
 
 

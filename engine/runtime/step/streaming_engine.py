@@ -220,9 +220,16 @@ class StreamingEngine:
                 return
             result = done.result
             assert result is not None  # the step's last op comes after `clip`
-            figures = number, result.loss, result.grad_norm, learning_rate
             on_applied(
-                AppliedStep(*figures, _readable(spans), result.unit_norms, result.sequence_sums)
+                AppliedStep(
+                    step=number,
+                    loss=result.loss,
+                    grad_norm=result.grad_norm,
+                    learning_rate=learning_rate,
+                    spans=_readable(spans),
+                    unit_norms=result.unit_norms,
+                    sequence_sums=result.sequence_sums,
+                )
             )
 
         self._train.run(step, finish, check)

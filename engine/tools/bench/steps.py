@@ -192,7 +192,7 @@ class Planes:
         if self.workers is None:
             return StreamingEngine(self.model, self.host_states, self.backend, settings, self.adamw)
         parts = RankZeroComponents(self.model, self.host_states, self.backend, self.adamw)
-        return build_engines(self.workers, parts, (self.how, AdamWSettings()), settings)
+        return build_engines(self.workers, parts, self.how, AdamWSettings(), settings)
 
     def leave_device(self) -> None:
         """Brings the weights of all units to host memory, if some live on the device. The states of

@@ -151,8 +151,9 @@ class Prepared:
             )
         else:
             parts = RankZeroComponents(self.model, self.host_states, self.backend, self.adamw)
-            sources = self.config.model, adamw_settings(train)
-            self._engine = build_engines(self.workers, parts, sources, settings)
+            self._engine = build_engines(
+                self.workers, parts, self.config.model, adamw_settings(train), settings
+            )
         self._report_breakdown()
         return _plan_built(planned, self._engine)
 
