@@ -92,11 +92,9 @@ def block_slot_bytes(shape: ModelShape, choices: PlanChoices) -> tuple[int, int]
 
 def _fixed_notes(shape: ModelShape, choices: PlanChoices) -> dict[MemoryItem, str]:
     """Returns a description of each item of `fixed_bytes`."""
-    resident = choices.placement.blocks_kept_in_slots
-    updates = choices.updates
-    streamed = (
-        len(shape.blocks) - resident - choices.placement.gpu_resident_blocks(len(shape.blocks))
-    )
+    placement, updates, blocks = choices.placement, choices.updates, len(shape.blocks)
+    resident = placement.blocks_kept_in_slots
+    streamed = blocks - resident - placement.gpu_resident_blocks(blocks)
     slots = min(choices.streaming.slots, streamed)
     return {
         MemoryItem.BLOCK_SLOTS: f"{slots} for the blocks that are streamed",
@@ -181,19 +179,15 @@ def _embed_and_head_slot_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     if not choices.streaming.shared_embed_and_head_slot:
         return sum(_slot_bytes([unit], item) for unit in _streamed_embed_and_head(shape, choices))
     both = _slot_bytes([embed, head], item)
-    return (
-        both - embed.gradient_numel * item
-        if choices.streaming.embed_and_head_in_kept_gradients
-        else both
-    )
+    in_kept_gradients = choices.streaming.embed_and_head_in_kept_gradients
+    return both - embed.gradient_numel * item if in_kept_gradients else both
 
 
 def _streamed_embed_and_head(shape: ModelShape, choices: PlanChoices) -> list[UnitShape]:
     """Returns which of embed and head do not live on the device."""
-    embed = [shape.embed] if choices.placement.gpu_resident_units == 0 else []
-    return (
-        embed if choices.placement.gpu_resident_units == len(shape.units) else [*embed, shape.head]
-    )
+    resident = choices.placement.gpu_resident_units
+    embed = [shape.embed] if resident == 0 else []
+    return embed if resident == len(shape.units) else [*embed, shape.head]
 
 
 def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
@@ -379,18 +373,14 @@ def offloaded_input_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) 
     micro-batch and each block that keeps one there, some with what attention returned, and the
     buffers of those on the disk. tokens: the number of tokens in the largest micro-batch.
     """
-    if not choices.activations.offloaded_block_inputs:
+    activations, micro_batches = choices.activations, choices.batching.micro_batches
+    if not activations.offloaded_block_inputs:
         return 0
-    stored = (
-        saved_input_count(shape, choices) * choices.batching.micro_batches
-        - choices.activations.disk_offloaded_block_inputs
-    )
+    stored = saved_input_count(shape, choices) * micro_batches
+    stored -= activations.disk_offloaded_block_inputs
     block_input = _block_input_bytes(shape, tokens)
-    more = with_room(block_input, choices.activations.attention_bytes, tokens) - block_input
-    in_ram = (
-        stored * block_input
-        + choices.activations.attention_blocks * choices.batching.micro_batches * more
-    )
+    more = with_room(block_input, activations.attention_bytes, tokens) - block_input
+    in_ram = stored * block_input + activations.attention_blocks * micro_batches * more
     return in_ram + disk_rings_bytes(shape, choices, tokens)
 
 

@@ -321,12 +321,10 @@ class Sizer:
         tokens = size * self.row_length
         together = choices.batching.micro_batches_per_round  # micro-batches that exist at once
         hidden = tokens * shape.hidden_width * item
-        with_saved_input = (
-            0 if choices.activations.offloaded_block_inputs else saved_input_count(shape, choices)
-        )
-        kept = (
-            together * self._blocks(size).kept_by_last[choices.activations.blocks_without_recompute]
-        )
+        activations, blocks = choices.activations, self._blocks(size)
+        on_host = activations.offloaded_block_inputs
+        with_saved_input = 0 if on_host else saved_input_count(shape, choices)
+        kept = together * blocks.kept_by_last[activations.blocks_without_recompute]
         # The part of the kept activations' memory that spare buffers take is not available to a
         # recompute.
         freed = max(0, kept - choices.updates.spare_buffers * self._chunk_bytes(choices))
@@ -385,21 +383,19 @@ class Sizer:
         tokens = size * self.row_length
         hidden = tokens * shape.hidden_width * item
         blocks = self._blocks(size)
-        recomputed = len(shape.blocks) - choices.activations.blocks_without_recompute
+        kept = choices.activations.blocks_without_recompute
+        recomputed = len(shape.blocks) - kept
         pairs = choices.activations.seconds_of_pairs(len(shape.blocks))
         recompute = max(blocks.by_recompute[recomputed], blocks.by_pairs[len(pairs)])
-        block = max(
-            recompute - freed, blocks.by_backward[choices.activations.blocks_without_recompute]
-        )
+        block = max(recompute - freed, blocks.by_backward[kept])
         # Blocks make the gradients of what they share.
         embed_numel = shape.embed.gradient_numel - shape.embed.shared_count
         tail = shape.head.gradient_numel + (embed_numel if shape.tied else 0)
         chunk = min(self.loss_chunk, tokens)
         states = 3 if self.compiled else 2
         loss = chunk * self._position_bytes + tail * item + states * hidden
-        rows = (
-            shape.embed_chunk if choices.streaming.embed_and_head_in_kept_gradients else embed_numel
-        )
+        in_kept_gradients = choices.streaming.embed_and_head_in_kept_gradients
+        rows = shape.embed_chunk if in_kept_gradients else embed_numel
         embed = rows * item + 2 * hidden
         if choices.kernels.graphs:
             # What graphs need is kept for them, and a buffer is there between blocks and the rest.

@@ -18,6 +18,7 @@ Each way to do so is a candidate, which the planner compares with all others (`c
 
 from __future__ import annotations
 
+import functools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -118,11 +119,9 @@ class MemoryFiller:
     def minimum_memory(self, batch_split: BatchSplit) -> Candidate:
         """Returns the candidate that takes the least device memory that the settings allow."""
         engine = self._engine
-        slots = (
-            self._family.streaming.slots
-            if engine.slots == AUTO
-            else max(engine.slots, self._least_slots)
-        )
+        slots = self._family.streaming.slots
+        if engine.slots != AUTO:
+            slots = max(engine.slots, self._least_slots)
         resident = 0 if engine.blocks_kept_in_slots == AUTO else engine.blocks_kept_in_slots
         kept = 0
         if engine.activation_checkpointing == "none":
@@ -192,7 +191,11 @@ class MemoryFiller:
             return block_inputs
         shape = self.sizer.shape
         here = state_bytes(shape, candidate.choices.changed(device_updated_units=()))
-        return block_inputs + here - state_bytes(shape, self._family)
+        return block_inputs + here - self._family_state_bytes
+
+    @functools.cached_property
+    def _family_state_bytes(self) -> int:
+        return state_bytes(self.sizer.shape, self._family)
 
     def _without_block_inputs(self, candidate: Candidate) -> int:
         """Returns what `host_bytes` would be without block inputs on the host."""
@@ -267,15 +270,11 @@ class MemoryFiller:
     def _without_block_inputs_in_ram(self, candidate: Candidate) -> Candidate:
         """Returns the candidate with all block inputs of the host on the disk."""
         size, choices = candidate
-        count = (
-            saved_input_count(self.sizer.shape, choices)
-            if choices.activations.offloaded_block_inputs
-            else 0
-        )
-        return Candidate(
-            size,
-            choices.changed(disk_offloaded_block_inputs=count * choices.batching.micro_batches),
-        )
+        count = 0
+        if choices.activations.offloaded_block_inputs:
+            of_one = saved_input_count(self.sizer.shape, choices)
+            count = of_one * choices.batching.micro_batches
+        return Candidate(size, choices.changed(disk_offloaded_block_inputs=count))
 
     def _disk_offloaded_bytes(self, candidate: Candidate) -> int:
         """Returns the bytes that a candidate takes of the disk."""
@@ -330,10 +329,9 @@ class MemoryFiller:
 
     def _may_be_gpu_resident(self, choices: PlanChoices) -> bool:
         """Returns whether units may live on the device beside these choices."""
-        fits = (
-            not choices.streaming.shared_embed_and_head_slot
-            and choices.gradients.main_grad != MainGrad.HOST
-        )
+        if choices.streaming.shared_embed_and_head_slot:
+            return False
+        fits = choices.gradients.main_grad != MainGrad.HOST
         return self.sizer.device == "cuda" and self._allows_gpu_resident and fits
 
     def _minimum_main_grad(self, rounds: int) -> MainGrad:
@@ -390,9 +388,8 @@ class MemoryFiller:
             return [UpdateBuffers(0)]
         found = [UpdateBuffers(0)]
         whole = self.sizer.buffers_over_main_grads(choices)
-        if (
-            not choices.gradients.gradients_in_main_grads
-        ):  # a block does not fit into half of its accumulator
+        gradients = choices.gradients
+        if not gradients.gradients_in_main_grads:  # a block does not fit in half of its accumulator
             some = UPDATE_BUFFERS[-1:] if self._coarse else UPDATE_BUFFERS
             found += map(UpdateBuffers, some)
             if choices.gradients.main_grad == MainGrad.DEVICE and whole > UPDATE_BUFFERS[-1]:
@@ -400,10 +397,7 @@ class MemoryFiller:
         largest = self.sizer.shape.largest_block
         chunks = small_chunks(Shards(choices.sharding.ranks).numel(largest))
         small = self.sizer.buffers_over_main_grads(choices.changed(update_chunks=chunks))
-        is_scarce = (
-            choices.gradients.main_grad != MainGrad.DEVICE
-            or choices.gradients.gradients_in_main_grads
-        )
+        is_scarce = gradients.main_grad != MainGrad.DEVICE or gradients.gradients_in_main_grads
         if is_scarce and chunks > 1 and small > 1:
             found.append(UpdateBuffers(small, chunks))
         if choices.gradients.gradients_in_main_grads:
@@ -425,9 +419,8 @@ class MemoryFiller:
         if not self.sizer.fits(size, choices):
             return
         choices = self._with_blocks_without_recompute(size, choices)
-        if (
-            choices.activations.blocks_without_recompute == self.sizer.most_without_recompute
-        ):  # there are no block inputs
+        kept = choices.activations.blocks_without_recompute
+        if kept == self.sizer.most_without_recompute:  # there are no block inputs
             choices = choices.changed(offloaded_block_inputs=False)
         choices = self._with_blocks_kept_in_slots(size, choices)
         yield Candidate(size, choices)

@@ -106,13 +106,12 @@ def wait_for_block_inputs(cost: Cost, choices: PlanChoices) -> float:
     written while their blocks go forward, and read while these go backward. The second block of a
     pair goes forward while the last few of the first one are written.
     """
-    if not choices.activations.disk_offloaded_block_inputs:
+    activations = choices.activations
+    if not activations.disk_offloaded_block_inputs:
         return 0.0
     blocks, first = len(cost.shape.blocks), cost.shape.forward_blocks
-    pairs, last_with_saved_input = (
-        len(choices.activations.seconds_of_pairs(blocks)),
-        blocks - choices.activations.blocks_without_recompute,
-    )
+    pairs = len(activations.seconds_of_pairs(blocks))
+    last_with_saved_input = blocks - activations.blocks_without_recompute
     recomputed = last_with_saved_input - first
     below = cost.first_forwards[first]
     forward = choices.batching.micro_batches * (cost.first_forwards[last_with_saved_input] - below)
@@ -121,7 +120,7 @@ def wait_for_block_inputs(cost: Cost, choices: PlanChoices) -> float:
     seconds = forward * pairs / recomputed
     last = choices.batching.rounds * pairs * DISK_RINGS * cost.block_inputs_on_disk(Lane.WRITE, 1)
     hiding = {Lane.WRITE: forward - seconds + min(seconds, last), Lane.READ: forward + backward}
-    count = choices.activations.disk_offloaded_block_inputs
+    count = activations.disk_offloaded_block_inputs
     return sum(max(0.0, cost.block_inputs_on_disk(ln, count) - hiding[ln]) for ln in DISK_LANES)
 
 

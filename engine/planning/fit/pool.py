@@ -231,9 +231,8 @@ def _placement(index: int, count: int, choices: PlanChoices, on_device: bool) ->
     if on_device:
         return Placement(PartName.GPU, PartName.GPU, PartName.GPU)
     gradient = PartName.GPU if choices.gradients.gradients_on_gpu else PartName.HOST
-    moments = (
-        PartName.DISK if index >= count - choices.placement.disk_offloaded_units else PartName.HOST
-    )
+    first_on_disk = count - choices.placement.disk_offloaded_units
+    moments = PartName.DISK if index >= first_on_disk else PartName.HOST
     is_kept_in_slot = count - 1 - choices.placement.blocks_kept_in_slots <= index < count - 1
     return Placement(PartName.HOST, moments, gradient, is_copied=is_kept_in_slot)
 

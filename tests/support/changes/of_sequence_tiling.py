@@ -101,7 +101,7 @@ SEQUENCE_TILING: tuple[Change, ...] = (
     Change(
         "kept-attention-without-ram",
         "engine/planning/fit/buffer_sizes.py",
-        " + choices.activations.attention_blocks * choices.batching.micro_batches * more",
+        " + activations.attention_blocks * micro_batches * more",
         "",
         "The report leaves out the RAM of what attention returned.",
         (f"{KEPT_TESTS}::test_what_is_allocated_is_what_the_report_says",),
