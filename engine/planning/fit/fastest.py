@@ -28,9 +28,9 @@ from engine.planning.fit.step_times import StepTimes, TimedCandidate
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import MainGrad
 
-SPLITS_SIMULATED = 4
+SPLITS_SIMULATED = 3
 """Most plans that are simulated to find the best batch split."""
-USES_SIMULATED = 6
+USES_SIMULATED = 4
 """Most plans that are simulated to find the best use of memory."""
 SHORTEST = 0.95
 """Least factor from the closed form to a simulation that is expected of a kind of step of which no
