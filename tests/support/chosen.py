@@ -9,6 +9,7 @@ from engine.machine.rates import Rates
 from engine.planning.fit.choose import choose
 from engine.planning.fit.job import Job, Target
 from engine.planning.shape.activation_sizes import Activations
+from engine.planning.shape.attention_shape import AttentionShape
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.unit_shape import UnitShape
 from engine.text import GIB
@@ -38,7 +39,7 @@ def big_shape(dtype: str = "bfloat16") -> ModelShape:
         model_type="qwen2",
         source="qwen",
         dtype=dtype,
-        attention="sdpa",
+        attention=AttentionShape(implementation="sdpa", heads=28, width=3584),
         units=units,
         tied=False,
         packs=True,
@@ -48,8 +49,6 @@ def big_shape(dtype: str = "bfloat16") -> ModelShape:
         max_position_embeddings=32768,
         logit_bytes=14 if dtype == "bfloat16" else 16,
         argument_numel=256,
-        attention_heads=28,
-        attention_width=3584,
     )
 
 

@@ -29,6 +29,7 @@ from engine.planning.layout.layout import PLANE_ITEM_BYTES, ParameterSpec, UnitL
 from engine.planning.schedule.buffers import EMBED
 from engine.planning.shape.activation_sizes import Activations
 from engine.planning.shape.active_parameters import routed_experts
+from engine.planning.shape.attention_shape import AttentionShape
 from engine.planning.shape.model_shape import FP32_LOGIT_BYTES, ModelShape
 from engine.planning.shape.sequence_tiling import TiledBlock
 from engine.planning.shape.unit_shape import UnitShape
@@ -84,7 +85,13 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         model_type=model.config.model_type,
         source=source,
         dtype=model.dtype,
-        attention=attention.implementation,
+        attention=AttentionShape(
+            implementation=attention.implementation,
+            sliding_window=getattr(text, "sliding_window", None),
+            mask_kinds=len(set(kinds)) if kinds else 1,
+            heads=attention.heads,
+            width=attention.width,
+        ),
         units=(
             _sharing(_embed_and_head(embed), of_embed.values(), (0, 0)),
             *block_shapes,
@@ -103,15 +110,11 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
             positions,
             text.vocab_size,
         ),
-        sliding_window=getattr(text, "sliding_window", None),
-        mask_kinds=len(set(kinds)) if kinds else 1,
         # The peak holds the logits, their softmax and its gradient in fp32, and another fp32
         # gradient on the way. A soft cap keeps one more copy of the logits.
         logit_bytes=FP32_LOGIT_BYTES + item * (2 if softcap else 1),
         argument_numel=argument_numel(model),
         handed_numel=handed_numel(model),
-        attention_heads=attention.heads,
-        attention_width=attention.width,
         untouched_numel=sum(model.non_text.values()),
         stored_as=None if model.quantized is None else model.quantized.method,
     )

@@ -182,7 +182,8 @@ def _sequence_chunks(job: Job, device: str) -> tuple[int, ...]:
     if job.rounding:
         return (job.rounding["tile_tokens"],)
     shape = job.shape
-    is_masked = shape.masked_blocks(job.config.packs and shape.packs, job.row_length, device)
+    packed = job.config.packs and shape.packs
+    is_masked = shape.attention.masked_blocks(packed, job.row_length, shape.dtype, device)
     if is_masked or any(unit.tiled is None for unit in shape.blocks):
         return (0,)
     return (0, *sequence_chunks_for(job.row_length))

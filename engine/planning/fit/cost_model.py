@@ -315,10 +315,10 @@ class Cost:
         """
         shape, rates, micro_batch = self.shape, self.rates, self._micro_batch
         sequences = micro_batch.sequences * micro_batch.rows
-        flops = shape.attention_flops(sequences, micro_batch.sequence_length)
+        flops = shape.attention.flops(sequences, micro_batch.sequence_length)
         if not micro_batch.varlen:
             return flops / rates.attention, 0.0
-        width = shape.attention_width + PACKED_WIDTH * shape.attention_heads
+        width = shape.attention.width + PACKED_WIDTH * shape.attention.heads
         features = micro_batch.tokens * width
         return flops / rates.packed_attention, features * PACKED_BYTES / 3 / rates.device_memory
 

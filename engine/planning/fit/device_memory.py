@@ -170,8 +170,10 @@ class Sizer:
         self.shape = shape
         self.row_length = job.row_length
         self.packed = job.config.packs and shape.packs
-        self._dense_mask = shape.dense_mask(self.packed, job.row_length)
-        self._masked_blocks = shape.masked_blocks(self.packed, job.row_length, memory.device)
+        self._dense_mask = shape.attention.dense_mask(self.packed, job.row_length)
+        self._masked_blocks = shape.attention.masked_blocks(
+            self.packed, job.row_length, shape.dtype, memory.device
+        )
         logit_bytes = shape.compiled_logit_bytes if compiled else shape.logit_bytes
         self._position_bytes = shape.vocab_size * logit_bytes
         self.loss_chunk: int = job.rounding.get("loss_chunk") or self._new_loss_chunk()
@@ -365,10 +367,11 @@ class Sizer:
     def _mask_bytes(self, size: int, together: int) -> int:
         """Returns the bytes of attention masks that are held through a step."""
         shape, item = self.shape, self.shape.item_bytes
-        pairs = together * size * self.row_length**2 * shape.mask_kinds
+        pairs = together * size * self.row_length**2 * shape.attention.mask_kinds
         if self._dense_mask:
             return pairs * (item if shape.attention == "eager" else 1)
-        if shape.masked_at_once(self.packed, size, self.row_length, self.device):
+        attention = shape.attention
+        if attention.masked_at_once(self.packed, size, self.row_length, shape.dtype, self.device):
             return pairs * item
         return 0
 

@@ -148,7 +148,7 @@ class Strategy:
         )
         if not (sizer.tile_tokens and choices.activations.offloaded_block_inputs and is_whole):
             return
-        of_token = returned_bytes(shape.attention_width, shape.attention_heads, shape.item_bytes)
+        of_token = returned_bytes(shape.attention.width, shape.attention.heads, shape.item_bytes)
         one = choices.changed(attention_blocks=1, attention_bytes=of_token)
         kept_counts = range(
             choices.activations.blocks_without_recompute,

@@ -18,7 +18,7 @@ from engine.planning.layout.moments import FP32_MOMENTS
 from engine.planning.layout.update_buffers import UpdateBuffer
 from engine.planning.schedule.rounds import TrainedUnits
 from engine.planning.schedule.shards import Shards, largest_updated
-from engine.planning.shape.activation_sizes import DOCUMENTS, MASK_ELEMENTS
+from engine.planning.shape.attention_shape import AttentionShape
 from engine.planning.shape.block_sizes import BlockSizes
 from engine.planning.shape.quantized_weights import Method
 from engine.planning.shape.read_ahead import read_ahead_numel
@@ -43,8 +43,7 @@ class ModelShape:
     model_type: str
     source: str
     dtype: str
-    attention: str
-    """Implementation of attention with which the model was built."""
+    attention: AttentionShape
     units: tuple[UnitShape, ...]
     """Units in forward order: embed, blocks, head."""
     tied: bool
@@ -61,9 +60,6 @@ class ModelShape:
     max_position_embeddings: int | None = None
     learned_positions: bool = False
     """Whether positions come from a table, so that rows cannot be longer than the table."""
-    sliding_window: int | None = None
-    mask_kinds: int = 1
-    """Number of different attention masks of the blocks, such as sliding and full."""
     logit_bytes: int = 16
     """Device bytes that the loss takes for each logit at its peak."""
     argument_numel: int = 0
@@ -76,9 +72,6 @@ class ModelShape:
     """Optimizer whose moments the host keeps."""
     residual_streams: int = 1
     """Number of hidden states per token that a block's input is as large as."""
-    attention_heads: int = 1
-    attention_width: int = 1
-    """Number of features of all heads together: the mean of those of queries and of values."""
     untouched_numel: int = 0
     """Elements of the parts that text does not reach. They are copied into an export."""
     stored_as: Method | None = None
@@ -216,13 +209,6 @@ class ModelShape:
         outside = self.head.parameter_count + self.table_count
         return min(1.0, max(0.0, (self.active_parameters - outside) / blocks))
 
-    def attention_flops(self, rows: int, row_length: int) -> float:
-        """Returns the FLOPs of the attention of one block in a forward pass: two matrix products,
-        halved because attention is causal.
-        """
-        seen = min(row_length, self.sliding_window or row_length)
-        return 2.0 * rows * row_length * seen * self.attention_width
-
     @functools.cached_property
     def embed_chunk(self) -> int:
         """The number of elements for which the gradient of embed can be accumulated at a time; 0
@@ -299,34 +285,4 @@ class ModelShape:
 
     def varlen(self, packed: bool, device: str) -> bool:
         """Returns whether attention uses the GPU's variable-length kernel, document by document."""
-        has_kernel = device == "cuda" and self.attention == DOCUMENTS and self.dtype != "float32"
-        return packed and self.packs and has_kernel
-
-    def dense_mask(self, packed: bool, row_length: int) -> bool:
-        """Returns whether a tokens x tokens mask is made for each row and kept through a step."""
-        return self.attention != DOCUMENTS and (
-            packed or self._slides(row_length) or self.attention == "eager"
-        )
-
-    def masked_at_once(self, packed: bool, rows: int, row_length: int, device: str) -> bool:
-        """Returns whether a GPU attends to the documents of a micro-batch under one mask
-        (`engine.model.build.attention`).
-        """
-        return (
-            device == "cuda"
-            and self.attention == DOCUMENTS
-            and self.dtype == "float32"
-            and (packed or self._slides(row_length))
-            and rows * row_length**2 <= MASK_ELEMENTS
-        )
-
-    def masked_blocks(self, packed: bool, row_length: int, device: str) -> bool:
-        """Returns whether autograd keeps a tokens x tokens mask of each row in blocks: the mask
-        kept through a step, or the mask of a window if the GPU's variable-length kernel does not
-        run.
-        """
-        windows = self.attention == DOCUMENTS and (device == "cpu" or self.dtype == "float32")
-        return self.dense_mask(packed, row_length) or (windows and self._slides(row_length))
-
-    def _slides(self, row_length: int) -> bool:
-        return self.sliding_window is not None and self.sliding_window < row_length
+        return packed and self.packs and self.attention.has_varlen_kernel(self.dtype, device)

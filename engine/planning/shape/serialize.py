@@ -16,6 +16,7 @@ from typing import Any
 from engine.planning.layout.adapter_layout import adapted_layout
 from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.planning.shape.activation_sizes import Activations
+from engine.planning.shape.attention_shape import AttentionShape
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.quantized_weights import Method
 from engine.planning.shape.sequence_tiling import tiled_block
@@ -23,7 +24,6 @@ from engine.planning.shape.unit_shape import UnitShape
 
 MODEL_FIELDS = (
     "model_type",
-    "attention",
     "tied",
     "packs",
     "hidden_size",
@@ -31,13 +31,17 @@ MODEL_FIELDS = (
     "active_parameters",
     "max_position_embeddings",
     "learned_positions",
-    "sliding_window",
-    "mask_kinds",
     "argument_numel",
-    "attention_heads",
-    "attention_width",
 )
 """Fields of ModelShape that are the same in every dtype. Units are stored by kind."""
+ATTENTION_FIELDS = {
+    "attention": "implementation",
+    "sliding_window": "sliding_window",
+    "mask_kinds": "mask_kinds",
+    "attention_heads": "heads",
+    "attention_width": "width",
+}
+"""Fields of AttentionShape by the keys that a row has them under."""
 
 ACTIVATION_FIELDS = ("activations", "masked_activations", "compiled_activations")
 SMALL, BLOCKS = "small", "blocks"
@@ -96,6 +100,7 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
             row.update(_kind(unit, dtype))
     return {
         **{name: getattr(first, name) for name in MODEL_FIELDS},
+        **{key: getattr(first.attention, name) for key, name in ATTENTION_FIELDS.items()},
         **({STREAMS: first.residual_streams} if first.residual_streams > 1 else {}),
         **({} if first.work_parameters is None else {WORK: first.work_parameters}),
         **({UNTOUCHED: first.untouched_numel} if first.untouched_numel else {}),
@@ -221,12 +226,14 @@ def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> M
     values.setdefault(UNTOUCHED, row.get(UNTOUCHED, 0))
     values.setdefault(HANDED, row.get(HANDED, 0))
     values[STORED_AS] = Method(row[STORED_AS]) if row.get(STORED_AS) else None
+    attention = {name: row[key] for key, name in ATTENTION_FIELDS.items()}
     kinds = [row["kinds"][kind] for kind, count in row["units"] for _ in range(count)]
     blocks = [f"block {position}" for position in range(len(kinds) - 2)]
     units = zip((EMBED, *blocks, HEAD), kinds, strict=True)
     return ModelShape(
         source=source,
         dtype=dtype,
+        attention=AttentionShape(**attention),
         logit_bytes=row["logit_bytes"][dtype],
         **values,
         units=tuple(_unit(name, kind, dtype) for name, kind in units),

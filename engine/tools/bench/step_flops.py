@@ -31,7 +31,7 @@ def step_flops(
     trained = embed.trained_count - embed.shared_count
     outside = 0 if shape.tied else (passes * table + trained) // 3
     matrices = 6 * (shape.counted_parameters - outside) * tokens
-    attention = 3 * shape.attention_flops(rows, row_length)
+    attention = 3 * shape.attention.flops(rows, row_length)
     first = shape.forward_blocks
     again = sum(
         2 * unit.called_count * shape.block_share * tokens + attention / 3

@@ -367,7 +367,7 @@ def _as_figures(
     )
     learned = planned_rows(chosen, Job(shape, config, config.row_tokens))
     flops = step_flops(shape, rows, length, max(0, recomputed), learned)
-    flops["hardware"] -= choices.activations.attention_blocks * shape.attention_flops(rows, length)
+    flops["hardware"] -= choices.activations.attention_blocks * shape.attention.flops(rows, length)
     exposed = mean_of(kept, "exposed")
     share = sum(exposed.values()) / took
     longest_wait = max(exposed, key=lambda cause: exposed[cause])

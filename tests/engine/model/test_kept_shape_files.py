@@ -16,6 +16,7 @@ from engine.errors import ModelError
 from engine.model.build.find_shape import shape_from_source
 from engine.planning.shape import shape_cache
 from engine.planning.shape.activation_sizes import Activations
+from engine.planning.shape.attention_shape import AttentionShape
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.shape_cache import keep_shape, kept_shape
 from engine.planning.shape.unit_shape import UnitShape
@@ -32,7 +33,7 @@ SHAPE = ModelShape(
     model_type="llama",
     source="any",
     dtype="bfloat16",
-    attention="documents",
+    attention=AttentionShape(implementation="documents", heads=2, width=8),
     units=(
         UnitShape("embed", 128, 100),
         *(
@@ -55,10 +56,7 @@ SHAPE = ModelShape(
     vocab_size=12,
     active_parameters=708,
     work_parameters=64,
-    sliding_window=None,
     logit_bytes=14,
-    attention_heads=2,
-    attention_width=8,
 )
 
 
@@ -209,7 +207,7 @@ OTHER_NAMES = tuple(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"sliding_window": [8]},
+        {"attention": dataclasses.replace(SHAPE.attention, sliding_window=[8])},
         {"hidden_size": 8.0},
         {"logit_bytes": float("nan")},
         {"model_type": None},

@@ -289,9 +289,9 @@ PLANS = (
     ),
     Change(
         "attention-not-halved",
-        "engine/planning/shape/model_shape.py",
-        "return 2.0 * rows * row_length * seen * self.attention_width",
-        "return 4.0 * rows * row_length * seen * self.attention_width",
+        "engine/planning/shape/attention_shape.py",
+        "return 2.0 * rows * row_length * seen * self.width",
+        "return 4.0 * rows * row_length * seen * self.width",
         "Attention costs as much as if every token saw the later ones too.",
         ("tests/engine/planning/schedule/test_simulate.py", CHOOSE_TESTS),
     ),

@@ -23,6 +23,7 @@ from tests.support.chosen import FAST_RATES, big_shape, config, on_gpu
 from tests.support.tiny import tiny_config
 
 pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
+BY_DOCUMENTS = dataclasses.replace(big_shape().attention, implementation=DOCUMENTS)
 
 
 def test_rotary_embeddings_are_counted_for_every_row_of_their_own_positions():
@@ -32,7 +33,7 @@ def test_rotary_embeddings_are_counted_for_every_row_of_their_own_positions():
         engine__blocks_kept_in_slots=0,
         engine__activation_checkpointing="offload",
     )
-    free = dataclasses.replace(big_shape(), attention=DOCUMENTS)
+    free = dataclasses.replace(big_shape(), attention=BY_DOCUMENTS)
     packed, plain = (
         {
             item.name: item.bytes
@@ -70,28 +71,27 @@ def test_dense_masks_are_counted_only_where_rows_are_packed():
     plain = on_gpu(24)
     unpackable = dataclasses.replace(big_shape(), packs=False)
     assert on_gpu(24, unpackable, data__packing=True) == plain
-    sliding = dataclasses.replace(big_shape(), sliding_window=512)
+    windows = dataclasses.replace(big_shape().attention, sliding_window=512)
+    sliding = dataclasses.replace(big_shape(), attention=windows)
     assert on_gpu(24, sliding, length=512) == on_gpu(24, length=512)
     assert on_gpu(24, sliding) != plain
 
 
 def test_attention_by_documents_makes_no_masks_on_the_gpu():
     shape = dataclasses.replace(big_shape(), argument_numel=0)
-    plain, free = on_gpu(24, shape), dataclasses.replace(shape, attention=DOCUMENTS)
-    assert (
-        on_gpu(24, free, data__packing=True)
-        == on_gpu(24, dataclasses.replace(free, sliding_window=512))
-        == plain
-    )
+    plain, free = on_gpu(24, shape), dataclasses.replace(shape, attention=BY_DOCUMENTS)
+    windows = dataclasses.replace(BY_DOCUMENTS, sliding_window=512)
+    sliding = dataclasses.replace(free, attention=windows)
+    assert on_gpu(24, free, data__packing=True) == on_gpu(24, sliding) == plain
     assert not any("mask" in item.note for item in on_gpu(24, free, data__packing=True).gpu_items)
-    sliding = dataclasses.replace(free, sliding_window=512)
-    assert not free.masked_blocks(True, 1024, "cpu") and sliding.masked_blocks(True, 1024, "cpu")
-    assert not sliding.masked_blocks(True, 1024, "cuda")
-    assert not sliding.masked_blocks(True, 512, "cpu")
+    assert not BY_DOCUMENTS.masked_blocks(True, 1024, "bfloat16", "cpu")
+    assert windows.masked_blocks(True, 1024, "bfloat16", "cpu")
+    assert not windows.masked_blocks(True, 1024, "bfloat16", "cuda")
+    assert not windows.masked_blocks(True, 512, "bfloat16", "cpu")
 
 
 def test_masks_of_short_rows_in_float32_are_counted_on_the_gpu():
-    free = dataclasses.replace(big_shape("float32"), attention=DOCUMENTS, argument_numel=0)
+    free = dataclasses.replace(big_shape("float32"), attention=BY_DOCUMENTS, argument_numel=0)
     same = dict(
         engine__rounds=1,
         engine__blocks_kept_in_slots=0,

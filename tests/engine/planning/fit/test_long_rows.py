@@ -120,7 +120,7 @@ def test_ram_that_is_free_keeps_what_attention_returned():
         assert chosen.gpu_bytes <= 140 * GIB
     seconds = [seconds_of(each) for each in found]
     shorter = FAST_RATES.attention * (seconds[0] - seconds[2]) / (counts[2] - counts[0])
-    assert shorter == pytest.approx(with_tiling().attention_flops(1, length), rel=0.1)
+    assert shorter == pytest.approx(with_tiling().attention.flops(1, length), rel=0.1)
 
 
 def seconds_of(chosen) -> float:

@@ -261,7 +261,7 @@ def test_rotary_embeddings_are_counted_by_the_token(family, kinds):
     shape, text = shape_of(model), model.config.get_text_config()
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     assert shape.argument_numel == 2 * width * kinds
-    assert (shape.attention_heads, shape.attention_width) == (
+    assert (shape.attention.heads, shape.attention.width) == (
         text.num_attention_heads,
         text.num_attention_heads * width,
     )
@@ -279,7 +279,10 @@ def test_a_shape_from_a_config_file_alone(tmp_path):
     # design.md section 4: measured on the GPU.
     assert shape.blocks[0].activations.of(1, 1024) / 1024 == pytest.approx(220 * 1024, rel=0.02)
     assert shape == dataclasses.replace(
-        big_shape(), source=str(tmp_path), units=shape.units, attention=DOCUMENTS
+        big_shape(),
+        source=str(tmp_path),
+        units=shape.units,
+        attention=dataclasses.replace(big_shape().attention, implementation=DOCUMENTS),
     )
     assert shape_from_source(ModelConfig(source=str(tmp_path))) is shape
 

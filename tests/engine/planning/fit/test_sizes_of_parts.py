@@ -144,7 +144,7 @@ def test_flops_are_those_of_what_is_computed():
     expected = 2 * (every + (block + head) + block)
     assert parameter_flops(shape.counted_parameters, 1) == pytest.approx(expected, rel=1e-4)
     counted = step_flops(shape, 4, 16, recomputed=1)
-    tokens, attention = 64, whole.attention_flops(4, 16)
+    tokens, attention = 64, whole.attention.flops(4, 16)
     outside = whole.embed.parameter_count
     model = 2 * tokens * (every - outside + block + head + block) + (3 + 2) * attention
     assert counted["model"] == pytest.approx(model, rel=1e-3)

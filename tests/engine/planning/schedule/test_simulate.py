@@ -203,7 +203,7 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
     assert of("backward", matmul=1.0) == pytest.approx(3 * forward)
     assert of("backward", kept_plan, matmul=1.0) == pytest.approx(2 * forward)
     attention = of("forward", attention=1.0)
-    assert attention == pytest.approx(2 * 2 * 16 * 16 * shape.attention_width)
+    assert attention == pytest.approx(2 * 2 * 16 * 16 * shape.attention.width)
     assert of("backward", attention=1.0) == pytest.approx(3.5 * attention)
     assert of("backward", kept_plan, attention=1.0) == pytest.approx(2.5 * attention)
     between = BLOCK_KERNELS["forward"] * KERNEL_SECONDS
@@ -228,13 +228,13 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
 def test_packed_rows_have_a_kernel_of_their_own(shape):
     rates = only(packed_attention=1.0)
     packed = Cost(shape, rates, MicroBatch(2, 16, varlen=True), False)
-    assert packed.forward("block 0") == pytest.approx(2 * 2 * 16 * 16 * shape.attention_width)
+    assert packed.forward("block 0") == pytest.approx(2 * 2 * 16 * 16 * shape.attention.width)
     assert packed.backward("block 0") == pytest.approx(2.5 * packed.forward("block 0"))
     plain, packed = (
         Cost(shape, only(device_memory=1.0), MicroBatch(2, 16, varlen), False)
         for varlen in (False, True)
     )
-    more = PACKED_BYTES / 3 * 32 * (shape.attention_width + PACKED_WIDTH * shape.attention_heads)
+    more = PACKED_BYTES / 3 * 32 * (shape.attention.width + PACKED_WIDTH * shape.attention.heads)
     assert packed.forward("block 0") - plain.forward("block 0") == pytest.approx(more)
     assert packed.backward("block 0") - plain.backward("block 0") == pytest.approx(2 * more)
 
@@ -311,7 +311,7 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
     )
     assert flops["model"] == pytest.approx(
         6 * (parameters - shape.embed.parameter_count) * 64
-        + 3 * 3 * 2 * 4 * 16 * 16 * shape.attention_width
+        + 3 * 3 * 2 * 4 * 16 * 16 * shape.attention.width
     )
     monkeypatch.setattr(cost_model, "HALF_SPEED_TOKENS", 0)
     monkeypatch.setattr(cost_model, "HALF_SPEED_WIDTH", 0)
@@ -322,7 +322,7 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
         plan, op_seconds(plan, shape, only(matmul=1.0, attention=1.0), MicroBatch(2, 16))
     )
     # Attention's backward multiplies its scores once more, which nobody counts.
-    again = 0.5 * shape.attention_flops(4, 16) * len(shape.blocks)
+    again = 0.5 * shape.attention.flops(4, 16) * len(shape.blocks)
     assert found.busy[Lane.COMPUTE] == pytest.approx(flops["hardware"] + again)
     assert found.busy[Lane.HOST] == pytest.approx(0.0) and found.busy[Lane.D2H] < 1e-20
 

@@ -108,7 +108,9 @@ def test_they_are_those_of_the_products_that_run(case):
     parts, tied, kept, lowest = CASES[case]
     total, shape = counted(parts, tied, kept)
     recomputed = BLOCKS - shape.forward_blocks - kept
-    found = step_flops(replace(shape, attention_width=0), ROWS, LENGTH, recomputed)["hardware"]
+    found = step_flops(
+        replace(shape, attention=replace(shape.attention, width=0)), ROWS, LENGTH, recomputed
+    )["hardware"]
     assert found == pytest.approx(total + 2 * ROWS * LENGTH * lowest, rel=0.012)
     assert found > total
 
@@ -118,7 +120,7 @@ def test_answers_are_counted_with_the_passes_that_compare_them(objective, chunk)
     form = Objective(name=objective)
     total, shape = counted(None, False, BLOCKS, form, chunk)
     learned = MicroBatch(ROWS // form.sequences, form.sequences * LENGTH).learning(form, chunk)
-    without = replace(shape, attention_width=0)
+    without = replace(shape, attention=replace(shape.attention, width=0))
     found = step_flops(without, ROWS, LENGTH, 0, learned)["hardware"]
     assert found == pytest.approx(total, rel=0.012)
     usual = step_flops(without, ROWS, LENGTH, 0)["hardware"]
