@@ -23,9 +23,9 @@ def plan_families(job: Job, target: Target, coarse: bool) -> list[list[PlanChoic
     """Returns the plan families, in groups, the usual one first. A group is tried where RAM
     or the device's memory is too short for those before it. They differ by where gradients wait, by
     whether embed and head share a slot, and use the memory of kept gradients, and by whether
-    every block or every second one keeps its input. With several ranks, embed and head have
-    memory of their own, and every block keeps its input. Where units are frozen, every block
-    with a backward keeps its input.
+    every block or every second one keeps its input. With several ranks, every block keeps its
+    input, and the accumulators of embed and head have memory of their own. Where units are
+    frozen, every block with a backward keeps its input.
     """
     on_gpu, level = keeps_gradients_on_gpu(job, target), job.config.engine.activation_checkpointing
     whole = job.nodes_per_replica == 1 and reads_unsharded(target.rates, job.ranks)

@@ -12,15 +12,15 @@ form all call the same function.
 - Search. One loop (`fastest`) finds the candidate with the shortest step among those of all
   strategies: by a closed form, by deciding where the optimizer of each unit runs, and by simulating
   the plans of the few that may be the fastest.
-- The fastest candidate is compared with the same batch split with gradients kept on the device, and
-  with its blocks recorded as CUDA graphs.
+- The fastest candidate is compared with itself with its blocks recorded as CUDA graphs, and with
+  the fastest that keeps gradients on the device, among those with the best batch splits.
 - Where no candidate fits in RAM and `engine.disk` names a folder, the moments of as many
   units as do not fit go there, or the inputs of as many blocks, and all plan families are compared
   anew.
 - Where no candidate fits and rows are long, parts of the blocks run in sequence chunks
   (`engine.model.blocks`), and all is tried anew.
-- Where no candidate fits, the one that takes the least memory is returned. The report
-  then says that it does not fit.
+- Where nothing fits, the report says so. What is returned then is the fastest candidate that fits
+  on the device and lacks the least RAM, else the one that takes the least memory.
 """
 
 from __future__ import annotations
@@ -82,20 +82,23 @@ and keep their activations on the CPU.
 """
 CPU_RUNTIME_BYTES = round(0.8 * GIB)
 HOST_RESERVE_BYTES = 3 * GIB
-"""RAM that is left free when block inputs are kept there for speed alone."""
+"""RAM that is left for the program, its data and the pages of a checkpoint."""
 
 
 def choose(job: Job, target: Target, coarse: bool = False) -> Chosen:
     """Returns the choices for one run: of those that fit, the ones with the shortest step.
 
-    For a job that does not fit, the minimum-memory choices are returned, and the report says that
-    they do not fit. coarse: fewer candidates are tried and none is simulated, for a table of many
-    models and machines. Raises ConfigError where settings contradict each other or the model.
+    For a job that does not fit, the report says so: where the device holds a candidate, the fastest
+    of those that lack the least RAM is returned, else the minimum-memory one. coarse: fewer
+    candidates are tried and none is simulated but for CUDA graphs, for a table of many models and
+    machines. Raises ConfigError where settings contradict each other or the model.
     """
     over: Chosen | None = None
+    tile_tokens = 0
     for attempt in _attempts(job, target):
-        if over is not None and attempt.tile_tokens:
-            break  # sequence chunks take less memory of the device, not of RAM
+        if over is not None and attempt.tile_tokens != tile_tokens:
+            break  # smaller sequence chunks take less memory of the device, not of RAM
+        tile_tokens = attempt.tile_tokens
         tried = _Try(job, target, coarse, attempt)
         strategies = tried.strategies()
         found = tried.fastest(strategies)
@@ -222,8 +225,8 @@ class _Try:
         return self._of_families()
 
     def _of_families(self) -> list[Strategy]:
-        """Returns the usual strategy where RAM suffices, else those of the first group of plan
-        families that fits, or the one that comes closest.
+        """Returns the usual strategy where RAM suffices, else those of the groups of plan families
+        up to the first that fits with room for its block inputs, or the one that comes closest.
 
         Where a group fits only with its block inputs on the device, the next one is looked at too:
         with less RAM for states, block inputs may go to the host, and micro-batches may be larger.
@@ -242,7 +245,8 @@ class _Try:
             strategies += group
         if found:
             return found
-        # Units that live on the GPU leave RAM free that no minimum of memory knows of.
+        # Nothing leaves the usual reserve of RAM. Units that live on the GPU take none of it, so
+        # candidates are asked and not the minimum of memory.
         filled = [each for each in strategies if each.fits_in_filled_ram]
         if filled:
             return filled
@@ -262,8 +266,8 @@ class _Try:
         return Strategy(filler, splits, free)
 
     def free_beside(self, choices: PlanChoices) -> int:
-        """Returns the bytes of RAM that are left for block inputs beside the states of all units
-        and the program.
+        """Returns the bytes of RAM that are left for block inputs beside the states of all units,
+        the other ranks, and what the program and its data take (`HOST_RESERVE_BYTES`).
         """
         job, target = self._job, self._target
         states = state_bytes(job.shape, choices.changed(device_updated_units=()))

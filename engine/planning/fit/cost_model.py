@@ -110,7 +110,7 @@ class MicroBatch:
 
     def learning(self, objective: Objective, loss_chunk: int) -> MicroBatch:
         """Returns the micro-batch in a training with this objective, whose head computes
-        `positions` positions at once.
+        `loss_chunk` positions at once.
         """
         compared = loss_chunk if objective.is_preference else 0
         return replace(
@@ -120,7 +120,7 @@ class MicroBatch:
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     """Returns an estimate of a step's seconds in closed form: the longest of compute, the two ways
-    of the bus, and what ranks and nodes exchange. It is fast; `simulate` is exact.
+    of the bus, and what ranks and nodes exchange. It is fast; `simulate` runs the ops one by one.
 
     waited: seconds in which the first forward pass waits for updates (`place_optimizers`), and
     blocks for block inputs on the disk (`wait_for_block_inputs`).

@@ -3,12 +3,13 @@
 It is a best-first search. Each candidate begins with a time that is too short, the bound, which a
 closed form gives in microseconds. The candidate with the shortest time so far is looked at again:
 the optimizer of each unit is placed, which adds the waits for updates; and when it comes first once
-more, its plan is simulated. Once a simulated candidate comes first, no other can be faster, and
-most others were never looked at twice.
+more, its plan is simulated. The search ends with a simulated candidate that comes first, or after a
+few simulations; most candidates are never looked at twice.
 
 The closed form is wrong by a few per cent where the bus limits a step, and about equally wrong for
-all candidates of one batch split. So what a simulation finds corrects the times of the others, and
-the next one to be simulated is often of another batch split.
+candidates of one kind: those with one batch split, or within it with as many units on the device.
+So what a simulation finds corrects the times of its kind, and the next one to be simulated is often
+of another.
 
 The best batch split is found first, then the best use of memory within it. Times are compared after
 a handicap: predictions are less exact than a per cent, and where steps take equally long, some
@@ -39,12 +40,12 @@ plan has been simulated.
 ROUNDS_COST = 1.002
 """Factor by which a step with several rounds counts as longer, since it reads all weights again."""
 GPU_RESIDENT_COST = 1.01
-"""Factor by which a step counts as longer if no unit lives on the device than if all do: those take
-no RAM, and nothing of theirs crosses the bus. Predictions are less exact than that.
+"""Factor by which a step counts as longer if no unit lives on the device; the more do, the smaller.
+Those take no RAM, and nothing of theirs crosses the bus. Predictions are less exact than that.
 """
 ALL_GPU_RESIDENT_COST = 1.05
-"""The same factor against a step for which the whole model lives on the device and units are short.
-No other lane then takes the interpreter from the thread that launches the blocks, which no
+"""Factor by which a step counts as shorter where the whole model lives on the device and units are
+short. No other lane then takes the interpreter from the thread that launches the blocks, which no
 prediction counts.
 """
 SHORT_UNIT_SECONDS = 0.03
@@ -131,7 +132,7 @@ class _Search:
         heapq.heapify(self._queue)
 
     def handicap(self, timed: TimedCandidate) -> float:
-        """Returns the factor by which a step counts as longer."""
+        """Returns the factor that the seconds of a step are multiplied with to be compared."""
         raise NotImplementedError
 
     def kind(self, timed: TimedCandidate) -> Hashable:

@@ -6,8 +6,8 @@ The memory that remains is used in this order:
 1. The fp32 accumulators of all rounds stay on the device.
 2. Block inputs stay on the device if they fit there. If the host has space for them too, a second
    try keeps them on the host, which leaves more device memory for the other items.
-3. Units come to live on the device: as many as fit, as many as fit beside the activations of all
-   blocks, or none.
+3. Units come to live on the device: none, as many as fit, as many as fit beside the activations of
+   all blocks, and four numbers between.
 4. Update buffers are reserved for optimizers on the device. Several numbers of buffers are tried.
 5. As many blocks as fit keep their activations.
 6. As many blocks as fit stay in their slots.
@@ -85,9 +85,10 @@ class OutsideRam(NamedTuple):
 class MemoryFiller:
     """Fills the device's memory for the batch splits of one job.
 
-    free_host_bytes: bytes of RAM that may hold block inputs which would also fit on the device.
-    coarse: fewer candidates are tried. family: all candidates keep gradients on the GPU, share a
-    slot and place block inputs as it does, and have its slots unless the settings say how many.
+    free_host_bytes: bytes of RAM beside the states of all units and the program; negative where
+    these alone do not fit.
+    coarse: fewer candidates are tried. family: all candidates keep gradients, embed and head, and
+    block inputs of pairs as it does; its slots are the fewest, unless the settings say how many.
     """
 
     def __init__(
@@ -140,8 +141,7 @@ class MemoryFiller:
             main_grad=self._minimum_main_grad(batch_split.rounds),
             compiled=self.sizer.compiled,
             tile_tokens=self.sizer.tile_tokens,
-            # On long rows, a block input is on its candidate for a hundredth of the time of its
-            # block.
+            # On long rows, the copy of a block input takes a hundredth of the time of its block.
             block_input_rings=1
             if self.sizer.tile_tokens
             else self._family.activations.block_input_rings,

@@ -150,7 +150,7 @@ def _by_unit(times: Iterable[tuple[Op, float]]) -> Mapping[str, Seconds]:
 
 
 def _added(times: Iterable[Seconds]) -> Seconds:
-    """Returns the accumulators of seconds by work."""
+    """Returns the sums of seconds by kind of work."""
     found = dict.fromkeys(Work, 0.0)
     for each in times:
         for work in Work:

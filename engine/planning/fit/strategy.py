@@ -1,5 +1,5 @@
-"""A `Strategy` gives the candidates of one plan family: all make the same choices about kept
-gradients, shared slots and block inputs (`engine.planning.fit.candidates`). No torch.
+"""A `Strategy` gives the candidates of one plan family (`engine.planning.fit.candidates`) with all
+batch splits. No torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ for the program, its data and the pages of a checkpoint.
 class Strategy:
     """One plan family on one job, over all its batch splits.
 
-    free_host_bytes: bytes of RAM that may hold block inputs which would also fit on the device.
+    free_host_bytes: as for `MemoryFiller`.
     """
 
     def __init__(self, filler: MemoryFiller, batch_splits: list[BatchSplit], free_host_bytes: int):
@@ -69,7 +69,7 @@ class Strategy:
         return self._fits_in(FILLED_RESERVE_BYTES)
 
     def _fits_in(self, more: int) -> bool:
-        """Returns whether a candidate fits in `more` bytes of RAM than are free."""
+        """Returns whether a candidate fits if `more` bytes beyond the free RAM may be taken."""
         candidates = self._candidates(self._free_host_bytes + more)
         return any(self.lack(candidate) <= more for candidate in candidates)
 

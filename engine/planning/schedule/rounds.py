@@ -58,7 +58,7 @@ class Round:
 
 @dataclass
 class OffloadedBlockInputs:
-    """How the input of one block come back from the host for its backward in one round."""
+    """How the input of one block comes back from the host for its backward in one round."""
 
     waiting: Iterator[int]
     """Micro-batches whose block inputs are not fetched yet."""

@@ -9,7 +9,7 @@ arithmetic, no torch.
 - The plan is run for a few steps in a row. By the last of them, the time from one step's end to the
   next no longer depends on the first step. The times of the last step are returned.
 
-How long an op takes is estimated in `engine.planning.fit.cost_model`.
+How long an op takes is estimated in `engine.planning.fit.simulate_step`.
 """
 
 from __future__ import annotations

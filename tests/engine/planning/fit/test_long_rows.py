@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from engine.model.blocks.pytree_paths import tensors_of
 from engine.model.blocks.tiled_module import tile_sequence
 from engine.model.build.build import build_model
 from engine.model.build.measure_shape import shape_of
+from engine.planning.fit.buffer_sizes import state_bytes
 from engine.planning.fit.choose import choose, least_choices
 from engine.planning.fit.cost_model import Cost, MicroBatch, step_seconds
 from engine.planning.fit.job import Job, Target
@@ -76,6 +78,19 @@ def test_rows_that_fit_with_tiling_alone(length, gib, chunk):
     job = Job(with_tiling(), config(train__batch_size=1), length)
     least = least_choices(job, Target("cuda", gib * GIB, 240 * GIB))
     assert min(each.gpu_bytes for each in least) <= chosen.gpu_bytes
+
+
+def test_the_disk_takes_what_ram_lacks_beside_tiling():
+    job = Job(with_tiling(), config(train__batch_size=1, engine__disk="/tmp"), 131_072)
+    target = Target("cuda", 23 * GIB, 90 * GIB, FAST_RATES)
+    without, on_disk = (choose(job, replace(target, disk_free=free)) for free in (0, 1000 * GIB))
+    assert without.choices.kernels.tile_tokens == on_disk.choices.kernels.tile_tokens == 16_384
+    kept = [
+        state_bytes(job.shape, each.choices) + each.offloaded_input_bytes
+        for each in (without, on_disk)
+    ]
+    assert kept[0] > target.host_free > kept[1]
+    assert on_disk.choices.placement.disk_offloaded_units > 0
 
 
 def test_rows_that_are_not_long_have_no_tiling():
