@@ -18,7 +18,7 @@ from app.verdict import divergence, learning, memory_rules, speed
 from engine.machine import disk_rates
 from engine.machine.known_machines import machines
 from engine.paths import PROGRAM_ROOT
-from engine.planning.fit import checkpoint_sizes, choose, device_memory, planner
+from engine.planning.fit import checkpoint_sizes, choose, device_memory, fastest
 from engine.planning.fit.requirements import TRACKERS_BYTES
 from engine.planning.layout import moments
 from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL
@@ -79,7 +79,7 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     (
         "planner.md",
         r"may be (\d+) % slower for more of them, and (\d+) % for the whole",
-        ((planner.GPU_RESIDENT_COST - 1) * 100, (planner.ALL_GPU_RESIDENT_COST - 1) * 100),
+        ((fastest.GPU_RESIDENT_COST - 1) * 100, (fastest.ALL_GPU_RESIDENT_COST - 1) * 100),
     ),
     (
         "planner.md",

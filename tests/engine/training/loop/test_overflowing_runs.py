@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.planning.fit import buffer_sizes, choose, planner, simulate_step
+from engine.planning.fit import buffer_sizes, choose, simulate_step, strategy
 from engine.planning.fit.memory_items import MemoryItem, PartName, items_of
 from engine.planning.layout import disk_chunks
 from engine.planning.layout.disk_chunks import PAGE
@@ -61,7 +61,8 @@ def shrink(monkeypatch, in_ram):
 
     def shrunk(held: int) -> int:
         monkeypatch.setattr(choose, "HOST_RESERVE_BYTES", RAM - planes - held * each)
-        monkeypatch.setattr(planner, "FILLED_RESERVE_BYTES", 0)
+        for module in (choose, strategy):
+            monkeypatch.setattr(module, "FILLED_RESERVE_BYTES", 0)
         monkeypatch.setattr(
             planning,
             "_machine_for",
