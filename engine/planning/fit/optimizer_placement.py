@@ -56,7 +56,7 @@ class OptimizerPlacement(NamedTuple):
 def place_optimizers(cost: Cost, choices: PlanChoices, device: str = "cuda") -> OptimizerPlacement:
     """Returns where each unit's optimizer runs.
 
-    States are streamed through `choices.update_buffers` buffers. No optimizer runs on the device
+    States are streamed through `updates.update_buffers` buffers. No optimizer runs on the device
     where the host alone is faster, because copies of states on the bus slow the host down.
 
     Several ranks update moments after weights where their steps are clearly shorter then. That

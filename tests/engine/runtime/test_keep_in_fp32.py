@@ -152,7 +152,7 @@ def test_the_fit_report_counts_them_to_the_byte(family):
     more = sum(a.bytes - b.bytes for a, b in zip(shown, less))
     held = run.engine.state.keep_in_fp32.values()
     assert more == sum(each.values.nbytes + each.low.nbytes for each in held) > 0
-    assert run.host_states.ram.nbytes == shape.states.host_bytes == plain.host_bytes
+    assert run.host_states.ram.nbytes == shape.states.host_bytes == plain.states.host_bytes
     assert unpack(pack({"bfloat16": shape}), "bfloat16", "") == shape
     assert shape.in_dtype("float32").units == tuple(
         dataclasses.replace(unit, fp32_numel=0) for unit in shape.units
