@@ -101,9 +101,9 @@ def keeps_gradients_on_gpu(job: Job, target: Target) -> bool | None:
 
 
 SATURATING_TOKENS = {"cuda": 16384, "cpu": 2048}
-"""Tokens of a micro-batch that keep the device busy; more tokens only take more memory."""
+"""Tokens of a micro-batch that keep the device busy."""
 LEAST_TOKENS = 4096
-"""Fewest tokens of a round in which activations are kept."""
+"""Fewest tokens of a micro-batch that is a round of its own."""
 MOST_ROUNDS = 32
 """Most rounds of a step, unless the settings request more."""
 

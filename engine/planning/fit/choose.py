@@ -116,9 +116,9 @@ def choose(job: Job, target: Target, coarse: bool = False) -> Chosen:
 
 def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
     """Returns the choices with which this job takes the least memory: with block inputs on the
-    host, if settings allow that, and with block inputs on the device. Where neither fits, no
-    choices do. The function is about a thousand times as fast as `choose`, and raises the same
-    errors.
+    host, if settings allow that, with block inputs on the device, and with RAM and the device's
+    memory equally full. Where none of them fits, no choices do. It times nothing, and raises the
+    same errors as `choose`.
     """
     found = []
     for attempt in _attempts(job, target):

@@ -154,8 +154,8 @@ def _values_but(names: Collection[str]) -> Callable[[PlanChoices], tuple[Any, ..
 
 
 class Sizer:
-    """Computes the device bytes of any choices, for one job and one device's memory. `size` is
-    always the rows of a micro-batch.
+    """Computes the device bytes of any choices, for one job and one device's memory. The `size` of
+    its public methods is the rows of a micro-batch.
     """
 
     def __init__(self, job: Job, memory: DeviceMemory, compiled: bool, tile_tokens: int = 0):

@@ -526,7 +526,7 @@ ONE_RANK_ONLY = (
     "spare_buffers",
     "graphs",
 )
-"""Choices that no plan for several ranks makes."""
+"""Choices that are switched off in plans for several ranks."""
 
 GROUP_OF: Mapping[str, str] = {
     name: group for group, choices in PlanChoices().__dict__.items() for name in choices.__dict__

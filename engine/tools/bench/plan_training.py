@@ -29,8 +29,8 @@ from engine.tools.bench.steps import random_rows
 
 def plan_training(job: Job, target: Target, machine: Machine) -> Chosen:
     """Returns the plan of a job on the number of ranks that its settings ask for; with `auto`, on
-    those that are fastest. Raises ConfigError where the machine does not have them, and FitError
-    where none fits.
+    those that are fastest by prediction, whether they fit or not. Raises ConfigError where the
+    machine does not have them.
     """
     numbers = numbers_of_ranks(job.config, gpu_count(job.config, machine), {})
     plans = [choose(replace(job, ranks=ranks), target) for ranks in numbers]

@@ -140,7 +140,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     # The plan is the report's own. Another choice among the same ways, with the free memory of a
     # moment later, could need more RAM than the report has promised.
     chosen = report.chosen
-    # A resumed run continues bit for bit, if the memory that there is now allows that.
+    # Later plans of this job make these two choices again: they decide how much memory it takes.
     gradients_on_gpu, together = (
         report.choices["gradients_on_gpu"],
         report.choices["blocks_per_saved_input"],

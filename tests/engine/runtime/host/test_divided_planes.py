@@ -31,6 +31,7 @@ from engine.runtime.host.cross_node_planes import Nodes
 from engine.runtime.host.device_planes import DevicePlanes
 from engine.runtime.host.host_states import HostStates, OpenedPlanes, Sharing
 from engine.runtime.host.shared_memory import OpenedMemory
+from tests.support.same_planes import assert_same_planes
 from tests.support.tiny import plain_model, pour, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -100,24 +101,12 @@ def cases(request, monkeypatch) -> Iterator[Case]:
 
 def test_planes_read_as_if_they_were_on_one_node(cases: Case):
     plainly, divided, _ = cases
-    for unit, layout in plainly.layouts.items():
-        for plane in plainly.planes:
-            size = plainly.nbytes(unit, plane)
-            assert divided.nbytes(unit, plane) == size and not divided.placement.is_in_ram(
-                unit, plane
-            )
-            for begin, end in ((0, size), (size // 3, size), (size // 2 - 1, size // 2 + 1)):
-                expected = plainly.content(unit, plane, begin, end)
-                assert np.array_equal(divided.content(unit, plane, begin, end), expected)
-        for spec in layout.parameters:
-            assert torch.equal(
-                divided.parameters.weight(unit, spec.name),
-                plainly.parameters.weight(unit, spec.name),
-            )
-            assert torch.equal(
-                divided.parameters.master(unit, spec.name),
-                plainly.parameters.master(unit, spec.name),
-            )
+    assert_same_planes(divided, plainly, plainly.layouts.values(), plainly.planes)
+    assert not any(
+        divided.placement.is_in_ram(unit, plane)
+        for unit in plainly.layouts
+        for plane in plainly.planes
+    )
 
 
 def test_every_rank_finds_its_shard_where_it_is_in_a_whole_plane(cases: Case):

@@ -16,6 +16,7 @@ from engine.planning.schedule.shards import Shards
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.device_planes import DevicePlanes
 from engine.runtime.host.host_states import HostStates, Sharing
+from tests.support.same_planes import assert_same_planes
 from tests.support.tiny import plain_model, pour, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -77,22 +78,7 @@ def host_states_of(dtype, optimizer, ranks, wide=48):
 def test_planes_read_as_if_they_were_in_one_place(dtype, optimizer, ranks, wide):
     model, plainly, divided, others = host_states_of(dtype, optimizer, ranks, wide)
     names = [plane for plane in plainly.planes if plane != "grad"]
-    for unit in (layout.unit for layout in model.layouts):
-        for plane in names:
-            size = plainly.nbytes(unit, plane)
-            assert divided.nbytes(unit, plane) == size
-            for begin, end in ((0, size), (size // 3, size), (size // 2 - 1, size // 2 + 1)):
-                expected = plainly.content(unit, plane, begin, end)
-                assert np.array_equal(divided.content(unit, plane, begin, end), expected)
-        for spec in next(each for each in model.layouts if each.unit == unit).parameters:
-            assert torch.equal(
-                divided.parameters.weight(unit, spec.name),
-                plainly.parameters.weight(unit, spec.name),
-            )
-            assert torch.equal(
-                divided.parameters.master(unit, spec.name),
-                plainly.parameters.master(unit, spec.name),
-            )
+    assert_same_planes(divided, plainly, model.layouts, names)
     divided.placement.arrange((), CpuBackend())  # and they come back whole
     for unit in GPU_RESIDENT:
         for plane in names:
