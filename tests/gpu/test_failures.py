@@ -156,8 +156,12 @@ def told_of_a_lost_device(tmp_path, states: str) -> tuple[Path, subprocess.Compl
 def test_a_cap_that_is_lowered_before_an_evaluation_makes_the_plan_smaller_and_repeats_it(
     tmp_path, monkeypatch
 ):
-    """Another program takes the memory while the evaluation has its hidden states on the card."""
-    values = {"output.eval_every": 4, "data.eval_fraction": 0.05}
+    """Another program takes the memory while the evaluation has its hidden states on the card.
+
+    The new plan has smaller micro-batches, which round otherwise. With the learning rate of the
+    tests' other runs that alone moves the last loss by up to 60 %; with this one, by 0.2 %.
+    """
+    values = {"output.eval_every": 4, "data.eval_fraction": 0.05, "train.learning_rate": 2e-4}
     whole = start_run(large_config(tmp_path, **values), tmp_path / "runs")
     assert execute(whole).state == "finished"
     expected = [event.loss for event in events_of(whole, EvalFinished)]
@@ -185,5 +189,7 @@ def test_a_cap_that_is_lowered_before_an_evaluation_makes_the_plan_smaller_and_r
     events = events_of(run, PlannedAnew)
     assert events[0].during == "evaluation" and events[0].step == 4
     found = [event.loss for event in events_of(run, EvalFinished)]
-    assert found == pytest.approx(expected, rel=1e-2) and len(found) == 3
+    assert len(found) == 3
+    assert found[:2] == pytest.approx(expected[:2], rel=1e-4)  # of the same weights
+    assert found[2] == pytest.approx(expected[2], rel=5e-3)
     assert newest_checkpoint(run.folder.checkpoints_path).step == 8
