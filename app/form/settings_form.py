@@ -28,6 +28,7 @@ import yaml
 
 from app.form import adapter_labels, preference_labels, source_labels
 from engine.config.help_texts import field_docs
+from engine.config.optimizers import OPTIMIZERS
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 
@@ -87,11 +88,7 @@ LABELS = {
 CHOICE_LABELS = {
     **source_labels.CHOICE_LABELS,
     **preference_labels.CHOICE_LABELS,
-    "train.optimizer": {
-        "adamw": "AdamW, moments in fp32",
-        "adamw_bf16": "AdamW, moments in bf16",
-        "adamw_8bit": "AdamW, moments in 8 bits",
-    },
+    "train.optimizer": {str(name): each.label for name, each in OPTIMIZERS.items()},
     "output.checkpoint": {
         "full": "full: the run can be resumed",
         "weights": "weights alone: no resume",

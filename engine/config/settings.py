@@ -20,6 +20,7 @@ from engine.config.data_settings import DataConfig
 from engine.config.engine_config import AUTO, Auto, EngineConfig
 from engine.config.gpu_shares import check_shares
 from engine.config.limits import LARGEST
+from engine.config.optimizers import ADAMW, Optimizer
 from engine.config.output_settings import OutputConfig
 from engine.config.preference_settings import Objective, ObjectiveName, PreferenceConfig, read_as
 from engine.config.regularization import Regularization
@@ -34,9 +35,6 @@ FORMAT = 2
 """Format of presets, and of the settings and the record in a run's folder. Every file that is saved
 begins with it; a preset that is written by hand need not have it.
 """
-
-Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
-"""AdamW keeps its moments in fp32, in bf16 or in 8 bits (`train.optimizer`)."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class OptimConfig:
     the largest that fits.
     """
 
-    optimizer: Optimizer = "adamw"
+    optimizer: Optimizer = ADAMW
     """AdamW keeps its two moments in fp32 (`adamw`), in bf16 (`adamw_bf16`) or in 8 bits
     (`adamw_8bit`). With gradients and fp32 masters, which stay, a parameter takes 14, 10 or about
     8.03 bytes of RAM (in `float32` 16, 12 or 10.03). Results change slightly with smaller moments.

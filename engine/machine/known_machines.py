@@ -16,10 +16,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.config.settings import Optimizer
+from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer
 from engine.errors import ConfigError
 from engine.machine.gpus import GpuInfo
-from engine.machine.rates import UPDATE_BYTES, Rates
+from engine.machine.rates import OTHERS, Rates
 from engine.machine.read_machine import Machine
 from engine.paths import PROGRAM_ROOT
 from engine.text import GIB, MIB
@@ -68,19 +68,12 @@ TO_DEVICE_SHARE, FROM_DEVICE_SHARE = 52 / 63.0, 50.7 / 63.0
 busy (measured on the H200, PCIe 5.0 x16).
 """
 
-THREAD_PARAMETERS: dict[Optimizer, float] = {
-    "adamw": 1e9,
-    "adamw_bf16": 0.6e9,
-    "adamw_8bit": 0.27e9,
-}
-"""Parameters per second that one AdamW thread updates if it has host memory to itself. Together
-with the next figure this gives, with moments in fp32, 0.88, 1.6, 2.6, 3.8 and 4.8 billion with 1,
-2, 4, 8 and 14 threads, where 0.88, 1.7, 2.9, 4.1 and 4.8 were measured.
-"""
 HOST_MEMORY_SHARE = 7.3e9 * 26 / 307.2e9
-"""Fraction of the host memory's bandwidth that AdamW reaches with many threads, at most. It is
-fitted to the same five figures, assuming that the H200's host had eight channels of DDR5-4800, as
-is usual.
+"""Fraction of the host memory's bandwidth that AdamW reaches with many threads, at most. Together
+with the rate of one thread (`engine.config.optimizers`) this gives, with moments in fp32, 0.88,
+1.6, 2.6, 3.8 and 4.8 billion parameters a second with 1, 2, 4, 8 and 14 threads, where 0.88, 1.7,
+2.9, 4.1 and 4.8 were measured. It is fitted to these figures, assuming that the H200's host had
+eight channels of DDR5-4800, as is usual.
 """
 SHARED_MEMORY_SHARE = 0.93
 """AdamW and copies in both directions together reach this share of that rate: (3.4 x 26 + 38 + 51)
@@ -177,11 +170,12 @@ class KnownMachine:
 
         def updates(optimizer: Optimizer) -> float:
             # The time per parameter is the sum of the time of the threads and that of memory.
-            thread_seconds = 1 / (THREAD_PARAMETERS[optimizer] * threads)
-            return 1 / (thread_seconds + UPDATE_BYTES[optimizer] / memory)
+            described = OPTIMIZERS[optimizer]
+            thread_seconds = 1 / (described.thread_rate * threads)
+            return 1 / (thread_seconds + described.update_bytes / memory)
 
-        adamw = updates("adamw")
-        wanted = UPDATE_BYTES["adamw"] * adamw + touches * (h2d + d2h)
+        adamw = updates(ADAMW)
+        wanted = OPTIMIZERS[ADAMW].update_bytes * adamw + touches * (h2d + d2h)
         share = min(1.0, SHARED_MEMORY_SHARE * memory / wanted)
         return Rates(
             h2d=h2d,
@@ -195,8 +189,7 @@ class KnownMachine:
             d2h_busy=d2h * share,
             packed_attention=min(matmul * ATTENTION_SHARE, PACKED_FLOPS),
             call=CALL_SECONDS,
-            adamw_bf16=updates("adamw_bf16"),
-            adamw_8bit=updates("adamw_8bit"),
+            others=tuple((optimizer, updates(optimizer)) for optimizer in OTHERS),
         )
 
     def _sustained_matmul(self) -> float:

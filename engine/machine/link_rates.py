@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.machine.rates import UPDATE_BYTES, Rates
+from engine.config.optimizers import ADAMW, OPTIMIZERS
+from engine.machine.rates import Rates
 
 START_SECONDS = 2e-5
 """Seconds that a collective takes at least, however small it is."""
@@ -89,7 +90,7 @@ def of_rank(rates: Rates, ranks: int) -> Rates:
     """
     if ranks == 1:
         return rates
-    item = UPDATE_BYTES["adamw"]
+    item = OPTIMIZERS[ADAMW].update_bytes
     busy = item * rates.adamw_busy + rates.h2d_busy + rates.d2h_busy
     memory = max(item * rates.adamw, busy)
     h2d = min(rates.h2d, memory / ranks)
@@ -103,6 +104,5 @@ def of_rank(rates: Rates, ranks: int) -> Rates:
         d2h_busy=min(rates.d2h_busy, share * d2h),
         adamw=rates.adamw / ranks,
         adamw_busy=min(rates.adamw_busy, share * rates.adamw) / ranks,
-        adamw_bf16=rates.adamw_bf16 / ranks,
-        adamw_8bit=rates.adamw_8bit / ranks,
+        others=tuple((optimizer, rate / ranks) for optimizer, rate in rates.others),
     )

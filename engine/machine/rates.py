@@ -8,12 +8,12 @@ import contextlib
 import json
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from engine import safe_files
-from engine.config.settings import Optimizer
+from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer
 from engine.machine.cgroups import usable_cores
 from engine.paths import cache_folder
 
@@ -38,7 +38,7 @@ def stored_rates(device_name: str) -> Rates | None:
     except (TypeError, KeyError, ValueError):
         return None
     for name, value in rates.to_dict().items():
-        may_be_zero = name in ("overhead", "call", "adamw_bf16", "adamw_8bit", "link", "network")
+        may_be_zero = name in ("overhead", "call", "link", "network") or name in OPTIMIZERS
         if not math.isfinite(value) or (value <= 0 and not may_be_zero):
             return None
     return rates
@@ -127,12 +127,10 @@ class Rates:
     """
     call: float = 0.0
     """Seconds to launch one small operation on a GPU while AdamW runs on the host."""
-    adamw_bf16: float = 0.0
-    """Parameters a second that AdamW updates on the host with moments in bf16; 0 where that was not
+    others: tuple[tuple[Optimizer, float], ...] = ()
+    """Parameters a second that each other optimizer updates on the host, as far as that was
     measured.
     """
-    adamw_8bit: float = 0.0
-    """The same with moments in 8 bits."""
     disk_read: float = 0.0
     """Bytes per second at which moments are read from their disk while others are written. The disk
     is another in every run (`engine.machine.disk_rates`), so this is not kept with the rest; it is
@@ -159,32 +157,34 @@ class Rates:
         """Returns the parameters a second that the host updates with `optimizer`. busy: while
         copies run in both directions.
         """
-        if optimizer == "adamw":
+        if optimizer == ADAMW:
             return self.adamw_busy if busy else self.adamw
-        measured = {"adamw_bf16": self.adamw_bf16, "adamw_8bit": self.adamw_8bit}
-        alone = measured[optimizer] or self.adamw
+        alone = next((rate for name, rate in self.others if name == optimizer), 0.0) or self.adamw
         if not busy:
             return alone
         # The copies slow down what waits for host memory, in proportion to its bytes.
         slower = 1 / self.adamw_busy - 1 / self.adamw
-        return 1 / (1 / alone + slower * UPDATE_BYTES[optimizer] / UPDATE_BYTES["adamw"])
+        slower *= OPTIMIZERS[optimizer].update_bytes
+        return 1 / (1 / alone + slower / OPTIMIZERS[ADAMW].update_bytes)
 
     def to_dict(self) -> dict[str, float]:
         """Returns the rates that are kept, by their names."""
-        return {name: rate for name, rate in asdict(self).items() if name not in _OF_DISK}
+        kept = {name: getattr(self, name) for name in _KEPT}
+        return {**kept, **dict(self.others)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Rates:
         """Reads rates from a dict by their names. Raises TypeError, KeyError or ValueError."""
-        names = [name for name in cls.__dataclass_fields__ if name not in _OF_DISK]
         # Rates that were stored before have none of these.
         known = {"link": 0.0, "network": 0.0} | values
-        return cls(**{name: float(known[name]) for name in names})
+        others = tuple((name, float(known[name])) for name in OTHERS if name in known)
+        return cls(**{name: float(known[name]) for name in _KEPT}, others=others)
 
 
-_OF_DISK = ("disk_read", "disk_write", "disk_read_alone", "disk_write_alone")
-UPDATE_BYTES: dict[Optimizer, float] = {"adamw": 26, "adamw_bf16": 18, "adamw_8bit": 14.06}
-"""Bytes of host memory that AdamW reads and writes per parameter, with bf16 weights."""
+OTHERS: tuple[Optimizer, ...] = tuple(optimizer for optimizer in OPTIMIZERS if optimizer != ADAMW)
+"""Optimizers whose rate on the host is measured beside that of the usual one."""
+_NOT_KEPT = ("disk_read", "disk_write", "disk_read_alone", "disk_write_alone", "others")
+_KEPT = tuple(each.name for each in fields(Rates) if each.name not in _NOT_KEPT)
 PACKED_BYTES, PACKED_WIDTH = 49, 76
 """The variable-length kernel takes, in addition to its products, the time to move this number of
 bytes of device memory in forward and backward for each token and feature of a query, and the time

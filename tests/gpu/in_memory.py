@@ -1,8 +1,8 @@
 """A Qwen2 model is trained here with all states on the device, by the engine's own optimizers.
 
 - Weights are in the engine's planes: `weight_high`, with which the device computes, and
-  `weight_low`. Moments are in fp32, in bf16 or in 8 bits, where `engine.planning.layout.moments`
-  puts them.
+  `weight_low`. Moments are in fp32, in bf16 or in 8 bits, where
+  `engine.planning.layout.optimizer_states` puts them.
 - Gradients are those of one micro-batch, as the engine has them: of blocks in bf16, of embedding
   and head summed in fp32, and all rounded to bf16 before the update. Norms are of the accumulators.
 - `engine.runtime.optimizer.device_adamw` and `engine.runtime.optimizer.device_moments` update the
@@ -22,14 +22,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.config.settings import ModelConfig, OptimConfig, Optimizer
+from engine.config.optimizers import ADAMW, MOMENTS, Optimizer
+from engine.config.settings import ModelConfig, OptimConfig
 from engine.model.build.build import build_model
 from engine.model.build.units import TORCH_DTYPES
 from engine.planning.layout.layout import WEIGHT_PLANES, UnitLayout
-from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
 from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.runtime.device.compiled import CompiledFunction, functions_try_again, set_up_compiler
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.device_adamw import StepFactors, clip_of, update
 from engine.runtime.optimizer.device_moments import (
@@ -183,7 +184,7 @@ class UnitStates:
         self.weights = {name: plane.clone() for name, plane in self.weights.items()}
         self.grad = torch.zeros_like(self.weights["weight_high"])
         self.moments: dict[str, torch.Tensor] = {}
-        self._kind = Moments(FP32_MOMENTS)
+        self._kind = Moments(ADAMW)
 
     def _initial(self, plane: str) -> torch.Tensor:
         return self._states.tensor(self.layout.unit, plane)
@@ -197,7 +198,7 @@ class UnitStates:
         device = self.grad.device
         for name in MOMENTS:
             self.moments[name] = torch.zeros(sizes[name], dtype=torch.uint8, device=device)
-            if kind.optimizer == FP32_MOMENTS:
+            if kind.optimizer == ADAMW:
                 # No view of bytes: torch does not compile changes of views of another dtype.
                 numel = self.layout.numel
                 self.moments[name] = torch.zeros(numel, dtype=torch.float32, device=device)
@@ -207,10 +208,10 @@ class UnitStates:
     ) -> None:
         """Applies a step, as the engine's op does for the whole unit."""
         decayed = self.layout.decay_numel
-        if self._kind.optimizer == FP32_MOMENTS:
+        if self._kind.optimizer == ADAMW:
             update(self.weights | self.moments, self.grad, factors, decayed, compiled)
             return
-        ranges = self._kind.layout(self.layout).moment_ranges(self._kind.optimizer)
+        ranges = self._kind.layout(self.layout).state_ranges(self._kind.optimizer)["exp_avg"]
         weights = [self.weights[name] for name in WEIGHT_PLANES if name in self.weights]
         moments = [self.moments[name] for name in MOMENTS]
         piece = RoundedPlanes(ranges, 0, self.grad, weights, moments)
@@ -296,7 +297,7 @@ class InMemoryTraining:
             states.begin(kind)
         decay = optim.weight_decay
         adamw = HostAdamW(
-            self._states, AdamWSettings(optim.beta1, optim.beta2, optim.eps, decay, seed)
+            self._states, OptimizerSettings(optim.beta1, optim.beta2, optim.eps, decay, seed)
         )
         adamw.close()  # it only says the factors and keys of steps
         rates = [learning_rate(optim, step, steps) for step in range(1, steps + 1)]

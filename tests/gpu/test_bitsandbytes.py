@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.planning.layout.moments import BLOCK
+from engine.config.optimizers import BLOCK
 from tests.support.blockwise import (
     RATE,
     SIZES,

@@ -11,7 +11,8 @@ import torch
 from engine.planning.schedule.ops import Lane
 from engine.runtime.device.compiled import uncompiled_functions
 from engine.runtime.device.cuda_backend import cuda_available
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.optimizer.device_adamw import StepFactors, update
 from tests.support.device_updates import DEVICE_UPDATES, one_unit, updated_on_device
 from tests.support.gpu_resident_units import PLAN_FAMILIES, UNITS, planes_after
@@ -62,7 +63,7 @@ def test_the_kernel_of_the_gpu_has_the_bits_of_the_host_s(dtype, eps, compiled):
         )
         host.parameters.write("unit", name, values)
     planes = {plane: host.tensor("unit", plane).cuda() for plane in host.planes if plane != "grad"}
-    adamw = HostAdamW(host, AdamWSettings(0.9, 0.99, eps, 0.3), threads=1)
+    adamw = HostAdamW(host, OptimizerSettings(0.9, 0.99, eps, 0.3), threads=1)
     for step in range(1, 6):
         gradient = torch.randn(numel, generator=generator) * 10 ** (
             torch.rand(numel, generator=generator) * -40 + 3

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from engine.config.optimizers import MOMENTS, StateFormat
 from engine.planning.fit import requirements
-from engine.planning.layout.moments import MOMENTS, MomentKind
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runs.record.events import PlanBuilt
 from engine.runtime.device.compiled import uncompiled_functions
 from engine.runtime.device.cuda_backend import CudaBackend
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.training.loop import planning
 from engine.training.loop.run import resume_run, start_run
 from tests.support.blockwise import RATE, update_on
@@ -46,16 +47,16 @@ CLIP = 0.7
 @pytest.fixture(autouse=True)
 def tiny_is_not_small(monkeypatch):
     """The matrices of a tiny model are kept in 8 bits, and its norms in fp32."""
-    monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
+    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
 
 
 # ---------------------------------------------------------------- single units
 
 
-def moments_in(states, kind: MomentKind) -> dict[str, np.ndarray]:
+def moments_in(states, kind: StateFormat) -> dict[str, np.ndarray]:
     """The bytes of both moments of the only unit that are kept in this way."""
     (unit,) = states.layouts
-    ranges = states.layouts[unit].moment_ranges(states.optimizer)
+    ranges = states.layouts[unit].state_ranges(states.optimizer)["exp_avg"]
     places = [slice(part.place, part.place + part.bytes) for part in ranges if part.kind == kind]
     return {
         name: np.concatenate([states.array(unit, name)[place] for place in places] or [np.empty(0)])
@@ -71,13 +72,13 @@ def test_the_same_moments_are_rounded_to_the_same_bits(optimizer, dtype, unit, d
     """With betas of 0, the moments before rounding are the gradient and its square."""
     host, other = (new_states(optimizer, dtype, unit) for _ in range(2))
     # So small an eps has no bias for squared gradients, which one processor may add at once.
-    adamw = HostAdamW(host, AdamWSettings(0.0, 0.0, 1e-12, 0.1, seed=7), threads=2)
+    adamw = HostAdamW(host, OptimizerSettings(0.0, 0.0, 1e-12, 0.1, seed=7), threads=2)
     for step in range(1, 4):
         for states in (host, other):
             set_gradient(states, unit, step)
         adamw.update(unit, step, RATE, 1.0)
         update_on(device, other, adamw, step, compiled)
-        for kind in MomentKind:
+        for kind in StateFormat:
             ours, theirs = (moments_in(states, kind) for states in (other, host))
             for name in MOMENTS:
                 assert np.array_equal(ours[name], theirs[name]), (step, kind, name)
@@ -94,7 +95,7 @@ def test_the_same_moments_are_rounded_to_the_same_bits(optimizer, dtype, unit, d
 @pytest.mark.parametrize("optimizer", ROUNDED)
 def test_a_step_from_the_same_state_leaves_the_same_state(optimizer, dtype, unit, device, compiled):
     host, other = (new_states(optimizer, dtype, unit) for _ in range(2))
-    adamw = HostAdamW(host, AdamWSettings(0.9, 0.999, 1e-8, 0.1, seed=7), threads=2)
+    adamw = HostAdamW(host, OptimizerSettings(0.9, 0.999, 1e-8, 0.1, seed=7), threads=2)
     for step in range(1, 5):
         for name in host.planes:
             other.array(unit, name)[:] = host.array(unit, name)

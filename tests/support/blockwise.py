@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.config.optimizers import BLOCK, MOMENTS
 from engine.planning.layout.layout import ParameterSpec, lay_out
-from engine.planning.layout.moments import BLOCK, BLOCK_BYTES, MAXIMUM_BYTES, MOMENTS
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.planning.layout.optimizer_states import BLOCK_BYTES, MAXIMUM_BYTES
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.device_adamw import StepFactors
 from engine.runtime.optimizer.device_moments import (
@@ -25,7 +27,7 @@ from engine.runtime.optimizer.moment_codes import moment_map
 from tests.support.moment_kernels import gradients
 
 UNIT = "block 0"
-SETTINGS = AdamWSettings(0.9, 0.999, 1e-8, 0.1)
+SETTINGS = OptimizerSettings(0.9, 0.999, 1e-8, 0.1)
 RATE = 3e-3
 SIZES = (4096, 100_000)
 """bitsandbytes keeps parameters from 4,096 elements on in 8 bits, as we do. Of 100,000 elements,
@@ -240,7 +242,7 @@ def update_on(
         torch.from_numpy(adamw.scalars(step, RATE)).to(device),
     )
     piece = RoundedPlanes(
-        layout.moment_ranges(states.optimizer),
+        layout.state_ranges(states.optimizer)["exp_avg"],
         0,
         here["grad"],
         [here[name] for name in weights],

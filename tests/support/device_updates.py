@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.planning.layout.layout import PLANE_ITEM_BYTES, ParameterSpec, lay_out
+from engine.config.optimizers import ADAMW
+from engine.planning.layout.layout import ParameterSpec, lay_out, planes_of
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runtime.host.host_states import HostStates
@@ -49,7 +50,7 @@ def updated_on_device(
 
 def states_of(planes: list[torch.Tensor], dtype: str) -> list[dict[str, torch.Tensor]]:
     """For each unit its fp32 masters and both moments."""
-    names, found = list(PLANE_ITEM_BYTES[dtype]), []
+    names, found = planes_of(dtype, ADAMW), []
     for start in range(0, len(planes), len(names)):
         unit = dict(zip(names, planes[start : start + len(names)]))
         master = unit["weight_high"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine.config.optimizers import BLOCK
 from engine.planning.layout.layout import ParameterSpec, lay_out
-from engine.planning.layout.moments import BLOCK
 from engine.runtime.host.host_states import HostStates
 
 SHAPES = {"w": (70, 128), "v": (4097,), "s": (100,), "b": (5000,), "n": (64,)}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from engine.config.settings import ModelConfig
 from engine.runtime.distributed.build_engine import RankZeroComponents, build_engines
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.step.engine_settings import EngineSettings
 from tests.support.worker_groups import StartedGroup
 
@@ -12,7 +13,7 @@ from tests.support.worker_groups import StartedGroup
 def rebuilt(workers: StartedGroup) -> None:
     """Builds the engines of all ranks once more, as a run does that is planned anew."""
     settings, how = (
-        AdamWSettings(eps=1e-5),
+        OptimizerSettings(eps=1e-5),
         ModelConfig(source=str(workers.source), dtype="float32"),
     )
     workers.engine = build_engines(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.planning.layout.moments import MOMENTS
+from engine.config.optimizers import MOMENTS
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.moment_conversion import read_moments
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -15,7 +15,7 @@ ROUNDED = ["adamw_bf16", "adamw_8bit"]
 
 def moments_of(states: HostStates, unit: str) -> dict[str, np.ndarray]:
     """Both moments of a unit in fp32."""
-    ranges = states.layouts[unit].moment_ranges(states.optimizer)
+    ranges = states.layouts[unit].state_ranges(states.optimizer)["exp_avg"]
     return {
         name: np.concatenate(
             [read_moments(states.array(unit, name).view(np.uint8), part, name) for part in ranges]

@@ -25,7 +25,8 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.collectives.process_groups import Collectives
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.cpu_backend import CpuBackend
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.sampling.generate import Sampler
 from engine.runtime.step.engine_settings import EngineSettings
@@ -280,7 +281,7 @@ def streamed(
     states.allocate_weights()
     pour(plain, model, states)
     states.allocate_states(optimizer=optimizer, gradients=not choices.gradients.gradients_on_gpu)
-    settings = AdamWSettings(eps=eps, weight_decay=weight_decay, seed=seed)
+    settings = OptimizerSettings(eps=eps, weight_decay=weight_decay, seed=seed)
     adamw = HostAdamW(states, settings, threads=2)
     engine = StreamingEngine(
         model,

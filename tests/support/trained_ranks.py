@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engine.config.adapters import Adapters
-from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
+from engine.config.optimizers import ADAMW, MOMENTS
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
 from engine.runtime.device.backend import Backend
@@ -112,8 +112,8 @@ def shard_of(run: Streamed, unit: str, plane: str) -> torch.Tensor:
     """Returns a copy of this rank's shard of a plane. It is of bytes where moments are rounded."""
     layout, optimizer = run.model.unit(unit).layout, run.host_states.optimizer
     begin, end = run.engine.shards.bounds(layout.numel)
-    if plane in MOMENTS and optimizer != FP32_MOMENTS and begin < end:
-        begin, end = layout.moment_bytes(optimizer, begin, end)
+    if plane in MOMENTS and optimizer != ADAMW and begin < end:
+        begin, end = layout.state_bounds(optimizer, plane, begin, end)
     return run.host_states.tensor(unit, plane)[begin:end].clone()
 
 

@@ -34,7 +34,8 @@ from engine.runtime.distributed.shared_secret import VARIABLE
 from engine.runtime.distributed.torchrun import Launched
 from engine.runtime.distributed.worker import run
 from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.shared_memory import OwnedMemory
 from engine.runtime.step.engine_settings import EngineSettings
@@ -116,7 +117,7 @@ def started_group(
         if isinstance(trained, Adapters):
             initialize_adapters(model, states, seed=7)
         states.allocate_states()
-        settings = AdamWSettings(eps=1e-5)
+        settings = OptimizerSettings(eps=1e-5)
         adamw = HostAdamW(states, settings, threads=1)
         parts.callback(adamw.close)
         own = batches // (nodes * ranks)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from app.labels import GIB, in_bytes
+from engine.config.optimizers import ADAMW, OPTIMIZERS
 from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import KnownMachine
-from engine.machine.rates import UPDATE_BYTES, Rates
+from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
 from engine.planning.fit.model_table import KEPT_ON_GPU, PAIRS, Cell, speed_text
 from engine.planning.fit.requirements import FitStatus
-from engine.planning.layout.moments import KINDS
 from engine.text import counted, in_seconds
 
 STATUS_LABELS = {
@@ -137,7 +137,7 @@ def _rate_pairs(rates: Rates, has_gpu: bool) -> list[list[str]]:
     """Returns pairs of a name and a rate. Rates are in units per second: bytes, operations or
     parameters.
     """
-    host = UPDATE_BYTES["adamw"] * rates.adamw
+    host = OPTIMIZERS[ADAMW].update_bytes * rates.adamw
     update = [
         "AdamW on the host, moments in fp32",
         f"{rates.adamw / 1e9:,.3g} billion parameters/s ({host / 1e9:,.3g} GB/s of RAM)",
@@ -204,7 +204,7 @@ def cell_labels(found: Cell) -> dict[str, str]:
     """
     tone, word = STATUS_LABELS[found.status]
     if found.any_optimizer and found.status != FitStatus.DOES_NOT_FIT:
-        word = f"{word}, {KINDS[found.optimizer]}"
+        word = f"{word}, {OPTIMIZERS[found.optimizer].format}"
     savings = ", ".join(found.savings) if found.any_optimizer else ""
     return {"tone": tone, "word": word, "speed": rate_text(found), "ways": savings}
 
@@ -247,7 +247,7 @@ def cell_detail(found: Cell) -> str:
 
 def moments_text(found: Cell) -> str:
     """Returns how the moments of a cell are kept, as a text to follow what it takes."""
-    return f"with AdamW's moments in {KINDS[found.optimizer]}"
+    return f"with {OPTIMIZERS[found.optimizer].states_text}"
 
 
 def and_gpu_memory(found: Cell) -> str:

@@ -122,7 +122,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
 
 def _embed_and_head(layout: UnitLayout) -> UnitShape:
     """Returns the shape of the embed unit or of the head unit."""
-    counts = layout.moment_counts
+    counts = layout.state_counts
     return UnitShape(
         layout.unit,
         layout.numel,
@@ -138,7 +138,7 @@ def _embed_and_head(layout: UnitLayout) -> UnitShape:
 def _block(
     layout: UnitLayout, counted: Counted, tiled: TiledBlock | None, experts: tuple[int, int]
 ) -> UnitShape:
-    counts = layout.moment_counts
+    counts = layout.state_counts
     widths = [passes * max(shape) for passes, shape in _matrices(layout.parameters, experts)]
     return UnitShape(
         layout.unit,

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.planning.fit.memory_items import Item, MemoryItem
 from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL, PAGE, state_ring_bytes, whole_pages
 from engine.planning.layout.layout import FP32_ITEM_BYTES
-from engine.planning.layout.moments import KINDS, MOMENTS
 from engine.planning.layout.update_buffers import UpdateBuffer, small_chunks
 from engine.planning.schedule.arena import Arena, lay_out_arena
 from engine.planning.schedule.choices import PlanChoices
@@ -25,10 +25,9 @@ from engine.text import counted
 PLANE_NOTES = {
     "weight_high": "weights as the device sees them",
     "weight_low": "the rest of the fp32 masters",
-    "exp_avg": "AdamW's first moment",
-    "exp_avg_sq": "AdamW's second moment",
     "grad": "gradients",
 }
+"""What the planes hold that every optimizer has."""
 
 
 def buffers_text(buffers: int, spare: int) -> str:
@@ -306,22 +305,23 @@ def disk_offloaded_text(shape: ModelShape, choices: PlanChoices) -> str:
 def state_rings_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of the host buffers that moments on the disk pass through."""
     units = disk_offloaded_units(shape, choices)
-    size = state_ring_bytes([unit.moment_counts for unit in units], shape.optimizer)
+    size = state_ring_bytes([unit.state_counts for unit in units], shape.optimizer)
     return min(STATE_RINGS, _disk_chunks(units)) * size
 
 
 def disk_offloaded_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the most bytes that moments take on the disk. A step reads and writes them once."""
     units = disk_offloaded_units(shape, choices)
-    moments = len(MOMENTS) * shape.states.last_moment_bytes[choices.placement.disk_offloaded_units]
-    return moments + disk_padding(units) if units else 0
+    of_last = shape.states.last_state_bytes.values()
+    states = sum(sizes[choices.placement.disk_offloaded_units] for sizes in of_last)
+    return states + disk_padding(shape, units) if units else 0
 
 
-def disk_padding(units: Sequence[UnitShape]) -> int:
-    """Returns the bytes that moments of these units take on the disk beyond their own: each chunk
-    of a moment is filled up to a whole page.
+def disk_padding(shape: ModelShape, units: Sequence[UnitShape]) -> int:
+    """Returns the bytes that states of these units take on the disk beyond their own: each chunk of
+    a state is filled up to a whole page.
     """
-    return len(MOMENTS) * PAGE * _disk_chunks(units)
+    return len(OPTIMIZERS[shape.optimizer].states) * PAGE * _disk_chunks(units)
 
 
 def _disk_chunks(units: Sequence[UnitShape]) -> int:
@@ -423,26 +423,28 @@ def plane_items(shape: ModelShape, choices: PlanChoices) -> list[Item]:
 
 
 def _plane_note(shape: ModelShape, choices: PlanChoices, plane: str, size: int) -> str:
-    """Returns a text on what a plane holds. The bytes a parameter of moments are those of its real
+    """Returns a text on what a plane holds. The bytes a parameter of states are those of its real
     `size`, since small parameters and embeddings may keep theirs more exactly.
     """
-    is_moment = plane in MOMENTS
-    kind = f", {KINDS[shape.optimizer]}" if is_moment else ""
+    optimizer = OPTIMIZERS[shape.optimizer]
+    of_states = {each.name: f"{each.words}, {optimizer.format}" for each in optimizer.states}
+    notes = PLANE_NOTES | of_states
+    is_state = plane in optimizer.planes
     units = shape.units[choices.placement.gpu_resident_units :]
-    if is_moment:
+    if is_state:
         units = units[: len(units) - choices.placement.disk_offloaded_units]
     is_high = plane == "weight_high"
     numel = sum(unit.numel for unit in units)
     if is_high:
         numel += sum(unit.frozen_numel for unit in units)
     parameter_bytes = choices.sharding.nodes_per_replica * size / numel
-    text = f"{PLANE_NOTES[plane]}{kind}, {parameter_bytes:.3g} bytes a parameter"
+    text = f"{notes[plane]}, {parameter_bytes:.3g} bytes a parameter"
     if shape.work_parameters is not None and not is_high:
         text += " that is trained"
     if choices.sharding.nodes_per_replica > 1:
         text += f", divided among {choices.sharding.nodes_per_replica} nodes"
     if choices.placement.gpu_resident_units:
         text += f"; without {gpu_resident_text(shape, choices)}"
-    if is_moment and choices.placement.disk_offloaded_units:
+    if is_state and choices.placement.disk_offloaded_units:
         text += f"; those of {disk_offloaded_text(shape, choices)} are on the disk"
     return text

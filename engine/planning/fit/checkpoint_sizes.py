@@ -98,7 +98,7 @@ def _in_chunks(shape: ModelShape, kind: CheckpointKind) -> int:
     chunks = 0
     for unit in shape.units:
         sizes = shape.states.unit_bytes(replace(unit, frozen_numel=0))
-        for plane in checkpoint_planes(shape.dtype, kind):
+        for plane in checkpoint_planes(shape.dtype, shape.optimizer, kind):
             chunks += -(-sizes[plane] // STAGING_CHUNK_BYTES)
     return chunks * STAGING_CHUNK_BYTES
 

@@ -12,8 +12,8 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from engine.config.optimizers import Optimizer
 from engine.config.preference_settings import Objective
-from engine.config.settings import Optimizer
 from engine.machine.disk_rates import ASSUMED_RATE
 from engine.machine.link_rates import (
     seconds_between_nodes,
@@ -22,7 +22,6 @@ from engine.machine.link_rates import (
 )
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.planning.layout.layout import PLANE_ITEM_BYTES
-from engine.planning.layout.moments import MOMENTS
 from engine.planning.schedule.buffers import HEAD
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import (
@@ -241,11 +240,11 @@ class Cost:
         self.hidden_bytes = micro_batch.tokens * shape.hidden_width * shape.item_bytes
         self._numel = {unit.name: unit.gradient_numel for unit in shape.units}
         self._shared = {unit.name: unit.shared_count for unit in shape.blocks}
-        self._moment_bytes = {
-            unit.name: len(MOMENTS) * unit.moment_counts.bytes(shape.optimizer) / max(1, unit.numel)
+        self._disk_bytes = {
+            unit.name: sum(unit.state_counts.bytes(shape.optimizer).values()) / max(1, unit.numel)
             for unit in shape.units
         }
-        """Bytes that the moments of an element of each unit takes, on average."""
+        """Bytes that the optimizer's states of an element of each unit take, on average."""
         # On the CPU the overhead already accounts for the slowness of small products.
         slow = 0 if rates.overhead else HALF_SPEED_WIDTH
         at_width = shape.hidden_width / (shape.hidden_width + slow)
@@ -382,8 +381,8 @@ class Cost:
         return numel * (self.state_bytes - grad - weight) / self.rates.d2h_busy
 
     def moment_bytes(self, unit: str, numel: int) -> float:
-        """Returns the bytes of the moments of `numel` elements of a unit."""
-        return numel * self._moment_bytes[unit]
+        """Returns the bytes of the optimizer's states of `numel` elements of a unit."""
+        return numel * self._disk_bytes[unit]
 
     def on_disk(self, lane: Lane, size: float) -> float:
         """Returns the seconds in which a number of bytes of moments are read from the disk, or

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.planning.fit.buffer_sizes import (
     block_slot_bytes,
     fixed_bytes,
@@ -19,7 +20,6 @@ from engine.planning.fit.buffer_sizes import (
 )
 from engine.planning.fit.job import Job
 from engine.planning.fit.memory_items import Item, MemoryItem
-from engine.planning.layout.moments import FP32_MOMENTS
 from engine.planning.schedule.choices import GROUP_OF, PlanChoices
 from engine.planning.shape.activation_sizes import Activations
 from engine.planning.shape.block_sizes import BlockBytes
@@ -59,8 +59,6 @@ UPDATING_BYTES = 80 * MIB
 """Further memory for the streams of lanes and for kernels where the device updates chunks of states
 (measured: 70 MiB on a limit of 23 GiB).
 """
-ROUNDING_BYTES = 150 * MIB
-"""Bytes that moments in bf16 or in 8 bits take in fp32 where no kernel updates them in one pass."""
 COMPILER_BYTES = 64 * MIB
 """Bytes of the buffer with which variants of kernels are timed while they are compiled: the size of
 the GPU's cache (60 MiB on an H200).
@@ -249,8 +247,8 @@ class Sizer:
         streamed = choices.updates.device_updated_units
         updates_there = streamed or choices.placement.gpu_resident_units
         slack = round(ALLOCATOR_SLACK * taken)
-        if self.shape.optimizer != FP32_MOMENTS and updates_there:
-            slack += ROUNDING_BYTES
+        if updates_there:
+            slack += OPTIMIZERS[self.shape.optimizer].device_bytes
         slack += LIBRARY_BYTES[self.device] + (UPDATING_BYTES if streamed else 0)
         if self.compiled and self.device == "cuda":
             slack += COMPILER_BYTES

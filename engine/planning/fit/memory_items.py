@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.planning.layout.layout import PLANES, WEIGHT_PLANES
 from engine.planning.schedule.buffers import Word
 
@@ -161,9 +162,12 @@ _ACTIVATIONS = frozenset(
 IN_WORDS = {
     MemoryItem.WEIGHT_HIGH: "Weights",
     MemoryItem.WEIGHT_LOW: "The rest of their fp32 masters",
-    MemoryItem.EXP_AVG: "AdamW's first moments",
-    MemoryItem.EXP_AVG_SQ: "AdamW's second moments",
     MemoryItem.GRAD: "Gradients",
+    **{
+        MemoryItem(state.name): f"{state.words}s"
+        for optimizer in OPTIMIZERS.values()
+        for state in optimizer.states
+    },
 }
 """Words for items that records name as the files of a checkpoint."""
 

@@ -7,7 +7,7 @@ few per cent of speed at most).
 
 A table is about the method and the optimizer of the settings: all weights are trained, or adapters
 beside every linear layer. With `any_optimizer`, each cell is about the first
-of `OPTIMIZERS` with which the model fits, and its words say the whole way: how moments are kept,
+of `TRIED` with which the model fits, and its words say the whole way: how moments are kept,
 whether gradients are kept on the device, and whether two blocks share an input.
 """
 
@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.config.adapters import SAVE_MODULES, TARGET_PARAMETERS, TARGETS, Adapters
-from engine.config.settings import Optimizer, TrainConfig
+from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer
+from engine.config.settings import TrainConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ConfigError
 from engine.machine.device import measured_rates
@@ -34,7 +35,6 @@ from engine.planning.fit.requirements import (
     minimum_requirements,
     requirements_of,
 )
-from engine.planning.layout.moments import KINDS
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.shape.catalog import CatalogEntry, catalog
 from engine.planning.shape.model_shape import ModelShape
@@ -43,8 +43,9 @@ from engine.text import GIB, counted, in_gib, in_seconds
 HERE = "This machine"
 SHOWN = ("RTX 4090", "RTX 5090", "A100 80GB", "H100 SXM", "H200")
 """Machines that a table shows if none are named."""
-OPTIMIZERS = tuple(KINDS)
-"""All optimizers, from the one with the most exact moments to the smallest."""
+TRIED: tuple[Optimizer, ...] = (ADAMW, *OPTIMIZERS[ADAMW].smaller)
+"""Optimizers that are tried where a table is about any, the one with the most exact moments first.
+"""
 BEST = "best"
 """Choice of a person who wants any optimizer."""
 
@@ -105,7 +106,7 @@ class Cell:
     """Seconds of a step; None as above."""
     estimated: bool = True
     """Whether the speed comes from the card's specification and is not measured."""
-    optimizer: Optimizer = "adamw"
+    optimizer: Optimizer = ADAMW
     """Optimizer of the cell."""
     method: str = "full"
     """Method of training of the cell (`train.method`)."""
@@ -244,8 +245,8 @@ def cell(
 
 @functools.lru_cache(maxsize=64)
 def _of_each_optimizer(config: TrainConfig) -> tuple[TrainConfig, ...]:
-    """Returns the settings with each of `OPTIMIZERS`."""
-    return tuple(config.with_values({"train.optimizer": optimizer}) for optimizer in OPTIMIZERS)
+    """Returns the settings with each of `TRIED`."""
+    return tuple(config.with_values({"train.optimizer": optimizer}) for optimizer in TRIED)
 
 
 def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool) -> Cell:
@@ -441,7 +442,8 @@ def cell_text(found: Cell) -> str:
     about any optimizer, the last words name the way, as in "fits, bf16" or "1,930 tokens/s, only
     just, 8 bits, GPU gradients, pairs" (`LEGEND`).
     """
-    way = ", ".join(("", KINDS[found.optimizer], *found.savings)) if found.any_optimizer else ""
+    words = ("", OPTIMIZERS[found.optimizer].format, *found.savings)
+    way = ", ".join(words) if found.any_optimizer else ""
     if found.status == FitStatus.DOES_NOT_FIT:
         return f"{found.missing} more{way}"
     return speed_text(found) + way

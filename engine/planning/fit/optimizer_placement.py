@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.machine.link_rates import START_SECONDS, collective_seconds
 from engine.planning.fit.buffer_sizes import (
     disk_offloaded_units,
@@ -22,7 +23,6 @@ from engine.planning.fit.buffer_sizes import (
     update_buffer,
 )
 from engine.planning.fit.cost_model import ONE_OF_TWO_PASSES, Cost, host_rate, step_seconds
-from engine.planning.layout.moments import FP32_MOMENTS
 from engine.planning.schedule.arena import lay_out_arena
 from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.planning.schedule.choices import PlanChoices
@@ -81,8 +81,10 @@ def place_optimizers(cost: Cost, choices: PlanChoices, device: str = "cuda") -> 
 
 def _may_update_weights_first(cost: Cost, choices: PlanChoices) -> bool:
     """Returns whether moments may be updated after weights."""
-    is_plain = cost.shape.optimizer == FP32_MOMENTS and not choices.gradients.gradients_on_gpu
-    return is_plain and choices.gradients.main_grad != MainGrad.DEVICE
+    if not OPTIMIZERS[cost.shape.optimizer].has_two_passes:
+        return False
+    gradients = choices.gradients
+    return not gradients.gradients_on_gpu and gradients.main_grad != MainGrad.DEVICE
 
 
 def wait_for_disk(cost: Cost, choices: PlanChoices) -> float:
@@ -181,9 +183,9 @@ class _Placement:
 
     def _place(self, buffers: int) -> tuple[list[str], dict[str, float]]:
         """Returns the units whose optimizers run on the device, and when each unit is ready."""
-        adamw = host_rate(self._rates, self._shape.optimizer, beside_states=buffers > 0)
+        rate = host_rate(self._rates, self._shape.optimizer, beside_states=buffers > 0)
         if self._late:
-            adamw /= ONE_OF_TWO_PASSES[self._shape.dtype]
+            rate /= ONE_OF_TWO_PASSES[self._shape.dtype]
         lanes = self._lanes
         host = 0.0
         device_updated: list[str] = []
@@ -204,7 +206,7 @@ class _Placement:
                 lanes.prefetch(shard.prefetch)
                 ready_at[unit.name] = 0.0
                 continue
-            updated = host + shard.numel / adamw
+            updated = host + shard.numel / rate
             on_host = updated + shard.arrival
             if buffers:
                 before = lanes.mark()

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.planning.fit.buffer_sizes import disk_padding
 from engine.planning.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.planning.fit.requirements import Part, Requirements
 from engine.planning.layout.layout import FP32_ITEM_BYTES, WEIGHT_PLANES
-from engine.planning.layout.moments import MOMENTS
 from engine.planning.schedule.buffers import EMBED, HEAD, Word
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import MainGrad
@@ -335,8 +335,8 @@ def _unit_bytes(
         # On the device, the weights that stay in fp32 are kept beside the others.
         found += unit.fp32_numel * FP32_ITEM_BYTES if on_device else 0
     if place.moments == name:
-        found += sum(planes[plane] for plane in MOMENTS)
-        found += disk_padding([unit]) if name == PartName.DISK else 0
+        found += sum(planes[plane] for plane in OPTIMIZERS[shape.optimizer].planes)
+        found += disk_padding(shape, [unit]) if name == PartName.DISK else 0
     if place.gradient == name:
         in_main_grad = _is_in_main_grad(place, shape, choices)
         found += planes["grad"] if not (on_device and in_main_grad) else 0

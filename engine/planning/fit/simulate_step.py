@@ -221,7 +221,7 @@ class _OpSeconds:
         self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
         self._with_attention = frozenset(plan.with_attention)
         self._attention_bytes = self._cost.attention_bytes(plan.attention_bytes)
-        self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_updated_units))
+        self._updated = host_rate(rates, shape.optimizer, bool(plan.device_updated_units))
         self._apart = ONE_OF_TWO_PASSES[shape.dtype]
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
         self._trains = any(isinstance(op, Summary) for op in plan.ops)
@@ -321,7 +321,7 @@ class _OpSeconds:
                 return kept_bytes / rates.h2d
             case Update() | UpdateMoments():
                 apart = isinstance(op, UpdateMoments) or op.after_weights
-                return (self._apart if apart else 1.0) * self._numel_of(op) / self._adamw
+                return (self._apart if apart else 1.0) * self._numel_of(op) / self._updated
         return 0.0
 
     def _numel_of(self, op: Offload | OffloadKeptGradient | Update | UpdateMoments) -> int:

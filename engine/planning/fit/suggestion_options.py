@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.config.output_settings import OutputConfig
 from engine.config.settings import AUTO, TrainConfig
 from engine.planning.fit.disk_offload import offered_folder
 from engine.planning.fit.exactness import Exactness
 from engine.planning.fit.memory_items import MEMORY, MemoryItem, PartName
 from engine.planning.fit.requirements import FitStatus, Requirements
-from engine.planning.layout.moments import KINDS
 from engine.text import counted
 
 SHORTEST_ROW, MOST_ROUNDS = 64, 8
@@ -314,15 +314,14 @@ def _kinds_of_steps(requirements: Requirements) -> list[Kind]:
 
 
 def _smaller_moments(config: TrainConfig) -> list[Option]:
-    """Returns the optimizers whose moments take less than those of the job, most exact first."""
-    optimizers = list(KINDS)
+    """Returns the optimizers whose states take less than those of the job, most exact first."""
     return [
         Option(
-            f"Keep AdamW's moments in {KINDS[optimizer]}",
+            f"Keep {OPTIMIZERS[optimizer].states_text}",
             {"train.optimizer": optimizer},
             (Exactness.ROUNDED_MOMENTS,),
         )
-        for optimizer in optimizers[optimizers.index(config.train.optimizer) + 1 :]
+        for optimizer in OPTIMIZERS[config.train.optimizer].smaller
     ]
 
 

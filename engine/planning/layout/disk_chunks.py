@@ -4,8 +4,8 @@ pass through. No torch.
 
 A chunk has the moments of so many elements that reading one is 8 to 32 MiB: large enough for the
 full speed of a disk, and small enough that a few of them take little RAM. No chunk cuts a block of
-8-bit codes. Both moments of a chunk follow each other in the file, so that one read brings both.
-Each begins at a whole page, as direct reads and writes demand.
+8-bit codes. All states of a chunk follow each other in the file, so that one read brings them.
+They take the same bytes, and each begins at a whole page, as direct reads and writes demand.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from engine.config.settings import Optimizer
+from engine.config.optimizers import OPTIMIZERS, Optimizer
 from engine.planning.layout.layout import UnitLayout
-from engine.planning.layout.moments import MOMENTS, MomentCounts
+from engine.planning.layout.optimizer_states import StateCounts
 from engine.planning.schedule.shards import cut
 
 DISK_CHUNK_NUMEL = 1 << 22
@@ -31,42 +31,49 @@ class DiskChunk:
     start: int
     """First element in the unit."""
     begin: int
-    """First byte in a plane of moments."""
+    """First byte in a plane of states."""
     end: int
     offset: int
     """First byte in the unit's file."""
+    planes: tuple[str, ...]
+    """Planes of the states of the optimizer."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of each of the two moments."""
+        """Bytes of each state."""
         return self.end - self.begin
 
     @property
     def room(self) -> int:
-        """Bytes that each of the two moments takes of the file and of a ring buffer."""
+        """Bytes that each state takes of the file and of a ring buffer."""
         return whole_pages(self.bytes)
+
+    @property
+    def rooms(self) -> int:
+        """Bytes that all states take of the file and of a ring buffer."""
+        return len(self.planes) * self.room
 
     @property
     def file_end(self) -> int:
         """Byte of the unit's file before which the chunk ends."""
-        return self.offset + len(MOMENTS) * self.room
+        return self.offset + self.rooms
 
 
 def disk_chunks(layout: UnitLayout, optimizer: Optimizer) -> tuple[DiskChunk, ...]:
     """Returns the chunks of the moments of a unit, in order."""
     found: list[DiskChunk] = []
-    offset = 0
+    offset, planes = 0, OPTIMIZERS[optimizer].planes
     for start, stop in cut(layout.numel, DISK_CHUNK_NUMEL):
-        begin, end = layout.moment_bytes(optimizer, start, stop)
-        found.append(DiskChunk(start, begin, end, offset))
+        begin, end = layout.state_bounds(optimizer, planes[0], start, stop)
+        found.append(DiskChunk(start, begin, end, offset, planes))
         offset = found[-1].file_end
     return tuple(found)
 
 
-def state_ring_bytes(units: Collection[MomentCounts], optimizer: Optimizer) -> int:
+def state_ring_bytes(units: Collection[StateCounts], optimizer: Optimizer) -> int:
     """Returns the bytes of a ring buffer for chunks of any of `units`."""
     most = [counts.most_bytes(optimizer, min(DISK_CHUNK_NUMEL, counts.numel)) for counts in units]
-    return len(MOMENTS) * whole_pages(max(most, default=0))
+    return max((sum(map(whole_pages, states.values())) for states in most), default=0)
 
 
 def whole_pages(nbytes: int) -> int:

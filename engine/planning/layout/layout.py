@@ -1,20 +1,20 @@
 """A layout says where each parameter is in its unit's planes, and how many bytes the planes take.
 
 A unit (the embedding, one block, the head) has one plane for each kind of state: high and low
-halves of the weights, both moments, gradients. A plane is one contiguous range of host memory. All
-planes of a unit have the same layout:
+halves of the weights, the states of the optimizer, gradients. A plane is one contiguous range of
+host memory. All planes of a unit have the same layout:
 
 - Parameters with weight decay come first, then the others, each group in the model's order. So
   weight decay applies to one contiguous range of every plane.
 - Each parameter starts at a multiple of `ALIGN_ELEMENTS` elements; the gaps are unused.
 - A parameter has the same offset, counted in elements, in every plane of its unit. So one transfer
-  moves a whole plane, and the optimizer reads all planes by the same index. Moments that are
+  moves a whole plane, and the optimizer reads all planes by the same index. States that are
   smaller than fp32 take a number of bytes that differs between parameters
-  (`engine.planning.layout.moments`).
+  (`engine.planning.layout.optimizer_states`).
 - Parameters that are not trained come after all others, in the plane weight_high alone. So they
   take the bytes that the device computes with, and nothing else. Those that stay in fp32 in a bf16
   model are among the others, because the device needs weight_low of them. They get no gradient and
-  no decay, and AdamW changes no bit of a weight whose gradient and moments are zero.
+  no decay, and an optimizer changes no bit of a weight whose gradient and states are zero.
 
 `HostStates` allocates exactly the bytes computed here, and the fit report lists exactly these
 (law 5).
@@ -28,16 +28,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer
 from engine.config.output_settings import CheckpointKind
-from engine.config.settings import Optimizer
-from engine.planning.layout.moments import (
-    FP32_MOMENTS,
-    MOMENTS,
-    MomentCounts,
-    MomentRange,
+from engine.planning.layout.optimizer_states import (
+    StateCounts,
+    StateRange,
     block_count,
     is_small,
-    moment_ranges,
+    state_ranges,
 )
 from engine.planning.schedule.buffers import EMBED
 
@@ -49,11 +47,11 @@ fast for matrix kernels on GPUs.
 """
 
 PLANE_ITEM_BYTES = {
-    "bfloat16": {"weight_high": 2, "weight_low": 2, "exp_avg": 4, "exp_avg_sq": 4, "grad": 2},
-    "float32": {"weight_high": 4, "exp_avg": 4, "exp_avg_sq": 4, "grad": 4},
+    "bfloat16": {"weight_high": 2, "weight_low": 2, "grad": 2},
+    "float32": {"weight_high": 4, "grad": 4},
 }
-"""Bytes of an element in each plane, with moments in fp32. In `bfloat16`, weight_high (what the GPU
-sees) and weight_low together are the fp32 master; in `float32`, weight_high is the fp32 weight
+"""Bytes of an element in each plane that every optimizer has. In `bfloat16`, weight_high (what the
+GPU sees) and weight_low together are the fp32 master; in `float32`, weight_high is the fp32 weight
 itself. DMA transfers only weight_high and grad, and in units with parameters that stay in fp32 also
 weight_low.
 """
@@ -61,33 +59,46 @@ FP32_ITEM_BYTES = 6
 """Bytes of a slot that a parameter which stays in fp32 takes in addition to those of its
 weight_high: 4 for its value, and 2 into which its weight_low is copied.
 """
-PLANES = frozenset().union(*PLANE_ITEM_BYTES.values())
 WEIGHT_PLANES = ("weight_high", "weight_low")
 """Planes that hold the weights."""
-NOT_IN_CHECKPOINTS: dict[CheckpointKind, frozenset[str]] = {
-    "full": frozenset({"grad"}),
-    "weights": PLANES - frozenset(WEIGHT_PLANES),
-    "none": PLANES,
-}
-"""Planes that a checkpoint of each kind lacks."""
 
 
-def checkpoint_planes(dtype: str, kind: CheckpointKind) -> tuple[str, ...]:
+def planes_of(dtype: str, optimizer: Optimizer) -> tuple[str, ...]:
+    """Returns the planes of a unit: weights, the states of the optimizer, gradients."""
+    *weights, grad = PLANE_ITEM_BYTES[dtype]
+    return (*weights, *OPTIMIZERS[optimizer].planes, grad)
+
+
+PLANES = frozenset(
+    plane for dtype in PLANE_ITEM_BYTES for each in OPTIMIZERS for plane in planes_of(dtype, each)
+)
+"""Planes of any optimizer."""
+
+
+def checkpoint_planes(dtype: str, optimizer: Optimizer, kind: CheckpointKind) -> tuple[str, ...]:
     """Returns the planes that a checkpoint holds, in file order."""
-    lacks = NOT_IN_CHECKPOINTS[kind]
-    return tuple(plane for plane in PLANE_ITEM_BYTES[dtype] if plane not in lacks)
+    *weights, _grad = PLANE_ITEM_BYTES[dtype]
+    match kind:
+        case "full":
+            return (*weights, *OPTIMIZERS[optimizer].planes)
+        case "weights":
+            return tuple(weights)
+    return ()
 
 
 def plane_bytes(
-    dtype: str, optimizer: Optimizer, counts: MomentCounts, high_numel: int
+    dtype: str, optimizer: Optimizer, counts: StateCounts, high_numel: int
 ) -> dict[str, int]:
     """Returns the bytes of each plane of a unit by the plane's name. high_numel: the number of
     elements of weight_high.
     """
-    items = PLANE_ITEM_BYTES[dtype]
-    sizes = {plane: counts.numel * item for plane, item in items.items()}
+    items, states = PLANE_ITEM_BYTES[dtype], counts.bytes(optimizer)
+    sizes = {
+        plane: states[plane] if plane in states else counts.numel * items[plane]
+        for plane in planes_of(dtype, optimizer)
+    }
     sizes["weight_high"] = high_numel * items["weight_high"]
-    return sizes | dict.fromkeys(MOMENTS, counts.bytes(optimizer))
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class ParameterSpec:
     """Name in the whole model."""
     shape: tuple[int, ...]
     decay: bool
-    """Whether AdamW's weight decay applies, which is not so for norms and biases."""
+    """Whether weight decay applies, which is not so for norms and biases."""
     keep_in_fp32: bool = False
     """Whether the device computes with the fp32 master and not with its rounding to bf16, because
     transformers keeps the parameter in fp32 in a bf16 model.
@@ -209,9 +220,15 @@ class UnitLayout:
         high = self.high_numel * PLANE_ITEM_BYTES[dtype]["weight_high"]
         return high + self.fp32_numel * FP32_ITEM_BYTES
 
-    def moment_ranges(self, optimizer: Optimizer) -> tuple[MomentRange, ...]:
-        """Returns where the moments of which elements are, and how they are kept."""
-        return moment_ranges(self._places, self.unit, optimizer)
+    def state_ranges(self, optimizer: Optimizer) -> dict[str, tuple[StateRange, ...]]:
+        """Returns where the states of which elements are, and how they are kept, by the plane."""
+        if optimizer not in self._state_ranges:
+            self._state_ranges[optimizer] = state_ranges(self._places, self.unit, optimizer)
+        return self._state_ranges[optimizer]
+
+    @functools.cached_property
+    def _state_ranges(self) -> dict[Optimizer, dict[str, tuple[StateRange, ...]]]:
+        return {}
 
     @property
     def _places(self) -> list[tuple[int, int, int]]:
@@ -223,28 +240,30 @@ class UnitLayout:
         places = zip(self.offsets, stops, self.parameters)
         return [(start, stop, spec.numel) for start, stop, spec in places if stop <= self.numel]
 
-    def moment_bytes(self, optimizer: Optimizer, start: int, stop: int) -> tuple[int, int]:
-        """Returns where the moments of the elements between two begin and end in their plane, in
+    def state_bounds(
+        self, optimizer: Optimizer, plane: str, start: int, stop: int
+    ) -> tuple[int, int]:
+        """Returns where the states of the elements between two begin and end in their plane, in
         bytes. Raises ValueError where that would cut a block.
         """
-        parts = [range_.within(start, stop) for range_ in self.moment_ranges(optimizer)]
+        parts = [range_.within(start, stop) for range_ in self.state_ranges(optimizer)[plane]]
         first, *_, last = [part for part in parts if part is not None] * 2
         return first.place, last.place + last.bytes
 
     @functools.cached_property
-    def moment_counts(self) -> MomentCounts:
-        """Numbers of elements by how their moments are kept, for any optimizer."""
+    def state_counts(self) -> StateCounts:
+        """Numbers of elements by how their states are kept, for any optimizer."""
         large = [(start, stop) for start, stop, numel in self._places if not is_small(numel)]
-        return MomentCounts(
+        return StateCounts(
             self.numel,
             small=self.numel - sum(stop - start for start, stop in large),
             blocks=sum(block_count(start, stop) for start, stop in large),
             is_embed=self.unit == EMBED,
         )
 
-    def plane_bytes(self, dtype: str, optimizer: Optimizer = FP32_MOMENTS) -> dict[str, int]:
+    def plane_bytes(self, dtype: str, optimizer: Optimizer = ADAMW) -> dict[str, int]:
         """Returns the bytes of each plane by its name."""
-        return plane_bytes(dtype, optimizer, self.moment_counts, self.high_numel)
+        return plane_bytes(dtype, optimizer, self.state_counts, self.high_numel)
 
     def frozen_range(self, dtype: str) -> tuple[int, int]:
         """Returns where in the plane weight_high the weights begin and end that are in no other
@@ -253,7 +272,7 @@ class UnitLayout:
         item = PLANE_ITEM_BYTES[dtype]["weight_high"]
         return self.numel * item, self.high_numel * item
 
-    def host_bytes(self, dtype: str, optimizer: Optimizer = FP32_MOMENTS) -> int:
+    def host_bytes(self, dtype: str, optimizer: Optimizer = ADAMW) -> int:
         """Returns the bytes of all planes together."""
         return sum(self.plane_bytes(dtype, optimizer).values())
 

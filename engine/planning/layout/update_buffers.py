@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from engine.config.settings import Optimizer
-from engine.planning.layout.layout import PLANE_ITEM_BYTES
-from engine.planning.layout.moments import BLOCK, FP32_MOMENTS, MOMENTS, MomentCounts
+from engine.config.optimizers import BLOCK, OPTIMIZERS, Optimizer
+from engine.planning.layout.layout import PLANE_ITEM_BYTES, planes_of
+from engine.planning.layout.optimizer_states import StateCounts
 
 SMALL_CHUNK = 1 << 25
 """Approximate limit on the elements of a small chunk, whose copy to the device takes some
@@ -24,8 +24,6 @@ class UpdateBuffer:
     planes: tuple[tuple[str, int], ...]
     """Bytes of each plane in a buffer, by name. The planes follow each other."""
 
-    has_fp32_moments: bool = True
-
     @property
     def bytes(self) -> int:
         return sum(size for _, size in self.planes)
@@ -41,7 +39,7 @@ class UpdateBuffer:
         cls,
         dtype: str,
         optimizer: Optimizer,
-        units: Collection[MomentCounts],
+        units: Collection[StateCounts],
         largest: int,
         chunks: int = 1,
     ) -> UpdateBuffer:
@@ -49,12 +47,18 @@ class UpdateBuffer:
         the largest block, which is cut into `chunks` equal chunks.
         """
         numel = -(-largest // chunks)
-        if chunks > 1 or optimizer == "adamw_8bit":  # no chunk ends within a block of codes
-            numel = -(-numel // BLOCK) * BLOCK
-        moment = max(counts.most_bytes(optimizer, numel) for counts in units)
-        sizes = {plane: item * numel for plane, item in PLANE_ITEM_BYTES[dtype].items()}
-        sizes |= dict.fromkeys(MOMENTS, _aligned(moment))
-        return cls(numel, tuple(sizes.items()), has_fp32_moments=optimizer == FP32_MOMENTS)
+        # No chunk ends within a block of codes, whether there are any or not.
+        grain = BLOCK if chunks > 1 else OPTIMIZERS[optimizer].grain
+        numel = -(-numel // grain) * grain
+        of_units = [counts.most_bytes(optimizer, numel) for counts in units]
+        items = PLANE_ITEM_BYTES[dtype]
+        planes = (
+            (plane, items[plane] * numel)
+            if plane in items
+            else (plane, _aligned(max(sizes[plane] for sizes in of_units)))
+            for plane in planes_of(dtype, optimizer)
+        )
+        return cls(numel, tuple(planes))
 
 
 def small_chunks(largest: int) -> int:

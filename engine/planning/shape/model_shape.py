@@ -9,12 +9,11 @@ import functools
 import itertools
 from dataclasses import dataclass, replace
 
-from engine.config.settings import Optimizer
+from engine.config.optimizers import ADAMW, Optimizer
 from engine.planning.layout.embed_chunks import chunk_of_table
 from engine.planning.layout.layout import (
     PLANE_ITEM_BYTES,
 )
-from engine.planning.layout.moments import FP32_MOMENTS
 from engine.planning.layout.update_buffers import UpdateBuffer
 from engine.planning.schedule.rounds import TrainedUnits
 from engine.planning.schedule.shards import Shards, largest_updated
@@ -68,8 +67,8 @@ class ModelShape:
     """
     handed_numel: int = 0
     """Elements per token of each row that blocks pass to later blocks, gradients included."""
-    optimizer: Optimizer = FP32_MOMENTS
-    """Optimizer whose moments the host keeps."""
+    optimizer: Optimizer = ADAMW
+    """Optimizer whose states the host keeps."""
     residual_streams: int = 1
     """Number of hidden states per token that a block's input is as large as."""
     untouched_numel: int = 0
@@ -128,7 +127,7 @@ class ModelShape:
 
     @functools.cached_property
     def states(self) -> StateSizes:
-        """The bytes of weights, moments and gradients."""
+        """The bytes of weights, states of the optimizer and gradients."""
         return StateSizes(self.units, self.dtype, self.optimizer)
 
     @functools.cached_property
@@ -178,7 +177,7 @@ class ModelShape:
         """Whether all blocks have the same sizes, and by far the most of them is not trained. Then
         it makes no difference to memory which of them live on the device.
         """
-        sizes = {(u.numel, u.frozen_numel, u.fp32_numel, u.moment_counts) for u in self.blocks}
+        sizes = {(u.numel, u.frozen_numel, u.fp32_numel, u.state_counts) for u in self.blocks}
         numel, frozen, *_ = next(iter(sizes), (0, 0))
         return len(sizes) == 1 and MOSTLY_FROZEN * numel <= frozen
 
@@ -225,7 +224,7 @@ class ModelShape:
         number of them in the largest block, or in what one of several ranks owns of it.
         """
         if (chunks, ranks) not in self._update_buffers:
-            units = [unit.moment_counts for unit in self.units]
+            units = [unit.state_counts for unit in self.units]
             largest = Shards(ranks).numel(self.largest_block)
             self._update_buffers[chunks, ranks] = UpdateBuffer.of(
                 self.dtype, self.optimizer, units, largest, chunks
@@ -268,7 +267,7 @@ class ModelShape:
         return self.parameter_count * item + keep_in_fp32 * (4 - item) + untouched
 
     def with_optimizer(self, optimizer: Optimizer) -> ModelShape:
-        """Returns the shape of the same model with the moments of another optimizer."""
+        """Returns the shape of the same model with the states of another optimizer."""
         return self if optimizer == self.optimizer else replace(self, optimizer=optimizer)
 
     def in_dtype(self, dtype: str) -> ModelShape:

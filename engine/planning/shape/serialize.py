@@ -46,7 +46,7 @@ ATTENTION_FIELDS = {
 ACTIVATION_FIELDS = ("activations", "masked_activations", "compiled_activations")
 SMALL, BLOCKS = "small", "blocks"
 """A unit has the number of elements of its small parameters under the first key, and the number of
-blocks into which its others are cut under the second (`engine.planning.layout.moments`).
+blocks into which its others are cut under the second (`engine.planning.layout.optimizer_states`).
 """
 STREAMS = "residual_streams"
 """A row has this key where a block's input has several hidden states per token."""
@@ -179,7 +179,7 @@ def _adapted(unit: UnitShape, kind: Mapping[str, Any], dtype: str, rank: int) ->
     """Returns a block with the adapters of `kind`."""
     keep_in_fp32 = kind.get(KEEP_IN_FP32, ()) if dtype == "bfloat16" else ()
     layout = adapted_layout(unit.name, kind[LAYERS], keep_in_fp32, rank)
-    counts = layout.moment_counts
+    counts = layout.state_counts
     *at_zero, plain, masked, compiled = kind[dtype]
     numbers = list(at_zero)
     for place, grown in zip((0, 2, 4), (plain, masked, compiled)):

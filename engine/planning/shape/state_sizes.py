@@ -8,15 +8,15 @@ import functools
 import itertools
 from dataclasses import dataclass
 
+from engine.config.optimizers import OPTIMIZERS, Optimizer
 from engine.config.output_settings import CheckpointKind
-from engine.config.settings import Optimizer
 from engine.planning.layout.layout import (
     FP32_ITEM_BYTES,
     PLANE_ITEM_BYTES,
     checkpoint_planes,
     plane_bytes,
+    planes_of,
 )
-from engine.planning.layout.moments import MOMENTS
 from engine.planning.schedule.shards import Shards
 from engine.planning.shape.unit_shape import UnitShape
 
@@ -29,7 +29,7 @@ class StateSizes:
     """Units in forward order: embed, blocks, head."""
     dtype: str
     optimizer: Optimizer
-    """Optimizer whose moments the host keeps."""
+    """Optimizer whose states the host keeps."""
 
     @functools.cached_property
     def item_bytes(self) -> int:
@@ -42,19 +42,19 @@ class StateSizes:
         which are on the disk.
         """
         if (gpu_resident, disk_offloaded) not in self._plane_bytes:
-            found = dict.fromkeys(PLANE_ITEM_BYTES[self.dtype], 0)
+            found = dict.fromkeys(planes_of(self.dtype, self.optimizer), 0)
             for unit in self.units[gpu_resident:]:
                 sizes = self.unit_bytes(unit)
                 for plane, size in sizes.items():
                     found[plane] += size
-            for plane in MOMENTS:
-                found[plane] -= self.last_moment_bytes[disk_offloaded]
+            for plane, sizes_of_last in self.last_state_bytes.items():
+                found[plane] -= sizes_of_last[disk_offloaded]
             self._plane_bytes[gpu_resident, disk_offloaded] = found
         return dict(self._plane_bytes[gpu_resident, disk_offloaded])
 
     def unit_bytes(self, unit: UnitShape) -> dict[str, int]:
         """Returns the bytes of each plane of a unit of this model."""
-        counts = unit.moment_counts
+        counts = unit.state_counts
         return plane_bytes(self.dtype, self.optimizer, counts, unit.weight_numel)
 
     @functools.cached_property
@@ -62,10 +62,13 @@ class StateSizes:
         return {}
 
     @functools.cached_property
-    def last_moment_bytes(self) -> list[int]:
-        """Bytes of one moment of the last n units, for every n."""
-        sizes = (unit.moment_counts.bytes(self.optimizer) for unit in reversed(self.units))
-        return list(itertools.accumulate(sizes, initial=0))
+    def last_state_bytes(self) -> dict[str, list[int]]:
+        """Bytes of each state of the last n units, for every n, by its name."""
+        sizes = [unit.state_counts.bytes(self.optimizer) for unit in reversed(self.units)]
+        return {
+            plane: list(itertools.accumulate((each[plane] for each in sizes), initial=0))
+            for plane in OPTIMIZERS[self.optimizer].planes
+        }
 
     @functools.cached_property
     def gpu_resident_bytes(self) -> list[int]:
@@ -82,7 +85,7 @@ class StateSizes:
     def gpu_resident_bytes_on(self, ranks: int) -> list[int]:
         """Returns `gpu_resident_bytes` for the device of one of several ranks: weights whole, with
         the elements of all shards, and a shard of the rest (`engine.runtime.host.sharded_planes`).
-        Moments that are not in fp32 are estimated by the mean of a unit.
+        States that are not in fp32 are estimated by the mean of a unit.
         """
         if ranks == 1:
             return self.gpu_resident_bytes
@@ -109,9 +112,8 @@ class StateSizes:
         """
         units = [unit for unit in self.units[1:-1] if unit.numel] or self.units
         numel = sum(unit.numel for unit in units)
-        moments = 2 * sum(unit.moment_counts.bytes(self.optimizer) for unit in units)
-        items = PLANE_ITEM_BYTES[self.dtype]
-        return sum(item for plane, item in items.items() if plane not in MOMENTS) + moments / numel
+        states = sum(sum(unit.state_counts.bytes(self.optimizer).values()) for unit in units)
+        return sum(PLANE_ITEM_BYTES[self.dtype].values()) + states / numel
 
     @property
     def host_bytes(self) -> int:
@@ -120,7 +122,7 @@ class StateSizes:
 
     def checkpoint_bytes(self, kind: CheckpointKind = "full") -> int:
         """Returns the bytes of a checkpoint of this kind, without weights that are not trained."""
-        planes, sizes = checkpoint_planes(self.dtype, kind), self.plane_bytes()
+        planes, sizes = checkpoint_planes(self.dtype, self.optimizer, kind), self.plane_bytes()
         sizes["weight_high"] -= self.frozen_bytes
         return sum(size for plane, size in sizes.items() if plane in planes)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.planning.layout.moments import MomentCounts
+from engine.planning.layout.optimizer_states import StateCounts
 from engine.planning.schedule.buffers import EMBED
 from engine.planning.schedule.shards import Shards
 from engine.planning.shape.activation_sizes import Activations
@@ -43,9 +43,9 @@ class UnitShape:
     adapted_numel: int = 0
     """Number of elements of stacked experts with adapters, added up anew in every pass."""
     small_numel: int = 0
-    """Number of elements that belong to small parameters (`engine.planning.layout.moments`)."""
+    """Number of elements of small parameters (`engine.planning.layout.optimizer_states`)."""
     block_count: int = 0
-    """Number of blocks into which the moments of the other elements are cut, if they are in 8
+    """Number of blocks into which the states of the other elements are cut, if they are in 8
     bits.
     """
     frozen_numel: int = 0
@@ -83,9 +83,9 @@ class UnitShape:
         return 0 if self.is_frozen else self.numel
 
     @property
-    def moment_counts(self) -> MomentCounts:
-        """Numbers of elements by how their moments are kept, for any optimizer."""
-        return MomentCounts(self.numel, self.small_numel, self.block_count, self.name == EMBED)
+    def state_counts(self) -> StateCounts:
+        """Numbers of elements by how their states are kept, for any optimizer."""
+        return StateCounts(self.numel, self.small_numel, self.block_count, self.name == EMBED)
 
     def padded(self, shards: Shards) -> UnitShape:
         """Returns the unit with the elements of its slot and its accumulator on one of several

@@ -30,7 +30,7 @@ from engine.runtime.distributed.remote_shards import RemoteNodes
 from engine.runtime.distributed.versions import RankZeroVersion
 from engine.runtime.distributed.worker_group import WorkerGroup
 from engine.runtime.host.cross_node_planes import Nodes
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_optimizer import HostOptimizer, OptimizerSettings
 from engine.runtime.host.host_states import HostStates, Sharing
 from engine.runtime.host.shared_memory import SharedPlanes
 from engine.runtime.step.engine_settings import EngineSettings
@@ -43,12 +43,12 @@ class RankZeroComponents:
     model: StreamedModel
     host_states: HostStates
     backend: Backend
-    adamw: HostAdamW
+    optimizer: HostOptimizer
 
 
-def adamw_settings(train: OptimConfig) -> AdamWSettings:
-    """Returns the settings of AdamW in a run."""
-    return AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay, train.seed)
+def optimizer_settings(train: OptimConfig) -> OptimizerSettings:
+    """Returns the hyperparameters of a run's optimizer."""
+    return OptimizerSettings(train.beta1, train.beta2, train.eps, train.weight_decay, train.seed)
 
 
 def engine_settings(chosen: Chosen, tokens: int, train: OptimConfig) -> EngineSettings:
@@ -80,13 +80,13 @@ def build_engines(
     workers: WorkerGroup,
     parts: RankZeroComponents,
     model: ModelConfig,
-    adamw: AdamWSettings,
+    optimizer: OptimizerSettings,
     settings: EngineSettings,
 ) -> RankZeroEngine:
     """Builds the engine of every rank, and returns that of this one. The planes must be allocated
-    already. The other ranks build the model and the optimizer by the settings `model` and `adamw`.
-    Raises RankError where one cannot build its engine, and what a `StreamingEngine` raises where
-    this rank cannot.
+    already. The other ranks build the model and the optimizer by the settings `model` and
+    `optimizer`. Raises RankError where one cannot build its engine, and what a `StreamingEngine`
+    raises where this rank cannot.
     """
     assert parts.host_states.allocated is not None  # the planes are allocated
     blocks = [unit.name for unit in parts.model.blocks]
@@ -112,7 +112,7 @@ def build_engines(
         return Build(
             held,
             planes[workers.place.of(rank).node_rank],
-            adamw,
+            optimizer,
             settings.choices,
             settings.tokens,
             settings.loss_chunk,
@@ -131,7 +131,7 @@ def build_engines(
     own = replace(settings, collectives=workers.collectives.spanning(nodes_per_replica))
     try:
         engine = RankZeroEngine(
-            workers, parts.model, parts.host_states, parts.backend, own, parts.adamw
+            workers, parts.model, parts.host_states, parts.backend, own, parts.optimizer
         )
     except BaseException:
         workers.collect(Done)

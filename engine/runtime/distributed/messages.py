@@ -12,8 +12,9 @@ import numpy as np
 from msgspec import Struct
 
 from engine.config.adapters import Adapters
+from engine.config.optimizers import Optimizer
 from engine.config.regularization import Regularization
-from engine.config.settings import ModelConfig, Optimizer
+from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.data.batches.rows import MicroBatch
 from engine.planning.schedule.choices import PlanChoices
@@ -21,7 +22,7 @@ from engine.planning.schedule.stalls import RanOp, Wait
 from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.distributed.rendezvous import Rendezvous
 from engine.runtime.host.cross_node_planes import NodeShard
-from engine.runtime.host.host_adamw import AdamWSettings
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.ram_planes import Key, Wanted
 from engine.runtime.host.shared_chunk import InSharedBuffer
 from engine.runtime.host.shared_memory import SharedPlanes
@@ -100,7 +101,7 @@ class Build(Message, frozen=True):
 
     held: PlanesSpec
     planes: SharedPlanes
-    adamw: AdamWSettings
+    optimizer: OptimizerSettings
     choices: PlanChoices
     tokens: int
     """As in `EngineSettings`, like what follows."""

@@ -27,7 +27,7 @@ from engine.runtime.distributed.messages import (
     Train,
 )
 from engine.runtime.distributed.worker_group import WorkerGroup
-from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import HostOptimizer
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.step.step import StepShard
@@ -44,9 +44,9 @@ class RankZeroEngine(StreamingEngine):
         states: HostStates,
         backend: Backend,
         settings: EngineSettings,
-        adamw: HostAdamW,
+        optimizer: HostOptimizer,
     ):
-        super().__init__(model, states, backend, settings, adamw)
+        super().__init__(model, states, backend, settings, optimizer)
         self.workers = workers
         if self.choices.sharding.nodes_per_replica > 1:
             self.passes.accompany_by(self._accompanied)

@@ -45,7 +45,8 @@ from engine.runtime.distributed.reporter import Reporter
 from engine.runtime.distributed.versions import WorkerVersion
 from engine.runtime.distributed.worker_states import Opener, WorkerStates
 from engine.runtime.host.device_planes import DevicePlanes
-from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import HostOptimizer
+from engine.runtime.host.optimizers import host_optimizer
 from engine.runtime.step.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.step.streaming_engine import StreamingEngine
 
@@ -68,7 +69,7 @@ class Worker:
         self._collectives: ProcessGroupCollectives | None = None
         self._opener: Opener | None = None
         self._opened: WorkerStates | None = None
-        self._adamw: HostAdamW | None = None
+        self._optimizer: HostOptimizer | None = None
         self._engine: StreamingEngine | None = None
         self._reporter: Reporter | None = None
         self._is_new = True
@@ -185,7 +186,7 @@ class Worker:
         if message.choices.sharding.replicas > 1:
             opened.fill(self._collectives, backend.device)
         states = opened.host_states
-        self._adamw = HostAdamW(states, message.adamw, opener.threads)
+        self._optimizer = host_optimizer(states, message.optimizer, opener.threads)
         settings = EngineSettings(
             message.choices,
             message.tokens,
@@ -195,18 +196,18 @@ class Worker:
             self._collectives.spanning(message.choices.sharding.nodes_per_replica),
             message.regularization,
         )
-        self._engine = StreamingEngine(opened.model, states, backend, settings, self._adamw)
+        self._engine = StreamingEngine(opened.model, states, backend, settings, self._optimizer)
         self._is_new = True
         self._connection.send(Done())
 
     def _close_engine(self) -> None:
         if self._engine is not None:
             self._engine.close()
-        if self._adamw is not None:
-            self._adamw.close()
+        if self._optimizer is not None:
+            self._optimizer.close()
         if self._opened is not None:
             self._opened.close()
-        self._engine = self._adamw = self._opened = None
+        self._engine = self._optimizer = self._opened = None
         gc.collect()
         if self._backend is not None:
             self._backend.reset_peak()

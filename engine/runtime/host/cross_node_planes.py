@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from engine.config.settings import Optimizer
+from engine.config.optimizers import Optimizer
 from engine.planning.layout.layout import UnitLayout
 from engine.planning.schedule.shards import Shards
 from engine.progress import Progress

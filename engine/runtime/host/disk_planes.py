@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.config.settings import Optimizer
+from engine.config.optimizers import Optimizer
 from engine.planning.layout.disk_chunks import PAGE, DiskChunk, disk_chunks, whole_pages
 from engine.planning.layout.layout import UnitLayout
-from engine.planning.layout.moments import MOMENTS
 from engine.runtime.host.disk_file import DiskFile
 from engine.runtime.host.mapped_memory import map_memory
 from engine.runtime.host.ram_planes import Key
@@ -76,23 +75,23 @@ class DiskPlanes:
     # ------------------------------------------------------------------ chunks
 
     def read_chunk(self, unit: str, start: int, ring: memoryview) -> None:
-        """Reads both moments of the chunk that begins at element `start` into a ring buffer."""
+        """Reads all states of the chunk that begins at element `start` into a ring buffer."""
         chunk = self._chunks[unit][start]
-        self._files[unit].read(ring[: len(MOMENTS) * chunk.room], chunk.offset)
+        self._files[unit].read(ring[: chunk.rooms], chunk.offset)
 
     def write_chunk(self, unit: str, start: int, ring: memoryview) -> None:
-        """Writes both moments of that chunk from a ring buffer."""
+        """Writes all states of that chunk from a ring buffer."""
         chunk = self._chunks[unit][start]
-        self._files[unit].write(ring[: len(MOMENTS) * chunk.room], chunk.offset)
-        self.written_bytes += len(MOMENTS) * chunk.room
+        self._files[unit].write(ring[: chunk.rooms], chunk.offset)
+        self.written_bytes += chunk.rooms
 
-    def moments_in(self, unit: str, start: int, ring: memoryview) -> tuple[np.ndarray, ...]:
-        """Returns both moments of that chunk in a ring buffer, uint8 [bytes] each, sharing its
+    def states_in(self, unit: str, start: int, ring: memoryview) -> tuple[np.ndarray, ...]:
+        """Returns each state of that chunk in a ring buffer, uint8 [bytes] each, sharing its
         memory.
         """
         chunk = self._chunks[unit][start]
         memory = np.frombuffer(ring, np.uint8)
-        places = (number * chunk.room for number in range(len(MOMENTS)))
+        places = (number * chunk.room for number in range(len(chunk.planes)))
         return tuple(memory[place : place + chunk.bytes] for place in places)
 
     # ------------------------------------------------------------------ bytes of a plane
@@ -122,7 +121,7 @@ class DiskPlanes:
         for chunk in self._chunks[unit].values():
             first, last = max(begin, chunk.begin), min(end, chunk.end)
             if first < last:
-                place = chunk.offset + MOMENTS.index(plane) * chunk.room
+                place = chunk.offset + chunk.planes.index(plane) * chunk.room
                 yield first, last, place + first - chunk.begin
 
     def _pages(self, unit: str, offset: int, size: int) -> tuple[np.ndarray, int]:

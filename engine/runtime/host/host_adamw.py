@@ -5,21 +5,21 @@
 - This file computes the scalars of a step in double precision and rounds each to fp32 once.
 - Weight decay is decoupled. It applies to the decayed range at the front of each plane.
 - Gradients are multiplied by the clip factor as they are read; the gradient plane is not changed.
-- Moments that are not all in fp32 are updated range by range (`engine.planning.layout.moments`),
-  each with the kernel for its kind.
+- Moments that are not all in fp32 are updated range by range
+  (`engine.planning.layout.optimizer_states`), each with the kernel for its kind.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS, MomentKind, MomentRange
+from engine.config.optimizers import MOMENTS, OPTIMIZERS, StateFormat
+from engine.planning.layout.optimizer_states import StateRange
+from engine.runtime.host.host_optimizer import GradientChunk, HostOptimizer, OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.host_kernels import Scalars, kernel
 from engine.runtime.optimizer.host_threads import Workers
@@ -31,31 +31,6 @@ _SQUARE_BIAS = 2.0**-108
 """Bias that is added to squared gradients, so that exp_avg_sq is never subnormal. When its root is
 added to an eps of at least 1.9e-9, the root rounds away. For a smaller eps no bias is used.
 """
-
-
-@dataclass(frozen=True)
-class AdamWSettings:
-    """These are the hyperparameters of AdamW. The defaults are torch's."""
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    seed: int = 0
-    """Moments in bf16 are rounded with random bits that depend on this seed."""
-
-
-class GradientChunk(NamedTuple):
-    """Chunk of a unit that is updated by itself."""
-
-    start: int
-    """First element in the unit."""
-    grad: np.ndarray
-    """Gradients, flat [elements]."""
-    moments: tuple[np.ndarray, ...] | None = None
-    """Both moments of the chunk, uint8 [bytes] each; None where they are in planes of the host
-    states.
-    """
 
 
 class _Part(NamedTuple):
@@ -82,19 +57,20 @@ class _Part(NamedTuple):
         gradient = self.gradient[start - self.start : stop - self.start]
         return self._replace(start=start, gradient=gradient)
 
-    def moments_of(self, range_: MomentRange) -> list[np.ndarray]:
+    def moments_of(self, range_: StateRange) -> list[np.ndarray]:
         """Returns the bytes of both moments of a range, uint8 [bytes]."""
         begin = range_.place - self.place
         return [moment[begin : begin + range_.bytes] for moment in self.moments]
 
 
-class HostAdamW:
+class HostAdamW(HostOptimizer):
     """Updates the units of one `HostStates`. With moments in fp32, its results are those of
     `torch.optim.AdamW` on fp32 masters except for rounding. They do not depend on `threads` (by
     default all cores but two). The kernels are compiled by the constructor, not in the first step.
     """
 
-    def __init__(self, states: HostStates, settings: AdamWSettings, threads: int | None = None):
+    def __init__(self, states: HostStates, settings: OptimizerSettings, threads: int | None = None):
+        super().__init__(settings.seed)
         self._states = states
         self._beta1 = settings.beta1
         self._beta2 = settings.beta2
@@ -106,13 +82,12 @@ class HostAdamW:
         # place of eps.
         bias_vanishes = settings.eps >= math.sqrt(_SQUARE_BIAS) * 2.0**25
         self._bias = _SQUARE_BIAS if bias_vanishes else 0.0
-        self._seed = settings.seed
         is_split = states.dtype == "bfloat16"
         self._weights = ["weight_high", "weight_low"] if is_split else ["weight_high"]
         weights = self._kind = "split" if is_split else "float"
         self._kernel = kernel(f"adamw_{weights}")
         self._codes_kernel = self._halves_kernel = self._kernel
-        if states.optimizer != FP32_MOMENTS:
+        if OPTIMIZERS[states.optimizer].is_rounded:
             self._codes_kernel = moment_kernel(f"codes_{weights}")
             self._halves_kernel = moment_kernel(f"halves_{weights}")
             first, second = moment_map(signed=True), moment_map(signed=False)
@@ -146,23 +121,15 @@ class HostAdamW:
         clip_factor: float,
         chunk: GradientChunk | None = None,
     ) -> None:
-        """Applies step number `step` (from 1) to one unit with its gradients times `clip_factor`.
-        Returns once the update is complete.
-
-        It reads the plane of gradients and changes every other plane of the unit. With a `chunk`,
-        it takes these gradients instead, and changes only their elements; moments that the chunk
-        has are changed there. A chunk must not cut a block of codes. The interpreter's lock is
-        released during the update.
-        """
         whole = self._whole(unit, chunk)
         scalars = self._with_clip(step, learning_rate, clip_factor)
         layout = self._states.layouts[unit]
         key = self.key(unit, step)
-        for range_ in layout.moment_ranges(self._states.optimizer):
+        for range_ in layout.state_ranges(self._states.optimizer)[MOMENTS[0]]:
             here = range_.within(whole.start, whole.stop)
             if here is None:
                 continue
-            if here.kind == MomentKind.FP32:
+            if here.kind == StateFormat.FP32:
                 self._update_fp32(whole.between(here.start, here.stop), here, scalars)
                 continue
             for each, factors in _by_decay(here, layout.decay_numel, scalars):
@@ -177,9 +144,7 @@ class HostAdamW:
         clip_factor: float,
         chunk: GradientChunk | None = None,
     ) -> None:
-        """Applies the step as `update` does, but to the weights alone. `update_moments` must follow
-        with the same arguments, before anything changes the gradients. All moments must be in fp32.
-        """
+        """All moments must be in fp32."""
         part = self._whole(unit, chunk)
         scalars = self._with_clip(step, learning_rate, clip_factor)
         weights, _ = self._two_pass_kernels()
@@ -193,7 +158,6 @@ class HostAdamW:
         clip_factor: float,
         chunk: GradientChunk | None = None,
     ) -> None:
-        """Applies to the moments the step that `update_weights` has applied to the weights."""
         part = self._whole(unit, chunk)
         scalars = self._with_clip(step, learning_rate, clip_factor)
         planes = (part.gradient, *self._fp32_moments(part))
@@ -201,13 +165,10 @@ class HostAdamW:
         self._workers.share(moments, part.numel, planes, scalars)
 
     def compile_for(self, two_passes: bool) -> None:
-        """Compiles the kernels of `update_weights` and `update_moments` if a plan has these two
-        passes. Otherwise the first step would. Raises ValueError where moments are not in fp32.
-        """
-        if two_passes and self._states.optimizer != FP32_MOMENTS:
-            raise ValueError("moments that are not in fp32 are updated together with the weights")
-        if two_passes:
+        if two_passes and OPTIMIZERS[self._states.optimizer].has_two_passes:
             self._two_pass_kernels()
+        else:
+            super().compile_for(two_passes)
 
     def _two_pass_kernels(self) -> tuple[Callable[..., None], Callable[..., None]]:
         """Returns the kernel that updates weights, and the one that updates moments."""
@@ -218,24 +179,19 @@ class HostAdamW:
         *others, keep = self.scalars(step, learning_rate)
         return (np.float32(clip_factor), keep, *others)
 
-    def key(self, unit: str, step: int) -> int:
-        """Returns the key of the random bits with which moments in bf16 are rounded."""
-        text = f"{self._seed} {step} {unit}".encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())
-
     def _whole(self, unit: str, chunk: GradientChunk | None) -> _Part:
         """Returns the elements of a chunk with their moments; those of the unit without one."""
         if chunk is None:
             chunk = GradientChunk(0, self._states.array(unit, "grad"))
-        if chunk.moments is None:
+        if chunk.states is None:
             planes = (self._states.array(unit, plane).view(np.uint8) for plane in MOMENTS)
             return _Part(unit, chunk.start, chunk.grad, tuple(planes), 0)
         stop = chunk.start + chunk.grad.size
         layout, optimizer = self._states.layouts[unit], self._states.optimizer
-        place, _ = layout.moment_bytes(optimizer, chunk.start, stop)
-        return _Part(unit, chunk.start, chunk.grad, chunk.moments, place)
+        place, _ = layout.state_bounds(optimizer, MOMENTS[0], chunk.start, stop)
+        return _Part(unit, chunk.start, chunk.grad, chunk.states, place)
 
-    def _update_fp32(self, part: _Part, range_: MomentRange, scalars: Scalars) -> None:
+    def _update_fp32(self, part: _Part, range_: StateRange, scalars: Scalars) -> None:
         """Updates elements whose moments are in fp32. They are those of `range_`."""
         moments = [moment.view(np.float32) for moment in part.moments_of(range_)]
         self._run_fp32(self._kernel, part, moments, scalars)
@@ -258,11 +214,11 @@ class HostAdamW:
         begin, end = (4 * element - part.place for element in (part.start, part.stop))
         return [moment[begin:end].view(np.float32) for moment in part.moments]
 
-    def _update_rounded(self, part: _Part, range_: MomentRange, scalars: Scalars, key: int) -> None:
+    def _update_rounded(self, part: _Part, range_: StateRange, scalars: Scalars, key: int) -> None:
         """Updates elements whose moments are in bf16 or in 8 bits. They are those of `range_`."""
         grad, weights = part.gradient, self._weights_of(part)
         first, second = part.moments_of(range_)
-        if range_.kind == MomentKind.CODES:
+        if range_.kind == StateFormat.CODES:
             codes = (first, first.view(np.float32), second, second.view(np.float32))
             self._workers.share(
                 self._codes_kernel, part.numel, (grad, weights, codes), scalars, self._maps
@@ -279,13 +235,12 @@ class HostAdamW:
         return tuple(plane[part.start : part.stop] for plane in planes)
 
     def close(self) -> None:
-        """Ends the threads. The planes stay with the host states."""
         self._workers.close()
 
 
 def _by_decay(
-    range_: MomentRange, decay_numel: int, scalars: Scalars
-) -> list[tuple[MomentRange, Scalars]]:
+    range_: StateRange, decay_numel: int, scalars: Scalars
+) -> list[tuple[StateRange, Scalars]]:
     """Returns the part of a range that weight decay applies to, and the other one, each with its
     scalars.
     """

@@ -7,8 +7,8 @@ parameter takes 14 bytes:
 - `weight_high` (bf16, 2 bytes) is the fp32 master rounded to bf16. The device computes with it.
 - `weight_low` (int16, 2 bytes) is the remainder of that rounding: the bits of the master are
   ``(high << 16) + low``. So the master is kept exactly, in no more memory than fp32.
-- `exp_avg` and `exp_avg_sq` (fp32, 4 bytes each) are the moments of AdamW. With other optimizers
-  they are rows of bytes (`engine.planning.layout.moments`).
+- `exp_avg` and `exp_avg_sq` (fp32, 4 bytes each) are the moments of AdamW. Where they are rounded,
+  they are rows of bytes (`engine.planning.layout.optimizer_states`).
 - `grad` (bf16, 2 bytes) is the gradient from the device, where torch's `copy_` rounded it from
   fp32, with ties to even.
 
@@ -31,9 +31,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from engine.config.settings import Optimizer
-from engine.planning.layout.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, UnitLayout
-from engine.planning.layout.moments import FP32_MOMENTS
+from engine.config.optimizers import ADAMW, Optimizer
+from engine.planning.layout.layout import WEIGHT_PLANES, UnitLayout, planes_of
 from engine.progress import Progress, no_progress
 from engine.runtime.host.cross_node_planes import CrossNodePlanes, NodePlanes, Nodes, NodeShards
 from engine.runtime.host.device_planes import DevicePlanes
@@ -155,8 +154,8 @@ class HostStates:
 
     @property
     def planes(self) -> tuple[str, ...]:
-        """The names of the planes that each unit has in this dtype."""
-        return tuple(PLANE_ITEM_BYTES[self.dtype])
+        """The names of the planes that each unit has in this dtype with this optimizer."""
+        return planes_of(self.dtype, self.optimizer)
 
     def allocate_weights(self, progress: Progress = no_progress) -> None:
         """Allocates, touches and registers the weight planes. `progress` is called with bytes after
@@ -169,7 +168,7 @@ class HostStates:
     def allocate_states(
         self,
         progress: Progress = no_progress,
-        optimizer: Optimizer = FP32_MOMENTS,
+        optimizer: Optimizer = ADAMW,
         gradients: bool = True,
     ) -> None:
         """Allocates, touches and registers the planes of gradients and of the moments of
@@ -196,7 +195,7 @@ class HostStates:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer whose moments these are."""
+        """The optimizer whose states these are."""
         return self.placement.optimizer
 
     @property

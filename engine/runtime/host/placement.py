@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.config.settings import Optimizer
+from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer
 from engine.errors import DiskOffloadError
-from engine.planning.layout.layout import PLANE_ITEM_BYTES, UnitLayout
-from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
+from engine.planning.layout.layout import PLANE_ITEM_BYTES, UnitLayout, planes_of
 from engine.progress import Progress, no_progress
 from engine.runtime.host.device_planes import DevicePlanes, PlaneDevice
 from engine.runtime.host.disk_planes import DiskPlanes
@@ -54,8 +53,8 @@ class PlanePlacement:
         """Units whose planes are on the device (GPU-resident)."""
         self.disk_offloaded: frozenset[str] = frozenset()
         """Units whose moments are on the disk."""
-        self.optimizer: Optimizer = FP32_MOMENTS
-        """Optimizer whose moments the planes hold."""
+        self.optimizer: Optimizer = ADAMW
+        """Optimizer whose states the planes hold."""
         self.has_gradients = False
         """Whether units that are not GPU-resident have a plane of gradients."""
 
@@ -109,7 +108,7 @@ class PlanePlacement:
         if unit in self.gpu_resident:
             assert self._on_device is not None  # `arrange` made it
             return self._on_device
-        return self.disk if unit in self.disk_offloaded and plane in MOMENTS else self.ram
+        return self.disk if unit in self.disk_offloaded and self._is_state(plane) else self.ram
 
     def tensors(self) -> Mapping[Key, torch.Tensor]:
         """Returns all planes that are allocated in RAM or on the device."""
@@ -119,7 +118,7 @@ class PlanePlacement:
 
     def has(self, unit: str, plane: str) -> bool:
         """Returns whether a plane is allocated."""
-        is_on_disk = plane in MOMENTS and self._on_disk is not None and unit in self._on_disk
+        is_on_disk = self._is_state(plane) and self._on_disk is not None and unit in self._on_disk
         return is_on_disk or (unit, plane) in self.tensors()
 
     def nbytes(self, unit: str, plane: str) -> int:
@@ -208,14 +207,15 @@ class PlanePlacement:
         the moments of those are on the disk.
         """
         before = self.gpu_resident, self.disk_offloaded
-        names = [plane for plane in PLANE_ITEM_BYTES[self._dtype] if self.has(unit, plane)]
+        planes = planes_of(self._dtype, self.optimizer)
+        names = [plane for plane in planes if self.has(unit, plane)]
         old = {plane: self.of(unit, plane) for plane in names}
         self.gpu_resident, self.disk_offloaded = gpu_resident, disk_offloaded
         moved = [plane for plane in names if old[plane] is not self.of(unit, plane)]
         kept = [plane for plane in moved if plane != "grad"]
-        has_moments = MOMENTS[0] in names
+        has_states = any(map(self._is_state, names))
         # A unit that lives on the device has no plane of gradients.
-        new = ["grad"] if has_moments and self.has_gradients and "grad" not in names else []
+        new = ["grad"] if has_states and self.has_gradients and "grad" not in names else []
         try:
             self.allocate([unit], [*kept, *new], "planes that move to RAM", no_progress)
             for plane in kept:
@@ -240,6 +240,10 @@ class PlanePlacement:
             if self.has(unit, plane):
                 _release_in(self.of(unit, plane), unit, plane)
 
+    def _is_state(self, plane: str) -> bool:
+        """Returns whether a plane holds a state of the optimizer."""
+        return plane in OPTIMIZERS[self.optimizer].planes
+
     def _wanted(self, keys: Iterable[Key]) -> dict[Key, Wanted]:
         wanted: dict[Key, Wanted] = {}
         for unit, plane in keys:
@@ -251,8 +255,8 @@ class PlanePlacement:
         return wanted
 
     def _numpy_type(self, plane: str) -> type[np.generic]:
-        if plane in MOMENTS and self.optimizer != FP32_MOMENTS:
-            return np.uint8
+        if self._is_state(plane):
+            return np.uint8 if OPTIMIZERS[self.optimizer].is_rounded else np.float32
         if PLANE_ITEM_BYTES[self._dtype][plane] == 4:
             return np.float32
         if plane == "weight_low":
@@ -261,7 +265,7 @@ class PlanePlacement:
 
 
 def _release_in(place: RamPlanes | DevicePlanes | DiskPlanes, unit: str, plane: str) -> None:
-    """Frees a plane. On the disk, a unit has one file for both moments."""
+    """Frees a plane. On the disk, a unit has one file for all states."""
     if not isinstance(place, DiskPlanes):
         place.release([(unit, plane)])
     elif unit in place:

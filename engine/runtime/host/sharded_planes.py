@@ -11,9 +11,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.config.settings import Optimizer
+from engine.config.optimizers import OPTIMIZERS, Optimizer
 from engine.planning.layout.layout import PLANE_ITEM_BYTES, UnitLayout
-from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
 from engine.planning.schedule.shards import Shards
 from engine.runtime.host.device_planes import DevicePlanes, PlaneDevice
 from engine.runtime.host.ram_planes import Key, Wanted
@@ -62,10 +61,10 @@ def shard_bytes(
     """Returns where the elements from `start` up to `stop` are in a plane of a unit, in bytes.
     dtype: that of the model. optimizer: the one whose moments these are.
     """
-    if plane in MOMENTS and optimizer != FP32_MOMENTS:
+    if plane in OPTIMIZERS[optimizer].planes:
         if start == stop:
             return HeldBytes(0, 0)
-        return HeldBytes(*layout.moment_bytes(optimizer, start, stop))
+        return HeldBytes(*layout.state_bounds(optimizer, plane, start, stop))
     item = PLANE_ITEM_BYTES[dtype][plane]
     return HeldBytes(start * item, stop * item)
 

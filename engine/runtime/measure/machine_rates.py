@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.config.settings import Optimizer
-from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
+from engine.config.optimizers import ADAMW, Optimizer
+from engine.machine.rates import OTHERS, PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.build.attention import attention
 from engine.model.build.attention_documents import Documents, Pattern
 from engine.planning.layout.layout import ParameterSpec, lay_out
-from engine.planning.layout.moments import FP32_MOMENTS
 from engine.planning.schedule.ops import Lane
 from engine.runtime.device.backend import Backend, Ticket
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_optimizer import HostOptimizer, OptimizerSettings
 from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.optimizers import host_optimizer
 from engine.runtime.measure.launch_overhead import eager_rates
 from engine.runtime.measure.links import link_rate
 from engine.runtime.optimizer.host_kernels import kernel
@@ -40,8 +40,6 @@ ATTENTION = {"cuda": (8, 32, 4096, 128), "cpu": (1, 4, 256, 64)}
 UNIT = "bench"
 CALLS = 64
 """The time of a small operation is the mean over this many in a row."""
-ROUNDED: tuple[Optimizer, ...] = ("adamw_bf16", "adamw_8bit")
-"""Optimizers whose moments are not in fp32."""
 COPIED_BYTES = 2
 """Bytes that a parameter that is copied takes: it is bf16."""
 
@@ -76,9 +74,9 @@ class PeakRates:
     """Bytes a second of copies to the device while copies back and AdamW also run."""
     d2h_with_all: float
     """Bytes a second of copies to the host while copies to the device and AdamW also run."""
-    adamw_kinds: dict[Optimizer, float]
-    """The key is an optimizer whose moments are not in fp32, the value is the parameters that it
-    updates a second, with as many threads as in a run.
+    other_optimizers: dict[Optimizer, float]
+    """The key is another optimizer, the value is the parameters that it updates a second, with as
+    many threads as in a run.
     """
     sweep: float | None
     """A pass with the memory traffic of AdamW and almost no arithmetic, on the same threads, covers
@@ -116,8 +114,7 @@ class PeakRates:
             packed_attention=self.packed_attention,
             overhead=self.overhead,
             call=self.call,
-            adamw_bf16=self.adamw_kinds["adamw_bf16"],
-            adamw_8bit=self.adamw_kinds["adamw_8bit"],
+            others=tuple(self.other_optimizers.items()),
             link=self.link,
         )
 
@@ -163,15 +160,15 @@ def measure(
         fewer = {n for n in (1, 2, 4, 8, 16, 32) if not for_plans and n < most}
         threads = sorted(fewer | {most})
         host_copies = {n: _host_copy(meter, states, n) for n in threads}
-        adamw = {n: _adamw(meter, states, n) for n in threads}
+        adamw = {n: _updates(meter, states, n) for n in threads}
         copies = {Lane.H2D: to_device, Lane.D2H: to_host}
         busy = _all_at_once(meter, states, adamw[most], copies, both)
         call = 0.0 if device.type == "cpu" else _call_seconds(meter, states, adamw[most])
         sweep = None if for_plans else _sweep(meter, states, most)
-    kinds: dict[Optimizer, float] = {}
-    for optimizer in ROUNDED:
+    others: dict[Optimizer, float] = {}
+    for optimizer in OTHERS:
         with _planes(backend, numel, optimizer) as states:
-            kinds[optimizer] = _adamw(meter, states, most)
+            others[optimizer] = _updates(meter, states, most)
     return PeakRates(
         h2d=h2d,
         d2h=d2h,
@@ -184,7 +181,7 @@ def measure(
         host_copy=host_copies,
         adamw=adamw,
         adamw_with_copies=busy[Lane.HOST],
-        adamw_kinds=kinds,
+        other_optimizers=others,
         h2d_with_all=busy[Lane.H2D],
         d2h_with_all=busy[Lane.D2H],
         sweep=sweep,
@@ -204,9 +201,7 @@ def _both(forward: float, backward: float) -> float:
 
 
 @contextmanager
-def _planes(
-    backend: Backend, numel: int, optimizer: Optimizer = FP32_MOMENTS
-) -> Iterator[HostStates]:
+def _planes(backend: Backend, numel: int, optimizer: Optimizer = ADAMW) -> Iterator[HostStates]:
     """Opens host states with one unit of `numel` parameters."""
     layout = lay_out(UNIT, [ParameterSpec("weight", "weight", (numel,), True)])
     on_device = backend.device.type != "cpu"
@@ -359,14 +354,14 @@ def _host_copy(meter: _Meter, states: HostStates, threads: int) -> float:
         return meter.rate(Lane.HOST, work)
 
 
-def _adamw(meter: _Meter, states: HostStates, threads: int) -> float:
-    """Returns the parameters a second that AdamW updates on the host."""
-    with closing(HostAdamW(states, AdamWSettings(), threads)) as adamw:
-        return meter.rate(Lane.HOST, _Work(_update_with(adamw), states.layouts[UNIT].numel))
+def _updates(meter: _Meter, states: HostStates, threads: int) -> float:
+    """Returns the parameters a second that the optimizer of the states updates on the host."""
+    with closing(host_optimizer(states, OptimizerSettings(), threads)) as optimizer:
+        return meter.rate(Lane.HOST, _Work(_update_with(optimizer), states.layouts[UNIT].numel))
 
 
-def _update_with(adamw: HostAdamW) -> Callable[[], None]:
-    return lambda: adamw.update(UNIT, 1, 1e-5, 1.0)
+def _update_with(optimizer: HostOptimizer) -> Callable[[], None]:
+    return lambda: optimizer.update(UNIT, 1, 1e-5, 1.0)
 
 
 def _sweep(meter: _Meter, states: HostStates, threads: int) -> float:
@@ -400,12 +395,12 @@ def _call_seconds(meter: _Meter, states: HostStates, alone: float) -> float:
         for _ in range(CALLS):
             small.add_(1.0)
 
-    with closing(HostAdamW(states, AdamWSettings())) as adamw:
+    with closing(host_optimizer(states, OptimizerSettings())) as optimizer:
         launch()
         once = meter.timed({Lane.COMPUTE: _Calls(launch, 8)})[Lane.COMPUTE] / 8
         count = max(8, round(meter.seconds / 4 / once))
         # The updates must last longer than the launches, however much they slow the launches down.
-        updates = _Calls(_update_with(adamw), _updates_for(meter, states, alone))
+        updates = _Calls(_update_with(optimizer), _updates_for(meter, states, alone))
         took = meter.timed({Lane.HOST: updates, Lane.COMPUTE: _Calls(launch, count)})
     return took[Lane.COMPUTE] / (count * CALLS)
 
@@ -429,8 +424,8 @@ def _all_at_once(
             work.run, max(2, round(2 * meter.seconds * without[lane] / work.amount))
         )
     count = _updates_for(meter, states, alone)
-    with closing(HostAdamW(states, AdamWSettings())) as adamw:
-        took = meter.timed({Lane.HOST: _Calls(_update_with(adamw), count)} | calls)
+    with closing(host_optimizer(states, OptimizerSettings())) as optimizer:
+        took = meter.timed({Lane.HOST: _Calls(_update_with(optimizer), count)} | calls)
     updating = took[Lane.HOST]
     found = {Lane.HOST: count * states.layouts[UNIT].numel / updating}
     for lane, work in copies.items():

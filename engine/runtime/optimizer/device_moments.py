@@ -14,15 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from engine.config.optimizers import BLOCK, MOMENTS, StateFormat
 from engine.planning.layout.layout import WEIGHT_PLANES
-from engine.planning.layout.moments import (
-    BLOCK,
-    BLOCK_BYTES,
-    MAXIMUM_BYTES,
-    MOMENTS,
-    MomentKind,
-    MomentRange,
-)
+from engine.planning.layout.optimizer_states import BLOCK_BYTES, MAXIMUM_BYTES, StateRange
 from engine.planning.schedule.shards import cut
 from engine.runtime.optimizer.device_adamw import (
     AT_ONCE,
@@ -61,7 +55,7 @@ def moment_tables(device: torch.device) -> list[torch.Tensor]:
 class RoundedPlanes:
     """A chunk of a unit's planes. Not all of its moments are in fp32."""
 
-    ranges: Sequence[MomentRange]
+    ranges: Sequence[StateRange]
     """Ranges of the unit that are the whole chunk."""
     start: int
     """The chunk begins at this element of the unit."""
@@ -105,7 +99,7 @@ def update_rounded(
 
 
 def _ran_fused(
-    chunk: RoundedPlanes, range_: MomentRange, step: RoundedStep, decay_numel: int
+    chunk: RoundedPlanes, range_: StateRange, step: RoundedStep, decay_numel: int
 ) -> bool:
     """Updates a range of the chunk with one kernel. Returns False where there is none; nothing is
     changed then.
@@ -113,7 +107,7 @@ def _ran_fused(
     between = slice(range_.start - chunk.start, range_.stop - chunk.start)
     place = range_.place - chunk.ranges[0].place
     moments = [moment[place : place + range_.bytes] for moment in chunk.moments]
-    if range_.kind == MomentKind.FP32:
+    if range_.kind == StateFormat.FP32:
         moments = [moment.view(torch.float32) for moment in moments]
     part = FusedChunk(
         chunk.grad[between],
@@ -123,21 +117,21 @@ def _ran_fused(
         min(max(0, decay_numel - range_.start), range_.stop - range_.start),
     )
     match range_.kind:
-        case MomentKind.FP32:
+        case StateFormat.FP32:
             return fused().in_fp32(part)
-        case MomentKind.BF16:
+        case StateFormat.BF16:
             return fused().in_bf16(part, step.key + range_.start)
     return fused().in_codes(part, step.tables)
 
 
-def _update_part(chunk: RoundedPlanes, part: MomentRange, step: RoundedStep) -> None:
+def _update_part(chunk: RoundedPlanes, part: StateRange, step: RoundedStep) -> None:
     """Updates a part of the chunk whose moments are kept in one way, by tensor operations."""
     between = slice(part.start - chunk.start, part.stop - chunk.start)
     grad, weights = chunk.grad[between], [plane[between] for plane in chunk.weights]
     place = part.place - chunk.ranges[0].place
     moments = [moment[place : place + part.bytes] for moment in chunk.moments]
     clip, scalars = step.factors.clip, step.factors.scalars
-    if part.kind == MomentKind.FP32:
+    if part.kind == StateFormat.FP32:
         floats = [moment.view(torch.float32) for moment in moments]
         names = (*WEIGHT_PLANES[: len(weights)], *MOMENTS)
         planes = dict(zip(names, (*weights, *floats)))
@@ -149,7 +143,7 @@ def _update_part(chunk: RoundedPlanes, part: MomentRange, step: RoundedStep) -> 
         if start == stop:
             continue
         of_weights = [plane[start:stop] for plane in weights]
-        if part.kind == MomentKind.CODES:
+        if part.kind == StateFormat.CODES:
             blocks = [view for moment in moments for view in _blocks(moment, start, stop)]
             _update_codes(grad[start:stop], of_weights, blocks, step.tables, clip, scalars)
         else:

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from engine.config.optimizers import BLOCK
 from engine.errors import first_line
-from engine.planning.layout.moments import BLOCK
 
 tl: Any = None
 moments_of: Any = None

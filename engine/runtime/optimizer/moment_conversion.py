@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from engine.config.settings import Optimizer
+from engine.config.optimizers import BLOCK, MOMENTS, Optimizer, StateFormat
 from engine.planning.layout.layout import UnitLayout
-from engine.planning.layout.moments import BLOCK, MOMENTS, MomentKind, MomentRange
+from engine.planning.layout.optimizer_states import StateRange
 from engine.runtime.optimizer.moment_codes import moment_map
 from engine.runtime.optimizer.moment_kernels import moment_kernel
 
@@ -27,18 +27,18 @@ _AT_ONCE = 4096 * BLOCK
 """Number of elements that are converted at once, so that little memory is needed."""
 
 
-def read_moments(plane: np.ndarray, part: MomentRange, name: str) -> np.ndarray:
+def read_moments(plane: np.ndarray, part: StateRange, name: str) -> np.ndarray:
     """Returns the moments of a range, float32 [elements]. `plane` is the whole plane as uint8
     [bytes], and `name` says which of the two moments it holds.
     """
     return _decoded(plane[part.place : part.place + part.bytes], part, name)
 
 
-def _decoded(memory: np.ndarray, part: MomentRange, name: str) -> np.ndarray:
+def _decoded(memory: np.ndarray, part: StateRange, name: str) -> np.ndarray:
     """Returns the moments of a range, float32 [elements], from its bytes."""
-    if part.kind == MomentKind.FP32:
+    if part.kind == StateFormat.FP32:
         return memory.view(np.float32).copy()
-    if part.kind == MomentKind.BF16:
+    if part.kind == StateFormat.BF16:
         return torch.from_numpy(memory).view(torch.bfloat16).float().numpy()
     values = np.empty(part.stop - part.start, np.float32)
     numbers = moment_map(signed=name == MOMENTS[0]).values
@@ -46,14 +46,14 @@ def _decoded(memory: np.ndarray, part: MomentRange, name: str) -> np.ndarray:
     return values
 
 
-def write_moments(plane: np.ndarray, part: MomentRange, name: str, values: np.ndarray) -> None:
+def write_moments(plane: np.ndarray, part: StateRange, name: str, values: np.ndarray) -> None:
     """Writes fp32 `values` [elements] as the moments of a range. The other arguments are those of
     `read_moments`.
     """
     memory = plane[part.place : part.place + part.bytes]
-    if part.kind == MomentKind.FP32:
+    if part.kind == StateFormat.FP32:
         memory.view(np.float32)[:] = values
-    elif part.kind == MomentKind.BF16:
+    elif part.kind == StateFormat.BF16:
         torch.from_numpy(memory).view(torch.bfloat16).copy_(torch.from_numpy(values))
     else:
         entries = moment_map(signed=name == MOMENTS[0]).entries
@@ -64,8 +64,8 @@ def convert_moments(layout: UnitLayout, name: str, old: Old, new: New) -> None:
     """Fills the plane `new` with the moments of the plane `old`, of which few bytes are read at
     once. `name` says which of the two moments they hold.
     """
-    theirs = layout.moment_ranges(old[1])
-    ours = layout.moment_ranges(new[1])
+    theirs = layout.state_ranges(old[1])[name]
+    ours = layout.state_ranges(new[1])[name]
     for mine in ours:
         for start in range(mine.start, mine.stop, _AT_ONCE):
             part = mine.within(start, min(start + _AT_ONCE, mine.stop))
@@ -74,7 +74,7 @@ def convert_moments(layout: UnitLayout, name: str, old: Old, new: New) -> None:
 
 
 def _values(
-    read: Bytes, ranges: tuple[MomentRange, ...], wanted: MomentRange, name: str
+    read: Bytes, ranges: tuple[StateRange, ...], wanted: StateRange, name: str
 ) -> np.ndarray:
     """Returns the moments of the elements of `wanted`, float32, from a plane with other ranges."""
     found = np.empty(wanted.stop - wanted.start, np.float32)

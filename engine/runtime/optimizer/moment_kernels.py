@@ -30,7 +30,8 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from engine.planning.layout.moments import BLOCK, BLOCK_BYTES, MAXIMUM_BYTES
+from engine.config.optimizers import BLOCK
+from engine.planning.layout.optimizer_states import BLOCK_BYTES, MAXIMUM_BYTES
 from engine.runtime.optimizer.host_kernels import (
     CHUNKS,
     FLOAT,

@@ -12,7 +12,7 @@ from engine.planning.schedule.schedule import StepPlan
 from engine.planning.shape.saved_attention_sizes import aligned, with_room
 from engine.runtime.collectives.process_groups import Collectives
 from engine.runtime.device.backend import Backend
-from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import HostOptimizer
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.device_state import DeviceState
 from engine.runtime.step.pinned_buffers import PinnedSummary, SavedBlockInputs
@@ -32,8 +32,8 @@ class OpContext:
     state: DeviceState
     templates: Templates
     backend: Backend
-    adamw: HostAdamW | None
-    """Optimizer; None in an engine that only evaluates and samples."""
+    optimizer: HostOptimizer | None
+    """Optimizer of the host; None in an engine that only evaluates and samples."""
     loss_chunk: int
     """Number of positions whose logits exist at once."""
     gradient_rings: dict[Buffer, torch.Tensor]

@@ -27,7 +27,7 @@ COMPUTE (those of blocks are in `engine.runtime.step.activation_checkpointing`, 
   the accumulator. `embed_backward` does the same for the embedding.
 - `reduce` rounds an fp32 accumulator to a staging buffer, and computes its norm in the last round.
 - `summary` computes the clip factor on the device, and copies loss and norms to the host.
-- `update_in_place` applies AdamW to a unit that lives on the device, where its planes are.
+- `update_in_place` applies the step to a unit that lives on the device, where its planes are.
 - `allocate_spare_buffers` allocates spare update buffers in memory that activations have left;
   `free_spare_buffers` frees them.
 
@@ -37,13 +37,13 @@ Between ranks (lane COLLECTIVE, `engine.runtime.step.collective_ops`): `all_gath
 Optimizers on the device (lanes STATES IN, UPDATE and STATES OUT) work on chunks of a unit's planes:
 
 - `fetch_states` and `fetch_gradient` bring a chunk to an update buffer.
-- `device_update` applies AdamW there, and refreshes the weights of a slot that still holds them.
+- `device_update` applies the step there, and refreshes the weights of a slot that still holds them.
 - `offload_weights` and `offload_states` copy the updated planes back.
 
 HOST:
 
 - `clip` reads loss and norms, stops the run where one is not finite, and computes the clip factor.
-- `update` applies AdamW to the planes of a unit, or to a chunk of them.
+- `update` applies the step to the planes of a unit, or to a chunk of them.
 - `optimizer_step` does no work: by its waits, it finishes once all chunks of a step are on the
   host.
 
@@ -82,7 +82,7 @@ from engine.planning.schedule.ops import (
     Update,
     UpdateMoments,
 )
-from engine.runtime.host.host_adamw import GradientChunk
+from engine.runtime.host.host_optimizer import GradientChunk
 from engine.runtime.optimizer.device_adamw import clip_of
 from engine.runtime.step import (
     activation_checkpointing,
@@ -208,8 +208,8 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
 
 
 def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
-    adamw, result = context.adamw, step.result
-    assert adamw is not None  # an engine without an optimizer has no plan with updates
+    optimizer, result = context.optimizer, step.result
+    assert optimizer is not None  # an engine without an optimizer has no plan with updates
     assert result is not None  # every update waits for `clip`
     held, number = context.host_states.held, step.inputs.number
     held.begin(number, op.unit)
@@ -219,19 +219,19 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     # The second pass (`_update_moments`) needs the same gradient and the same old moments: the
     # gradient plane is never scaled in place, and the plan lets no later op write it before then.
     # With the next step's gradient in it, moments would miss this step and count the next twice.
-    update = adamw.update_weights if op.after_weights else adamw.update
+    update = optimizer.update_weights if op.after_weights else optimizer.update
     update(op.unit, count, rate, result.clip_factor, _chunk(context, op))
 
 
 def _update_moments(context: OpContext, op: UpdateMoments, step: StepUnderWay) -> None:
-    adamw, result = context.adamw, step.result
-    assert adamw is not None and result is not None  # the weights are updated
+    optimizer, result = context.optimizer, step.result
+    assert optimizer is not None and result is not None  # the weights are updated
     number, rate = step.inputs.number, step.inputs.learning_rate
     count = context.host_states.held.update_number(number)
     chunk = None
     if op.chunk is not None:
         chunk = _chunk_of_plane(context, op.unit, op.chunk)
-    adamw.update_moments(op.unit, count, rate, result.clip_factor, chunk)
+    optimizer.update_moments(op.unit, count, rate, result.clip_factor, chunk)
 
 
 def _chunk_of_plane(context: OpContext, unit: str, chunk: tuple[int, int]) -> GradientChunk:
@@ -255,8 +255,8 @@ def _chunk(context: OpContext, op: Update) -> GradientChunk | None:
     if op.states is None:
         return GradientChunk(start, gradient)
     ring_of_states = context.state_rings[op.states]
-    moments = context.host_states.placement.disk.moments_in(op.unit, start, ring_of_states)
-    return GradientChunk(start, gradient, moments)
+    states = context.host_states.placement.disk.states_in(op.unit, start, ring_of_states)
+    return GradientChunk(start, gradient, states)
 
 
 # ---------------------------------------------------------------------- READ and WRITE

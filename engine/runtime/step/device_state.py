@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.model.build.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.planning.layout.layout import Fp32Part
 from engine.planning.layout.update_buffers import UpdateBuffer
@@ -17,7 +18,7 @@ from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.shards import WHOLE, Shards, largest_updated
 from engine.runtime.host.host_states import HostStates
-from engine.runtime.optimizer.device_moments import moment_tables
+from engine.runtime.optimizer.device_optimizer import device_optimizer
 
 
 class Fp32Weights:
@@ -74,6 +75,7 @@ class DeviceState:
         `update_buffer` the sizes of the buffer for a chunk of them that the device updates.
         """
         self._update_buffer = update_buffer
+        self._has_rounded_states = OPTIMIZERS[states.optimizer].is_rounded
         self.device = device
         self.dtype = TORCH_DTYPES[model.dtype]
         self._shards = plan.shards
@@ -105,8 +107,8 @@ class DeviceState:
         }
         """Ring buffers: flat tensors through which block inputs are copied to the host or back."""
         self._cut_update_buffers(plan)
-        self.moment_tables = moment_tables(device)
-        """Moments in 8 bits are read and rounded with these tables."""
+        self.optimizer = device_optimizer(states.optimizer, device)
+        """Updates chunks on the device."""
         self.clip = torch.zeros(2, dtype=torch.float32, device=device)
         """The float32 [2] are the clip factor of the step and a flag: 1 if the step may be applied,
         else 0.
@@ -221,8 +223,7 @@ class DeviceState:
             return self.dtype
         if plane == "weight_low":
             return torch.int16
-        # Moments that are not all in fp32 are rows of bytes.
-        return torch.float32 if self._update_buffer.has_fp32_moments else torch.uint8
+        return torch.uint8 if self._has_rounded_states else torch.float32
 
     def allocate_spare_buffers(self) -> None:
         """Allocates the spare buffers, in memory that activations have left.
@@ -300,7 +301,7 @@ def update_buffer_of(states: HostStates, chunks: int, shards: Shards = WHOLE) ->
     """Returns the sizes of a buffer in which the device updates a chunk of a unit. chunks: number
     of them in the largest shard of a block.
     """
-    units = [layout.moment_counts for layout in states.layouts.values()]
+    units = [layout.state_counts for layout in states.layouts.values()]
     largest = shards.numel(largest_block(states))
     return UpdateBuffer.of(states.dtype, states.optimizer, units, largest, chunks)
 

@@ -1,10 +1,10 @@
 """The ops of optimizers on the device are implemented here.
 
 - `fetch_states` and `fetch_gradient` (STATES IN) bring a chunk of a unit's planes to an update
-  buffer. `device_update` (UPDATE) applies AdamW there, and refreshes the weights of a slot that
+  buffer. `device_update` (UPDATE) applies the step there, and refreshes the weights of a slot that
   still holds them. `offload_weights` and `offload_states` (STATES OUT) copy the updated planes
   back.
-- `update_in_place` (COMPUTE) applies AdamW to a unit that lives on the device, where its planes
+- `update_in_place` (COMPUTE) applies the step to a unit that lives on the device, where its planes
   are.
 
 The optimizer on the host is called in `engine/runtime/step/copy_ops.py`. Moments on the disk are
@@ -15,12 +15,9 @@ ring buffer on the host, and `write_states` (WRITE) takes it back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
-
+from engine.config.optimizers import OPTIMIZERS
 from engine.planning.layout.layout import WEIGHT_PLANES
-from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
 from engine.planning.schedule.ops import (
     DeviceUpdate,
     FetchGradient,
@@ -32,8 +29,8 @@ from engine.planning.schedule.ops import (
     UpdateInPlace,
     WriteStates,
 )
-from engine.runtime.optimizer.device_adamw import StepFactors, update
-from engine.runtime.optimizer.device_moments import RoundedPlanes, RoundedStep, update_rounded
+from engine.runtime.optimizer.device_adamw import StepFactors
+from engine.runtime.optimizer.device_optimizer import DeviceChunk, DeviceStep
 from engine.runtime.step.context import OpContext
 from engine.runtime.step.step import StepUnderWay
 
@@ -50,7 +47,7 @@ def fetch_gradient(context: OpContext, op: FetchGradient, _step: StepUnderWay) -
 
 
 def device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> None:
-    """Applies AdamW to the chunk in its update buffer, and to a slot that still holds the unit."""
+    """Applies the step to the chunk in its update buffer, and to a slot that holds the unit."""
     start, stop = op.chunk
     buffer = context.state.states[op.buffer]
     if op.staging is None:
@@ -59,57 +56,30 @@ def device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> N
         first = context.shard(op.unit)[0]
         grad = context.state.stagings[op.staging][start - first : stop - first]
     planes = {name: buffer[name][: stop - start] for name in WEIGHT_PLANES if name in buffer}
-    moments = [buffer[name] for name in MOMENTS]
-    _apply(context, op.unit, step, _UpdatedChunk(op.chunk, grad, planes, moments))
+    states = {name: buffer[name] for name in OPTIMIZERS[context.host_states.optimizer].planes}
+    layout = context.units[op.unit].layout
+    _apply(context, op.unit, step, DeviceChunk(layout, start, grad, planes, states))
     if op.slot is not None:
         # The write goes through `data`, as in a prefetch.
         high = planes["weight_high"]
         context.state.slots[op.slot].data[start:stop].copy_(high)
-        for part in context.units[op.unit].layout.fp32_within(start, stop):
+        for part in layout.fp32_within(start, stop):
             inside = slice(part.start - start, part.stop - start)
             context.state.keep_in_fp32[op.slot].join(
                 part, high[inside], planes["weight_low"][inside]
             )
 
 
-@dataclass(frozen=True)
-class _UpdatedChunk:
-    """Chunk of a unit's planes that is on the device."""
-
-    chunk: tuple[int, int]
-    grad: torch.Tensor
-    weights: dict[str, torch.Tensor]
-    """Planes of the weights, flat, each [elements of the chunk]."""
-    moments: list[torch.Tensor]
-    """Moments, each beginning with the first element of the chunk."""
-
-
-def _apply(context: OpContext, unit: str, step: StepUnderWay, on_device: _UpdatedChunk) -> None:
-    """Applies AdamW to a chunk of a unit's planes."""
+def _apply(context: OpContext, unit: str, step: StepUnderWay, chunk: DeviceChunk) -> None:
+    """Applies the step to a chunk of a unit's planes."""
     assert step.inputs.scalars is not None  # a step of such a plan always has them
     factors = StepFactors(context.state.clip, step.inputs.scalars)
-    start, stop = on_device.chunk
-    layout, optimizer = context.units[unit].layout, context.host_states.optimizer
-    if optimizer == FP32_MOMENTS:
-        decayed = min(max(0, layout.decay_numel - start), stop - start)
-        moments = dict(zip(MOMENTS, (moment[: stop - start] for moment in on_device.moments)))
-        planes = on_device.weights | moments
-        update(planes, on_device.grad, factors, decayed, context.plan.compiled)
-        return
-    parts = [range_.within(start, stop) for range_ in layout.moment_ranges(optimizer)]
-    chunk = RoundedPlanes(
-        [part for part in parts if part is not None],
-        start,
-        on_device.grad,
-        list(on_device.weights.values()),
-        on_device.moments,
-    )
-    rounded = RoundedStep(factors, context.state.moment_tables, step.inputs.keys[unit])
-    update_rounded(chunk, rounded, layout.decay_numel, context.plan.compiled)
+    values = DeviceStep(factors, step.inputs.keys[unit], context.plan.compiled)
+    context.state.optimizer.update(chunk, values)
 
 
 def update_in_place(context: OpContext, op: UpdateInPlace, step: StepUnderWay) -> None:
-    """Applies AdamW to the planes of a unit that lives on the device."""
+    """Applies the step to the planes of a unit that lives on the device."""
     states, layout = context.host_states, context.units[op.unit].layout
     states.held.begin(step.inputs.number, op.unit)
     start, stop = context.shard(op.unit)
@@ -118,11 +88,11 @@ def update_in_place(context: OpContext, op: UpdateInPlace, step: StepUnderWay) -
     weights = {"weight_high": states.tensor(op.unit, "weight_high").data[start:stop]}
     if "weight_low" in states.planes:
         weights["weight_low"] = states.tensor(op.unit, "weight_low")[: stop - start]
-    moments = [states.tensor(op.unit, name) for name in MOMENTS]
+    planes = OPTIMIZERS[states.optimizer].planes
     gradient = context.state.stagings[op.staging][: stop - start]
     if stop > start:
-        chunk = _UpdatedChunk((start, stop), gradient, weights, moments)
-        _apply(context, op.unit, step, chunk)
+        own = {name: states.tensor(op.unit, name) for name in planes}
+        _apply(context, op.unit, step, DeviceChunk(layout, start, gradient, weights, own))
     for part in layout.fp32_parts:
         inside = slice(part.start, part.stop)
         high, low = weights["weight_high"][inside], weights["weight_low"][inside]
@@ -156,7 +126,8 @@ def offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) ->
     bounds.append(op.chunk[1])
     for between in zip(bounds[::2], bounds[1::2]):
         _send_range(context, op, "weight_low", between)
-    _copy_states(context, op, MOMENTS, to_device=False)
+    states = OPTIMIZERS[context.host_states.optimizer].planes
+    _copy_states(context, op, states, to_device=False)
 
 
 def read_states(context: OpContext, op: ReadStates, _step: StepUnderWay) -> None:
@@ -182,15 +153,15 @@ def _send_range(context: OpContext, op: OfChunk, name: str, between: tuple[int, 
 
 def _copy_states(context: OpContext, op: OfChunk, names: Sequence[str], to_device: bool) -> None:
     """Copies the op's chunk of some planes between the host and the op's update buffer."""
-    start, stop = op.chunk
+    states, layout = context.host_states, context.units[op.unit].layout
     for name in names:
-        begin, end = start, stop
-        if name in MOMENTS and context.host_states.optimizer != FP32_MOMENTS:
-            layout = context.units[op.unit].layout
-            begin, end = layout.moment_bytes(context.host_states.optimizer, start, stop)
+        on_host = states.tensor(op.unit, name)
+        begin, end = op.chunk
+        if name in OPTIMIZERS[states.optimizer].planes:
+            place, stop = layout.state_bounds(states.optimizer, name, begin, end)
+            begin, end = place // on_host.element_size(), stop // on_host.element_size()
         on_device = context.state.states[op.buffer][name][: end - begin]
-        on_host = context.host_states.tensor(op.unit, name)[begin:end]
         if to_device:
-            context.backend.copy_in_chunks(on_device, on_host)
+            context.backend.copy_in_chunks(on_device, on_host[begin:end])
         else:
-            context.backend.copy_in_chunks(on_host, on_device)
+            context.backend.copy_in_chunks(on_host[begin:end], on_device)

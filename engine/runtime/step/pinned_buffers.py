@@ -190,7 +190,7 @@ class DiskStateBuffers:
     """
 
     def __init__(self, rings: Sequence[Buffer], states: HostStates):
-        units = [states.layouts[unit].moment_counts for unit in states.placement.disk_offloaded]
+        units = [states.layouts[unit].state_counts for unit in states.placement.disk_offloaded]
         size = state_ring_bytes(units, states.optimizer)
         self.nbytes = len(rings) * size
         self.buffers: dict[Buffer, memoryview] = {}

@@ -241,11 +241,11 @@ class StepInputs:
     replaced by the cache that the model creates.
     """
     scalars: torch.Tensor | None = None
-    """If any optimizer runs on the device, the tensor holds `HostAdamW.scalars`, float32 [8], on
+    """If any optimizer runs on the device, the tensor holds `HostOptimizer.scalars`, float32, on
     the device.
     """
     keys: Mapping[str, int] = field(default_factory=dict)
-    """For each unit whose optimizer runs on the device, this is `HostAdamW.key`."""
+    """For each unit whose optimizer runs on the device, this is `HostOptimizer.key`."""
 
 
 @dataclass(frozen=True)

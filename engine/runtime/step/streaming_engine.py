@@ -41,7 +41,7 @@ from engine.planning.shape.saved_attention_sizes import BoundarySizes, with_room
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.block_graphs import BlockGraphs
 from engine.runtime.device.compiled import functions_try_again, uncompiled_functions
-from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import HostOptimizer
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.context import OpContext
 from engine.runtime.step.device_state import DeviceState, largest_block, update_buffer_of
@@ -74,8 +74,8 @@ from engine.runtime.step.templates import Templates
 
 
 class StreamingEngine:
-    """Runs `model` on the device of `backend` by streaming its units from `states`. Without `adamw`
-    it only evaluates and samples.
+    """Runs `model` on the device of `backend` by streaming its units from `states`. Without
+    `optimizer` it only evaluates and samples.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class StreamingEngine:
         states: HostStates,
         backend: Backend,
         settings: EngineSettings,
-        adamw: HostAdamW | None = None,
+        optimizer: HostOptimizer | None = None,
     ):
         self.model = model
         self.backend = backend
         self._settings, self.choices = settings, settings.choices
         self.place, self.shards = settings.place, settings.shards
-        self._adamw = adamw
+        self._optimizer = optimizer
         self._states = states
         self._blocks = [unit.name for unit in model.blocks]
         self._update_buffer = update_buffer_of(
@@ -104,9 +104,9 @@ class StreamingEngine:
         states.placement.arrange(
             gpu_resident, backend, settings.choices.placement.disk_offloaded(self._blocks)
         )
-        if adamw is not None:
+        if optimizer is not None:
             self.plan = self._step_plan()
-            adamw.compile_for(self.choices.updates.moments_after_weights)
+            optimizer.compile_for(self.choices.updates.moments_after_weights)
         else:
             # It has the slots of every pass without gradients; the passes have plans of their own.
             choices = settings.choices.of_forward_passes()
@@ -140,7 +140,7 @@ class StreamingEngine:
             state=self.state,
             templates=self.templates,
             backend=backend,
-            adamw=adamw,
+            optimizer=optimizer,
             loss_chunk=settings.loss_chunk,
             gradient_rings=self._gradient_rings.tensors,
             state_rings=self._state_rings.buffers,
@@ -247,10 +247,10 @@ class StreamingEngine:
         scalars, keys = None, {}
         updated = [*self.plan.device_updated_units, *(unit for unit, _ in self.plan.gpu_resident)]
         if updated and number:
-            assert self._adamw is not None  # only a training plan updates units on the device
+            assert self._optimizer is not None  # only a training plan updates units on the device
             update = self._states.held.update_number(number)
-            scalars = self.backend.upload(self._adamw.scalars(update, learning_rate))
-            keys = {unit: self._adamw.key(unit, update) for unit in updated}
+            scalars = self.backend.upload(self._optimizer.scalars(update, learning_rate))
+            keys = {unit: self._optimizer.key(unit, update) for unit in updated}
         # A dry run, which has the number 0, has another plan.
         graphs = self._graphs.of_step(on_device) if self._graphs is not None and number else None
         inputs = StepInputs(

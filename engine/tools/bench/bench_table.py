@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.text import GIB, billions, in_gib
 from engine.tools.bench.steady import warm_up_text
 
@@ -34,6 +35,7 @@ def _peak_rates(peak_rates: dict[str, Any]) -> str:
     copies = _in_billions(c["host_copy"].values())
     adamw = _in_billions(c["adamw"].values())
     threads = " / ".join(str(count) for count in c["adamw"])
+    others = c["other_optimizers"]
     has_gpu = c["call"] is not None
     rows = [
         ("matrix product, sustained", _tflops(c["matmul"])),
@@ -64,8 +66,8 @@ def _peak_rates(peak_rates: dict[str, Any]) -> str:
         ("memory of the host", f"{copies} GB/s read and written, with {threads} threads"),
         ("AdamW on the host", f"{adamw} billion parameters/s, with {threads} threads"),
         (
-            "the same, moments in bf16 / 8 bits",
-            f"{_in_billions(c['adamw_kinds'].values())} billion parameters/s",
+            f"the same, moments in {' / '.join(OPTIMIZERS[each].format for each in others)}",
+            f"{_in_billions(others.values())} billion parameters/s",
         ),
     ]
     if has_gpu:

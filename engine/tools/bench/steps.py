@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from engine.config.adapters import Adapters
-from engine.config.settings import ModelConfig, Optimizer
+from engine.config.optimizers import Optimizer
+from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.data.batches.rows import IGNORED, MicroBatch
 from engine.machine.cgroups import sample_host_memory
@@ -36,8 +37,9 @@ from engine.runtime.distributed.build_engine import (
     sharing_with,
 )
 from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_optimizer import HostOptimizer, OptimizerSettings
 from engine.runtime.host.host_states import HostStates, Sharing
+from engine.runtime.host.optimizers import host_optimizer
 from engine.runtime.host.plane_version import PlaneVersion
 from engine.runtime.host.shared_memory import OwnedMemory
 from engine.runtime.optimizer.host_threads import default_threads
@@ -92,7 +94,7 @@ class Planes:
     model: StreamedModel
     host_states: HostStates
     backend: Backend
-    adamw: HostAdamW
+    updater: HostOptimizer
     how: ModelConfig = RANDOM
     """Settings with which the model is built."""
     memory: OwnedMemory | None = None
@@ -135,7 +137,7 @@ class Planes:
             states.close()
             raise
         how = replace(how, init="random")
-        return cls(model, states, backend, HostAdamW(states, AdamWSettings()), how, memory)
+        return cls(model, states, backend, host_optimizer(states, OptimizerSettings()), how, memory)
 
     def use(self, optimizer: Optimizer, choices: PlanChoices) -> None:
         """Makes `optimizer` the one that updates the planes, which are where a plan with these
@@ -156,10 +158,10 @@ class Planes:
         if not is_there:
             self.host_states.allocate_states(optimizer=optimizer, gradients=gradients)
         if not is_there or self.workers is not workers_before:
-            self.adamw.close()
+            self.updater.close()
             # As in a run, each rank has its share of the cores.
             threads = None if self.workers is None else self.workers.plan.threads
-            self.adamw = HostAdamW(self.host_states, AdamWSettings(), threads)
+            self.updater = host_optimizer(self.host_states, OptimizerSettings(), threads)
 
     def _use_ranks(self, ranks: int) -> None:
         """Starts the ranks that compute the next steps. Raises RankError where one cannot."""
@@ -190,9 +192,11 @@ class Planes:
     def engine(self, settings: EngineSettings) -> StreamingEngine:
         """Returns an engine over the planes."""
         if self.workers is None:
-            return StreamingEngine(self.model, self.host_states, self.backend, settings, self.adamw)
-        parts = RankZeroComponents(self.model, self.host_states, self.backend, self.adamw)
-        return build_engines(self.workers, parts, self.how, AdamWSettings(), settings)
+            return StreamingEngine(
+                self.model, self.host_states, self.backend, settings, self.updater
+            )
+        parts = RankZeroComponents(self.model, self.host_states, self.backend, self.updater)
+        return build_engines(self.workers, parts, self.how, OptimizerSettings(), settings)
 
     def leave_device(self) -> None:
         """Brings the weights of all units to host memory, if some live on the device. The states of
@@ -204,7 +208,7 @@ class Planes:
 
     def close(self) -> None:
         """Frees the memory of the planes. The backend belongs to the caller."""
-        self.adamw.close()
+        self.updater.close()
         self.host_states.close()  # it asks the other ranks to free what they hold
         self._end_workers()
 

@@ -82,7 +82,7 @@ def time_evaluation(
     settings = EngineSettings(
         chosen.choices, max(batch.input_ids.size for batch in batches), chosen.loss_chunk
     )
-    engine = StreamingEngine(planes.model, planes.host_states, backend, settings, planes.adamw)
+    engine = StreamingEngine(planes.model, planes.host_states, backend, settings, planes.updater)
     try:
         loss = engine.evaluate(batches)  # compiles the kernels
         backend.fetches()

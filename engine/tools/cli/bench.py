@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, FitError
 from engine.machine.cgroups import sample_host_memory
 from engine.machine.disk_rates import with_disk
 from engine.machine.offload_folder import check_offload_folder
-from engine.machine.rates import ONE_THREAD, UPDATE_BYTES, store_rates
+from engine.machine.rates import ONE_THREAD, store_rates
 from engine.machine.read_machine import read_machine
 from engine.model.build.library import errors_only
 from engine.model.build.measure_shape import shape_of
@@ -376,7 +377,7 @@ def _as_figures(
         bounds |= ON_CPU
     assert peak_rates.sweep is not None  # only a measurement for plans omits it
     # With moments in fp32, a sweep over the same memory is compared.
-    alone = peak_rates.adamw_kinds.get(shape.optimizer, peak_rates.sweep)
+    alone = peak_rates.other_optimizers.get(shape.optimizer, peak_rates.sweep)
     passes = 2 * ONE_OF_TWO_PASSES[shape.dtype] if choices.updates.moments_after_weights else 1.0
     adamw, there = (mean_rate(kept, name) for name in ("adamw_g_s", "device_adamw_g_s"))
     # Products are measured in float32 on the CPU, and are faster there in bf16.
@@ -406,7 +407,7 @@ def _as_figures(
         "adamw_of_alone": share_of(None if adamw is None else 1e9 * adamw * passes, alone),
         "device_adamw_parameters_per_second": None if there is None else 1e9 * there,
         "device_adamw_of_memory": share_of(
-            None if there is None else 1e9 * there * UPDATE_BYTES[shape.optimizer],
+            None if there is None else 1e9 * there * OPTIMIZERS[shape.optimizer].update_bytes,
             choices.sharding.ranks * peak_rates.device_memory,
         ),
         "optimizer": shape.optimizer,

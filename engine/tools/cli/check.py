@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.config.setting_warnings import setting_warnings
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
@@ -25,8 +26,8 @@ from engine.planning.fit.model_table import (
     BEST,
     HERE,
     LEGEND,
-    OPTIMIZERS,
     SHOWN,
+    TRIED,
     Column,
     as_details,
     as_dicts,
@@ -42,7 +43,6 @@ from engine.planning.fit.model_table import (
 from engine.planning.fit.pool_costs import costs_of
 from engine.planning.fit.report import FitReport, estimate, with_times
 from engine.planning.fit.requirements import FitStatus, SessionFacts
-from engine.planning.layout.moments import KINDS
 from engine.planning.shape.model_shape import ModelShape
 from engine.runs.trackers.known_trackers import destinations
 from engine.text import billions, in_gib
@@ -204,9 +204,9 @@ def check_table(
 def _moments_text(config: TrainConfig, any_optimizer: bool) -> str:
     """Returns a text on how the moments of a table are kept."""
     if not any_optimizer:
-        return f"AdamW's moments in {KINDS[config.train.optimizer]}"
-    *kinds, last = KINDS.values()
-    return f"AdamW's moments in the first of {', '.join(kinds)} and {last} that fits"
+        return OPTIMIZERS[config.train.optimizer].states_text
+    *formats, last = (OPTIMIZERS[optimizer].format for optimizer in TRIED)
+    return f"AdamW's moments in the first of {', '.join(formats)} and {last} that fits"
 
 
 def what_it_trains(
@@ -232,8 +232,8 @@ def what_it_trains(
         lines += [
             f"The largest model of the catalog that fits is {largest.entry.title}, "
             f"{billions(largest.parameters)} parameters, in "
-            f"{in_gib(found.host_bytes)} of RAM: {trained}, with AdamW's moments in "
-            f"{KINDS[found.optimizer]}.",
+            f"{in_gib(found.host_bytes)} of RAM: {trained}, with "
+            f"{OPTIMIZERS[found.optimizer].states_text}.",
             "",
             as_details(rows),
         ]

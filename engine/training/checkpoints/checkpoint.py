@@ -42,10 +42,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from engine import safe_files
+from engine.config.optimizers import ADAMW
 from engine.errors import CheckpointError, DiskFullError
 from engine.files import FULL, body_checksum, checksum_of, disk_free, disk_full_text
 from engine.planning.layout.layout import UnitLayout, checkpoint_planes
-from engine.planning.layout.moments import FP32_MOMENTS
 from engine.progress import Progress, no_progress
 from engine.runs.record.run_folder import BEST_FOLDER
 from engine.training.checkpoints import staging
@@ -105,7 +105,8 @@ class Contents:
     @property
     def planes(self) -> tuple[str, ...]:
         """These planes of each unit are written, in this order."""
-        return tuple(checkpoint_planes(self.host_states.dtype, self.holds))
+        states = self.host_states
+        return checkpoint_planes(states.dtype, states.optimizer, self.holds)
 
     @property
     def plane_bytes(self) -> int:
@@ -298,7 +299,7 @@ def _write_files(
     frozen_files, new_bytes = frozen.write(folder, folder.parent / f"step-{step}", meter)
     buffers = _write_buffers(folder, contents.buffers) if contents.buffers else None
     # Weights alone are the same with every optimizer.
-    moments_of = states.optimizer if contents.holds == "full" else FP32_MOMENTS
+    moments_of = states.optimizer if contents.holds == "full" else ADAMW
     values = {
         "format": FORMAT,
         "step": step,
@@ -410,4 +411,5 @@ def _plane_bytes(
     sizes = layout.plane_bytes(states.dtype, states.optimizer)
     begin, end = layout.frozen_range(states.dtype)
     sizes["weight_high"] -= end - begin
-    return {plane: sizes[plane] for plane in checkpoint_planes(states.dtype, holds)}
+    planes = checkpoint_planes(states.dtype, states.optimizer, holds)
+    return {plane: sizes[plane] for plane in planes}

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from engine import safe_files
-from engine.config.settings import Optimizer
+from engine.config.optimizers import Optimizer
 from engine.errors import CheckpointError
 from engine.files import body_checksum
 from engine.planning.schedule.ops import MainGrad

@@ -30,11 +30,10 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from engine import safe_files
-from engine.config.settings import Optimizer
+from engine.config.optimizers import ADAMW, Optimizer
 from engine.errors import CheckpointError, first_line
 from engine.files import checksum_of
-from engine.planning.layout.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
-from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
+from engine.planning.layout.layout import WEIGHT_PLANES
 from engine.progress import Progress, no_progress
 from engine.training.checkpoints.checkpoint import CheckpointInfo, folders_by_step
 from engine.training.checkpoints.chunk_files import Meter, in_threads
@@ -70,8 +69,8 @@ class _Target:
     """Only these planes are loaded."""
     chunk_bytes: int = CHUNK_BYTES
     """The planes were written in chunks of this many bytes, of which each may have a checksum."""
-    optimizer: Optimizer = FP32_MOMENTS
-    """The checkpoint holds the moments of this optimizer. They are converted to those of the host
+    optimizer: Optimizer = ADAMW
+    """The checkpoint holds the states of this optimizer. They are converted to those of the host
     states.
     """
 
@@ -80,7 +79,7 @@ class _Target:
         cls, states: HostStates, buffers: Mapping[str, Tensor], planes: Collection[str] | None
     ) -> _Target:
         """Returns a target of `planes`, or of all planes if that is None."""
-        wanted = PLANE_ITEM_BYTES[states.dtype] if planes is None else planes
+        wanted = states.planes if planes is None else planes
         return cls(states, buffers, tuple(wanted))
 
     def memory(self, unit: str, plane: str, begin: int, end: int) -> np.ndarray:
@@ -100,10 +99,10 @@ class _Target:
 
     def converts(self, plane: str) -> bool:
         """Returns whether the host states keeps the values of a plane in another way."""
-        return plane in MOMENTS and self.optimizer != self.host_states.optimizer
+        return plane not in WEIGHT_PLANES and self.optimizer != self.host_states.optimizer
 
     def convert(self, unit: str, plane: str, read: Bytes) -> None:
-        """Sets a plane of moments from that of another optimizer, whose bytes `read` returns
+        """Sets a plane of states from that of another optimizer, whose bytes `read` returns
         (`engine.runtime.optimizer.moment_conversion`).
         """
         # Few resumes convert anything, and this loads torch and compiles kernels.

@@ -92,7 +92,7 @@ def _lacking(layout: UnitLayout, entry: UnitFile, manifest: Manifest) -> str:
     # Weights that are not trained have files of their own.
     begin, end = layout.frozen_range(manifest.dtype)
     sizes["weight_high"] -= end - begin
-    wanted = checkpoint_planes(manifest.dtype, manifest.holds)
+    wanted = checkpoint_planes(manifest.dtype, manifest.optimizer, manifest.holds)
     for plane in (*wanted, *entry.planes):
         if plane not in entry.planes:
             return f"{plane} of unit {entry.unit} is missing"

@@ -46,14 +46,15 @@ from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.device.open_backend import open_backend
 from engine.runtime.distributed.build_engine import (
     RankZeroComponents,
-    adamw_settings,
     build_engines,
     engine_settings,
+    optimizer_settings,
 )
 from engine.runtime.distributed.rank_samples import gpus_of
 from engine.runtime.distributed.worker_group import WorkerGroup
-from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import HostOptimizer
 from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.optimizers import host_optimizer
 from engine.runtime.sampling.generate import Sampler
 from engine.runtime.step.streaming_engine import StreamingEngine
 from engine.training.checkpoints.checkpoint import CheckpointInfo
@@ -90,7 +91,7 @@ class Prepared:
     data: PreparedData
     backend: Backend
     host_states: HostStates
-    adamw: HostAdamW
+    optimizer: HostOptimizer
     config: TrainConfig
     """Settings with which the session began."""
     planned: Planned
@@ -147,12 +148,12 @@ class Prepared:
             self.backend.share_work(product, chosen.choices.sharding.ranks_per_node)
         if self.workers is None:
             self._engine = StreamingEngine(
-                self.model, self.host_states, self.backend, settings, self.adamw
+                self.model, self.host_states, self.backend, settings, self.optimizer
             )
         else:
-            parts = RankZeroComponents(self.model, self.host_states, self.backend, self.adamw)
+            parts = RankZeroComponents(self.model, self.host_states, self.backend, self.optimizer)
             self._engine = build_engines(
-                self.workers, parts, self.config.model, adamw_settings(train), settings
+                self.workers, parts, self.config.model, optimizer_settings(train), settings
             )
         self._report_breakdown()
         return _plan_built(planned, self._engine)
@@ -198,7 +199,7 @@ class Prepared:
                 self.backend,
                 self.workers,
                 self.host_states,
-                self.adamw,
+                self.optimizer,
                 self._engine,
                 self.copies,
             )
@@ -312,7 +313,7 @@ def _build(
         kept_buffers = model.persistent_buffers().items()
         buffers = {name: buffer.to("cpu", copy=True) for name, buffer in kept_buffers}
         threads = None if workers is None else workers.plan.threads
-        adamw = HostAdamW(states, adamw_settings(config.train), threads)
+        optimizer = host_optimizer(states, optimizer_settings(config.train), threads)
         copies = StagingBuffers(planned.copy_bytes)
         allocated.callback(copies.close)
         prepared = Prepared(
@@ -321,7 +322,7 @@ def _build(
             data=data,
             backend=backend,
             host_states=states,
-            adamw=adamw,
+            optimizer=optimizer,
             config=config,
             planned=planned,
             copies=copies,

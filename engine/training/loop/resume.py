@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.config.preference_settings import OBJECTIVE
 from engine.config.rope_settings import ROPE_FACTOR, ROPE_SCALING
 from engine.config.settings import AUTO, TrainConfig
@@ -35,11 +36,6 @@ _CHANGED_BY = {
     ROPE_SCALING: "what the model computes",
     ROPE_FACTOR: "what the model computes",
     OBJECTIVE: "what is learned",
-}
-_CONVERTED = {
-    "adamw": "AdamW's moments are read as they were kept, and from now on they are in fp32.",
-    "adamw_bf16": "AdamW's moments are rounded to bf16 once, and kept so from now on.",
-    "adamw_8bit": "AdamW's moments are rounded to 8 bits once, and kept so from now on.",
 }
 _COMPARED = (
     "Evaluations without answers to validation prompts are not compared with later ones, so "
@@ -172,7 +168,7 @@ def changed_settings(
             )
         sentences.append(f"{name} was {was} up to step {step:,} and is {is_} from here on.")
         if name == "train.optimizer":
-            sentences.append(_CONVERTED[value])
+            sentences.append(OPTIMIZERS[now[name]].on_resume)
         if name == "output.keep_best" and value == "exact_match":
             sentences.append(_COMPARED)
     anew = plan_changes(config, state)

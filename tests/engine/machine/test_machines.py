@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.config.optimizers import ADAMW, OPTIMIZERS
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.machine import known_machines as known
@@ -24,7 +25,6 @@ from engine.machine.known_machines import (
     named_machine,
     with_figures,
 )
-from engine.machine.rates import UPDATE_BYTES
 from engine.machine.read_machine import Machine
 from engine.paths import PROGRAM_ROOT
 from engine.planning.fit import choose as choosing
@@ -103,9 +103,10 @@ def test_figures_are_of_the_right_size(entry):
     assert rates.h2d_busy <= rates.h2d
     assert rates.d2h_busy <= rates.d2h
     assert rates.adamw_busy <= rates.adamw
-    assert UPDATE_BYTES["adamw"] * rates.adamw < entry.host_bandwidth
+    of_update = OPTIMIZERS[ADAMW].update_bytes
+    assert of_update * rates.adamw < entry.host_bandwidth
     touches = 2 if entry.unified else 1
-    at_once = UPDATE_BYTES["adamw"] * rates.adamw_busy + touches * (rates.h2d_busy + rates.d2h_busy)
+    at_once = of_update * rates.adamw_busy + touches * (rates.h2d_busy + rates.d2h_busy)
     assert at_once < entry.host_bandwidth
 
 

@@ -16,7 +16,8 @@ from engine.model.build.build import build_model
 from engine.model.build.read_model import read_model
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.cpu_backend import CpuBackend
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.engine_settings import EngineSettings
 from engine.runtime.step.streaming_engine import StreamingEngine
@@ -110,7 +111,7 @@ def test_training_equals_plain_training_with_the_same_new_rows(tmp_path, family,
             assert torch.equal(own, parameter), name
     assert tables == (1 if tied else 2) + (family == "phi")
     states.allocate_states()
-    adamw = HostAdamW(states, AdamWSettings(eps=1e-5, weight_decay=0.1), threads=1)
+    adamw = HostAdamW(states, OptimizerSettings(eps=1e-5, weight_decay=0.1), threads=1)
     engine = StreamingEngine(
         model, states, backend, EngineSettings(PlanChoices().changed(micro_batches=2), 24, 7), adamw
     )

@@ -20,7 +20,8 @@ from engine.model.build.shape_of_run import shape_of_run
 from engine.planning.schedule.choices import PlanChoices
 from engine.runs.record.events import LogLine
 from engine.runtime.device.cpu_backend import CpuBackend
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.sampling.generate import longest_row
 from engine.runtime.step.engine_settings import EngineSettings
@@ -77,7 +78,7 @@ def test_training_equals_plain_training_on_longer_rows(tmp_path, made):
     states.allocate_weights()
     load_pretrained(model, str(folder), states)
     states.allocate_states()
-    adamw = HostAdamW(states, AdamWSettings(eps=1e-5, weight_decay=0.1), threads=1)
+    adamw = HostAdamW(states, OptimizerSettings(eps=1e-5, weight_decay=0.1), threads=1)
     engine = StreamingEngine(
         model,
         states,

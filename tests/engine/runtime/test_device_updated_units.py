@@ -9,11 +9,13 @@ import math
 import pytest
 import torch
 
+from engine.config.optimizers import ADAMW
 from engine.errors import NonFiniteError
-from engine.planning.layout.layout import PLANE_ITEM_BYTES
+from engine.planning.layout.layout import planes_of
 from engine.planning.schedule.choices import EmbedAndHead
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.optimizer.device_adamw import StepFactors, clip_of, update
 from engine.runtime.step.executor import Executor
 from tests.support.device_updates import (
@@ -44,8 +46,9 @@ def test_states_have_the_host_s_bits(main_grad, dtype, tied):
         for resident in (0, 2):
             choices = updated_on_device(device_updates, 2, main_grad, blocks_kept_in_slots=resident)
             found = planes_after(choices, dtype=dtype, tied=tied, steps=3)
-            for unit in range(0, len(expected), len(PLANE_ITEM_BYTES[dtype])):
-                kept = slice(unit, unit + len(PLANE_ITEM_BYTES[dtype]) - 1)  # without gradients
+            planes = len(planes_of(dtype, ADAMW))
+            for unit in range(0, len(expected), planes):
+                kept = slice(unit, unit + planes - 1)  # without gradients
                 assert_same_bits(found[kept], expected[kept])
 
 
@@ -263,7 +266,7 @@ def test_a_chunk_is_updated_as_the_host_updates_it(dtype, eps):
         values = torch.randn(shape, generator=generator)
         for states in (host, device):
             states.parameters.write("unit", name, values)
-    adamw = HostAdamW(host, AdamWSettings(0.9, 0.99, eps, 0.3), threads=1)
+    adamw = HostAdamW(host, OptimizerSettings(0.9, 0.99, eps, 0.3), threads=1)
     for step in (1, 2, 3):
         # Of very different sizes; some zero, and moments that become subnormal.
         gradient = torch.randn(numel, generator=generator) * 10 ** (
@@ -311,7 +314,7 @@ def test_with_a_factor_that_forbids_it_nothing_changes(dtype, value):
     planes = {plane: states.tensor("unit", plane) for plane in states.planes}
     before = [plane.clone() for plane in planes.values()]
     scalars = torch.from_numpy(
-        HostAdamW(states, AdamWSettings(0.9, 0.99, 1e-8, 0.3), threads=1).scalars(1, 1e-2)
+        HostAdamW(states, OptimizerSettings(0.9, 0.99, 1e-8, 0.3), threads=1).scalars(1, 1e-2)
     )
     others = {name: plane for name, plane in planes.items() if name != "grad"}
     factors = StepFactors(torch.tensor([float("nan"), 0.0]), scalars)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.computing
 @pytest.fixture(autouse=True)
 def tiny_is_not_small(monkeypatch):
     """The matrices of a tiny model are kept in 8 bits, and its norms in fp32."""
-    monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
+    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
 
 
 @pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")
@@ -67,7 +67,7 @@ def test_a_second_moment_in_bf16_follows_small_changes():
     run, _ = trained(BASE, "adamw_bf16", "float32", 1)
     states, adamw = run.host_states, run.adamw
     unit = "block 1"
-    part = states.layouts[unit].moment_ranges("adamw_bf16")[0]
+    part = states.layouts[unit].state_ranges("adamw_bf16")["exp_avg"][0]
     place = slice(part.place, part.place + part.bytes)
     grad = states.array(unit, "grad")
     grad[:] = np.float32(np.sqrt(target))

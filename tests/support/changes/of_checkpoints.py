@@ -266,8 +266,8 @@ CHECKPOINT = (
     Change(
         "gradients-in-checkpoints",
         LAYOUT,
-        '"full": frozenset({"grad"}),',
-        '"full": frozenset(),',
+        "            return (*weights, *OPTIMIZERS[optimizer].planes)\n",
+        "            return (*weights, *OPTIMIZERS[optimizer].planes, _grad)\n",
         "Checkpoints hold gradients, which nothing needs.",
         (CHECKPOINTS,),
     ),

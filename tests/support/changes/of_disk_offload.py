@@ -28,8 +28,8 @@ DISK_OFFLOAD_CHANGES = (
     Change(
         "moments-in-one-place",
         DISK,
-        "places = (number * chunk.room for number in range(len(MOMENTS)))",
-        "places = (0 * number for number in range(len(MOMENTS)))",
+        "places = (number * chunk.room for number in range(len(chunk.planes)))",
+        "places = (0 * number for number in range(len(chunk.planes)))",
         "The second moment is taken from the place of the first.",
         (BITS,),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-PLACES = "engine/planning/layout/moments.py"
+PLACES = "engine/planning/layout/optimizer_states.py"
 HOST = "engine/runtime/host/host_adamw.py"
 KERNELS = "engine/runtime/optimizer/moment_kernels.py"
 VALUES = "engine/runtime/optimizer/value_kernels.py"
@@ -32,14 +32,14 @@ MOMENT_CHANGES = (
     Change(
         "embedding-in-8-bits",
         PLACES,
-        "return MomentKind.BF16 if unit == EMBED else kind",
+        "return StateFormat.BF16 if unit == EMBED else kind",
         "return kind",
         "The embedding is kept in 8 bits too.",
         (PLACE_TESTS,),
     ),
     Change(
         "rounded-alike-in-every-step",
-        HOST,
+        "engine/runtime/host/host_optimizer.py",
         'f"{self._seed} {step} {unit}"',
         'f"{self._seed} {unit}"',
         "Moments in bf16 are rounded with the same random bits in every step, so they stall.",

@@ -313,7 +313,7 @@ FAST = 1e30
 def only(**rates: float) -> Rates:
     """A machine that does all else in no time."""
     fast = dict.fromkeys(Rates.__dataclass_fields__, FAST)
-    return Rates(**fast | {"overhead": 0.0, "call": 0.0} | rates)
+    return Rates(**fast | {"overhead": 0.0, "call": 0.0, "others": ()} | rates)
 
 
 def test_a_rank_copies_and_updates_its_shards_and_receives_the_others():

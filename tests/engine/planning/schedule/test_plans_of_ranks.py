@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
+from engine.config.optimizers import BLOCK, StateFormat
 from engine.planning.layout.layout import ParameterSpec, lay_out
-from engine.planning.layout.moments import BLOCK, MomentKind
 from engine.planning.schedule.buffers import BufferKind
 from engine.planning.schedule.build import build_forward_plan, build_step_plan
 from engine.planning.schedule.choices import ONE_RANK_ONLY, EmbedAndHead, PlanChoices, PlaneSizes
@@ -62,14 +62,14 @@ def test_small_units_leave_ranks_without_elements():
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_no_border_cuts_a_block_of_codes(ranks, monkeypatch):
-    """`MomentRange.within` refuses to. A shard's bytes follow those of the one before."""
-    monkeypatch.setattr("engine.planning.layout.moments.SMALL", 256)
+    """`StateRange.within` refuses to. A shard's bytes follow those of the one before."""
+    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
     generator = random.Random(ranks)
     for _ in range(50):
         shapes = [(generator.randrange(1, 40), generator.randrange(1, 90)) for _ in range(6)]
         specs = [ParameterSpec(f"p{k}", f"p{k}", shape, k < 4) for k, shape in enumerate(shapes)]
         layout = lay_out("block 0", specs)
-        ranges = layout.moment_ranges("adamw_8bit")
+        ranges = layout.state_ranges("adamw_8bit")["exp_avg"]
         end = 0
         for rank in range(ranks):
             start, stop = Shards(ranks, rank).bounds(layout.numel)
@@ -78,13 +78,13 @@ def test_no_border_cuts_a_block_of_codes(ranks, monkeypatch):
                 continue
             parts = [range_.within(start, stop) for range_ in ranges]
             assert sum(part.stop - part.start for part in parts if part) == stop - start
-            begin, after = layout.moment_bytes("adamw_8bit", start, stop)
+            begin, after = layout.state_bounds("adamw_8bit", "exp_avg", start, stop)
             assert begin == end
             end = after
         assert end == sum(range_.bytes for range_ in ranges)
-        if any(range_.kind == MomentKind.CODES for range_ in ranges):
+        if any(range_.kind == StateFormat.CODES for range_ in ranges):
             with pytest.raises(ValueError, match="cut a block"):
-                codes = next(each for each in ranges if each.kind == MomentKind.CODES)
+                codes = next(each for each in ranges if each.kind == StateFormat.CODES)
                 codes.within(codes.start, codes.start + 1)
 
 

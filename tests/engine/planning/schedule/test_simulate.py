@@ -169,7 +169,9 @@ FAST = 1e30
 def only(**rates: float) -> Rates:
     """A machine that does all else in no time."""
     return Rates(
-        **dict.fromkeys(Rates.__dataclass_fields__, FAST) | {"overhead": 0.0, "call": 0.0} | rates
+        **dict.fromkeys(Rates.__dataclass_fields__, FAST)
+        | {"overhead": 0.0, "call": 0.0, "others": ()}
+        | rates
     )
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.config.optimizers import MOMENTS
 from engine.paths import PROGRAM_ROOT
 from engine.planning.layout.layout import ParameterSpec, lay_out
-from engine.planning.layout.moments import MOMENTS
-from engine.runtime.host.host_adamw import AdamWSettings, GradientChunk, HostAdamW
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import GradientChunk, OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer import host_threads
 from engine.runtime.optimizer.host_kernels import kernel
@@ -70,7 +71,7 @@ def reference(
 def test_equals_torch_adamw_with_fp32_masters(dtype, clip):
     states = new_states(dtype)
     weights, optimizer = reference(states, 0.0)
-    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, DECAY), threads=2)
+    host = HostAdamW(states, OptimizerSettings(*BETAS, EPS, DECAY), threads=2)
     for step in range(1, 9):
         rate = 1e-3 * step
         gradients = set_gradients(states, step)
@@ -104,7 +105,7 @@ def test_updates_below_bf16_resolution_add_up():
     states = new_states("bfloat16", {"proj.weight": (64, 64)})
     states.parameters.write("block.0", "proj.weight", torch.ones(64, 64))
     states.tensor("block.0", "grad").fill_(1.0)
-    host = HostAdamW(states, AdamWSettings(0.9, 0.999, 1e-8, 0.0))
+    host = HostAdamW(states, OptimizerSettings(0.9, 0.999, 1e-8, 0.0))
     for step in range(1, 21):
         host.update("block.0", step, 1e-5, 1.0)
     expected = torch.full((64, 64), 1 - 2e-4)
@@ -120,7 +121,7 @@ def test_decay_stops_where_the_decayed_range_ends():
     states = new_states("float32")
     states.parameters.write("block.0", "proj.weight", torch.ones(37, 41))
     states.parameters.write("block.0", "norm.weight", torch.ones(41))
-    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, weight_decay=0.5))
+    host = HostAdamW(states, OptimizerSettings(*BETAS, EPS, weight_decay=0.5))
     host.update("block.0", 1, 0.1, 1.0)  # gradients are zero
     assert (states.parameters.master("block.0", "proj.weight") == np.float32(0.95)).all()
     assert (states.parameters.master("block.0", "norm.weight") == 1).all()
@@ -149,7 +150,7 @@ def in_chunks(host: HostAdamW, *arguments) -> None:
 
 def run_steps(dtype: str, shapes, threads: int, update=in_one_pass) -> list[bytes]:
     states = new_states(dtype, shapes)
-    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, DECAY), threads)
+    host = HostAdamW(states, OptimizerSettings(*BETAS, EPS, DECAY), threads)
     for step in (1, 2, 3):
         set_gradients(states, step)
         update(host, step, 1e-3, 0.9)
@@ -177,7 +178,7 @@ def test_rounded_moments_are_updated_in_one_pass():
     states = new_states("bfloat16")
     states.release_states()
     states.allocate_states(optimizer="adamw_8bit")
-    host = HostAdamW(states, AdamWSettings(), 1)
+    host = HostAdamW(states, OptimizerSettings(), 1)
     host.compile_for(two_passes=False)
     with pytest.raises(ValueError, match="not in fp32"):
         host.compile_for(two_passes=True)
@@ -186,7 +187,7 @@ def test_rounded_moments_are_updated_in_one_pass():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_first_pass_leaves_moments_and_the_second_one_weights(dtype):
     states = new_states(dtype)
-    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, DECAY), 1)
+    host = HostAdamW(states, OptimizerSettings(*BETAS, EPS, DECAY), 1)
     set_gradients(states, 1)
     weights = [plane for plane in states.planes if plane.startswith("weight")]
 
@@ -210,7 +211,7 @@ def test_sizes_around_the_chunk(columns):
     states = new_states("bfloat16", shapes)
     weights, optimizer = reference(states, 1e-3)
     gradients = set_gradients(states, 1)
-    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, DECAY), threads=2)
+    host = HostAdamW(states, OptimizerSettings(*BETAS, EPS, DECAY), threads=2)
     host.update("block.0", 1, 1e-3, 1.0)
     for name, weight in weights.items():
         weight.grad = gradients[name]
@@ -225,7 +226,7 @@ def test_sizes_around_the_chunk(columns):
 
 def test_alignment_gaps_stay_zero_even_with_an_eps_that_fp32_cannot_hold():
     states = new_states("float32")
-    host = HostAdamW(states, AdamWSettings(*BETAS, eps=1e-60, weight_decay=DECAY))
+    host = HostAdamW(states, OptimizerSettings(*BETAS, eps=1e-60, weight_decay=DECAY))
     host.update("block.0", 1, 1e-3, 1.0)
     plane = states.tensor("block.0", "weight_high")
     assert plane.isfinite().all()
@@ -240,7 +241,7 @@ def test_moments_leave_the_subnormal_range_and_tiny_gradients_change_nothing():
     states.tensor("block.0", "exp_avg").fill_(1e-39)
     states.tensor("block.0", "exp_avg_sq").fill_(1e-39)
     states.tensor("block.0", "grad").fill_(1e-19)
-    host = HostAdamW(states, AdamWSettings(0.9, 0.999, 1e-8, 0.0))
+    host = HostAdamW(states, OptimizerSettings(0.9, 0.999, 1e-8, 0.0))
     for step in (1, 2):
         host.update("block.0", step, 1e-3, 1.0)
     for plane in ("exp_avg", "exp_avg_sq"):
@@ -260,7 +261,7 @@ def test_a_very_small_eps_still_counts_tiny_gradients():
     optimizer.param_groups[0]["eps"] = 1e-18
     states.tensor("block.0", "grad").fill_(1e-17)
     weights["proj.weight"].grad = torch.full((64, 64), 1e-17)
-    host = HostAdamW(states, AdamWSettings(*BETAS, 1e-18, DECAY))
+    host = HostAdamW(states, OptimizerSettings(*BETAS, 1e-18, DECAY))
     host.update("block.0", 1, 1e-3, 1.0)
     optimizer.step()
     torch.testing.assert_close(
@@ -276,7 +277,7 @@ def test_a_very_small_eps_still_counts_tiny_gradients():
 def test_nan_reaches_the_weights_where_it_can_be_found():
     states = new_states("bfloat16", {"proj.weight": (64, 64)})
     states.tensor("block.0", "grad")[5] = float("nan")
-    host = HostAdamW(states, AdamWSettings(*BETAS, EPS, DECAY))
+    host = HostAdamW(states, OptimizerSettings(*BETAS, EPS, DECAY))
     host.update("block.0", 1, 1e-3, 1.0)
     assert states.tensor("block.0", "weight_high").isnan().nonzero().tolist() == [[5]]
     assert states.parameters.master("block.0", "proj.weight").isnan().sum() == 1

@@ -38,7 +38,7 @@ def test_the_kernel_counts_the_bytes_that_steps_write(optimizer, tmp_path):
     layout = layout_of(DISK_CHUNK_NUMEL + DISK_CHUNK_NUMEL // 2)
     disk = DiskPlanes(tmp_path)
     disk.allocate([layout], optimizer)
-    ring = memoryview(map_memory(state_ring_bytes([layout.moment_counts], optimizer)))
+    ring = memoryview(map_memory(state_ring_bytes([layout.state_counts], optimizer)))
     before = counted()
     for _ in range(ROUNDS):
         for chunk in disk_chunks(layout, optimizer):
@@ -51,7 +51,9 @@ def test_the_kernel_counts_the_bytes_that_steps_write(optimizer, tmp_path):
     # The first read of reserved space needs no disk.
     read = after["read_bytes"] - before["read_bytes"]
     assert read == pytest.approx((ROUNDS - 1) * disk.nbytes, rel=0.02)
-    assert disk.nbytes == pytest.approx(2 * layout.moment_counts.bytes(optimizer), abs=4 * PAGE)
+    assert disk.nbytes == pytest.approx(
+        sum(layout.state_counts.bytes(optimizer).values()), abs=4 * PAGE
+    )
     assert disk.is_direct
     disk.release(["block 0"])
 
@@ -104,7 +106,7 @@ def test_chunks_follow_each_other_and_cut_no_block():
         chunks = disk_chunks(layout, optimizer)
         assert [chunk.start for chunk in chunks] == [0, DISK_CHUNK_NUMEL, 2 * DISK_CHUNK_NUMEL]
         assert [chunk.begin for chunk in chunks[1:]] == [chunk.end for chunk in chunks[:-1]]
-        assert chunks[-1].end == layout.moment_counts.bytes(optimizer)
+        assert chunks[-1].end == layout.state_counts.bytes(optimizer)["exp_avg"]
         for chunk, following in pairwise(chunks):
             assert chunk.file_end == following.offset and following.offset % PAGE == 0
             assert 8 << 20 <= 2 * chunk.bytes <= 33 << 20

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from engine.config.optimizers import MOMENTS
 from engine.config.settings import ModelConfig
 from engine.errors import FitError
 from engine.model.build.build import build_model
 from engine.model.build.measure_shape import shape_of
 from engine.planning.fit.buffer_sizes import state_bytes
-from engine.planning.layout.moments import MOMENTS
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.shards import Shards
 from engine.runtime.device.cpu_backend import CpuBackend

@@ -7,15 +7,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.planning.layout.moments import BLOCK, MOMENTS, MomentKind
-from engine.runtime.host.host_adamw import AdamWSettings, HostAdamW
+from engine.config.optimizers import BLOCK, MOMENTS, StateFormat
+from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.optimizer.host_kernels import kernel
 from engine.runtime.optimizer.moment_codes import moment_map
 from tests.support.moment_kernels import new_states, set_gradient
 
 pytestmark = pytest.mark.computing
 
-SETTINGS = AdamWSettings(0.9, 0.999, 1e-8, 0.1, seed=7)
+SETTINGS = OptimizerSettings(0.9, 0.999, 1e-8, 0.1, seed=7)
 RATE, CLIP = 3e-3, 0.7
 
 
@@ -67,13 +68,13 @@ def referred(states, unit, adamw, step):
     here = states.layouts[unit]
     clip, (*others, keep) = np.float32(CLIP), adamw.scalars(step, RATE)
     weights = [name for name in planes if name.startswith("weight")]
-    for part in here.moment_ranges(states.optimizer):
+    for part in here.state_ranges(states.optimizer)["exp_avg"]:
         between, numel = slice(part.start, part.stop), part.stop - part.start
         place = slice(part.place, part.place + part.bytes)
         kept = [planes[name][place] for name in MOMENTS]
-        if part.kind == MomentKind.CODES:
+        if part.kind == StateFormat.CODES:
             both = [from_codes(kept[0], numel, True), from_codes(kept[1], numel, False)]
-        elif part.kind == MomentKind.BF16:
+        elif part.kind == StateFormat.BF16:
             halves = [moment.view(np.uint16).astype(np.uint32) << 16 for moment in kept]
             both = [half.view(np.float32) for half in halves]
         else:
@@ -83,9 +84,9 @@ def referred(states, unit, adamw, step):
         kernel("adamw_split" if states.dtype == "bfloat16" else "adamw_float")(
             np.zeros(1, np.int64), 64, decayed, (*arrays, *both), (clip, keep, *others)
         )
-        if part.kind == MomentKind.CODES:
+        if part.kind == StateFormat.CODES:
             both = [in_codes(both[0], True), in_codes(both[1], False)]
-        elif part.kind == MomentKind.BF16:
+        elif part.kind == StateFormat.BF16:
             noise = hashed(np.arange(part.start, part.stop), adamw.key(unit, step))
             both = [in_halves(both[0], noise & 0xFFFF), in_halves(both[1], noise >> 16)]
         for name, moment in zip(MOMENTS, both):

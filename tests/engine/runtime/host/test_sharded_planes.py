@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.config.optimizers import ADAMW, MOMENTS
 from engine.config.settings import ModelConfig
 from engine.model.build.build import build_model
 from engine.model.build.measure_shape import shape_of
-from engine.planning.layout.moments import FP32_MOMENTS, MOMENTS
 from engine.planning.schedule.shards import Shards
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.device_planes import DevicePlanes
@@ -105,14 +105,14 @@ def test_each_rank_holds_the_weights_whole_and_a_shard_of_the_rest(optimizer, ra
                 assert tensor.numel() == stop - start
                 expected = plainly.tensor(unit, plane)[start:stop]
                 assert torch.equal(tensor, expected)
-            elif optimizer == FP32_MOMENTS:
+            elif optimizer == ADAMW:
                 # Random bytes are no numbers, so bits are compared.
                 expected = plainly.tensor(unit, plane)[start:stop]
                 assert torch.equal(tensor.view(torch.int32), expected.view(torch.int32))
             elif stop > start:
-                first, last = layout.moment_bytes(optimizer, start, stop)
+                first, last = layout.state_bounds(optimizer, plane, start, stop)
                 assert torch.equal(tensor, plainly.tensor(unit, plane)[first:last])
-    if optimizer == FP32_MOMENTS:
+    if optimizer == ADAMW:
         assert (
             divided.placement.device_bytes
             == shape_of(model).states.gpu_resident_bytes_on(ranks)[len(GPU_RESIDENT)]

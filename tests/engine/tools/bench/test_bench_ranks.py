@@ -10,7 +10,7 @@ import pytest
 import launch
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.cpu_backend import CpuBackend
-from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.optimizers import host_optimizer
 from engine.tools.bench import plan_training, steps
 from engine.tools.bench.steps import RANDOM, Planes, Trained
 from tests.support.folders import make_config
@@ -54,12 +54,11 @@ def test_each_rank_has_its_share_of_the_cores(monkeypatch):
     """Otherwise rank 0 would have all of them, and its updates would leave the others behind."""
     threads: list[int | None] = []
 
-    class Noting(HostAdamW):
-        def __init__(self, states, settings, own=None):
-            threads.append(own)
-            super().__init__(states, settings, own)
+    def noting(states, settings, own=None):
+        threads.append(own)
+        return host_optimizer(states, settings, own)
 
-    monkeypatch.setattr(steps, "HostAdamW", Noting)
+    monkeypatch.setattr(steps, "host_optimizer", noting)
     monkeypatch.setattr(steps, "default_threads", lambda: 6)
     backend = CpuBackend()
     planes = Planes.open(tiny_config("llama"), backend, RANDOM, False, Trained(is_shared=True))
