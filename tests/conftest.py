@@ -69,6 +69,11 @@ SWEEPS = {
 once, and its packing is tried once.
 """
 
+BROWSER_PROCESSES = 2
+"""So many processes begin with the tests in a browser where there are more: each starts a browser
+and a server, and these tests often wait for their page. The others begin with the other tests.
+"""
+
 SWEEPS_FILE = Path(__file__).parent / "sweeps.yaml"
 SWEEP = "a plain run has the cases that tests/sweeps.yaml chooses"
 
@@ -141,7 +146,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object):
         def _split_scope(self, nodeid: str) -> str:
             return _group(nodeid)
 
+        def _assign_work_unit(self, node) -> None:
+            """Hands the first group that this process should run to it, else the first one."""
+            for group in self.workqueue:
+                if (IN_BROWSER in group) == _is_for_browser(node.gateway.id, self.numnodes):
+                    self.workqueue.move_to_end(group, last=False)
+                    break
+            super()._assign_work_unit(node)
+
     return Groups(config, log)
+
+
+def _is_for_browser(worker: str, workers: int) -> bool:
+    """Returns whether a process of xdist runs the tests in a browser before others. worker: `gw0`
+    is the first of the processes. workers: their number.
+    """
+    return workers <= BROWSER_PROCESSES or int(worker.removeprefix("gw")) < BROWSER_PROCESSES
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Lets the processes whose tests take longest, those in a browser, have a core first."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and not _is_for_browser(worker, int(os.environ["PYTEST_XDIST_WORKER_COUNT"])):
+        os.nice(10)
 
 
 def _group(nodeid: str) -> str:

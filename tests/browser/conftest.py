@@ -61,7 +61,7 @@ def browser(shared_context):
     return shared_context.browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_server(tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("app"), free_port())
     server.start()

@@ -64,7 +64,7 @@ interrupted.
 """
 _START_SECONDS = 120.0
 _IDLE_SECONDS = 30.0
-_SHORT_OF_MEMORY = 16 << 30
+_SHORT_OF_MEMORY = 4 << 30
 """Free bytes below which the process, which takes some 70 MiB, matters."""
 _A_MOMENT = 0.2
 _CHARACTERS = 1 << 20

@@ -203,7 +203,7 @@ def test_a_template_that_recurses_skips_the_row():
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
-@pytest.mark.parametrize(("free", "ends"), [(15 << 30, True), (17 << 30, False)])
+@pytest.mark.parametrize(("free", "ends"), [(3 << 30, True), (5 << 30, False)])
 def test_it_ends_before_a_run_is_judged_where_memory_is_short(process, monkeypatch, free, ends):
     monkeypatch.setattr(template_process, "sample_host_memory", lambda: (0, free))
     written(process, PLAIN)
