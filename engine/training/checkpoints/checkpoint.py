@@ -201,7 +201,7 @@ def write_checkpoint(
     try:
         # A run's folder that is gone is not made anew.
         safe_files.make_folder(root, root.parent, exist_ok=True)
-        _clear_leftovers(root)
+        clear_leftovers(root)
         _check_disk_space(root, step, needed)
         safe_files.make_folder(unfinished, root.parent)
         written, planes = _write_files(unfinished, step, contents, progress)
@@ -362,9 +362,9 @@ def _delete_others(root: Path, step: int, keep: int) -> None:
                 safe_files.remove_tree(root / name, run)
 
 
-def _clear_leftovers(root: Path) -> None:
+def clear_leftovers(root: Path) -> None:
     """Removes the leftovers of a killed writer, and restores the checkpoint that it was about to
-    replace.
+    replace. Raises OSError where that is not possible.
     """
     there = safe_files.entries(root, root.parent)
     for name in there:

@@ -41,6 +41,7 @@ from engine.planning.schedule.grid import grid
 from engine.planning.shape.active_parameters import measured_flops_formula
 from engine.progress import Progress
 from engine.runs.record.events import DataPrepared, PlanBuilt, RunStarted
+from engine.runs.record.run_folder import RunFolder
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.device.open_backend import open_backend
@@ -57,7 +58,7 @@ from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.optimizers import host_optimizer
 from engine.runtime.sampling.generate import Sampler
 from engine.runtime.step.streaming_engine import StreamingEngine
-from engine.training.checkpoints.checkpoint import CheckpointInfo
+from engine.training.checkpoints.checkpoint import CheckpointInfo, clear_leftovers
 from engine.training.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
 from engine.training.checkpoints.staging import StagingBuffers
 from engine.training.loop.explain import note_memory
@@ -208,6 +209,15 @@ class Prepared:
                     parts.callback(part.close)
 
 
+def _clear_leftovers(folder: RunFolder) -> None:
+    """Removes what a killed writer left in the run's folder. Each writer does so, too, but after
+    the last step none may follow. Where it is not possible, the next writer says why.
+    """
+    for root in (folder.checkpoints_path, folder.best_path):
+        with contextlib.suppress(OSError):
+            clear_leftovers(root)
+
+
 def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepared:
     """Builds everything that a run needs.
 
@@ -218,6 +228,8 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     config = session.config
     if config.engine.disk is not None:
         check_offload_folder(config.engine.disk)
+    if resume:
+        _clear_leftovers(session.folder)
     # A damaged checkpoint is found before anything is allocated.
     newest = newest_checkpoint(session.folder.checkpoints_path, True) if resume else None
     if newest is None:

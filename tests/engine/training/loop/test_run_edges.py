@@ -244,3 +244,20 @@ def test_export_takes_the_newest_checkpoint_that_verifies_and_says_so(tmp_path):
     found = export_run(tmp_path / "runs", run.id, link)
     assert found.step == 6 and "step-8" in found.skipped[0]
     assert (tmp_path / "real" / "model.safetensors").exists()
+
+
+def test_a_run_that_was_killed_after_its_last_checkpoint_leaves_no_others(tmp_path):
+    """No step follows, so no writer clears up behind the one that was killed."""
+    run = start_run(make_config(tmp_path), tmp_path / "runs")
+    assert execute(run).state == "finished"
+    record = run.folder.events_path
+    *lines, last = record.read_text().splitlines(keepends=True)
+    assert "finished" in last
+    record.write_text("".join(lines))
+    checkpoints = run.folder.checkpoints_path
+    whole = {path.name for path in checkpoints.iterdir()}
+    for name in (".step-3.deleted", ".step-8.old", ".step-8.partial"):
+        shutil.copytree(checkpoints / "step-8", checkpoints / name)
+    again = resume_run(tmp_path / "runs", run.id)
+    assert execute(again).state == "finished"
+    assert {path.name for path in checkpoints.iterdir()} == whole
