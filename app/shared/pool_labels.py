@@ -161,14 +161,14 @@ def cost_in_a_sentence(pool: Pool, name: PartName, costs: Costs) -> str:
     busy, disk_waited = cost.busy, cost.waited[Work.DISK]
     if name == PartName.DISK:
         return _beside_computing([("reads and writes", busy[Work.DISK])], disk_waited, step)
-    on_gpu = busy[Work.GPU_ADAMW]
+    on_gpu = busy[Work.GPU_OPTIMIZER]
     if name == PartName.GPU:
-        return f"A step: AdamW here takes {roughly(on_gpu)}; these units are not moved."
+        return f"A step: the optimizer takes {roughly(on_gpu)}; these units are not moved."
     bus = busy[Work.TO_GPU] + busy[Work.TO_HOST] + busy[Work.BLOCK_INPUTS]
     works = [
         ("copies over the bus", bus),
-        ("AdamW on the host", busy[Work.HOST_ADAMW]),
-        ("AdamW on the GPU", on_gpu),
+        ("the optimizer on the host", busy[Work.HOST_OPTIMIZER]),
+        ("the optimizer on the GPU", on_gpu),
     ]
     return _beside_computing(works, cost.waited_seconds - disk_waited, step)
 

@@ -16,6 +16,7 @@ from engine.model.build.attention import KERNELS
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.backend import Backend
 from tests.support.checkpoints_of_families import bf16_model, kept_in_fp32
+from tests.support.optimizers import decayed_in, torch_optimizer
 from tests.support.regularized import PLAIN, PlainStep
 from tests.support.tiny import Streamed, plain_model, random_batches, streamed
 
@@ -184,23 +185,14 @@ def norm_of(gradients: Tensors) -> float:
     return float(torch.stack([g.norm() for g in gradients.values()]).norm())
 
 
-def decoupled_adamw(model: torch.nn.Module, run: Streamed) -> torch.optim.AdamW:
+def decoupled_adamw(model: torch.nn.Module, run: Streamed) -> torch.optim.Optimizer:
     """Returns torch's AdamW for `model`, with weight decay where the engine's is."""
-    decays = {
-        spec.full_name: spec.decay for layout in run.model.layouts for spec in layout.parameters
-    }
-    groups = [
-        {
-            "params": [p for n, p in model.named_parameters() if decays[n] == decay],
-            "weight_decay": rate,
-        }
-        for decay, rate in ((True, 0.1), (False, 0.0))
-    ]
-    return torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-5)
+    decayed = decayed_in(run.model.layouts)
+    return torch_optimizer(dict(model.named_parameters()), decayed, rate=RATE)
 
 
 def apply(
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     model: torch.nn.Module,
     gradients: Tensors,
     rounded: Callable[[torch.Tensor], torch.Tensor],

@@ -9,6 +9,7 @@ from engine.model.build.measure_shape import shape_of
 from engine.planning.fit.buffer_sizes import fixed_items, offloaded_input_bytes
 from engine.planning.schedule.choices import PlanChoices
 from tests.support.families import TEXT_FAMILIES
+from tests.support.optimizers import torch_optimizer
 from tests.support.packed_rows import NOT_PACKED, PACKED
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed
 
@@ -57,18 +58,7 @@ def law_one(
         parameters = {name: p for name, p in named if p.requires_grad or name in names}
         assert set(names) == set(parameters)
         decayed = {name for name, (_, spec, _) in names.items() if spec.decay}
-        optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for n, p in parameters.items() if n in decayed], "weight_decay": 0.1},
-                {
-                    "params": [p for n, p in parameters.items() if n not in decayed],
-                    "weight_decay": 0.0,
-                },
-            ],
-            lr=RATE,
-            betas=(0.9, 0.999),
-            eps=1e-5,
-        )
+        optimizer = torch_optimizer(parameters, decayed, rate=RATE)
         for step in range(1, steps + 1):
             batches = made(2, rows, tokens, seed=step)
             device_updates = []

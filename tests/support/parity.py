@@ -1,31 +1,19 @@
-"""Streamed training of a small model against plain training with torch.optim.AdamW."""
+"""Streamed training of a small model against plain training with torch's optimizer."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from engine.config.optimizers import ADAMW, Optimizer
 from engine.config.regularization import NO_REGULARIZATION, Regularization
 from engine.planning.schedule.choices import PlanChoices
+from tests.support.optimizers import decayed_in, torch_optimizer
 from tests.support.regularized import PlainStep, regularized_loss
 from tests.support.tiny import Batch, plain_loss, plain_model, random_batches, streamed, tiny_config
 
 STEPS = 10
 RATE = 3e-3
-
-
-def plain_optimizer(plain, decay_names):
-    groups = [
-        {
-            "params": [p for n, p in plain.named_parameters() if n in decay_names],
-            "weight_decay": 0.1,
-        },
-        {
-            "params": [p for n, p in plain.named_parameters() if n not in decay_names],
-            "weight_decay": 0.0,
-        },
-    ]
-    return torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-5)
 
 
 def uneven(_: int, seed: int) -> list[Batch]:
@@ -44,14 +32,17 @@ def compare(
     regularization: Regularization = NO_REGULARIZATION,
     config=None,
     loss_of=plain_loss,
+    optimizer: Optimizer = ADAMW,
 ) -> None:
     """`loss_of` is that of plain training without regularization."""
     config = config or tiny_config(family, tie_word_embeddings=tied)
     plain = plain_model(config)
-    run = streamed(plain, choices, tokens=tokens, regularization=regularization)
+    run = streamed(
+        plain, choices, tokens=tokens, regularization=regularization, optimizer=optimizer
+    )
     assert run.model.tied == tied
-    decay = {s.full_name for layout in run.model.layouts for s in layout.parameters if s.decay}
-    optimizer = plain_optimizer(plain, decay)
+    decayed = decayed_in(run.model.layouts)
+    oracle = torch_optimizer(dict(plain.named_parameters()), decayed, optimizer, RATE)
     names = {
         s.full_name: (u.name, s, o)
         for u in run.model.units
@@ -91,8 +82,8 @@ def compare(
                 f"step {step}: gradient of {name} is off by {error:.1e} of the global norm"
             )
             parameter.grad.mul_(scale)
-        optimizer.step()
-        optimizer.zero_grad()
+        oracle.step()
+        oracle.zero_grad()
     for name, parameter in plain.named_parameters():
         unit, spec, _ = names[name]
         torch.testing.assert_close(

@@ -10,8 +10,6 @@ from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.moment_conversion import read_moments
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
-ROUNDED = ["adamw_bf16", "adamw_8bit"]
-
 
 def moments_of(states: HostStates, unit: str) -> dict[str, np.ndarray]:
     """Both moments of a unit in fp32."""

@@ -97,6 +97,10 @@ export class Hardware {
         this.data.shown = choices.shown;
         this.settings = { ...choices.defaults };
         const boxes = this.part("settings").elements;
+        const optimizers = Object.entries(choices.optimizers);
+        boxes.optimizer.replaceChildren(
+            ...optimizers.map(([value, label]) => el("option", { value }, label)),
+        );
         for (const [name, value] of Object.entries(choices.defaults)) boxes[name].value = value;
         boxes.rows.max = choices.most_rows;
         const names = choices.models.flatMap((model) =>

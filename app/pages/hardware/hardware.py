@@ -30,6 +30,7 @@ from app.pages.hardware.hardware_text import (
 from app.pages.hardware.measuring import probe
 from app.session.jobs import Job
 from app.session.session import Session
+from engine.config.optimizers import ADAMW, OPTIMIZERS
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RunError
 from engine.machine.known_machines import KnownMachine, known_machine, known_rates, machines
@@ -60,7 +61,7 @@ DEFAULTS = {
     "rows": 32,
     "tokens": 1024,
     "dtype": "bfloat16",
-    "optimizer": "adamw",
+    "optimizer": ADAMW,
 }
 FIELDS = {
     "method": "train.method",
@@ -69,6 +70,7 @@ FIELDS = {
     "dtype": "model.dtype",
     "optimizer": "train.optimizer",
 }
+BEST_LABEL = "AdamW, the first moments that fit"
 MOST_ROWS = 1 << 16
 """Largest number of rows per step in the table's settings: with more, a column takes minutes."""
 RAM_GRAIN, GPU_GRAIN = 256 << 20, 64 << 20
@@ -88,6 +90,7 @@ def choices() -> dict[str, Any]:
     return {
         "here": HERE,
         "defaults": DEFAULTS,
+        "optimizers": {name: each.label for name, each in OPTIMIZERS.items()} | {BEST: BEST_LABEL},
         "most_rows": MOST_ROWS,
         "most_machines": MOST_MACHINES,
         "shown": [known.name for known in _supported() if known.name in SHOWN],

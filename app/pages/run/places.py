@@ -63,7 +63,7 @@ def _place(units: Units) -> str:
 
 
 def _updated(units: Units, on_gpu: bool) -> str:
-    """Returns where AdamW runs for the units."""
+    """Returns where the optimizer runs for the units."""
     if not on_gpu:
         return "CPU"
     if units.updated_on_gpu == len(units.numbers):

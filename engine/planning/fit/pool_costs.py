@@ -34,8 +34,8 @@ class Work(Word):
     """Weights, gradients and states are copied over the bus to the GPU."""
     TO_HOST = "to_host"
     """Gradients and states are copied over the bus to RAM."""
-    HOST_ADAMW = "host_adamw"
-    GPU_ADAMW = "gpu_adamw"
+    HOST_OPTIMIZER = "host_optimizer"
+    GPU_OPTIMIZER = "gpu_optimizer"
     BLOCK_INPUTS = "block inputs"
     """Inputs of blocks are copied over the bus, both ways."""
     COLLECTIVE = "exchange"
@@ -53,10 +53,10 @@ _WORK = {
     OpKind.OFFLOAD_KEPT_GRADIENT: Work.TO_HOST,
     OpKind.OFFLOAD_WEIGHTS: Work.TO_HOST,
     OpKind.OFFLOAD_STATES: Work.TO_HOST,
-    OpKind.UPDATE: Work.HOST_ADAMW,
-    OpKind.UPDATE_MOMENTS: Work.HOST_ADAMW,
-    OpKind.DEVICE_UPDATE: Work.GPU_ADAMW,
-    OpKind.UPDATE_IN_PLACE: Work.GPU_ADAMW,
+    OpKind.UPDATE: Work.HOST_OPTIMIZER,
+    OpKind.UPDATE_MOMENTS: Work.HOST_OPTIMIZER,
+    OpKind.DEVICE_UPDATE: Work.GPU_OPTIMIZER,
+    OpKind.UPDATE_IN_PLACE: Work.GPU_OPTIMIZER,
     OpKind.OFFLOAD_BLOCK_INPUT: Work.BLOCK_INPUTS,
     OpKind.FETCH_BLOCK_INPUT: Work.BLOCK_INPUTS,
     OpKind.ALL_GATHER: Work.COLLECTIVE,
@@ -216,7 +216,8 @@ class _Lanes:
 
 
 def cost_text(cost: Cost, step_seconds: float) -> str:
-    """Returns what a cost consists of, as in "bus 0.42 s, AdamW on the host 0.31 s, 0.12 s of it
+    """Returns what a cost consists of, as in "bus 0.42 s, optimizer on the host 0.31 s, 0.12 s
+    of it
     waited for"; an empty text where it is hardly anything.
     """
     words = [
@@ -242,8 +243,8 @@ def _works(cost: Cost) -> list[tuple[str, float]]:
     busy = cost.busy
     return [
         ("bus", busy[Work.TO_GPU] + busy[Work.TO_HOST]),
-        ("AdamW on the host", busy[Work.HOST_ADAMW]),
-        ("AdamW on the GPU", busy[Work.GPU_ADAMW]),
+        ("optimizer on the host", busy[Work.HOST_OPTIMIZER]),
+        ("optimizer on the GPU", busy[Work.GPU_OPTIMIZER]),
         ("block inputs", busy[Work.BLOCK_INPUTS]),
         ("exchange between GPUs", busy[Work.COLLECTIVE]),
         ("disk reads and writes", busy[Work.DISK]),

@@ -327,7 +327,7 @@ class DeviceUpdates:
                 updated += 1
 
     def _update(self, chunk: Chunk) -> None:
-        """Writes AdamW on a chunk, preceded by the fetches of the chunk that are still missing."""
+        """Writes the update of a chunk, preceded by its fetches that are still missing."""
         (unit, number), buffer = chunk, self._buffer[chunk]
         if chunk not in self._fetched:
             self._fetch(chunk)

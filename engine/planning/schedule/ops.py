@@ -314,7 +314,7 @@ class Summary(Op):
 
 @dataclass(frozen=True, slots=True)
 class UpdateInPlace(Op):
-    """Runs AdamW on the planes of a unit that lives on the device, where they are. It is on
+    """Runs the optimizer on the planes of a unit that lives on the device, where they are. It is on
     COMPUTE, so the next forward pass waits for no other lane.
     """
 
@@ -412,8 +412,8 @@ class FetchGradient(OfChunk):
 
 @dataclass(frozen=True, slots=True)
 class DeviceUpdate(OfChunk):
-    """Runs AdamW in the update buffer. If `staging` still holds the gradient, it is read from
-    there. If the unit is still in a slot, the weights are also written to `slot`.
+    """Runs the optimizer in the update buffer. If `staging` still holds the gradient, it is read
+    from there. If the unit is still in a slot, the weights are also written to `slot`.
     """
 
     kind, lane = OpKind.DEVICE_UPDATE, Lane.UPDATE
@@ -439,14 +439,14 @@ class OffloadStates(OfChunk):
 
 # ---------------------------------------------------------------------- host updates
 
-# The ops in which the host runs AdamW are here (lane HOST).
+# The ops in which the host runs the optimizer are here (lane HOST).
 
 
 @dataclass(frozen=True, slots=True)
 class Update(Op):
-    """Runs AdamW on the planes of the unit. Where gradients are kept on the GPU, it does so for one
-    `chunk`, whose gradient is in `ring`. Where the moments of the unit are on the disk, it does so
-    for one `chunk`, whose moments are in `states`.
+    """Runs the optimizer on the planes of the unit. Where gradients are kept on the GPU, it does so
+    for one `chunk`, whose gradient is in `ring`. Where the moments of the unit are on the disk, it
+    does so for one `chunk`, whose moments are in `states`.
     """
 
     kind, lane = OpKind.UPDATE, Lane.HOST

@@ -438,7 +438,7 @@ def updates_of(
 
 
 def updated_by_place(spans: Sequence[Span], planes: Planes) -> dict[str, int]:
-    """Returns the number of parameters that the ops of a step update, by where AdamW runs: elements
+    """Returns the number of parameters that the ops of a step update, by where they run: elements
     of their planes, of which a few lie between parameters.
     """
     updated = {}

@@ -33,6 +33,7 @@ PLAN = ("train.micro_batch_size", "engine.rounds", "engine.gpus", "engine.kernel
 _CHANGED_BY = {
     "model.dtype": "the planes",
     "model.source": "the model",
+    "train.optimizer": "what is kept of earlier gradients",
     ROPE_SCALING: "what the model computes",
     ROPE_FACTOR: "what the model computes",
     OBJECTIVE: "what is learned",
@@ -158,9 +159,7 @@ def changed_settings(
         if name not in before or before[name] == value:
             continue
         was, is_ = _quoted(before[name]), _quoted(value)
-        # A model that was only moved has the same name in another place.
-        is_other_model = name == "model.source" and Path(was).name != Path(is_).name
-        if name in ORDER or (name in _CHANGED_BY and (name != "model.source" or is_other_model)):
+        if _makes_another_run(name, before[name], value):
             what = _CHANGED_BY.get(name, "the rows that its steps read")
             raise RunError(
                 f"{name} of run {run_id} was {was} up to step {step:,} and is {is_} now, which "
@@ -168,7 +167,7 @@ def changed_settings(
             )
         sentences.append(f"{name} was {was} up to step {step:,} and is {is_} from here on.")
         if name == "train.optimizer":
-            sentences.append(OPTIMIZERS[now[name]].on_resume)
+            sentences.append(OPTIMIZERS[value].on_resume)
         if name == "output.keep_best" and value == "exact_match":
             sentences.append(_COMPARED)
     anew = plan_changes(config, state)
@@ -187,6 +186,16 @@ def changed_settings(
             f"The run was to have {state['total_steps']:,} steps and has {total_steps:,} now."
         )
     return sentences
+
+
+def _makes_another_run(name: str, was: Any, is_: Any) -> bool:
+    """Returns whether a run cannot be resumed with another value of a setting."""
+    match name:
+        case "model.source":  # a model that was only moved has the same name in another place
+            return Path(str(was)).name != Path(str(is_)).name
+        case "train.optimizer":
+            return was not in OPTIMIZERS[is_].resumes
+    return name in ORDER or name in _CHANGED_BY
 
 
 def _before(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,18 +130,18 @@ def test_moments_on_the_disk_are_told_of():
 
 
 def test_costs_in_sentences():
-    gpu = Cost(NONE | {Work.GPU_ADAMW: 0.034}, NONE)
+    gpu = Cost(NONE | {Work.GPU_OPTIMIZER: 0.034}, NONE)
     ram = Cost(
-        NONE | {Work.TO_GPU: 0.9, Work.TO_HOST: 0.36, Work.HOST_ADAMW: 0.63},
-        NONE | {Work.HOST_ADAMW: 0.244},
+        NONE | {Work.TO_GPU: 0.9, Work.TO_HOST: 0.36, Work.HOST_OPTIMIZER: 0.63},
+        NONE | {Work.HOST_OPTIMIZER: 0.244},
     )
     by_units = ((SPLIT[0], gpu), (SPLIT[1], ram), (SPLIT[2], Cost(NONE, NONE)))
     costs = Costs(1.82, (*by_units, (SPLIT[3], Cost(NONE, NONE))))
     shown = cost_in_a_sentence(POOL, PartName.GPU, costs)
-    assert shown == "A step: AdamW here takes 0.034 s; these units are not moved."
+    assert shown == "A step: the optimizer takes 0.034 s; these units are not moved."
     assert cost_in_a_sentence(POOL, PartName.HOST, costs) == (
-        "A step, beside computing: copies over the bus 1.3 s and AdamW on the host 0.63 s; the GPU "
-        "waits 0.24 s for that (13 %)."
+        "A step, beside computing: copies over the bus 1.3 s and the optimizer on the host 0.63 s; "
+        "the GPU waits 0.24 s for that (13 %)."
     )
     assert cost_in_a_sentence(POOL, PartName.DISK, costs) == ""
     hidden = Costs(1.82, ((SPLIT[1], Cost(ram.busy, NONE)),))
@@ -152,10 +152,10 @@ def test_costs_in_sentences():
 def test_what_the_disk_costs_is_told_of_the_disk_alone():
     units = units_by_place(30, PlanChoices().changed(disk_offloaded_units=18))
     assert [each.placement.moments for each in units] == [PartName.HOST, PartName.DISK]
-    host = Cost(NONE | {Work.HOST_ADAMW: 1.0}, NONE | {Work.HOST_ADAMW: 0.5})
+    host = Cost(NONE | {Work.HOST_OPTIMIZER: 1.0}, NONE | {Work.HOST_OPTIMIZER: 0.5})
     disk = Cost(
-        NONE | {Work.HOST_ADAMW: 2.0, Work.DISK: 72.0},
-        NONE | {Work.HOST_ADAMW: 0.7, Work.DISK: 36.0},
+        NONE | {Work.HOST_OPTIMIZER: 2.0, Work.DISK: 72.0},
+        NONE | {Work.HOST_OPTIMIZER: 0.7, Work.DISK: 36.0},
     )
     pool = Pool((), tuple(units))
     costs = Costs(61.0, ((units[0], host), (units[1], disk)))
@@ -163,5 +163,6 @@ def test_what_the_disk_costs_is_told_of_the_disk_alone():
         "A step, beside computing: reads and writes 72 s; the GPU waits 36 s for that (59 %)."
     )
     assert cost_in_a_sentence(pool, PartName.HOST, costs) == (
-        "A step, beside computing: AdamW on the host 3 s; the GPU waits 1.2 s for that (2 %)."
+        "A step, beside computing: the optimizer on the host 3 s; the GPU waits 1.2 s for that "
+        "(2 %)."
     )

@@ -25,7 +25,7 @@ from engine.training.weights.resize_embeddings import ResizedEmbeddings
 from engine.training.weights.weights import load_pretrained
 from tests.support import data_tokenizers as made
 from tests.support.folders import make_model, make_tokenizer
-from tests.support.parity import plain_optimizer
+from tests.support.optimizers import torch_optimizer
 from tests.support.plain_steps import step_both
 from tests.support.sets import slow_but
 from tests.support.tiny import random_batches, tiny_config
@@ -116,7 +116,7 @@ def test_training_equals_plain_training_with_the_same_new_rows(tmp_path, family,
         model, states, backend, EngineSettings(PlanChoices().changed(micro_batches=2), 24, 7), adamw
     )
     decay = {name for name, (_, spec) in places.items() if spec.decay}
-    optimizer = plain_optimizer(plain.train(), decay)
+    optimizer = torch_optimizer(dict(plain.train().named_parameters()), decay)
     for step in range(1, 4):
         batches = random_batches(2, seed=step, vocabulary=MANY + 2)
         batches[0].input_ids[:, 3:5] = MANY, MANY + 1

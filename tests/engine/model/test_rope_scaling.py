@@ -31,7 +31,7 @@ from engine.training.weights.weights import load_pretrained
 from tests.support.failing import command
 from tests.support.folders import make_config, make_data, make_model
 from tests.support.multimodal import multimodal_config
-from tests.support.parity import plain_optimizer
+from tests.support.optimizers import torch_optimizer
 from tests.support.plain_steps import step_both
 from tests.support.sets import slow_but
 from tests.support.tiny import plain_loss, random_batches, tiny_config
@@ -88,7 +88,7 @@ def test_training_equals_plain_training_on_longer_rows(tmp_path, made):
     )
     places = {s.full_name: (u.name, s) for u in model.units for s in u.layout.parameters}
     decay = {name for name, (_, spec) in places.items() if spec.decay}
-    optimizer = plain_optimizer(plain.train(), decay)
+    optimizer = torch_optimizer(dict(plain.train().named_parameters()), decay)
     unscaled = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for step in range(1, 4):
         batches = random_batches(2, 2, 100, seed=step)

@@ -21,6 +21,7 @@ from engine.planning.schedule.ops import DISK_LANES, Lane, OpKind
 from engine.runtime.host.disk_file import DiskFile
 from tests.support.disk_offloaded_units import planes_after, run_of
 from tests.support.gpu_resident_units import PLAN_FAMILIES, UNITS
+from tests.support.optimizers import ROUNDED
 from tests.support.same_bits import BASE, assert_same_bits
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import random_batches
@@ -69,7 +70,7 @@ def test_the_bits_are_those_of_moments_in_ram(plan_family, tied, tmp_path):
 
 
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["plane", "gradients on the GPU"])
-@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", ROUNDED)
 def test_small_moments_have_the_same_bits(optimizer, on_gpu, tmp_path):
     base = BASE.changed(gradients_on_gpu=on_gpu)
     expected = planes_after(base, tmp_path, optimizer=optimizer)

@@ -15,6 +15,7 @@ from engine.planning.schedule.shards import WHOLE
 from engine.runtime.step.step import StepShard
 from tests.support.device_updates import LATE, updated_on_device
 from tests.support.gpu_resident_units import PLAN_FAMILIES, UNITS, planes_after
+from tests.support.optimizers import ROUNDED
 from tests.support.same_bits import BASE, assert_same_bits
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -42,7 +43,7 @@ def test_blocks_that_live_there_may_be_apart(plan_family):
         assert_same_bits(planes_after(choices, late), expected)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", ROUNDED)
 def test_small_moments_have_the_same_bits_wherever_they_are(optimizer):
     expected = planes_after(BASE, optimizer=optimizer)
     for changes in (dict(gpu_resident_units=2), dict(gpu_resident_units=UNITS)):

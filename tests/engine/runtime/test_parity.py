@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from engine.planning.schedule.choices import PlanChoices
+from tests.support.optimizers import ORACLES
 from tests.support.parity import compare, uneven
 from tests.support.tiny import FAMILIES
 
@@ -19,9 +20,10 @@ def test_streamed_training_equals_plain_training(family, tied):
     compare(family, tied, 2, PlanChoices().changed(micro_batches=2))
 
 
+@pytest.mark.parametrize("optimizer", ORACLES)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_one_micro_batch(family):
-    compare(family, False, 1, PlanChoices().changed(micro_batches=1))
+def test_one_micro_batch(family, optimizer):
+    compare(family, False, 1, PlanChoices().changed(micro_batches=1), optimizer=optimizer)
 
 
 @pytest.mark.parametrize("main_grad", ["device", "host"])
@@ -43,8 +45,9 @@ def test_uneven_micro_batches(changes):
     compare("qwen2", False, 3, PlanChoices().changed(micro_batches=3, **changes), uneven, tokens=36)
 
 
+@pytest.mark.parametrize("optimizer", ORACLES)
 @pytest.mark.parametrize("main_grad,rounds", [("vertical", 1), ("device", 2), ("host", 2)])
-def test_the_optimizer_on_the_device(main_grad, rounds):
+def test_the_optimizer_on_the_device(main_grad, rounds, optimizer):
     compare(
         "llama",
         rounds == 2,
@@ -58,4 +61,5 @@ def test_the_optimizer_on_the_device(main_grad, rounds):
             device_updated_units=("embed", "block 0", "block 2", "head"),
             update_buffers=2,
         ),
+        optimizer=optimizer,
     )

@@ -9,7 +9,7 @@ import torch
 
 from engine.config.settings import ModelConfig
 from engine.model.build.build import build_model
-from tests.support.parity import plain_optimizer
+from tests.support.optimizers import KINDS, decayed_in, torch_optimizer
 from tests.support.rank_parity import EXACT, IN_ORDER, UNTIED, UPDATED_ON_DEVICE, assert_near
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import MOST_USED, plain_loss, plain_model, random_batches, tiny_config
@@ -41,7 +41,7 @@ def test_so_they_have_where_moments_are_rounded(optimizer, ranks, monkeypatch):
     train(ranks, job).assert_same_bits(train(1, job))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", KINDS)
 @pytest.mark.parametrize("device_updates", UPDATED_ON_DEVICE)
 def test_so_they_have_where_optimizers_run_on_the_device(device_updates, optimizer, monkeypatch):
     """A shard is updated in chunks of its own, each with its part of the sum."""
@@ -104,8 +104,7 @@ def test_ranks_train_what_plain_torch_trains():
     job = Job("qwen3", steps=10, changes={"tie_word_embeddings": True})
     found, plain = train(2, job), plain_model(config)
     layouts = build_model(config, ModelConfig(source="tiny", dtype="float32")).layouts
-    decay = {spec.full_name for layout in layouts for spec in layout.parameters if spec.decay}
-    optimizer = plain_optimizer(plain, decay)
+    optimizer = torch_optimizer(dict(plain.named_parameters()), decayed_in(layouts))
     for step, (ours, our_norm) in enumerate(found.steps, start=1):
         loss = plain_loss(plain, random_batches(job.micro_batches, seed=step))
         loss.backward()

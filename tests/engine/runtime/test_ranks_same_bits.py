@@ -13,6 +13,7 @@ from engine.planning.schedule.ops import Lane
 from engine.runtime.device import cuda_backend
 from engine.runtime.device.cpu_backend import CpuBackend
 from tests.support.lanes import ImmediateStreams, find_missing_waits, lanes_without_a_gpu
+from tests.support.optimizers import ROUNDED
 from tests.support.rank_choices import DEVICE_UPDATES, LATE
 from tests.support.same_bits import LATE_MOMENTS, SAME_BITS, DelayedBackend
 from tests.support.sets import PLAN_SWEEP, slow_but
@@ -140,7 +141,7 @@ def test_so_do_plans_whose_optimizers_run_on_the_device(usual, name, device_upda
     assert_same(train(2, job, **updated_on_device, **DEVICE_UPDATE_PLANS[name]), expected)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", ROUNDED)
 @pytest.mark.parametrize("name", slow_but(UNTIED_PLANS, ("rounds",), PLAN_SWEEP))
 def test_so_do_plans_with_rounded_moments_on_the_host(usual, name, optimizer):
     job = replace(job_of(optimizer=optimizer), micro_batches=6)  # two for each rank

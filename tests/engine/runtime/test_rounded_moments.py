@@ -10,7 +10,8 @@ import torch
 
 from engine.runtime.optimizer.moment_conversion import read_moments
 from tests.support.device_updates import DEVICE_UPDATES, updated_on_device
-from tests.support.rounded_moments import ROUNDED, assert_rounded_alike, moments_of, trained
+from tests.support.optimizers import ROUNDED
+from tests.support.rounded_moments import assert_rounded_alike, moments_of, trained
 from tests.support.same_bits import BASE, SAME_BITS, assert_same_bits, planes_after
 
 pytestmark = pytest.mark.computing

@@ -12,6 +12,7 @@ import torch
 from engine.config.trained_parts import Parts
 from engine.planning.schedule.choices import PlanChoices
 from tests.support.families import tiny_family_config
+from tests.support.optimizers import decayed_in, torch_optimizer
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -54,14 +55,9 @@ def compare(family: str, tied: bool, parts: Parts, choices: PlanChoices, **chang
     }
     assert sorted(trained) == sorted(name for name in specs if not specs[name][1].frozen)
     parameters = dict(plain.named_parameters())
-    groups = [
-        {
-            "params": [parameters[n] for n in trained if specs[n][1].decay is decays],
-            "weight_decay": decay,
-        }
-        for decays, decay in ((True, 0.1), (False, 0.0))
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-5)
+    optimizer = torch_optimizer(
+        {name: parameters[name] for name in trained}, decayed_in(run.model.layouts), rate=RATE
+    )
     for step in range(1, STEPS + 1):
         batches = random_batches(choices.batching.micro_batches, seed=step)
         applied = []

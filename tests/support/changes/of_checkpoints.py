@@ -338,8 +338,8 @@ CHECKPOINT = (
     Change(
         "other-rows-on-resume",
         RESUME,
-        "if name in ORDER",
-        "if name in ()",
+        "return name in ORDER",
+        "return name in ()",
         "A resume with another batch size skips rows and repeats others.",
         (CHANGED,),
     ),

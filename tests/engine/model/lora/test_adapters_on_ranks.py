@@ -9,6 +9,7 @@ import pytest
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from engine.planning.schedule.choices import EmbedAndHead
+from tests.support.optimizers import KINDS
 from tests.support.rank_parity import IN_ORDER, UNTIED, assert_near
 from tests.support.sets import PLAN_SWEEP, slow_but
 from tests.support.trained_ranks import Job, Trained, train
@@ -58,7 +59,7 @@ def test_ranks_with_one_micro_batch_have_the_bits_of_one_rank(name, dtype, ranks
 
 
 @pytest.mark.slow(PLAN_SWEEP)
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", KINDS)
 def test_so_they_have_where_weights_stay_in_fp32(optimizer, monkeypatch):
     """Routers are frozen, and have all planes nonetheless."""
     monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)

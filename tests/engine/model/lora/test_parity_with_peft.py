@@ -19,6 +19,7 @@ from engine.training.weights.adapter_weights import merged, stacks_of
 from tests.support.families import tiny_family_config
 from tests.support.family_parity import AMPLIFIES, SUPPORTED, assert_allocated_as_said
 from tests.support.library_version import another_version_may_refuse
+from tests.support.optimizers import decayed_in, torch_optimizer
 from tests.support.sets import FAMILY_SWEEP, slow_but
 from tests.support.tiny import Streamed, plain_loss, plain_model, random_batches, streamed
 
@@ -109,14 +110,7 @@ def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> N
             for spec, offset in zip(unit.layout.parameters, unit.layout.offsets)
         }
         assert set(trained) == {name for name, (_, spec, _) in specs.items() if not spec.frozen}
-        groups = [
-            {
-                "params": [p for n, p in trained.items() if specs[n][1].decay is decays],
-                "weight_decay": decay,
-            }
-            for decays, decay in ((True, 0.1), (False, 0.0))
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-5)
+        optimizer = torch_optimizer(trained, decayed_in(run.model.layouts), rate=RATE)
         for step in range(1, STEPS + 1):
             batches = random_batches(choices.batching.micro_batches, 2, 10, seed=step)
             device_updates = []

@@ -80,7 +80,7 @@ def test_the_work_of_all_units_is_what_lanes_are_busy_with(name):
     )
     total = costs.of([units for units, _ in costs.by_units]).busy
     lanes = timing.busy
-    assert total[Work.HOST_ADAMW] == pytest.approx(lanes[Lane.HOST])
+    assert total[Work.HOST_OPTIMIZER] == pytest.approx(lanes[Lane.HOST])
     assert total[Work.DISK] == pytest.approx(lanes.get(Lane.READ, 0) + lanes.get(Lane.WRITE, 0))
     assert bool(total[Work.DISK]) is (name == "disk")
     copied = lanes[Lane.H2D] + lanes[Lane.D2H] + lanes[Lane.STATES_IN]
@@ -97,10 +97,10 @@ def test_units_that_live_on_the_gpu_are_not_moved():
     costs = costs_of(requirements.chosen, config, machine, shape)
     units, cost = costs.by_units[0]
     assert units.placement.weights == PartName.GPU
-    assert cost.busy[Work.GPU_ADAMW] > 0
-    assert cost.busy[Work.TO_GPU] == cost.busy[Work.TO_HOST] == cost.busy[Work.HOST_ADAMW] == 0
+    assert cost.busy[Work.GPU_OPTIMIZER] > 0
+    assert cost.busy[Work.TO_GPU] == cost.busy[Work.TO_HOST] == cost.busy[Work.HOST_OPTIMIZER] == 0
     in_ram = costs.of([each for each, _ in costs.by_units[1:]])
-    assert in_ram.busy[Work.TO_GPU] > 0 and in_ram.busy[Work.HOST_ADAMW] > 0
+    assert in_ram.busy[Work.TO_GPU] > 0 and in_ram.busy[Work.HOST_OPTIMIZER] > 0
 
 
 def test_the_disk_costs_what_its_rates_say_and_only_units_with_moments_there(monkeypatch):
@@ -135,11 +135,11 @@ def test_nothing_is_said_without_rates_or_without_a_gpu():
 
 def test_costs_in_words_leave_out_what_is_hardly_anything():
     none = dict.fromkeys(Work, 0.0)
-    busy = none | {Work.TO_GPU: 0.3, Work.TO_HOST: 0.12, Work.HOST_ADAMW: 0.314}
-    cost = Cost(busy, none | {Work.TO_GPU: 0.1, Work.HOST_ADAMW: 0.021})
-    words = "bus 0.42 s, AdamW on the host 0.31 s, 0.12 s of it waited for"
+    busy = none | {Work.TO_GPU: 0.3, Work.TO_HOST: 0.12, Work.HOST_OPTIMIZER: 0.314}
+    cost = Cost(busy, none | {Work.TO_GPU: 0.1, Work.HOST_OPTIMIZER: 0.021})
+    words = "bus 0.42 s, optimizer on the host 0.31 s, 0.12 s of it waited for"
     assert cost_text(cost, 2.0) == words
-    assert cost_text(Cost(none | {Work.GPU_ADAMW: 1e-5}, none), 2.0) == ""
+    assert cost_text(Cost(none | {Work.GPU_OPTIMIZER: 1e-5}, none), 2.0) == ""
     assert [roughly(each) for each in (0.0337, 1.0, 1.26, 12.4, 128.0)] == [
         "0.034 s",
         "1 s",
@@ -150,4 +150,4 @@ def test_costs_in_words_leave_out_what_is_hardly_anything():
     units = units_by_place(4, PlanChoices())
     told = Costs(2.0, ((units[0], cost),)).to_dict()
     assert told[0]["units"] == "the whole model" and told[0]["waited"] == pytest.approx(0.121)
-    assert told[0]["busy"] == {"to_gpu": 0.3, "to_host": 0.12, "host_adamw": 0.314}
+    assert told[0]["busy"] == {"to_gpu": 0.3, "to_host": 0.12, "host_optimizer": 0.314}

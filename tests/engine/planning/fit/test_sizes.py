@@ -35,6 +35,7 @@ from engine.runtime.step.device_state import DeviceState, update_buffer_of
 from engine.text import GIB
 from tests.support.chosen import big_shape
 from tests.support.folders import make_config, make_model
+from tests.support.optimizers import ALL
 from tests.support.size_grid import BUFFER_GRID, DEVICE_UPDATE_GRID
 from tests.support.tiny import plain_model, streamed, tiny_config
 
@@ -114,7 +115,7 @@ PLAN_FAMILIES = [
         ("gpt2", True, "bfloat16"),
     ],
 )
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", ALL)
 def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, optimizer):
     model = build_model(
         tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype=dtype)

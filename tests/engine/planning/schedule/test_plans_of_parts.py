@@ -14,6 +14,7 @@ from engine.planning.schedule.choices import EmbedAndHead, PlanChoices, PlaneSiz
 from engine.planning.schedule.ops import Lane, MainGrad, OpKind
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.verify_plan import verify_plan
+from tests.support.optimizers import ROUNDED
 from tests.support.plans_of_parts import BASE, PARTS, planes_after
 from tests.support.same_bits import GRID, DelayedBackend, assert_same_bits, find_dropped_waits
 
@@ -102,7 +103,7 @@ def test_block_inputs_on_the_disk_give_the_same_bits(reference, count, tmp_path)
         planes_after(more, PARTS["last block"], disk=tmp_path)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", ROUNDED)
 def test_rounded_moments(optimizer):
     """The moments of frozen parameters are nowhere, and those of the others are in their places."""
     for parts in PARTS.values():

@@ -16,6 +16,7 @@ from engine.runtime.host.host_optimizer import GradientChunk, OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer import host_threads
 from engine.runtime.optimizer.host_kernels import kernel
+from tests.support.optimizers import torch_optimizer
 
 BETAS, EPS, DECAY = (0.9, 0.95), 1e-8, 0.1
 SHAPES = {"proj.weight": (37, 41), "norm.weight": (41,)}
@@ -53,17 +54,15 @@ def set_gradients(states: HostStates, seed: int, scale: float = 1.0) -> dict[str
 
 def reference(
     states: HostStates, rate: float
-) -> tuple[dict[str, torch.nn.Parameter], torch.optim.AdamW]:
+) -> tuple[dict[str, torch.nn.Parameter], torch.optim.Optimizer]:
     specs = states.layouts["block.0"].parameters
     weights = {
         spec.name: torch.nn.Parameter(states.parameters.master("block.0", spec.name))
         for spec in specs
     }
-    groups = [
-        {"params": [weights[s.name] for s in specs if s.decay], "weight_decay": DECAY},
-        {"params": [weights[s.name] for s in specs if not s.decay], "weight_decay": 0.0},
-    ]
-    return weights, torch.optim.AdamW(groups, lr=rate, betas=BETAS, eps=EPS)
+    decayed = {spec.name for spec in specs if spec.decay}
+    settings = OptimizerSettings(*BETAS, EPS, DECAY)
+    return weights, torch_optimizer(weights, decayed, rate=rate, settings=settings)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -22,6 +22,7 @@ from engine.runtime.host.disk_planes import DiskPlanes
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.mapped_memory import map_memory
 from tests.support.counted import counted
+from tests.support.optimizers import ALL
 
 ROUNDS = 3
 
@@ -30,7 +31,7 @@ def layout_of(numel: int):
     return lay_out("block 0", [ParameterSpec("weight", "block.weight", (numel,), True)])
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", ALL)
 def test_the_kernel_counts_the_bytes_that_steps_write(optimizer, tmp_path):
     mount = mount_of(tmp_path)
     if mount is None or mount.kind not in ("ext4", "xfs"):
@@ -102,7 +103,7 @@ def test_a_move_that_fails_half_way_leaves_the_planes_where_they_were(tmp_path, 
 
 def test_chunks_follow_each_other_and_cut_no_block():
     layout = layout_of(2 * DISK_CHUNK_NUMEL + 4096)
-    for optimizer in ("adamw", "adamw_bf16", "adamw_8bit"):
+    for optimizer in ALL:
         chunks = disk_chunks(layout, optimizer)
         assert [chunk.start for chunk in chunks] == [0, DISK_CHUNK_NUMEL, 2 * DISK_CHUNK_NUMEL]
         assert [chunk.begin for chunk in chunks[1:]] == [chunk.end for chunk in chunks[:-1]]

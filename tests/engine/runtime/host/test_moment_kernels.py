@@ -13,6 +13,7 @@ from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.optimizer.host_kernels import kernel
 from engine.runtime.optimizer.moment_codes import moment_map
 from tests.support.moment_kernels import new_states, set_gradient
+from tests.support.optimizers import ROUNDED
 
 pytestmark = pytest.mark.computing
 
@@ -100,7 +101,7 @@ def referred(states, unit, adamw, step):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("unit", ["block 0", "embed"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", ROUNDED)
 def test_four_steps_have_the_bits_of_the_reference(optimizer, dtype, unit, threads, monkeypatch):
     monkeypatch.setattr("engine.runtime.optimizer.host_threads.SHARE", 2 * BLOCK)
     states = new_states(optimizer, dtype, unit)

@@ -16,6 +16,7 @@ from engine.planning.schedule.shards import Shards
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.device_planes import DevicePlanes
 from engine.runtime.host.host_states import HostStates, Sharing
+from tests.support.optimizers import KINDS
 from tests.support.same_planes import assert_same_planes
 from tests.support.tiny import plain_model, pour, tiny_config
 
@@ -90,7 +91,7 @@ def test_planes_read_as_if_they_were_in_one_place(dtype, optimizer, ranks, wide)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", KINDS)
 def test_each_rank_holds_the_weights_whole_and_a_shard_of_the_rest(optimizer, ranks):
     model, plainly, divided, others = host_states_of("bfloat16", optimizer, ranks, 160)
     layouts = {layout.unit: layout for layout in model.layouts}

@@ -4,13 +4,14 @@ trained on from the weights.
 
 from __future__ import annotations
 
-import itertools
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.config.optimizers import OPTIMIZERS
 from engine.config.settings import TrainConfig
 from engine.errors import ModelError
 from engine.runs.record.events import (
@@ -29,6 +30,7 @@ from engine.training.loop.resume import kept_rounding, plan_changes
 from engine.training.loop.run import resume_run, start_run
 from tests.support.failing import command
 from tests.support.folders import make_config, make_model
+from tests.support.optimizers import RESUMED, ROUNDED
 from tests.support.start_weights import weights_at_start
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 
@@ -93,7 +95,7 @@ def tiny_is_not_small(monkeypatch):
 
 
 @pytest.mark.parametrize("gradients", ["auto", "gpu"])
-@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", ROUNDED)
 def test_rounded_moments_go_on_to_the_bit(tmp_path, runs, tiny_is_not_small, optimizer, gradients):
     values = {"train.optimizer": optimizer, "engine.gradients": gradients}
     config = make_config(tmp_path).with_values(values)
@@ -106,9 +108,7 @@ def test_rounded_moments_go_on_to_the_bit(tmp_path, runs, tiny_is_not_small, opt
     assert planes_on_disk(again) == planes_on_disk(unbroken)
 
 
-@pytest.mark.parametrize(
-    ("kept", "asked"), itertools.permutations(["adamw", "adamw_bf16", "adamw_8bit"], 2)
-)
+@pytest.mark.parametrize(("kept", "asked"), RESUMED)
 def test_moments_become_those_of_another_optimizer_when_asked(
     tmp_path, runs, tiny_is_not_small, kept, asked
 ):
@@ -130,6 +130,14 @@ def test_moments_become_those_of_another_optimizer_when_asked(
         newest_checkpoint(again.folder.checkpoints_path).state["settings"]["train.optimizer"]
         == asked
     )
+
+
+def test_an_optimizer_whose_states_cannot_be_made_is_refused(stopped_run, runs, monkeypatch):
+    alone = replace(OPTIMIZERS["adamw_bf16"], resumes=("adamw_bf16",))
+    monkeypatch.setitem(OPTIMIZERS, "adamw_bf16", alone)
+    _, ended = resumed(runs, stopped_run.id, **{"train.optimizer": "adamw_bf16"})
+    assert ended.state == "failed"
+    assert "which changes what is kept of earlier gradients; leave it as it was" in ended.reason
 
 
 def test_unchanged_settings_say_nothing(stopped_run, runs):

@@ -34,6 +34,7 @@ from engine.training.loop.run import Run, start_run
 from engine.training.loop.trainer import Trainer
 from tests.support.folders import make_config
 from tests.support.gpu_resident_runs import figures
+from tests.support.optimizers import KINDS
 from tests.support.rank_runs import again, assert_close, on, planes, train
 from tests.support.trained_runs import events_of, execute, files_of
 from tests.support.worker_groups import forked_workers, workers_of  # noqa: F401  a fixture
@@ -222,7 +223,7 @@ def saved_planes(run: Run) -> dict[str, bytes]:
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 @pytest.mark.parametrize("gpu_resident", [(0, 0, 0, 0), (3, 4, 2, 0)], ids=["in RAM", "on devices"])
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", KINDS)
 def test_a_resume_with_other_ranks_begins_with_the_bits_that_were_saved(
     tmp_path,
     loaded,

@@ -19,6 +19,7 @@ from tests.support.bad_commands import bad
 from tests.support.failing import command
 from tests.support.folded import fold
 from tests.support.folders import make_config
+from tests.support.optimizers import KINDS
 from tests.support.start_weights import weights_at_start
 from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
 
@@ -38,7 +39,7 @@ def train(tmp_path, name: str, at_step=None, **values):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", KINDS)
 def test_a_stopped_run_goes_on_to_the_bit(tmp_path, dtype, optimizer):
     values = {"model.dtype": dtype, "train.optimizer": optimizer}
     whole = train(tmp_path, "whole", **values)
