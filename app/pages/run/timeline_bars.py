@@ -38,8 +38,6 @@ OP_GROUPS = {
             OpKind.REDUCE,
             OpKind.SUMMARY,
             OpKind.CLIP,
-            OpKind.ALLOCATE_SPARE_BUFFERS,
-            OpKind.FREE_SPARE_BUFFERS,
         ),
     ),
     "Forward": (GREEN, (OpKind.EMBED, OpKind.FORWARD, OpKind.LOSS)),
@@ -115,8 +113,6 @@ OP_LABELS: dict[str, str] = {
     OpKind.OFFLOAD_WEIGHTS: "updated weights out",
     OpKind.OFFLOAD_STATES: "optimizer states out",
     OpKind.OPTIMIZER_STEP: "everything updated is on the host",
-    OpKind.ALLOCATE_SPARE_BUFFERS: "memory of activations for states",
-    OpKind.FREE_SPARE_BUFFERS: "memory of states for activations",
 }
 
 LANE_LABELS = {

@@ -30,14 +30,6 @@ PLANE_NOTES = {
 """What the planes hold that every optimizer has."""
 
 
-def buffers_text(buffers: int, spare: int) -> str:
-    """Returns the number of chunks of states that are on the device at once, in words."""
-    words = f"{buffers - spare} at a time"
-    if spare:
-        words += f" and {spare} more in the place of activations"
-    return words
-
-
 def fixed_items(
     shape: ModelShape, choices: PlanChoices, block_input_numel: int
 ) -> tuple[Item, ...]:
@@ -110,7 +102,7 @@ def _fixed_notes(shape: ModelShape, choices: PlanChoices) -> dict[MemoryItem, st
         _staging(choices): _staging_note(shape, choices),
         MemoryItem.OPTIMIZER_STATES: (
             f"chunks of {len(updates.device_updated_units)} units that are updated on the device, "
-            f"{buffers_text(updates.update_buffers, updates.spare_buffers)}"
+            f"{updates.update_buffers} at a time"
         ),
         MemoryItem.BLOCK_INPUT_RINGS: f"{_rings(choices)} buffers for block inputs on the host",
     }
@@ -124,7 +116,7 @@ def _rings(choices: PlanChoices) -> int:
 
 def _staging(choices: PlanChoices) -> MemoryItem:
     """Returns the item of rounded gradients."""
-    is_kept_on_gpu = choices.gradients.gradients_in_main_grads or choices.gradients.gradients_on_gpu
+    is_kept_on_gpu = choices.gradients.gradients_on_gpu
     return MemoryItem.KEPT_GRADIENTS if is_kept_on_gpu else MemoryItem.GRADIENT_STAGING
 
 
@@ -132,8 +124,6 @@ def _staging_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of rounded gradients. With several ranks the shape is padded, and a
     gradient that is rounded is a shard.
     """
-    if choices.gradients.gradients_in_main_grads:
-        return 0
     gpu_resident = choices.placement.gpu_resident_units
     is_in_main_grads = choices.gradients.main_grad == MainGrad.DEVICE and shape.item_bytes == 2
     is_in_main_grads = is_in_main_grads and choices.sharding.world_size == 1
@@ -150,8 +140,6 @@ def _staging_bytes(shape: ModelShape, choices: PlanChoices) -> int:
 
 
 def _staging_note(shape: ModelShape, choices: PlanChoices) -> str:
-    if choices.gradients.gradients_in_main_grads:
-        return "in the memory of their accumulators"
     if choices.gradients.gradients_on_gpu:
         return "the rounded gradients of all units, until the clip factor is known"
     words = "rounded gradients on their way to the host"
@@ -254,9 +242,12 @@ def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:
 
 def arena_of(shape: ModelShape, choices: PlanChoices) -> Arena:
     """Returns where the plan's accumulators and update buffers are in the memory they share."""
-    own = choices.updates.update_buffers - choices.updates.spare_buffers
-    size = update_buffer(shape, choices).bytes
-    return lay_out_arena(shared_main_grad_bytes(shape, choices), size, own, choices)
+    return lay_out_arena(
+        shared_main_grad_bytes(shape, choices),
+        update_buffer(shape, choices).bytes,
+        choices.updates.update_buffers,
+        choices.gradients.main_grad,
+    )
 
 
 def shared_main_grad_bytes(shape: ModelShape, choices: PlanChoices) -> Sequence[int]:

@@ -60,17 +60,14 @@ from engine.planning.shape.sequence_tiling import sequence_chunks_for
 from engine.text import GIB
 
 KEPT_GRADIENTS_GAIN = 0.92
-"""Gradients that would take memory of their own on the device are kept on the GPU for speed alone
-only if the step is shorter by this factor. They leave no room for blocks that stay there, and
-predictions of such plans have been up to 13 % too short (an H100, 7.6 billion parameters, 16 x
-1,024 tokens).
+"""Gradients are kept on the GPU for speed alone only if the step is shorter by this factor. They
+leave no room for blocks that stay there, and predictions of such plans have been up to 13 % too
+short (an H100, 7.6 billion parameters, 16 x 1,024 tokens).
 """
 NEAR = 1.01
 """Factor by which a step may take longer than the fastest for its batch split to be tried with kept
 gradients, too.
 """
-ALIKE = 1.002
-"""Factor by which the times of two steps may differ that count as equally fast."""
 GRAPHS_GAIN = 0.98
 """Factor by which a step must be shorter for blocks to be recorded as CUDA graphs."""
 MOST_RECORDED = 600
@@ -289,8 +286,7 @@ class _Try:
         """Returns the fastest candidate with one of the best batch splits that keeps gradients on
         the GPU; None where it is not clearly faster than the best without, this one keeps them
         there already, or the settings or the device forbid it. Kept gradients take 2 bytes a
-        parameter less of RAM, and those of units that the device updates never cross the bus. In
-        the memory of accumulators that stay on the device anyway, they cost nothing.
+        parameter less of RAM, and those of units that the device updates never cross the bus.
         """
         best, choices = found.best, found.best.choices
         unfit = choices.gradients.gradients_on_gpu or choices.gradients.main_grad == MainGrad.HOST
@@ -315,9 +311,7 @@ class _Try:
         kept = self.fastest([strategy]) if strategy.has_room else None
         if kept is None:
             return None
-        other = kept.best
-        gain = ALIKE if other.choices.gradients.gradients_in_main_grads else KEPT_GRADIENTS_GAIN
-        return other if other.seconds <= gain * best.seconds else None
+        return kept.best if kept.best.seconds <= KEPT_GRADIENTS_GAIN * best.seconds else None
 
     def _recorded(self, candidate: TimedCandidate) -> TimedCandidate:
         """Returns the candidate with its blocks recorded as CUDA graphs, where that is possible and

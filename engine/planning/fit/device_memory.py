@@ -116,7 +116,6 @@ NOT_FIXED = (
     "graphs",
     "moments_after_weights",
     "device_updated_units",
-    "spare_blocks",
 )
 """Choices that do not change the bytes of what is kept throughout a run, but for the slots of
 blocks, which accumulators are apart, and whether the device updates any unit.
@@ -129,7 +128,7 @@ NOT_IN_STEP = (
     "gpu_resident_units",
     "disk_offloaded_units",
     "disk_offloaded_block_inputs",
-    "gradients_in_main_grads",
+    "gradients_on_gpu",
     "block_input_rings",
     "main_grad",
     "compiled",
@@ -139,7 +138,7 @@ NOT_IN_STEP = (
     "moments_after_weights",
     "device_updated_units",
     "update_buffers",
-    "spare_blocks",
+    "update_chunks",
 )
 """Choices that do not change the bytes of what is allocated within a step."""
 _CUDA_CONTEXT = Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES)
@@ -284,28 +283,8 @@ class Sizer:
 
     def buffers_over_main_grads(self, choices: PlanChoices) -> int:
         """Returns the number of chunks of states that fit in the memory of the accumulators."""
-        main_grads, size = shared_main_grad_bytes(self.shape, choices), self._chunk_bytes(choices)
-        if choices.gradients.gradients_in_main_grads:
-            return sum(each // 2 // size for each in main_grads)
-        return sum(main_grads) // size
-
-    def spare_blocks(self, size: int, choices: PlanChoices, buffers: int) -> int | None:
-        """Returns how many of the last blocks must leave the memory of their activations to make
-        space for `buffers` chunks of states, plus one block to allow for gaps. Returns None where
-        too few blocks keep their activations.
-        """
-        needed = buffers * self._chunk_bytes(choices)
-        activations = self._blocks(size).activations
-        together = choices.batching.micro_batches_per_round
-        for count in range(1, choices.activations.blocks_without_recompute):
-            needed -= together * activations[-count]
-            if needed <= 0:
-                return count + 1
-        return None
-
-    def _chunk_bytes(self, choices: PlanChoices) -> int:
-        """Returns the bytes of an update buffer."""
-        return update_buffer(self.shape, choices).bytes
+        main_grads = shared_main_grad_bytes(self.shape, choices)
+        return sum(main_grads) // update_buffer(self.shape, choices).bytes
 
     def _new_loss_chunk(self) -> int:
         """Returns the positions of a chunk for a run that does not continue another."""
@@ -325,10 +304,7 @@ class Sizer:
         on_host = activations.offloaded_block_inputs
         with_saved_input = 0 if on_host else saved_input_count(shape, choices)
         kept = together * blocks.kept_by_last[activations.blocks_without_recompute]
-        # The part of the kept activations' memory that spare buffers take is not available to a
-        # recompute.
-        freed = max(0, kept - choices.updates.spare_buffers * self._chunk_bytes(choices))
-        working, working_note = self._working_set(size, freed, choices)
+        working, working_note = self._working_set(size, kept, choices)
         masks = self._mask_bytes(size, together)
         rotary_rows = size if self.packed else 1  # packed rows each have their own positions
         per_token = rotary_rows * shape.argument_numel + size * shape.handed_numel

@@ -164,7 +164,7 @@ class _Search:
         if bound.choices.updates.update_buffers > placed.choices.updates.update_buffers:
             return  # another candidate uses the memory of the buffers that nothing needs
         # More buffers than the device needs to keep up change nothing.
-        same = placed.choices.changed(update_buffers=0, spare_buffers=0, spare_blocks=0)
+        same = placed.choices.changed(update_buffers=0)
         if (placed.seconds, placed.size, same) not in self._placed:
             self._placed.add((placed.seconds, placed.size, same))
             heapq.heappush(self._queue, self._entry(_Stage.PLACED, placed))

@@ -11,7 +11,6 @@ The memory that remains is used in this order:
 4. Update buffers are reserved for optimizers on the device. Several numbers of buffers are tried.
 5. As many blocks as fit keep their activations.
 6. As many blocks as fit stay in their slots.
-7. Spare update buffers use the memory of activations between two steps.
 
 Each way to do so is a candidate, which the planner compares with all others (`choose`).
 """
@@ -44,10 +43,6 @@ UPDATE_BUFFERS = (2, 4, 8)
 """Numbers of update buffers for whole blocks that are tried, besides as many as fit over the fp32
 accumulators. Small chunks are tried where they take no memory of their own.
 """
-SPARE_BUFFERS = (4, 8)
-"""Numbers of blocks for which spare buffers are tried, in the place of activations between two
-steps.
-"""
 ON_HOST = ("offload", "offload_pairs")
 """Values of `engine.activation_checkpointing` with which block inputs are in RAM."""
 
@@ -62,15 +57,6 @@ class Candidate(NamedTuple):
     def batch_split(self) -> tuple[int, int]:
         """The micro-batch size and the rounds, which identify the batch split of a candidate."""
         return self.size, self.choices.batching.rounds
-
-
-class UpdateBuffers(NamedTuple):
-    """So many buffers hold chunks of the states of units that the device updates. `chunks` of them
-    are a block.
-    """
-
-    number: int
-    chunks: int = 1
 
 
 class OutsideRam(NamedTuple):
@@ -149,9 +135,6 @@ class MemoryFiller:
         in_kept_gradients = choices.streaming.embed_and_head_in_kept_gradients
         if in_kept_gradients and choices.gradients.main_grad != MainGrad.VERTICAL:
             choices = choices.changed(embed_and_head=EmbedAndHead.SHARED_SLOT)
-        is_small = self.sizer.shape.dtype == "bfloat16" and self._has_one_rank
-        if choices.gradients.main_grad == MainGrad.DEVICE and is_small:
-            choices = choices.changed(gradients_in_main_grads=choices.gradients.gradients_on_gpu)
         return Candidate(batch_split.size, choices)
 
     def filled(self, minimum: Candidate, host_bytes: float = math.inf) -> Iterator[Candidate]:
@@ -167,8 +150,10 @@ class MemoryFiller:
                 for gpu_resident in self._gpu_resident(place):
                     if self._without_block_inputs(gpu_resident) > host_bytes:
                         continue
-                    for buffers in self._update_buffers(gpu_resident.choices):
-                        yield from self._filled_blocks(gpu_resident, buffers)
+                    size, choices = gpu_resident
+                    for with_buffers in self._with_update_buffers(choices):
+                        if self.sizer.fits(size, with_buffers):
+                            yield Candidate(size, self._with_blocks(size, with_buffers))
 
     @property
     def _least_slots(self) -> int:
@@ -380,52 +365,38 @@ class MemoryFiller:
             places.append(start)
         return places
 
-    def _update_buffers(self, choices: PlanChoices) -> list[UpdateBuffers]:
-        """Returns the update buffers to try."""
+    def _with_update_buffers(self, choices: PlanChoices) -> Iterator[PlanChoices]:
+        """Yields the choices with each number of update buffers to try, none first. Their space is
+        reserved as if the optimizer of one unit ran on the device; the units whose optimizers do
+        are chosen at the end.
+        """
+        yield choices
         nothing_streamed = choices.placement.gpu_resident_units == len(self.sizer.shape.units)
         # States that are streamed to the device do not go to the disk.
         if nothing_streamed or self._disk_bytes or self.sizer.device == "cpu":
-            return [UpdateBuffers(0)]
-        found = [UpdateBuffers(0)]
-        whole = self.sizer.buffers_over_main_grads(choices)
-        gradients = choices.gradients
-        if not gradients.gradients_in_main_grads:  # a block does not fit in half of its accumulator
-            some = UPDATE_BUFFERS[-1:] if self._coarse else UPDATE_BUFFERS
-            found += map(UpdateBuffers, some)
-            if choices.gradients.main_grad == MainGrad.DEVICE and whole > UPDATE_BUFFERS[-1]:
-                found.append(UpdateBuffers(whole))
+            return
+        there = choices.changed(device_updated_units=(HEAD,))
+        for number in UPDATE_BUFFERS[-1:] if self._coarse else UPDATE_BUFFERS:
+            yield there.changed(update_buffers=number)
+        if choices.gradients.main_grad == MainGrad.DEVICE:
+            whole = self.sizer.buffers_over_main_grads(there)
+            if whole > UPDATE_BUFFERS[-1]:
+                yield there.changed(update_buffers=whole)
+            return
         largest = self.sizer.shape.largest_block
         chunks = small_chunks(Shards(choices.sharding.ranks).numel(largest))
-        small = self.sizer.buffers_over_main_grads(choices.changed(update_chunks=chunks))
-        is_scarce = gradients.main_grad != MainGrad.DEVICE or gradients.gradients_in_main_grads
-        if is_scarce and chunks > 1 and small > 1:
-            found.append(UpdateBuffers(small, chunks))
-        if choices.gradients.gradients_in_main_grads:
-            found += [UpdateBuffers(blocks * chunks, chunks) for blocks in UPDATE_BUFFERS]
-        return found
+        in_chunks = there.changed(update_chunks=chunks)
+        small = self.sizer.buffers_over_main_grads(in_chunks)
+        if chunks > 1 and small > 1:
+            yield in_chunks.changed(update_buffers=small)
 
-    def _filled_blocks(self, place: Candidate, buffers: UpdateBuffers) -> Iterator[Candidate]:
-        """Yields the candidate with these update buffers and as many blocks without recompute and
-        kept in slots as fit, without and with spare buffers.
-        """
-        size, choices = place
-        # Space for the buffers is reserved as if one unit's optimizer ran on the device. The units
-        # whose optimizers do run there are chosen at the end.
-        choices = choices.changed(
-            update_buffers=buffers.number,
-            update_chunks=buffers.chunks,
-            device_updated_units=(HEAD,) if buffers.number else (),
-        )
-        if not self.sizer.fits(size, choices):
-            return
+    def _with_blocks(self, size: int, choices: PlanChoices) -> PlanChoices:
+        """Returns the choices with as many blocks without recompute and kept in slots as fit."""
         choices = self._with_blocks_without_recompute(size, choices)
         kept = choices.activations.blocks_without_recompute
         if kept == self.sizer.most_without_recompute:  # there are no block inputs
             choices = choices.changed(offloaded_block_inputs=False)
-        choices = self._with_blocks_kept_in_slots(size, choices)
-        yield Candidate(size, choices)
-        if buffers.number > 2 and not self._coarse and self._has_one_rank:
-            yield from self._with_spare_buffers(size, choices)
+        return self._with_blocks_kept_in_slots(size, choices)
 
     def _with_blocks_without_recompute(self, size: int, choices: PlanChoices) -> PlanChoices:
         """Returns the choices with as many kept blocks as fit."""
@@ -457,20 +428,6 @@ class MemoryFiller:
 
         found = self._most(size, choices.placement.blocks_kept_in_slots, staying)
         return choices if found is None else found
-
-    def _with_spare_buffers(self, size: int, choices: PlanChoices) -> Iterator[Candidate]:
-        for blocks in SPARE_BUFFERS:
-            spare = blocks * choices.updates.update_chunks
-            spare_blocks = self.sizer.spare_blocks(size, choices, spare)
-            if spare_blocks is None:
-                continue
-            more = choices.changed(
-                update_buffers=choices.updates.update_buffers + spare,
-                spare_buffers=spare,
-                spare_blocks=spare_blocks,
-            )
-            if self.sizer.fits(size, more):
-                yield Candidate(size, more)
 
     def _most(
         self, size: int, least: int, with_count: Callable[[int], PlanChoices]

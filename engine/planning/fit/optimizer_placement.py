@@ -165,19 +165,14 @@ class _Placement:
             self._staged = {unit.name for unit in shape.units}
         self._passes = choices.batching.micro_batches_per_round
         # Where there are many buffers, several chunks count as one, which takes less time to plan.
-        buffer, own = update_buffer(shape, choices), buffers - choices.updates.spare_buffers
-        together = max(1, min(choices.updates.update_chunks, own // LEAST_BUFFERS))
+        buffer = update_buffer(shape, choices)
+        together = max(1, min(choices.updates.update_chunks, buffers // LEAST_BUFFERS))
         self._chunk = together * buffer.numel
         self._size = together * buffer.bytes
-        spare, buffers = choices.updates.spare_buffers // together, buffers // together
-        self._own = buffers - spare
-        self._free = self._buffers_free(choices, spare, self._own) if buffers else []
-        self._lanes = _Lanes(spare=spare, first=self._own)
+        buffers //= together
+        self._free = self._buffers_free(choices, buffers) if buffers else []
+        self._lanes = _Lanes()
         device_updated, ready_at = self._place(buffers)
-        if choices.updates.spare_blocks and buffers:
-            # The forward pass of the first spare block needs the memory of the spare buffers back.
-            first = shape.blocks[len(shape.blocks) - choices.updates.spare_blocks].name
-            ready_at[first] = max(ready_at[first], self._lanes.spares_sent())
         self.units = tuple(device_updated)
         self.waited = self._waits(ready_at)
 
@@ -232,9 +227,9 @@ class _Placement:
                 now += self._passes * self._cost.forward(unit.name)
         return waited
 
-    def _buffers_free(self, choices: PlanChoices, spare: int, own: int) -> list[float]:
-        """Returns when the first states can be fetched into each buffer, the spare ones first.
-        Buffers that use the memory of activations or of fp32 accumulators must wait for backward.
+    def _buffers_free(self, choices: PlanChoices, buffers: int) -> list[float]:
+        """Returns when the first states can be fetched into each of `buffers` buffers. Those that
+        use the memory of fp32 accumulators must wait for backward.
         """
         blocks = list(reversed(self._shape.blocks))
         ends = []  # when backward is done with each block
@@ -244,14 +239,14 @@ class _Placement:
             time += self._passes * self._cost.backward(unit.name)
             ends.append(time)
         ends = ends or [0.0]
-        free = [ends[choices.updates.spare_blocks - 1]] * max(0, spare)
+        free: list[float] = []
         main_grads = shared_main_grad_bytes(self._shape, choices)
-        arena = lay_out_arena(main_grads, self._size, own, choices)
-        under = [arena.main_grads_under(number) for number in range(own)]
-        for main_grads_there in under:
+        main_grad = choices.gradients.main_grad
+        arena = lay_out_arena(main_grads, self._size, buffers, main_grad)
+        for main_grads_there in map(arena.main_grads_under, range(buffers)):
             if not main_grads_there:
                 free.append(-math.inf)
-            elif choices.gradients.main_grad == MainGrad.DEVICE:
+            elif main_grad == MainGrad.DEVICE:
                 free.append(ends[min(main_grads_there[-1], len(ends) - 1)])
             else:  # buffers over these accumulators wait for embed, the last unit of backward
                 free.append(0.0)
@@ -270,7 +265,7 @@ class _Placement:
             if earlier < 0:
                 free = self._free[number]
             else:
-                while len(lanes.freed) < earlier + min(LEAD, self._own):
+                while len(lanes.freed) < earlier + min(LEAD, len(self._free)):
                     lanes.send_states()
                 free = lanes.freed[earlier]
             # The chunk is fetched once its buffer is free, and updated.
@@ -282,8 +277,6 @@ class _Placement:
             else:
                 lanes.update(updated, seconds.states)
                 ready = max(ready, lanes.send_weights(updated, seconds.weights))
-            if earlier < 0:
-                lanes.first_weights_are_sent()
         if placed:
             return ready
         # The prefetch shares the bus with the states that come after it.
@@ -356,36 +349,26 @@ class _Mark(NamedTuple):
 
     inward: float
     outward: float
-    weights_sent: float
     chunks: int
     freed: int
 
 
 @dataclass
 class _Lanes:
-    """Simulates the lanes of optimizers on the device. They follow the order of
-    `engine.planning.schedule.device_updates`, except that chunks in spare buffers count as fetched
-    before all others.
+    """Simulates the lanes of optimizers on the device, in the order of
+    `engine.planning.schedule.device_updates`.
     """
 
-    spare: int
-    """Number of chunks, the first ones, that are in spare buffers."""
-    first: int
-    """Number of chunks after them that are fetched before the gradients are complete."""
     inward: float = -math.inf
     """Time at which the lane of states to the device becomes free."""
     outward: float = 0.0
     """Time at which the lane of states to the host becomes free."""
-    weights_sent: float = 0.0
-    """Time at which the weights of the first chunks (`spare` and `first`) are on the host."""
     updated: list[float] = field(default_factory=list)
     """Time at which each chunk was updated."""
     owed: list[float] = field(default_factory=list)
     """Seconds in which the rest of each chunk is sent."""
     freed: list[float] = field(default_factory=list)
-    """Time at which each chunk that was sent left its buffer. Chunks in spare buffers, which are
-    sent in between, are not listed.
-    """
+    """Time at which each chunk that was sent left its buffer."""
 
     def fetch(self, free: float, seconds: _ChunkSeconds, staged: bool) -> float:
         """Fetches a chunk into a buffer that is free at the time `free`, and returns when it has
@@ -415,43 +398,20 @@ class _Lanes:
         self.outward = max(self.outward, updated) + seconds
         return self.outward
 
-    def first_weights_are_sent(self) -> None:
-        """It records that the last of the first chunks has sent its weights."""
-        self.weights_sent = self.outward
-
     def send_states(self) -> None:
-        """Sends the states of the next chunk that is not in a spare buffer. Chunks in spare buffers
-        are sent in between.
-        """
-        if 0 < len(self.freed) <= self.spare:
-            self._send(len(self.freed) - 1)
-        self._send(self.spare + len(self.freed))
+        """Sends the states of the next chunk."""
+        chunk = len(self.freed)
+        self.outward = max(self.outward, self.updated[chunk]) + self.owed[chunk]
         self.freed.append(self.outward)
-
-    def spares_sent(self) -> float:
-        """Returns when the memory of all spare buffers is free again: after the weights of all the
-        first chunks, the rest of the chunks in spare buffers, and the chunks that are sent in
-        between, at most one for each late chunk.
-        """
-        later = max(0, len(self.updated) - self.spare - self.first)
-        spares = range(min(self.spare, len(self.owed)))
-        between = range(self.spare, self.spare + min(self.first, later, self.spare))
-        return self.weights_sent + sum(self.owed[chunk] for chunk in (*spares, *between))
 
     def mark(self) -> _Mark:
         """Returns the current state, for `back_to`."""
-        return _Mark(
-            self.inward, self.outward, self.weights_sent, len(self.updated), len(self.freed)
-        )
+        return _Mark(self.inward, self.outward, len(self.updated), len(self.freed))
 
     def back_to(self, mark: _Mark) -> None:
         """Restores the state at `mark`."""
         self.inward = mark.inward
         self.outward = mark.outward
-        self.weights_sent = mark.weights_sent
         del self.updated[mark.chunks :]
         del self.owed[mark.chunks :]
         del self.freed[mark.freed :]
-
-    def _send(self, chunk: int) -> None:
-        self.outward = max(self.outward, self.updated[chunk]) + self.owed[chunk]

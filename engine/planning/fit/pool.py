@@ -350,7 +350,7 @@ def _is_in_main_grad(place: Placement, shape: ModelShape, choices: PlanChoices) 
     is_gpu_resident = place.weights == PartName.GPU
     are_kept = choices.gradients.main_grad == MainGrad.DEVICE and shape.item_bytes == 2
     are_kept = are_kept and choices.sharding.world_size == 1
-    return choices.gradients.gradients_in_main_grads or (is_gpu_resident and are_kept)
+    return is_gpu_resident and are_kept
 
 
 def _copy_bytes(units: Units, shape: ModelShape) -> int:

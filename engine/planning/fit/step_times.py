@@ -73,8 +73,6 @@ class StepTimes:
                 device_updated_units=(),
                 moments_after_weights=placement.moments_after_weights,
                 update_buffers=0,
-                spare_buffers=0,
-                spare_blocks=0,
             )
         seconds = self._closed_form(Candidate(size, choices), waited)
         return TimedCandidate(seconds, size, choices)

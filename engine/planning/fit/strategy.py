@@ -143,10 +143,9 @@ class Strategy:
         activations, as far as `minimum` does without them.
         """
         sizer, shape, (size, choices) = self.sizer, self.sizer.shape, candidate
-        is_whole = (
-            choices.activations.blocks_per_saved_input == 1 and not choices.updates.spare_buffers
-        )
-        if not (sizer.tile_tokens and choices.activations.offloaded_block_inputs and is_whole):
+        activations = choices.activations
+        is_of_one = activations.blocks_per_saved_input == 1
+        if not (sizer.tile_tokens and activations.offloaded_block_inputs and is_of_one):
             return
         of_token = returned_bytes(shape.attention.width, shape.attention.heads, shape.item_bytes)
         one = choices.changed(attention_blocks=1, attention_bytes=of_token)

@@ -85,8 +85,6 @@ class BufferKind(Word):
     """The part of an update buffer for the gradient, which is filled by a separate copy."""
     ARENA = "arena"
     """A contiguous range of memory that fp32 accumulators and one update buffer share."""
-    SPARE_MEMORY = "spare memory"
-    """Memory that the activations of the last blocks share with the spare update buffers."""
 
 
 class Buffer(NamedTuple):
@@ -141,8 +139,6 @@ class ContentKind(Word):
     """Optimizer states of that chunk after AdamW."""
     STATES = "states"
     """Optimizer states of any unit, in the memory that is shared with fp32 accumulators."""
-    SPARE_BUFFERS = "spare buffers"
-    """Spare update buffers, in the memory of activations."""
 
 
 class Content(NamedTuple):

@@ -75,7 +75,6 @@ def build_step_plan(
         placed=device.placed_units(),
         gpu_resident=buffers.gpu_resident_slots(),
         update_buffers=tuple(device.buffers),
-        spare_buffers=tuple(device.spare),
         chunk_numel=device.chunk_numel,
         ring_numel=max(device.ring_numel, kept_gradients_numel),
         **_of_arena(device),
@@ -129,7 +128,6 @@ def _of_arena(device: DeviceUpdates) -> dict[str, Any]:
         return {}
     return {
         "arena": tuple(zip(device.main_grads, arena.starts)),
-        "buffer_places": arena.places,
         "arena_bytes": arena.bytes,
     }
 

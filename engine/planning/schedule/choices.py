@@ -268,20 +268,11 @@ class Gradients:
     """Whether rounded gradients wait on the device until the clip factor of the step is known, so
     that the host has no plane for them.
     """
-    gradients_in_main_grads: bool = False
-    """Whether a kept gradient takes the second half of the memory of its fp32 accumulator. All
-    accumulators must be kept on the device, and gradients must be in bf16.
-    """
 
     def check(self) -> None:
         """Raises ValueError for kept gradients that have no place on the device."""
         if self.gradients_on_gpu and self.main_grad == MainGrad.HOST:
             raise ValueError("kept gradients cannot be accumulated on the host")
-        in_main_grads = self.gradients_on_gpu and self.main_grad == MainGrad.DEVICE
-        if self.gradients_in_main_grads and not in_main_grads:
-            raise ValueError(
-                "only kept gradients can be in main_grads, and only in those of all rounds"
-            )
 
 
 @dataclass(frozen=True)
@@ -299,14 +290,6 @@ class Updates:
     update_chunks: int = 1
     """Number of chunks in which the largest block is updated on the device. Small chunks take
     little memory, but each is launched by itself.
-    """
-    spare_buffers: int = 0
-    """Number of update buffers, never all of them, that use the memory of activations while no
-    activations are kept.
-    """
-    spare_blocks: int = 0
-    """Number of blocks, counted from the last, from whose activations the spare buffers take their
-    memory. All of them must keep their activations.
     """
     moments_after_weights: bool = False
     """Whether the host updates the weights of all its units first, and then their moments: the next
@@ -435,15 +418,6 @@ class PlanChoices:
             )
         if on_disk and updates.device_updated_units:
             raise ValueError("moments on the disk cannot be streamed to the device")
-        spare, spare_blocks = updates.spare_buffers, updates.spare_blocks
-        if not (spare or spare_blocks):
-            return
-        buffers, kept = updates.update_buffers, self.activations.blocks_without_recompute
-        is_some = 0 < spare < buffers and 0 < spare_blocks <= kept
-        if not (updates.device_updated_units and is_some):
-            raise ValueError(
-                f"{spare} of {buffers} buffers in the place of {spare_blocks} blocks of {kept}"
-            )
 
     def _check_several_ranks(self) -> None:
         for name in ONE_RANK_ONLY:
@@ -519,13 +493,7 @@ class PlanChoices:
         )
 
 
-ONE_RANK_ONLY = (
-    "disk_offloaded_units",
-    "disk_offloaded_block_inputs",
-    "gradients_in_main_grads",
-    "spare_buffers",
-    "graphs",
-)
+ONE_RANK_ONLY = ("disk_offloaded_units", "disk_offloaded_block_inputs", "graphs")
 """Choices that are switched off in plans for several ranks."""
 
 GROUP_OF: Mapping[str, str] = {

@@ -7,14 +7,13 @@ are streamed there and back. No torch.
 - The first chunks, one for each buffer, are fetched before the gradients are complete.
 - Between two steps most of the device's memory is idle. The buffers therefore reuse the memory of
   fp32 accumulators, which are not needed between the end of a step and the first backward of the
-  next. Spare buffers reuse the memory of activations: the first `choices.spare_buffers` buffers
-  exist only while the activations of the last `choices.spare_blocks` blocks do not.
+  next.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +30,9 @@ from engine.planning.schedule.buffers import (
 from engine.planning.schedule.choices import PlanChoices, PlaneSizes
 from engine.planning.schedule.derive_waits import Draft
 from engine.planning.schedule.ops import (
-    AllocateSpareBuffers,
     DeviceUpdate,
     FetchGradient,
     FetchStates,
-    FreeSpareBuffers,
     OfChunk,
     OffloadStates,
     OffloadWeights,
@@ -53,9 +50,6 @@ that is then fetched into one of these buffers.
 """
 
 _ITEM_BYTES = 14
-_STEP = "step"
-_SPARE_MEMORY = Buffer(BufferKind.SPARE_MEMORY)
-_ACTIVATIONS, _SPARE_BUFFERS = Content(ContentKind.ACTIVATIONS), Content(ContentKind.SPARE_BUFFERS)
 
 
 @dataclass(frozen=True)
@@ -108,13 +102,6 @@ class DeviceUpdates:
                 Buffer(BufferKind.UPDATE, number=number)
                 for number in range(choices.updates.update_buffers)
             ]
-        self.spare = self.buffers[: choices.updates.spare_buffers]
-        self._own = self.buffers[choices.updates.spare_buffers :]
-        """The update buffers that exist throughout the run, that is, all but the spare ones."""
-        self.spare_blocks = (
-            blocks[len(blocks) - choices.updates.spare_blocks :] if self.spare else []
-        )
-        """Blocks of whose activations the spare buffers reuse the memory."""
         self._bounds = {
             unit: cut_between(*self._shards.bounds(sizes.numel[unit]), self.chunk_numel)
             for unit in choices.updates.device_updated_units
@@ -124,7 +111,7 @@ class DeviceUpdates:
         }
         """Parts of each slot in which a unit is updated, one for each of its chunks."""
         self._chunks = self._chunks_in_order(blocks)
-        self._buffer = dict(zip(self._chunks, self._buffers_in_turn()))
+        self._buffer = dict(zip(self._chunks, itertools.cycle(self.buffers)))
         # The gradients of these units are not overwritten in the staging buffers before the step
         # ends.
         elsewhere = {*choices.placement.gpu_resident(blocks), *sizes.frozen}
@@ -142,7 +129,6 @@ class DeviceUpdates:
         # What was written so far.
         self._fetched: set[Chunk] = set()
         self._with_gradient: set[Chunk] = set()
-        self._has_spare = False
 
     def _largest_shard(self, blocks: list[str]) -> int:
         """Returns the elements of the largest shard of any block, or of embed and head where no
@@ -160,16 +146,6 @@ class DeviceUpdates:
                 chunks += [(unit, number) for number in range(len(self._bounds[unit]))]
         return chunks
 
-    def _buffers_in_turn(self) -> Iterator[Buffer]:
-        """Yields a buffer for each chunk in order: each spare buffer once, then the others in turn
-        without end.
-
-        A spare buffer takes only one chunk, because its memory is needed for activations again
-        before a second chunk could be sent back.
-        """
-        yield from self.spare
-        yield from itertools.cycle(self._own)
-
     def _lay_over_main_grads(
         self, main_grads: Mapping[Buffer, tuple[str, ...]], sizes: PlaneSizes
     ) -> Arena:
@@ -184,9 +160,10 @@ class DeviceUpdates:
             self._shards.padded(max(map(numel.__getitem__, units))) for units in main_grads.values()
         ]
         main_grad_bytes = [4 * numel for numel in largest]
-        arena = lay_out_arena(main_grad_bytes, size, len(self._own), self._choices)
+        main_grad = self._choices.gradients.main_grad
+        arena = lay_out_arena(main_grad_bytes, size, len(self.buffers), main_grad)
         users = list(main_grads.values())
-        for number, buffer in enumerate(self._own):
+        for number, buffer in enumerate(self.buffers):
             there = [users[at] for at in arena.main_grads_under(number)]
             self._main_grads_of[buffer] = list(itertools.chain.from_iterable(there))
         return arena
@@ -235,12 +212,6 @@ class DeviceUpdates:
             if unit in units
         }
 
-    def activations_of(self, block: str) -> dict[Buffer, Content]:
-        """Returns the memory that spare buffers have of a block, with activations as its
-        content. The result is empty for a block whose memory they leave alone.
-        """
-        return {_SPARE_MEMORY: _ACTIVATIONS} if block in self.spare_blocks else {}
-
     def all_planes(self) -> dict[Buffer, Content]:
         """Returns the planes that are ready when all chunks are applied."""
         planes = {}
@@ -260,38 +231,17 @@ class DeviceUpdates:
 
     # ------------------------------------------------------------------ during backward
 
-    def allocate_spare_buffers(self) -> None:
-        """Writes the op from which on spare buffers use the memory of the spare blocks'
-        activations.
-        """
-        self._has_spare = True
-        self._drafts.append(
-            Draft(AllocateSpareBuffers, _STEP, {}, {_SPARE_MEMORY: _SPARE_BUFFERS}, {})
-        )
-
-    def free_spare_buffers(self) -> None:
-        """Writes the op that returns the memory of the spare buffers to activations."""
-        self._drafts.append(Draft(FreeSpareBuffers, _STEP, {}, {_SPARE_MEMORY: _ACTIVATIONS}, {}))
-
     def fetch_first(self, finished: Collection[str]) -> None:
         """Fetches chunks into the buffers that are free. finished: blocks whose gradients are
         complete.
         """
-        spare, others = self._first()
-        for chunk in [*(spare if self._has_spare else ()), *others]:
+        for chunk in self._chunks[: len(self.buffers)]:
             if chunk not in self._fetched:
                 if not set(self._main_grads_of.get(self._buffer[chunk], ())) <= set(finished):
                     return
                 self._fetch(chunk)
             if chunk not in self._with_gradient and chunk[0] in finished:
                 self._fetch_gradient(chunk)
-
-    def _first(self) -> tuple[list[Chunk], list[Chunk]]:
-        """Returns the chunks that are fetched before the gradients are complete: those in spare
-        buffers, and those in other buffers.
-        """
-        spares = len(self.spare)
-        return self._chunks[:spares], self._chunks[spares : len(self.buffers)]
 
     # ------------------------------------------------------------------ after the summary
 
@@ -301,26 +251,19 @@ class DeviceUpdates:
         A late chunk, one that was not among the first to be fetched, waits for the buffer of an
         earlier chunk. So the chunks in those buffers are sent first. The weights of a late chunk
         are sent before states that no fetch waits for, but after the states of `LEAD` chunks, which
-        are sent while the late chunk is being fetched. The chunks in spare buffers, whose memory
-        the forward pass needs back, are sent in between. Chunks that nothing waits for are sent
-        last.
+        are sent while the late chunk is being fetched. Chunks that nothing waits for are sent last.
         """
-        spare, others = self._first()
-        late = self._chunks[len(self.buffers) :]
-        for chunk in (*spare, *others):
+        first, late = self._chunks[: len(self.buffers)], self._chunks[len(self.buffers) :]
+        for chunk in first:
             self._update(chunk)
-        for chunk in (*spare, *others):
+        for chunk in first:
             self._send_weights_if_fetched(chunk)
-        awaited, unawaited = others[: len(late)], others[len(late) :]
-        lead = min(LEAD, len(self._own))
-        sent = 0  # chunks sent so far, those in spare buffers not counted
+        awaited = min(len(first), len(late))
+        lead = min(LEAD, len(self.buffers))
         updated = 0  # late chunks that were fetched and updated
-        for chunk in (*_alternating(awaited, spare), *unawaited, *late):
+        for sent, chunk in enumerate(self._chunks, 1):
             self._send_rest(chunk)
-            if chunk in spare:
-                continue
-            sent += 1
-            free = sent if sent >= len(awaited) else sent - lead + 1
+            free = sent if sent >= awaited else sent - lead + 1
             for following in late[updated : max(updated, free)]:
                 self._update(following)
                 self._send_weights_if_fetched(following)
@@ -334,7 +277,6 @@ class DeviceUpdates:
         if chunk not in self._with_gradient:
             self._fetch_gradient(chunk)
         reads = {buffer: Content(ContentKind.FETCHED, unit, chunk=number), SUMMARY: READY}
-        reads |= self._spare_memory(buffer)
         staging = self._staging.get(unit)
         if staging is not None:
             reads[staging] = Content(ContentKind.MAIN_GRAD, unit)
@@ -369,7 +311,6 @@ class DeviceUpdates:
             Buffer(BufferKind.WEIGHTS, unit, chunk=number): READY,
             Buffer(BufferKind.STATES, unit, chunk=number): READY,
         }
-        reads |= self._spare_memory(buffer)
         writes = {buffer: Content(ContentKind.FETCHED, unit, chunk=number)}
         writes |= self._states_in_arena(buffer)
         self._emit(FetchStates, chunk, reads, writes)
@@ -387,7 +328,6 @@ class DeviceUpdates:
         (unit, number), buffer = chunk, self._buffer[chunk]
         reads = {buffer: Content(ContentKind.UPDATED, unit, chunk=number)}
         reads |= self._states_in_arena(buffer)
-        reads |= self._spare_memory(buffer)
         self._emit(type_, chunk, reads, {Buffer(kind, unit, chunk=number): READY})
 
     def _states_in_arena(self, buffer: Buffer) -> dict[Buffer, Content]:
@@ -395,9 +335,6 @@ class DeviceUpdates:
         return (
             {_arena(buffer): Content(ContentKind.STATES)} if self._main_grads_of.get(buffer) else {}
         )
-
-    def _spare_memory(self, buffer: Buffer) -> dict[Buffer, Content]:
-        return {_SPARE_MEMORY: _SPARE_BUFFERS} if buffer in self.spare else {}
 
     def _emit(
         self,
@@ -411,12 +348,6 @@ class DeviceUpdates:
         unit, number = chunk
         fields = {"chunk": self._bounds[unit][number], "buffer": self._buffer[chunk], **fields}
         self._drafts.append(Draft(type_, unit, reads, writes, fields))
-
-
-def _alternating(first: Sequence[Chunk], second: Sequence[Chunk]) -> Iterator[Chunk]:
-    """Yields a chunk of `first`, one of `second`, and so on, and the rest of the longer one."""
-    for pair in itertools.zip_longest(first, second):
-        yield from (chunk for chunk in pair if chunk is not None)
 
 
 def _parts(slot: Buffer, chunks: int) -> list[Buffer]:

@@ -65,8 +65,6 @@ class OpKind(Word):
     ALL_REDUCE = "all_reduce"
     OFFLOAD = "offload"
     OFFLOAD_KEPT_GRADIENT = "offload_kept_gradient"
-    ALLOCATE_SPARE_BUFFERS = "allocate_spare_buffers"
-    FREE_SPARE_BUFFERS = "free_spare_buffers"
     SUMMARY = "summary"
     CLIP = "clip"
     UPDATE = "update"
@@ -289,20 +287,6 @@ class Reduce(Op):
     """Whether the op belongs to the last round, so that it also computes the norm."""
     chunk: tuple[int, int] | None = field(kw_only=True, default=None)
     """Elements of the unit that the accumulator is for, from the first up to the second."""
-
-
-@dataclass(frozen=True, slots=True)
-class AllocateSpareBuffers(Op):
-    """Allocation of the spare update buffers in memory that activations have left."""
-
-    kind, lane = OpKind.ALLOCATE_SPARE_BUFFERS, Lane.COMPUTE
-
-
-@dataclass(frozen=True, slots=True)
-class FreeSpareBuffers(Op):
-    """Release of the spare update buffers, whose memory is again for activations."""
-
-    kind, lane = OpKind.FREE_SPARE_BUFFERS, Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,10 +69,6 @@ class StepPlan:
     earlier pass on the same weights has left them.
     """
     update_buffers: tuple[Buffer, ...] = ()
-    spare_buffers: tuple[Buffer, ...] = ()
-    """Update buffers that use memory of activations, from `allocate_spare_buffers` to the next
-    step's `free_spare_buffers`.
-    """
     chunk_numel: int = 0
     """Elements of each plane in an update buffer."""
     ring_numel: int = 0
@@ -81,9 +77,8 @@ class StepPlan:
     """Accumulators in the memory that they share with update buffers, each with the byte at which
     it begins there (`engine.planning.schedule.arena`).
     """
-    buffer_places: tuple[int, ...] = ()
-    """Byte of that memory at which each update buffer that is not spare begins."""
     arena_bytes: int = 0
+    """Bytes of that memory. The update buffers follow each other, from its front on."""
     without_main_grad: tuple[str, ...] = ()
     """Units whose accumulator has one term in each round, a gradient in bf16. It is in the first
     half of the accumulator's memory, and ranks exchange it as it is.

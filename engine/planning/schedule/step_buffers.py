@@ -68,11 +68,10 @@ class StepBuffers:
         are_small = sizes.item_bytes == 2 and choices.gradients.main_grad == MainGrad.DEVICE
         # Several ranks round an accumulator elsewhere, of which they may own a shard alone.
         are_small = are_small and choices.sharding.world_size == 1
-        trained = self.trained.only
-        self.rounded_in_main_grads = tuple(trained(self.gpu_resident)) if are_small else ()
+        self.rounded_in_main_grads = (
+            tuple(self.trained.only(self.gpu_resident)) if are_small else ()
+        )
         """Units whose rounded gradients are in the memory of their accumulators."""
-        if choices.gradients.gradients_in_main_grads:
-            self.rounded_in_main_grads = tuple(trained((EMBED, *blocks, HEAD)))
         self.under_head: tuple[str, ...] = ()
         """Blocks in the memory of whose kept gradients the accumulator of the head is."""
         if choices.streaming.embed_and_head_in_kept_gradients:

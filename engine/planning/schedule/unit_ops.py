@@ -114,8 +114,6 @@ class UnitOps:
         reads[state] = state_after(self._below.get(block, ""), round_)
         writes = {state: state_after(block, round_)}
         ring, keeps = None, self._keeps(block)
-        if self._training:
-            reads |= self.device.activations_of(block)
         if keeps == Keeps.BLOCK_INPUT and self._choices.activations.offloaded_block_inputs:
             ring = self.buffers.next_ring(BufferKind.OFFLOAD_RING)
             writes[ring] = Content(ContentKind.BLOCK_INPUT, block, micro_batch)
@@ -286,7 +284,6 @@ class UnitOps:
         state = hidden(micro_batch)
         reads = self.device.weights(block, slot)
         reads[state] = gradient_of(self._above[block], round_)
-        reads |= self.device.activations_of(block)
         if ring is not None:
             reads[ring] = Content(ContentKind.BLOCK_INPUT, block, micro_batch)
         if ring is None or not recomputes:

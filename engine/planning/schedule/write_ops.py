@@ -130,8 +130,6 @@ class StepWriter(UnitOps):
                 # The head's weights are not prefetched earlier: the head's update comes last, and a
                 # prefetch that waits for it would delay all later copies on the lane.
                 self._prefetch(HEAD, self.buffers.embed_or_head_slot(HEAD))
-            if first_round and self._training and self._is_first_spare_block(block):
-                self.device.free_spare_buffers()
             for micro_batch in round_.micro_batches:
                 self._forward(block, micro_batch, round_)
             self._current += 1
@@ -169,20 +167,12 @@ class StepWriter(UnitOps):
                 self._finish_gradient(block, round_)
                 finished.add(block)
                 if round_.is_last:
-                    if self._is_first_spare_block(block):
-                        self.device.allocate_spare_buffers()
                     self.device.fetch_first(finished)
             if self._choices.sharding.ranks > 1:
                 # On COLLECTIVE the accumulator is complete, and goes before weights that come from
                 # the host.
                 self._fetch_ahead()
         self._embed_backwards(round_)
-
-    def _is_first_spare_block(self, block: str) -> bool:
-        """Returns whether this is the first block, in forward order, whose activations leave their
-        memory to spare buffers. Of these blocks, it is the last in backward.
-        """
-        return self.device.spare_blocks[:1] == [block]
 
     def _emit_summary(self) -> None:
         trained = self.trained.only(self._units())

@@ -28,8 +28,6 @@ COMPUTE (those of blocks are in `engine.runtime.step.activation_checkpointing`, 
 - `reduce` rounds an fp32 accumulator to a staging buffer, and computes its norm in the last round.
 - `summary` computes the clip factor on the device, and copies loss and norms to the host.
 - `update_in_place` applies the step to a unit that lives on the device, where its planes are.
-- `allocate_spare_buffers` allocates spare update buffers in memory that activations have left;
-  `free_spare_buffers` frees them.
 
 Between ranks (lane COLLECTIVE, `engine.runtime.step.collective_ops`): `all_gather`, `barrier`,
 `reduce_scatter` and `all_reduce`.
@@ -67,11 +65,9 @@ import torch
 from engine.errors import NonFiniteError
 from engine.planning.schedule.offloaded_activations import ReadBlockInput, WriteBlockInput
 from engine.planning.schedule.ops import (
-    AllocateSpareBuffers,
     Clip,
     FetchBlockInput,
     FetchGrad,
-    FreeSpareBuffers,
     Offload,
     OffloadBlockInput,
     OffloadKeptGradient,
@@ -166,16 +162,6 @@ def _summary(context: OpContext, _op: Summary, step: StepUnderWay) -> None:
     sums = step.sequence_sums_in_order()
     if sums is not None:
         context.summary.sequence_sums(len(sums)).copy_(sums, non_blocking=True)
-
-
-def _allocate_spare_buffers(
-    context: OpContext, _op: AllocateSpareBuffers, _step: StepUnderWay
-) -> None:
-    context.state.allocate_spare_buffers()
-
-
-def _free_spare_buffers(context: OpContext, _op: FreeSpareBuffers, _step: StepUnderWay) -> None:
-    context.state.free_spare_buffers()
 
 
 # ---------------------------------------------------------------- HOST
@@ -296,8 +282,6 @@ WORK: dict[OpKind, Work] = {
     OpKind.ALL_REDUCE: collective_ops.all_reduce,
     OpKind.SUMMARY: _summary,
     OpKind.UPDATE_IN_PLACE: optimizer_ops.update_in_place,
-    OpKind.ALLOCATE_SPARE_BUFFERS: _allocate_spare_buffers,
-    OpKind.FREE_SPARE_BUFFERS: _free_spare_buffers,
     OpKind.FETCH_STATES: optimizer_ops.fetch_states,
     OpKind.FETCH_GRADIENT: optimizer_ops.fetch_gradient,
     OpKind.DEVICE_UPDATE: optimizer_ops.device_update,

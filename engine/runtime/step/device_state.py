@@ -83,7 +83,6 @@ class DeviceState:
         self._resident_bytes = states.placement.device_bytes
         self._resident_memory = {slot: unit for unit, slot in plan.gpu_resident}
         self._make_slots(plan, states)
-        self._spare = plan.spare_buffers
         self._shared = {buffer for buffer, _ in plan.arena}
         """Buffers in the memory of others."""
         if plan.embed_and_head_in_kept_gradients:
@@ -197,13 +196,11 @@ class DeviceState:
         self.grads[Buffer(BufferKind.MAIN_GRAD, HEAD)] = total
 
     def _cut_update_buffers(self, plan: StepPlan) -> None:
-        """Places the update buffers in the arena, except for the spare ones, which
-        `allocate_spare_buffers` allocates.
-        """
+        """Places the update buffers in the arena, one after the other."""
         self.states: dict[Buffer, dict[str, torch.Tensor]] = {}
         size = self._update_buffer.bytes
-        for buffer, place in zip(plan.update_buffers[len(self._spare) :], plan.buffer_places):
-            self.states[buffer] = self._states(self._arena[place : place + size])
+        for number, buffer in enumerate(plan.update_buffers):
+            self.states[buffer] = self._states(self._arena[number * size : (number + 1) * size])
 
     def _states(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns one plane of each kind as views of a buffer's `memory`, a flat tensor of
@@ -224,26 +221,6 @@ class DeviceState:
         if plane == "weight_low":
             return torch.int16
         return torch.uint8 if self._has_rounded_states else torch.float32
-
-    def allocate_spare_buffers(self) -> None:
-        """Allocates the spare buffers, in memory that activations have left.
-
-        This runs on COMPUTE, where the allocator frees and reuses memory in order. The allocator
-        must use expandable segments (set in `engine.runtime.device.cuda_backend`), so that the
-        memory left by activations of other sizes is contiguous.
-        """
-        for buffer in self._spare:
-            self.states[buffer] = {
-                plane: torch.empty(size, dtype=torch.uint8, device=self.device).view(
-                    self._plane_dtype(plane)
-                )
-                for plane, size in self._update_buffer.planes
-            }
-
-    def free_spare_buffers(self) -> None:
-        """Frees the spare buffers. No op may use them afterwards."""
-        for buffer in self._spare:
-            self.states.pop(buffer, None)
 
     def _largest(self, units: tuple[str, ...]) -> int:
         """Returns the elements of the largest gradient of `units`."""

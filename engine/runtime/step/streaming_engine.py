@@ -295,11 +295,7 @@ class StreamingEngine:
 
     def drain(self) -> None:
         """Waits until every submitted step is applied. Raises the first error of any lane."""
-        try:
-            self._train.drain()
-        finally:
-            # An aborted step may have left spare buffers allocated.
-            self.state.free_spare_buffers()
+        self._train.drain()
 
     # ------------------------------------------------------------------ without gradients
 

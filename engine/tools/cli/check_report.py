@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.machine.read_machine import Machine
-from engine.planning.fit.buffer_sizes import buffers_text
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.report import FitReport
 from engine.planning.fit.requirements import Part
@@ -174,8 +173,7 @@ def _updates_text(choices: Mapping[str, Any], units: int, model: Mapping[str, An
     chunks = choices.get("update_buffers")
     through = ""
     if chunks:
-        buffers = buffers_text(chunks, choices.get("spare_buffers", 0))
-        through = f", their states there in pieces, {buffers}"
+        through = f", their states there in pieces, {chunks} at a time"
     return [f"updated on the GPU: {device_updated} of {units - gpu_resident} units{through}"]
 
 
