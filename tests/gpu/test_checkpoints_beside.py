@@ -63,8 +63,6 @@ def device_updates(request, monkeypatch):
             gpu_resident_units=gpu_resident,
             blocks_kept_in_slots=0,
             update_buffers=2 if units else 0,
-            spare_buffers=0,
-            spare_blocks=0,
         )
         return replace(chosen, choices=choices)
 

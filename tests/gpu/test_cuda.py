@@ -124,15 +124,12 @@ def test_optimizers_on_the_device_round_as_those_on_the_host(deterministic, comp
     device_updates = base.changed(
         device_updated_units=("embed", "block 0", "block 1", "head"), update_buffers=2
     )
-    spare = device_updates.changed(update_buffers=4, spare_buffers=2, spare_blocks=2)
-    host, device, spares = (
-        planes_after(choices, CudaBackend(), dtype="float32")
-        for choices in (base, device_updates, spare)
+    host, device = (
+        planes_after(choices, CudaBackend(), dtype="float32") for choices in (base, device_updates)
     )
     for k, (ours, theirs) in enumerate(zip(device, host)):
         if k % 4 != 3:  # gradients that are updated where they are do not come to the host
             assert float((ours - theirs).abs().max()) <= 2e-5 * float(theirs.abs().max())
-    assert_same_bits(spares, device)
 
 
 # ---------------------------------------------------------------------- law 2

@@ -200,7 +200,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
 
     def with_homes(job, target, *coarse):
         chosen = choose(job, target, *coarse)
-        buffers = dict(update_buffers=2 if device_updates else 0, spare_buffers=0, spare_blocks=0)
+        buffers = dict(update_buffers=2 if device_updates else 0)
         places = dict(device_updated_units=device_updates, gpu_resident_units=0)
         choices = chosen.choices.changed(**places, **buffers)
         return dataclasses.replace(chosen, choices=choices)

@@ -11,12 +11,8 @@ PLAN_FAMILIES = {
     "plain": {},
     "gradients on the GPU": dict(gradients_on_gpu=True),
     "rounds": dict(micro_batches=4, rounds=2, main_grad="device"),
-    "in main_grads": dict(
-        micro_batches=4,
-        rounds=2,
-        main_grad="device",
-        gradients_on_gpu=True,
-        gradients_in_main_grads=True,
+    "rounds, gradients on the GPU": dict(
+        micro_batches=4, rounds=2, main_grad="device", gradients_on_gpu=True
     ),
     "pairs": dict(blocks_per_saved_input=2, slots=2),
     "kept": dict(blocks_without_recompute=2),

@@ -11,7 +11,6 @@ from engine.planning.schedule.buffers import Buffer, BufferKind, Content, Conten
 from engine.planning.schedule.offloaded_activations import ReadBlockInput, WriteBlockInput
 from engine.planning.schedule.ops import (
     AllGather,
-    AllocateSpareBuffers,
     AllReduce,
     Backward,
     Barrier,
@@ -24,7 +23,6 @@ from engine.planning.schedule.ops import (
     FetchGradient,
     FetchStates,
     Forward,
-    FreeSpareBuffers,
     Keeps,
     Loss,
     Offload,
@@ -116,8 +114,6 @@ OP_TYPES: dict[OpKind, type[Op]] = {
         Reduce,
         ReduceScatter,
         AllReduce,
-        AllocateSpareBuffers,
-        FreeSpareBuffers,
         Summary,
         UpdateInPlace,
         OffloadBlockInput,
@@ -154,7 +150,6 @@ def to_text(plan: StepPlan) -> str:
         f"stagings: {_units_text(plan.stagings)}",
         f"rings: {', '.join(map(str, plan.rings))}",
         f"update buffers: {', '.join(map(str, plan.update_buffers))}",
-        f"spare buffers: {', '.join(map(str, plan.spare_buffers))}",
         f"elements of a chunk: {plan.chunk_numel}",
         f"elements of a ring buffer: {plan.ring_numel}",
     ]
@@ -168,7 +163,6 @@ def _rare_facts(plan: StepPlan) -> Iterator[str]:
     if plan.arena:
         yield f"arena: {'; '.join(f'{buffer} at {start}' for buffer, start in plan.arena)}"
         yield f"bytes of the arena: {plan.arena_bytes}"
-        yield f"places of update buffers: {', '.join(map(str, plan.buffer_places))}"
     if plan.shards.ranks > 1:
         yield f"shard: {plan.shards.rank} of {plan.shards.ranks}"
     if plan.replicas > 1:
@@ -232,12 +226,10 @@ def _read_plan(text: str) -> StepPlan:
         device_updated_units=_words(facts["updated on the device"]),
         placed=_read_places(facts["placed"]),
         update_buffers=_read_buffers(facts["update buffers"]),
-        spare_buffers=_read_buffers(facts["spare buffers"]),
         chunk_numel=int(facts["elements of a chunk"]),
         ring_numel=int(facts["elements of a ring buffer"]),
         arena=_read_arena(facts.get("arena", "")),
         arena_bytes=int(facts.get("bytes of the arena", 0)),
-        buffer_places=_numbers(facts.get("places of update buffers", "")),
         without_main_grad=_words(facts.get("gradients in place of main_grads", "")),
         rounded_in_main_grads=_words(facts.get("gradients in their main_grads", "")),
         embed_and_head_in_kept_gradients="embed and head" in facts,

@@ -17,7 +17,6 @@ from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runtime.host.host_adamw import HostAdamW
 from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.optimizer.device_adamw import StepFactors, clip_of, update
-from engine.runtime.step.executor import Executor
 from tests.support.device_updates import (
     DEVICE_UPDATES,
     LATE,
@@ -125,68 +124,6 @@ def test_buffers_over_main_grads_are_as_good_as_their_own():
             (*UPDATE_LANES, Lane.H2D, Lane.D2H),
         ):
             assert_same_bits(run(buffers, late), expected)
-
-
-@pytest.mark.slow("it sweeps over many cases")
-@pytest.mark.parametrize("main_grad", slow_but(MAIN_GRAD_PLANS, ("vertical",), PLAN_SWEEP))
-def test_buffers_in_the_place_of_activations_are_as_good(main_grad):
-    """Of eight blocks, the last five keep their activations."""
-    device_updates = ("embed", *(f"block {k}" for k in (0, 1, 3, 4, 7)))
-
-    def run(
-        buffers: int, spare: int = 0, spare_blocks: int = 0, late: tuple[str, ...] = ()
-    ) -> list[torch.Tensor]:
-        choices = updated_on_device(
-            device_updates,
-            buffers,
-            main_grad,
-            blocks_without_recompute=5,
-            spare_buffers=spare,
-            spare_blocks=spare_blocks,
-        )
-        return planes_after(choices, DelayedBackend(late), dtype="bfloat16", layers=8)
-
-    expected = run(1)
-    for spare, spare_blocks in ((1, 1), (2, 3), (5, 5)):
-        for buffers in (spare + 1, spare + 2):
-            assert_same_bits(run(buffers, spare, spare_blocks), expected)
-        for late in LATE if spare == 2 else LATE[:2]:
-            assert_same_bits(run(spare + 2, spare, spare_blocks, late), expected)
-
-
-def test_spare_buffers_are_there_between_the_backward_and_the_forward_of_their_blocks(monkeypatch):
-    choices = updated_on_device(
-        ("embed", "block 1"), 3, blocks_without_recompute=2, spare_buffers=2, spare_blocks=1
-    )
-    run = streamed(plain_model(tiny_config("qwen3")), choices, dtype="bfloat16")
-    state, there = run.engine.state, []
-    work = Executor.work
-
-    def watched(ops, op, step):
-        do = work(ops, op, step)
-
-        def then() -> None:
-            do()
-            there.append(
-                (op.kind, op.unit, set(run.engine.plan.spare_buffers) <= state.states.keys())
-            )
-
-        return then
-
-    monkeypatch.setattr(Executor, "work", watched)
-    for step in (1, 2):
-        run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
-    last = f"block {len(run.model.blocks) - 1}"
-    passes = [
-        spare for kind, unit, spare in there if kind in ("forward", "backward") and unit == last
-    ]
-    assert passes and not any(passes)
-    assert all(
-        spare for kind, _, spare in there if kind in ("summary", "device_update", "embed_backward")
-    )
-    run.engine.drain()
-    assert not set(run.engine.plan.spare_buffers) & state.states.keys()
-    run.close()
 
 
 @pytest.mark.parametrize("resident", [0, 2])

@@ -52,7 +52,7 @@ def test_small_moments_have_the_same_bits_wherever_they_are(optimizer):
 
 
 @pytest.mark.parametrize(
-    "plan_family", slow_but(PLAN_FAMILIES, ("plain", "in main_grads"), PLAN_SWEEP)
+    "plan_family", slow_but(PLAN_FAMILIES, ("plain", "rounds, gradients on the GPU"), PLAN_SWEEP)
 )
 def test_a_late_lane_changes_nothing(plan_family):
     base = BASE.changed(**PLAN_FAMILIES[plan_family])

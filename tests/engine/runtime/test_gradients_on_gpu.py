@@ -21,7 +21,6 @@ from tests.support.tiny import VOCAB, plain_model, random_batches, streamed, tin
 
 pytestmark = pytest.mark.computing
 
-IN_MAIN_GRADS = dict(gradients_on_gpu=True, gradients_in_main_grads=True)
 ROUNDS = {
     "vertical": {},
     "device": dict(micro_batches=4, rounds=2, main_grad="device"),
@@ -60,8 +59,8 @@ def test_the_bits_are_those_of_a_plane_on_the_host(plan_family, rounds, optimize
 
 
 @pytest.mark.parametrize("device_updates", [(), *DEVICE_UPDATES.values()])
-def test_gradients_kept_in_their_main_grads_are_those_of_a_plane_on_the_host(device_updates):
-    """The update buffers are in the other halves of the sums, and after them."""
+def test_kept_gradients_of_rounds_are_those_of_a_plane_on_the_host(device_updates):
+    """The update buffers are in the memory of the accumulators."""
     base = (
         updated_on_device(device_updates, 2, "device")
         if device_updates
@@ -73,11 +72,9 @@ def test_gradients_kept_in_their_main_grads_are_those_of_a_plane_on_the_host(dev
         dict(embed_and_head=EmbedAndHead.SHARED_SLOT),
         dict(update_buffers=5) if device_updates else {},
     ):
-        choices_of_family = base.changed(**IN_MAIN_GRADS, **changes)
+        choices_of_family = base.changed(gradients_on_gpu=True, **changes)
         for late in LATE[::2]:
             assert_same_bits(run(choices_of_family, late), expected)
-    with pytest.raises(ValueError, match="only in those of all rounds"):
-        run(BASE.changed(**IN_MAIN_GRADS))
 
 
 @pytest.mark.parametrize("device_updates", [(), *DEVICE_UPDATES.values()])

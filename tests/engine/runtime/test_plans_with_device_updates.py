@@ -37,11 +37,7 @@ def plans(depth: int):
                 (4, 2, "host"),
             ):
                 for slots, resident, kept in ((1, 0, 0), (2, 2, 1), (3, 0, 4), (2, depth, depth)):
-                    for buffers, spare in (
-                        ((1, 0), (2, 0), (3, 0), (8, 0), (2, 1), (8, 3))
-                        if kept
-                        else ((1, 0), (3, 0))
-                    ):
+                    for buffers in (1, 2, 3, 8) if kept else (1, 3):
                         choices = PlanChoices().changed(
                             micro_batches=micro_batches,
                             rounds=rounds,
@@ -53,8 +49,6 @@ def plans(depth: int):
                             update_buffers=buffers,
                             offloaded_block_inputs=buffers == 2,
                             prefetch_depth=max(1, slots - 1),
-                            spare_buffers=spare,
-                            spare_blocks=min(kept, 2) if spare else 0,
                         )
                         plan = build_step_plan(blocks, tied, choices, PlaneSizes(numel=numel))
                         yield plan, numel, choices
@@ -77,16 +71,7 @@ def test_plans_with_device_updates_validate_and_update_everything_once(depth):
             assert all(b - a <= plan.chunk_numel for a, b in chunks[unit])
             for kind in ("fetch_states", "offload_weights", "offload_states"):
                 found = [op.chunk for op in plan.ops if op.kind == kind and op.unit == unit]
-                # Chunks of one unit may be spread over spare and other buffers, which are free at
-                # other times.
-                assert (sorted(found) if choices.updates.spare_buffers else found) == chunks[unit]
-        sent = [op.buffer for op in plan.ops if op.kind == "offload_states"]
-        if (
-            choices.updates.spare_buffers
-        ):  # those are given back before what nothing waits for is sent
-            late = len(sent) - len(plan.update_buffers)
-            spares = [k for k, buffer in enumerate(sent) if buffer in plan.spare_buffers]
-            assert not spares or spares[-1] <= len(spares) + max(0, late)
+                assert found == chunks[unit]
         used = {op.buffer for op in plan.ops if op.kind == "device_update"}
         assert used == set(plan.update_buffers[: sum(map(len, chunks.values()))])
         assert len(plan.update_buffers) == choices.updates.update_buffers
@@ -114,18 +99,13 @@ BLOCKS = [f"block {k}" for k in range(8)]
     ids=["from the first", "of the middle"],
 )
 @pytest.mark.parametrize("main_grad", MAIN_GRAD_PLANS)
-@pytest.mark.parametrize("spare", [0, 2])
-def test_dropping_any_single_wait_of_a_plan_with_device_updates_is_found(
-    main_grad, device_updates, spare
-):
+def test_dropping_any_single_wait_of_a_plan_with_device_updates_is_found(main_grad, device_updates):
     choices = PlanChoices().changed(
         micro_batches=2,
         device_updated_units=device_updates,
-        update_buffers=3 + spare,
+        update_buffers=3,
         blocks_without_recompute=4,
         blocks_kept_in_slots=2,
-        spare_buffers=spare,
-        spare_blocks=spare,
         **MAIN_GRAD_PLANS[main_grad],
     )
     sizes = PlaneSizes(numel=dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310})
@@ -147,22 +127,14 @@ def test_dropping_any_single_wait_of_a_plan_with_device_updates_is_found(
     )  # what embed's gradient needs comes after all others'
     if main_grad == "device":  # states over sums: neither may come while the others are needed
         assert {("fetch_states", "waits"), ("backward", "waits_previous")} <= dropped
-    # From the first, the forward pass waits before for a weight that goes out after all states in
-    # spare buffers.
-    assert (("free_spare_buffers", "waits_previous") in dropped) == (
-        bool(spare) and device_updates[0] != "embed"
-    )
 
 
 def test_device_updates_without_buffers_and_device_updates_of_no_unit_are_refused():
-    spare = dict(device_updated_units=("embed",), update_buffers=2, spare_blocks=1)
     for changes in (
         dict(device_updated_units=("embed",)),
         dict(device_updated_units=("nothing",), update_buffers=1),
-        spare | dict(spare_buffers=1),
-        spare | dict(spare_buffers=2, blocks_without_recompute=1),
     ):
-        with pytest.raises(ValueError, match="buffers (for the optimizers|in the place)"):
+        with pytest.raises(ValueError, match="buffers for the optimizers"):
             build_step_plan(
                 ["block 0"],
                 False,

@@ -166,14 +166,6 @@ PLANS = (
         (DEVICE_UPDATES, GOLDEN),
     ),
     Change(
-        "spare-buffers-used-twice",
-        UPDATES,
-        "yield from itertools.cycle(self._own)",
-        "yield from itertools.cycle(self.buffers)",
-        "A spare buffer takes a second chunk while activations need its memory.",
-        (GOLDEN, DEVICE_UPDATES),
-    ),
-    Change(
         "main-grads-and-states-in-one-place",
         UPDATES,
         "if not set(self._main_grads_of.get(self._buffer[chunk], ())) <= set(finished):",
@@ -274,9 +266,9 @@ PLANS = (
     Change(
         "pool-counts-gradients-in-main-grads",
         POOL,
-        "    return choices.gradients.gradients_in_main_grads or (is_gpu_resident and are_kept)\n",
         "    return is_gpu_resident and are_kept\n",
-        "The pool counts kept gradients that are in the memory of their sums.",
+        "    return False\n",
+        "The pool counts gradients that are in the memory of their sums.",
         (POOL_TESTS,),
     ),
     Change(

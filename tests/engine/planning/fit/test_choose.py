@@ -231,40 +231,6 @@ def test_rounds_are_not_many_and_their_micro_batches_are_not_small():
     assert asked.choices.batching.rounds in (1, 37)
 
 
-def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs(monkeypatch):
-    _, seen = with_candidates(monkeypatch, 139)
-    sizer, size = next(
-        (sizer, size) for _, size, choices, sizer in seen if choices.updates.spare_buffers
-    )
-    base = PlanChoices().changed(
-        micro_batches=2,
-        rounds=2,
-        main_grad="device",
-        blocks_without_recompute=20,
-        update_buffers=8,
-        compiled=True,
-        device_updated_units=("embed",),
-    )
-    chunk = 14 * max(unit.numel for unit in sizer.shape.blocks)
-    activations = sizer.shape.blocks[0].compiled_activations.of(size, sizer.row_length)
-    for spare in (4, 8):
-        spare_blocks = sizer.spare_blocks(size, base, spare)
-        assert (spare_blocks - 1) * activations >= spare * chunk > (spare_blocks - 2) * activations
-        more = base.changed(
-            update_buffers=8 + spare, spare_buffers=spare, spare_blocks=spare_blocks
-        )
-        assert sizer.total(size, more) == sizer.total(size, base)  # no memory of their own
-    few = base.changed(blocks_without_recompute=spare_blocks)
-    assert (
-        sizer.spare_blocks(size, base.changed(blocks_without_recompute=spare_blocks - 1), 8) is None
-    )
-    all_of_it = spare_blocks * activations // chunk
-    more = few.changed(
-        update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=spare_blocks
-    )
-    assert sizer.total(size, few) < sizer.total(size, more)  # what is recomputed finds less space
-
-
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_explicit_settings_are_kept():
     asked = on_gpu(

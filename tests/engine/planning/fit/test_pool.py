@@ -32,7 +32,7 @@ from engine.planning.shape.catalog import entry_of
 
 pytestmark = pytest.mark.computing
 
-QWEN, SMALL = "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-0.5B"
+QWEN, MIDDLE, SMALL = "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-0.5B"
 GPU, HOST, DISK = PartName.GPU, PartName.HOST, PartName.DISK
 
 
@@ -58,6 +58,7 @@ JOBS = {
     "in RAM": (job(engine__states="host"), machine("H100 SXM", 256)),
     "gradients on the GPU": (job(engine__gradients="gpu"), machine("RTX 4090", 128)),
     "rounds": (job(rows=128, engine__gradients="gpu"), machine("H100 SXM", 256)),
+    "whole, rounds": (job(MIDDLE, rows=128), machine("H200", 256)),
     "short": (job(), machine("RTX 4090", 48)),
     "8 bits": (job(train__optimizer="adamw_8bit"), machine("RTX 4090", 64)),
     "float32": (job(model__dtype="float32"), machine("H100 SXM", 256)),
@@ -137,17 +138,16 @@ def _by_name(names: list[str], pool: Pool) -> Iterator[tuple[str, object]]:
 
 
 def test_gradients_that_wait_in_the_memory_of_their_main_grads_take_none_of_their_own():
-    found = requirements(*JOBS["rounds"])
+    found = requirements(*JOBS["whole, rounds"])
     choices = found.chosen.choices
-    assert (
-        choices.gradients.gradients_in_main_grads and choices.gradients.main_grad == MainGrad.DEVICE
-    )
-    gpu = pool_of(found).parts[0]
-    assert gpu.held(Held.MODEL) == 0 and pool_of(found).living_in(GPU)
-    on_gpu = requirements(*JOBS["gradients on the GPU"])
-    assert not on_gpu.chosen.choices.gradients.gradients_in_main_grads
-    gradients = 2 * on_gpu.shape.gradient_numel
-    assert pool_of(on_gpu).parts[0].held(Held.MODEL) == gradients
+    assert choices.gradients.main_grad == MainGrad.DEVICE
+    assert choices.placement.gpu_resident_units == len(found.shape.units)
+    planes = 12 * found.shape.gradient_numel
+    assert pool_of(found).parts[0].held(Held.MODEL) == planes
+    for name in ("rounds", "gradients on the GPU"):
+        on_gpu = requirements(*JOBS[name])
+        gradients = 2 * on_gpu.shape.gradient_numel
+        assert pool_of(on_gpu).parts[0].held(Held.MODEL) == gradients
 
 
 def test_a_border_that_moves_takes_its_bytes_along():
@@ -169,7 +169,6 @@ def _with_gpu_resident(found: Requirements, count: int) -> Pool:
     choices = found.chosen.choices.changed(
         gpu_resident_units=count, device_updated_units=(), update_buffers=0
     )
-    choices = choices.changed(spare_buffers=0, spare_blocks=0)
     items = _items(found, Candidate(found.chosen.micro_batch_size, choices))
     chosen = Chosen(choices, found.chosen.micro_batch_size, 128, items, 0)
     return pool_of(Requirements(found.config, found.machine, found.shape, chosen, NOTHING_MORE))

@@ -47,7 +47,6 @@ def test_what_is_chosen_is_a_plan_for_every_rank_of_every_node(ranks, gib):
     assert (chosen.rounding["replicas"], chosen.rounding["ranks"]) == (2, ranks)
     assert chosen.micro_batch_size * choices.batching.micro_batches == 16
     assert not choices.kernels.graphs
-    assert not choices.gradients.gradients_in_main_grads
     assert not choices.streaming.embed_and_head_in_kept_gradients
     shape = big_shape()
     numel = {unit.name: unit.numel for unit in shape.units}

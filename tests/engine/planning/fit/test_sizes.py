@@ -55,15 +55,6 @@ QWEN_7B = dict(
     use_sliding_window=False,
 )
 
-DEVICE_UPDATE_GRID += [
-    choices.changed(
-        blocks_without_recompute=3,
-        spare_buffers=choices.updates.update_buffers - 1,
-        spare_blocks=2,
-    )
-    for choices in DEVICE_UPDATE_GRID
-    if choices.updates.update_buffers > 1
-]
 ON_GPU = dict(gradients_on_gpu=True)
 EMBED_AND_HEAD = ON_GPU | dict(embed_and_head=EmbedAndHead.IN_KEPT_GRADIENTS)
 PLAN_FAMILIES = [
@@ -77,7 +68,6 @@ PLAN_FAMILIES = [
             slots=2,
             blocks_without_recompute=min(1, choices.activations.blocks_without_recompute),
         ),
-        ON_GPU | dict(gradients_in_main_grads=True),
         EMBED_AND_HEAD,
         EMBED_AND_HEAD
         | dict(
@@ -93,16 +83,13 @@ PLAN_FAMILIES = [
                 device_updated_units=device_updates,
                 update_buffers=2,
             )
-            | dict(spare_buffers=0, spare_blocks=0)
             for plan_family in ({}, ON_GPU)
             for gpu_resident, device_updates in ((1, ("block 2",)), (3, ("head",)))
         ),
     )
     if choices.gradients.main_grad != "host"
     or not changes.keys() & {"gradients_on_gpu", "gpu_resident_units"}
-    if choices.gradients.main_grad == "device" or not changes.get("gradients_in_main_grads")
     if choices.gradients.main_grad == "vertical" or "embed_and_head" not in changes
-    if choices.updates.spare_blocks <= 1 or "blocks_per_saved_input" not in changes
 ]
 
 
@@ -130,8 +117,6 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
     # Moments in other kinds change update buffers alone.
     grid = BUFFER_GRID if optimizer == "adamw" else BUFFER_GRID[::20]
     for choices in grid + DEVICE_UPDATE_GRID[::2] + PLAN_FAMILIES[::2]:
-        if choices.gradients.gradients_in_main_grads and dtype == "float32":
-            continue
         if choices.streaming.embed_and_head_in_kept_gradients and (tied or not shape.embed_chunk):
             continue
         buffer = update_buffer(shape, choices)

@@ -24,16 +24,13 @@ _PARKED = PlanChoices().changed(gradients_on_gpu=True, embed_and_head=EmbedAndHe
 STARTS = (
     PlanChoices().changed(micro_batches=4),
     _IN_ROUNDS,
-    _IN_ROUNDS.changed(gradients_on_gpu=True, gradients_in_main_grads=True),
+    _IN_ROUNDS.changed(gradients_on_gpu=True),
     _PARKED,
     _PARKED.changed(
         embed_and_head=EmbedAndHead.IN_KEPT_GRADIENTS, blocks_per_saved_input=2, slots=4
     ),
     PlanChoices().changed(
-        blocks_without_recompute=12,
-        device_updated_units=("head",),
-        update_buffers=12,
-        spare_buffers=8,
+        blocks_without_recompute=12, device_updated_units=("head",), update_buffers=12
     ),
 )
 OTHERS = {
@@ -52,7 +49,6 @@ OTHERS = {
     "blocks_without_recompute": (0, 1, 2, 9, 28),
     "offloaded_block_inputs": (False, True),
     "gradients_on_gpu": (False, True),
-    "gradients_in_main_grads": (False, True),
     "embed_and_head": tuple(EmbedAndHead),
     "blocks_per_saved_input": (1, 2),
     "block_input_rings": (3, 5),
@@ -65,8 +61,6 @@ OTHERS = {
     "device_updated_units": ((), ("head",)),
     "update_buffers": (0, 8, 20),
     "update_chunks": (1, 7),
-    "spare_buffers": (0, 4),
-    "spare_blocks": (0, 6),
     "moments_after_weights": (False, True),
     "gpu_resident_apart": (False, True),
 }

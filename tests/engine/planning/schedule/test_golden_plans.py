@@ -59,12 +59,11 @@ CHOICES = {
         device_updated_units=("block 1",),
         update_buffers=1,
     ),
-    "gradients-in-main-grads": PlanChoices().changed(
+    "kept-gradients-of-rounds": PlanChoices().changed(
         micro_batches=2,
         rounds=2,
         main_grad=MainGrad.DEVICE,
         gradients_on_gpu=True,
-        gradients_in_main_grads=True,
         device_updated_units=("embed", "block 1"),
         update_buffers=2,
     ),
@@ -153,16 +152,6 @@ CHOICES = {
     ),
     "updates-on-the-device": PlanChoices().changed(
         micro_batches=2, device_updated_units=DEVICE_UPDATES, update_buffers=2
-    ),
-    "spare-buffers": PlanChoices().changed(
-        micro_batches=2,
-        rounds=2,
-        main_grad=MainGrad.DEVICE,
-        blocks_without_recompute=4,
-        device_updated_units=DEVICE_UPDATES,
-        update_buffers=4,
-        spare_buffers=2,
-        spare_blocks=2,
     ),
 }
 FROZEN = {

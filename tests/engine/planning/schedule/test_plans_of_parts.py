@@ -41,8 +41,8 @@ SAME_BITS = {
         gradients_on_gpu=True, embed_and_head=EmbedAndHead.SHARED_SLOT
     ),
     "rounds on the device": dict(rounds=2, main_grad=MainGrad.DEVICE),
-    "gradients in sums": dict(
-        rounds=2, main_grad=MainGrad.DEVICE, gradients_on_gpu=True, gradients_in_main_grads=True
+    "rounds, gradients on the GPU": dict(
+        rounds=2, main_grad=MainGrad.DEVICE, gradients_on_gpu=True
     ),
 }
 
@@ -70,8 +70,7 @@ POSSIBLE = [
     for name, parts, dtype, tied in itertools.product(
         SAME_BITS, PARTS, ("float32", "bfloat16"), (False, True)
     )
-    # Gradients in fp32 do not fit into half of their accumulators.
-    if allows(name, parts, tied) and (name, dtype) != ("gradients in sums", "float32")
+    if allows(name, parts, tied)
 ]
 
 

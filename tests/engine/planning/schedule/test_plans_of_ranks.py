@@ -329,10 +329,6 @@ def test_dropping_any_single_wait_between_nodes_is_found(name):
     "name, changes",
     [
         ("disk_offloaded_units", dict(disk_offloaded_units=1)),
-        (
-            "gradients_in_main_grads",
-            DEVICE | dict(gradients_on_gpu=True, gradients_in_main_grads=True),
-        ),
         ("graphs", dict(gpu_resident_units=2 + len(BLOCKS), graphs=True)),
     ],
 )
@@ -395,17 +391,9 @@ def test_frozen_units_are_gathered_and_nothing_else(changes, ranks):
 ALONE = {
     "disk_offloaded_units": dict(disk_offloaded_units=1),
     "disk_offloaded_block_inputs": dict(disk_offloaded_block_inputs=1, offloaded_block_inputs=True),
-    "gradients_in_main_grads": dict(gradients_in_main_grads=True, gradients_on_gpu=True, **DEVICE),
     "embed_and_head_in_kept_gradients": dict(
         embed_and_head=EmbedAndHead.IN_KEPT_GRADIENTS,
         gradients_on_gpu=True,
-    ),
-    "spare_buffers": dict(
-        device_updated_units=("embed",),
-        update_buffers=2,
-        spare_buffers=1,
-        spare_blocks=1,
-        blocks_without_recompute=1,
     ),
     "graphs": dict(graphs=True, gpu_resident_units=7),
     "host": dict(rounds=2, main_grad="host"),
