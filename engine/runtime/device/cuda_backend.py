@@ -66,8 +66,7 @@ def _set_up_cuda() -> None:
     """
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     if "expandable_segments" not in settings:
-        # Expandable segments leave no gaps when the shapes of micro-batches vary, and states can be
-        # allocated in memory that activations have left.
+        # Expandable segments leave no gaps when the shapes of micro-batches vary.
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(
             filter(None, (settings, "expandable_segments:True"))
         )
