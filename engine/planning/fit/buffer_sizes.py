@@ -116,8 +116,8 @@ def _rings(choices: PlanChoices) -> int:
 
 def _staging(choices: PlanChoices) -> MemoryItem:
     """Returns the item of rounded gradients."""
-    is_kept_on_gpu = choices.gradients.gradients_on_gpu
-    return MemoryItem.KEPT_GRADIENTS if is_kept_on_gpu else MemoryItem.GRADIENT_STAGING
+    is_kept = choices.gradients.gradients_on_gpu
+    return MemoryItem.KEPT_GRADIENTS if is_kept else MemoryItem.GRADIENT_STAGING
 
 
 def _staging_bytes(shape: ModelShape, choices: PlanChoices) -> int:
