@@ -102,7 +102,7 @@ def test_bars_and_items_add_up_to_what_the_report_says(checker):
 def test_gpu_memory_that_the_plan_fills_on_purpose_is_no_warning(checker):
     bar = next(
         bar
-        for bar in checker.fit_panel(shown(train__batch_size=64))["bars"]
+        for bar in checker.fit_panel(shown(train__batch_size=128))["bars"]
         if bar["name"] == "gpu"
     )
     assert bar["tone"] == "good" and "would do" in bar["note"]
