@@ -37,6 +37,10 @@ class OptimizerState:
     """Name of the plane, which is the name of the state in `torch.optim`."""
     words: str
     """What it is, as in "AdamW's first moment"."""
+    format: StateFormat
+    """How it is kept, except where it is kept more exactly
+    (`engine.planning.layout.optimizer_states`).
+    """
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,6 @@ class OptimizerSpec:
     states: tuple[OptimizerState, ...]
     keeps: str
     """Words for its states together."""
-    format: StateFormat
-    """How it keeps its states, except those that are kept more exactly
-    (`engine.planning.layout.optimizer_states`).
-    """
     update_bytes: float
     """Bytes of host memory that an update reads and writes for each parameter, with bf16
     weights.
@@ -80,6 +80,11 @@ class OptimizerSpec:
         return tuple(state.name for state in self.states)
 
     @property
+    def format(self) -> StateFormat:
+        """How it keeps its states."""
+        return self.states[0].format
+
+    @property
     def is_rounded(self) -> bool:
         """Whether not all of its states are in fp32. Their planes are rows of bytes then."""
         return self.format != StateFormat.FP32
@@ -90,12 +95,16 @@ class OptimizerSpec:
         return f"{self.keeps} in {self.format}"
 
 
-_MOMENTS = (
-    OptimizerState("exp_avg", "AdamW's first moment"),
-    OptimizerState("exp_avg_sq", "AdamW's second moment"),
-)
-MOMENTS = tuple(state.name for state in _MOMENTS)
+MOMENTS = ("exp_avg", "exp_avg_sq")
 """Planes that hold the moments of AdamW."""
+
+
+def _moments(format_: StateFormat) -> tuple[OptimizerState, ...]:
+    """Returns both moments of AdamW."""
+    words = ("AdamW's first moment", "AdamW's second moment")
+    return tuple(OptimizerState(*named, format_) for named in zip(MOMENTS, words))
+
+
 _ROUNDING_BYTES = 150 * MIB
 """Bytes that moments in bf16 or in 8 bits take in fp32 where no kernel updates them in one pass."""
 _WITH_MOMENTS: tuple[Optimizer, ...] = ("adamw", "adamw_bf16", "adamw_8bit")
@@ -103,9 +112,8 @@ _WITH_MOMENTS: tuple[Optimizer, ...] = ("adamw", "adamw_bf16", "adamw_8bit")
 OPTIMIZERS: dict[Optimizer, OptimizerSpec] = {
     "adamw": OptimizerSpec(
         label="AdamW, moments in fp32",
-        states=_MOMENTS,
+        states=_moments(StateFormat.FP32),
         keeps="AdamW's moments",
-        format=StateFormat.FP32,
         update_bytes=26,
         thread_rate=1e9,
         on_resume="AdamW's moments are read as they were kept, and from now on they are in fp32.",
@@ -115,9 +123,8 @@ OPTIMIZERS: dict[Optimizer, OptimizerSpec] = {
     ),
     "adamw_bf16": OptimizerSpec(
         label="AdamW, moments in bf16",
-        states=_MOMENTS,
+        states=_moments(StateFormat.BF16),
         keeps="AdamW's moments",
-        format=StateFormat.BF16,
         update_bytes=18,
         thread_rate=0.6e9,
         on_resume="AdamW's moments are rounded to bf16 once, and kept so from now on.",
@@ -127,9 +134,8 @@ OPTIMIZERS: dict[Optimizer, OptimizerSpec] = {
     ),
     "adamw_8bit": OptimizerSpec(
         label="AdamW, moments in 8 bits",
-        states=_MOMENTS,
+        states=_moments(StateFormat.CODES),
         keeps="AdamW's moments",
-        format=StateFormat.CODES,
         update_bytes=14.06,
         thread_rate=0.27e9,
         on_resume="AdamW's moments are rounded to 8 bits once, and kept so from now on.",

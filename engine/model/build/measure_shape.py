@@ -122,14 +122,12 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
 
 def _embed_and_head(layout: UnitLayout) -> UnitShape:
     """Returns the shape of the embed unit or of the head unit."""
-    counts = layout.state_counts
     return UnitShape(
         layout.unit,
         layout.numel,
         layout.parameter_count,
         fp32_numel=layout.fp32_numel,
-        small_numel=counts.small,
-        block_count=counts.blocks,
+        runs=layout.runs,
         frozen_numel=layout.high_numel - layout.numel,
         frozen_count=layout.parameter_count - layout.trained_count,
     )
@@ -138,7 +136,6 @@ def _embed_and_head(layout: UnitLayout) -> UnitShape:
 def _block(
     layout: UnitLayout, counted: Counted, tiled: TiledBlock | None, experts: tuple[int, int]
 ) -> UnitShape:
-    counts = layout.state_counts
     widths = [passes * max(shape) for passes, shape in _matrices(layout.parameters, experts)]
     return UnitShape(
         layout.unit,
@@ -150,8 +147,7 @@ def _block(
         compiled_activations=counted.compiled,
         tiled=tiled,
         fp32_numel=layout.fp32_numel,
-        small_numel=counts.small,
-        block_count=counts.blocks,
+        runs=layout.runs,
         frozen_numel=layout.high_numel - layout.numel,
         frozen_count=layout.parameter_count - layout.trained_count,
         # The rank is the other size of a factor, and smaller but for models of tests.

@@ -6,7 +6,7 @@ host memory. All planes of a unit have the same layout:
 
 - Parameters with weight decay come first, then the others, each group in the model's order. So
   weight decay applies to one contiguous range of every plane.
-- Each parameter starts at a multiple of `ALIGN_ELEMENTS` elements; the gaps are unused.
+- Each parameter starts at a multiple of 64 elements (`alignment`); the gaps are unused.
 - A parameter has the same offset, counted in elements, in every plane of its unit. So one transfer
   moves a whole plane, and the optimizer reads all planes by the same index. States that are
   smaller than fp32 take a number of bytes that differs between parameters
@@ -30,21 +30,15 @@ from typing import Literal
 
 from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer
 from engine.config.output_settings import CheckpointKind
+from engine.planning.layout.alignment import aligned
 from engine.planning.layout.optimizer_states import (
+    ParameterRun,
     StateCounts,
     StateRange,
-    block_count,
-    is_small,
     state_ranges,
 )
-from engine.planning.schedule.buffers import EMBED
 
 Dtype = Literal["bfloat16", "float32"]
-
-ALIGN_ELEMENTS = 64
-"""Number of elements at whose multiples parameters start: 128 bytes in bf16, an alignment that is
-fast for matrix kernels on GPUs.
-"""
 
 PLANE_ITEM_BYTES = {
     "bfloat16": {"weight_high": 2, "weight_low": 2, "grad": 2},
@@ -198,13 +192,13 @@ class UnitLayout:
         for spec, offset in zip(self.parameters, self.offsets):
             if spec.keep_in_fp32:
                 parts.append(Fp32Part(offset, offset + spec.numel, place))
-                place += _aligned(spec.numel)
+                place += aligned(spec.numel)
         return tuple(parts)
 
     @property
     def fp32_numel(self) -> int:
         """The fp32 weights of the unit take this many elements of a slot, alignment included."""
-        return sum(_aligned(part.numel) for part in self.fp32_parts)
+        return sum(aligned(part.numel) for part in self.fp32_parts)
 
     def fp32_within(self, start: int, stop: int) -> list[Fp32Part]:
         """Returns the parts of `fp32_parts` between two elements of a plane."""
@@ -223,22 +217,21 @@ class UnitLayout:
     def state_ranges(self, optimizer: Optimizer) -> dict[str, tuple[StateRange, ...]]:
         """Returns where the states of which elements are, and how they are kept, by the plane."""
         if optimizer not in self._state_ranges:
-            self._state_ranges[optimizer] = state_ranges(self._places, self.unit, optimizer)
+            self._state_ranges[optimizer] = state_ranges(self.runs, self.unit, optimizer)
         return self._state_ranges[optimizer]
 
     @functools.cached_property
     def _state_ranges(self) -> dict[Optimizer, dict[str, tuple[StateRange, ...]]]:
         return {}
 
-    @property
-    def _places(self) -> list[tuple[int, int, int]]:
-        """For each parameter its first element, the element after its last one (alignment
-        included), and the number of its own elements. Those that are in weight_high alone are left
-        out.
-        """
-        stops = (*self.offsets[1:], self.high_numel)
-        places = zip(self.offsets, stops, self.parameters)
-        return [(start, stop, spec.numel) for start, stop, spec in places if stop <= self.numel]
+    @functools.cached_property
+    def runs(self) -> tuple[ParameterRun, ...]:
+        """Parameters in the order of the planes, without those that are in weight_high alone."""
+        places = zip(self.offsets, self.parameters)
+        shapes = [spec.shape for offset, spec in places if offset < self.numel]
+        return tuple(
+            ParameterRun(shape, len(list(run))) for shape, run in itertools.groupby(shapes)
+        )
 
     def state_bounds(
         self, optimizer: Optimizer, plane: str, start: int, stop: int
@@ -252,14 +245,8 @@ class UnitLayout:
 
     @functools.cached_property
     def state_counts(self) -> StateCounts:
-        """Numbers of elements by how their states are kept, for any optimizer."""
-        large = [(start, stop) for start, stop, numel in self._places if not is_small(numel)]
-        return StateCounts(
-            self.numel,
-            small=self.numel - sum(stop - start for start, stop in large),
-            blocks=sum(block_count(start, stop) for start, stop in large),
-            is_embed=self.unit == EMBED,
-        )
+        """What decides how many bytes the states take, for any optimizer."""
+        return StateCounts(self.unit, self.numel, self.runs)
 
     def plane_bytes(self, dtype: str, optimizer: Optimizer = ADAMW) -> dict[str, int]:
         """Returns the bytes of each plane by its name."""
@@ -277,11 +264,6 @@ class UnitLayout:
         return sum(self.plane_bytes(dtype, optimizer).values())
 
 
-def _aligned(numel: int) -> int:
-    """Returns the elements that a parameter of `numel` elements takes, alignment included."""
-    return (numel + ALIGN_ELEMENTS - 1) // ALIGN_ELEMENTS * ALIGN_ELEMENTS
-
-
 def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
     """Returns the layout of a unit. Within all three groups, the parameters keep their order."""
     high_only = [spec for spec in parameters if spec.frozen and not spec.keep_in_fp32]
@@ -289,7 +271,7 @@ def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
     decayed = [spec for spec in whole if spec.decay and not spec.frozen]
     spared = [spec for spec in whole if spec not in decayed]
     ordered = [*decayed, *spared, *high_only]
-    stops = list(itertools.accumulate((_aligned(spec.numel) for spec in ordered), initial=0))
+    stops = list(itertools.accumulate((aligned(spec.numel) for spec in ordered), initial=0))
     return UnitLayout(
         unit,
         tuple(ordered),

@@ -21,10 +21,14 @@ is a row of bytes, in which ranges of elements of one kind follow each other wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from engine.config.optimizers import BLOCK, OPTIMIZERS, Optimizer, StateFormat
+from engine.config.optimizers import BLOCK, OPTIMIZERS, Optimizer, OptimizerState, StateFormat
+from engine.planning.layout.alignment import aligned
 from engine.planning.schedule.buffers import EMBED
 
 MAXIMUM_BYTES = 4
@@ -72,24 +76,49 @@ class StateRange:
         return StateRange(first, last, self.kind, self.place + format_bytes(self.kind, offset))
 
 
+class ParameterRun(NamedTuple):
+    """Parameters of one shape that follow each other in the planes of a unit."""
+
+    shape: tuple[int, ...]
+    count: int
+
+
+class _Place(NamedTuple):
+    """Where a parameter is in the planes of its unit."""
+
+    start: int
+    stop: int
+    """Element after its last one, alignment included."""
+    shape: tuple[int, ...]
+
+
+class _Elements(NamedTuple):
+    """Elements of a unit of which a state is kept in one way."""
+
+    number: int
+    blocks: int
+    """Number of blocks into which their parameters are cut."""
+
+    def most_bytes(self, format_: StateFormat, number: int) -> int:
+        """Returns the most bytes of the state of so `number` of them."""
+        if format_ != StateFormat.CODES:
+            return format_bytes(format_, number)
+        blocks = self.blocks
+        if number < self.number:
+            # Shorter blocks leave no more elements unfilled in the chunk than in the whole unit.
+            blocks = (number + self.blocks * BLOCK - self.number) // BLOCK
+        return number + MAXIMUM_BYTES * blocks
+
+
 @dataclass(frozen=True)
 class StateCounts:
-    """How many elements of a unit are kept in which way. The bytes of the states follow from it,
-    for every optimizer.
-    """
+    """What decides how many bytes the states of a unit take, for every optimizer."""
 
+    unit: str
     numel: int
     """Number of elements of the unit, alignment included."""
-    small: int
-    """Number of them that belong to small parameters, alignment included."""
-    blocks: int
-    """Number of blocks into which the other elements are cut."""
-    is_embed: bool
-
-    @property
-    def large(self) -> int:
-        """Number of elements of large parameters, alignment included."""
-        return self.numel - self.small
+    parameters: tuple[ParameterRun, ...]
+    """Parameters in the order of the planes."""
 
     def bytes(self, optimizer: Optimizer) -> dict[str, int]:
         """Returns the bytes of each state of the unit, by its name."""
@@ -99,40 +128,57 @@ class StateCounts:
         """Returns the most bytes that each state of a chunk takes, by its name. The chunk has at
         most `numel` elements, in whole blocks if states are in 8 bits.
         """
-        described = OPTIMIZERS[optimizer]
-        return dict.fromkeys(described.planes, self._most_bytes(described.format, numel))
+        found = {}
+        for state in OPTIMIZERS[optimizer].states:
+            left, size = min(numel, self.numel), 0
+            for format_, elements in self._by_format(state).items():
+                number = min(left, elements.number)
+                size += elements.most_bytes(format_, number)
+                left -= number
+            found[state.name] = size
+        return found
 
-    def _most_bytes(self, kind: StateFormat, numel: int) -> int:
-        """Returns the most bytes of a state that is kept in this way where it is large enough."""
-        if kind == StateFormat.FP32:
-            return 4 * min(numel, self.numel)
-        is_chunk = numel < self.numel
-        small = min(self.small, numel) if is_chunk else self.small
-        large = numel - small if is_chunk else self.large
-        if kind == StateFormat.BF16 or self.is_embed:
-            return 4 * small + 2 * large
-        blocks = self.blocks
-        if is_chunk:
-            # Shorter blocks leave no more elements unfilled in the chunk than in the whole unit.
-            blocks = (large + self.blocks * BLOCK - self.large) // BLOCK
-        return 4 * small + large + MAXIMUM_BYTES * blocks
+    def _by_format(self, state: OptimizerState) -> dict[StateFormat, _Elements]:
+        """Returns the elements of each format, those that take most bytes first."""
+        if state not in self._counted:
+            found = dict.fromkeys(StateFormat, _Elements(0, 0))
+            counted = 0
+            for start, stop, shape in _places(self.parameters):
+                format_ = _format(state, shape, self.unit)
+                number, blocks = found[format_]
+                found[format_] = _Elements(number + stop - start, blocks + block_count(start, stop))
+                counted = stop
+            # Units may be padded, and those of an estimate are not known parameter by parameter.
+            format_ = _format(state, (SMALL,), self.unit)
+            number, blocks = found[format_]
+            found[format_] = _Elements(number + self.numel - counted, blocks)
+            self._counted[state] = found
+        return self._counted[state]
+
+    @functools.cached_property
+    def _counted(self) -> dict[OptimizerState, dict[StateFormat, _Elements]]:
+        return {}
 
 
 def state_ranges(
-    parameters: Sequence[tuple[int, int, int]], unit: str, optimizer: Optimizer
+    parameters: Sequence[ParameterRun], unit: str, optimizer: Optimizer
 ) -> dict[str, tuple[StateRange, ...]]:
     """Returns the ranges of each of a unit's planes of states, in order, by the plane's name.
-
-    parameters: for each parameter, its first element, the element after its last one (alignment
-    included), and the number of its own elements, in the order of the planes.
+    parameters: those of the unit, in the order of the planes.
     """
-    described = OPTIMIZERS[optimizer]
+    return {
+        state.name: tuple(_ranges(parameters, unit, state))
+        for state in OPTIMIZERS[optimizer].states
+    }
+
+
+def _ranges(
+    parameters: Sequence[ParameterRun], unit: str, state: OptimizerState
+) -> list[StateRange]:
     found: list[StateRange] = []
     place = 0
-    for start, stop, numel in parameters:
-        if start == stop:
-            continue
-        kind = _kind(numel, unit, described.format)
+    for start, stop, shape in _places(parameters):
+        kind = _format(state, shape, unit)
         for first, after in _in_whole_blocks(start, stop, kind):
             last = found[-1] if found else None
             # Ranges that follow each other are joined, so that a kernel runs on as few as possible.
@@ -141,7 +187,17 @@ def state_ranges(
             else:
                 found.append(StateRange(first, after, kind, place))
             place = found[-1].place + found[-1].bytes
-    return dict.fromkeys(described.planes, tuple(found))
+    return found
+
+
+def _places(parameters: Sequence[ParameterRun]) -> Iterator[_Place]:
+    """Yields the place of each parameter that has elements."""
+    start = 0
+    for shape, count in parameters:
+        size = aligned(math.prod(shape))
+        for _ in range(count if size else 0):
+            yield _Place(start, start + size, shape)
+            start += size
 
 
 def block_count(start: int, stop: int) -> int:
@@ -149,16 +205,11 @@ def block_count(start: int, stop: int) -> int:
     return -(-stop // BLOCK) - start // BLOCK
 
 
-def is_small(numel: int) -> bool:
-    """Returns whether a parameter of `numel` elements keeps its states in fp32."""
-    return numel < SMALL
-
-
-def _kind(numel: int, unit: str, kind: StateFormat) -> StateFormat:
-    """Returns how a parameter is kept where those that are large enough are kept as `kind` says."""
-    if kind == StateFormat.FP32 or is_small(numel):
+def _format(state: OptimizerState, shape: tuple[int, ...], unit: str) -> StateFormat:
+    """Returns how a state of a parameter is kept."""
+    if state.format == StateFormat.FP32 or math.prod(shape) < SMALL:
         return StateFormat.FP32
-    return StateFormat.BF16 if unit == EMBED else kind
+    return StateFormat.BF16 if unit == EMBED else state.format
 
 
 def _in_whole_blocks(start: int, stop: int, kind: StateFormat) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from itertools import groupby, takewhile
 from typing import Any
 
 from engine.planning.layout.adapter_layout import adapted_layout
+from engine.planning.layout.optimizer_states import ParameterRun
 from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.planning.shape.activation_sizes import Activations
 from engine.planning.shape.attention_shape import AttentionShape
@@ -44,9 +45,9 @@ ATTENTION_FIELDS = {
 """Fields of AttentionShape by the keys that a row has them under."""
 
 ACTIVATION_FIELDS = ("activations", "masked_activations", "compiled_activations")
-SMALL, BLOCKS = "small", "blocks"
-"""A unit has the number of elements of its small parameters under the first key, and the number of
-blocks into which its others are cut under the second (`engine.planning.layout.optimizer_states`).
+RUNS = "runs"
+"""A unit has the shapes of the parameters in its planes under this key, in their order, each with
+the number of those that follow each other.
 """
 STREAMS = "residual_streams"
 """A row has this key where a block's input has several hidden states per token."""
@@ -168,8 +169,7 @@ def _frozen(unit: UnitShape) -> UnitShape:
     return replace(
         unit,
         numel=0,
-        small_numel=0,
-        block_count=0,
+        runs=(),
         frozen_numel=unit.numel,
         frozen_count=unit.parameter_count,
     )
@@ -179,7 +179,6 @@ def _adapted(unit: UnitShape, kind: Mapping[str, Any], dtype: str, rank: int) ->
     """Returns a block with the adapters of `kind`."""
     keep_in_fp32 = kind.get(KEEP_IN_FP32, ()) if dtype == "bfloat16" else ()
     layout = adapted_layout(unit.name, kind[LAYERS], keep_in_fp32, rank)
-    counts = layout.state_counts
     *at_zero, plain, masked, compiled = kind[dtype]
     numbers = list(at_zero)
     for place, grown in zip((0, 2, 4), (plain, masked, compiled)):
@@ -193,8 +192,7 @@ def _adapted(unit: UnitShape, kind: Mapping[str, Any], dtype: str, rank: int) ->
         tiled=tiled_block(tiled_numbers),
         parameter_count=unit.parameter_count + layout.trained_count,
         widest=max(unit.widest, rank if kind[LAYERS] else 0),
-        small_numel=counts.small,
-        block_count=counts.blocks,
+        runs=layout.runs,
         frozen_numel=unit.numel - unit.fp32_numel,
         frozen_count=unit.parameter_count,
         adapter_features=sum(map(sum, kind[LAYERS])),
@@ -249,8 +247,7 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
         "numel": unit.numel,
         "parameters": unit.parameter_count,
         "widest": unit.widest,
-        SMALL: unit.small_numel,
-        BLOCKS: unit.block_count,
+        RUNS: [[list(shape), count] for shape, count in unit.runs],
     }
     if any(numbers):
         kind[dtype] = numbers
@@ -294,8 +291,7 @@ def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
         kind["parameters"],
         kind["widest"],
         fp32_numel=fp32_numel,
-        small_numel=kind[SMALL],
-        block_count=kind[BLOCKS],
+        runs=tuple(ParameterRun(tuple(shape), count) for shape, count in kind[RUNS]),
         frozen_numel=kind.get(FROZEN, 0),
         frozen_count=kind.get(NOT_TRAINED, 0),
         shared_count=kind.get(SHARED, 0),

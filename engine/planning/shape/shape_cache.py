@@ -36,6 +36,7 @@ from engine.planning.shape.serialize import (
     HANDED,
     KEEP_IN_FP32,
     NOT_TRAINED,
+    RUNS,
     SHARED,
     STORED_AS,
     STREAMS,
@@ -46,7 +47,7 @@ from engine.planning.shape.serialize import (
     unpack,
 )
 
-FORM = 1
+FORM = 2
 """The files have this form. A file of another form counts as missing."""
 MOST_FILES = 200
 _OURS = re.compile(r"[0-9a-f]{64}\.json|\..+")
@@ -263,7 +264,7 @@ def _is_run(run: Any, kinds: int) -> bool:
 
 
 def _is_kind(kind: Any, dtype: str) -> bool:
-    if not isinstance(kind, dict):
+    if not isinstance(kind, dict) or not _are_runs(kind.get(RUNS)):
         return False
     if not all(_is_count(kind.get(name)) for name in ("numel", "parameters", "widest")):
         return False
@@ -285,6 +286,18 @@ def _is_kind(kind: Any, dtype: str) -> bool:
         isinstance(numbers, list)
         and len(numbers) == 2 * len(ACTIVATION_FIELDS)
         and all(map(_is_size, numbers))
+    )
+
+
+def _are_runs(runs: Any) -> bool:
+    """Returns whether `runs` are pairs of the shape of a parameter and a count."""
+    return isinstance(runs, list) and all(
+        isinstance(run, list)
+        and len(run) == 2
+        and isinstance(run[0], list)
+        and all(map(_is_count, run[0]))
+        and _is_count(run[1], 1, _MOST_UNITS)
+        for run in runs
     )
 
 

@@ -5,10 +5,10 @@ It is plain data, exact to the byte, and needs no torch.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
-from engine.planning.layout.optimizer_states import StateCounts
-from engine.planning.schedule.buffers import EMBED
+from engine.planning.layout.optimizer_states import ParameterRun, StateCounts
 from engine.planning.schedule.shards import Shards
 from engine.planning.shape.activation_sizes import Activations
 from engine.planning.shape.sequence_tiling import TiledBlock
@@ -42,12 +42,8 @@ class UnitShape:
     """What all layers with an adapter take and return."""
     adapted_numel: int = 0
     """Number of elements of stacked experts with adapters, added up anew in every pass."""
-    small_numel: int = 0
-    """Number of elements of small parameters (`engine.planning.layout.optimizer_states`)."""
-    block_count: int = 0
-    """Number of blocks into which the states of the other elements are cut, if they are in 8
-    bits.
-    """
+    runs: tuple[ParameterRun, ...] = ()
+    """Parameters in the order of the planes, without those that are in weight_high alone."""
     frozen_numel: int = 0
     """So many elements, alignment included, are in weight_high alone: they are not trained."""
     frozen_count: int = 0
@@ -82,10 +78,10 @@ class UnitShape:
         """Number of elements of the gradient of the unit."""
         return 0 if self.is_frozen else self.numel
 
-    @property
+    @functools.cached_property
     def state_counts(self) -> StateCounts:
-        """Numbers of elements by how their states are kept, for any optimizer."""
-        return StateCounts(self.numel, self.small_numel, self.block_count, self.name == EMBED)
+        """What decides how many bytes the states take, for any optimizer."""
+        return StateCounts(self.name, self.numel, self.runs)
 
     def padded(self, shards: Shards) -> UnitShape:
         """Returns the unit with the elements of its slot and its accumulator on one of several

@@ -7,7 +7,8 @@ from transformers import Trainer
 
 from engine.config.settings import ModelConfig
 from engine.model.build.build import build_model
-from engine.planning.layout.layout import ALIGN_ELEMENTS, ParameterSpec, lay_out
+from engine.planning.layout.alignment import ALIGN_ELEMENTS
+from engine.planning.layout.layout import ParameterSpec, lay_out
 from tests.support.tiny import plain_model, tiny_config
 
 

@@ -164,7 +164,7 @@ OPTIMIZER = (
     ),
     Change(
         "parameters-without-alignment",
-        LAYOUT,
+        "engine/planning/layout/alignment.py",
         "ALIGN_ELEMENTS = 64",
         "ALIGN_ELEMENTS = 1",
         "Parameters do not start at the multiples that matrix kernels want.",
