@@ -15,13 +15,14 @@ import pytest
 import launch
 from app.session.run_list import ORDERS
 from app.verdict import divergence, learning, memory_rules, speed
+from engine.config.optimizers import BLOCK, SMALL
 from engine.machine import disk_rates
 from engine.machine.known_machines import machines
 from engine.paths import PROGRAM_ROOT
 from engine.planning.fit import checkpoint_sizes, choose, device_memory, fastest
 from engine.planning.fit.requirements import TRACKERS_BYTES
-from engine.planning.layout import optimizer_states
 from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL
+from engine.planning.layout.optimizer_states import MAXIMUM_BYTES
 from engine.planning.schedule.offloaded_activations import DISK_RINGS
 from engine.planning.schedule.offloaded_updates import STATE_RINGS
 from engine.planning.shape.catalog import catalog
@@ -70,11 +71,11 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("longer.md", r"\*blocks in sequence chunks of ([\d,]+) tokens", SEQUENCE_CHUNKS[:1]),
     ("planes.md", r"chunks of\s+([\d,]+) parameters", (SHARE,)),
     ("planes.md", r"Up to (\d+) such shapes", (MOST_SHAPES,)),
-    ("planes.md", r"fewer than ([\d,]+) elements", (optimizer_states.SMALL,)),
+    ("planes.md", r"fewer than ([\d,]+) elements", (SMALL,)),
     (
         "planes.md",
         r"is (\d+) elements of one parameter.*?each element: (\d+) bytes",
-        (optimizer_states.BLOCK, optimizer_states.BLOCK + optimizer_states.MAXIMUM_BYTES),
+        (BLOCK, BLOCK + MAXIMUM_BYTES),
     ),
     (
         "planner.md",

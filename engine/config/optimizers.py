@@ -5,11 +5,15 @@ the arithmetic of an update is elsewhere (`engine.runtime.optimizer`). No torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from engine.text import MIB
+
+if TYPE_CHECKING:
+    from engine.config.settings import OptimConfig
 
 Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
 """Name of an optimizer in settings, checkpoints and stored rates."""
@@ -19,12 +23,40 @@ BLOCK = 256
 """Number of elements of a block of codes (`engine.planning.layout.optimizer_states`)."""
 
 
+SMALL = 4096
+"""Number of elements below which parameters keep their states in fp32."""
+UnitKind = Literal["embed", "block", "head"]
+"""Kind of a unit of the model."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Hyperparameters of a run's optimizer. The defaults are torch's."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    seed: int = 0
+    """States in bf16 are rounded with random bits that depend on this seed."""
+
+    @classmethod
+    def of(cls, train: OptimConfig) -> OptimizerSettings:
+        """Returns those of the settings `train`, which have the same names there."""
+        return cls(**{each.name: getattr(train, each.name) for each in fields(cls)})
+
+
 class StateFormat(StrEnum):
     """How a state of a range of elements is kept. Reports show the values."""
 
     FP32 = "fp32"
     BF16 = "bf16"
     CODES = "8 bits"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element, not counting those of its block."""
+        return {StateFormat.FP32: 4, StateFormat.BF16: 2, StateFormat.CODES: 1}[self]
 
 
 @dataclass(frozen=True)
@@ -38,9 +70,16 @@ class OptimizerState:
     words: str
     """What it is, as in "AdamW's first moment"."""
     format: StateFormat
-    """How it is kept, except where it is kept more exactly
-    (`engine.planning.layout.optimizer_states`).
-    """
+    """How it is kept, except where `format_of` says otherwise."""
+
+    def format_of(self, shape: tuple[int, ...], kind: UnitKind) -> StateFormat:
+        """Returns how the state of a parameter in a unit of this kind is kept. Small parameters,
+        and the embedding where the rest is in 8 bits, are kept more exactly: there small states
+        hurt first and save least.
+        """
+        if self.format == StateFormat.FP32 or math.prod(shape) < SMALL:
+            return StateFormat.FP32
+        return StateFormat.BF16 if kind == "embed" else self.format
 
 
 @dataclass(frozen=True)
@@ -67,8 +106,10 @@ class OptimizerSpec:
     """Optimizers that do the same with smaller states, from the most exact one on: the fit report
     suggests them where RAM is short.
     """
-    grain: int = 1
-    """Elements at whose multiples the states of a unit can be cut in two."""
+    grain: int | None = 1
+    """Elements at whose multiples a unit can be cut in two, so that it is updated in chunks or by
+    several ranks; None where an update needs it whole.
+    """
     device_bytes: int = 0
     """Bytes of temporaries that an update on the device takes."""
     has_two_passes: bool = False

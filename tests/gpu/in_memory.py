@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.config.optimizers import ADAMW, MOMENTS, Optimizer
+from engine.config.optimizers import ADAMW, MOMENTS, Optimizer, OptimizerSettings
 from engine.config.settings import ModelConfig, OptimConfig
 from engine.model.build.build import build_model
 from engine.model.build.units import TORCH_DTYPES
@@ -30,7 +30,6 @@ from engine.planning.layout.layout import WEIGHT_PLANES, UnitLayout
 from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.runtime.device.compiled import CompiledFunction, functions_try_again, set_up_compiler
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.device_adamw import StepFactors, clip_of, update
 from engine.runtime.optimizer.device_moments import (

@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.config.optimizers import OptimizerSettings
 from engine.planning.schedule.ops import Lane
 from engine.runtime.device.compiled import uncompiled_functions
 from engine.runtime.device.cuda_backend import cuda_available
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.optimizer.device_adamw import StepFactors, update
 from tests.support.device_updates import DEVICE_UPDATES, one_unit, updated_on_device
 from tests.support.gpu_resident_units import PLAN_FAMILIES, UNITS, planes_after

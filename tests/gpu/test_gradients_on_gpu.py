@@ -61,7 +61,7 @@ def test_the_bits_are_those_of_a_plane_on_the_host(lanes, name, dtype):
 @pytest.mark.parametrize("name", ["vertical", "block inputs on the host", "all at once"])
 def test_delays_on_the_way_to_the_host_change_nothing(lanes, monkeypatch, name, optimizer):
     # The matrices of a tiny model are kept in 8 bits.
-    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
+    monkeypatch.setattr("engine.config.optimizers.SMALL", 256)
     choices = BASE.changed(**PLANS[name])
     expected = run(choices, backend=lanes(), optimizer=optimizer)
     choices_of_family = choices.changed(**PLAN_FAMILIES["both"])

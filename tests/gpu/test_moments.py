@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config.optimizers import MOMENTS, StateFormat
+from engine.config.optimizers import MOMENTS, OptimizerSettings, StateFormat
 from engine.planning.fit import requirements
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runs.record.events import PlanBuilt
 from engine.runtime.device.compiled import uncompiled_functions
 from engine.runtime.device.cuda_backend import CudaBackend
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.training.loop import planning
 from engine.training.loop.run import resume_run, start_run
 from tests.support.blockwise import RATE, update_on
@@ -47,7 +46,7 @@ CLIP = 0.7
 @pytest.fixture(autouse=True)
 def tiny_is_not_small(monkeypatch):
     """The matrices of a tiny model are kept in 8 bits, and its norms in fp32."""
-    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
+    monkeypatch.setattr("engine.config.optimizers.SMALL", 256)
 
 
 # ---------------------------------------------------------------- single units

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.config.optimizers import BLOCK, MOMENTS
+from engine.config.optimizers import BLOCK, MOMENTS, OptimizerSettings
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.planning.layout.optimizer_states import BLOCK_BYTES, MAXIMUM_BYTES
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.device_adamw import StepFactors
 from engine.runtime.optimizer.device_moments import (

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 
 import torch
 
-from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer
+from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer, OptimizerSettings
 from engine.planning.layout.layout import UnitLayout
-from engine.runtime.host.host_optimizer import OptimizerSettings
 
 SETTINGS = OptimizerSettings(eps=1e-5, weight_decay=0.1)
 """Those of `tests.support.tiny.streamed`."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from engine.config.optimizers import OptimizerSettings
 from engine.config.settings import ModelConfig
 from engine.runtime.distributed.build_engine import RankZeroComponents, build_engines
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.step.engine_settings import EngineSettings
 from tests.support.worker_groups import StartedGroup
 

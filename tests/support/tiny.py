@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.adapters import Adapters
+from engine.config.optimizers import OptimizerSettings
 from engine.config.regularization import NO_REGULARIZATION, Regularization
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
@@ -26,7 +27,6 @@ from engine.runtime.collectives.process_groups import Collectives
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.sampling.generate import Sampler
 from engine.runtime.step.engine_settings import EngineSettings

@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 
 from engine.config.adapters import Adapters
+from engine.config.optimizers import OptimizerSettings
 from engine.config.settings import ModelConfig
 from engine.model.build.build import build_model
 from engine.model.build.pretrained_files import load_config
@@ -35,7 +36,6 @@ from engine.runtime.distributed.torchrun import Launched
 from engine.runtime.distributed.worker import run
 from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.shared_memory import OwnedMemory
 from engine.runtime.step.engine_settings import EngineSettings

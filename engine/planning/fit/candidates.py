@@ -92,7 +92,8 @@ def keeps_gradients_on_gpu(job: Job, target: Target) -> bool | None:
     asked = job.config.engine.gradients
     if asked != AUTO:
         return asked == "gpu"
-    if target.device == "cpu":  # there the device's memory is RAM too
+    # On the CPU the device's memory is RAM too, and kept gradients reach the host in chunks.
+    if target.device == "cpu" or not job.cuts_units:
         return False
     return job.gradients_on_gpu
 

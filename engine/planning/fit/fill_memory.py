@@ -383,6 +383,8 @@ class MemoryFiller:
             if whole > UPDATE_BUFFERS[-1]:
                 yield there.changed(update_buffers=whole)
             return
+        if not self.sizer.job.cuts_units:
+            return
         largest = self.sizer.shape.largest_block
         chunks = small_chunks(Shards(choices.sharding.ranks).numel(largest))
         in_chunks = there.changed(update_chunks=chunks)

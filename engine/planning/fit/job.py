@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config.gpu_shares import ONE_GPU
+from engine.config.optimizers import ADAMW, OPTIMIZERS
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 from engine.machine.rates import Rates
@@ -41,6 +42,11 @@ class Job:
     """Number of them over which a copy of the planes is sharded: one, each of which has all, or all
     of them.
     """
+
+    @property
+    def cuts_units(self) -> bool:
+        """Whether the optimizer can update a unit in chunks, or in shards of several ranks."""
+        return OPTIMIZERS[self.config.train.optimizer].grain is not None
 
     @property
     def world_size(self) -> int:
@@ -96,7 +102,8 @@ def numbers_of_ranks(
         return (rounding["ranks"] // rounding["nodes_per_replica"],)
     if asked != AUTO:
         return (asked,)
-    most = 1 if config.engine.disk is not None else max(1, gpus)
+    whole = config.engine.disk is not None or OPTIMIZERS[train.optimizer].grain is None
+    most = 1 if whole else max(1, gpus)
     least = 1 if train.micro_batch_size == AUTO else train.micro_batch_size
     return tuple(
         ranks
@@ -149,6 +156,8 @@ def refuse_contradictions(job: Job) -> None:
         _refuse_uneven_nodes(job)
     if job.world_size > 1:
         _refuse_one_gpu_s(job)
+    if not job.cuts_units:
+        _refuse_cut_units(job)
 
 
 def is_possible(job: Job) -> bool:
@@ -220,6 +229,23 @@ def _refuse_one_gpu_s(job: Job) -> None:
             f"nothing can be on the disk where {job.world_size} GPUs compute; set engine.disk to "
             f"null, or {_alone(job)}.",
         )
+
+
+def _refuse_cut_units(job: Job) -> None:
+    """Raises ConfigError for settings with which units are updated in chunks or in shards."""
+    engine = job.config.engine
+    cutting = {
+        "engine.gradients": engine.gradients == "gpu",
+        "engine.disk": engine.disk is not None,
+        "engine.gpus": job.world_size > 1,
+    }
+    for name, cuts in cutting.items():
+        if cuts:
+            raise ConfigError(
+                name,
+                f"{job.config.train.optimizer} updates a unit as a whole, and this cuts units; "
+                f"leave it as it is by default, or set train.optimizer to {ADAMW}.",
+            )
 
 
 def _alone(job: Job) -> str:

@@ -9,12 +9,6 @@ nor multiples of 256 elements of their unit. So the first block of a parameter a
 be shorter, and take 4 bytes more than their elements. The device can update a unit in chunks that
 begin at such multiples: none of them cuts a block.
 
-Small parameters and embeddings are kept more exactly, because they are where small states hurt
-first and where they save least:
-
-- Parameters of fewer than 4,096 elements keep their states in fp32.
-- Other parameters of the unit `embed` keep theirs in bf16, where the rest is kept in 8 bits.
-
 A plane of fp32 states alone has one number for each element of the unit. Another plane of states
 is a row of bytes, in which ranges of elements of one kind follow each other without gaps.
 """
@@ -27,22 +21,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.config.optimizers import BLOCK, OPTIMIZERS, Optimizer, OptimizerState, StateFormat
+from engine.config.optimizers import (
+    BLOCK,
+    OPTIMIZERS,
+    SMALL,
+    Optimizer,
+    OptimizerState,
+    StateFormat,
+    UnitKind,
+)
 from engine.planning.layout.alignment import aligned
-from engine.planning.schedule.buffers import EMBED
 
 MAXIMUM_BYTES = 4
 """Bytes of the largest magnitude of a block, with which the block begins."""
 BLOCK_BYTES = BLOCK + MAXIMUM_BYTES
-SMALL = 4096
-"""Number of elements below which parameters keep their states in fp32."""
 
 
 def format_bytes(kind: StateFormat, numel: int) -> int:
     """Returns the bytes that a state of `numel` elements takes, from the start of a block on."""
-    if kind == StateFormat.CODES:
-        return numel + MAXIMUM_BYTES * -(-numel // BLOCK)
-    return numel * (4 if kind == StateFormat.FP32 else 2)
+    blocks = -(-numel // BLOCK) if kind == StateFormat.CODES else 0
+    return numel * kind.item_bytes + MAXIMUM_BYTES * blocks
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class ParameterRun(NamedTuple):
     """Parameters of one shape that follow each other in the planes of a unit."""
 
     shape: tuple[int, ...]
-    count: int
+    number: int
 
 
 class _Place(NamedTuple):
@@ -144,12 +142,12 @@ class StateCounts:
             found = dict.fromkeys(StateFormat, _Elements(0, 0))
             counted = 0
             for start, stop, shape in _places(self.parameters):
-                format_ = _format(state, shape, self.unit)
+                format_ = state.format_of(shape, _kind(self.unit))
                 number, blocks = found[format_]
                 found[format_] = _Elements(number + stop - start, blocks + block_count(start, stop))
                 counted = stop
             # Units may be padded, and those of an estimate are not known parameter by parameter.
-            format_ = _format(state, (SMALL,), self.unit)
+            format_ = state.format_of((SMALL,), _kind(self.unit))
             number, blocks = found[format_]
             found[format_] = _Elements(number + self.numel - counted, blocks)
             self._counted[state] = found
@@ -178,7 +176,7 @@ def _ranges(
     found: list[StateRange] = []
     place = 0
     for start, stop, shape in _places(parameters):
-        kind = _format(state, shape, unit)
+        kind = state.format_of(shape, _kind(unit))
         for first, after in _in_whole_blocks(start, stop, kind):
             last = found[-1] if found else None
             # Ranges that follow each other are joined, so that a kernel runs on as few as possible.
@@ -205,11 +203,11 @@ def block_count(start: int, stop: int) -> int:
     return -(-stop // BLOCK) - start // BLOCK
 
 
-def _format(state: OptimizerState, shape: tuple[int, ...], unit: str) -> StateFormat:
-    """Returns how a state of a parameter is kept."""
-    if state.format == StateFormat.FP32 or math.prod(shape) < SMALL:
-        return StateFormat.FP32
-    return StateFormat.BF16 if unit == EMBED else state.format
+def _kind(unit: str) -> UnitKind:
+    match unit:
+        case "embed" | "head":
+            return unit
+    return "block"
 
 
 def _in_whole_blocks(start: int, stop: int, kind: StateFormat) -> list[tuple[int, int]]:

@@ -48,7 +48,7 @@ class UpdateBuffer:
         """
         numel = -(-largest // chunks)
         # No chunk ends within a block of codes, whether there are any or not.
-        grain = BLOCK if chunks > 1 else OPTIMIZERS[optimizer].grain
+        grain = BLOCK if chunks > 1 else OPTIMIZERS[optimizer].grain or 1
         numel = -(-numel // grain) * grain
         of_units = [counts.most_bytes(optimizer, numel) for counts in units]
         items = PLANE_ITEM_BYTES[dtype]

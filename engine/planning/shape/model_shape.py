@@ -177,7 +177,7 @@ class ModelShape:
         """Whether all blocks have the same sizes, and by far the most of them is not trained. Then
         it makes no difference to memory which of them live on the device.
         """
-        sizes = {(u.numel, u.frozen_numel, u.fp32_numel, u.state_counts) for u in self.blocks}
+        sizes = {(u.numel, u.frozen_numel, u.fp32_numel, u.runs) for u in self.blocks}
         numel, frozen, *_ = next(iter(sizes), (0, 0))
         return len(sizes) == 1 and MOSTLY_FROZEN * numel <= frozen
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.config.adapters import Adapters
+from engine.config.optimizers import OptimizerSettings
 from engine.config.settings import ModelConfig, OptimConfig
 from engine.config.trained_parts import Parts
 from engine.model.build.units import StreamedModel
@@ -30,7 +31,7 @@ from engine.runtime.distributed.remote_shards import RemoteNodes
 from engine.runtime.distributed.versions import RankZeroVersion
 from engine.runtime.distributed.worker_group import WorkerGroup
 from engine.runtime.host.cross_node_planes import Nodes
-from engine.runtime.host.host_optimizer import HostOptimizer, OptimizerSettings
+from engine.runtime.host.host_optimizer import HostOptimizer
 from engine.runtime.host.host_states import HostStates, Sharing
 from engine.runtime.host.shared_memory import SharedPlanes
 from engine.runtime.step.engine_settings import EngineSettings
@@ -44,11 +45,6 @@ class RankZeroComponents:
     host_states: HostStates
     backend: Backend
     optimizer: HostOptimizer
-
-
-def optimizer_settings(train: OptimConfig) -> OptimizerSettings:
-    """Returns the hyperparameters of a run's optimizer."""
-    return OptimizerSettings(train.beta1, train.beta2, train.eps, train.weight_decay, train.seed)
 
 
 def engine_settings(chosen: Chosen, tokens: int, train: OptimConfig) -> EngineSettings:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from engine.config.adapters import Adapters
-from engine.config.optimizers import Optimizer
+from engine.config.optimizers import Optimizer, OptimizerSettings
 from engine.config.regularization import Regularization
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
@@ -22,7 +22,6 @@ from engine.planning.schedule.stalls import RanOp, Wait
 from engine.runtime.collectives.rank import RankInfo
 from engine.runtime.distributed.rendezvous import Rendezvous
 from engine.runtime.host.cross_node_planes import NodeShard
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.ram_planes import Key, Wanted
 from engine.runtime.host.shared_chunk import InSharedBuffer
 from engine.runtime.host.shared_memory import SharedPlanes

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.config.optimizers import MOMENTS, OPTIMIZERS, StateFormat
+from engine.config.optimizers import MOMENTS, OPTIMIZERS, OptimizerSettings, StateFormat
 from engine.planning.layout.optimizer_states import StateRange
-from engine.runtime.host.host_optimizer import GradientChunk, HostOptimizer, OptimizerSettings
+from engine.runtime.host.host_optimizer import GradientChunk, HostOptimizer
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.host_kernels import Scalars, kernel
 from engine.runtime.optimizer.host_threads import Workers

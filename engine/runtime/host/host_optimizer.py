@@ -6,22 +6,9 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """Hyperparameters of a run's optimizer. The defaults are torch's."""
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    seed: int = 0
-    """States in bf16 are rounded with random bits that depend on this seed."""
 
 
 class GradientChunk(NamedTuple):

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.config.optimizers import ADAMW, Optimizer
+from engine.config.optimizers import ADAMW, Optimizer, OptimizerSettings
 from engine.machine.rates import OTHERS, PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.build.attention import attention
 from engine.model.build.attention_documents import Documents, Pattern
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.planning.schedule.ops import Lane
 from engine.runtime.device.backend import Backend, Ticket
-from engine.runtime.host.host_optimizer import HostOptimizer, OptimizerSettings
+from engine.runtime.host.host_optimizer import HostOptimizer
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.optimizers import host_optimizer
 from engine.runtime.measure.launch_overhead import eager_rates

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,15 +86,3 @@ class DeviceAdamW:
         )
         rounded_step = RoundedStep(step.factors, self._tables, step.key)
         update_rounded(rounded, rounded_step, decay_numel, step.compiled)
-
-
-_CLASSES: dict[Optimizer, Callable[[Optimizer, torch.device], DeviceOptimizer]] = {
-    "adamw": DeviceAdamW,
-    "adamw_bf16": DeviceAdamW,
-    "adamw_8bit": DeviceAdamW,
-}
-
-
-def device_optimizer(optimizer: Optimizer, device: torch.device) -> DeviceOptimizer:
-    """Returns what updates chunks on the device."""
-    return _CLASSES[optimizer](optimizer, device)

@@ -18,7 +18,7 @@ from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.shards import WHOLE, Shards, largest_updated
 from engine.runtime.host.host_states import HostStates
-from engine.runtime.optimizer.device_optimizer import device_optimizer
+from engine.runtime.host.optimizers import device_optimizer
 
 
 class Fp32Weights:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.config.adapters import Adapters
-from engine.config.optimizers import Optimizer
+from engine.config.optimizers import Optimizer, OptimizerSettings
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.data.batches.rows import IGNORED, MicroBatch
@@ -37,7 +37,7 @@ from engine.runtime.distributed.build_engine import (
     sharing_with,
 )
 from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
-from engine.runtime.host.host_optimizer import HostOptimizer, OptimizerSettings
+from engine.runtime.host.host_optimizer import HostOptimizer
 from engine.runtime.host.host_states import HostStates, Sharing
 from engine.runtime.host.optimizers import host_optimizer
 from engine.runtime.host.plane_version import PlaneVersion

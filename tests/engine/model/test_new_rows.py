@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.config.data_settings import DataConfig
+from engine.config.optimizers import OptimizerSettings
 from engine.config.settings import TrainConfig
 from engine.data.formats.example import Conversation
 from engine.data.tokens.encode import Encoder
@@ -17,7 +18,6 @@ from engine.model.build.read_model import read_model
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.engine_settings import EngineSettings
 from engine.runtime.step.streaming_engine import StreamingEngine

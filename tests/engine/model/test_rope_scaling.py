@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from engine.config.optimizers import OptimizerSettings
 from engine.config.setting_warnings import setting_warnings
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.errors import ConfigError
@@ -21,7 +22,6 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.runs.record.events import LogLine
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.sampling.generate import longest_row
 from engine.runtime.step.engine_settings import EngineSettings

@@ -9,13 +9,12 @@ import math
 import pytest
 import torch
 
-from engine.config.optimizers import ADAMW
+from engine.config.optimizers import ADAMW, OptimizerSettings
 from engine.errors import NonFiniteError
 from engine.planning.layout.layout import planes_of
 from engine.planning.schedule.choices import EmbedAndHead
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.optimizer.device_adamw import StepFactors, clip_of, update
 from tests.support.device_updates import (
     DEVICE_UPDATES,

@@ -36,7 +36,7 @@ def test_ranks_with_one_micro_batch_have_the_bits_of_one_rank(family, dtype, ran
 @pytest.mark.parametrize("ranks, optimizer", [(2, "adamw_bf16"), (3, "adamw_8bit")])
 def test_so_they_have_where_moments_are_rounded(optimizer, ranks, monkeypatch):
     """No shard cuts a block of codes, and random bits depend on the place in the whole unit."""
-    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
+    monkeypatch.setattr("engine.config.optimizers.SMALL", 256)
     job = Job("qwen3", "bfloat16", 3, ranks, UNTIED, IN_ORDER | {"optimizer": optimizer})
     train(ranks, job).assert_same_bits(train(1, job))
 
@@ -45,7 +45,7 @@ def test_so_they_have_where_moments_are_rounded(optimizer, ranks, monkeypatch):
 @pytest.mark.parametrize("device_updates", UPDATED_ON_DEVICE)
 def test_so_they_have_where_optimizers_run_on_the_device(device_updates, optimizer, monkeypatch):
     """A shard is updated in chunks of its own, each with its part of the sum."""
-    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
+    monkeypatch.setattr("engine.config.optimizers.SMALL", 256)
     job = Job("qwen3", "bfloat16", 2, 2, UNTIED, IN_ORDER | {"optimizer": optimizer})
     several, one = (train(ranks, job, **UPDATED_ON_DEVICE[device_updates]) for ranks in (2, 1))
     several.assert_same_bits(one)

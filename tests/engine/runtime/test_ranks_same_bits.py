@@ -58,7 +58,7 @@ FIRST_PLANS += ("gradients on the GPU", "shared embed and head slot, gradients o
 @pytest.fixture(autouse=True)
 def tiny_is_not_small(monkeypatch):
     """Where moments are rounded, the matrices of a tiny model are kept in 8 bits."""
-    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
+    monkeypatch.setattr("engine.config.optimizers.SMALL", 256)
 
 
 @pytest.fixture(scope="module")

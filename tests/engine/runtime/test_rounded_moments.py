@@ -20,7 +20,7 @@ pytestmark = pytest.mark.computing
 @pytest.fixture(autouse=True)
 def tiny_is_not_small(monkeypatch):
     """The matrices of a tiny model are kept in 8 bits, and its norms in fp32."""
-    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
+    monkeypatch.setattr("engine.config.optimizers.SMALL", 256)
 
 
 @pytest.mark.slow("it sweeps over many plans and delays; a plain run has one way to sum gradients")

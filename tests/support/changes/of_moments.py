@@ -31,9 +31,9 @@ MOMENT_CHANGES = (
     ),
     Change(
         "embedding-in-8-bits",
-        PLACES,
-        "return StateFormat.BF16 if unit == EMBED else kind",
-        "return kind",
+        "engine/config/optimizers.py",
+        'return StateFormat.BF16 if kind == "embed" else self.format',
+        "return self.format",
         "The embedding is kept in 8 bits too.",
         (PLACE_TESTS,),
     ),

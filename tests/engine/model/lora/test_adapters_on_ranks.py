@@ -62,7 +62,7 @@ def test_ranks_with_one_micro_batch_have_the_bits_of_one_rank(name, dtype, ranks
 @pytest.mark.parametrize("optimizer", KINDS)
 def test_so_they_have_where_weights_stay_in_fp32(optimizer, monkeypatch):
     """Routers are frozen, and have all planes nonetheless."""
-    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
+    monkeypatch.setattr("engine.config.optimizers.SMALL", 256)
     engine = IN_ORDER | {"parts": Adapters(rank=8), "optimizer": optimizer}
     job = Job("ernie4_5_moe", "bfloat16", 2, 2, {}, engine, exact=True)
     train(2, job).assert_same_bits(train(1, job))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.config.optimizers import BLOCK, OPTIMIZERS, StateFormat
+from engine.config.optimizers import BLOCK, OPTIMIZERS, SMALL, StateFormat
 from engine.planning.layout.layout import ParameterSpec, UnitLayout, lay_out
-from engine.planning.layout.optimizer_states import MAXIMUM_BYTES, SMALL, StateRange, format_bytes
+from engine.planning.layout.optimizer_states import MAXIMUM_BYTES, StateRange, format_bytes
 from engine.planning.layout.update_buffers import UpdateBuffer
 from engine.planning.schedule.shards import cut
 

@@ -63,7 +63,7 @@ def test_small_units_leave_ranks_without_elements():
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_no_border_cuts_a_block_of_codes(ranks, monkeypatch):
     """`StateRange.within` refuses to. A shard's bytes follow those of the one before."""
-    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
+    monkeypatch.setattr("engine.config.optimizers.SMALL", 256)
     generator = random.Random(ranks)
     for _ in range(50):
         shapes = [(generator.randrange(1, 40), generator.randrange(1, 90)) for _ in range(6)]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config.optimizers import MOMENTS
+from engine.config.optimizers import MOMENTS, OptimizerSettings
 from engine.paths import PROGRAM_ROOT
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import GradientChunk, OptimizerSettings
+from engine.runtime.host.host_optimizer import GradientChunk
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer import host_threads
 from engine.runtime.optimizer.host_kernels import kernel

@@ -7,9 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.config.optimizers import BLOCK, MOMENTS, StateFormat
+from engine.config.optimizers import BLOCK, MOMENTS, OptimizerSettings, StateFormat
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import OptimizerSettings
 from engine.runtime.optimizer.host_kernels import kernel
 from engine.runtime.optimizer.moment_codes import moment_map
 from tests.support.moment_kernels import new_states, set_gradient

@@ -91,7 +91,7 @@ def test_what_changes_no_bit_is_taken_and_recorded(
 @pytest.fixture
 def tiny_is_not_small(monkeypatch):
     """The matrices of a tiny model are kept in 8 bits."""
-    monkeypatch.setattr("engine.planning.layout.optimizer_states.SMALL", 256)
+    monkeypatch.setattr("engine.config.optimizers.SMALL", 256)
 
 
 @pytest.mark.parametrize("gradients", ["auto", "gpu"])
