@@ -37,7 +37,7 @@ PRODUCT = {"cuda": (16384, 4096, 16384), "cpu": (256, 1024, 1024)}
 """The matrix product has these rows, inner width and columns."""
 ATTENTION = {"cuda": (8, 32, 4096, 128), "cpu": (1, 4, 256, 64)}
 """The attention has these rows, heads, tokens and width of a head."""
-UNIT = "bench"
+UNIT, WIDTH = "bench", 1024
 CALLS = 64
 """The time of a small operation is the mean over this many in a row."""
 COPIED_BYTES = 2
@@ -202,8 +202,9 @@ def _both(forward: float, backward: float) -> float:
 
 @contextmanager
 def _planes(backend: Backend, numel: int, optimizer: Optimizer = ADAMW) -> Iterator[HostStates]:
-    """Opens host states with one unit of `numel` parameters."""
-    layout = lay_out(UNIT, [ParameterSpec("weight", "weight", (numel,), True)])
+    """Opens host states with one unit of `numel` parameters, a matrix like those of blocks."""
+    shape = (numel // WIDTH, WIDTH)
+    layout = lay_out(UNIT, [ParameterSpec("weight", "weight", shape, True)])
     on_device = backend.device.type != "cpu"
     states = HostStates(
         [layout],

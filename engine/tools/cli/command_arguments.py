@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from engine.config.export_choice import EXPORT_FROM
+from engine.config.optimizers import OPTIMIZERS
 from engine.config.output_settings import TRACKERS
 from engine.tools.cli import argument_types
 
@@ -49,8 +50,8 @@ def check_arguments(check: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--optimizer",
         metavar="NAME",
-        help="adamw, adamw_bf16 or adamw_8bit (that of the settings by default); in a table, best "
-        "is the first of them that fits, cell by cell",
+        help=f"{', '.join(OPTIMIZERS)} (that of the settings by default); in a table, best is the "
+        "first AdamW that fits, cell by cell",
     )
     check.add_argument(
         "--method",
