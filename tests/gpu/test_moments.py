@@ -24,7 +24,8 @@ from tests.support.blockwise import RATE, update_on
 from tests.support.device_updates import DEVICE_UPDATES, MAIN_GRAD_PLANS, updated_on_device
 from tests.support.folders import make_config
 from tests.support.moment_kernels import new_states, set_gradient
-from tests.support.rounded_moments import ROUNDED, assert_rounded_alike, trained
+from tests.support.optimizers import ROUNDED
+from tests.support.rounded_moments import assert_rounded_alike, trained
 from tests.support.same_bits import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.support.trained_runs import events_of, execute, planes_on_disk
 

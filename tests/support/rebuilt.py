@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.config.optimizers import OptimizerSettings
 from engine.config.settings import ModelConfig
 from engine.runtime.distributed.build_engine import RankZeroComponents, build_engines
-from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.optimizers import host_optimizer
 from engine.runtime.step.engine_settings import EngineSettings
 from tests.support.worker_groups import StartedGroup
 
@@ -22,7 +22,7 @@ def rebuilt(workers: StartedGroup) -> None:
             workers.model,
             workers.host_states,
             workers.engine.backend,
-            HostAdamW(workers.host_states, settings),
+            host_optimizer(workers.host_states, settings),
         ),
         how,
         settings,

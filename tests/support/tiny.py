@@ -26,8 +26,9 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.collectives.process_groups import Collectives
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.cpu_backend import CpuBackend
-from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import HostOptimizer
 from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.optimizers import host_optimizer
 from engine.runtime.sampling.generate import Sampler
 from engine.runtime.step.engine_settings import EngineSettings
 from engine.runtime.step.streaming_engine import StreamingEngine
@@ -195,7 +196,7 @@ class Streamed:
     host_states: HostStates
     engine: StreamingEngine
     backend: Backend
-    adamw: HostAdamW
+    optimizer: HostOptimizer
 
     @functools.cached_property
     def sampler(self) -> Sampler:
@@ -239,7 +240,7 @@ class Streamed:
     def close(self) -> None:
         self.engine.drain()
         self.engine.close()
-        self.adamw.close()
+        self.optimizer.close()
         self.host_states.close()
         self.backend.close()
 
@@ -282,7 +283,7 @@ def streamed(
     pour(plain, model, states)
     states.allocate_states(optimizer=optimizer, gradients=not choices.gradients.gradients_on_gpu)
     settings = OptimizerSettings(eps=eps, weight_decay=weight_decay, seed=seed)
-    adamw = HostAdamW(states, settings, threads=2)
+    updater = host_optimizer(states, settings, threads=2)
     engine = StreamingEngine(
         model,
         states,
@@ -290,6 +291,6 @@ def streamed(
         EngineSettings(
             choices, tokens, loss_chunk, max_grad_norm, seed, collectives, regularization
         ),
-        adamw,
+        updater,
     )
-    return Streamed(model, states, engine, backend, adamw)
+    return Streamed(model, states, engine, backend, updater)

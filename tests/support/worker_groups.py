@@ -35,8 +35,8 @@ from engine.runtime.distributed.shared_secret import VARIABLE
 from engine.runtime.distributed.torchrun import Launched
 from engine.runtime.distributed.worker import run
 from engine.runtime.distributed.worker_group import WorkerGroup, WorkerGroupPlan
-from engine.runtime.host.host_adamw import HostAdamW
 from engine.runtime.host.host_states import HostStates
+from engine.runtime.host.optimizers import host_optimizer
 from engine.runtime.host.shared_memory import OwnedMemory
 from engine.runtime.step.engine_settings import EngineSettings
 from engine.training.weights.adapter_weights import initialize_adapters
@@ -118,14 +118,14 @@ def started_group(
             initialize_adapters(model, states, seed=7)
         states.allocate_states()
         settings = OptimizerSettings(eps=1e-5)
-        adamw = HostAdamW(states, settings, threads=1)
-        parts.callback(adamw.close)
+        optimizer = host_optimizer(states, settings, threads=1)
+        parts.callback(optimizer.close)
         own = batches // (nodes * ranks)
         of_replica = dict(ranks=ranks * nodes_per_replica, replicas=nodes // nodes_per_replica)
         planned = PlanChoices().changed(micro_batches=own, **of_replica, **choices)
         engine = build_engines(
             workers,
-            RankZeroComponents(model, states, backend, adamw),
+            RankZeroComponents(model, states, backend, optimizer),
             how,
             settings,
             EngineSettings(planned, 24, 7, 1.0, 0),

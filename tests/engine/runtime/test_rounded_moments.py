@@ -66,7 +66,7 @@ def test_a_second_moment_in_bf16_follows_small_changes():
         nearest = (nearest.float() * 0.999 + 0.001 * target).bfloat16()
     assert nearest == 1.0, "rounding to the nearest stalls"
     run, _ = trained(BASE, "adamw_bf16", "float32", 1)
-    states, adamw = run.host_states, run.adamw
+    states, optimizer = run.host_states, run.optimizer
     unit = "block 1"
     part = states.layouts[unit].state_ranges("adamw_bf16")["exp_avg"][0]
     place = slice(part.place, part.place + part.bytes)
@@ -75,7 +75,7 @@ def test_a_second_moment_in_bf16_follows_small_changes():
     halves = states.array(unit, "exp_avg_sq")[place].view(np.uint16)
     halves[:] = 0x3F80  # 1 in bf16
     for step in range(2, 2002):
-        adamw.update(unit, step, 0.0, 1.0)
+        optimizer.update(unit, step, 0.0, 1.0)
     moments = read_moments(states.array(unit, "exp_avg_sq"), part, "exp_avg_sq")
     exact = target - (target - 1.0) * 0.999**2000
     assert moments.mean() == pytest.approx(exact, rel=2e-3)
