@@ -4,14 +4,15 @@ form all call the same function.
 
 `choose` keeps what the user set and fills in `auto`:
 
-- Strategies. A plan family (`candidates.plan_families`) is a way to take less RAM or less memory of
-  the device at some cost, and a strategy (`Strategy`) gives its candidates: each way to spread a
-  step's rows over micro-batches and rounds is combined with blocks without recompute, blocks kept
-  in slots and update buffers, as far as the device's memory allows (`fill_memory`). This gives a
-  few hundred candidates.
-- Search. One loop (`fastest`) finds the candidate with the shortest step among those of all
-  strategies: by a closed form, by deciding where the optimizer of each unit runs, and by simulating
-  the plans of the few that may be the fastest.
+- Strategies. A plan family (`plan_families`) is a way to take less RAM or less memory of the device
+  at some cost, and a strategy (`Strategy`) gives its candidates: each way to spread a step's rows
+  over micro-batches and rounds is combined with blocks without recompute, blocks kept in slots and
+  update buffers, as far as the device's memory allows (`fill_memory`). This gives tens to thousands
+  of candidates.
+- Search. `fastest` finds the candidate with the shortest step among those of all strategies, first
+  the best batch split and then the best use of memory within it: by a closed form, by deciding
+  where the optimizer of each unit runs, and by simulating the plans of the few that may be the
+  fastest.
 - The fastest candidate is compared with itself with its blocks recorded as CUDA graphs, and with
   the fastest that keeps gradients on the device, among those with the best batch splits.
 - Where no candidate fits in RAM and `engine.disk` names a folder, the moments of as many
@@ -34,13 +35,8 @@ from engine.config.settings import AUTO
 from engine.machine.disk_rates import with_disk
 from engine.machine.rates import TYPICAL
 from engine.machine.read_machine import compiler_problem
+from engine.planning.fit.batch_splits import BatchSplit, batch_splits
 from engine.planning.fit.buffer_sizes import state_bytes
-from engine.planning.fit.candidates import (
-    BatchSplit,
-    batch_splits,
-    keeps_gradients_on_gpu,
-    plan_families,
-)
 from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.device_memory import (
     COMFORTABLE,
@@ -52,9 +48,14 @@ from engine.planning.fit.device_memory import (
 from engine.planning.fit.fastest import Found, fastest
 from engine.planning.fit.fill_memory import ON_HOST, Candidate, MemoryFiller, OutsideRam
 from engine.planning.fit.job import Job, Target, refuse_contradictions
+from engine.planning.fit.plan_families import (
+    keeps_gradients_on_gpu,
+    plan_families,
+    with_kept_gradients,
+)
 from engine.planning.fit.step_times import StepTimes, TimedCandidate
-from engine.planning.fit.strategy import FILLED_RESERVE_BYTES, Strategy
-from engine.planning.schedule.choices import Gradients, Placement, PlanChoices
+from engine.planning.fit.strategy import USABLE_RESERVE_BYTES, Strategy
+from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.shape.sequence_tiling import sequence_chunks_for
 from engine.text import GIB
@@ -85,15 +86,15 @@ HOST_RESERVE_BYTES = 3 * GIB
 def choose(job: Job, target: Target, coarse: bool = False) -> Chosen:
     """Returns the choices for one run: of those that fit, the ones with the shortest step.
 
-    For a job that does not fit, the report says so: where the device holds a candidate, the fastest
-    of those that lack the least RAM is returned, else the minimum-memory one. coarse: fewer
+    For a job that does not fit, the report says so: where the device holds a candidate, the one
+    that lacks the least RAM is returned, else the minimum-memory one. coarse: fewer
     candidates are tried and none is simulated but for CUDA graphs, for a table of many models and
     machines. Raises ConfigError where settings contradict each other or the model.
     """
-    over: Chosen | None = None
-    tile_tokens = 0
+    closest: Chosen | None = None
+    least_lack = tile_tokens = 0
     for attempt in _attempts(job, target):
-        if over is not None and attempt.tile_tokens != tile_tokens:
+        if closest is not None and attempt.tile_tokens != tile_tokens:
             break  # smaller sequence chunks take less memory of the device, not of RAM
         tile_tokens = attempt.tile_tokens
         tried = _Try(job, target, coarse, attempt)
@@ -101,14 +102,13 @@ def choose(job: Job, target: Target, coarse: bool = False) -> Chosen:
         found = tried.fastest(strategies)
         if found is not None:
             best = tried.with_kept_gradients(found) or found.best
-            chosen = strategies[0].chosen(Candidate(best.size, best.choices))
-            if (
-                chosen.offloaded_input_bytes
-                <= tried.free_beside(best.choices) + FILLED_RESERVE_BYTES
-            ):
+            candidate = Candidate(best.size, best.choices)
+            lack, chosen = tried.lack(candidate), tried.chosen(candidate)
+            if lack <= USABLE_RESERVE_BYTES:
                 return chosen
-            over = over or chosen
-    return over or strategies[-1].chosen(strategies[-1].minimum_memory())
+            if closest is None or lack < least_lack:
+                closest, least_lack = chosen, lack
+    return closest or tried.chosen(strategies[-1].minimum_memory())
 
 
 def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
@@ -121,12 +121,13 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
     for attempt in _attempts(job, target):
         if attempt.share < 1.0:
             continue
-        for strategy in _Try(job, target, True, attempt).strategies():
+        tried = _Try(job, target, True, attempt)
+        for strategy in tried.strategies():
             minimum = strategy.minimum_memory()
-            found.append(strategy.chosen(minimum))
+            found.append(tried.chosen(minimum))
             balanced = strategy.balanced(target.host_free)
             if balanced is not None:
-                found.append(strategy.chosen(balanced))
+                found.append(tried.chosen(balanced))
             if (
                 minimum.choices.activations.offloaded_block_inputs
                 and job.config.engine.activation_checkpointing not in ON_HOST
@@ -134,7 +135,7 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
                 on_device = minimum.choices.changed(
                     offloaded_block_inputs=False, disk_offloaded_block_inputs=0
                 )
-                found.append(strategy.chosen(Candidate(minimum.size, on_device)))
+                found.append(tried.chosen(Candidate(minimum.size, on_device)))
     return tuple(found)
 
 
@@ -271,21 +272,44 @@ class _Try:
         workers = (job.ranks - 1) * WORKER_BYTES[target.device]  # each rank is a process
         return target.host_free - states - workers - HOST_RESERVE_BYTES
 
+    def lack(self, candidate: Candidate) -> int:
+        """Returns the bytes of RAM that a candidate lacks; negative where RAM is left."""
+        return self._sizer.block_input_bytes(*candidate) - self.free_beside(candidate.choices)
+
+    def chosen(self, candidate: Candidate) -> Chosen:
+        """Returns the result of `choose` for a candidate."""
+        return Chosen(
+            choices=candidate.choices,
+            micro_batch_size=candidate.size,
+            loss_chunk=self._sizer.loss_chunk,
+            gpu_items=self._sizer.items(*candidate),
+            offloaded_input_bytes=self._sizer.block_input_bytes(*candidate),
+        )
+
     def fastest(self, strategies: Sequence[Strategy]) -> Found | None:
-        """Returns the fastest candidate of the strategies; None where none fits on the device."""
-        candidates = [
-            candidate for strategy in strategies for candidate in strategy.least_lacking()
+        """Returns the fastest candidate of the strategies that leaves RAM free; where none does,
+        the fastest that uses what it may of the reserve, else the fastest of those that lack the
+        least. None where no candidate fits on the device.
+        """
+        lacks = [
+            (strategy.lack(candidate), candidate)
+            for strategy in strategies
+            for candidate in strategy.candidates
         ]
-        if not candidates:
+        if not lacks:
             return None
+        least = min(lack for lack, _ in lacks)
+        most = next((limit for limit in (0, USABLE_RESERVE_BYTES) if least <= limit), least)
+        candidates = [candidate for lack, candidate in lacks if lack <= most]
         units = len(self._sizer.shape.units)
         found = fastest(candidates, self._times, units, simulates=not self._coarse)
         return found._replace(best=self._recorded(found.best))
 
     def with_kept_gradients(self, found: Found) -> TimedCandidate | None:
         """Returns the fastest candidate with one of the best batch splits that keeps gradients on
-        the GPU; None where it is not clearly faster than the best without, this one keeps them
-        there already, or the settings or the device forbid it. Kept gradients take 2 bytes a
+        the GPU; None where it is not clearly faster than the best without, where this one keeps
+        them there already, accumulates on the host or uses the disk, where the settings or the
+        device decide, and for a table (`coarse`). Kept gradients take 2 bytes a
         parameter less of RAM, and those of units that the device updates never cross the bus.
         """
         best, choices = found.best, found.best.choices
@@ -297,17 +321,12 @@ class _Try:
             or keeps_gradients_on_gpu(self._job, self._target) is not None
         ):
             return None
-        family = PlanChoices(
-            sharding=choices.sharding,
-            placement=Placement(gpu_resident_apart=choices.placement.gpu_resident_apart),
-            gradients=Gradients(gradients_on_gpu=True),
-        )
         splits = {
             BatchSplit(each.size, each.choices.batching.micro_batches, each.choices.batching.rounds)
             for each in found.near
             if each.seconds <= NEAR * found.near[0].seconds
         }
-        strategy = self._strategy(family, sorted(splits))
+        strategy = self._strategy(with_kept_gradients(choices), sorted(splits))
         kept = self.fastest([strategy]) if strategy.has_room else None
         if kept is None:
             return None

@@ -14,6 +14,7 @@ from engine.planning.fit.buffer_sizes import (
     block_slot_bytes,
     fixed_bytes,
     fixed_items,
+    offloaded_input_bytes,
     saved_input_count,
     shared_main_grad_bytes,
     update_buffer,
@@ -88,7 +89,7 @@ class DeviceMemory:
     """`cpu` or `cuda`."""
     limit: int
     """Bytes of it that this process may take."""
-    comfortable: float
+    to_fill: float
     """Bytes that automatic choices may fill."""
     keeping: float
     """Most bytes of all items together with which blocks stay in their slots and keep their
@@ -189,12 +190,17 @@ class Sizer:
         """Number of blocks with a backward, which may keep their activations for it."""
         return len(self.shape.blocks) - self.shape.forward_blocks
 
+    def block_input_bytes(self, size: int, choices: PlanChoices) -> int:
+        """Returns the bytes that block inputs take of RAM, those of all ranks of a node."""
+        tokens = size * self.row_length
+        return choices.sharding.ranks_per_node * offloaded_input_bytes(self.shape, choices, tokens)
+
     def fits(self, size: int, choices: PlanChoices, limit: float | None = None) -> bool:
         """Returns whether the choices take no more than `limit` bytes, by default those that
         automatic choices may fill.
         """
         if limit is None:
-            limit = self.memory.comfortable
+            limit = self.memory.to_fill
         return self.total(size, choices) <= limit
 
     def total(self, size: int, choices: PlanChoices) -> int:
@@ -343,7 +349,7 @@ class Sizer:
         shape, item = self.shape, self.shape.item_bytes
         pairs = together * size * self.row_length**2 * shape.attention.mask_kinds
         if self._dense_mask:
-            return pairs * (item if shape.attention == "eager" else 1)
+            return pairs * (item if shape.attention.implementation == "eager" else 1)
         attention = shape.attention
         if attention.masked_at_once(self.packed, size, self.row_length, shape.dtype, self.device):
             return pairs * item

@@ -43,8 +43,8 @@ GPU_RESIDENT_COST = 1.01
 """Factor by which a step counts as longer if no unit lives on the device; the more do, the smaller.
 Those take no RAM, and nothing of theirs crosses the bus. Predictions are less exact than that.
 """
-ALL_GPU_RESIDENT_COST = 1.05
-"""Factor by which a step counts as shorter where the whole model lives on the device and units are
+ALL_GPU_RESIDENT_GAIN = 1.05
+"""Factor by which a step counts as shorter if the whole model lives on the device and units are
 short. No other lane then takes the interpreter from the thread that launches the blocks, which no
 prediction counts.
 """
@@ -93,7 +93,7 @@ def _fastest(
     near = _SplitSearch(candidates, times, units).best(SPLITS_SIMULATED if simulates else 0)
     if not simulates:
         return Found(near[0], near)
-    alike = [each for each in candidates if each.batch_split == near[0].batch_split]
+    alike = [each for each in candidates if each.split_key == near[0].split_key]
     return Found(_MemorySearch(alike, times, units).best(USES_SIMULATED)[0], near)
 
 
@@ -141,7 +141,7 @@ class _Search:
 
     def best(self, most_simulated: int) -> tuple[TimedCandidate, ...]:
         """Returns the fastest candidates, the best first: those that were simulated.
-        most_simulated: number of plans that are simulated; with 0, one candidate is returned.
+        most_simulated: most plans that are simulated; with 0, one candidate is returned.
         """
         simulated: list[_Entry] = []
         while self._queue:
@@ -200,7 +200,7 @@ class _SplitSearch(_Search):
         return ROUNDS_COST if timed.choices.batching.rounds > 1 else 1.0
 
     def kind(self, timed: TimedCandidate) -> Hashable:
-        return timed.batch_split
+        return timed.split_key
 
 
 class _MemorySearch(_Search):
@@ -212,7 +212,7 @@ class _MemorySearch(_Search):
         uses = self._units * choices.batching.micro_batches
         is_short = timed.seconds < SHORT_UNIT_SECONDS * uses
         if resident == 1 and is_short:
-            return 1 / ALL_GPU_RESIDENT_COST
+            return 1 / ALL_GPU_RESIDENT_GAIN
         return 1 + (GPU_RESIDENT_COST - 1) * (1 - resident)
 
     def kind(self, timed: TimedCandidate) -> Hashable:

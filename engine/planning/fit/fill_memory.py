@@ -24,14 +24,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from engine.config.settings import AUTO
+from engine.planning.fit.batch_splits import BatchSplit
 from engine.planning.fit.buffer_sizes import (
     disk_offloaded_bytes,
     disk_offloaded_input_bytes,
-    offloaded_input_bytes,
     saved_input_count,
     state_bytes,
 )
-from engine.planning.fit.candidates import BatchSplit
 from engine.planning.fit.device_memory import Sizer
 from engine.planning.layout.update_buffers import small_chunks
 from engine.planning.schedule.buffers import HEAD
@@ -54,7 +53,7 @@ class Candidate(NamedTuple):
     choices: PlanChoices
 
     @property
-    def batch_split(self) -> tuple[int, int]:
+    def split_key(self) -> tuple[int, int]:
         """The micro-batch size and the rounds, which identify the batch split of a candidate."""
         return self.size, self.choices.batching.rounds
 
@@ -74,7 +73,8 @@ class MemoryFiller:
     free_host_bytes: bytes of RAM beside the states of all units and the program; negative where
     these alone do not fit.
     coarse: fewer candidates are tried. family: all candidates keep gradients, embed and head, and
-    block inputs of pairs as it does; its slots are the fewest, unless the settings say how many.
+    block inputs of pairs as it does; with several rounds, embed and head are not in kept gradients
+    but share a slot. Its slots are the fewest, unless the settings say how many.
     """
 
     def __init__(
@@ -160,18 +160,12 @@ class MemoryFiller:
         """Fewest slots: two for blocks that are recomputed in pairs, else one."""
         return self._family.activations.blocks_per_saved_input
 
-    def block_input_bytes(self, candidate: Candidate) -> int:
-        """Returns the bytes that a candidate's block inputs take of RAM, those of all ranks."""
-        tokens = candidate.size * self.sizer.row_length
-        ranks = candidate.choices.sharding.ranks_per_node
-        return ranks * offloaded_input_bytes(self.sizer.shape, candidate.choices, tokens)
-
     def host_bytes(self, candidate: Candidate) -> int:
         """Returns the bytes that a candidate takes on the host beyond the planes of all units: its
         block inputs, without the planes of units that live on the device and the moments that are
         on the disk.
         """
-        block_inputs, choices = self.block_input_bytes(candidate), candidate.choices
+        block_inputs, choices = self.sizer.block_input_bytes(*candidate), candidate.choices
         if not (choices.placement.gpu_resident_units or choices.placement.disk_offloaded_units):
             return block_inputs
         shape = self.sizer.shape
@@ -222,13 +216,13 @@ class MemoryFiller:
         most = self._without_block_inputs_in_ram(
             candidate
         ).choices.activations.disk_offloaded_block_inputs
-        enough = self.block_input_bytes(candidate) - lack
+        enough = self.sizer.block_input_bytes(*candidate) - lack
 
         def offloading(count: int) -> Candidate:
             return Candidate(size, choices.changed(disk_offloaded_block_inputs=count))
 
         def fits(count: int) -> bool:
-            return self.block_input_bytes(offloading(count)) <= enough
+            return self.sizer.block_input_bytes(*offloading(count)) <= enough
 
         count = bisect_left(range(most + 1), True, key=fits)
         found = offloading(count)
@@ -367,8 +361,8 @@ class MemoryFiller:
 
     def _with_update_buffers(self, choices: PlanChoices) -> Iterator[PlanChoices]:
         """Yields the choices with each number of update buffers to try, none first. Their space is
-        reserved as if the optimizer of one unit ran on the device; the units whose optimizers do
-        are chosen at the end.
+        reserved as if the optimizer of one unit ran on the device; `StepTimes` chooses the units
+        whose optimizers do.
         """
         yield choices
         nothing_streamed = choices.placement.gpu_resident_units == len(self.sizer.shape.units)

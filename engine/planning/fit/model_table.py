@@ -2,8 +2,8 @@
 trains. No torch.
 
 Whether a model fits is judged by the minimum-memory plan of the job. Speeds are simulated with a
-plan that is chosen as for a run, but among fewer candidates (`coarse` of `choose`, which costs a
-few per cent of speed at most).
+plan that is chosen as for a run, but among fewer candidates (`coarse` of `choose`, which costs up
+to a tenth of the speed).
 
 A table is about the method and the optimizer of the settings: all weights are trained, or adapters
 beside every linear layer. With `any_optimizer`, each cell is about the first

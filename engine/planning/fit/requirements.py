@@ -1,8 +1,9 @@
 """A `Requirements` lists the host memory, GPU memory and disk space that one job takes, item by
 item. No torch.
 
-The plan is the one that the run will use (`engine.planning.fit.choose`). The planes are what
-`HostStates` allocates, to the byte.
+The plan is one that `engine.planning.fit.choose` has chosen: the one that the run will use, or for
+suggestions and tables the one that takes the least memory. The planes are what `HostStates`
+allocates, to the byte.
 """
 
 from __future__ import annotations
@@ -421,7 +422,8 @@ def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job
     options = nodes_per_replica_options(config, job.nodes, job.rounding)
     for ranks, nodes_per_replica in itertools.product(numbers, options):
         on_ranks = replace(job, ranks=ranks, nodes_per_replica=nodes_per_replica)
-        if ranks > 1 == numbers[0] and not is_possible(on_ranks):
+        may_be_one = numbers[0] == 1
+        if ranks > 1 and may_be_one and not is_possible(on_ranks):
             continue
         target = Target(
             device=device_of(config, machine),

@@ -1,7 +1,7 @@
 """The seconds of a candidate's step, found in three ways, each slower and more exact than the one
 before. No torch.
 
-1. `bound`: the closed form, as if the step waited for no update (for the disk it does).
+1. `bound`: the closed form, as if the step waited for no update and for no moments on the disk.
 2. `placed`: the closed form with the waits for updates, once it is decided where the optimizer of
    each unit runs (`engine.planning.fit.optimizer_placement`).
 3. `simulated`: the plan is written and simulated op by op.
@@ -34,9 +34,9 @@ class TimedCandidate:
     choices: PlanChoices
 
     @property
-    def batch_split(self) -> tuple[int, int]:
+    def split_key(self) -> tuple[int, int]:
         """As that of a `Candidate`."""
-        return Candidate(self.size, self.choices).batch_split
+        return Candidate(self.size, self.choices).split_key
 
 
 class StepTimes:

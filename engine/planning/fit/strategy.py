@@ -1,5 +1,5 @@
-"""A `Strategy` gives the candidates of one plan family (`engine.planning.fit.candidates`) with all
-batch splits. No torch.
+"""A `Strategy` gives the candidates of one plan family (`engine.planning.fit.plan_families`) with
+all batch splits. No torch.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from engine.config.settings import AUTO
-from engine.planning.fit.candidates import BatchSplit
-from engine.planning.fit.chosen import Chosen
+from engine.planning.fit.batch_splits import BatchSplit
 from engine.planning.fit.fill_memory import Candidate, MemoryFiller
 from engine.planning.schedule.ops import MainGrad
 from engine.planning.shape.saved_attention_sizes import returned_bytes
 from engine.text import GIB
 
-FILLED_RESERVE_BYTES = GIB // 2
-"""RAM that candidates may take beyond the usual limit where nothing fits otherwise. What remains is
-for the program, its data and the pages of a checkpoint.
+USABLE_RESERVE_BYTES = GIB // 2
+"""Part of the reserve of RAM (`HOST_RESERVE_BYTES` of choose.py) that candidates may take where
+nothing fits otherwise. The rest is for the program, its data and the pages of a checkpoint.
 """
 
 
@@ -45,15 +44,6 @@ class Strategy:
         """Returns the bytes of RAM that the candidate lacks; negative where RAM is left."""
         return self._filler.host_bytes(candidate) - self._free_host_bytes
 
-    def least_lacking(self) -> list[Candidate]:
-        """Returns the candidates that leave RAM free; else those that fit if it is filled to the
-        last, else those that lack the least of it.
-        """
-        lacks = [self.lack(candidate) for candidate in self.candidates]
-        least = min(lacks, default=0)
-        most = next((limit for limit in (0, FILLED_RESERVE_BYTES) if least <= limit), least)
-        return [each for each, lack in zip(self.candidates, lacks) if lack <= most]
-
     @property
     def has_room(self) -> bool:
         """Whether a candidate fits, and leaves RAM free beside the states, the program and the
@@ -66,7 +56,7 @@ class Strategy:
     @property
     def fits_in_filled_ram(self) -> bool:
         """Whether a candidate fits if RAM is filled to the last."""
-        return self._fits_in(FILLED_RESERVE_BYTES)
+        return self._fits_in(USABLE_RESERVE_BYTES)
 
     def _fits_in(self, more: int) -> bool:
         """Returns whether a candidate fits if `more` bytes beyond the free RAM may be taken."""
@@ -106,16 +96,6 @@ class Strategy:
 
         return min(
             self._filler.gpu_resident_candidates(self.minimum_memory()), key=fullest, default=None
-        )
-
-    def chosen(self, candidate: Candidate) -> Chosen:
-        """Returns the result of `choose` for a candidate."""
-        return Chosen(
-            choices=candidate.choices,
-            micro_batch_size=candidate.size,
-            loss_chunk=self.sizer.loss_chunk,
-            gpu_items=self.sizer.items(*candidate),
-            offloaded_input_bytes=self._filler.block_input_bytes(candidate),
         )
 
     def _candidates(self, host_bytes: float = math.inf) -> Iterator[Candidate]:

@@ -50,8 +50,9 @@ class Kind:
 
 def groups_of_kinds(requirements: Requirements) -> list[list[Kind]]:
     """Returns the kinds of change, in groups. Those of a group stand in the order of what they
-    cost. A later group is for a job that no earlier one helps: each of its changes also leaves to
-    the planner what the settings forbid it, and in the last group also keeps moments in 8 bits.
+    cost. A later group is for a job that no earlier one helps: each of its changes, but for those
+    of the disk, also leaves to the planner what the settings forbid it, and in the last group also
+    keeps moments in 8 bits.
     """
     disk = _kinds_of_disk(requirements)
     steps = _kinds_of_steps(requirements)
@@ -153,9 +154,9 @@ def _less_written(output: OutputConfig) -> list[Option]:
 
 
 def _kinds_of_places(requirements: Requirements) -> list[Kind]:
-    """Returns the kinds of change in what is kept in memory, and where. They change nothing but
-    speed. `auto` keeps gradients on the GPU and offloads no block inputs where there is room by
-    itself, so these are for settings that forbid it.
+    """Returns the kinds of change in what is kept in memory, and where. They change speed, and with
+    `rounds` the order of sums. `auto` keeps gradients on the GPU and offloads no block inputs where
+    there is room by itself, so these are for settings that forbid it.
     """
     engine = requirements.config.engine
     found: list[Kind] = []

@@ -2,10 +2,11 @@
 checked with the minimum-memory plan before it is returned. `requirements_with` says what the job
 then takes, and `moves_text` which units then live elsewhere. No torch.
 
-Remedies are ordered by what they cost the user: first what changes nothing but speed, then what
-only adds sums in another order, then moments of AdamW in bf16 and in 8 bits, then fewer and
-shorter rows. Adapters in the place of all weights come next, for they are another training. Moments
-on the disk come last: they change no result, but wear the drive.
+Suggestions are ordered by what they cost the user: first fewer checkpoints, for a job that lacks
+disk space, then what changes nothing but speed, what only adds sums in another order, weights in
+bf16, moments of AdamW in bf16 and in 8 bits, and fewer and shorter rows. Adapters in the place of
+all weights come next, for they are another training. Moments and block inputs on the disk come
+last: they change no result, but wear the drive.
 """
 
 from __future__ import annotations

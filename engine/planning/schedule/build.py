@@ -93,9 +93,8 @@ def build_forward_plan(
     """Returns the plan of a pass without gradients, for evaluation and sampling. The pass ends with
     its `loss` ops.
 
-    Of the choices, only the ranks, the micro-batches, the rounds, the slots, the prefetch depth,
-    the blocks kept in slots, the GPU-resident units, the compiled kernels and the sequence chunks
-    should differ from their defaults. The rounds need not divide the micro-batches. held: an
+    choices: those of `PlanChoices.of_forward_passes`, with micro-batches, rounds and compiled
+    kernels of its own. The rounds need not divide the micro-batches. held: an
     earlier pass on the same weights has left every unit with a slot of its own in that slot, so
     these units are not fetched again.
     """

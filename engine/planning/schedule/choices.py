@@ -1,7 +1,7 @@
 """A plan is built from `PlanChoices`, `PlaneSizes` and the names of the units. No torch.
 
 Choices are grouped by the question that they answer. `check` refuses those that contradict each
-other whatever the units are: each group its own, `PlanChoices` those of several groups.
+other whatever the units are: a group its own, `PlanChoices` those of several groups.
 `engine.planning.schedule.build` calls it, and refuses what the units do not allow.
 """
 
@@ -494,7 +494,7 @@ class PlanChoices:
 
 
 ONE_RANK_ONLY = ("disk_offloaded_units", "disk_offloaded_block_inputs", "graphs")
-"""Choices that are switched off in plans for several ranks."""
+"""Choices that plans for several ranks refuse."""
 
 GROUP_OF: Mapping[str, str] = {
     name: group for group, choices in PlanChoices().__dict__.items() for name in choices.__dict__

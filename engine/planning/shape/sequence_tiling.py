@@ -40,10 +40,9 @@ class TiledBlock:
 
     def peak_bytes(self, tokens: int, tile_tokens: int) -> int:
         """Returns the most bytes that exist at once in a recompute and the backward after it."""
+        outside = self.outside * tokens + self.outside_fixed
         inside = self.inside * tokens + self.of_chunk * min(tokens, tile_tokens)
-        return round(
-            max(self.outside * tokens + self.outside_fixed, inside + self.inside_fixed, self.kept)
-        )
+        return round(max(outside, inside + self.inside_fixed, self.kept * tokens))
 
     @property
     def numbers(self) -> tuple[float, ...]:

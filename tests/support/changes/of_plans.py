@@ -233,8 +233,8 @@ PLANS = (
     ),
     Change(
         "block-inputs-of-one-rank-alone",
-        "engine/planning/fit/fill_memory.py",
-        "return ranks * offloaded_input_bytes",
+        "engine/planning/fit/device_memory.py",
+        "return choices.sharding.ranks_per_node * offloaded_input_bytes",
         "return offloaded_input_bytes",
         "The report counts the block inputs of one of several GPUs.",
         (f"{GPU_TESTS}::test_a_node_has_planes_once_and_the_rest_once_for_each_rank",),

@@ -13,8 +13,9 @@ from engine.machine.rates import TYPICAL
 from engine.model.build.build import build_model
 from engine.model.build.measure_shape import shape_of
 from engine.planning.fit import choose as choosing
-from engine.planning.fit.candidates import LEAST_TOKENS, MOST_ROUNDS
-from engine.planning.fit.choose import choose
+from engine.planning.fit.batch_splits import LEAST_TOKENS, MOST_ROUNDS
+from engine.planning.fit.buffer_sizes import state_bytes
+from engine.planning.fit.choose import choose, least_choices
 from engine.planning.fit.cost_model import Cost, MicroBatch, step_seconds
 from engine.planning.fit.device_memory import (
     COMFORTABLE,
@@ -26,6 +27,7 @@ from engine.planning.fit.device_memory import (
 )
 from engine.planning.fit.fastest import GPU_RESIDENT_COST
 from engine.planning.fit.job import Job, Target
+from engine.planning.fit.memory_items import MemoryItem
 from engine.planning.fit.simulate_step import op_seconds, predicted_seconds
 from engine.planning.fit.step_times import StepTimes
 from engine.planning.schedule.build import build_step_plan
@@ -34,6 +36,7 @@ from engine.planning.schedule.ops import MainGrad
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.simulate import simulate
 from engine.planning.schedule.verify_plan import verify_plan
+from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.text import GIB
 from tests.support.chosen import FAST_RATES, big_shape, config, on_gpu
 from tests.support.tiny import tiny_config
@@ -185,6 +188,40 @@ def test_the_closed_form_counts_all_work_of_a_model_that_lives_on_the_device(rou
     exact = predicted_seconds(shape, choices, rates, micro_batch, "cuda")
     seconds = step_seconds(Cost(shape, rates, micro_batch, True), choices, 0.0)
     assert 0.95 * exact < seconds <= exact
+
+
+@pytest.mark.parametrize(("implementation", "of_pair"), [("eager", 2), ("sdpa", 1)])
+def test_a_dense_mask_is_of_bits_but_for_eager_attention(implementation, of_pair):
+    shape, rows, length = big_shape(), 2, 1024
+    attention = dataclasses.replace(shape.attention, implementation=implementation)
+
+    packed = config(data__packing=True)
+
+    def masks(implemented) -> int:
+        job = Job(dataclasses.replace(shape, attention=implemented, packs=True), packed, length)
+        sizer = Sizer(job, DeviceMemory("cuda", 48 * GIB, 48 * GIB, 48 * GIB), False)
+        (found,) = (
+            item
+            for item in sizer.items(rows, PlanChoices())
+            if item.kind == MemoryItem.TOKENS_AND_MASKS
+        )
+        return found.bytes
+
+    without = dataclasses.replace(attention, implementation=DOCUMENTS)
+    assert masks(attention) - masks(without) == of_pair * rows * length**2
+
+
+def test_the_plan_of_a_job_that_does_not_fit_lacks_little_more_than_the_least():
+    """Its report says how much is lacking."""
+    job = Job(big_shape(), config(train__batch_size=64), 1024)
+    target = Target("cuda", 80 * GIB, 20 * GIB, FAST_RATES)
+
+    def lack(chosen) -> int:
+        states = state_bytes(job.shape, chosen.choices.changed(device_updated_units=()))
+        return states + chosen.offloaded_input_bytes
+
+    least = min(lack(least) for least in least_choices(job, target))
+    assert least <= lack(choose(job, target)) < 1.1 * least
 
 
 def test_one_more_resident_block_would_not_have_fitted():

@@ -27,7 +27,7 @@ from engine.planning.fit.optimizer_placement import wait_for_block_inputs
 from engine.planning.fit.report import estimate
 from engine.planning.fit.requirements import FitStatus, Requirements, SessionFacts
 from engine.planning.fit.simulate_step import predicted_seconds
-from engine.planning.fit.strategy import FILLED_RESERVE_BYTES
+from engine.planning.fit.strategy import USABLE_RESERVE_BYTES
 from engine.planning.layout import disk_chunks
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane, MainGrad
@@ -318,5 +318,5 @@ def test_an_offload_of_both_kinds_tells_each():
 
 def test_what_is_filled_to_the_last_is_tried_before_the_disk():
     found = chosen_with(130, 512)
-    ram = (ram_of(found) + HOST_RESERVE_BYTES - FILLED_RESERVE_BYTES // 2) / GIB
+    ram = (ram_of(found) + HOST_RESERVE_BYTES - USABLE_RESERVE_BYTES // 2) / GIB
     assert chosen_with(ram, 512).choices.activations.disk_offloaded_block_inputs == 0

@@ -62,7 +62,7 @@ def shrink(monkeypatch, in_ram):
     def shrunk(held: int) -> int:
         monkeypatch.setattr(choose, "HOST_RESERVE_BYTES", RAM - planes - held * each)
         for module in (choose, strategy):
-            monkeypatch.setattr(module, "FILLED_RESERVE_BYTES", 0)
+            monkeypatch.setattr(module, "USABLE_RESERVE_BYTES", 0)
         monkeypatch.setattr(
             planning,
             "_machine_for",
