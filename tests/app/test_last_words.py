@@ -31,6 +31,7 @@ from engine.runs.summaries.listing import list_runs
 from engine.training.loop.run import start_run
 from tests.support.failing import intact, resumes_to_the_end, whole_checkpoints
 from tests.support.folders import make_config
+from tests.support.forked_processes import ForkedProcess
 from tests.support.last_words import (
     KEPT_IN,
     LONG_OP,
@@ -67,17 +68,19 @@ def ended_app(
         "import tests.support.last_words as it; "
         f"it.{program.__name__}({moment!r}, {int(number)}, *sys.argv[1:])"
     )
-    done = subprocess.run(
+    # A forked process has imported all that training needs, but not the app.
+    start = ForkedProcess if program is train and number == signal.SIGTERM else subprocess.Popen
+    process = start(
         [*within, sys.executable, "-c", f"import sys; {call}", str(preset), str(runs)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         cwd=PROGRAM_ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", KEPT_IN: str(tmp_path)},
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-        timeout=PATIENCE,
     )
-    text = done.stdout + done.stderr
-    assert done.returncode == 0 and "Traceback" not in text, (done.returncode, text)
+    text, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0 and "Traceback" not in text, (process.returncode, text)
     return runs, text
 
 

@@ -44,9 +44,12 @@ def stopped_run(tmp_path, runs):
     return run
 
 
-@pytest.fixture
-def whole(tmp_path):
-    """Returns a run of the same settings that nothing has broken."""
-    run = start_run(make_config(tmp_path), tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Returns a run of the same settings that nothing has broken. Tests read it and change nothing,
+    so those of a file share it.
+    """
+    folder = tmp_path_factory.mktemp("whole")
+    run = start_run(make_config(folder), folder / "runs")
     assert execute(run).state == "finished"
     return run

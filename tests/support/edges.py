@@ -22,7 +22,7 @@ def judged_under_a_limit(tmp_path, device: str) -> None:
     """Checks a run under a memory limit of the kernel: just above the predicted need it completes,
     and just below it is refused.
     """
-    make_model(tmp_path / "model", hidden_size=1024, intermediate_size=3072, num_hidden_layers=6)
+    make_model(tmp_path / "model", hidden_size=1024, intermediate_size=3072, num_hidden_layers=3)
     # No setting is chosen by the available memory.
     config = make_config(
         tmp_path,

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
 
 ONE_THREAD = {
@@ -71,3 +72,19 @@ def get_ready(module: str) -> None:
     transformers()
     for name in ("split", "join", "adamw_float", "adamw_split"):
         kernel(name)
+
+
+def know_model(config: TrainConfig) -> None:
+    """Builds and counts the model of runs, so that no process that is forked from here does."""
+    from engine.model.build.build import build_model
+    from engine.model.build.measure_shape import shape_of
+    from engine.model.build.pretrained_files import load_config
+    from tests.support.counted_once import counting_once
+
+    _counting.append(counting_once())
+    next(_counting[-1])
+    shape_of(build_model(load_config(config.model.source), config.model))
+
+
+_counting: list[Iterator[None]] = []
+"""What counts once does so until the process ends."""

@@ -184,11 +184,13 @@ def test_wrong_calls_of_the_pages_functions_are_told_in_a_sentence(ask, calls, p
 
 @pytest.mark.slow("it sweeps over many cases")
 def test_wrong_values_for_the_pages_functions_are_told_in_a_sentence(ask, calls):
+    # All of these functions read the form by the same code, so one gets every value in each field.
+    values = (True, "", "\x00", "x" * 200_000)
     wrong = [
         json.dumps(changed(calls[name], ("data", place), value)).encode()
         for name in ("preview", "load_preset", "enqueue")
         for place in range(len(calls[name]["data"]))
-        for value in (True, "", "\x00", "x" * 200_000)
+        for value in (values if name == "enqueue" else values[place % len(values) :][:1])
     ]
     assert {
         answer.status_code for answer in ask([("POST", CALLS[1], content) for content in wrong])

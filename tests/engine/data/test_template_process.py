@@ -31,6 +31,8 @@ DOUBLES = (
     "{% set text = namespace(of='a') %}{% for i in range(60) %}"
     "{% set text.of = text.of + text.of %}{% endfor %}{{ text.of }}"
 )
+IMPATIENT = "import engine.data.tokens.template_process as p; p.MOST_SECONDS = 1.0; p.serve()"
+"""It ends a template after a second, and tells it as after five."""
 RECURSES = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
 
 
@@ -39,6 +41,16 @@ def fresh():
     made_here = TemplateProcess()
     yield made_here
     made_here._end()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The one process of this program ends a template after a second."""
+    process = template_process.template_process()
+    process._end()
+    monkeypatch.setattr(template_process, "_PROGRAM", IMPATIENT)
+    yield
+    process._end()
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +94,7 @@ def test_a_limit_is_one_sentence_and_the_next_template_is_written(
 ):
     if template == LOOPS:
         process = fresh
-        program = "import engine.data.tokens.template_process as p; p.MOST_SECONDS = 1.0; p.serve()"
-        monkeypatch.setattr(template_process, "_PROGRAM", program)
+        monkeypatch.setattr(template_process, "_PROGRAM", IMPATIENT)
     with never_stuck(computing=20), pytest.raises(DataError, match=sentence) as caught:
         written(process, template, [TURNS, TURNS])
     assert str(caught.value).count(". ") == 0 and str(caught.value).endswith(".")
@@ -190,7 +201,7 @@ def test_threads_get_their_own_answers(process):
 
 
 @pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
-def test_a_data_set_with_a_template_that_loops_is_refused_in_a_sentence():
+def test_a_data_set_with_a_template_that_loops_is_refused_in_a_sentence(impatient):
     encoder = Encoder(made.byte_level_tokenizer(LOOPS), Handling(), 64)
     with pytest.raises(DataError, match="computes for more than 5 s"):
         encoder.encode([Conversation(TURNS)])

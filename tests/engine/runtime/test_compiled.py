@@ -45,8 +45,15 @@ SAME_BITS = {
 # ---------------------------------------------------------------------- results
 
 
+@pytest.fixture
+def one_shape_of_loss(monkeypatch):
+    """The loss is compiled once, for whole chunks, and not for each number of positions."""
+    monkeypatch.setattr(loss, "SHAPES", 1)
+
+
 @needs_compiler
 @pytest.mark.slow("torch compiles the blocks of five plans, for half a minute")
+@pytest.mark.usefixtures("quick_compiler", "one_shape_of_loss")
 def test_compiled_plans_give_the_same_bits_and_nearly_those_of_eager_ones():
     expected = planes_after(COMPILED)
     for changes in SAME_BITS.values():
@@ -57,8 +64,9 @@ def test_compiled_plans_give_the_same_bits_and_nearly_those_of_eager_ones():
 
 @pytest.mark.slow("torch compiles several blocks, for five seconds or more")
 @needs_compiler
+@pytest.mark.usefixtures("quick_compiler", "one_shape_of_loss")
 def test_blocks_really_are_compiled():
-    run = streamed(plain_model(tiny_config("llama")), COMPILED)
+    run = streamed(plain_model(tiny_config("qwen3")), COMPILED)
     run.engine.train_step(1, random_batches(2), 1e-3)
     run.engine.drain()
     blocks = run.engine.templates.compiled.values()
@@ -69,10 +77,11 @@ def test_blocks_really_are_compiled():
 
 @needs_compiler
 @pytest.mark.slow("torch compiles the blocks and the loss of an evaluation, for half a minute")
-def test_an_evaluation_is_compiled_where_training_is(monkeypatch):
+@pytest.mark.usefixtures("quick_compiler", "one_shape_of_loss")
+def test_an_evaluation_is_compiled_where_training_is():
     """Its kernels are its own: one that cannot be compiled leaves those of training alone."""
     batches = random_batches(3, seed=5)
-    plain = plain_model(tiny_config("llama"))
+    plain = plain_model(tiny_config("qwen3"))
     eager, run = streamed(plain, BASE), streamed(plain, COMPILED)
     expected = eager.engine.evaluate(batches)
     assert run.engine.evaluate(batches) == pytest.approx(expected, rel=1e-6)
@@ -94,6 +103,7 @@ def test_an_evaluation_is_compiled_where_training_is(monkeypatch):
 
 @needs_compiler
 @pytest.mark.slow("torch compiles the optimizer for several sizes, for 20 seconds")
+@pytest.mark.usefixtures("quick_compiler", "one_shape_of_loss")
 def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(monkeypatch):
     """Over units whose decayed part ends inside a chunk, of several sizes. Blocks run as they are,
     since their kernels would be compiled for half a minute more.

@@ -99,6 +99,7 @@ def test_training_in_bf16_equals_plain_training(family, kind):
         ),
     ],
 )
+@pytest.mark.usefixtures("quick_compiler")
 def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(how, smoothing, dtype):
     """Positions that are ignored, as those that fill up a compiled chunk are, count nowhere."""
     loss_of = smoothed(smoothing)

@@ -64,6 +64,7 @@ def test_training_in_bf16_equals_a_weighted_mean(family):
         ),
     ],
 )
+@pytest.mark.usefixtures("quick_compiler")
 def test_the_loss_of_a_chunk_and_its_gradient_are_those_of_torch(how, smoothing):
     """Positions that fill up a compiled chunk are ignored and have the weight 0."""
     loss_of = weighted(smoothing)

@@ -63,10 +63,26 @@ MACHINE = Machine(
 MODELS = (LLAMA, "Qwen/Qwen2.5-7B", "Qwen/Qwen3-0.6B", "meta-llama/Llama-2-70b-hf")
 
 
+OFFERED = (
+    "RTX 3060 12GB",
+    "RTX 4090",
+    "L40S",
+    "RTX 6000 Ada",
+    "RTX PRO 6000 Blackwell",
+    "H200",
+    "GB10",
+)
+"""Machines with cards of every size, and one whose memory is unified."""
+
+
 @pytest.fixture(autouse=True)
 def few_models_and_no_rates(tmp_path, monkeypatch):
-    """Keeps the table to a few models, so that it is made quickly."""
+    """Keeps the table to a few models, and offers to a few machines, so that they are made
+    quickly.
+    """
     monkeypatch.setenv("RAMSTREAM_CACHE", str(tmp_path / "cache"))
+    offered = tuple(known for known in machines() if known.name in OFFERED)
+    monkeypatch.setattr("engine.planning.fit.fitting_machines.machines", lambda: offered)
     for file in ("model_table", "fitting_machines"):
         monkeypatch.setattr(
             f"engine.planning.fit.{file}.catalog", lambda: tuple(map(entry_of, MODELS))

@@ -42,6 +42,7 @@ from tests.support.failing import (
     whole_checkpoints,
 )
 from tests.support.folders import make_config
+from tests.support.forked_processes import ForkedProcess
 from tests.support.rows import write_rows
 
 ROOT = PROGRAM_ROOT
@@ -126,7 +127,7 @@ def test_files_that_may_not_grow(tmp_path, preset, runs):
         f"{resource.RLIM_INFINITY})); sys.path.insert(0, {str(ROOT)!r}); import launch; "
         "sys.exit(launch.main(sys.argv[1:]))"
     )
-    done = subprocess.run(
+    process = ForkedProcess(
         [
             sys.executable,
             "-c",
@@ -138,13 +139,14 @@ def test_files_that_may_not_grow(tmp_path, preset, runs):
             "--set",
             "data.packing=false",
         ],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=120,
     )
-    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr, done.stderr
-    assert "File too large" in done.stderr.splitlines()[-1]
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1 and "Traceback" not in out + err, err
+    assert "File too large" in err.splitlines()[-1]
     intact(Path(list_runs(runs)[0].path))
 
 

@@ -24,9 +24,11 @@ from engine.planning.schedule.ops import OpKind
 from engine.runtime.distributed import build_engine, connection
 from engine.runtime.step import compute_ops, copy_ops
 from tests.support.filled_states import planes_of
+from tests.support.forked_processes import ForkedProcess
 from tests.support.rebuilt import rebuilt
 from tests.support.tiny import random_batches
 from tests.support.worker_groups import (
+    FORK_RANKS,
     StartedGroup,
     forked_workers,  # noqa: F401  a fixture
     plant,
@@ -325,8 +327,8 @@ def test_workers_of_rank_0_that_is_killed_end_by_themselves(model, tmp_path):
         "        workers.train(number)\n"
         "        print(number, *workers.pids, flush=True)\n"
     )
-    rank_zero = subprocess.Popen(
-        [sys.executable, "-c", program, str(model)],
+    rank_zero = ForkedProcess(
+        [sys.executable, "-c", FORK_RANKS + program, str(model)],
         cwd=PROGRAM_ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -23,6 +23,7 @@ from engine.training.loop.run import resume_run
 from tests.support.disk_offloading import UNITS, offload_to_disk, train
 from tests.support.disks import small_file_system
 from tests.support.failing import full_at
+from tests.support.forked_processes import ForkedProcess
 from tests.support.gpu_resident_runs import Written
 from tests.support.killed import ONE_THREAD, die
 from tests.support.optimizers import ALL
@@ -196,15 +197,16 @@ def killed_run(folder: Path) -> None:
 def killed(tmp_path_factory) -> Path:
     """Returns the runs of a process that died, which left nothing on the disk."""
     folder = tmp_path_factory.mktemp("killed")
-    done = subprocess.run(
+    process = ForkedProcess(
         [sys.executable, "-m", "tests.engine.training.loop.test_disk_offload_runs", str(folder)],
         cwd=PROGRAM_ROOT,
         env=os.environ | ONE_THREAD,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
     )
-    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, said
     assert list((folder / "disk").iterdir()) == []
     return folder / "killed"
 

@@ -56,6 +56,7 @@ from tests.support.failing import (
 )
 from tests.support.folded import fold
 from tests.support.folders import make_config
+from tests.support.forked_processes import ForkedProcess
 from tests.support.trained_runs import events_of, execute
 
 ROOT = PROGRAM_ROOT
@@ -125,16 +126,17 @@ def emit(self, event):
 RunRecorder.emit = emit
 launch.main(sys.argv[1:])
 """
-    done = subprocess.run(
+    process = ForkedProcess(
         [sys.executable, "-c", twice, "--runs-dir", runs, "train", preset],
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=120,
     )
-    assert done.returncode == 130
-    assert "Traceback" not in done.stderr
-    assert "again to leave at once" in done.stderr
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "again to leave at once" in said
     run = list_runs(runs)[0]
     assert run.state == "interrupted" and whole_checkpoints(Path(run.path)) == 3
     resumes_to_the_end(capsys, runs, whole)

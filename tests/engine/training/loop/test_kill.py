@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.killed import after, before, die, get_ready, run_alone
+from tests.support.killed import after, before, die, get_ready, know_model, run_alone
 
 pytestmark = pytest.mark.slow("it starts processes and waits for them, for five seconds or more")
 
@@ -31,8 +31,9 @@ MOMENTS = ("any time", "checkpoint", "update", "record")
 
 
 def test_killed_anywhere_resumed_and_equal_to_the_bit():
-    shown = run_alone("tests.engine.training.loop.test_kill", "--kills", "10")
-    assert re.search(r"^10 of 10 kills", shown, re.MULTILINE), shown
+    shown = run_alone("tests.engine.training.loop.test_kill", "--kills", "6")
+    assert re.search(r"^6 of 6 kills", shown, re.MULTILINE), shown
+    assert all(re.search(rf"\d at {moment}", shown) for moment in MOMENTS), shown
 
 
 # ---------------------------------------------------------------------- the moment of the kill, ins
@@ -196,6 +197,7 @@ def main() -> int:
                 "model.dtype": "bfloat16",
             },
         )
+        know_model(config)
         began = time.monotonic()
         live(config, root / "whole", None, draw, 0.0)
         longest = time.monotonic() - began

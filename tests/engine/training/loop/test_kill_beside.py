@@ -1,12 +1,14 @@
 """A run that is killed while steps go on beside its checkpoint leaves checkpoints of one step each.
 
-`python -m tests.engine.training.loop.test_kill_beside` kills a run at twenty moments of the
-writing. Every session of a run is a process of its own, forked from one without threads. Its writer
-is slow, so that several steps are applied while one checkpoint is written.
+`python -m tests.engine.training.loop.test_kill_beside` kills a run at fourteen moments of the
+writing, and with `--every 2` at each second one of them. Every session of a run is a process of its
+own, forked from one without threads. Its writer is slow, so that several steps are applied while
+one checkpoint is written.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -19,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.killed import get_ready, run_alone
+from tests.support.killed import get_ready, know_model, run_alone
 from tests.support.killed_beside import (
     files_of,
     finish,
@@ -46,10 +48,12 @@ RESUMED = 5
 """One of this many killed runs is resumed."""
 
 
-@pytest.mark.slow("it kills a run fourteen times, for some twenty seconds")
-def test_a_checkpoint_is_one_step_s_state_whenever_the_process_dies():
-    shown = run_alone("tests.engine.training.loop.test_kill_beside")
-    assert re.search(r"^14 of 14 kills", shown, re.MULTILINE), shown
+@pytest.mark.slow("it kills a run many times, for some twenty seconds")
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_checkpoint_is_one_step_s_state_whenever_the_process_dies(every):
+    shown = run_alone("tests.engine.training.loop.test_kill_beside", "--every", f"{every}")
+    kills = len(MOMENTS[::every])
+    assert re.search(rf"^{kills} of {kills} kills", shown, re.MULTILINE), shown
 
 
 # ---------------------------------------------------------------------- in the child
@@ -140,6 +144,9 @@ def steps_beside(runs: Path) -> int:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1)
+    moments = MOMENTS[:: parser.parse_args().every]
     get_ready("tests.engine.training.loop.test_kill_beside")
 
     from tests.support.folders import make_config
@@ -155,6 +162,7 @@ def main() -> int:
             "model.dtype": "bfloat16",
         }
         config = make_config(root, **values)
+        know_model(config)
         forked(partial(still, config, root / "still"))
         (folder,) = (root / "still").iterdir()
         steps = files_of(folder / "checkpoints")
@@ -162,7 +170,7 @@ def main() -> int:
         forked(partial(undisturbed, config, root / "undisturbed"))
         counts = json.loads((root / "undisturbed" / "counts.json").read_text())
         kills, beside = 0, []
-        for place_of, (kind, part) in enumerate(MOMENTS):
+        for place_of, (kind, part) in enumerate(moments):
             runs = root / f"killed-{place_of}"
             # How many checkpoints are written depends on the time of a step.
             act = kill_at(kind, 1 + round(0.7 * part * counts[kind]))
@@ -170,11 +178,11 @@ def main() -> int:
             beside.append(steps_beside(runs))
             forked(partial(check, runs, steps, place_of % RESUMED == 0))
     print(
-        f"{kills} of {len(MOMENTS)} kills: every checkpoint is one step's, to the bit; steps "
+        f"{kills} of {len(moments)} kills: every checkpoint is one step's, to the bit; steps "
         f"applied after the newest one: {beside}; {time.monotonic() - began:.0f} s"
     )
     # Where no further step was applied, nothing could have been mixed.
-    return 0 if sum(count > 1 for count in beside) >= len(MOMENTS) // 2 else 1
+    return 0 if sum(count > 1 for count in beside) >= len(moments) // 2 else 1
 
 
 if __name__ == "__main__":

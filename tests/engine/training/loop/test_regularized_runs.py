@@ -13,6 +13,7 @@ from engine.training.loop.run import resume_run
 from tests.support.bad_commands import bad
 from tests.support.folders import make_config, make_model
 from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
+from tests.support.worker_groups import forked_workers  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.computing
 
