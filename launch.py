@@ -100,6 +100,9 @@ def _refuse_little_memory(run: Callable[[argparse.Namespace], int]) -> None:
 
 
 def _app(arguments: argparse.Namespace) -> int:
+    from app.gradio_stubs import leave_out_stubs
+
+    leave_out_stubs()  # before anything imports Gradio
     from app.main import serve
     from app.server.address import Address, plain_host
     from app.session.data_in import DataOptions

@@ -12,6 +12,7 @@ These are its packages. Each imports from those listed after it, never from one 
     form         settings as a form, and presets
     server       who may ask, and how it is served: guard, login, connections, files, Gradio
     labels       labels of states, and numbers as text
+    gradio_stubs Gradio is imported without what it does for editors
 
 Engine modules that load torch are imported inside functions, so that the page is served before
 torch is loaded. Those functions are in `app/session/engine_calls.py` and

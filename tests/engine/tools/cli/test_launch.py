@@ -25,6 +25,7 @@ from tests.support.bad_commands import bad
 from tests.support.data_tokenizers import NO_END
 from tests.support.disks import small_file_system
 from tests.support.folders import make_config, make_data, make_model, make_tokenizer
+from tests.support.forked_processes import ForkedProcess
 from tests.support.ports import free_port
 
 ROOT = Path(launch.__file__).parent
@@ -163,7 +164,8 @@ def test_ctrl_c_stops_and_saves_and_resume_finishes(tmp_path, preset):
     assert "--resume" in output
     run = list_runs(runs)[0]
     assert run.state == "stopped" and run.step > 3
-    resumed = subprocess.Popen(
+    # The command was started in the plain way before, so this one need not import all anew.
+    resumed = ForkedProcess(
         [*command, "--resume", run.id],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
