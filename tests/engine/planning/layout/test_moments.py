@@ -38,11 +38,10 @@ def layout_of(parameters: list[tuple[int, bool]], unit: str = "head") -> UnitLay
 
 
 def expected_kind(numel: int, unit: str, optimizer: str) -> StateFormat:
-    if optimizer == "adamw" or numel < 4096:
+    described = OPTIMIZERS[optimizer]
+    if not described.is_rounded or numel < 4096:
         return StateFormat.FP32
-    if optimizer == "adamw_bf16" or unit == "embed":
-        return StateFormat.BF16
-    return StateFormat.CODES
+    return StateFormat.BF16 if unit == "embed" else described.format
 
 
 def blocks_of(range_: StateRange) -> list[tuple[int, int]]:
@@ -148,7 +147,7 @@ def test_a_part_of_a_range_is_where_its_elements_are(start, numel, first, last, 
         assert (part.start, part.stop, part.kind) == (low, high, kind)
         before = low - start
         codes = before + MAXIMUM_BYTES * (before // BLOCK)
-        skipped = {StateFormat.FP32: 4 * before, StateFormat.BF16: 2 * before}.get(kind, codes)
+        skipped = codes if kind == StateFormat.CODES else before * kind.item_bytes
         assert part.place == 36 + skipped and part.bytes == format_bytes(kind, high - low)
 
 
