@@ -67,11 +67,15 @@ def set_up_compiler() -> None:
     # planes. The setting is also put in the environment, since autograd compiles backward in its
     # own threads.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = _own_cache()
     import torch._dynamo
     import torch._functorch.config
     import torch._inductor.config
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    # torch names its own folder there when it is imported, as transformers does. A user who wants
+    # another one names it.
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()) == default_cache_dir():
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = _own_cache()
 
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     torch._dynamo.config.accumulated_recompile_limit = _ALL_GRAPHS

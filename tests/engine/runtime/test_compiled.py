@@ -5,9 +5,12 @@ eager ones, and no more is kept than the planner counts on.
 from __future__ import annotations
 
 import functools
+import os
+import threading
 
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from engine.config.settings import ModelConfig
 from engine.model.blocks.block_inputs import tensors_in
@@ -49,6 +52,22 @@ SAME_BITS = {
 def one_shape_of_loss(monkeypatch):
     """The loss is compiled once, for whole chunks, and not for each number of positions."""
     monkeypatch.setattr(loss, "SHAPES", 1)
+
+
+@pytest.mark.parametrize("named", ["", "by torch", "by the user"])
+def test_compiled_code_is_kept_where_no_other_account_writes(monkeypatch, own_cache, named):
+    """Unless the user names a folder. An import of transformers has named torch's own by then."""
+    folders = {"by torch": default_cache_dir(), "by the user": "/asked/for"}
+    if named:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folders[named])
+    else:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(compiled, "_this_thread", threading.local())
+    set_up_compiler()
+    own = str(own_cache / "compiled")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == (
+        own if named != "by the user" else folders[named]
+    )
 
 
 @needs_compiler
