@@ -122,6 +122,7 @@ def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(how, smoot
 
 
 @pytest.mark.slow("torch traces the blocks of four runs, for some seconds")
+@pytest.mark.usefixtures("quick_compiler")
 def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s(monkeypatch):
     """A process has one compiled loss for each number."""
     without_kernels(monkeypatch)

@@ -156,6 +156,7 @@ def test_steps_in_bf16_are_nearly_those_of_plain_transformers(family):
 
 
 @pytest.mark.slow("torch traces the blocks of a mixture, for some seconds")
+@pytest.mark.usefixtures("quick_compiler")
 def test_a_compiled_plan_has_the_same_loss(monkeypatch):
     without_kernels(monkeypatch)
     losses = []
