@@ -28,7 +28,6 @@ PAGES = (
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/capture.md",
-    "docs/changes.md",
     "docs/data.md",
     "docs/families.md",
     "docs/performance-log.md",
