@@ -15,7 +15,7 @@ from engine.text import MIB
 if TYPE_CHECKING:
     from engine.config.settings import OptimConfig
 
-Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
+Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit", "muon"]
 """Name of an optimizer in settings, checkpoints and stored rates."""
 ADAMW: Final = "adamw"
 """The usual optimizer, whose states are all in fp32. Weights alone are the same with each."""
@@ -52,11 +52,37 @@ class StateFormat(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     CODES = "8 bits"
+    NONE = "no state"
 
     @property
     def item_bytes(self) -> int:
         """Bytes of an element, not counting those of its block."""
-        return {StateFormat.FP32: 4, StateFormat.BF16: 2, StateFormat.CODES: 1}[self]
+        return {
+            StateFormat.FP32: 4,
+            StateFormat.BF16: 2,
+            StateFormat.CODES: 1,
+            StateFormat.NONE: 0,
+        }[self]
+
+
+def is_matrix_of_block(shape: tuple[int, ...], kind: UnitKind) -> bool:
+    """Returns whether Muon orthogonalizes the updates of a parameter in a unit of this kind.
+    Stacked experts, which have three dimensions, are not among these.
+    """
+    return kind == "block" and len(shape) == 2
+
+
+MEASURED_SIDE = 512
+"""Rows and columns of the matrix with which the rate of such an optimizer is measured."""
+
+
+def orthogonalization_flops(shape: tuple[int, int]) -> float:
+    """Returns the FLOPs of orthogonalizing an update of a matrix: in each of five iterations, two
+    products of the matrix and one of its small side. A square matrix takes 30 times its side for
+    each parameter.
+    """
+    small, large = sorted(shape)
+    return 5.0 * (4 * small * small * large + 2 * small**3)
 
 
 @dataclass(frozen=True)
@@ -71,12 +97,16 @@ class OptimizerState:
     """What it is, as in "AdamW's first moment"."""
     format: StateFormat
     """How it is kept, except where `format_of` says otherwise."""
+    of_matrices: bool = True
+    """Whether matrices of blocks have the state."""
 
     def format_of(self, shape: tuple[int, ...], kind: UnitKind) -> StateFormat:
         """Returns how the state of a parameter in a unit of this kind is kept. Small parameters,
         and the embedding where the rest is in 8 bits, are kept more exactly: there small states
         hurt first and save least.
         """
+        if not self.of_matrices and is_matrix_of_block(shape, kind):
+            return StateFormat.NONE
         if self.format == StateFormat.FP32 or math.prod(shape) < SMALL:
             return StateFormat.FP32
         return StateFormat.BF16 if kind == "embed" else self.format
@@ -112,6 +142,10 @@ class OptimizerSpec:
     """
     device_bytes: int = 0
     """Bytes of temporaries that an update on the device takes."""
+    orthogonalizes: bool = False
+    """Whether updates of the matrices of blocks are orthogonalized (`orthogonalization_flops`). The
+    rate of the host is then that of a matrix of `MEASURED_SIDE`.
+    """
     has_two_passes: bool = False
     """Whether the host can update the weights of all units before the states of any."""
 
@@ -149,6 +183,13 @@ def _moments(format_: StateFormat) -> tuple[OptimizerState, ...]:
 _ROUNDING_BYTES = 150 * MIB
 """Bytes that moments in bf16 or in 8 bits take in fp32 where no kernel updates them in one pass."""
 _WITH_MOMENTS: tuple[Optimizer, ...] = ("adamw", "adamw_bf16", "adamw_8bit")
+_OF_MUON = (
+    OptimizerState(MOMENTS[0], "Muon's momentum and AdamW's first moment", StateFormat.FP32),
+    OptimizerState(MOMENTS[1], "AdamW's second moment", StateFormat.FP32, of_matrices=False),
+)
+"""The states of Muon. Its momentum is an exponential average of gradients, as AdamW's first moment
+is, and has the same plane. Parameters that AdamW updates have a second moment.
+"""
 
 OPTIMIZERS: dict[Optimizer, OptimizerSpec] = {
     "adamw": OptimizerSpec(
@@ -183,6 +224,18 @@ OPTIMIZERS: dict[Optimizer, OptimizerSpec] = {
         resumes=_WITH_MOMENTS,
         grain=BLOCK,
         device_bytes=_ROUNDING_BYTES,
+    ),
+    "muon": OptimizerSpec(
+        label="Muon for the matrices of blocks, AdamW for the rest",
+        states=_OF_MUON,
+        keeps="Muon's momentum and AdamW's moments",
+        update_bytes=26,
+        thread_rate=0.5e6,  # 8 GFLOPs a second
+        on_resume="Muon continues with the states that it kept.",
+        resumes=("muon",),
+        grain=None,
+        device_bytes=_ROUNDING_BYTES,
+        orthogonalizes=True,
     ),
 }
 """The description of each optimizer."""

@@ -115,6 +115,8 @@ class OptimConfig:
     """AdamW keeps its two moments in fp32 (`adamw`), in bf16 (`adamw_bf16`) or in 8 bits
     (`adamw_8bit`). With gradients and fp32 masters, which stay, a parameter takes 14, 10 or about
     8.03 bytes of RAM (in `float32` 16, 12 or 10.03). Results change slightly with smaller moments.
+    `muon` updates the matrices of blocks with Muon, which keeps one state (10 bytes, in `float32`
+    12), and everything else with `adamw`.
     """
 
     method: Literal["full", "parts", "lora"] = "full"

@@ -160,6 +160,8 @@ class Rates:
         if optimizer == ADAMW:
             return self.adamw_busy if busy else self.adamw
         alone = next((rate for name, rate in self.others if name == optimizer), 0.0) or self.adamw
+        if alone == self.adamw and OPTIMIZERS[optimizer].orthogonalizes:  # it was not measured
+            alone *= OPTIMIZERS[optimizer].thread_rate / OPTIMIZERS[ADAMW].thread_rate
         if not busy:
             return alone
         # The copies slow down what waits for host memory, in proportion to its bytes.

@@ -8,7 +8,7 @@ import torch
 from engine.config.optimizers import ADAMW, Optimizer
 from engine.config.regularization import NO_REGULARIZATION, Regularization
 from engine.planning.schedule.choices import PlanChoices
-from tests.support.optimizers import decayed_in, torch_optimizer
+from tests.support.optimizers import decayed_in, exact_products, torch_optimizer
 from tests.support.regularized import PlainStep, regularized_loss
 from tests.support.tiny import Batch, plain_loss, plain_model, random_batches, streamed, tiny_config
 
@@ -22,6 +22,7 @@ def uneven(_: int, seed: int) -> list[Batch]:
     return [random_batches(1, rows, length, 10 * seed + rows + length)[0] for rows, length in sizes]
 
 
+@exact_products()
 def compare(
     family: str,
     tied: bool,

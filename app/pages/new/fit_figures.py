@@ -34,6 +34,7 @@ PART_COLORS = {
     MemoryItem.GRAD: ORANGE,
     MemoryItem.GRADIENT_RING: ORANGE,
     MemoryItem.STATES_RING: VIOLET,
+    MemoryItem.UPDATED_MATRIX: GREEN,
     MemoryItem.DISK_OFFLOADED_MOMENTS: VIOLET,
     MemoryItem.HOST_BLOCK_INPUTS: AMBER,
     MemoryItem.DISK_RINGS: AMBER,

@@ -338,7 +338,16 @@ def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     if choices.gradients.gradients_on_gpu:
         del planes["grad"]
     rings = choices.sharding.ranks_per_node * gradient_ring_bytes(shape, choices)
-    return sum(planes.values()) + rings + state_rings_bytes(shape, choices)
+    rings += state_rings_bytes(shape, choices)
+    return sum(planes.values()) + rings + orthogonalization_bytes(shape)
+
+
+def orthogonalization_bytes(shape: ModelShape) -> int:
+    """Returns the bytes of RAM in which the host updates a matrix: itself and two square products
+    in fp32, its direction in bf16, and temporaries of what runs element by element.
+    """
+    numel = shape.largest_orthogonalized
+    return 14 * numel + 36 * min(numel, 1 << 22)
 
 
 def _planes_of_node(shape: ModelShape, choices: PlanChoices) -> dict[str, int]:
@@ -410,6 +419,10 @@ def plane_items(shape: ModelShape, choices: PlanChoices) -> list[Item]:
     if rings:
         words = "moments on the disk, while they are updated"
         items.append(Item(MemoryItem.STATES_RING, rings, words))
+    updated = orthogonalization_bytes(shape)
+    if updated:
+        words = "the largest matrix, while the host updates it"
+        items.append(Item(MemoryItem.UPDATED_MATRIX, updated, words))
     return items
 
 

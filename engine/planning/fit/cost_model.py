@@ -9,10 +9,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from engine.config.optimizers import Optimizer
+from engine.config.optimizers import (
+    ADAMW,
+    MEASURED_SIDE,
+    OPTIMIZERS,
+    Optimizer,
+    orthogonalization_flops,
+)
 from engine.config.preference_settings import Objective
 from engine.machine.disk_rates import ASSUMED_RATE
 from engine.machine.link_rates import (
@@ -134,7 +141,7 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     again -= activations.attention_blocks * cost.attention
     gpu_resident = shape.first_weights[placement.gpu_resident_units]
     updated = shape.first_gradients[placement.gpu_resident_units]
-    in_place = cost.in_place(updated // ranks)
+    in_place = cost.in_place(updated // ranks) + cost.first_products[placement.gpu_resident_units]
     first_adds = 1 if main_grad == MainGrad.DEVICE else rounds
     compute = micro_batches * (cost.passes + again + cost.loss()) + in_place
     compute -= first_adds * cost.saved_by_first
@@ -239,6 +246,13 @@ class Cost:
         self._compiles_blocks = compiled and not micro_batch.tile_tokens
         self.hidden_bytes = micro_batch.tokens * shape.hidden_width * shape.item_bytes
         self._numel = {unit.name: unit.gradient_numel for unit in shape.units}
+        self._flops = {
+            unit.name: unit.state_counts.orthogonalization_flops(shape.optimizer)
+            for unit in shape.units
+        }
+        all_products = (self.products(unit.name, unit.gradient_numel) for unit in shape.units)
+        self.first_products = [0.0, *itertools.accumulate(all_products)]
+        """Seconds of the products of matrices in updates of the first n units, for every n."""
         self._shared = {unit.name: unit.shared_count for unit in shape.blocks}
         self._disk_bytes = {
             unit.name: sum(unit.state_counts.bytes(shape.optimizer).values()) / max(1, unit.numel)
@@ -361,8 +375,29 @@ class Cost:
         return self.shape.states.state_item_bytes
 
     def in_place(self, numel: int) -> float:
-        """Returns the seconds in which `numel` elements on the device are updated in place."""
+        """Returns the seconds in which `numel` elements on the device are updated in place, not
+        counting products of matrices.
+        """
         return numel * 2 * self.state_bytes / self.rates.device_memory
+
+    def products(self, unit: str, numel: int) -> float:
+        """Returns the seconds of the products of matrices where the device updates `numel`
+        elements of a unit.
+        """
+        return self._flops[unit] * numel / max(1, self._numel[unit]) / self.rates.matmul
+
+    def on_host(self, unit: str, numel: int, beside_states: bool) -> float:
+        """Returns the seconds in which the host updates `numel` elements of a unit.
+        beside_states: as for `host_rate`.
+        """
+        flops, optimizer = self._flops[unit], self.shape.optimizer
+        if not OPTIMIZERS[optimizer].orthogonalizes:
+            return numel / host_rate(self.rates, optimizer, beside_states)
+        measured = (MEASURED_SIDE, MEASURED_SIDE)
+        work = flops / orthogonalization_flops(measured) * math.prod(measured)
+        work *= numel / max(1, self._numel[unit])
+        others = numel / host_rate(self.rates, ADAMW, beside_states)
+        return others + work / self.rates.updates(optimizer)
 
     def carried(self, kind: OpKind, numel: int, early: bool = False) -> float:
         """Returns the seconds of a copy of states, which shares the bus with other copies. early:

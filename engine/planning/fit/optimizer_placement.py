@@ -22,7 +22,7 @@ from engine.planning.fit.buffer_sizes import (
     shared_main_grad_bytes,
     update_buffer,
 )
-from engine.planning.fit.cost_model import ONE_OF_TWO_PASSES, Cost, host_rate, step_seconds
+from engine.planning.fit.cost_model import ONE_OF_TWO_PASSES, Cost, step_seconds
 from engine.planning.schedule.arena import lay_out_arena
 from engine.planning.schedule.buffers import EMBED, HEAD
 from engine.planning.schedule.choices import PlanChoices
@@ -150,8 +150,9 @@ class _Placement:
         elsewhere = [unit for unit in shape.blocks if unit.name not in gpu_resident]
         resident = shape.blocks[first_resident:]
         streamed = elsewhere[: len(elsewhere) - len(resident)]
-        self._in_place = cost.in_place(
-            shape.first_gradients[choices.placement.gpu_resident_units] // choices.sharding.ranks
+        of_resident = choices.placement.gpu_resident_units
+        self._in_place = cost.first_products[of_resident] + cost.in_place(
+            shape.first_gradients[of_resident] // choices.sharding.ranks
         )
         in_slots = (*resident, *streamed[: choices.streaming.slots])
         # These units are updated in the slot that they are still in when the step ends.
@@ -178,9 +179,7 @@ class _Placement:
 
     def _place(self, buffers: int) -> tuple[list[str], dict[str, float]]:
         """Returns the units whose optimizers run on the device, and when each unit is ready."""
-        rate = host_rate(self._rates, self._shape.optimizer, beside_states=buffers > 0)
-        if self._late:
-            rate /= ONE_OF_TWO_PASSES[self._shape.dtype]
+        passes = ONE_OF_TWO_PASSES[self._shape.dtype] if self._late else 1.0
         lanes = self._lanes
         host = 0.0
         device_updated: list[str] = []
@@ -201,7 +200,7 @@ class _Placement:
                 lanes.prefetch(shard.prefetch)
                 ready_at[unit.name] = 0.0
                 continue
-            updated = host + shard.numel / rate
+            updated = host + passes * self._cost.on_host(unit.name, shard.numel, buffers > 0)
             on_host = updated + shard.arrival
             if buffers:
                 before = lanes.mark()
@@ -270,7 +269,8 @@ class _Placement:
                 free = lanes.freed[earlier]
             # The chunk is fetched once its buffer is free, and updated.
             there = lanes.fetch(free, seconds, staged)
-            updated = max(0.0, there) + seconds.update
+            products = self._cost.products(unit.name, min(self._chunk, shard.numel - start))
+            updated = max(0.0, there) + seconds.update + products
             if placed:  # its weights are sent with the states
                 lanes.update(updated, seconds.states + seconds.weights)
                 ready = max(ready, updated)

@@ -71,6 +71,7 @@ def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
         others = (
             MemoryItem.GRADIENT_RING,
             MemoryItem.STATES_RING,
+            MemoryItem.UPDATED_MATRIX,
             MemoryItem.HOST_BLOCK_INPUTS,
             MemoryItem.DISK_RINGS,
         )

@@ -18,7 +18,6 @@ from engine.planning.fit.cost_model import (
     ONE_OF_TWO_PASSES,
     Cost,
     MicroBatch,
-    host_rate,
     largest_product,
 )
 from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL
@@ -221,7 +220,7 @@ class _OpSeconds:
         self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
         self._with_attention = frozenset(plan.with_attention)
         self._attention_bytes = self._cost.attention_bytes(plan.attention_bytes)
-        self._updated = host_rate(rates, shape.optimizer, bool(plan.device_updated_units))
+        self._beside_states = bool(plan.device_updated_units)
         self._apart = ONE_OF_TWO_PASSES[shape.dtype]
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
         self._trains = any(isinstance(op, Summary) for op in plan.ops)
@@ -253,7 +252,8 @@ class _OpSeconds:
         if op.lane in DISK_LANES:
             return self._of_disk(op)
         if isinstance(op, UpdateInPlace):
-            return self._cost.in_place(self._numel[op.unit])
+            numel = self._numel[op.unit]
+            return self._cost.in_place(numel) + self._cost.products(op.unit, numel)
         if op.lane == Lane.COMPUTE:
             return self._of_compute(op)
         if op.lane == Lane.COLLECTIVE:
@@ -263,7 +263,8 @@ class _OpSeconds:
     def _of_chunk(self, op: OfChunk) -> float:
         start, stop = op.chunk
         if isinstance(op, DeviceUpdate):  # every plane is read and written
-            return (stop - start) * 2 * self._cost.state_bytes / self._rates.device_memory
+            numel = stop - start
+            return self._cost.in_place(numel) + self._cost.products(op.unit, numel)
         return self._cost.carried(op.kind, stop - start, early=op.index < self._summary)
 
     def _of_disk(self, op: Op) -> float:
@@ -321,7 +322,8 @@ class _OpSeconds:
                 return kept_bytes / rates.h2d
             case Update() | UpdateMoments():
                 apart = isinstance(op, UpdateMoments) or op.after_weights
-                return (self._apart if apart else 1.0) * self._numel_of(op) / self._updated
+                seconds = self._cost.on_host(op.unit, self._numel_of(op), self._beside_states)
+                return (self._apart if apart else 1.0) * seconds
         return 0.0
 
     def _numel_of(self, op: Offload | OffloadKeptGradient | Update | UpdateMoments) -> int:

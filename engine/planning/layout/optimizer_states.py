@@ -29,6 +29,8 @@ from engine.config.optimizers import (
     OptimizerState,
     StateFormat,
     UnitKind,
+    is_matrix_of_block,
+    orthogonalization_flops,
 )
 from engine.planning.layout.alignment import aligned
 
@@ -136,18 +138,31 @@ class StateCounts:
             found[state.name] = size
         return found
 
+    @functools.cached_property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """Shapes of the matrices that some optimizers orthogonalize; a shape for each of them."""
+        kind = unit_kind(self.unit)
+        runs = (run for run in self.parameters if is_matrix_of_block(run.shape, kind))
+        return tuple((run.shape[0], run.shape[1]) for run in runs for _ in range(run.number))
+
+    def orthogonalization_flops(self, optimizer: Optimizer) -> float:
+        """Returns the FLOPs of an update of the unit in products of matrices."""
+        if not OPTIMIZERS[optimizer].orthogonalizes:
+            return 0.0
+        return sum(map(orthogonalization_flops, self.matrices))
+
     def _by_format(self, state: OptimizerState) -> dict[StateFormat, _Elements]:
         """Returns the elements of each format, those that take most bytes first."""
         if state not in self._counted:
             found = dict.fromkeys(StateFormat, _Elements(0, 0))
             counted = 0
             for start, stop, shape in _places(self.parameters):
-                format_ = state.format_of(shape, _kind(self.unit))
+                format_ = state.format_of(shape, unit_kind(self.unit))
                 number, blocks = found[format_]
                 found[format_] = _Elements(number + stop - start, blocks + block_count(start, stop))
                 counted = stop
             # Units may be padded, and those of an estimate are not known parameter by parameter.
-            format_ = state.format_of((SMALL,), _kind(self.unit))
+            format_ = state.format_of((SMALL,), unit_kind(self.unit))
             number, blocks = found[format_]
             found[format_] = _Elements(number + self.numel - counted, blocks)
             self._counted[state] = found
@@ -176,7 +191,7 @@ def _ranges(
     found: list[StateRange] = []
     place = 0
     for start, stop, shape in _places(parameters):
-        kind = state.format_of(shape, _kind(unit))
+        kind = state.format_of(shape, unit_kind(unit))
         for first, after in _in_whole_blocks(start, stop, kind):
             last = found[-1] if found else None
             # Ranges that follow each other are joined, so that a kernel runs on as few as possible.
@@ -203,7 +218,8 @@ def block_count(start: int, stop: int) -> int:
     return -(-stop // BLOCK) - start // BLOCK
 
 
-def _kind(unit: str) -> UnitKind:
+def unit_kind(unit: str) -> UnitKind:
+    """Returns the kind of a unit of this name."""
     match unit:
         case "embed" | "head":
             return unit

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from dataclasses import dataclass, replace
 
-from engine.config.optimizers import ADAMW, Optimizer
+from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer
 from engine.planning.layout.embed_chunks import chunk_of_table
 from engine.planning.layout.layout import (
     PLANE_ITEM_BYTES,
@@ -218,6 +219,16 @@ class ModelShape:
             return 0
         largest = max(unit.weight_numel for unit in self.blocks)
         return chunk_of_table(self.vocab_size, self.hidden_size, largest)
+
+    @functools.cached_property
+    def largest_orthogonalized(self) -> int:
+        """Number of parameters of the largest matrix whose updates the optimizer orthogonalizes; 0
+        where it does not.
+        """
+        if not OPTIMIZERS[self.optimizer].orthogonalizes:
+            return 0
+        matrices = (shape for unit in self.units for shape in unit.state_counts.matrices)
+        return max(map(math.prod, matrices), default=0)
 
     def update_buffer(self, chunks: int, ranks: int = 1) -> UpdateBuffer:
         """Returns the sizes of a buffer in which the device updates a chunk of a unit. chunks:

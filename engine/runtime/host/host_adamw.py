@@ -176,7 +176,7 @@ class HostAdamW(HostOptimizer):
 
     def _with_clip(self, step: int, learning_rate: float, clip_factor: float) -> Scalars:
         """Returns the scalars of a step in the order in which kernels take them."""
-        *others, keep = self.scalars(step, learning_rate)
+        *others, keep = HostAdamW.scalars(self, step, learning_rate)
         return (np.float32(clip_factor), keep, *others)
 
     def _whole(self, unit: str, chunk: GradientChunk | None) -> _Part:

@@ -9,9 +9,11 @@ import torch
 
 from engine.config.optimizers import Optimizer, OptimizerSettings
 from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_muon import HostMuon
 from engine.runtime.host.host_optimizer import HostOptimizer
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.device_optimizer import DeviceAdamW, DeviceOptimizer
+from engine.runtime.optimizer.muon import DeviceMuon
 
 
 class _Classes(NamedTuple):
@@ -24,6 +26,7 @@ _CLASSES: dict[Optimizer, _Classes] = {
     "adamw": _ADAMW,
     "adamw_bf16": _ADAMW,
     "adamw_8bit": _ADAMW,
+    "muon": _Classes(HostMuon, lambda _optimizer, _device: DeviceMuon()),
 }
 
 

@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.config.optimizers import ADAMW, Optimizer, OptimizerSettings
+from engine.config.optimizers import (
+    ADAMW,
+    MEASURED_SIDE,
+    OPTIMIZERS,
+    Optimizer,
+    OptimizerSettings,
+)
 from engine.machine.rates import OTHERS, PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.build.attention import attention
 from engine.model.build.attention_documents import Documents, Pattern
@@ -204,6 +210,8 @@ def _both(forward: float, backward: float) -> float:
 def _planes(backend: Backend, numel: int, optimizer: Optimizer = ADAMW) -> Iterator[HostStates]:
     """Opens host states with one unit of `numel` parameters, a matrix like those of blocks."""
     shape = (numel // WIDTH, WIDTH)
+    if OPTIMIZERS[optimizer].orthogonalizes:
+        shape = (MEASURED_SIDE, MEASURED_SIDE)
     layout = lay_out(UNIT, [ParameterSpec("weight", "weight", shape, True)])
     on_device = backend.device.type != "cpu"
     states = HostStates(
