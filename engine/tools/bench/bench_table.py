@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from engine.config.optimizers import OPTIMIZERS
+from engine.config.optimizers import MEASURED_SIDE, OPTIMIZERS
 from engine.text import GIB, billions, in_gib
 from engine.tools.bench.steady import warm_up_text
 
@@ -35,7 +35,8 @@ def _peak_rates(peak_rates: dict[str, Any]) -> str:
     copies = _in_billions(c["host_copy"].values())
     adamw = _in_billions(c["adamw"].values())
     threads = " / ".join(str(count) for count in c["adamw"])
-    others = c["other_optimizers"]
+    all_others = {OPTIMIZERS[name]: rate for name, rate in c["other_optimizers"].items()}
+    others = {each.format: rate for each, rate in all_others.items() if not each.orthogonalizes}
     has_gpu = c["call"] is not None
     rows = [
         ("matrix product, sustained", _tflops(c["matmul"])),
@@ -66,8 +67,17 @@ def _peak_rates(peak_rates: dict[str, Any]) -> str:
         ("memory of the host", f"{copies} GB/s read and written, with {threads} threads"),
         ("AdamW on the host", f"{adamw} billion parameters/s, with {threads} threads"),
         (
-            f"the same, moments in {' / '.join(OPTIMIZERS[each].format for each in others)}",
+            f"the same, moments in {' / '.join(others)}",
             f"{_in_billions(others.values())} billion parameters/s",
+        ),
+        *(
+            (
+                f"{each.label}, on the host",
+                f"{rate / 1e6:,.2f} million parameters/s of a matrix of {MEASURED_SIDE} rows and "
+                "columns",
+            )
+            for each, rate in all_others.items()
+            if each.orthogonalizes
         ),
     ]
     if has_gpu:
