@@ -19,6 +19,8 @@ from engine.runtime.optimizer import muon
 SETTINGS = OptimizerSettings(eps=1e-5, weight_decay=0.1)
 """Those of `tests.support.tiny.streamed`."""
 ALL = list(OPTIMIZERS)
+IN_CHUNKS = [name for name, described in OPTIMIZERS.items() if described.grain is not None]
+"""Those that update a unit in chunks, as states on a disk are."""
 ROUNDED = [name for name, described in OPTIMIZERS.items() if described.is_rounded]
 KINDS = ["adamw", "adamw_8bit"]
 """One of each kind: states element by element, and in blocks. Tests that take long have these."""

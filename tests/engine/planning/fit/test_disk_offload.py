@@ -34,7 +34,7 @@ from engine.planning.schedule.ops import DISK_LANES, OpKind
 from engine.text import GIB
 from engine.tools.cli.pool_text import pool_as_text
 from tests.support.chosen import FAST_RATES, big_shape, config
-from tests.support.optimizers import ALL
+from tests.support.optimizers import IN_CHUNKS
 from tests.support.tiny import plain_model, streamed, tiny_config
 
 ENOUGH = 1 << 50
@@ -91,7 +91,7 @@ def test_the_disk_works_from_the_norm_to_the_last_update():
         assert busy >= 0.9 * (end - begin)
 
 
-@pytest.mark.parametrize("optimizer", ALL)
+@pytest.mark.parametrize("optimizer", IN_CHUNKS)
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_the_bytes_are_the_host_states_and_the_engine_s(optimizer, on_gpu, tmp_path, monkeypatch):
     from engine.planning.fit import buffer_sizes

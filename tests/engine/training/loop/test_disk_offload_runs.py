@@ -26,13 +26,13 @@ from tests.support.failing import full_at
 from tests.support.forked_processes import ForkedProcess
 from tests.support.gpu_resident_runs import Written
 from tests.support.killed import ONE_THREAD, die
-from tests.support.optimizers import ALL
+from tests.support.optimizers import IN_CHUNKS
 from tests.support.trained_runs import events_of, execute, files_of
 
 pytestmark = pytest.mark.computing
 
 
-@pytest.mark.parametrize("optimizer", ALL)
+@pytest.mark.parametrize("optimizer", IN_CHUNKS)
 @pytest.mark.parametrize("count", [1, 3, UNITS])
 def test_a_run_writes_what_a_run_with_moments_in_ram_writes(
     tmp_path, in_ram, monkeypatch, optimizer, count
