@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from engine.config.adapters import Adapters
 from engine.config.optimizers import MOMENTS
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.planning.schedule.choices import PlanChoices
@@ -24,6 +25,7 @@ from tests.support.device_updates import DEVICE_UPDATES, updated_on_device
 from tests.support.gpu_resident_units import planes_after as masters_after
 from tests.support.optimizers import SETTINGS, exact_products, torch_optimizer
 from tests.support.same_bits import BASE, assert_same_bits, planes_after
+from tests.support.tiny import plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
 
@@ -113,3 +115,24 @@ def test_host_and_device_agree():
     on_device = planes_after(choices, CudaBackend(), optimizer="muon", steps=3)
     for one, other in zip(on_host, on_device):
         assert (one.float() - other.float()).square().mean().sqrt() < 2e-3
+
+
+@pytest.mark.parametrize("resident", [0, 2, 5])
+def test_blocks_without_a_second_moment(lanes, resident):
+    """Adapters are matrices alone, so a plane of their blocks has no bytes."""
+
+    def weights(choices: PlanChoices, backend) -> list[torch.Tensor]:
+        plain = plain_model(tiny_config("qwen3"))
+        adapters = Adapters(rank=4, alpha=8.0)
+        run = streamed(plain, choices, backend=backend, optimizer="muon", parts=adapters)
+        sizes = run.model.layouts[1].plane_bytes("float32", "muon")
+        assert sizes[MOMENTS[0]] > sizes[MOMENTS[1]] == 0
+        return run.planes_after(choices.batching.micro_batches, 3)
+
+    blocks = tuple(f"block {k}" for k in range(max(0, resident - 1), 3))
+    with exact_products():
+        choices = updated_on_device(blocks, 2, gpu_resident_units=resident)
+        on_device = weights(choices, lanes())
+        on_host = weights(BASE, lanes())
+    for one, other in zip(on_device, on_host):
+        torch.testing.assert_close(one.cpu(), other.cpu(), rtol=0, atol=1e-3)
