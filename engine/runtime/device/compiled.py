@@ -62,7 +62,6 @@ def set_up_compiler() -> None:
     """
     if getattr(_this_thread, "set_up", False):
         return
-    _this_thread.set_up = True
     # Compile in this process: worker processes would be forked from a process that holds the
     # planes. The setting is also put in the environment, since autograd compiles backward in its
     # own threads.
@@ -74,7 +73,8 @@ def set_up_compiler() -> None:
 
     # torch names its own folder there when it is imported, as transformers does. A user who wants
     # another one names it.
-    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()) == default_cache_dir():
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if named is None or named == default_cache_dir():
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = _own_cache()
 
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
@@ -95,6 +95,7 @@ def set_up_compiler() -> None:
         torch._dynamo.config.nested_graph_breaks = True
     torch._inductor.config.compile_threads = 1
     leave_uncompiled()
+    _this_thread.set_up = True
 
 
 class CompiledBlock:

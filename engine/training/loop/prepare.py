@@ -209,15 +209,6 @@ class Prepared:
                     parts.callback(part.close)
 
 
-def _clear_leftovers(folder: RunFolder) -> None:
-    """Removes what a killed writer left in the run's folder. Each writer does so, too, but after
-    the last step none may follow. Where it is not possible, the next writer says why.
-    """
-    for root in (folder.checkpoints_path, folder.best_path):
-        with contextlib.suppress(OSError):
-            clear_leftovers(root)
-
-
 def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepared:
     """Builds everything that a run needs.
 
@@ -228,8 +219,6 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     config = session.config
     if config.engine.disk is not None:
         check_offload_folder(config.engine.disk)
-    if resume:
-        _clear_leftovers(session.folder)
     # A damaged checkpoint is found before anything is allocated.
     newest = newest_checkpoint(session.folder.checkpoints_path, True) if resume else None
     if newest is None:
@@ -434,8 +423,19 @@ def _fill(
         )
     for sentence in found.skipped:
         session.log("warning", sentence)
+    _clear_leftovers(session.folder)
     states.held.restore(found.step, found.state.get("skipped", ()))
     return None, found
+
+
+def _clear_leftovers(folder: RunFolder) -> None:
+    """Removes what a killed writer left in the folder of a run whose checkpoint is loaded. Each
+    writer does so, too, but after the last step none may follow. Where it is not possible, the next
+    writer says why.
+    """
+    for root in (folder.checkpoints_path, folder.best_path):
+        with contextlib.suppress(OSError):
+            clear_leftovers(root)
 
 
 def program_version() -> str:
