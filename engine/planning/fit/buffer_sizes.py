@@ -339,15 +339,31 @@ def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
         del planes["grad"]
     rings = choices.sharding.ranks_per_node * gradient_ring_bytes(shape, choices)
     rings += state_rings_bytes(shape, choices)
-    return sum(planes.values()) + rings + orthogonalization_bytes(shape)
+    return sum(planes.values()) + rings
 
 
-def orthogonalization_bytes(shape: ModelShape) -> int:
-    """Returns the bytes of RAM in which the host updates a matrix: itself and two square products
-    in fp32, its direction in bf16, and temporaries of what runs element by element.
+def host_matrix_bytes(shape: ModelShape, device: str) -> int:
+    """Returns the bytes of RAM in which the host updates a matrix; 0 where only the device does.
+
+    They are what the update was made of, in bf16, with the larger of two: the matrix in fp32 and
+    its transposed copy, or the matrix, the update in bf16 and two square products. What runs
+    element by element has temporaries besides.
     """
-    numel = shape.largest_orthogonalized
-    return 14 * numel + 36 * min(numel, 1 << 22)
+    if shape.device_only(device):
+        return 0
+    sizes = (
+        max(10 * small * large, 8 * small * large + 8 * small**2) + 36 * min(small * large, 1 << 22)
+        for small, large in shape.orthogonalized_sides
+    )
+    return max(sizes, default=0)
+
+
+def device_matrix_bytes(shape: ModelShape) -> int:
+    """Returns the bytes of memory of the device in which it updates a matrix: what the update was
+    made of, the matrix before and after an iteration, and two square products, all in bf16.
+    """
+    sizes = (6 * small * large + 4 * small**2 for small, large in shape.orthogonalized_sides)
+    return max(sizes, default=0)
 
 
 def _planes_of_node(shape: ModelShape, choices: PlanChoices) -> dict[str, int]:
@@ -419,10 +435,6 @@ def plane_items(shape: ModelShape, choices: PlanChoices) -> list[Item]:
     if rings:
         words = "moments on the disk, while they are updated"
         items.append(Item(MemoryItem.STATES_RING, rings, words))
-    updated = orthogonalization_bytes(shape)
-    if updated:
-        words = "the largest matrix, while the host updates it"
-        items.append(Item(MemoryItem.UPDATED_MATRIX, updated, words))
     return items
 
 

@@ -36,7 +36,7 @@ from engine.machine.disk_rates import with_disk
 from engine.machine.rates import TYPICAL
 from engine.machine.read_machine import compiler_problem
 from engine.planning.fit.batch_splits import BatchSplit, batch_splits
-from engine.planning.fit.buffer_sizes import state_bytes
+from engine.planning.fit.buffer_sizes import host_matrix_bytes, state_bytes
 from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.device_memory import (
     COMFORTABLE,
@@ -265,10 +265,12 @@ class _Try:
 
     def free_beside(self, choices: PlanChoices) -> int:
         """Returns the bytes of RAM that are left for block inputs beside the states of all units,
-        the other ranks, and what the program and its data take (`HOST_RESERVE_BYTES`).
+        the matrix that the host updates, the other ranks, and what the program and its data take
+        (`HOST_RESERVE_BYTES`).
         """
         job, target = self._job, self._target
         states = state_bytes(job.shape, choices.changed(device_updated_units=()))
+        states += host_matrix_bytes(job.shape, target.device)
         workers = (job.ranks - 1) * WORKER_BYTES[target.device]  # each rank is a process
         return target.host_free - states - workers - HOST_RESERVE_BYTES
 

@@ -12,6 +12,7 @@ from typing import Any
 from engine.config.optimizers import OPTIMIZERS
 from engine.planning.fit.buffer_sizes import (
     block_slot_bytes,
+    device_matrix_bytes,
     fixed_bytes,
     fixed_items,
     offloaded_input_bytes,
@@ -44,10 +45,6 @@ same process.
 WORKER_BYTES = {"cuda": round(2.2 * GIB), "cpu": 350 * MIB}
 """RAM of each further rank, which is a process. It has no data set and no page, and shares the
 files of libraries (measured on a CPU: 325 MiB; assumed for CUDA).
-"""
-ORTHOGONALIZED_BYTES = 10
-"""Bytes of GPU memory that orthogonalizing an update takes for each parameter of a matrix: the
-matrix before and after an iteration, what it was made of, and two square products, all in bf16.
 """
 ALLOCATOR_SLACK = 0.02
 """Fraction of all allocated memory that the allocator leaves as gaps."""
@@ -258,7 +255,7 @@ class Sizer:
         slack = round(ALLOCATOR_SLACK * taken)
         if updates_there:
             slack += OPTIMIZERS[self.shape.optimizer].device_bytes
-            slack += ORTHOGONALIZED_BYTES * self.shape.largest_orthogonalized
+            slack += device_matrix_bytes(self.shape)
         slack += LIBRARY_BYTES[self.device] + (UPDATING_BYTES if streamed else 0)
         if self.compiled and self.device == "cuda":
             slack += COMPILER_BYTES

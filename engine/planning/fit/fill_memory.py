@@ -98,6 +98,7 @@ class MemoryFiller:
         self._free_host_bytes = free_host_bytes
         self._coarse = coarse
         blocks = len(sizer.shape.blocks)
+        self._device_only = sizer.shape.device_only(sizer.device)
         self._counts: Sequence[int] = range(blocks, -1, -1)
         """Numbers of blocks without recompute or kept in slots that are tried."""
         if sizer.device == "cpu":
@@ -132,6 +133,7 @@ class MemoryFiller:
             if self.sizer.tile_tokens
             else self._family.activations.block_input_rings,
         )
+        choices = self._with_device_only(choices)
         in_kept_gradients = choices.streaming.embed_and_head_in_kept_gradients
         if in_kept_gradients and choices.gradients.main_grad != MainGrad.VERTICAL:
             choices = choices.changed(embed_and_head=EmbedAndHead.SHARED_SLOT)
@@ -187,7 +189,8 @@ class MemoryFiller:
         """
         size, choices = start
         if self._may_be_gpu_resident(choices):
-            choices = choices.changed(gpu_resident_units=self._most_gpu_resident(size, choices))
+            most = self._most_gpu_resident(size, choices)
+            choices = self._gpu_resident_choices(choices, most)
         return self._without_block_inputs(Candidate(size, choices))
 
     def offloaded_to_disk(self, candidate: Candidate) -> Candidate:
@@ -279,7 +282,7 @@ class MemoryFiller:
         if not self._coarse:
             shares = (beside + (fits - beside) * share // 4 for share in (1, 2, 3))
             numbers |= {beside // 2, *shares}
-        living = [choices.changed(gpu_resident_units=count) for count in sorted(numbers - {0})]
+        living = [self._gpu_resident_choices(choices, count) for count in sorted(numbers - {0})]
         return [place, *(Candidate(size, each) for each in living)]
 
     def gpu_resident_candidates(self, minimum: Candidate) -> list[Candidate]:
@@ -290,7 +293,7 @@ class MemoryFiller:
         most = self._most_gpu_resident(size, choices)
         in_ram = choices.changed(disk_offloaded_units=0, disk_offloaded_block_inputs=0)
         counts = range(1, most + 1)
-        found = [Candidate(size, in_ram.changed(gpu_resident_units=count)) for count in counts]
+        found = [Candidate(size, self._gpu_resident_choices(in_ram, count)) for count in counts]
         return [self.offloaded_to_disk(candidate) for candidate in found]
 
     def _most_gpu_resident(self, size: int, choices: PlanChoices) -> int:
@@ -300,11 +303,29 @@ class MemoryFiller:
             most -= 1 + kept
 
         def fits(count: int) -> bool:
-            return self.sizer.fits(size, choices.changed(gpu_resident_units=count))
+            return self.sizer.fits(size, self._gpu_resident_choices(choices, count))
 
+        for count in (most, most - 1):  # with all blocks, no update buffer may be needed
+            if count > 0 and fits(count):
+                return count
         counts = range(most, -1, -1)
         first = bisect_left(counts, True, key=fits)
         return counts[first] if first < len(counts) else 0
+
+    def _gpu_resident_choices(self, choices: PlanChoices, count: int) -> PlanChoices:
+        """Returns the choices with so many units on the device."""
+        return self._with_device_only(choices.changed(gpu_resident_units=count))
+
+    def _with_device_only(self, choices: PlanChoices) -> PlanChoices:
+        """Returns the choices with one update buffer where the device must update units that do
+        not live there.
+        """
+        if not self._device_only:
+            return choices
+        blocks = [unit.name for unit in self.sizer.shape.blocks]
+        gpu_resident = choices.placement.gpu_resident(blocks)
+        units = tuple(unit for unit in self._device_only if unit not in gpu_resident)
+        return choices.changed(device_updated_units=units, update_buffers=min(1, len(units)))
 
     def _may_be_gpu_resident(self, choices: PlanChoices) -> bool:
         """Returns whether units may live on the device beside these choices."""
@@ -360,9 +381,9 @@ class MemoryFiller:
         return places
 
     def _with_update_buffers(self, choices: PlanChoices) -> Iterator[PlanChoices]:
-        """Yields the choices with each number of update buffers to try, none first. Their space is
-        reserved as if the optimizer of one unit ran on the device; `StepTimes` chooses the units
-        whose optimizers do.
+        """Yields the choices with each number of update buffers to try, as few as there may be
+        first. Their space is reserved as if the optimizer of one unit ran on the device;
+        `StepTimes` chooses the units whose optimizers do.
         """
         yield choices
         nothing_streamed = choices.placement.gpu_resident_units == len(self.sizer.shape.units)
@@ -370,7 +391,9 @@ class MemoryFiller:
         if nothing_streamed or self._disk_bytes or self.sizer.device == "cpu":
             return
         there = choices.changed(device_updated_units=(HEAD,))
-        for number in UPDATE_BUFFERS[-1:] if self._coarse else UPDATE_BUFFERS:
+        # Buffers for whole units are large, so the most of them may take too much.
+        is_coarse = self._coarse and self.sizer.job.cuts_units
+        for number in UPDATE_BUFFERS[-1:] if is_coarse else UPDATE_BUFFERS:
             yield there.changed(update_buffers=number)
         if choices.gradients.main_grad == MainGrad.DEVICE:
             whole = self.sizer.buffers_over_main_grads(there)

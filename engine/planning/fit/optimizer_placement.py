@@ -12,6 +12,7 @@ that come after it, while one that is early gains nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,18 +58,19 @@ def place_optimizers(cost: Cost, choices: PlanChoices, device: str = "cuda") -> 
     """Returns where each unit's optimizer runs.
 
     States are streamed through `updates.update_buffers` buffers. No optimizer runs on the device
-    where the host alone is faster, because copies of states on the bus slow the host down.
+    where the host alone is faster, because copies of states on the bus slow the host down. Those of
+    `ModelShape.device_only` run there in any case.
 
     Several ranks update moments after weights where their steps are clearly shorter then. That
     needs planes of gradients, which one rank mostly has not. Where the accumulators of all rounds
     are on the devices, it was never measured and is not done. device: blocks compute on this.
     """
-    placements = [
-        _Placement(cost, choices, buffers) for buffers in {0, choices.updates.update_buffers}
-    ]
+    device_only = cost.shape.device_only(device)
+    numbers = {choices.updates.update_buffers} | (set() if device_only else {0})
+    placements = [_Placement(cost, choices, buffers, device_only) for buffers in numbers]
     best = min(placements, key=lambda placement: placement.waited)
     if device == "cuda" and choices.sharding.ranks > 1 and _may_update_weights_first(cost, choices):
-        late = _Placement(cost, choices.changed(moments_after_weights=True), 0)
+        late = _Placement(cost, choices.changed(moments_after_weights=True), 0, ())
         step = step_seconds(cost, choices, late.waited)
         # The second pass over the planes must end long before the next gradients arrive.
         if (
@@ -127,18 +129,22 @@ def wait_for_block_inputs(cost: Cost, choices: PlanChoices) -> float:
 
 
 class _Placement:
-    """One pass over the units with a given number of update buffers.
+    """One pass over the units with a given number of update buffers. device_only: units whose
+    optimizers must run on the device.
 
     `units` are those whose optimizers run on the device. `waited` is how long the first forward
     pass waits for updates. `host_seconds` is how long the host updates all others.
     """
 
-    def __init__(self, cost: Cost, choices: PlanChoices, buffers: int):
+    def __init__(
+        self, cost: Cost, choices: PlanChoices, buffers: int, device_only: Collection[str]
+    ):
         shape = cost.shape
         self._cost = cost
         self._rates = cost.rates
         self._shape = shape
         self._shards = Shards(choices.sharding.ranks)
+        self._device_only = device_only
         self._late = choices.updates.moments_after_weights
         self._reads_unsharded = choices.sharding.unsharded_reads
         self._shard_seconds: dict[tuple[int, int], _ShardSeconds] = {}
@@ -205,7 +211,7 @@ class _Placement:
             if buffers:
                 before = lanes.mark()
                 on_device = self._on_device(unit, shard)
-                if on_device < on_host:
+                if on_device < on_host or unit.name in self._device_only:
                     device_updated.append(unit.name)
                     ready_at[unit.name] = on_device
                     continue

@@ -22,7 +22,12 @@ from engine.machine.primitive_cache import KEPT_BYTES
 from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
 from engine.paths import resolve_source
-from engine.planning.fit.buffer_sizes import disk_rings_bytes, plane_items, state_bytes
+from engine.planning.fit.buffer_sizes import (
+    disk_rings_bytes,
+    host_matrix_bytes,
+    plane_items,
+    state_bytes,
+)
 from engine.planning.fit.checkpoint_sizes import best_items, copy_bytes, disk_items
 from engine.planning.fit.choose import choose, least_choices
 from engine.planning.fit.chosen import Chosen
@@ -283,6 +288,10 @@ class Requirements:
             words = "pages of checkpoint or export on their way to the disk"
             items.append(Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, words))
         items += plane_items(self.shape, self.chosen.choices)
+        matrix = host_matrix_bytes(self.shape, self.device)
+        if matrix:
+            words = "the largest matrix, while the host updates it"
+            items.append(Item(MemoryItem.UPDATED_MATRIX, matrix, words))
         items += self._block_inputs()
         if self.device == "cpu":
             for item in self.chosen.gpu_items:
@@ -347,6 +356,7 @@ class Requirements:
         ahead = most_read_ahead_bytes(shape.read_ahead_numel)
         loading = weights + ahead
         running = state_bytes(shape, self.chosen.choices) + self.chosen.offloaded_input_bytes
+        running += host_matrix_bytes(shape, self.device)
         note = f"weight planes, and at most {in_gib(ahead)} read ahead of them: {in_gib(loading)}"
         if loading <= running:
             note += ", less than training takes"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer
@@ -221,14 +221,27 @@ class ModelShape:
         return chunk_of_table(self.vocab_size, self.hidden_size, largest)
 
     @functools.cached_property
-    def largest_orthogonalized(self) -> int:
-        """Number of parameters of the largest matrix whose updates the optimizer orthogonalizes; 0
-        where it does not.
+    def orthogonalized(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Shapes of the matrices whose updates the optimizer orthogonalizes, by unit, for the units
+        that have any.
         """
         if not OPTIMIZERS[self.optimizer].orthogonalizes:
-            return 0
-        matrices = (shape for unit in self.units for shape in unit.state_counts.matrices)
-        return max(map(math.prod, matrices), default=0)
+            return {}
+        found = {unit.name: unit.state_counts.matrices for unit in self.units}
+        return {unit: matrices for unit, matrices in found.items() if matrices}
+
+    @functools.cached_property
+    def orthogonalized_sides(self) -> set[tuple[int, int]]:
+        """The smaller and the larger side of each of these matrices."""
+        matrices = itertools.chain.from_iterable(self.orthogonalized.values())
+        return {(min(sides), max(sides)) for sides in matrices}
+
+    def device_only(self, device: str) -> Collection[str]:
+        """Returns the units that only the device may update. Products of matrices are rounded in
+        another order on a GPU than on the host, so a plan must not choose between the two: a run
+        that is resumed with another plan would not continue bit for bit.
+        """
+        return self.orthogonalized.keys() if device == "cuda" else ()
 
     def update_buffer(self, chunks: int, ranks: int = 1) -> UpdateBuffer:
         """Returns the sizes of a buffer in which the device updates a chunk of a unit. chunks:
