@@ -50,6 +50,15 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/runtime/optimizer/two_pass_kernels.py": {
         "types.void() at import": "a type of numba, made once",
     },
+    "engine/runtime/optimizer/muon_kernels.py": {
+        "types.void() at import": "a type of numba, made once",
+    },
+    "engine/config/optimizers.py": {
+        "_moments() at import": "the states of each AdamW, which differ by their format alone",
+    },
+    "engine/planning/layout/layout.py": {
+        "planes_of() at import": "the names of all planes, from the descriptions of optimizers",
+    },
     "engine/model/blocks/tiled_module.py": {
         "threading.local() at import": "whether a thread is running a sequence chunk",
     },

@@ -88,7 +88,7 @@ LABELS = {
 CHOICE_LABELS = {
     **source_labels.CHOICE_LABELS,
     **preference_labels.CHOICE_LABELS,
-    "train.optimizer": {str(name): each.label for name, each in OPTIMIZERS.items()},
+    "train.optimizer": {name: each.label for name, each in OPTIMIZERS.items()},
     "output.checkpoint": {
         "full": "full: the run can be resumed",
         "weights": "weights alone: no resume",

@@ -6,14 +6,11 @@ the arithmetic of an update is elsewhere (`engine.runtime.optimizer`). No torch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from engine.text import MIB
-
-if TYPE_CHECKING:
-    from engine.config.settings import OptimConfig
 
 Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit", "muon"]
 """Name of an optimizer in settings, checkpoints and stored rates."""
@@ -39,11 +36,6 @@ class OptimizerSettings:
     weight_decay: float = 0.01
     seed: int = 0
     """States in bf16 are rounded with random bits that depend on this seed."""
-
-    @classmethod
-    def of(cls, train: OptimConfig) -> OptimizerSettings:
-        """Returns those of the settings `train`, which have the same names there."""
-        return cls(**{each.name: getattr(train, each.name) for each in fields(cls)})
 
 
 class StateFormat(StrEnum):

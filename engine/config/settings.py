@@ -20,7 +20,7 @@ from engine.config.data_settings import DataConfig
 from engine.config.engine_config import AUTO, Auto, EngineConfig
 from engine.config.gpu_shares import check_shares
 from engine.config.limits import LARGEST
-from engine.config.optimizers import ADAMW, Optimizer
+from engine.config.optimizers import ADAMW, Optimizer, OptimizerSettings
 from engine.config.output_settings import OutputConfig
 from engine.config.preference_settings import Objective, ObjectiveName, PreferenceConfig, read_as
 from engine.config.regularization import Regularization
@@ -253,6 +253,12 @@ class OptimConfig:
         if self.method == "lora":
             return self._adapters
         return Parts(self.part_names, self.last_blocks) if self.method == "parts" else None
+
+    @property
+    def hyperparameters(self) -> OptimizerSettings:
+        """Hyperparameters of the optimizer, which have the same names there."""
+        names = [each.name for each in dataclasses.fields(OptimizerSettings)]
+        return OptimizerSettings(**{name: getattr(self, name) for name in names})
 
     @property
     def regularization(self) -> Regularization:

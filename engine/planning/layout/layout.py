@@ -86,13 +86,10 @@ def plane_bytes(
     """Returns the bytes of each plane of a unit by the plane's name. high_numel: the number of
     elements of weight_high.
     """
-    items, states = PLANE_ITEM_BYTES[dtype], counts.bytes(optimizer)
-    sizes = {
-        plane: states[plane] if plane in states else counts.numel * items[plane]
-        for plane in planes_of(dtype, optimizer)
-    }
-    sizes["weight_high"] = high_numel * items["weight_high"]
-    return sizes
+    sizes = {plane: counts.numel * each for plane, each in PLANE_ITEM_BYTES[dtype].items()}
+    sizes["weight_high"] = high_numel * PLANE_ITEM_BYTES[dtype]["weight_high"]
+    sizes |= counts.bytes(optimizer)
+    return {plane: sizes[plane] for plane in planes_of(dtype, optimizer)}
 
 
 @dataclass(frozen=True)

@@ -50,15 +50,11 @@ class UpdateBuffer:
         # No chunk ends within a block of codes, whether there are any or not.
         grain = BLOCK if chunks > 1 else OPTIMIZERS[optimizer].grain or 1
         numel = -(-numel // grain) * grain
-        of_units = [counts.most_bytes(optimizer, numel) for counts in units]
-        items = PLANE_ITEM_BYTES[dtype]
-        planes = (
-            (plane, items[plane] * numel)
-            if plane in items
-            else (plane, _aligned(max(sizes[plane] for sizes in of_units)))
-            for plane in planes_of(dtype, optimizer)
-        )
-        return cls(numel, tuple(planes))
+        sizes = {plane: numel * each for plane, each in PLANE_ITEM_BYTES[dtype].items()}
+        for counts in units:
+            for state, nbytes in counts.most_bytes(optimizer, numel).items():
+                sizes[state] = max(sizes.get(state, 0), _aligned(nbytes))
+        return cls(numel, tuple((plane, sizes[plane]) for plane in planes_of(dtype, optimizer)))
 
 
 def small_chunks(largest: int) -> int:

@@ -5,7 +5,6 @@ device, on the disk and in checkpoints. No torch.
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import dataclass
 
 from engine.config.optimizers import OPTIMIZERS, Optimizer
@@ -64,11 +63,12 @@ class StateSizes:
     @functools.cached_property
     def last_state_bytes(self) -> dict[str, list[int]]:
         """Bytes of each state of the last n units, for every n, by its name."""
-        sizes = [unit.state_counts.bytes(self.optimizer) for unit in reversed(self.units)]
-        return {
-            plane: list(itertools.accumulate((each[plane] for each in sizes), initial=0))
-            for plane in OPTIMIZERS[self.optimizer].planes
-        }
+        found = {plane: [0] for plane in OPTIMIZERS[self.optimizer].planes}
+        for unit in reversed(self.units):
+            sizes = unit.state_counts.bytes(self.optimizer)
+            for plane, sums in found.items():
+                sums.append(sums[-1] + sizes[plane])
+        return found
 
     @functools.cached_property
     def gpu_resident_bytes(self) -> list[int]:

@@ -114,8 +114,8 @@ def update_matrix(
 
 
 def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns the matrix of `update_matrix` with singular values near 1, by products on its
-    device.
+    """Returns the matrix [rows, columns] of `update_matrix` with singular values near 1, by
+    products on its device.
     """
     a, b, c = COEFFICIENTS
     x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from engine.config.optimizers import OptimizerSettings
 from engine.config.settings import TrainConfig
 from engine.data.batches.loader import PreparedData, prepare_data
 from engine.data.batches.preview import check_first_rows
@@ -154,7 +153,7 @@ class Prepared:
         else:
             parts = RankZeroComponents(self.model, self.host_states, self.backend, self.optimizer)
             self._engine = build_engines(
-                self.workers, parts, self.config.model, OptimizerSettings.of(train), settings
+                self.workers, parts, self.config.model, train.hyperparameters, settings
             )
         self._report_breakdown()
         return _plan_built(planned, self._engine)
@@ -314,7 +313,7 @@ def _build(
         kept_buffers = model.persistent_buffers().items()
         buffers = {name: buffer.to("cpu", copy=True) for name, buffer in kept_buffers}
         threads = None if workers is None else workers.plan.threads
-        optimizer = host_optimizer(states, OptimizerSettings.of(config.train), threads)
+        optimizer = host_optimizer(states, config.train.hyperparameters, threads)
         copies = StagingBuffers(planned.copy_bytes)
         allocated.callback(copies.close)
         prepared = Prepared(

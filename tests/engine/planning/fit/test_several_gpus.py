@@ -364,10 +364,12 @@ def tokens_per_second(ranks: int, rates: Rates, rows: int) -> float:
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
 def test_two_gpus_train_nearly_twice_as_fast_at_large_steps():
-    """7.6 billion parameters, 148 rows of 1,024 tokens a GPU: measured, 1.98 times one H200."""
+    """7.6 billion parameters, 148 rows of 1,024 tokens a GPU: measured, 1.98 times one H200. Each
+    of two updates half of the parameters, so a fast link may give a little more than twice.
+    """
     one = tokens_per_second(1, FAST_RATES, 148)
     two = {link: tokens_per_second(2, replace(FAST_RATES, link=link), 148) for link in (260e9, 8e9)}
-    assert 1.93 < two[260e9] / one < 2
+    assert 1.93 < two[260e9] / one < 2.01
     assert 1.6 < two[8e9] / one < two[260e9] / one
 
 
