@@ -21,6 +21,7 @@ from engine.errors import ConfigError
 from engine.machine.gpus import GpuInfo
 from engine.machine.rates import OTHERS, Rates
 from engine.machine.read_machine import Machine
+from engine.machine.update_threads import threads_of
 from engine.paths import PROGRAM_ROOT
 from engine.text import GIB, MIB
 
@@ -78,10 +79,6 @@ eight channels of DDR5-4800, as is usual.
 SHARED_MEMORY_SHARE = 0.93
 """AdamW and copies in both directions together reach this share of that rate: (3.4 x 26 + 38 + 51)
 of 190 GB/s.
-"""
-FREE_CORES, MAX_THREADS = 2, 32
-"""`engine.runtime.optimizer.host_threads` has the same figures, but is in a later room, which this
-one may not import.
 """
 
 
@@ -166,7 +163,7 @@ class KnownMachine:
         link = self.link_bandwidth if link_bandwidth is None else link_bandwidth
         h2d = min(link * TO_DEVICE_SHARE, memory / 2 / touches)
         d2h = min(link * FROM_DEVICE_SHARE, memory / 2 / touches)
-        threads = _threads(cores or self.cpu_cores)
+        threads = threads_of(cores or self.cpu_cores)
 
         def updates(optimizer: Optimizer) -> float:
             # The time per parameter is the sum of the time of the threads and that of memory.
@@ -399,11 +396,6 @@ def _pcie_bandwidth(generation: int, width: int) -> float:
     generation. Of 130 bits, 128 are data (source: the PCI Express base specifications 3.0 to 5.0).
     """
     return 2 ** (generation - 3) * 8e9 * width * 128 / 130 / 8
-
-
-def _threads(cores: int) -> int:
-    """Returns the threads of AdamW, as `engine.runtime.optimizer.host_threads` chooses them."""
-    return min(cores - FREE_CORES if cores >= 4 * FREE_CORES else cores, MAX_THREADS)
 
 
 def _card(name: str, total: int) -> GpuInfo:

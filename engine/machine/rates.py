@@ -15,6 +15,7 @@ from typing import Any
 from engine import safe_files
 from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer
 from engine.machine.cgroups import usable_cores
+from engine.machine.update_threads import threads_of
 from engine.paths import cache_folder
 
 CPU, ONE_THREAD = "CPU", "CPU, one thread"
@@ -159,9 +160,11 @@ class Rates:
         """
         if optimizer == ADAMW:
             return self.adamw_busy if busy else self.adamw
-        alone = next((rate for name, rate in self.others if name == optimizer), 0.0) or self.adamw
-        if alone == self.adamw and OPTIMIZERS[optimizer].orthogonalizes:  # it was not measured
-            alone *= OPTIMIZERS[optimizer].thread_rate / OPTIMIZERS[ADAMW].thread_rate
+        alone = next((rate for name, rate in self.others if name == optimizer), 0.0)
+        if not alone:  # it was not measured
+            alone = self.adamw
+            if OPTIMIZERS[optimizer].orthogonalizes:  # cores limit it, and not memory
+                alone = OPTIMIZERS[optimizer].thread_rate * threads_of(usable_cores())
         if not busy:
             return alone
         # The copies slow down what waits for host memory, in proportion to its bytes.

@@ -232,18 +232,24 @@ def _refuse_one_gpu_s(job: Job) -> None:
 
 
 def _refuse_cut_units(job: Job) -> None:
-    """Raises ConfigError for settings with which units are updated in chunks or in shards."""
+    """Raises ConfigError for settings with which units would be updated in chunks or in shards."""
     engine = job.config.engine
     cutting = {
         "engine.gradients": engine.gradients == "gpu",
         "engine.disk": engine.disk is not None,
-        "engine.gpus": job.world_size > 1,
     }
+    optimizer = job.config.train.optimizer
+    if job.world_size > 1:
+        raise ConfigError(
+            "engine.gpus",
+            f"{optimizer} trains on one GPU of one node; set engine.gpus to 1 and start one node, "
+            f"or set train.optimizer to {ADAMW}.",
+        )
     for name, cuts in cutting.items():
         if cuts:
             raise ConfigError(
                 name,
-                f"{job.config.train.optimizer} updates a unit as a whole, and this cuts units; "
+                f"{optimizer} updates a unit as a whole, and this cuts units; "
                 f"leave it as it is by default, or set train.optimizer to {ADAMW}.",
             )
 

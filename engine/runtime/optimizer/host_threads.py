@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.machine.cgroups import usable_cores
+from engine.machine.update_threads import threads_of
 
 CHUNK = 1 << 20
 """A worker takes this many elements at once. They are a few milliseconds of work, and a multiple of
@@ -24,24 +25,12 @@ SHARE = 1 << 18
 at once.
 """
 
-MAX_THREADS = 32
-"""With more threads than this little is gained, because host memory is saturated: on a node with 64
-cores, 62 threads updated 12 % more of a large model than 32, and as much of a unit.
-"""
-FREE_CORES = 2
-"""Number of cores of a machine with eight or more that are left free for the threads that launch
-the device's work.
-"""
-
 
 def default_threads() -> int:
     """Returns the number of threads that work on planes: the cores that this process may use, less
     two on a machine with eight or more.
     """
-    cores = usable_cores()
-    if cores >= 4 * FREE_CORES:
-        cores -= FREE_CORES
-    return min(cores, MAX_THREADS)
+    return threads_of(usable_cores())
 
 
 class Workers:

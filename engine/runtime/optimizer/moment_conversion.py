@@ -40,6 +40,7 @@ def _decoded(memory: np.ndarray, part: StateRange, name: str) -> np.ndarray:
         return memory.view(np.float32).copy()
     if part.kind == StateFormat.BF16:
         return torch.from_numpy(memory).view(torch.bfloat16).float().numpy()
+    _refuse_none(part, name)
     values = np.empty(part.stop - part.start, np.float32)
     numbers = moment_map(signed=name == MOMENTS[0]).values
     moment_kernel("decode")(memory, memory.view(np.float32), numbers, values)
@@ -56,8 +57,15 @@ def write_moments(plane: np.ndarray, part: StateRange, name: str, values: np.nda
     elif part.kind == StateFormat.BF16:
         torch.from_numpy(memory).view(torch.bfloat16).copy_(torch.from_numpy(values))
     else:
+        _refuse_none(part, name)
         entries = moment_map(signed=name == MOMENTS[0]).entries
         moment_kernel("encode")(values, entries, memory.view(np.float32), memory)
+
+
+def _refuse_none(part: StateRange, name: str) -> None:
+    """Raises ValueError for elements that have no such moment."""
+    if part.kind == StateFormat.NONE:
+        raise ValueError(f"elements {part.start} to {part.stop} have no {name}")
 
 
 def convert_moments(layout: UnitLayout, name: str, old: Old, new: New) -> None:

@@ -384,6 +384,8 @@ def _as_figures(
     has_peak = bench.device == "cuda" or shape.dtype == "float32"
     peak = choices.sharding.ranks * peak_rates.matmul
     on_gpu = bench.device == "cuda"
+    # Where matrices are multiplied, a rate depends on their sides and is not bound by memory.
+    is_swept = not OPTIMIZERS[shape.optimizer].orthogonalizes
     figures = {
         "parameters": shape.parameter_count,
         "trained_parameters": shape.trained_count,
@@ -404,10 +406,14 @@ def _as_figures(
         "by_kind": mean_of(kept, "by_kind"),
         "overlap": mean_of(kept, "overlap"),
         "adamw_parameters_per_second": None if adamw is None else 1e9 * adamw,
-        "adamw_of_alone": share_of(None if adamw is None else 1e9 * adamw * passes, alone),
+        "adamw_of_alone": share_of(
+            1e9 * adamw * passes if adamw is not None and is_swept else None, alone
+        ),
         "device_adamw_parameters_per_second": None if there is None else 1e9 * there,
         "device_adamw_of_memory": share_of(
-            None if there is None else 1e9 * there * OPTIMIZERS[shape.optimizer].update_bytes,
+            1e9 * there * OPTIMIZERS[shape.optimizer].update_bytes
+            if there is not None and is_swept
+            else None,
             choices.sharding.ranks * peak_rates.device_memory,
         ),
         "optimizer": shape.optimizer,

@@ -9,7 +9,8 @@
   (`engine.training.checkpoints.same_model`). This is checked before anything is written to the
   planes.
 - A checkpoint that holds weights alone is passed over by a resume, which needs the moments too.
-- Moments that another optimizer keeps in another way are converted.
+- Moments that another optimizer keeps in another way are converted. States that cannot be
+  converted are refused before anything is written.
 - Other planes are read straight into the memory of the host states, except those that live on the
   device.
 - Checksums are verified on the way. If a checkpoint is damaged, the one before it is loaded
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from engine import safe_files
-from engine.config.optimizers import ADAMW, Optimizer
+from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer
 from engine.errors import CheckpointError, first_line
 from engine.files import checksum_of
 from engine.planning.layout.layout import WEIGHT_PLANES
@@ -156,6 +157,7 @@ def load_newest_checkpoint(
     skipped: list[str] = []
     for path, manifest in _whole_ones(root, target.is_of_a_resume, skipped):
         refuse_other_model(path, manifest, states)
+        _refuse_other_states(path, manifest, target)
         try:
             refuse_incomplete(path, manifest, states)
             _fill(path, manifest, target, progress)
@@ -187,9 +189,22 @@ def load_checkpoint(
     refuse_other_model(path, manifest, states)
     if target.is_of_a_resume:
         _refuse_weights_alone(path, manifest)
+    _refuse_other_states(path, manifest, target)
     refuse_incomplete(path, manifest, states)
     _fill(path, manifest, target, progress)
     return _info(path, manifest, [])
+
+
+def _refuse_other_states(path: Path, manifest: Manifest, target: _Target) -> None:
+    """Raises CheckpointError where states are loaded and cannot be converted to those of the host
+    states.
+    """
+    asked = target.host_states.optimizer
+    if target.is_of_a_resume and manifest.optimizer not in (asked, *OPTIMIZERS[asked].resumes):
+        raise CheckpointError(
+            f"Checkpoint {path} has the states of {manifest.optimizer}, which cannot be converted "
+            f"to those of {asked}; set train.optimizer to {manifest.optimizer}."
+        )
 
 
 def _fill(path: Path, manifest: Manifest, target: _Target, progress: Progress) -> None:

@@ -267,6 +267,11 @@ def test_an_item_of_another_version_is_ordinary_and_keeps_its_name():
     )
 
 
+def test_planes_that_optimizers_share_are_called_as_with_adamw():
+    assert Item(MemoryItem("exp_avg"), 1).words == "AdamW's first moments"
+    assert Item(MemoryItem("exp_avg_sq"), 1).words == "AdamW's second moments"
+
+
 @pytest.mark.parametrize("report", [{}, {"gpu": None}, {"gpu": {}}, {"gpu": {"items": None}}])
 def test_a_report_without_a_part_has_no_items_of_it(report):
     assert items_of(report, PartName.GPU) == ()

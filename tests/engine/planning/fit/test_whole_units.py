@@ -34,15 +34,20 @@ def test_no_unit_is_cut(gpu, rows):
     [
         ("engine.gradients", {"engine__gradients": "gpu"}),
         ("engine.disk", {"engine__disk": "/disk"}),
-        ("engine.gpus", {"engine__gpus": 2}),
     ],
 )
 def test_settings_that_cut_units_are_refused_by_name(name, changes):
-    job = Job(
-        big_shape().with_optimizer("muon"),
-        config(**MUON, **changes),
-        1024,
-        ranks=changes.get("engine__gpus", 1),
-    )
+    job = Job(big_shape().with_optimizer("muon"), config(**MUON, **changes), 1024)
     with pytest.raises(ConfigError, match=f"{name}: muon updates a unit as a whole"):
         choose(job, Target("cuda", 80 * GIB, 200 * GIB, FAST_RATES, 1 << 50))
+
+
+@pytest.mark.parametrize("numbers", [{"ranks": 2}, {"ranks": 2, "nodes": 2}])
+def test_several_gpus_and_nodes_are_refused_with_what_to_do(numbers):
+    job = Job(big_shape().with_optimizer("muon"), config(**MUON), 1024, **numbers)
+    with pytest.raises(ConfigError) as caught:
+        choose(job, Target("cuda", 80 * GIB, 200 * GIB, FAST_RATES, 1 << 50))
+    assert str(caught.value) == (
+        "engine.gpus: muon trains on one GPU of one node; set engine.gpus to 1 and start one node, "
+        "or set train.optimizer to adamw."
+    )
