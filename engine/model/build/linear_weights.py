@@ -14,7 +14,7 @@ from engine.model.build.units import StreamedModel
 from engine.model.lora.lora_layer import Factor
 from engine.planning.layout.optimizer_states import unit_kind
 
-_ROUTERS = ("TopKRouter", "TopkRouter")
+_ROUTERS = ("TopKRouter", "TopkRouter", "HashRouter")
 """Names of classes end so whose `weight` [experts, features] is that of a linear map."""
 
 

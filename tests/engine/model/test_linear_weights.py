@@ -23,7 +23,7 @@ pytestmark = pytest.mark.computing
 REFUSED = {
     "cohere": ("q_norm.weight", {"use_qk_norm": True}),
     "dbrx": ("experts.mlp.w1", {}),
-    "deepseek_v4": ("position_bias", {}),
+    "deepseek_v4": ("attn_hc.fn", {}),
     "falcon_mamba": ("A_log", {}),
     "gpt_oss": ("experts.gate_up_proj_bias", {}),
     "jamba": ("A_log", {}),
