@@ -282,17 +282,17 @@ def test_faster_cards_have_faster_rates():
     assert falling("adamw", "H100 PCIe", "H200", "A100 80GB", "RTX 4090")
 
 
-@pytest.mark.parametrize("cores", [1, 2, 7, 8, 16, 64])
-def test_threads_are_those_of_the_kernels(cores, monkeypatch):
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 2), (7, 7), (8, 6), (16, 14), (64, 32)])
+def test_threads_are_those_of_the_kernels(cores, threads, monkeypatch):
     monkeypatch.setattr(host_threads, "usable_cores", lambda: cores)
-    assert known._threads(cores) == host_threads.default_threads()
+    assert known.threads_of(cores) == host_threads.default_threads() == threads
 
 
 @pytest.mark.parametrize(
     "threads, measured", [(1, 0.88e9), (2, 1.7e9), (4, 2.9e9), (8, 4.1e9), (14, 4.8e9)]
 )
 def test_adamw_of_the_h200s_host_is_as_it_was_measured(threads, measured, monkeypatch):
-    monkeypatch.setattr(known, "_threads", lambda cores: threads)
+    monkeypatch.setattr(known, "threads_of", lambda cores: threads)
     assert BY_NAME["H200"].rates().adamw == pytest.approx(measured, rel=0.12)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.training.loop.run import resume_run
-from tests.support.folders import make_config
+from engine.training.loop.run import resume_run, start_run
+from tests.support.folders import make_config, make_model
 from tests.support.trained_runs import execute, files_of, resumed_to_the_end, trained
 
 pytestmark = pytest.mark.computing
@@ -45,3 +45,12 @@ def test_states_of_another_optimizer_are_refused(tmp_path, kept, asked):
     assert ended.state == "failed"
     assert "train.optimizer" in ended.reason
     assert "which changes what is kept of earlier gradients" in ended.reason
+
+
+def test_a_run_that_trains_other_matrices_is_refused(tmp_path):
+    make_model(tmp_path / "model", "mixtral")
+    values = METHODS["lora"] | {"train.lora_target_parameters": ["experts.down_proj"]}
+    config = make_config(tmp_path, **values | {"train.optimizer": "muon"})
+    ended = execute(start_run(config, tmp_path / "runs"))
+    assert ended.state == "failed"
+    assert "train.optimizer: muon would orthogonalize updates of" in ended.reason
