@@ -20,6 +20,7 @@ import json
 import re
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -85,7 +86,7 @@ LABELS = {
     **adapter_labels.LABELS,
 }
 
-CHOICE_LABELS = {
+CHOICE_LABELS: Mapping[str, Mapping[str, str]] = {
     **source_labels.CHOICE_LABELS,
     **preference_labels.CHOICE_LABELS,
     "train.optimizer": {name: each.label for name, each in OPTIMIZERS.items()},
