@@ -371,6 +371,7 @@ def test_memory_that_runs_out_is_one_sentence(tmp_path):
     path = write(tmp_path / "a.jsonl", b'{"text": "' + b"x" * (60 << 20) + b'"}\n')
     code = PEAK.replace("try:", "resource.setrlimit(resource.RLIMIT_AS, (room(),) * 2)\ntry:", 1)
     room = (
+        "import resource\n"
         "def room():\n"
         "    used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "    return used + (90 << 20)\n"
