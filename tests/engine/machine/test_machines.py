@@ -297,9 +297,11 @@ def test_adamw_of_the_h200s_host_is_as_it_was_measured(threads, measured, monkey
 
 
 @pytest.mark.slow("a quicker test beside it shows most of what it shows")
-@pytest.mark.parametrize("rows, measured", [(148, 11.2), (64, 5.04), (32, 2.54), (16, 1.77)])
+@pytest.mark.parametrize("rows, measured", [(148, 11.2), (64, 5.04), (16, 1.77)])
 def test_steps_of_the_h200_are_predicted_within_a_tenth(rows, measured, monkeypatch):
-    """7.6B, rows of 1,024 tokens, 128 GiB of RAM: seconds of docs/performance.md."""
+    """7.6B, rows of 1,024 tokens, 128 GiB of RAM: seconds of docs/performance.md and its log. The
+    plan with which 32 rows were measured had gradients in their accumulators, and is none any more.
+    """
     monkeypatch.setattr(choosing, "compiler_problem", lambda: "")
     machine, shape = named_machine("H200", 128), big_shape()
     rates = known_rates(machine)
