@@ -22,7 +22,7 @@ def test_check_takes_the_optimizer_of_a_report_and_any_in_a_table(capsys, monkey
     assert "AdamW's first moment, 8 bits, 1.02 bytes a parameter; without embed and" in shown
     assert re.search(r"Units that live on the GPU .*weights and moments of embed and", shown)
     assert re.search(
-        r"\n  embed and blocks 0 to \d+ +GPU memory [\d.]+ GiB +AdamW on the GPU", shown
+        r"\n  embed and blocks 0 to \d+ +GPU memory [\d.]+ GiB +optimizer on the GPU", shown
     )
     assert "'sgd' is unknown; give adamw," in bad(capsys, "check", *asked, "--optimizer", "sgd")
     assert "best is for tables" in bad(capsys, "check", *asked, "--optimizer", "best")
