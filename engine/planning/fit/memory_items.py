@@ -167,7 +167,7 @@ IN_WORDS = {
     MemoryItem.GRAD: "Gradients",
     **{
         MemoryItem(state.name): f"{state.words}s"
-        for optimizer in reversed(OPTIMIZERS.values())  # the words of the first remain
+        for optimizer in [*OPTIMIZERS.values()][::-1]  # the words of the first remain
         for state in optimizer.states
     },
 }
