@@ -142,7 +142,7 @@ SHORT_HELP = {
     "train.optimizer": (
         "14, 10 or 8.03 bytes of RAM a parameter, fp32 masters and gradient included (2 more in "
         "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly. "
-        "Muon: 10 in matrices of blocks, and for one GPU."
+        "Muon takes 10 bytes for the matrices of blocks, and trains on one GPU."
     ),
     "train.method": (
         "A frozen parameter takes 2 bytes of RAM (4 in float32), and units below the first trained "
