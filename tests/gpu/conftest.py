@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine.runtime.device import cuda_backend
+from engine.runtime.device.open_backend import give_memory_back
 from tests.support.gpu_resident_runs import keep_on_gpu  # noqa: F401  a fixture
 from tests.support.lanes import ImmediateStreams, Lanes, lanes_without_a_gpu
 
@@ -22,6 +23,13 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Frees the memory of each test, as a run does at its end: some measure all that is taken."""
+    yield
+    give_memory_back()
 
 
 @pytest.fixture

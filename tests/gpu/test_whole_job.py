@@ -24,6 +24,7 @@ def test_stop_save_and_resume_equal_the_undisturbed_run_to_the_bit(
     deterministic, tmp_path, dtype, states
 ):
     config = gpu_config(tmp_path, dtype, **{"engine.states": states})
+    before = torch.cuda.memory_reserved()
     whole = start_run(config, tmp_path / "runs")
     assert execute(whole).state == "finished", whole.recorder.snapshot.reason
     (started,) = events_of(whole, RunStarted)
@@ -40,6 +41,7 @@ def test_stop_save_and_resume_equal_the_undisturbed_run_to_the_bit(
     assert execute(again).state == "finished"
     found, expected = planes_on_disk(again), planes_on_disk(whole)
     assert [name for name in expected if found[name] != expected[name]] == []
+    assert torch.cuda.memory_reserved() <= before
 
 
 @pytest.mark.parametrize("kernels", ["eager", "compiled"])
